@@ -1,0 +1,53 @@
+"""What can go wrong on the user's side, each kind with its exit code.
+
+One sentence each: what was asked, what was found, what to do, with the flag or recipe key named.
+A bug is never one of these; it keeps its traceback.
+"""
+
+
+class RopextError(Exception):
+    """A mistake of the user's or of their input, told in one sentence."""
+
+    exit_code = 2
+
+
+class UsageError(RopextError):
+    """Options or recipe values that do not fit together or lie outside their range."""
+
+
+class InputError(RopextError):
+    """A model directory, config, data file or hub id that cannot be read as asked."""
+
+
+class UnsupportedModel(RopextError):
+    """The model is recognised, and what it would take to extend it is said."""
+
+
+class AlreadyScaled(RopextError):
+    """The model is scaled already in a way that can be neither composed nor replaced."""
+
+
+class NotExpressible(RopextError):
+    """No stock config carries the wanted spectrum exactly (in the loaders that were named)."""
+
+
+class OutputExists(RopextError):
+    """The output is there already, or another run is writing it."""
+
+
+class ProofFailed(RopextError):
+    """What stock transformers builds from the written config is not what the plan said."""
+
+    exit_code = 3
+
+
+class GateFailed(RopextError):
+    """A measured value is on the wrong side of a gate."""
+
+    exit_code = 3
+
+
+class Stopped(RopextError):
+    """Interrupted, out of memory, or a server lost: what was finished is kept."""
+
+    exit_code = 4
