@@ -1,0 +1,139 @@
+"""What a model has: the geometry and the spectrum of one rotary embedding. Pure float64, no files.
+
+A pair of channels i in 0..dim/2-1 turns by the angle m * inv_freq[i] at position m; its wavelength
+is 2*pi/inv_freq[i] tokens. Plain RoPE has inv_freq[i] = theta^(-2i/dim) (Su et al. 2021, eq. 15).
+"""
+
+import hashlib
+import math
+import struct
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Everything about a rotary embedding that scaling can change."""
+
+    inv_freq: tuple[float, ...]
+    attention_factor: float = 1.0  # multiplies cos and sin, so logits scale by its square
+    softmax_factor: float = 1.0  # multiplies the softmax scale (DeepSeek's mscale_all_dim, squared)
+    # Second set used by stock longrope for inputs within the original context; None = the same.
+    short_inv_freq: tuple[float, ...] | None = None
+
+    @property
+    def wavelengths(self) -> tuple[float, ...]:
+        """Tokens per full turn of each pair; infinite where a pair does not turn."""
+        return tuple(2 * math.pi / f if f else math.inf for f in self.inv_freq)
+
+    def digest(self) -> str:
+        """SHA-256 over the float64 values, so that two plans can be compared by one line."""
+        values = [*self.inv_freq, self.attention_factor, self.softmax_factor]
+        values += self.short_inv_freq or ()
+        return hashlib.sha256(struct.pack(f"<{len(values)}d", *values)).hexdigest()
+
+
+def plain_inv_freq(dim: int, theta: float) -> tuple[float, ...]:
+    """theta^(-2i/dim) for each pair."""
+    return tuple(theta ** (-2 * i / dim) for i in range(dim // 2))
+
+
+@dataclass(frozen=True)
+class Rope:
+    """One rotary embedding as the model was trained with it.
+
+    `context` is the number of tokens the model reads now; `original_context` the number before any
+    scaling that its config already declares. `pair_factors` is what that scaling divides the
+    plain frequencies by (empty = nothing).
+    """
+
+    dim: int
+    theta: float
+    context: int
+    original_context: int = 0  # 0 = the same as context
+    pair_factors: tuple[float, ...] = ()
+    attention_factor: float = 1.0
+    # DeepSeek's pair (0 = absent); families whose softmax reads it set softmax_mscale.
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    softmax_mscale: bool = False
+    softmax_factor: float = 1.0
+    # The dict of this embedding sits inside a per-layer-type dict, where stock ignores `truncate`.
+    nested: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dim < 2 or self.dim % 2:
+            raise ValueError(f"a rotary dim is even and at least 2, was {self.dim}")
+        if self.pair_factors and len(self.pair_factors) != self.dim // 2:
+            raise ValueError(f"{len(self.pair_factors)} pair factors for {self.dim // 2} pairs")
+        if not self.original_context:
+            object.__setattr__(self, "original_context", self.context)
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the config already changes the plain frequencies or their temperature."""
+        return any(f != 1 for f in self.pair_factors) or self.attention_factor != 1
+
+    @cached_property
+    def spectrum(self) -> Spectrum:
+        """The spectrum that the model reads with today."""
+        plain = plain_inv_freq(self.dim, self.theta)
+        factors = self.pair_factors or (1.0,) * len(plain)
+        return Spectrum(
+            tuple(f / p for f, p in zip(plain, factors, strict=True)),
+            self.attention_factor,
+            self.softmax_factor,
+        )
+
+    def original(self) -> "Rope":
+        """The same embedding before the scaling that its config declares."""
+        return replace(
+            self,
+            context=self.original_context,
+            pair_factors=(),
+            attention_factor=1.0,
+            softmax_factor=1.0,
+        )
+
+
+def turns(spectrum: Spectrum, context: int) -> tuple[float, ...]:
+    """How many full turns each pair makes inside `context` tokens (YaRN, eq. 17: r = L/lambda)."""
+    return tuple(context * f / (2 * math.pi) for f in spectrum.inv_freq)
+
+
+def phase_ratio(rope: Rope, wanted: Spectrum, target: int) -> tuple[float, ...]:
+    """Phase needed at `target` over phase seen in training; above 1 the pair extrapolates.
+
+    min(2*pi, (T-1)*f') / min(2*pi, (L-1)*f): a pair that has made a full turn has seen every phase.
+    """
+    full = 2 * math.pi
+    ratios = []
+    for now, new in zip(rope.spectrum.inv_freq, wanted.inv_freq, strict=True):
+        seen = min(full, (rope.context - 1) * now)
+        needed = min(full, (target - 1) * new)
+        ratios.append(needed / seen if seen else (math.inf if needed else 1.0))
+    return tuple(ratios)
+
+
+def compression(rope: Rope, wanted: Spectrum) -> tuple[float, ...]:
+    """By how much each pair is slowed down against what the model was trained with."""
+    pairs = zip(rope.spectrum.inv_freq, wanted.inv_freq, strict=True)
+    return tuple(now / new if new else (1.0 if not now else math.inf) for now, new in pairs)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The two numbers that explain a method: what it extrapolates, and what it compresses."""
+
+    pairs_extrapolated: int
+    worst_extrapolation: float
+    mean_compression: float  # geometric mean over the pairs that turn
+
+
+def explain(rope: Rope, wanted: Spectrum, target: int) -> Explanation:
+    """Count the pairs pushed beyond their trained phase, and average the compression."""
+    # 1e-3: (T-1)/(L-1) against T/L makes a fully interpolated pair look extrapolated by 1/L.
+    ratios = [r for r in phase_ratio(rope, wanted, target) if r > 1 + 1e-3 + 1 / rope.context]
+    logs = [math.log(c) for c in compression(rope, wanted) if 0 < c < math.inf]
+    mean = math.exp(sum(logs) / len(logs)) if logs else 1.0
+    return Explanation(len(ratios), max(ratios, default=1.0), mean)

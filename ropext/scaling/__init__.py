@@ -1,0 +1,62 @@
+"""The methods, one list: choices, validation, docs and shared tests all follow from it."""
+
+import difflib
+from dataclasses import replace
+
+from ropext import forms
+from ropext.errors import UsageError
+from ropext.rope import Rope, Spectrum
+from ropext.scaling import by_parts, longrope, ntk, pi, yarn
+from ropext.scaling.method import Method, Scaling
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        pi.METHOD,
+        *ntk.METHODS,
+        *by_parts.METHODS,
+        yarn.METHOD,
+        longrope.METHOD,
+    )
+}
+
+__all__ = ["METHODS", "Method", "Scaling", "compose", "find", "native", "scale"]
+
+
+def find(name: str) -> Method:
+    """The method of that name; an unknown one is told with its nearest neighbours."""
+    if name in METHODS:
+        return METHODS[name]
+    near = difflib.get_close_matches(name, METHODS, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(METHODS)}"
+    raise UsageError(f"--method {name!r} is not a method; {hint}")
+
+
+def compose(rope: Rope, scaling: Scaling, target: int) -> Spectrum:
+    """The spectrum after scaling: pair factors and attention factors multiply.
+
+    DeepSeek's softmax factor follows the whole factor from the original context, as its own yarn
+    would have it.
+    """
+    now = rope.spectrum
+    short = scaling.short_pair_factors
+    softmax = 1.0
+    if rope.softmax_mscale and rope.mscale_all_dim:
+        softmax = forms.mscale(target / rope.original_context, rope.mscale_all_dim) ** 2
+    return Spectrum(
+        tuple(f / p for f, p in zip(now.inv_freq, scaling.pair_factors, strict=True)),
+        rope.attention_factor * scaling.attention_factor,
+        softmax,
+        tuple(f / p for f, p in zip(now.inv_freq, short, strict=True)) if short else None,
+    )
+
+
+def native(rope: Rope, scaling: Scaling) -> forms.Params | None:
+    """The method's own stock dict, which speaks of plain frequencies only."""
+    return None if rope.is_scaled or rope.softmax_factor != 1 else scaling.native
+
+
+def scale(rope: Rope, method: str, target: int, knobs: object, attention: float | None) -> Scaling:
+    """Run a method; an attention factor that was asked for takes the place of the method's own."""
+    scaling = find(method).scale(rope, target, knobs)
+    return scaling if attention is None else replace(scaling, attention_factor=attention)

@@ -1,0 +1,85 @@
+"""The methods that move theta alone: NTK-aware, dynamic NTK frozen at the target, and ABF."""
+
+from dataclasses import dataclass, field
+
+from ropext.errors import UsageError
+from ropext.rope import Rope
+from ropext.scaling.method import Method, NoKnobs, Scaling
+
+
+def _by_theta(rope: Rope, theta_ratio: float) -> Scaling:
+    """theta' = theta * ratio divides pair i by ratio^(2i/d)."""
+    factors = tuple(theta_ratio ** (2 * i / rope.dim) for i in range(rope.dim // 2))
+    native = {"rope_type": "default", "rope_theta": rope.theta * theta_ratio}
+    return Scaling(factors, native=native)
+
+
+def _needs_two_pairs(rope: Rope, method: str) -> None:
+    if rope.dim == 2:
+        raise UsageError(
+            f"--method {method} cannot scale a rotary dim of 2: theta does not enter its only "
+            "pair (d/(d-2) is infinite); use --method pi"
+        )
+
+
+def ntk(rope: Rope, target: int, knobs: NoKnobs) -> Scaling:
+    """theta' = theta * s^(d/(d-2)): the last pair is divided by s (YaRN, eq. 16)."""
+    _needs_two_pairs(rope, "ntk")
+    s = target / rope.context
+    return _by_theta(rope, s ** (rope.dim / (rope.dim - 2)))
+
+
+def dynamic(rope: Rope, target: int, knobs: NoKnobs) -> Scaling:
+    """Dynamic NTK as it stands at the target: theta' = theta * (s*l/L - (s-1))^(d/(d-2)), l = s*L.
+
+    Frozen, because the stock form keeps state between calls and every loader reads it differently.
+    """
+    _needs_two_pairs(rope, "dynamic")
+    s = target / rope.context
+    return _by_theta(rope, (s * s - (s - 1)) ** (rope.dim / (rope.dim - 2)))
+
+
+@dataclass(frozen=True)
+class AbfKnobs:
+    """ABF is its theta."""
+
+    theta: float | None = field(
+        default=None, metadata={"help": "the new rotary base, e.g. 1e6 (required by abf)"}
+    )
+
+
+def abf(rope: Rope, target: int, knobs: AbfKnobs) -> Scaling:
+    """Adjusted base frequency (Xiong et al. 2023, section 4.1): theta' is given."""
+    if knobs.theta is None:
+        raise UsageError("--method abf needs --theta, the new rotary base (e.g. --theta 1e6)")
+    if not rope.theta <= knobs.theta < float("inf"):
+        raise UsageError(
+            f"--theta {knobs.theta:g} must be finite and not below the model's own {rope.theta:g}"
+        )
+    return _by_theta(rope, knobs.theta / rope.theta)
+
+
+METHODS = (
+    Method(
+        name="ntk",
+        summary="NTK-aware: a larger theta, so that fast pairs stay and the slowest is divided.",
+        paper="bloc97 2023; Peng et al. 2023, arXiv 2309.00071, eq. 16",
+        carried="theta",
+        scale=ntk,
+    ),
+    Method(
+        name="dynamic",
+        summary="Dynamic NTK as it stands at the target, written as a theta (static, portable).",
+        paper="emozilla 2023; Peng et al. 2023, arXiv 2309.00071, section 3.3",
+        carried="theta",
+        scale=dynamic,
+    ),
+    Method(
+        name="abf",
+        summary="Adjusted base frequency: a theta of your choice; made for continued training.",
+        paper="Xiong et al. 2023, arXiv 2309.16039",
+        carried="theta",
+        scale=abf,
+        knobs=AbfKnobs,
+    ),
+)
