@@ -211,7 +211,8 @@ def softmax_factor(params: Mapping[str, Any]) -> float:
     m_all = params.get("mscale_all_dim")
     if not m_all or params.get("rope_type", "default") == "default":
         return 1.0
-    return mscale(params.get("factor", 1.0), m_all) ** 2
+    factor: float = params.get("factor", 1.0)
+    return mscale(factor, m_all) ** 2
 
 
 def read(params: Mapping[str, Any], rope: Rope, context: int) -> Spectrum:
