@@ -1,0 +1,218 @@
+"""What the user wants, checked. One model for the command line, recipe files and the Python API.
+
+A field's name is its flag (`beta_fast` is `--beta-fast`); its help text is written once, here.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ropext import scaling
+from ropext.errors import InputError, UsageError
+
+# Positions are 32-bit integers in most engines.
+LONGEST_TARGET = 2**31 - 1
+LARGEST_FACTOR = 4096.0
+
+
+def _field(default: Any, help_text: str) -> Any:
+    return field(default=default, metadata={"help": help_text})
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One extension: how far, by which method, for whom."""
+
+    method: str | None = _field(None, "how to scale: " + ", ".join(scaling.METHODS))
+    factor: float | None = _field(None, "how many times the context, e.g. 4 (or give the target)")
+    target: int | None = _field(None, "tokens wanted, e.g. 131072 (or give the factor)")
+    context: int | None = _field(
+        None, "tokens the model was trained on, where its config misstates it"
+    )
+    attention_factor: float | None = _field(
+        None, "what multiplies cos and sin, in place of the method's own (logits get its square)"
+    )
+    temperature: float | None = _field(
+        None, "softmax temperature instead: attention factor = 1/sqrt(temperature)"
+    )
+    beta_fast: float | None = _field(None, "yarn, by-parts: pairs with more turns are kept [32]")
+    beta_slow: float | None = _field(
+        None, "yarn, by-parts: pairs with fewer turns are interpolated [1]"
+    )
+    truncate: bool | None = _field(None, "yarn: round the ramp's ends to whole pairs [yes]")
+    low_freq_factor: float | None = _field(
+        None, "llama3: pairs with fewer turns are interpolated [1]"
+    )
+    high_freq_factor: float | None = _field(None, "llama3: pairs with more turns are kept [4]")
+    theta: float | None = _field(None, "abf: the new rotary base")
+    pair_factors: tuple[float, ...] | None = _field(
+        None, "longrope: FILE with one number per pair (JSON, CSV, or a config with long_factor)"
+    )
+    short_pair_factors: tuple[float, ...] | None = _field(
+        None, "longrope: a second set for inputs within the trained context"
+    )
+    from_original: bool = _field(
+        False, "extend an already scaled model from its original spectrum and context"
+    )
+    for_loaders: tuple[str, ...] = _field(
+        (), "accept only what these loaders read exactly, e.g. vllm,llama.cpp"
+    )
+    even_so: bool = _field(
+        False, "go on where scaling cannot help, or where a named loader was not measured"
+    )
+    finetune: str | None = _field(None, "data to fine-tune on afterwards")
+    evaluate: str | None = _field(None, "data to evaluate on, before and after")
+
+    def __post_init__(self) -> None:
+        if self.method is not None:
+            scaling.find(self.method)
+        if self.factor is not None and self.target is not None:
+            raise UsageError(
+                f"--factor {self.factor:g} and --target {self.target} both say how far; give one"
+            )
+        if self.attention_factor is not None and self.temperature is not None:
+            raise UsageError("--attention-factor and --temperature say the same thing; give one")
+        for name in ("attention_factor", "temperature"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise UsageError(f"{flag(name)} must be finite and above 0, was {value}")
+        if self.context is not None and self.context < 1:
+            raise UsageError(f"--context must be at least 1 token, was {self.context}")
+
+    @property
+    def attention(self) -> float | None:
+        """The attention factor that was asked for, under either of its names."""
+        if self.temperature is not None:
+            return 1 / math.sqrt(self.temperature)
+        return self.attention_factor
+
+
+def flag(name: str) -> str:
+    """The flag of a field."""
+    return {"for_loaders": "--for", "evaluate": "--eval"}.get(name, "--" + name.replace("_", "-"))
+
+
+KNOBS = tuple(
+    dict.fromkeys(name for method in scaling.METHODS.values() for name in method.knob_names())
+)
+
+
+def knobs_for(recipe: Recipe, method: str) -> object:
+    """The knobs of a method, from the recipe; one that belongs to another method is refused."""
+    kind = scaling.find(method)
+    given = {name: getattr(recipe, name) for name in KNOBS if getattr(recipe, name) is not None}
+    for name in given:
+        if name not in kind.knob_names():
+            owners = [m.name for m in scaling.METHODS.values() if name in m.knob_names()]
+            raise UsageError(
+                f"{flag(name)} is a knob of {' and '.join(owners)}, not of --method {method}"
+            )
+    return kind.knobs(**given)
+
+
+def resolve_target(recipe: Recipe, context: int) -> int:
+    """How many tokens are wanted; a factor that gives no whole number is rounded up."""
+    if recipe.factor is None and recipe.target is None:
+        raise UsageError(
+            f"say how far: --factor 4, or --target {4 * context} (the model's context is {context})"
+        )
+    if recipe.target is not None:
+        if recipe.target <= context:
+            raise UsageError(
+                f"--target {recipe.target} is not above the context of {context} tokens that the "
+                "model has already (--context N where its config misstates it)"
+            )
+        target = recipe.target
+    else:
+        factor = recipe.factor
+        if factor is None or not 1 < factor <= LARGEST_FACTOR:
+            raise UsageError(
+                f"--factor must be above 1 and at most {LARGEST_FACTOR:g}, was {factor}"
+            )
+        # The tolerance keeps 1.1 * 1000 = 1100.0000000000002 from becoming 1101.
+        target = math.ceil(context * factor * (1 - 1e-12))
+    if target > LONGEST_TARGET or target / context > LARGEST_FACTOR:
+        raise UsageError(
+            f"a target of {target} tokens is out of range: at most {LARGEST_FACTOR:g} times the "
+            f"context of {context}, and at most {LONGEST_TARGET}"
+        )
+    return target
+
+
+PairFactors = tuple[tuple[float, ...], tuple[float, ...] | None]
+
+
+def parse_pair_factors(text: str, name: str) -> PairFactors:
+    """The long set and, where the file has one that differs, the short set.
+
+    Read are: a JSON list; a JSON object with `pair_factors` or `long_factor` and `short_factor`
+    (also inside `rope_scaling` or `rope_parameters`); CSV, one row or one column, or the released
+    LongRoPE files, which repeat the row for every layer.
+    """
+    stripped = text.strip()
+    if stripped[:1] in ("[", "{"):
+        return _json_factors(stripped, name)
+    rows = [row for row in stripped.splitlines() if row.strip()]
+    values = [_numbers(row.strip().strip(",").split(","), name) for row in rows]
+    if not values:
+        raise InputError(f"--pair-factors {name}: the file is empty")
+    if len(values) > 1 and all(len(row) == 1 for row in values):
+        return tuple(row[0] for row in values), None
+    if any(row != values[0] for row in values):
+        raise InputError(
+            f"--pair-factors {name}: its {len(values)} rows differ, but a stock config has one set "
+            "of factors for all layers"
+        )
+    return values[0], None
+
+
+def _numbers(items: object, name: str) -> tuple[float, ...]:
+    if not isinstance(items, list):
+        raise InputError(f"--pair-factors {name}: expected a list of numbers")
+    try:
+        return tuple(float(item) for item in items if not isinstance(item, bool))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"--pair-factors {name}: not a number: {error}") from None
+
+
+def _json_factors(text: str, name: str) -> PairFactors:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"--pair-factors {name} is not valid JSON: {error}") from None
+    if isinstance(data, list):
+        return _numbers(data, name), None
+    for key in ("rope_parameters", "rope_scaling"):
+        if isinstance(data.get(key), Mapping):
+            data = data[key]
+            break
+    for key in ("pair_factors", "long_factor", "rescale_factors"):
+        if key in data:
+            long = _numbers(data[key], name)
+            short = _numbers(data["short_factor"], name) if "short_factor" in data else None
+            return long, None if short == long else short
+    raise InputError(
+        f"--pair-factors {name}: found none of the keys pair_factors, long_factor, rescale_factors"
+    )
+
+
+def build(options: Mapping[str, Any], read_file: Callable[[str], str] | None = None) -> Recipe:
+    """A Recipe from option values; `pair_factors` given as a path is read with `read_file`."""
+    known = {f.name for f in fields(Recipe)}
+    values = {key: value for key, value in options.items() if value is not None}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise UsageError(f"unknown option {unknown[0]!r}; known are {', '.join(sorted(known))}")
+    pairs = values.get("pair_factors")
+    if isinstance(pairs, str):
+        if read_file is None:
+            raise UsageError("pair_factors: expected numbers, was a path")
+        long, short = parse_pair_factors(read_file(pairs), pairs)
+        values["pair_factors"] = long
+        values.setdefault("short_pair_factors", short)
+    for key in ("pair_factors", "short_pair_factors", "for_loaders"):
+        if isinstance(values.get(key), list):
+            values[key] = tuple(values[key])
+    return Recipe(**values)
