@@ -18,8 +18,9 @@ class Spectrum:
     inv_freq: tuple[float, ...]
     attention_factor: float = 1.0  # multiplies cos and sin, so logits scale by its square
     softmax_factor: float = 1.0  # multiplies the softmax scale (DeepSeek's mscale_all_dim, squared)
-    # Second set used by stock longrope for inputs within the original context; None = the same.
+    # A second set that stock longrope uses for inputs of at most short_context tokens.
     short_inv_freq: tuple[float, ...] | None = None
+    short_context: int = 0
 
     @property
     def wavelengths(self) -> tuple[float, ...]:
@@ -29,7 +30,7 @@ class Spectrum:
     def digest(self) -> str:
         """SHA-256 over the float64 values, so that two plans can be compared by one line."""
         values = [*self.inv_freq, self.attention_factor, self.softmax_factor]
-        values += self.short_inv_freq or ()
+        values += [*(self.short_inv_freq or ()), float(self.short_context)]
         return hashlib.sha256(struct.pack(f"<{len(values)}d", *values)).hexdigest()
 
 
@@ -44,7 +45,8 @@ class Rope:
 
     `context` is the number of tokens the model reads now; `original_context` the number before any
     scaling that its config already declares. `pair_factors` is what that scaling divides the
-    plain frequencies by (empty = nothing).
+    plain frequencies by (empty = nothing; infinite = this pair stands still, scaled or not).
+    `short_pair_factors` is the second set of a longrope, for inputs within `original_context`.
     """
 
     dim: int
@@ -52,6 +54,7 @@ class Rope:
     context: int
     original_context: int = 0  # 0 = the same as context
     pair_factors: tuple[float, ...] = ()
+    short_pair_factors: tuple[float, ...] = ()
     attention_factor: float = 1.0
     # DeepSeek's pair (0 = absent); families whose softmax reads it set softmax_mscale.
     mscale: float = 0.0
@@ -64,33 +67,52 @@ class Rope:
     def __post_init__(self) -> None:
         if self.dim < 2 or self.dim % 2:
             raise ValueError(f"a rotary dim is even and at least 2, was {self.dim}")
-        if self.pair_factors and len(self.pair_factors) != self.dim // 2:
-            raise ValueError(f"{len(self.pair_factors)} pair factors for {self.dim // 2} pairs")
+        if not 0 < self.theta < math.inf:
+            raise ValueError(f"theta is finite and above 0, was {self.theta}")
+        for factors in (self.pair_factors, self.short_pair_factors):
+            if factors and len(factors) != self.dim // 2:
+                raise ValueError(f"{len(factors)} pair factors for {self.dim // 2} pairs")
         if not self.original_context:
             object.__setattr__(self, "original_context", self.context)
 
     @property
     def is_scaled(self) -> bool:
         """Whether the config already changes the plain frequencies or their temperature."""
-        return any(f != 1 for f in self.pair_factors) or self.attention_factor != 1
+        return self.attention_factor != 1 or not self.is_geometric
+
+    @property
+    def is_geometric(self) -> bool:
+        """Whether every pair that turns does so at theta^(-2i/dim)."""
+        factors = self.pair_factors + self.short_pair_factors
+        return all(p in (1, math.inf) for p in factors)
+
+    @property
+    def stands(self) -> bool:
+        """Whether some pairs do not turn (proportional RoPE), as no other stock form can say."""
+        return math.inf in self.pair_factors
 
     @cached_property
     def spectrum(self) -> Spectrum:
         """The spectrum that the model reads with today."""
         plain = plain_inv_freq(self.dim, self.theta)
         factors = self.pair_factors or (1.0,) * len(plain)
+        short = self.short_pair_factors
         return Spectrum(
             tuple(f / p for f, p in zip(plain, factors, strict=True)),
             self.attention_factor,
             self.softmax_factor,
+            tuple(f / p for f, p in zip(plain, short, strict=True)) if short else None,
+            self.original_context if short else 0,
         )
 
     def original(self) -> "Rope":
         """The same embedding before the scaling that its config declares."""
+        standing = tuple(p if p == math.inf else 1.0 for p in self.pair_factors)
         return replace(
             self,
             context=self.original_context,
-            pair_factors=(),
+            pair_factors=standing if self.stands else (),
+            short_pair_factors=(),
             attention_factor=1.0,
             softmax_factor=1.0,
         )

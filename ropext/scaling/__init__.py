@@ -35,11 +35,20 @@ def find(name: str) -> Method:
 def compose(rope: Rope, scaling: Scaling, target: int) -> Spectrum:
     """The spectrum after scaling: pair factors and attention factors multiply.
 
-    DeepSeek's softmax factor follows the whole factor from the original context, as its own yarn
-    would have it.
+    The second set of a longrope stays: its inputs are within the original context, which does not
+    grow. DeepSeek's softmax factor follows the whole factor from the original context, as its own
+    yarn would have it.
     """
     now = rope.spectrum
-    short = scaling.short_pair_factors
+    short, short_context = now.short_inv_freq, now.short_context
+    if scaling.short_pair_factors:
+        if short:
+            raise UsageError(
+                "--pair-factors brings a set for short inputs, but the model has one already; give "
+                "one set, or start from the original spectrum with --from-original"
+            )
+        pairs = zip(now.inv_freq, scaling.short_pair_factors, strict=True)
+        short, short_context = tuple(f / p for f, p in pairs), rope.context
     softmax = 1.0
     if rope.softmax_mscale and rope.mscale_all_dim:
         softmax = forms.mscale(target / rope.original_context, rope.mscale_all_dim) ** 2
@@ -47,13 +56,15 @@ def compose(rope: Rope, scaling: Scaling, target: int) -> Spectrum:
         tuple(f / p for f, p in zip(now.inv_freq, scaling.pair_factors, strict=True)),
         rope.attention_factor * scaling.attention_factor,
         softmax,
-        tuple(f / p for f, p in zip(now.inv_freq, short, strict=True)) if short else None,
+        short,
+        short_context,
     )
 
 
 def native(rope: Rope, scaling: Scaling) -> forms.Params | None:
     """The method's own stock dict, which speaks of plain frequencies only."""
-    return None if rope.is_scaled or rope.softmax_factor != 1 else scaling.native
+    plain = not (rope.is_scaled or rope.stands or rope.softmax_factor != 1)
+    return scaling.native if plain else None
 
 
 def scale(rope: Rope, method: str, target: int, knobs: object, attention: float | None) -> Scaling:

@@ -40,7 +40,7 @@ def _checked(rope: Rope, factors: tuple[float, ...], which: str) -> tuple[float,
 
 
 def longrope(rope: Rope, target: int, knobs: LongropeKnobs) -> Scaling:
-    """f'_i = f_i / lambda_i with the attention factor sqrt(1 + ln(s)/ln(L)) (section 3.3)."""
+    """f'_i = f_i / lambda_i with the attention factor sqrt(1 + ln(s)/ln(L))."""
     if knobs.pair_factors is None:
         raise UsageError(
             "--method longrope needs --pair-factors FILE, one number per pair; `ropext plan` shows "

@@ -18,7 +18,7 @@ def _needs_two_pairs(rope: Rope, method: str) -> None:
     if rope.dim == 2:
         raise UsageError(
             f"--method {method} cannot scale a rotary dim of 2: theta does not enter its only "
-            "pair (d/(d-2) is infinite); use --method pi"
+            "pair; use --method pi"
         )
 
 
@@ -50,6 +50,7 @@ class AbfKnobs:
 
 def abf(rope: Rope, target: int, knobs: AbfKnobs) -> Scaling:
     """Adjusted base frequency (Xiong et al. 2023, section 4.1): theta' is given."""
+    _needs_two_pairs(rope, "abf")
     if knobs.theta is None:
         raise UsageError("--method abf needs --theta, the new rotary base (e.g. --theta 1e6)")
     if not rope.theta <= knobs.theta < float("inf"):

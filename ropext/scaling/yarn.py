@@ -37,31 +37,35 @@ def check_betas(knobs: YarnKnobs) -> None:
 def _bounds(rope: Rope, knobs: YarnKnobs) -> tuple[float, float]:
     """The ramp's ends as pair indices.
 
-    On an embedding that is scaled already the closed form does not hold: there the index at which
-    the *current* wavelengths make the wanted number of turns is interpolated in the logarithm.
+    On an embedding that is scaled already the closed form does not hold: there it is the index at
+    which the *current* wavelengths make the wanted number of turns.
     """
-    if not rope.is_scaled:
+    if rope.is_geometric:
         return yarn_bounds(
             rope.dim, rope.theta, rope.context, knobs.beta_fast, knobs.beta_slow, knobs.truncate
         )
-    logs = [math.log(r) for r in turns(rope.spectrum, rope.context) if r]
-    low, high = (_index_at(logs, math.log(b)) for b in (knobs.beta_fast, knobs.beta_slow))
+    step = 2 * math.log(rope.theta) / rope.dim
+    points = [(i, math.log(r)) for i, r in enumerate(turns(rope.spectrum, rope.context)) if r]
+    low, high = (_index_at(points, math.log(b), step) for b in (knobs.beta_fast, knobs.beta_slow))
     if knobs.truncate:
         # 1e-9: an index that is a whole number must not fall to its neighbour by rounding.
         low, high = math.floor(low + 1e-9), math.ceil(high - 1e-9)
     return max(low, 0), min(high, rope.dim - 1)
 
 
-def _index_at(logs: list[float], wanted: float) -> float:
-    """Where a falling sequence crosses `wanted`; beyond its ends, along its mean slope."""
-    if len(logs) < 2:
-        return 0.0
-    for i, (a, b) in enumerate(pairwise(logs)):
+def _index_at(points: list[tuple[int, float]], wanted: float, step: float) -> float:
+    """Where falling values cross `wanted`: linear between two pairs, as the closed form is.
+
+    Beyond the first and the last pair the outer piece goes on; where it does not fall (or there is
+    one pair only), plain RoPE's `step` per pair.
+    """
+    for (i, a), (j, b) in pairwise(points):
         if a >= wanted >= b and a > b:
-            return i + (a - wanted) / (a - b)
-    slope = (logs[0] - logs[-1]) / (len(logs) - 1)
-    end = 0 if wanted > logs[0] else len(logs) - 1
-    return end + (logs[end] - wanted) / slope if slope > 0 else float(end)
+            return i + (j - i) * (a - wanted) / (a - b)
+    outer = points[:2] if wanted > points[0][1] else points[-2:]
+    (i, a), (j, b) = outer[0], outer[-1]
+    slope = (a - b) / (j - i) if a > b else step
+    return i + (a - wanted) / slope
 
 
 def _attention(rope: Rope, s: float) -> float:
@@ -78,6 +82,11 @@ def yarn(rope: Rope, target: int, knobs: YarnKnobs) -> Scaling:
     code, transformers, vLLM and llama.cpp compute.
     """
     check_betas(knobs)
+    if rope.theta <= 1:
+        raise UsageError(
+            f"--method yarn needs a theta above 1 (its ramp divides by ln theta), and the model's "
+            f"is {rope.theta:g}; use --method pi"
+        )
     s = target / rope.context
     low, high = _bounds(rope, knobs)
     factors = tuple(1 / (r / s + 1 - r) for r in linear_ramp(rope.dim // 2, low, high))
