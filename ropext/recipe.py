@@ -172,7 +172,9 @@ def _numbers(items: object, name: str) -> tuple[float, ...]:
     if not isinstance(items, list):
         raise InputError(f"--pair-factors {name}: expected a list of numbers")
     try:
-        return tuple(float(item) for item in items if not isinstance(item, bool))
+        if any(isinstance(item, bool) for item in items):
+            raise TypeError("true and false are not numbers")
+        return tuple(float(item) for item in items)
     except (TypeError, ValueError) as error:
         raise InputError(f"--pair-factors {name}: not a number: {error}") from None
 

@@ -1,0 +1,37 @@
+"""`ropext inspect MODEL`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ropext.cli import options
+from ropext.cli.output import Out
+
+NAME = "inspect"
+
+
+def command(
+    model: options.ModelArg,
+    factor: options.Factor = None,
+    target: options.Target = None,
+    context: options.Context = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.png", help="draw the spectrum")
+    ] = None,
+    revision: options.Revision = None,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Say what position scheme a model has, and what follows from it. Reads config files only."""
+    from ropext import pipeline
+    from ropext.report import text
+
+    out = Out(as_json, quiet)
+    seen = pipeline.inspect(model, factor=factor, target=target, context=context, revision=revision)
+    if plot is not None:
+        from ropext.report import spectra
+
+        spectra.plot(seen.main.rope, {}, seen.target, plot, title=seen.name)
+        out.say(f"wrote {plot}")
+    out.result(text.inspection(seen.name, seen.model, seen.limits, seen.target), seen.to_json())

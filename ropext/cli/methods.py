@@ -1,0 +1,52 @@
+"""`ropext methods [NAME]`."""
+
+from dataclasses import fields
+from typing import Annotated, Any
+
+import typer
+
+from ropext import scaling
+from ropext.cli import options
+from ropext.cli.output import Out
+from ropext.recipe import flag
+from ropext.scaling import Method
+
+NAME = "methods"
+
+
+def _data(method: Method) -> dict[str, Any]:
+    return {
+        "name": method.name,
+        "summary": method.summary,
+        "paper": method.paper,
+        "carried": method.carried,
+        "knobs": [
+            {"flag": flag(f.name), "default": f.default, "help": f.metadata["help"]}
+            for f in fields(method.knobs)
+        ],
+    }
+
+
+def _page(method: Method) -> str:
+    lines = [f"{method.name}: {method.summary}", f"  paper    {method.paper}"]
+    lines.append(f"  carried  as {method.carried} in config.json")
+    for knob in _data(method)["knobs"]:
+        default = "" if knob["default"] is None else f" [{knob['default']}]"
+        lines.append(f"  {knob['flag']:<20} {knob['help']}{default}")
+    lines.append("  --attention-factor and --temperature work with every method")
+    return "\n".join(lines)
+
+
+def command(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="one method")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """List the scaling methods, or describe one with its knobs."""
+    out = Out(as_json)
+    if name is not None:
+        method = scaling.find(name)
+        out.result(_page(method), _data(method))
+        return
+    rows = [f"{m.name:<9} {m.summary}" for m in scaling.METHODS.values()]
+    rows.append("\nropext methods NAME shows the knobs, the paper and how a config carries it.")
+    out.result("\n".join(rows), [_data(m) for m in scaling.METHODS.values()])

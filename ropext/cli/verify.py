@@ -1,0 +1,59 @@
+"""`ropext verify DIR`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ropext.cli import options
+from ropext.cli.output import Out
+from ropext.errors import ProofFailed
+
+NAME = "verify"
+
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="a checkpoint directory")]
+Against = Annotated[
+    str | None,
+    typer.Option(
+        "--against", metavar="PLAN_OR_BASE", help="a plan saved with `plan --json`, or the base"
+    ),
+]
+Deep = Annotated[bool, typer.Option("--deep", help="compare the weights byte by byte")]
+Fix = Annotated[bool, typer.Option("--fix", help="repair the config's spellings, diff first")]
+Endpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--endpoint", metavar="URL", help="ask a running server whether it reads DIR as planned"
+    ),
+]
+
+
+def command(
+    directory: Directory,
+    against: Against = None,
+    deep: Deep = False,
+    fix: Fix = False,
+    endpoint: Endpoint = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Prove a directory: spectrum, spellings, lengths, tokenizer limits, weights."""
+    from ropext import pipeline
+    from ropext.report import text
+
+    out = Out(as_json, quiet)
+    if fix:
+        for line in pipeline.repair(directory):
+            out.say(line)
+    found = pipeline.verify(
+        directory,
+        against=against,
+        deep=deep,
+        endpoint=endpoint,
+        trust_remote_code=trust_remote_code,
+        say=out.say,
+    )
+    out.result(text.verification(found), found.to_json())
+    if not found.passed:
+        raise ProofFailed(found.worst())

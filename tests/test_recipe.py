@@ -1,0 +1,121 @@
+"""What a recipe accepts, what it refuses, and that each refusal names the flag."""
+
+import math
+
+import pytest
+
+from ropext import recipe
+from ropext.errors import InputError, UsageError
+from ropext.recipe import Recipe
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"factor": 4.0, "target": 8192}, ["--factor", "--target", "one"]),
+        ({"attention_factor": 1.0, "temperature": 1.0}, ["--attention-factor", "--temperature"]),
+        ({"attention_factor": 0.0}, ["--attention-factor", "above 0"]),
+        ({"temperature": math.nan}, ["--temperature"]),
+        ({"method": "yran"}, ["yran", "yarn"]),
+        ({"method": "unheard-of-xq"}, ["known are", "longrope"]),
+        ({"context": 0}, ["--context"]),
+        ({"facter": 4}, ["facter", "factor"]),
+    ],
+)
+def test_contradictions_are_refused_by_name(options, words):
+    with pytest.raises(UsageError) as caught:
+        recipe.build(options)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5, -2.0, 0.0, math.nan, math.inf, 1e9])
+def test_a_factor_must_be_above_one_and_finite(factor):
+    with pytest.raises(UsageError, match="--factor must be above 1"):
+        recipe.resolve_target(Recipe(factor=factor), 4096)
+
+
+def test_a_target_must_be_above_the_context():
+    for target in (4096, 100, -1):
+        with pytest.raises(UsageError, match="4096"):
+            recipe.resolve_target(Recipe(target=target), 4096)
+    assert recipe.resolve_target(Recipe(target=4097), 4096) == 4097
+
+
+def test_targets_beyond_32_bit_positions_are_refused():
+    with pytest.raises(UsageError, match="out of range"):
+        recipe.resolve_target(Recipe(target=2**31), 2**20)
+    with pytest.raises(UsageError, match="out of range"):
+        recipe.resolve_target(Recipe(factor=4096.0), 2**20)
+
+
+@pytest.mark.parametrize(
+    ("context", "factor", "target"),
+    [(4096, 4.0, 16384), (1000, 1.1, 1100), (1000, 1.0001, 1001), (2047, 2.5, 5118)],
+)
+def test_a_factor_that_gives_no_whole_number_is_rounded_up(context, factor, target):
+    # 2047 * 2.5 = 5117.5; 1000 * 1.1 = 1100.0000000000002 in float64 and must stay 1100.
+    assert recipe.resolve_target(Recipe(factor=factor), context) == target
+
+
+def test_neither_factor_nor_target_says_what_to_give():
+    with pytest.raises(UsageError, match="--factor 4, or --target 16384"):
+        recipe.resolve_target(Recipe(), 4096)
+
+
+def test_a_knob_of_another_method_is_refused_with_its_owner():
+    with pytest.raises(UsageError, match="--beta-fast is a knob of by-parts and yarn"):
+        recipe.knobs_for(Recipe(method="pi", beta_fast=16.0), "pi")
+    with pytest.raises(UsageError, match="--theta is a knob of abf"):
+        recipe.knobs_for(Recipe(method="ntk", theta=1e6), "ntk")
+    assert recipe.knobs_for(Recipe(beta_fast=16.0), "yarn").beta_fast == 16.0
+
+
+def test_temperature_is_one_over_the_square_of_the_attention_factor():
+    # YaRN, eq. 22: sqrt(1/t) multiplies cos and sin.
+    assert Recipe(temperature=0.64).attention == pytest.approx(1.25, rel=1e-15)
+    assert Recipe(attention_factor=1.25).attention == 1.25
+    assert Recipe().attention is None
+
+
+def test_pair_factors_are_read_from_every_form():
+    wanted = (1.0, 2.5, 4.0)
+    for text in (
+        "[1, 2.5, 4]",
+        '{"pair_factors": [1, 2.5, 4]}',
+        '{"long_factor": [1, 2.5, 4], "short_factor": [1, 2.5, 4]}',
+        '{"rope_scaling": {"long_factor": [1, 2.5, 4]}}',
+        "1, 2.5, 4\n",
+        "1\n2.5\n4\n",
+        # The released LongRoPE files repeat one row for every layer.
+        "1,2.5,4\n" * 32,
+    ):
+        assert recipe.parse_pair_factors(text, "f") == (wanted, None), text
+    both = '{"long_factor": [1, 2.5, 4], "short_factor": [1, 1, 1]}'
+    assert recipe.parse_pair_factors(both, "f") == (wanted, (1.0, 1.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "empty"),
+        ("1,2\n1,3\n", "rows differ"),
+        ("1,x,3", "not a number"),
+        ("[1,", "not valid JSON"),
+        ('{"factors": [1]}', "long_factor"),
+        ('{"long_factor": 3}', "list of numbers"),
+        ("[" * 100_000, "not valid JSON"),
+    ],
+)
+def test_a_bad_pair_factors_file_is_one_sentence(text, words):
+    with pytest.raises(InputError) as caught:
+        recipe.parse_pair_factors(text, "factors.csv")
+    assert words in str(caught.value)
+    assert "--pair-factors factors.csv" in str(caught.value)
+
+
+def test_a_path_for_pair_factors_is_read_when_the_recipe_is_built():
+    built = recipe.build(
+        {"method": "longrope", "pair_factors": "f.csv"}, read_file=lambda path: "1,2,3,4"
+    )
+    assert built.pair_factors == (1.0, 2.0, 3.0, 4.0)
