@@ -1,0 +1,203 @@
+"""Paired comparison: the same tokens, the same questions, read by several models.
+
+Documents are paired by the hash of their tokens up to the longest common length. A paired
+difference has an error bar several times smaller than the difference of two unpaired numbers.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ropext.errors import InputError
+from ropext.results.lengths import length_text, octaves
+from ropext.results.perplexity import Frame
+from ropext.results.readings import Documents, Reading
+from ropext.results.retrieval import ItemScore
+from ropext.results.values import Bootstrap, Value
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One model in a comparison: what it read and what it answered."""
+
+    label: str
+    frame: Frame
+    documents: Documents | None
+    reading: Reading | None
+    items: tuple[ItemScore, ...] = ()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One length: each one's tail, each one's paired difference to the first, and the winner."""
+
+    length: int
+    tails: Mapping[str, Value]
+    differences: Mapping[str, Value]  # nats, against the reference
+    winner: str | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that `ropext compare` shows about text."""
+
+    reference: str
+    frame: Frame
+    paired: int
+    left_out: Mapping[str, int]
+    rows: tuple[Row, ...]
+    # Per label: (start, stop, difference to the reference in nats).
+    positions: Mapping[str, tuple[tuple[int, int, Value], ...]]
+    short: Mapping[str, Value]  # difference inside the trained context
+
+
+def pair(contenders: Sequence[Contender]) -> tuple[Frame, dict[str, Reading], dict[str, int]]:
+    """The readings on the documents that all have in common, in one order.
+
+    Runs on other tokens are refused: their numbers do not compare.
+    """
+    frames = [contender.frame for contender in contenders]
+    common = set.intersection(*(set(frame.lengths) for frame in frames))
+    if not common:
+        lists = "; ".join(f"{c.label} {_lengths(c.frame.lengths)}" for c in contenders)
+        raise InputError(f"these runs have no length in common ({lists}); give both one --lengths")
+    longest = max(common)
+    keys = [_keys(contender, longest) for contender in contenders]
+    shared = [key for key in keys[0] if all(key in other for other in keys[1:])]
+    if not shared:
+        raise InputError(
+            f"the runs {', '.join(c.label for c in contenders)} read other tokens (no document has "
+            "the same token hash): their numbers do not compare; evaluate on the same --data with "
+            "the same tokenizer"
+        )
+    # Hash order is the same whichever run comes first, so the seeded draws are too.
+    shared.sort()
+    readings, left_out = dict[str, Reading](), dict[str, int]()
+    for contender, own in zip(contenders, keys, strict=True):
+        if contender.reading is None:
+            raise InputError(f"{contender.label} holds no perplexity to compare")
+        readings[contender.label] = contender.reading.subset([own[key] for key in shared])
+        left_out[contender.label] = len(own) - len(shared)
+    frame = replace(
+        frames[0],
+        lengths=tuple(sorted(common)),
+        tail=min(frame.tail for frame in frames),
+        context=min(frame.context for frame in frames),
+    )
+    return frame, readings, left_out
+
+
+def _keys(contender: Contender, length: int) -> dict[str, int]:
+    documents = contender.documents
+    if documents is None:
+        raise InputError(f"{contender.label} holds no perplexity to compare")
+    return {hashes[length]: k for k, hashes in enumerate(documents.prefix_hashes)}
+
+
+def compare_text(contenders: Sequence[Contender]) -> Comparison:
+    """Tails, differences to the first contender by length and by position, winners."""
+    frame, readings, left_out = pair(contenders)
+    reference = readings[contenders[0].label]
+    rows = []
+    for length in frame.lengths:
+        span = frame.tail_span(length)
+        tails = {
+            label: frame.bootstrap.ratio(*reading.sums(*span), np.exp)
+            for label, reading in readings.items()
+        }
+        rows.append(
+            Row(
+                length,
+                tails,
+                {
+                    label: difference(frame, reading, reference, span)
+                    for label, reading in readings.items()
+                    if reading is not reference
+                },
+                _winner(frame, readings, span),
+            )
+        )
+    others = {label: reading for label, reading in readings.items() if reading is not reference}
+    inside = (1, min(frame.context, frame.longest))
+    return Comparison(
+        reference=contenders[0].label,
+        frame=frame,
+        paired=len(reference.sums(1, 2)[0]),
+        left_out=left_out,
+        rows=tuple(rows),
+        positions={
+            label: tuple(
+                (*span, difference(frame, reading, reference, span))
+                for span in octaves(frame.context, frame.longest, parts=4)
+            )
+            for label, reading in others.items()
+        },
+        short={
+            label: difference(frame, reading, reference, inside)
+            for label, reading in others.items()
+        },
+    )
+
+
+def difference(frame: Frame, left: Reading, right: Reading, span: tuple[int, int]) -> Value:
+    """NLL of `left` minus NLL of `right` on the same tokens, in nats per token."""
+    sums, counts = left.sums(*span)
+    return frame.bootstrap.ratio(sums - right.sums(*span)[0], counts)
+
+
+def _winner(frame: Frame, readings: Mapping[str, Reading], span: tuple[int, int]) -> str | None:
+    """The lowest tail, if its paired difference to every other one excludes zero."""
+    totals = {label: float(reading.sums(*span)[0].sum()) for label, reading in readings.items()}
+    finite = {label: total for label, total in totals.items() if math.isfinite(total)}
+    if len(finite) < len(readings) or len(readings) < 2:
+        return None
+    best = min(finite, key=lambda label: finite[label])
+    for label, reading in readings.items():
+        if label != best and not difference(frame, readings[best], reading, span).excludes_zero:
+            return None
+    return best
+
+
+def differences(left: Contender, right: Contender) -> dict[str, Value]:
+    """Every paired difference left - right under the metric's own name, for `vs RUN` gates.
+
+    Perplexities differ in nats per token, shares in points, answer NLL in nats.
+    """
+    values = dict[str, Value]()
+    if left.reading is not None and right.reading is not None:
+        frame, readings, _ = pair([left, replace(right, label=f"{right.label} (reference)")])
+        mine, other = readings.values()
+        for length in frame.lengths:
+            tail = difference(frame, mine, other, frame.tail_span(length))
+            values[f"tail@{length}"] = values[f"tail_nll@{length}"] = tail
+            values[f"cumulative@{length}"] = difference(frame, mine, other, (1, length))
+        inside = min(frame.context, frame.longest)
+        values["short_tax"] = difference(frame, mine, other, (1, inside))
+    return values | item_differences(left.items, right.items, left.frame.bootstrap)
+
+
+def item_differences(
+    left: Sequence[ItemScore], right: Sequence[ItemScore], bootstrap: Bootstrap
+) -> dict[str, Value]:
+    """`TASK@C` and `TASK_nll@C` as differences over the questions that both answered."""
+    other = {(item.prompt_hash, item.answer): item for item in right}
+    pairs = [
+        (item, other[key]) for item in left if (key := (item.prompt_hash, item.answer)) in other
+    ]
+    values = dict[str, Value]()
+    pairs.sort(key=lambda both: (both[0].task, both[0].length))
+    for (task, length), group in itertools.groupby(pairs, lambda b: (b[0].task, b[0].length)):
+        own = list(group)
+        exact = [float(a.exact) - float(b.exact) for a, b in own]
+        values[f"{task}@{length}"] = bootstrap.mean(exact)
+        values[f"{task}_nll@{length}"] = bootstrap.mean(
+            [a.answer_nll - b.answer_nll for a, b in own]
+        )
+    return values
+
+
+def _lengths(lengths: Sequence[int]) -> str:
+    return ",".join(length_text(length) for length in lengths)

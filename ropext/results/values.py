@@ -1,0 +1,145 @@
+"""A measured number with its error bar; the document (or the item) is the sampling unit.
+
+Tokens of one document are correlated: error bars over tokens come out two to three times too small.
+So sums and counts are kept per document, and whole documents are resampled.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+RESAMPLES = 2000
+# Below this, a bootstrap interval claims more than it knows: a range is printed instead.
+FEWEST_DOCUMENTS = 8
+Z95 = 1.959963984540054  # two-sided 95 % of the normal distribution
+
+
+@dataclass(frozen=True)
+class Value:
+    """A measured number. `ci95` is None where the sample is too small for an interval.
+
+    `range` then holds the smallest and largest value that a single document gave.
+    """
+
+    value: float
+    se: float | None
+    ci95: tuple[float, float] | None
+    n: int
+    range: tuple[float, float] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in results.json; a number that is not finite becomes null."""
+        data: dict[str, Any] = {
+            "value": _finite(self.value),
+            "se": _finite(self.se),
+            "ci95": [_finite(end) for end in self.ci95] if self.ci95 else None,
+            "n": self.n,
+        }
+        if self.range is not None:
+            data["range"] = [_finite(end) for end in self.range]
+        return data
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> "Value":
+        """The inverse of `to_json`; null reads as not-a-number."""
+        return Value(
+            value=_number(data["value"]),
+            se=None if data["se"] is None else float(data["se"]),
+            ci95=_pair(data["ci95"]),
+            n=int(data["n"]),
+            range=_pair(data.get("range")),
+        )
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the interval lies on one side of zero (False without an interval)."""
+        return self.ci95 is not None and (self.ci95[0] > 0 or self.ci95[1] < 0)
+
+
+def _finite(number: float | None) -> float | None:
+    return None if number is None or not math.isfinite(number) else float(number)
+
+
+def _number(item: float | None) -> float:
+    return math.nan if item is None else float(item)
+
+
+def _pair(items: list[float | None] | None) -> tuple[float, float] | None:
+    return None if items is None else (_number(items[0]), _number(items[1]))
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """Seeded resampling of whole documents; the same seed and documents give the same draws."""
+
+    seed: int = 0
+    resamples: int = RESAMPLES
+
+    def _draws(self, n: int) -> Iterator[Floats]:
+        """How often each of n documents was drawn, (block, n) at a time to bound memory."""
+        rng = np.random.default_rng(self.seed)
+        block = max(1, min(self.resamples, 4_000_000 // n))
+        for start in range(0, self.resamples, block):
+            size = min(block, self.resamples - start)
+            yield rng.multinomial(n, np.full(n, 1 / n), size=size).astype(np.float64)
+
+    def ratio(
+        self,
+        sums: npt.ArrayLike,
+        counts: npt.ArrayLike,
+        transform: Callable[[Floats], Floats] | None = None,
+    ) -> Value:
+        """Sum of `sums` over sum of `counts`, e.g. NLL over tokens, through `transform`.
+
+        Documents with a count of zero take no part. The interval is the percentile one.
+        """
+        top, bottom = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
+        top, bottom = top[bottom > 0], bottom[bottom > 0]
+        if not len(top):
+            return Value(math.nan, None, None, 0)
+        shape = transform or (lambda numbers: numbers)
+        with np.errstate(over="ignore"):
+            point = float(shape(np.asarray(top.sum() / bottom.sum())))
+            if len(top) < FEWEST_DOCUMENTS:
+                each = shape(top / bottom)
+                return Value(point, None, None, len(top), (float(each.min()), float(each.max())))
+            drawn = np.concatenate(
+                [shape((draw @ top) / (draw @ bottom)) for draw in self._draws(len(top))]
+            )
+            low, high = np.percentile(drawn, [2.5, 97.5])
+            return Value(point, float(drawn.std(ddof=1)), (float(low), float(high)), len(top))
+
+    def mean(self, values: npt.ArrayLike) -> Value:
+        """The mean over documents, each with the same weight."""
+        numbers = np.asarray(values, np.float64)
+        return self.ratio(numbers, np.ones_like(numbers))
+
+    def upper95(self, sums: npt.ArrayLike, counts: npt.ArrayLike) -> float | None:
+        """One-sided 95 % upper end of the ratio; None below eight documents."""
+        top, bottom = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
+        if len(top) < FEWEST_DOCUMENTS:
+            return None
+        drawn = np.concatenate([(draw @ top) / (draw @ bottom) for draw in self._draws(len(top))])
+        return float(np.percentile(drawn, 95))
+
+
+def wilson(successes: int, n: int) -> Value:
+    """A share of n items with its 95 % score interval (Wilson 1927).
+
+    Honest at the ends: 20 of 20 is [0.84, 1.00], not 1.00 +- 0. The standard error is that of the
+    interval, half its width over 1.96.
+    """
+    if n == 0:
+        return Value(math.nan, None, None, 0)
+    share, z2 = successes / n, Z95**2
+    centre = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = Z95 / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
+    low = 0.0 if successes == 0 else max(0.0, centre - half)
+    high = 1.0 if successes == n else min(1.0, centre + half)
+    return Value(share, half / Z95, (low, high), n)

@@ -1,0 +1,73 @@
+"""Gates: the grammar, which end of the interval is looked at, and what has no interval."""
+
+import pytest
+
+from ropext.errors import UsageError
+from ropext.results.gates import check_gate, parse_gate
+from ropext.results.values import Value
+
+VALUES = {
+    "tail@32768": Value(8.4, 0.1, (8.2, 8.6), 16),
+    "short_tax": Value(0.01, None, None, 3, (0.0, 0.02)),
+    "passkey@32768": Value(0.95, 0.03, (0.88, 0.99), 40),
+    "effective_context.multi-key": Value(16384.0, None, (16384.0, 16384.0), 40),
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "passed"),
+    [
+        ("tail@32k > 8.5", False),  # 8.6 is above, though the point is not
+        ("tail@32k.value > 8.5", True),
+        ("tail@32768 > 8.61", True),
+        ("tail@32k >= 8.6", False),
+        ("tail@32k > 8.6", True),
+        ("passkey@32k < 0.9", False),  # 0.88
+        ("passkey@32k.value < 0.9", True),
+        ("passkey@32k < .8", True),
+        ("short_tax > 0.5", False),  # no interval
+        ("short_tax.value > 0.02", True),
+        ("effective_context.multi-key < 32k", False),
+        ("effective_context.multi-key < 16k", True),
+        ("effective_context.multi-key.value <= 16k", False),
+    ],
+)
+def test_the_worse_end_decides(text, passed):
+    gate = parse_gate(text)
+    assert check_gate(gate, "yarn-4x", VALUES).passed is passed
+
+
+def test_the_reason_names_what_was_looked_at():
+    outcome = check_gate(parse_gate("tail@32k > 8.5"), "yarn-4x", VALUES)
+    assert outcome.reason == (
+        "yarn-4x: the upper end of the 95 % interval of tail@32k is 8.6, the gate fails at > 8.5"
+    )
+    assert "no interval (n = 3)" in check_gate(parse_gate("short_tax > 1"), "m", VALUES).reason
+
+
+def test_parts_of_a_gate():
+    gate = parse_gate("yarn-4x:tail@32k >0.05 vs runs/last week")
+    assert (gate.variant, gate.metric, gate.op, gate.limit) == ("yarn-4x", "tail@32768", ">", 0.05)
+    assert gate.run == "runs/last week"
+    assert parse_gate("tail@4k > vs base").limit == 0
+    assert parse_gate("tail@4k > vs base").run == "base"
+    assert parse_gate("gain@4096 < -1e-2").limit == -0.01
+
+
+@pytest.mark.parametrize(
+    "text", ["", "tail", "tail@32k", "tail@32k >", "tail@x > 1", "tail > 1 vs", "> 3", "a = 3"]
+)
+def test_nonsense_is_refused(text):
+    with pytest.raises(UsageError, match="not a gate"):
+        parse_gate(text)
+
+
+def test_an_unknown_metric_is_refused_with_those_that_exist():
+    with pytest.raises(UsageError, match=r"there are tail@32k, short_tax, passkey@32k"):
+        check_gate(parse_gate("tail@64k > 1"), "m", VALUES)
+
+
+def test_a_number_that_is_not_finite_fails():
+    values = {"tail@4096": Value(float("inf"), None, (8.0, float("nan")), 9)}
+    assert not check_gate(parse_gate("tail@4k > 100"), "m", values).passed
+    assert not check_gate(parse_gate("tail@4k.value < 100"), "m", values).passed

@@ -1,0 +1,259 @@
+"""Lengths, buckets and the numbers made of per-token arrays, against sums written out."""
+
+import math
+
+import numpy as np
+import pytest
+
+from ropext.errors import InputError, UsageError
+from ropext.results.comparison import (
+    Contender,
+    compare_text,
+    difference,
+    differences,
+    item_differences,
+)
+from ropext.results.lengths import (
+    doubling_grid,
+    length_text,
+    octaves,
+    parse_length,
+    parse_lengths,
+    tail_tokens,
+)
+from ropext.results.perplexity import Frame, by_position, effective_context, text_values, verdicts
+from ropext.results.readings import Documents, Reading
+from ropext.results.retrieval import ItemScore, heat_map, retrieval_values
+from ropext.results.values import Bootstrap, Value
+
+
+def test_lengths():
+    assert parse_lengths("4k, 8k,1m") == (4096, 8192, 1048576)
+    assert parse_length("0.5k") == 512
+    assert length_text(32768) == "32k"
+    assert length_text(1000) == "1000"
+    for bad in ("8k,4k", "4k,4k", "", "four", "1.5", "0", "-4"):
+        with pytest.raises(UsageError, match="--lengths"):
+            parse_lengths(bad)
+
+
+def test_grid_starts_at_a_quarter_and_ends_at_the_limit():
+    assert doubling_grid(4096, 16384) == (1024, 2048, 4096, 8192, 16384)
+    assert doubling_grid(4096, 12288) == (1024, 2048, 4096, 8192, 12288)
+    assert doubling_grid(4096, 1000) == ()
+
+
+def test_tail_is_a_quarter_of_the_context_and_at_most_1024():
+    assert tail_tokens(256) == 64
+    assert tail_tokens(131072) == 1024
+
+
+def test_octaves_are_split_at_the_trained_context_and_cover_everything_once():
+    assert octaves(64, 256) == ((1, 8), (8, 16), (16, 32), (32, 64), (64, 128), (128, 256))
+    assert octaves(64, 200)[-1] == (128, 200)
+    assert octaves(64, 48)[-1] == (32, 48)
+    for parts in (1, 4):
+        for longest in (5, 63, 64, 65, 300, 4096):
+            covered = [t for start, stop in octaves(64, longest, parts) for t in range(start, stop)]
+            assert covered == list(range(1, longest))
+            assert longest <= 64 or any(stop == 64 for _, stop in octaves(64, longest, parts))
+
+
+def arrays(rng, n, longest, level=2.0):
+    nll = rng.gamma(2.0, level / 2, (n, longest)).astype(np.float32)
+    nll[:, 0] = np.nan
+    return list(nll)
+
+
+def documents(rng, n, lengths, tag="d"):
+    return Documents(
+        tuple(f"{tag}{k}" for k in range(n)),
+        tuple({c: f"{tag}-{k}-{c}" for c in lengths} for k in range(n)),
+        tuple(rng.integers(1, 6, lengths[-1]) for _ in range(n)),
+    )
+
+
+@pytest.fixture
+def setting():
+    rng = np.random.default_rng(0)
+    frame = Frame(64, (16, 32, 64, 128, 256), 16, Bootstrap(0))
+    own = documents(rng, 12, frame.lengths)
+    return rng, frame, own
+
+
+def test_identities_of_the_numbers(setting):
+    rng, frame, own = setting
+    nll = arrays(rng, 12, 256)
+    base = arrays(rng, 12, 256, level=2.5)
+    reading, basis = Reading("m", {256: nll}), Reading("base", {256: base})
+    values = text_values(frame, own, reading, basis)
+    truth, other = np.array(nll, np.float64), np.array(base, np.float64)
+    assert values["tail_nll@128"].value == pytest.approx(truth[:, 112:128].mean(), abs=1e-12)
+    assert values["tail@128"].value == pytest.approx(math.exp(truth[:, 112:128].mean()))
+    assert values["tail_nll@16"].value == pytest.approx(truth[:, 1:16].mean(), abs=1e-12)
+    assert values["cumulative@64"].value == pytest.approx(math.exp(truth[:, 1:64].mean()))
+    assert values["in_window_nll@256"].value == pytest.approx(other[:, 240:].mean(), abs=1e-12)
+    gain = values["in_window_nll@256"].value - values["tail_nll@256"].value
+    assert values["gain@256"].value == pytest.approx(gain, abs=1e-12)
+    tax = truth[:, 1:64].mean() - other[:, 1:64].mean()
+    assert values["short_tax"].value == pytest.approx(tax, abs=1e-12)
+    num_bytes = sum(counts[1:64].sum() for counts in own.token_bytes)
+    bits = truth[:, 1:64].sum() / math.log(2)
+    assert values["bpb@64"].value == pytest.approx(bits / num_bytes)
+    # Buckets weighed by their tokens are the cumulative mean.
+    rows = by_position(frame, reading, basis)
+    total = sum(row["nll"].value * (row["stop"] - row["start"]) for row in rows)
+    assert total / 255 == pytest.approx(math.log(values["cumulative@256"].value), abs=1e-12)
+
+
+def test_mean_of_means_differs_from_token_weights_only_by_weight(setting):
+    rng, frame, own = setting
+    values = text_values(frame, own, Reading("m", {256: arrays(rng, 12, 256)}), None)
+    assert values["yarn@64"].value == pytest.approx(values["cumulative@64"].value)
+    assert "gain@64" not in values
+
+
+def test_a_length_is_read_from_the_shortest_pass_that_reaches_it(setting):
+    rng, frame, own = setting
+    short, long = arrays(rng, 12, 64), arrays(rng, 12, 256)
+    reading = Reading("longrope", {64: short, 256: long})
+    assert reading.sums(1, 64)[0][0] == pytest.approx(np.float64(short[0][1:]).sum())
+    assert reading.sums(100, 128)[0][0] == pytest.approx(np.float64(long[0][100:128]).sum())
+    assert text_values(frame, own, reading, None)["tail_nll@32"].value == pytest.approx(
+        np.mean([np.float64(a[16:32]) for a in short])
+    )
+
+
+def test_effective_context_stops_at_the_first_length_that_is_worse(setting):
+    rng, frame, _ = setting
+    base = arrays(rng, 12, 256)
+    # Equal to the base up to 64, 0.1 nats worse in the tail of 128, equal again at 256.
+    worse = [array.copy() for array in base]
+    for array in worse:
+        array[112:128] += 0.1
+    reading, basis = Reading("m", {256: worse}), Reading("base", {256: base})
+    reached = effective_context(frame, reading, basis)
+    assert (reached.value, reached.ci95) == (64.0, (64.0, 64.0))
+    assert effective_context(frame, basis, basis).value == 256
+    few = Reading("m", {256: worse[:3]}), Reading("base", {256: base[:3]})
+    assert effective_context(frame, *few).ci95 is None
+
+
+def test_truncation_that_beats_the_extension_is_said_in_words(setting):
+    _, frame, _ = setting
+    values = {
+        "gain@128": Value(-0.4, 0.01, (-0.42, -0.38), 12),
+        "gain@256": Value(0.1, 0.01, (0.08, 0.12), 12),
+        "short_tax": Value(0.03, 0.001, (0.02, 0.04), 12),
+    }
+    lines = verdicts(frame, values, "yarn-4x")
+    assert lines[0].startswith("Truncation beats yarn-4x at 128:")
+    assert "0.400 nats" in lines[0]
+    assert lines[1] == "The longer context helps yarn-4x at 256."
+    assert "0.0300 nats" in lines[2]
+    unsure = {"gain@128": Value(-0.4, 0.5, (-1.4, 0.6), 12)}
+    assert verdicts(frame, unsure, "yarn-4x") == []
+
+
+def contender(label, frame, own, nll, items=()):
+    return Contender(label, frame, own, Reading(label, {frame.longest: nll}), tuple(items))
+
+
+def test_pairing_makes_the_error_bar_smaller_and_follows_the_hash_not_the_order(setting):
+    rng, frame, own = setting
+    difficulty = rng.normal(0, 0.5, 12)[:, None].astype(np.float32)
+    left = np.array(arrays(rng, 12, 256)) + difficulty
+    right = left + 0.05 + rng.normal(0, 0.05, left.shape).astype(np.float32)
+    shuffled = rng.permutation(12)
+    other = Documents(
+        own.names,
+        tuple(own.prefix_hashes[k] for k in shuffled),
+        tuple(own.token_bytes[k] for k in shuffled),
+    )
+    compared = compare_text(
+        [
+            contender("a", frame, own, list(left)),
+            contender("b", frame, other, list(right[shuffled])),
+        ]
+    )
+    last = compared.rows[-1]
+    delta = last.differences["b"]
+    assert delta.value == pytest.approx(0.05, abs=0.01)
+    unpaired = math.hypot(last.tails["a"].se / last.tails["a"].value, 0)
+    assert delta.se < 0.1 * unpaired
+    assert last.winner == "a"
+    assert compared.paired == 12
+    assert [span[:2] for span in compared.positions["b"]] == list(octaves(64, 256, 4))
+
+
+def test_no_winner_where_an_interval_holds_zero(setting):
+    rng, frame, own = setting
+    left = np.array(arrays(rng, 12, 256))
+    # Half of the documents better by 0.3 nats, half worse by 0.2: no telling with twelve.
+    right = left + np.where(np.arange(12) % 2, 0.3, -0.2).astype(np.float32)[:, None]
+    compared = compare_text(
+        [contender("a", frame, own, list(left)), contender("b", frame, own, list(right))]
+    )
+    assert not compared.rows[-1].differences["b"].excludes_zero
+    assert compared.rows[-1].winner is None
+
+
+def test_runs_on_other_tokens_are_refused_and_partial_overlap_is_counted(setting):
+    rng, frame, own = setting
+    nll = arrays(rng, 12, 256)
+    strange = documents(rng, 12, frame.lengths, tag="other")
+    with pytest.raises(InputError, match="read other tokens"):
+        compare_text([contender("a", frame, own, nll), contender("b", frame, strange, nll)])
+    half = Documents(own.names[:9], own.prefix_hashes[:9], own.token_bytes[:9])
+    compared = compare_text([contender("a", frame, own, nll), contender("b", frame, half, nll[:9])])
+    assert (compared.paired, compared.left_out) == (9, {"a": 3, "b": 0})
+    apart = Frame(64, (17,), 16, Bootstrap())
+    with pytest.raises(InputError, match="no length in common"):
+        compare_text([contender("a", frame, own, nll), contender("b", apart, own, nll)])
+
+
+def test_differences_for_gates_are_paired_nats(setting):
+    rng, frame, own = setting
+    left, right = arrays(rng, 12, 256), arrays(rng, 12, 256)
+    a, b = contender("a", frame, own, left), contender("a", frame, own, right)
+    values = differences(a, b)
+    span = frame.tail_span(128)
+    expected = difference(frame, Reading("", {256: left}), Reading("", {256: right}), span)
+    assert values["tail@128"].value == pytest.approx(expected.value, abs=1e-12)
+
+
+def item(task="passkey", length=64, depth=0.5, index=0, exact=True, nll=0.1):
+    return ItemScore(
+        task, length, depth, index, nll, 3, exact, f"{length}-{depth}-{index}", (1,), (1,)
+    )
+
+
+def test_retrieval_numbers():
+    items = [item(index=k, exact=k < 9) for k in range(10)]
+    items += [item(length=128, index=k, exact=k < 8, nll=0.5) for k in range(10)]
+    items += [item(length=256, index=k, exact=k < 7) for k in range(10)]
+    values = retrieval_values(items, 64, Bootstrap())
+    assert values["passkey@128"].value == 0.8
+    assert values["passkey@128"].ci95 == pytest.approx((0.4902, 0.9433), abs=1e-4)
+    assert values["passkey_nll@128"].value == pytest.approx(0.5)
+    # 0.85 * 0.9 = 0.765: 0.8 holds, 0.7 does not.
+    assert values["effective_context.passkey"].value == 128
+    cells = heat_map(items)["passkey"]
+    assert [(cell["length"], cell["exact"].value) for cell in cells] == [
+        (64, 0.9),
+        (128, 0.8),
+        (256, 0.7),
+    ]
+    assert ItemScore.from_json(items[0].to_json()) == items[0]
+
+
+def test_item_differences_pair_by_question():
+    left = [item(index=k, exact=True) for k in range(10)]
+    right = [item(index=k, exact=k < 5) for k in reversed(range(10))] + [item(index=99)]
+    values = item_differences(left, right, Bootstrap())
+    assert (values["passkey@64"].value, values["passkey@64"].n) == (0.5, 10)
+
+
+def test_a_task_that_is_never_done_has_no_reach():
+    values = retrieval_values([item(index=k, exact=False) for k in range(8)], 64, Bootstrap())
+    assert values["effective_context.passkey"].value == 0

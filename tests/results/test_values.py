@@ -1,0 +1,118 @@
+"""Error bars: the document is the sampling unit, against numbers worked out without a bootstrap."""
+
+import math
+
+import numpy as np
+import pytest
+
+from ropext.results.values import Bootstrap, Value, wilson
+
+
+def clustered(rng, n=40, tokens=200, between=0.3, within=1.0):
+    """Per-document sums and counts of NLLs whose document means vary by `between`."""
+    means = rng.normal(2.0, between, n)
+    return means[:, None] + rng.normal(0, within, (n, tokens))
+
+
+def test_standard_error_of_clustered_data_is_the_analytic_one():
+    nll = clustered(np.random.default_rng(3))
+    value = Bootstrap(seed=1).ratio(nll.sum(1), np.full(40, 200))
+    of_means = nll.mean(1).std(ddof=1) / math.sqrt(40)
+    assert value.value == pytest.approx(nll.mean(), abs=1e-12)
+    assert value.se == pytest.approx(of_means, rel=0.06)
+    # Tokens taken as independent would give less than half of it.
+    assert nll.std() / math.sqrt(nll.size) < 0.5 * value.se
+    assert value.ci95[0] == pytest.approx(nll.mean() - 1.96 * of_means, abs=0.25 * of_means)
+    assert value.ci95[1] == pytest.approx(nll.mean() + 1.96 * of_means, abs=0.25 * of_means)
+
+
+def test_ratio_weighs_documents_by_their_tokens():
+    # (10 * 1.0 + 30 * 3.0) / 40, not the mean of 1 and 3.
+    value = Bootstrap().ratio([10.0, 90.0], [10, 30])
+    assert value.value == 2.5
+    assert value.se is None
+    assert value.ci95 is None
+    assert value.range == (1.0, 3.0)
+    assert value.n == 2
+
+
+def test_linearised_standard_error_of_unequal_documents():
+    rng = np.random.default_rng(5)
+    counts = rng.integers(50, 400, 64).astype(float)
+    sums = counts * rng.normal(2, 0.2, 64)
+    ratio = sums.sum() / counts.sum()
+    # Delta method: residuals of the ratio estimator over the mean count.
+    residuals = sums - ratio * counts
+    delta = residuals.std(ddof=1) / math.sqrt(64) / counts.mean()
+    assert Bootstrap().ratio(sums, counts).se == pytest.approx(delta, rel=0.07)
+
+
+def test_interval_covers_the_truth_about_95_times_in_100():
+    rng = np.random.default_rng(11)
+    covered = 0
+    for trial in range(200):
+        nll = clustered(rng, n=24, tokens=50)
+        low, high = Bootstrap(seed=trial, resamples=400).ratio(nll.sum(1), np.full(24, 50)).ci95
+        covered += low <= 2.0 <= high
+    assert 176 <= covered <= 199
+
+
+def test_same_seed_same_numbers_and_blocks_change_nothing():
+    rng = np.random.default_rng(0)
+    sums, counts = rng.normal(200, 5, 9), np.full(9, 100.0)
+    assert Bootstrap(4).ratio(sums, counts) == Bootstrap(4).ratio(sums, counts)
+    assert Bootstrap(4).ratio(sums, counts) != Bootstrap(5).ratio(sums, counts)
+    large = rng.normal(200, 5, 5000)
+    value = Bootstrap(4).ratio(large, np.full(5000, 100.0))  # 800 draws to a block
+    assert value.se == pytest.approx(large.std() / 100 / math.sqrt(5000), rel=0.1)
+
+
+def test_a_perplexity_is_the_exponential_of_the_mean():
+    nll = clustered(np.random.default_rng(7))
+    plain = Bootstrap().ratio(nll.sum(1), np.full(40, 200))
+    shown = Bootstrap().ratio(nll.sum(1), np.full(40, 200), np.exp)
+    assert shown.value == pytest.approx(math.exp(plain.value))
+    assert shown.ci95 == pytest.approx((math.exp(plain.ci95[0]), math.exp(plain.ci95[1])), rel=1e-3)
+    assert shown.se == pytest.approx(shown.value * plain.se, rel=0.05)
+
+
+def test_seven_documents_have_no_interval_and_eight_have():
+    assert Bootstrap().mean(range(7)).ci95 is None
+    assert Bootstrap().mean(range(7)).range == (0, 6)
+    assert Bootstrap().mean(range(8)).ci95 is not None
+    assert Bootstrap().upper95([1.0] * 7, [1] * 7) is None
+
+
+def test_one_sided_end_is_below_the_two_sided_one():
+    numbers = np.random.default_rng(2).normal(0, 1, 30)
+    two_sided = Bootstrap().mean(numbers).ci95[1]
+    upper = Bootstrap().upper95(numbers, np.ones(30))
+    assert numbers.mean() < upper < two_sided
+
+
+# Worked out from Wilson's formula by hand; the first two are in every textbook.
+@pytest.mark.parametrize(
+    ("successes", "n", "low", "high"),
+    [(20, 20, 0.8389, 1.0), (10, 10, 0.7225, 1.0), (0, 10, 0.0, 0.2775), (5, 10, 0.2366, 0.7634)],
+)
+def test_wilson(successes, n, low, high):
+    value = wilson(successes, n)
+    assert value.value == successes / n
+    assert value.ci95 == pytest.approx((low, high), abs=1e-4)
+    assert value.n == n
+
+
+def test_values_survive_json_and_nothing_is_not_a_number_there():
+    value = Value(1.5, 0.1, (1.3, 1.7), 9)
+    assert Value.from_json(value.to_json()) == value
+    infinite = Value(math.inf, math.nan, (1.0, math.inf), 9).to_json()
+    assert infinite == {"value": None, "se": None, "ci95": [1.0, None], "n": 9}
+    ranged = Value(2.0, None, None, 3, (1.0, 3.0))
+    assert Value.from_json(ranged.to_json()) == ranged
+
+
+def test_excludes_zero():
+    assert Value(1, 0.1, (0.8, 1.2), 9).excludes_zero
+    assert Value(-1, 0.1, (-1.2, -0.8), 9).excludes_zero
+    assert not Value(1, 1, (-0.8, 2.2), 9).excludes_zero
+    assert not Value(1, None, None, 3, (0.5, 2)).excludes_zero
