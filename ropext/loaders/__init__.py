@@ -1,0 +1,34 @@
+"""What each loader and version makes of a rope config: a table, as data, and its lookups."""
+
+from ropext.loaders.serving import Serving, serving_lines
+from ropext.loaders.table import (
+    KINDS,
+    Cell,
+    Reader,
+    Reading,
+    exact_in,
+    kind_of,
+    kinds_of,
+    nearest_exact,
+    parse_for,
+    readers,
+    readings,
+    select,
+)
+
+__all__ = [
+    "KINDS",
+    "Cell",
+    "Reader",
+    "Reading",
+    "Serving",
+    "exact_in",
+    "kind_of",
+    "kinds_of",
+    "nearest_exact",
+    "parse_for",
+    "readers",
+    "readings",
+    "select",
+    "serving_lines",
+]

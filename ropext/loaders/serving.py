@@ -1,0 +1,100 @@
+"""The command that runs this very checkpoint in each loader, or the sentence why there is none."""
+
+import json
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+
+from ropext.forms import Params
+from ropext.loaders.table import Reading, kinds_of, readings
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How to run the checkpoint in one loader; no command where it would compute something else."""
+
+    loader: str
+    command: str
+    note: str = ""
+
+
+def serving_lines(
+    directory: str,
+    family: str,
+    params: Params,
+    *,
+    context: int,
+    target: int,
+    model_type: str | None = None,
+    masked_lm: bool = False,
+) -> tuple[Serving, ...]:
+    """Command lines for transformers, vLLM, SGLang, llama.cpp and lm-eval, in that order."""
+    newest = {
+        reading.loader: reading
+        for reading in reversed(
+            readings(family, params, model_type=model_type, length=target, target=target)
+        )
+    }
+    place = shlex.quote(directory)
+    lines = [_line(newest["transformers"], _pipeline(directory, masked_lm))]
+    if masked_lm:
+        return tuple(lines)
+    length = _announced(params, context, target)
+    vllm = f"vllm serve {place} --max-model-len {target}"
+    lines.append(_line(newest["vllm"], vllm, _needed("--max-model-len", "vLLM", length["vllm"])))
+    sglang = f"python -m sglang.launch_server --model-path {place} --context-length {target}"
+    note = _needed("--context-length", "SGLang", length["sglang"])
+    lines.append(_line(newest["sglang"], sglang, note))
+    lines.append(_llama_cpp(newest["llama.cpp"], directory, target))
+    harness = shlex.quote(f"pretrained={directory},max_length={target}")
+    lines.append(
+        _line(
+            replace(newest["transformers"], loader="lm-eval"),
+            f"lm_eval --model hf --model_args {harness} --tasks wikitext",
+        )
+    )
+    return tuple(lines)
+
+
+def _pipeline(directory: str, masked_lm: bool) -> str:
+    task = "fill-mask" if masked_lm else "text-generation"
+    make = f"pipe = pipeline({json.dumps(task)}, {json.dumps(directory)})"
+    return f"python -ic {shlex.quote(f'from transformers import pipeline; {make}')}"
+
+
+def _announced(params: Params, context: int, target: int) -> dict[str, int]:
+    """The length that a server takes for itself where it is not the target (0: it is)."""
+    match kinds_of(params)[0]:
+        case "linear":
+            times = round(target * params["factor"])
+            return {"vllm": times, "sglang": times}
+        case "longrope" | "longrope-two-sets" | "longrope-custom":
+            return {"vllm": params.get("original_max_position_embeddings", context), "sglang": 0}
+    return {"vllm": 0, "sglang": 0}
+
+
+def _needed(flag: str, server: str, announced: int) -> str:
+    return f"{flag} is needed: without it {server} takes {announced} tokens" if announced else ""
+
+
+def _llama_cpp(reading: Reading, directory: str, target: int) -> Serving:
+    gguf = shlex.quote(f"{PurePath(directory).name or 'model'}.gguf")
+    convert = f"python convert_hf_to_gguf.py {shlex.quote(directory)} --outfile {gguf}"
+    server = f"llama-server -m {gguf} -c {target}"
+    if reading.verdict == "different" and reading.flag:
+        command = f"{convert} && {server} {reading.flag}"
+        return Serving(reading.loader, command, "exact with these flags alone: " + reading.why)
+    return _line(reading, f"{convert} && {server}")
+
+
+def _line(reading: Reading, command: str, note: str = "") -> Serving:
+    if reading.verdict == "same":
+        return Serving(reading.loader, command, note)
+    if reading.verdict == "not measured":
+        doubt = (
+            "not measured for this model; ropext verify --endpoint URL compares a running server"
+        )
+        return Serving(reading.loader, command, "; ".join(filter(None, (note, doubt))))
+    says = {"different": "computes something else", "ignored": "ignores the scaling"}
+    sentence = f"{reading.loader} {says.get(reading.verdict, 'fails')}: {reading.why}"
+    return Serving(reading.loader, "", sentence)

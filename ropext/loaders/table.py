@@ -1,0 +1,357 @@
+"""The loader table: lookups in table.json, which holds what was measured and nothing else.
+
+A cell says what one loader's version range makes of one kind of rope dict in one group of families.
+A family or a kind without a cell is "not measured"; nothing is inferred from a similar one.
+"""
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from ropext import forms
+from ropext.errors import UsageError
+from ropext.forms import Params
+
+Verdict = Literal["same", "different", "ignored", "error", "not measured"]
+
+# A dict can be of several kinds at once; the first verdict in this order is the one that counts.
+_WORST_FIRST: tuple[Verdict, ...] = ("error", "different", "ignored", "not measured", "same")
+
+_DATA: dict[str, Any] = json.loads(Path(__file__).with_name("table.json").read_text("utf-8"))
+
+KINDS: dict[str, str] = _DATA["kinds"]
+
+# What users also type for a loader of the table.
+_ALIASES = {
+    "mlx-lm": "mlx",
+    "llamacpp": "llama.cpp",
+    "gguf": "llama.cpp",
+    "tensorrt-llm": "trt-llm",
+    "exl2": "exllamav2",
+    "exl3": "exllamav3",
+    "ct2": "ctranslate2",
+    "transformers4": "transformers==4.57",
+}
+
+# The method that gives each kind, in the order in which they are offered for one another.
+_METHODS = {"yarn": "yarn", "llama3": "llama3", "theta": "ntk", "linear": "pi"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What was found for one kind of rope dict."""
+
+    verdict: Verdict
+    why: str = ""
+    flag: str = ""  # what to pass to the loader; {target} and the like are filled in
+    evidence: str = "run"  # "source": read in the loader's source, not executed
+    needs: str = ""  # the verdict holds where these keys agree with the attention factor ...
+    otherwise: Verdict = "different"  # ... and this one where they do not
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One loader in one version range, with the cells of every family that was run in it."""
+
+    loader: str
+    versions: str
+    spans: tuple[tuple[str, str], ...]  # first and last version of each span, for NAME==VERSION
+    composites: bool  # its cells for a text model also speak for a composite around that model
+    families: Mapping[str, Mapping[str, Cell]]  # family -> kind -> cell
+    measured: Mapping[str, str]  # family -> the versions it was run in
+
+    def known(self, family: str, model_type: str | None) -> str:
+        """The name under which a model was run here, if it was: its own, or its text part's."""
+        if model_type is None or (self.composites and model_type not in self.families):
+            return family
+        return model_type
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one loader makes of one checkpoint's rope config."""
+
+    loader: str
+    versions: str
+    verdict: Verdict
+    why: str = ""
+    flag: str = ""
+    evidence: str = "run"
+
+
+@cache
+def readers() -> tuple[Reader, ...]:
+    """The table's loaders and version ranges, the newest of each loader first."""
+    return tuple(_reader(entry) for entry in _DATA["readers"])
+
+
+def _reader(entry: Mapping[str, Any]) -> Reader:
+    families: dict[str, dict[str, Cell]] = {}
+    measured: dict[str, str] = {}
+    for group in entry["groups"]:
+        cells = {
+            kind: _cell(cell, group.get("evidence", "run")) for kind, cell in group["cells"].items()
+        }
+        for family in group["families"]:
+            families.setdefault(family, {}).update(cells)
+            measured.setdefault(family, group.get("versions", entry["versions"]))
+    spans = tuple((low, high) for low, high in entry["spans"])
+    composites = entry.get("composites", False)
+    return Reader(entry["loader"], entry["versions"], spans, composites, families, measured)
+
+
+def _cell(cell: str | Mapping[str, str], evidence: str) -> Cell:
+    if isinstance(cell, str):
+        return Cell(cell, evidence=evidence)  # type: ignore[arg-type]
+    values: dict[str, Any] = {"evidence": evidence, **cell}
+    return Cell(values.pop("is"), **values)
+
+
+def _close(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=forms.EXACT)
+
+
+def _attention(params: Params) -> float:
+    """The attention factor that transformers reads; 0 where the dict leaves it to a length."""
+    if params.get("attention_factor") is not None:
+        return float(params["attention_factor"])
+    if params.get("factor") is None:
+        return 0.0
+    if params["rope_type"] == "longrope" and not params.get("original_max_position_embeddings"):
+        return 0.0
+    return forms.default_attention(params)
+
+
+def _attn_factor_agrees(params: Params) -> bool:
+    """attn_factor multiplies yarn's default where attention_factor replaces it."""
+    attn = params.get("attn_factor")
+    if not params.get("factor"):
+        return attn in (None, 1)
+    return _close(
+        (1.0 if attn is None else attn) * forms.mscale(params["factor"]), _attention(params)
+    )
+
+
+def _mscales_agree(params: Params) -> bool:
+    """short_mscale and long_mscale are there and equal the attention factor."""
+    scales = (params.get("short_mscale"), params.get("long_mscale"))
+    return all(s is not None and _close(s, _attention(params)) for s in scales)
+
+
+_NEEDS: dict[str, Callable[[Params], bool]] = {
+    "attn_factor": _attn_factor_agrees,
+    "mscales": _mscales_agree,
+}
+
+
+def kinds_of(
+    params: Params, *, length: int | None = None, v5_only: bool = False
+) -> tuple[str, ...]:
+    """Every kind that a rope dict (transformers-5 spelling) is of, the main one first.
+
+    `length` is max_position_embeddings; `v5_only` says that the config has rope_parameters alone.
+    """
+    match params.get("rope_type", "default"):
+        case "default":
+            kinds = ["theta"]
+        case "dynamic":
+            kinds = ["dynamic-alpha" if params.get("alpha") else "dynamic"]
+        case "yarn":
+            kinds = _yarn_kinds(params, length)
+        case "longrope":
+            kinds = _longrope_kinds(params)
+        case "linear" | "llama3" | "proportional" as kind:
+            kinds = [kind]
+        case _:
+            kinds = ["unknown"]
+    return (*kinds, "v5-only") if v5_only else tuple(kinds)
+
+
+def _yarn_kinds(params: Params, length: int | None) -> list[str]:
+    betas = (params.get("beta_fast") or 32.0, params.get("beta_slow") or 1.0)
+    factor = params.get("factor")
+    explicit = params.get("attention_factor")
+    default = forms.mscale(factor) if factor else None
+    kinds = []
+    if explicit is not None and (default is None or not _close(explicit, default)):
+        kinds.append("yarn-custom")
+    elif params.get("mscale") and params.get("mscale_all_dim"):
+        kinds.append("yarn-mscale")
+    elif betas != (forms.BETA_FAST, forms.BETA_SLOW):
+        kinds.append("yarn-betas")
+    else:
+        kinds.append("yarn")
+    if not params.get("truncate", True):
+        kinds.append("yarn-untruncated")
+    original = params.get("original_max_position_embeddings")
+    if not original:
+        kinds.append("yarn-no-original")
+    elif length is not None and length <= original:
+        kinds.append("yarn-original-length")
+    return kinds
+
+
+def _longrope_kinds(params: Params) -> list[str]:
+    kinds = ["longrope"]
+    if params.get("short_factor") != params.get("long_factor"):
+        kinds = ["longrope-two-sets"]
+    if params.get("attention_factor") is None:
+        return kinds
+    default = _attention({**params, "attention_factor": None})
+    if not _close(params["attention_factor"], default):
+        kinds = [k for k in kinds if k != "longrope"] + ["longrope-custom"]
+    return kinds
+
+
+def kind_of(params: Params) -> str:
+    """The row of the table that a rope dict belongs to."""
+    return kinds_of(params)[0]
+
+
+def readings(
+    family: str,
+    params: Params,
+    *,
+    model_type: str | None = None,
+    length: int | None = None,
+    target: int | None = None,
+    v5_only: bool = False,
+) -> tuple[Reading, ...]:
+    """What every loader makes of this dict in this family (its text part's model type).
+
+    In a composite, `model_type` is the outer type: loaders other than transformers were run on text
+    models alone, so that their cells do not speak for it.
+    """
+    kinds = kinds_of(params, length=length, v5_only=v5_only)
+    return tuple(
+        _reading(reader, family, params, kinds, model_type, target) for reader in readers()
+    )
+
+
+def _reading(
+    reader: Reader,
+    family: str,
+    params: Params,
+    kinds: Sequence[str],
+    model_type: str | None,
+    target: int | None,
+) -> Reading:
+    known = reader.known(family, model_type)
+    cells = reader.families.get(known)
+    if not cells:
+        return Reading(reader.loader, reader.versions, "not measured", f"{known} was not run in it")
+    versions = reader.measured[known]
+    found = [_judge(cells.get(kind), kind, params) for kind in kinds]
+    worst = min(found, key=lambda cell: _WORST_FIRST.index(cell.verdict))
+    why = "; ".join(dict.fromkeys(c.why for c in found if c.verdict == worst.verdict and c.why))
+    if worst.evidence == "source":
+        why = f"{why} (read in its source, not run)".strip()
+    flag = " ".join(dict.fromkeys(_filled(c.flag, params, target) for c in found if c.flag))
+    return Reading(reader.loader, versions, worst.verdict, why, flag, worst.evidence)
+
+
+def _judge(cell: Cell | None, kind: str, params: Params) -> Cell:
+    """The cell for this very dict: "same" can hang on keys that other people leave out."""
+    if cell is None:
+        return Cell("not measured", f"{KINDS[kind]}: not run in it")
+    if cell.needs and not _NEEDS[cell.needs](params):
+        names = {"attn_factor": "attn_factor", "mscales": "short_mscale and long_mscale"}
+        lacks = f"{names[cell.needs]} should be there and agree with the attention factor"
+        return Cell(cell.otherwise, "; ".join(filter(None, (cell.why, lacks))), cell.flag)
+    return cell
+
+
+def _filled(flag: str, params: Params, target: int | None) -> str:
+    factor = params.get("factor") or 1.0
+    return flag.format(
+        target="TARGET" if target is None else target,
+        beta_fast=format(params.get("beta_fast") or forms.BETA_FAST, "g"),
+        beta_slow=format(params.get("beta_slow") or forms.BETA_SLOW, "g"),
+        attention_ratio=format(_attention(params) / forms.mscale(factor), ".7g"),
+    )
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text))
+
+
+def _covers(reader: Reader, version: str) -> bool:
+    """Whether a version lies in a span, compared as far as the span's ends are written."""
+    asked = _version(version)
+    spans = [(_version(low), _version(high)) for low, high in reader.spans]
+    return any(low <= asked and asked[: len(high)] <= high for low, high in spans)
+
+
+def select(name: str) -> tuple[Reader, ...]:
+    """The readers a user means: NAME is the newest range, NAME==VERSION the one that holds it."""
+    loader, _, version = _ALIASES.get(name.lower(), name.lower()).partition("==")
+    mine = [r for r in readers() if r.loader == _ALIASES.get(loader, loader)]
+    if not mine:
+        known = [*dict.fromkeys(r.loader for r in readers()), "transformers4"]
+        near = difflib.get_close_matches(loader, [*known, *_ALIASES], n=2, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        raise UsageError(f"--for {name!r}: no such loader; {hint}Known are {', '.join(known)}")
+    if not version:
+        return (mine[0],)
+    fitting = tuple(r for r in mine if _covers(r, version))
+    if not fitting:
+        ranges = ", ".join(r.versions for r in mine)
+        raise UsageError(f"--for {name!r}: this version was not measured; measured are {ranges}")
+    return fitting
+
+
+def parse_for(text: str) -> tuple[str, ...]:
+    """The value of --for, checked: "vllm,llama.cpp" -> ("vllm", "llama.cpp")."""
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    for name in names:
+        select(name)
+    return names
+
+
+def exact_in(
+    names: Iterable[str],
+    family: str,
+    params: Params,
+    even_so: bool = False,
+    *,
+    model_type: str | None = None,
+) -> bool:
+    """Whether every named loader reads the dict as stock transformers 5 does.
+
+    "Not measured" is a refusal unless `even_so`; what was seen to differ is refused always.
+    """
+    accepted = {"same", "not measured"} if even_so else {"same"}
+    kinds = kinds_of(params)
+    return all(
+        _reading(reader, family, params, kinds, model_type, None).verdict in accepted
+        for name in names
+        for reader in select(name)
+    )
+
+
+def nearest_exact(
+    name: str, family: str, params: Params, *, scaled: bool = False, model_type: str | None = None
+) -> str:
+    """The options that give the nearest form which this loader reads exactly; "" if it has none.
+
+    Nearest: yarn for a dict with a temperature, else llama3. The product of two scalings has none
+    of these forms, so that a model which is `scaled` already starts from its original spectrum.
+    """
+    order = list(_METHODS)
+    if params.get("rope_type") not in ("yarn", "longrope") or _close(_attention(params), 1.0):
+        order = ["llama3", "yarn", "theta", "linear"]
+    mine = set(kinds_of(params))
+    for kind in order:
+        cells = [
+            reader.families.get(reader.known(family, model_type), {}).get(kind)
+            for reader in select(name)
+        ]
+        if kind not in mine and all(c is not None and c.verdict == "same" for c in cells):
+            return ("--from-original " if scaled else "") + f"--method {_METHODS[kind]}"
+    return ""
