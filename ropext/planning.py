@@ -69,9 +69,43 @@ class Plan:
         return next((site for site in self.sites if site.scaled), self.sites[0])
 
     @property
-    def kv_cache_bytes(self) -> int:
+    def kv_cache_bytes(self) -> int | None:
         """Keys and values of one sequence of `target` tokens at 2 bytes a value."""
-        return self.model.kv_bytes_per_token * self.target
+        return self.model.kv_bytes(self.target)
+
+    def spectra(self) -> dict[str, Spectrum]:
+        """The spectrum of every method that needs no input, this plan's own among them."""
+        rope = self.main.rope
+        out = {}
+        for row in self.methods:
+            if row.explanation is not None:
+                knobs = scaling.find(row.method).knobs()
+                scaled = scaling.scale(rope, row.method, self.target, knobs, None)
+                out[row.method] = scaling.compose(rope, scaled, self.target)
+        return out | {self.method: self.main.wanted}
+
+    def serving(self, directory: str) -> tuple[loaders.Serving, ...]:
+        """How to run the result in each loader, once it lies in `directory`."""
+        return loaders.serving_lines(
+            directory,
+            self.model.text_type,
+            self.main.params,
+            context=self.context,
+            target=self.target,
+            model_type=self.model.model_type,
+            masked_lm=self.model.masked_lm,
+        )
+
+    def nearest(self) -> dict[str, str]:
+        """For loaders that read it otherwise: the options whose result they read exactly."""
+        scaled = self.model.scaled_sites[0].rope.is_scaled
+        out: dict[str, str] = {}
+        for reading in self.readings:
+            if reading.verdict in ("different", "ignored", "error") and reading.loader not in out:
+                out[reading.loader] = loaders.nearest_exact(
+                    reading.loader, self.model.text_type, self.main.params, scaled=scaled
+                )
+        return {loader: options for loader, options in out.items() if options}
 
     def to_json(self) -> dict[str, Any]:
         """The plan as one JSON document."""
@@ -92,6 +126,8 @@ class Plan:
             "warnings": list(self.warnings),
             "kv_cache_bytes": self.kv_cache_bytes,
             "loaders": [asdict(reading) for reading in self.readings],
+            "nearest_exact": self.nearest(),
+            "serving": [asdict(line) for line in self.serving("OUT")],
             "config": self.config,
         }
 
@@ -142,7 +178,13 @@ def make_plan(config: Mapping[str, Any], recipe: Recipe, name: str = "MODEL") ->
         methods=rows,
         recommendation=recommend(model, recipe, {r.method: r.form for r in rows}),
         warnings=_warnings(model, recipe, sites, context, target),
-        readings=loaders.readings(model.text_type, main.params),
+        readings=loaders.readings(
+            model.text_type,
+            main.params,
+            model_type=model.model_type,
+            length=target,
+            target=target,
+        ),
     )
 
 

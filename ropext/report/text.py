@@ -1,0 +1,251 @@
+"""Plans and inspections as plain text for a terminal."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ropext.families import ABSENT, Edit, Model, Site
+from ropext.rope import phase_ratio, turns
+
+if TYPE_CHECKING:
+    from ropext.loaders import Reading, Serving
+    from ropext.planning import Plan
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns padded to their widest cell; numbers to the right, words to the left."""
+    body = [list(map(str, row)) for row in rows]
+    widths = [max(len(row[i]) for row in [list(header), *body]) for i in range(len(header))]
+    numeric = [
+        all(row[i][:1].isdigit() or row[i] in ("", "-", "inf") for row in body) and bool(body)
+        for i in range(len(header))
+    ]
+
+    def line(row: Sequence[str]) -> str:
+        cells = [
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, numeric, strict=True)
+        ]
+        return "  ".join(cells).rstrip()
+
+    return "\n".join([line(header), line(["-" * w for w in widths]), *map(line, body)])
+
+
+def size(count: float) -> str:
+    """Bytes in the unit that leaves one to four digits."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} TiB"
+
+
+def number(value: float) -> str:
+    return "inf" if math.isinf(value) else f"{value:,.6g}" if value < 1e6 else f"{value:,.0f}"
+
+
+def scaling_line(site: Site) -> str:
+    """What the config's rope dict says now, in one line."""
+    kind = site.params.get("rope_type", "default")
+    if kind == "default":
+        return "none (plain RoPE)"
+    shown = {
+        key: value
+        for key, value in site.params.items()
+        if key not in ("rope_type", "rope_theta") and isinstance(value, int | float)
+    }
+    keys = ", ".join(f"{key} {value:g}" for key, value in shown.items())
+    factor = f"; attention factor {site.rope.attention_factor:.6g}"
+    softmax = site.rope.softmax_factor
+    tail = f"; softmax factor {softmax:.6g}" if softmax != 1 else ""
+    return f"{kind} ({keys}){factor}{tail}"
+
+
+_TEMPERATURE = {
+    "whole": "acts on whole logits",
+    "rotated channels": "acts on the rotated channels only",
+    "cancelled": "has no effect (queries and keys are normalised after rotation)",
+}
+
+
+def _facts(model: Model, limits: Mapping[str, Any]) -> list[tuple[str, str]]:
+    kind = model.model_type
+    if model.text_type != kind:
+        kind += f" (text part: {model.text_type})"
+    facts = [("type", kind), ("context", f"{model.context:,} tokens")]
+    if model.stated_context != model.context:
+        facts.append(("stated", f"{model.stated_context:,} tokens in max_position_embeddings"))
+    shape = {
+        "layers": model.layers,
+        "heads": model.heads,
+        "key/value heads": model.kv_heads,
+        "channels a head": model.head_dim,
+    }
+    facts.append(("shape", ", ".join(f"{n} {what}" for what, n in shape.items() if n)))
+    per_token, full = model.kv_bytes_per_token, model.kv_bytes(model.context)
+    if per_token is not None and full is not None:
+        facts.append(
+            ("KV cache", f"{size(per_token)} a token at 2 bytes a value; {size(full)} when full")
+        )
+    if model.layer_types:
+        kinds = dict.fromkeys(model.layer_types)
+        facts.append(("layers", ", ".join(f"{model.layer_types.count(k)} {k}" for k in kinds)))
+    if model.sliding_window:
+        reach = f"; nothing reaches further back than {model.reach:,}" if model.reach else ""
+        facts.append(("window", f"{model.sliding_window:,} tokens in windowed layers{reach}"))
+    if model.nope_layers:
+        facts.append(("unrotated", f"{model.nope_layers} attention layers have no rotation"))
+    facts.append(("computes", "rope types " + ", ".join(model.forms)))
+    facts.append(("temperature", _TEMPERATURE[model.temperature]))
+    return facts + [(key, str(value)) for key, value in limits.items() if value is not None]
+
+
+def _site_facts(site: Site, model: Model) -> list[tuple[str, str]]:
+    rope = site.rope
+    dim = f"{rope.dim} of {model.head_dim} channels" if model.head_dim else str(rope.dim)
+    layout = "interleaved" if model.interleaved else "half and half"
+    facts = [
+        ("rotary dim", f"{dim} ({rope.dim // 2} pairs, {layout})"),
+        ("theta", number(rope.theta)),
+        ("scaling", scaling_line(site)),
+    ]
+    if rope.original_context != rope.context:
+        facts.append(("original", f"{rope.original_context:,} tokens before that scaling"))
+    if not site.scaled:
+        facts.append(("extension", "leaves these layers alone"))
+    return facts
+
+
+def _columns(facts: Iterable[tuple[str, str]], indent: str = "") -> str:
+    return "\n".join(f"{indent}{name:<12} {value}" for name, value in facts)
+
+
+def pair_table(site: Site, target: int) -> str:
+    """Every pair: wavelength, turns inside the context, and what the target asks of it."""
+    spectrum = site.rope.spectrum
+    ratios = phase_ratio(site.rope, spectrum, target)
+    rows = []
+    for i, (wave, seen, ratio) in enumerate(
+        zip(spectrum.wavelengths, turns(spectrum, site.rope.context), ratios, strict=True)
+    ):
+        needs = f"{ratio:.3g}x the phase seen" if ratio > 1.001 else ""
+        rows.append([str(i), number(wave), f"{seen:.4g}", needs])
+    return table(["pair", "wavelength", "turns", f"at {target:,} untouched"], rows)
+
+
+def inspection(name: str, model: Model, limits: Mapping[str, Any], target: int) -> str:
+    """`ropext inspect` as text."""
+    parts = [name, _columns(_facts(model, limits))]
+    for site in model.sites:
+        title = f"rotary embedding{f' of {site.label}' if site.label else ''}"
+        parts += ["", title, _columns(_site_facts(site, model), "  ")]
+        if site.scaled:
+            parts += ["", pair_table(site, target)]
+    for note in (*model.notes, *model.obstacles):
+        parts.append(f"\nnote: {note}")
+    return "\n".join(parts)
+
+
+def loader_table(readings: Iterable["Reading"]) -> str:
+    """Each loader with its versions and what it makes of the written config."""
+    rows = [[r.loader, r.versions, r.verdict, r.flag or r.why] for r in readings]
+    return table(["loader", "versions", "reads it", "note"], rows)
+
+
+def method_table(plan: "Plan") -> str:
+    """The two numbers that explain each method for this model and target."""
+    rows = []
+    for row in plan.methods:
+        mark = "*" if row.method == plan.method else ""
+        if row.explanation is None:
+            rows.append([row.method + mark, "-", "-", "-", row.form or "-", row.note])
+            continue
+        e = row.explanation
+        rows.append(
+            [
+                row.method + mark,
+                str(e.pairs_extrapolated),
+                f"{e.worst_extrapolation:.3g}",
+                f"{e.mean_compression:.3g}",
+                row.form or "-",
+                row.note,
+            ]
+        )
+    header = ["method", "pairs extrapolated", "worst", "mean compression", "written as", ""]
+    return table(header, rows)
+
+
+def value(item: Any) -> str:
+    """A config value short enough for one line of a diff."""
+    if isinstance(item, dict):
+        return "{" + ", ".join(f"{key}: {value(v)}" for key, v in item.items()) + "}"
+    if isinstance(item, list) and len(item) > 4:
+        return f"[{value(item[0])}, {value(item[1])}, ... {value(item[-1])}] ({len(item)} values)"
+    if isinstance(item, float):
+        return f"{item:.8g}"
+    return repr(item) if isinstance(item, str) else str(item)
+
+
+def edit_lines(edits: Iterable[Edit]) -> str:
+    """The config diff."""
+    lines = []
+    for edit in edits:
+        key = ".".join(edit.path)
+        if edit.before is not ABSENT:
+            lines.append(f"- {key}: {value(edit.before)}")
+        if edit.after is not ABSENT:
+            lines.append(f"+ {key}: {value(edit.after)}")
+    return "\n".join(lines)
+
+
+def _headline(plan: "Plan") -> str:
+    asked = f"{plan.method} at {plan.factor:g}x"
+    source = " from its original spectrum" if plan.recipe.from_original else ""
+    return f"{plan.name}: {plan.context:,} -> {plan.target:,} tokens by {asked}{source}"
+
+
+def _both_numbers(plan: "Plan") -> str | None:
+    """For a scaled model, what the factor is against either context."""
+    rope = plan.model.scaled_sites[0].rope
+    if rope.original_context == rope.context:
+        return None
+    now, first = plan.target / rope.context, plan.target / rope.original_context
+    return (
+        f"{now:g}x its current context of {rope.context:,}, "
+        f"{first:g}x its original context of {rope.original_context:,}"
+    )
+
+
+def plan(made: "Plan") -> str:
+    """`ropext plan` as text."""
+    chosen = made.recommendation
+    origin = " --from-original" if chosen.from_original else ""
+    written = ", ".join(
+        f"{site.label + ': ' if site.label else ''}{site.params['rope_type']}"
+        for site in made.sites
+        if site.scaled
+    )
+    facts = [("factor", both)] if (both := _both_numbers(made)) else []
+    facts += [
+        ("written as", written),
+        ("attention", f"factor {made.main.wanted.attention_factor:.6g} on cos and sin"),
+        ("recommended", f"--method {chosen.method}{origin}: {chosen.reason}"),
+    ]
+    if made.kv_cache_bytes is not None:
+        facts.append(("KV cache", f"{size(made.kv_cache_bytes)} for one full sequence"))
+    parts = [_headline(made), _columns(facts), "", method_table(made), ""]
+    parts += ["config.json", edit_lines(made.edits), "", loader_table(made.readings)]
+    parts += [f"\nwarning: {warning}" for warning in made.warnings]
+    for loader, options in made.nearest().items():
+        parts.append(f"\nfor {loader}: {options} gives the nearest form that it reads exactly")
+    parts += ["", "to serve it (OUT is the directory you write)", serving(made.serving("OUT"))]
+    return "\n".join(parts)
+
+
+def serving(lines: Iterable["Serving"]) -> str:
+    """The command for each loader, or the sentence why there is none."""
+    out = []
+    for line in lines:
+        note = f"  ({line.note})" if line.note and line.command else line.note
+        out.append(f"  {line.loader:<12} {line.command}{note}")
+    return "\n".join(out)
