@@ -1,0 +1,309 @@
+"""The proof: build the written directory with stock transformers and compare it with the plan.
+
+A fresh process that cannot import ropext (proof_child.py) says what stock computes; the comparison
+is made here, from plain numbers, so that this room imports neither torch nor transformers.
+"""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ropext.errors import ProofFailed
+
+CHILD = Path(__file__).with_name("proof_child.py")
+TIMEOUT = 1800.0  # seconds for one child process
+LISTED = 3  # names shown of a longer list
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the plan promises of one rotary embedding."""
+
+    label: str  # key inside a per-layer-type dict, "" when flat
+    inv_freq: tuple[float, ...]
+    attention_factor: float = 1.0
+    softmax_factor: float = 1.0
+    rope_type: str = "default"
+    factor: float = 1.0
+    scaled: bool = True  # False = the plan leaves it as the base has it
+    short_inv_freq: tuple[float, ...] | None = None  # None = the same at every length
+
+    @property
+    def bound(self) -> float:
+        """Largest relative difference that stock's float32 explains.
+
+        Its llama3 ramp subtracts nearly equal numbers, which costs two bits more.
+        """
+        bound = max(1e-6, 1e-7 * self.factor)
+        return 4 * bound if self.rope_type == "llama3" else bound
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One compared number: of a pair, or (pair = -1) of an attention or softmax factor."""
+
+    module: str
+    what: str
+    pair: int
+    wanted: float
+    found: float
+    bound: float
+
+    @property
+    def error(self) -> float:
+        """Relative difference; infinite where a zero was wanted and something else found."""
+        if self.wanted == self.found:
+            return 0.0
+        if not self.wanted or not math.isfinite(self.found):
+            return math.inf
+        return abs(self.found / self.wanted - 1)
+
+    def __str__(self) -> str:
+        where = f"{self.module} {self.what}"
+        if self.pair >= 0:
+            where += f" of pair {self.pair}"
+        return (
+            f"{where}: the plan says {self.wanted:.9g}, stock computes {self.found:.9g} "
+            f"(off by {self.error:.1e}, bound {self.bound:.0e})"
+        )
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was compared, and the pair that came out worst."""
+
+    transformers: str
+    model_class: str
+    rotary_modules: int
+    attention_modules: int
+    tensors_compared: int
+    tensors_not_compared: int
+    worst: Difference
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in ropext.json."""
+        return asdict(self) | {"worst": asdict(self.worst) | {"error": self.worst.error}}
+
+
+def expected(sites: Iterable[Any], factor: float) -> list[Expected]:
+    """From a plan's sites (label, wanted, params, scaled) and its whole factor."""
+    return [
+        Expected(
+            site.label,
+            site.wanted.inv_freq,
+            site.wanted.attention_factor,
+            site.wanted.softmax_factor,
+            site.params.get("rope_type", "default"),
+            factor,
+            site.scaled,
+            site.wanted.short_inv_freq,
+        )
+        for site in sites
+    ]
+
+
+def _environment(pythonpath: Sequence[Path], trust_remote_code: bool) -> dict[str, str]:
+    env = dict(os.environ)
+    if pythonpath:
+        old = [env["PYTHONPATH"]] if env.get("PYTHONPATH") else []
+        env["PYTHONPATH"] = os.pathsep.join([*map(str, pythonpath), *old])
+    env["CUDA_VISIBLE_DEVICES"] = ""  # nothing here runs on one, and a driver costs seconds
+    if not trust_remote_code:
+        env["HF_HUB_OFFLINE"] = "1"
+    return env
+
+
+def build(
+    directories: Sequence[Path],
+    *,
+    text_paths: Sequence[Sequence[str]] | None = None,
+    tensors: bool = True,
+    trust_remote_code: bool = False,
+    pythonpath: Sequence[Path] = (),
+    timeout: float = TIMEOUT,
+) -> list[dict[str, Any]]:
+    """What stock transformers builds from each directory, one process for all of them.
+
+    `pythonpath` puts another transformers first. An entry whose build failed holds `error`.
+    """
+    paths = text_paths or [()] * len(directories)
+    entries = [
+        {"directory": str(directory), "text_path": list(path)}
+        for directory, path in zip(directories, paths, strict=True)
+    ]
+    job = {"directories": entries, "tensors": tensors, "trust_remote_code": trust_remote_code}
+    with tempfile.TemporaryDirectory(prefix="ropext-proof-") as folder:
+        out = Path(folder) / "built.jsonl"
+        try:
+            run = subprocess.run(
+                # -P: neither the script's folder nor the working directory is importable.
+                [sys.executable, "-P", str(CHILD), str(out)],
+                input=json.dumps(job),
+                capture_output=True,
+                text=True,
+                env=_environment(pythonpath, trust_remote_code),
+                timeout=timeout,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise ProofFailed(
+                f"the proof of {directories[0]} took longer than {timeout:.0f} seconds and was "
+                "stopped; --no-verify leaves it out"
+            ) from None
+        lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
+    if run.returncode:
+        raise ProofFailed(_crash(directories[min(len(lines), len(directories) - 1)], run))
+    return [json.loads(line) for line in lines]
+
+
+def _crash(directory: Path, run: "subprocess.CompletedProcess[str]") -> str:
+    said = [line for line in run.stderr.splitlines() if line.strip()]
+    if run.returncode < 0:
+        name = signal.Signals(-run.returncode).name
+        return f"the proof of {directory} was killed by {name}, as happens when memory runs out"
+    return f"the proof of {directory} could not run: {said[-1] if said else 'no message'}"
+
+
+def _candidates(label: str, sites: Sequence[Expected]) -> list[Expected]:
+    """The sites that a module may be: the one of its label, or any where it has none."""
+    return [site for site in sites if site.label == label] if label else list(sites)
+
+
+def _differences(found: Mapping[str, Any], site: Expected) -> list[Difference]:
+    module, numbers = found["module"], found["inv_freq"]
+    module += f" ({site.label})" if site.label else ""
+    if len(numbers) != len(site.inv_freq):
+        wrong = float(len(site.inv_freq)), float(len(numbers))
+        return [Difference(module, "number of pairs", -1, *wrong, 0.0)]
+    short = found["short_inv_freq"] or numbers
+    wanted_short = site.short_inv_freq or site.inv_freq
+    out = [
+        Difference(module, what, pair, wanted, got, site.bound)
+        for what, pairs in (
+            ("frequency", zip(site.inv_freq, numbers, strict=True)),
+            ("short-input frequency", zip(wanted_short, short, strict=True)),
+        )
+        for pair, (wanted, got) in enumerate(pairs)
+    ]
+    factor = site.attention_factor, found["attention_factor"]
+    return [*out, Difference(module, "attention factor", -1, *factor, site.bound)]
+
+
+def _worst(differences: Iterable[Difference]) -> Difference:
+    return max(differences, key=lambda d: d.error / d.bound if d.bound else math.inf)
+
+
+def _bad(difference: Difference) -> bool:
+    return not difference.error <= difference.bound
+
+
+def _compare_rotary(built: Mapping[str, Any], sites: Sequence[Expected]) -> list[Difference]:
+    """The worst number of every rotary module, each held against the site it comes nearest to."""
+    worst, seen = [], set()
+    for found in built["rotary"]:
+        sites_here = _candidates(found["label"], sites)
+        if not sites_here:
+            raise ProofFailed(
+                f"proof: {found['module']} has an embedding for {found['label']!r}, which the plan "
+                f"does not know; it has {', '.join(site.label or 'one' for site in sites)}"
+            )
+        tried = [(_worst(_differences(found, site)), site) for site in sites_here]
+        difference, site = min(tried, key=lambda pair: pair[0].error)
+        seen.add(site.label)
+        worst.append(difference)
+    if not worst:
+        raise ProofFailed(
+            f"proof: {built['model_class']} as stock builds it has no rotary embedding"
+        )
+    unseen = [site.label for site in sites if site.scaled and site.label not in seen]
+    if unseen and not any(map(_bad, worst)):
+        raise ProofFailed(f"proof: no module of {built['model_class']} uses {', '.join(unseen)}")
+    return worst
+
+
+def _compare_softmax(built: Mapping[str, Any], sites: Sequence[Expected]) -> list[Difference]:
+    worst = []
+    for found in built["attention"]:
+        tried = [
+            Difference(
+                found["module"],
+                "softmax factor",
+                -1,
+                site.softmax_factor,
+                found["softmax_factor"],
+                site.bound,
+            )
+            for site in sites
+        ]
+        worst.append(min(tried, key=lambda d: d.error))
+    if not worst and any(site.softmax_factor != 1 for site in sites):
+        raise ProofFailed("proof: no attention module shows a softmax scale to compare")
+    return worst
+
+
+def _compare_tensors(built: Mapping[str, Any], directory: str) -> tuple[int, int]:
+    tensors = built["tensors"]
+    if tensors is None:
+        raise ProofFailed(f"proof: {directory} holds no safetensors weights")
+    for kind, what in (
+        ("unconverted", "holds too few or too many tensors to make up"),
+        ("missing", "lacks tensors that the model has"),
+        ("unexpected", "holds tensors that the model does not have"),
+        ("misshapen", "holds tensors of another shape than the model's"),
+    ):
+        names = [
+            f"{n[0]} ({n[1]}, not {n[2]})" if kind == "misshapen" else n for n in tensors[kind]
+        ]
+        if names:
+            more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+            raise ProofFailed(f"proof: {directory} {what}: {', '.join(names[:LISTED])}{more}")
+    return tensors["compared"], tensors["not_compared"]
+
+
+def compare(built: Mapping[str, Any], sites: Sequence[Expected], *, tensors: bool = True) -> Proof:
+    """Hold what stock built against what the plan says; ProofFailed names the worst of it."""
+    directory, version = built["directory"], built["transformers"]
+    if built["error"]:
+        raise ProofFailed(
+            f"proof: transformers {version} cannot build {directory}: {built['error']}"
+        )
+    worst = _worst([*_compare_rotary(built, sites), *_compare_softmax(built, sites)])
+    if _bad(worst):
+        raise ProofFailed(f"proof: with transformers {version}, {worst}")
+    counts = _compare_tensors(built, directory) if tensors else (0, 0)
+    return Proof(
+        version,
+        built["model_class"],
+        len(built["rotary"]),
+        len(built["attention"]),
+        *counts,
+        worst,
+    )
+
+
+def prove(
+    directory: Path,
+    sites: Sequence[Expected],
+    *,
+    text_path: Sequence[str] = (),
+    tensors: bool = True,
+    trust_remote_code: bool = False,
+    timeout: float = TIMEOUT,
+) -> Proof:
+    """Prove one directory: every module as the plan says, every tensor in its place."""
+    (built,) = build(
+        [directory],
+        text_paths=[text_path],
+        tensors=tensors,
+        trust_remote_code=trust_remote_code,
+        timeout=timeout,
+    )
+    return compare(built, sites, tensors=tensors)

@@ -1,0 +1,338 @@
+"""The other side of the proof: what stock transformers builds from a directory, without weights.
+
+Run as a script, by path, in a fresh process: it imports nothing of ropext and refuses to let
+anything else do so. It reads a job from stdin and writes one JSON line per directory to the file
+named in its only argument, so that a crash keeps what was finished.
+"""
+
+import copy
+import io
+import json
+import os
+import re
+import struct
+import sys
+from logging import StreamHandler
+from pathlib import Path
+from typing import Any
+
+NOT_TEXT = re.compile(r"vision|visual|audio|image|video|speech|vae|token2wav")
+# What quantisers call the packed weight itself; everything else that they add is read as side data.
+PACKED = re.compile(r"(.+)(?:\.(?:qweight|weight_packed)|_blocks)$")
+UNCONVERTED = re.compile(r"^([\w.]+)\s*\|.*CONVERSION", re.MULTILINE)
+INTEGER = re.compile(r"[UI]\d+|F4|F6.*|F8_E8M0")
+
+
+class Blocked:
+    """An import finder that stands first and knows no ropext."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name.partition(".")[0] == "ropext":
+            raise ImportError("ropext takes no part in its own proof")
+
+
+def block_ropext() -> None:
+    sys.meta_path.insert(0, Blocked)
+    try:
+        import ropext  # noqa: F401
+    except ImportError:
+        return
+    raise SystemExit("the proof process could import ropext")
+
+
+def text_config(config: Any, path: list[str]) -> Any:
+    """The config that holds the text model's rope dict; `path` leads to it, where known."""
+    if not path:
+        return config.get_text_config()
+    for key in path:
+        config = getattr(config, key)
+    return config
+
+
+def model_class(config: Any, directory: str, trust_remote_code: bool) -> Any:
+    """The architecture that the config names, or the first auto class that knows its type."""
+    import transformers
+
+    names = getattr(config, "architectures", None) or []
+    if type(config).__module__.partition(".")[0] != "transformers" and trust_remote_code:
+        from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+        auto_map = getattr(config, "auto_map", None) or {}
+        for auto, reference in auto_map.items():
+            if auto.startswith("AutoModel") and reference.rpartition(".")[2] in names:
+                return get_class_from_dynamic_module(reference, directory)
+    for name in names:
+        found = getattr(transformers, name, None)
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+            return found
+    autos = ("CausalLM", "MaskedLM", "ImageTextToText", "Seq2SeqLM", "")
+    for auto in (getattr(transformers, f"AutoModel{'For' if a else ''}{a}") for a in autos):
+        known = auto._model_mapping
+        if type(config) in known:
+            found = known[type(config)]
+            return found[0] if isinstance(found, tuple) else found
+    raise ValueError(f"no model class for {names or type(config).__name__}")
+
+
+def skeleton(cls: Any, config: Any) -> Any:
+    """The model with real buffers, its inverse frequencies among them, and no parameters."""
+    from accelerate import init_empty_weights
+
+    with init_empty_weights(include_buffers=False):
+        return cls(copy.deepcopy(config)).eval()
+
+
+def text_modules(model: Any, text: Any) -> list[tuple[str, Any]]:
+    """Modules of the text model, with their paths."""
+    paths = [(n, m) for n, m in model.named_modules() if not NOT_TEXT.search(n.lower())]
+    own = [(n, m) for n, m in paths if isinstance(getattr(m, "config", None), type(text))]
+    rotary = [m for _, m in own if any(b.endswith("inv_freq") for b in m._buffers)]
+    # Where every part has a config class of its own (Blt), or none keeps its config, take all.
+    keep = {id(m) for _, m in own} if rotary else {id(m) for _, m in paths}
+    return [(n, m) for n, m in paths if id(m) in keep or getattr(m, "config", None) is None]
+
+
+def pinned_attention(module: Any, label: str, last: int) -> float | None:
+    """Run stock's own forward at positions 0 and `last`, which settles what depends on the length.
+
+    Returns what it multiplies into cos, seen at position 0 where the cosine is 1: PhiMoE takes it
+    from other keys than the module's attribute. None where the forward wants other arguments.
+    """
+    import torch
+
+    x = torch.zeros(1, 2, 1)
+    for shape in ((1, 2), (3, 1, 2)):  # plain, and one row per M-RoPE axis
+        positions = torch.tensor([0, last]).expand(shape)
+        try:
+            out = module(x, positions, label) if label else module(x, positions)
+        except Exception:  # any refusal means only that this signature is another's
+            continue
+        cos = out[0] if isinstance(out, tuple | list) else out
+        return float(cos[..., 0, :].abs().max())
+    return None
+
+
+def rotary(modules: list[tuple[str, Any]]) -> list[dict]:
+    """Every rotary embedding's inverse frequencies and attention factor at the full length."""
+    found = []
+    for name, module in modules:
+        for buffer in [b for b in module._buffers if b.endswith("inv_freq")]:
+            prefix = buffer.removesuffix("inv_freq")
+            if prefix.endswith("original_"):
+                continue
+            label = prefix.rstrip("_")
+            first = getattr(module, buffer).clone()
+            config = getattr(module, "config", None)
+            last = int(getattr(config, "max_position_embeddings", None) or 2) - 1
+            attention = pinned_attention(module, label, last)
+            if attention is None:
+                attention = float(getattr(module, f"{prefix}attention_scaling", 1.0))
+            long = getattr(module, f"{prefix}long_inv_freq", None)
+            inv_freq = first if long is None else long
+            found.append(
+                {
+                    "module": name,
+                    "label": label,
+                    "inv_freq": inv_freq.double().tolist(),
+                    "short_inv_freq": first.double().tolist() if long is not None else None,
+                    "attention_factor": attention,
+                }
+            )
+    return found
+
+
+def softmax_scales(modules: list[tuple[str, Any]]) -> dict[str, tuple[float, float | None]]:
+    """Per attention module: what multiplies q·k, and 1/sqrt(head dim)."""
+    scales = {}
+    for name, module in modules:
+        if "Attention" not in type(module).__name__:
+            continue
+        scale = getattr(module, "scaling", getattr(module, "softmax_scale", None))
+        if isinstance(scale, float | int):
+            dim = getattr(module, "qk_head_dim", None) or getattr(module, "head_dim", None)
+            scales[name] = (float(scale), dim**-0.5 if isinstance(dim, int) else None)
+    return scales
+
+
+def make_plain(config: Any, seen: set[int]) -> None:
+    """Turn every rope dict in a config to the default type, other keys kept."""
+    for value in list(vars(config).values()):
+        if hasattr(value, "to_diff_dict") and id(value) not in seen:
+            seen.add(id(value))
+            make_plain(value, seen)
+    rope = getattr(config, "rope_parameters", None)
+    if isinstance(rope, dict):
+        for entry in [rope, *rope.values()]:
+            if isinstance(entry, dict) and "rope_type" in entry:
+                entry["rope_type"] = "default"
+
+
+def attention(modules: list[tuple[str, Any]], cls: Any, config: Any, path: list[str]) -> list[dict]:
+    """Every attention module's softmax factor: its scale over the one it has with plain RoPE.
+
+    The plain scale is 1/sqrt(head dim) in most families; where it is not, the model is built a
+    second time with plain RoPE (Gemma's query_pre_attn_scalar, Granite's attention_multiplier).
+    """
+    scales = softmax_scales(modules)
+    plain = {name: unit for name, (_, unit) in scales.items()}
+    if any(not unit or abs(scale / unit - 1) > 1e-6 for scale, unit in scales.values()):
+        twin = copy.deepcopy(config)
+        make_plain(twin, set())
+        model = skeleton(cls, twin)
+        built = softmax_scales(text_modules(model, text_config(twin, path)))
+        plain = {name: scale for name, (scale, _) in built.items()}
+    return [
+        {"module": name, "softmax_factor": scale / plain[name]}
+        for name, (scale, _) in scales.items()
+    ]
+
+
+def headers(directory: str) -> dict[str, tuple[str, list[int]]]:
+    """Name -> dtype and shape of every tensor that stock would load; no weight is read."""
+    folder = Path(directory)
+    files = {"model.safetensors"}
+    index = folder / "model.safetensors.index.json"
+    if not (folder / "model.safetensors").exists():
+        files = set()
+        if index.exists():
+            files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    tensors = {}
+    for name in sorted(files):
+        with open(folder / name, "rb") as stream:
+            (size,) = struct.unpack("<Q", stream.read(8))
+            table = json.loads(stream.read(size))
+        table.pop("__metadata__", None)
+        tensors |= {key: (value["dtype"], value["shape"]) for key, value in table.items()}
+    return tensors
+
+
+def loading_info(cls: Any, config: Any, state: dict[str, Any]) -> dict:
+    """What from_pretrained says of these tensors, and the names that it could not convert to.
+
+    Those it tells in its logged report alone, before it raises.
+    """
+    import torch
+    from transformers.utils import logging
+
+    report = StreamHandler(io.StringIO())
+    logging.add_handler(report)
+    try:
+        _, info = cls.from_pretrained(
+            None,
+            config=copy.deepcopy(config),
+            state_dict=state,
+            device_map={"": "meta"},
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except RuntimeError:
+        names = UNCONVERTED.findall(report.stream.getvalue())
+        if not names:
+            raise
+        none = dict.fromkeys(("missing_keys", "unexpected_keys", "mismatched_keys"), ())
+        return none | {"unconverted": sorted(names)}
+    finally:
+        logging.remove_handler(report)
+    return info | {"unconverted": []}
+
+
+def tensors(
+    cls: Any, config: Any, found: dict[str, tuple[str, list[int]]], quantised: bool
+) -> dict:
+    """Load the headers' tensors, empty on the meta device, by stock's own from_pretrained.
+
+    Its key conversion (renaming, stacking of experts, fusing, tying) then runs on names and
+    shapes. A packed tensor travels with no elements, so that stock names it but compares nothing.
+    """
+    import torch
+
+    state, packed = {}, 0
+    for name, (dtype, shape) in found.items():
+        match = PACKED.match(name) if quantised else None
+        opaque = match or (quantised and name.endswith("weight") and INTEGER.fullmatch(dtype))
+        if opaque:
+            packed += 1
+            name = (match[1] + ("" if name.endswith("_blocks") else ".weight")) if match else name
+            shape = [0] * max(len(shape), 2)
+        state[name] = torch.empty(shape, device="meta")
+    info = loading_info(cls, config, state)
+    missing, unexpected = set(info["missing_keys"]), set(info["unexpected_keys"])
+    misshapen = [(n, list(a), list(b)) for n, a, b in info["mismatched_keys"] if 0 not in a]
+    if quantised:
+        packed += len(unexpected)
+        parents = {name.rpartition(".")[0] for name in unexpected}
+        missing = {name for name in missing if name.rpartition(".")[0] not in parents}
+        unexpected = set()
+    return {
+        "compared": len(found) - packed,
+        "not_compared": packed,
+        "missing": sorted(missing),
+        "unexpected": sorted(unexpected),
+        "misshapen": sorted(misshapen),
+        "unconverted": info["unconverted"],
+    }
+
+
+def build(job: dict, entry: dict) -> dict:
+    """Everything the parent compares, for one directory."""
+    from transformers import AutoConfig
+
+    directory = entry["directory"]
+    trust = job["trust_remote_code"]
+    config = AutoConfig.from_pretrained(directory, trust_remote_code=trust)
+    quantised = getattr(config, "quantization_config", None) is not None
+    if quantised:
+        # Its loader would want its own packages or a GPU, and changes nothing about positions.
+        del config.quantization_config
+    cls = model_class(config, directory, trust)
+    model = skeleton(cls, config)
+    modules = text_modules(model, text_config(model.config, entry["text_path"]))
+    found = headers(directory) if job["tensors"] else {}
+    return {
+        "model_class": cls.__name__,
+        "attention": attention(modules, cls, config, entry["text_path"]),
+        "rotary": rotary(modules),
+        "tensors": tensors(cls, config, found, quantised) if found else None,
+    }
+
+
+def cost(since: float) -> dict:
+    """CPU seconds since a mark, and this process's peak memory in bytes."""
+    import resource
+    import time
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB here
+    return {"cpu_seconds": time.process_time() - since, "peak_bytes": peak * unit}
+
+
+def main() -> None:
+    import time
+
+    block_ropext()
+    job = json.load(sys.stdin)
+    import torch
+    import transformers
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    with open(sys.argv[1], "w", encoding="utf-8") as out:
+        for entry in job["directories"]:
+            mark = time.process_time()
+            answer = {"directory": entry["directory"], "transformers": transformers.__version__}
+            try:
+                answer |= build(job, entry) | {"error": None}
+            except Exception as error:
+                said = str(error).strip() or "no message"
+                answer["error"] = f"{type(error).__name__}: {said.splitlines()[-1]}"
+            answer["cost"] = cost(mark)
+            out.write(json.dumps(answer) + "\n")
+            out.flush()
+            os.fsync(out.fileno())
+
+
+if __name__ == "__main__":
+    main()

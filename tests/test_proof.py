@@ -1,0 +1,338 @@
+"""The proof passes what stock reads as planned, tensors included, and names what differs."""
+
+import json
+import shutil
+import struct
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ropext import forms, proof
+from ropext.errors import ProofFailed
+from ropext.rope import Rope, Spectrum
+
+CONTEXT, TARGET, THETA = 64, 256, 5e4
+LENGTHS = {"factor": 4.0, "original_max_position_embeddings": CONTEXT}
+YARN = {"rope_type": "yarn", "rope_theta": THETA, **LENGTHS}
+LINEAR = {"rope_type": "linear", "rope_theta": THETA, "factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"rope_theta": THETA, **LENGTHS}
+MSCALE = {"mscale": 1.0, "mscale_all_dim": 0.8}
+SHORT, LONG = [1.0, 1.5, 2.0, 2.5], [1.0, 2.0, 3.0, 5.5]
+LONGROPE = {"rope_type": "longrope", "rope_theta": THETA, "attention_factor": 1.25, **LENGTHS}
+LONGROPE |= {"short_factor": SHORT, "long_factor": LONG}
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 4, "pad_token_id": 0}
+MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+MLA = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8}
+NESTED = {
+    "full_attention": YARN,
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+
+# name -> config class, its keys, rotary dim
+RIGHT = {
+    "tied-llama": ("LlamaConfig", {"rope_parameters": YARN, "tie_word_embeddings": True}, 8),
+    "llama3": ("LlamaConfig", {"rope_parameters": LLAMA3}, 8),
+    "mixtral": ("MixtralConfig", {"rope_parameters": LINEAR, "num_local_experts": 4}, 8),
+    "qwen3-moe": (
+        "Qwen3MoeConfig",
+        {"rope_parameters": YARN, "num_experts": 4, "head_dim": 8, **MOE},
+        8,
+    ),
+    "deepseek-v3": (
+        "DeepseekV3Config",
+        {
+            "rope_parameters": YARN | MSCALE,
+            "n_routed_experts": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "v_head_dim": 8,
+            **MLA,
+            **MOE,
+        },
+        8,
+    ),
+    "gpt-neox": ("GPTNeoXConfig", {"rope_parameters": YARN | {"partial_rotary_factor": 0.5}}, 4),
+    "granite": ("GraniteConfig", {"rope_parameters": YARN, "attention_multiplier": 0.2}, 8),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {"rope_parameters": NESTED, "head_dim": 8, "query_pre_attn_scalar": 24}
+        | {"layer_types": ["sliding_attention", "full_attention"]},
+        8,
+    ),
+    "phi3": ("Phi3Config", {"rope_parameters": LONGROPE}, 8),
+}
+
+
+def spectrum(params: dict, dim: int, softmax_mscale: bool = False) -> Spectrum:
+    rope = Rope(dim, params["rope_theta"], CONTEXT, softmax_mscale=softmax_mscale)
+    return forms.read(params, rope, TARGET)
+
+
+def site(params: dict, dim: int, label: str = "", softmax_mscale: bool = False) -> proof.Expected:
+    wanted = spectrum(params, dim, softmax_mscale)
+    return proof.Expected(
+        label,
+        wanted.inv_freq,
+        wanted.attention_factor,
+        wanted.softmax_factor,
+        params["rope_type"],
+        TARGET / CONTEXT,
+        params["rope_type"] != "default",
+        wanted.short_inv_freq,
+    )
+
+
+def wanted(name: str) -> list[proof.Expected]:
+    _, keys, dim = RIGHT[name]
+    params = keys["rope_parameters"]
+    if "rope_type" in params:
+        return [site(params, dim, softmax_mscale=name == "deepseek-v3")]
+    return [site(entry, dim, label) for label, entry in params.items()]
+
+
+def write(config_class: str, keys: dict, directory: Path) -> None:
+    """A tiny random checkpoint, written by stock."""
+    import transformers
+
+    config = getattr(transformers, config_class)(
+        **SIZES | {"max_position_embeddings": TARGET} | keys
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+
+
+def edit_config(directory: Path, change) -> None:
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    change(config)
+    path.write_text(json.dumps(config))
+
+
+def edit_tensors(directory: Path, change) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def quantise(directory: Path) -> None:
+    """As GPTQ leaves it: packed projections with side data, the rest plain."""
+    import torch
+
+    def pack(tensors: dict) -> None:
+        for name in [name for name in tensors if "_proj.weight" in name]:
+            module = name.removesuffix(".weight")
+            rows, columns = tensors.pop(name).shape
+            tensors[f"{module}.qweight"] = torch.zeros(columns // 8, rows, dtype=torch.int32)
+            tensors[f"{module}.scales"] = torch.zeros(1, rows)
+
+    edit_tensors(directory, pack)
+    method = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    edit_config(directory, lambda config: config.update(quantization_config=method))
+
+
+def drop_mscale(config: dict) -> None:
+    for key in MSCALE:
+        del config["rope_parameters"][key]
+
+
+def one_pair_off(config: dict) -> None:
+    for key in ("long_factor", "short_factor"):
+        config["rope_parameters"][key][2] *= 1 + 1e-4
+
+
+def stack_off(tensors: dict) -> None:
+    del tensors["model.layers.0.block_sparse_moe.experts.3.w1.weight"]
+
+
+WRONG = {
+    "mscale dropped": ("deepseek-v3", edit_config, drop_mscale),
+    "pair off": ("phi3", edit_config, one_pair_off),
+    "tensor dropped": (
+        "tied-llama",
+        edit_tensors,
+        lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"),
+    ),
+    "tensor added": ("gpt-neox", edit_tensors, lambda t: t.update(stray=t["embed_out.weight"] * 1)),
+    "tensor reshaped": (
+        "qwen3-moe",
+        edit_tensors,
+        lambda t: t.update({"lm_head.weight": t["lm_head.weight"].T.contiguous()}),
+    ),
+    "expert dropped": ("mixtral", edit_tensors, stack_off),
+    "build fails": (
+        "llama3",
+        edit_config,
+        lambda config: config["rope_parameters"].update(rope_type="no-such"),
+    ),
+    "no weights": ("granite", lambda d, _: (d / "model.safetensors").unlink(), None),
+    "quantised": ("llama3", lambda d, _: quantise(d), None),
+    "only rope_scaling": (
+        "gemma3",
+        edit_config,
+        lambda c: c["rope_parameters"].update(full_attention=NESTED["sliding_attention"]),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> dict[str, dict]:
+    """Every directory, right or wrong, built by one child process."""
+    root = tmp_path_factory.mktemp("proof")
+    for name, (config_class, keys, _) in RIGHT.items():
+        write(config_class, keys, root / name)
+    for name, (base, edit, change) in WRONG.items():
+        shutil.copytree(root / base, root / name)
+        edit(root / name, change)
+    names = [*RIGHT, *WRONG]
+    return dict(zip(names, proof.build([root / name for name in names]), strict=True))
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_passes(built, name: str) -> None:
+    result = proof.compare(built[name], wanted(name))
+    assert result.rotary_modules == (2 if name == "gemma3" else 1)
+    assert result.attention_modules == 2
+    assert result.tensors_not_compared == 0
+    assert result.tensors_compared == tensor_count(Path(built[name]["directory"]))
+
+
+def tensor_count(directory: Path) -> int:
+    data = (directory / "model.safetensors").read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    return len(json.loads(data[8 : 8 + size])) - 1  # but for __metadata__
+
+
+def test_deepseek_softmax_factor_is_the_published_one(built) -> None:
+    # softmax_scale * mscale^2, mscale = 0.1 * 0.8 * ln(4) + 1 = 1.1109035 (DeepSeek-V3, model.py)
+    factors = [entry["softmax_factor"] for entry in built["deepseek-v3"]["attention"]]
+    assert factors == pytest.approx([1.2341067, 1.2341067], rel=1e-7)
+
+
+def test_both_sets_of_longrope_are_compared(built) -> None:
+    (site,) = wanted("phi3")
+    off = (*site.short_inv_freq[:3], site.short_inv_freq[3] * 1.0001)
+    with pytest.raises(ProofFailed, match="short-input frequency of pair 3"):
+        proof.compare(built["phi3"], [replace(site, short_inv_freq=off)])
+    with pytest.raises(
+        ProofFailed, match=r"short-input frequency of pair 3: .*stock computes 0.000119"
+    ):
+        proof.compare(built["phi3"], [replace(site, short_inv_freq=None)])
+
+
+SAYS = {
+    "mscale dropped": "softmax factor: the plan says 1.234.*stock computes 1",
+    "pair off": r"model.rotary_emb (short-input )?frequency of pair 2: .*off by 1\.0e-04",
+    "tensor dropped": "lacks tensors that the model has: model.layers.1.mlp.up_proj.weight",
+    "tensor added": "holds tensors that the model does not have: stray",
+    "tensor reshaped": r"lm_head.weight \(\[32, 64\], not \[64, 32\]\)",
+    "expert dropped": "too few or too many .* to make up: model.layers.0.mlp.experts.gate_up_proj",
+    "build fails": "cannot build .*KeyError: 'no-such'",
+    "no weights": "holds no safetensors weights",
+    "only rope_scaling": r"model.rotary_emb \(full_attention\)",
+}
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_catches(built, name: str) -> None:
+    with pytest.raises(ProofFailed, match=SAYS[name]) as caught:
+        proof.compare(built[name], wanted(WRONG[name][0]))
+    assert caught.value.exit_code == 3
+    assert "\n" not in str(caught.value)
+
+
+def test_packed_tensors_are_counted_apart(built) -> None:
+    result = proof.compare(built["quantised"], wanted("llama3"))
+    # 7 projections in 2 layers, each as qweight and scales; 2 embeddings and 5 norms stay plain
+    assert (result.tensors_compared, result.tensors_not_compared) == (7, 28)
+
+
+@pytest.mark.parametrize("pair", [0, 3])
+def test_one_pair_1e4_off_in_the_plan(built, pair: int) -> None:
+    (right,) = wanted("tied-llama")
+    off = [f * (1.0001 if i == pair else 1) for i, f in enumerate(right.inv_freq)]
+    with pytest.raises(ProofFailed, match=f"model.rotary_emb frequency of pair {pair}"):
+        proof.compare(built["tied-llama"], [replace(right, inv_freq=tuple(off))])
+
+
+def test_attention_factor_and_sites_left_alone_are_compared(built) -> None:
+    full, sliding = wanted("gemma3")
+    with pytest.raises(ProofFailed, match="attention factor"):
+        proof.compare(built["gemma3"], [replace(full, attention_factor=1.2), sliding])
+    faster = tuple(2 * f for f in sliding.inv_freq)
+    with pytest.raises(ProofFailed, match=r"rotary_emb \(sliding_attention\)"):
+        proof.compare(built["gemma3"], [full, replace(sliding, inv_freq=faster)])
+    with pytest.raises(ProofFailed, match="which the plan does not know"):
+        proof.compare(built["gemma3"], [full])
+
+
+def test_wrong_number_of_pairs(built) -> None:
+    (right,) = wanted("llama3")
+    with pytest.raises(ProofFailed, match="number of pairs: the plan says 3, stock computes 4"):
+        proof.compare(built["llama3"], [replace(right, inv_freq=right.inv_freq[:3])])
+
+
+def test_the_bound_grows_with_the_factor_and_for_llama3() -> None:
+    assert proof.Expected("", (1.0,)).bound == 1e-6
+    assert proof.Expected("", (1.0,), factor=32).bound == pytest.approx(3.2e-6)
+    assert proof.Expected("", (1.0,), rope_type="llama3").bound == 4e-6
+
+
+def test_result_is_plain_json(built) -> None:
+    out = json.loads(json.dumps(proof.compare(built["mixtral"], wanted("mixtral")).to_json()))
+    assert out["model_class"] == "MixtralForCausalLM"
+    assert out["worst"]["error"] <= out["worst"]["bound"]
+
+
+def test_expected_from_a_plan() -> None:
+    class Planned:
+        label, params, scaled = "main", YARN, True
+        wanted = Spectrum((1.0, 0.5), 1.1, 1.2, (1.0, 0.7))
+
+    (out,) = proof.expected([Planned()], 4.0)
+    assert out == proof.Expected("main", (1.0, 0.5), 1.1, 1.2, "yarn", 4.0, True, (1.0, 0.7))
+
+
+def test_the_child_cannot_import_ropext(tmp_path: Path) -> None:
+    code = (
+        "import runpy, sys; child = runpy.run_path(sys.argv[1])\n"
+        "child['block_ropext']()\n"
+        "for name in ('ropext', 'ropext.forms'):\n"
+        "    try: __import__(name)\n"
+        "    except ImportError: continue\n"
+        "    raise SystemExit('imported')\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code, str(proof.CHILD)], check=False, cwd=tmp_path)
+    assert run.returncode == 0
+
+
+def test_the_child_stops_where_ropext_was_imported_before() -> None:
+    code = "import runpy, sys, ropext; runpy.run_path(sys.argv[1])['block_ropext']()"
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(proof.CHILD)],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=proof.CHILD.parent.parent,
+    )
+    assert run.returncode == 1
+    assert "the proof process could import ropext" in run.stderr
+
+
+def test_a_crash_and_a_timeout_are_told(tmp_path: Path, monkeypatch) -> None:
+    for code, said in (
+        ("raise RuntimeError('no room')", "could not run: RuntimeError: no room"),
+        ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL"),
+        ("import time; time.sleep(60)", "took longer than 2 seconds"),
+    ):
+        child = tmp_path / "child.py"
+        child.write_text(code)
+        monkeypatch.setattr(proof, "CHILD", child)
+        with pytest.raises(ProofFailed, match=said):
+            proof.build([tmp_path], timeout=2)
