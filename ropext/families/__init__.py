@@ -1,0 +1,22 @@
+"""Find the rotary embeddings in a config dict, and write new ones back.
+
+Pure: dict in, dict out. `table` has one row per family that is not flat, types.json the census of
+model types, defaults.json what absent keys mean.
+"""
+
+from ropext.families.model import ABSENT, Edit, Model, Problem, Site
+from ropext.families.reading import read
+from ropext.families.spelling import check_spellings
+from ropext.families.writing import diff, write
+
+__all__ = [
+    "ABSENT",
+    "Edit",
+    "Model",
+    "Problem",
+    "Site",
+    "check_spellings",
+    "diff",
+    "read",
+    "write",
+]

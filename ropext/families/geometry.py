@@ -1,0 +1,212 @@
+"""Sizes of a text config: heads, layers, windows and what the KV cache holds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ropext.errors import InputError
+from ropext.families.table import Family, Label
+from ropext.families.typed import Dict
+from ropext.forms import Params
+
+MOST_LAYERS = 1 << 14
+MOST_CHANNELS = 1 << 24
+NOT_ATTENTION = ("linear", "conv", "mamba", "recurrent", "moe", "ssm")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the config says, with the class default where it says nothing."""
+
+    context: int
+    layers: int | None
+    hidden: int | None
+    heads: int | None
+    kv_heads: int | None
+    head_dim: int | None
+    vocab: int | None
+    layer_types: tuple[str, ...]
+    window: int | None
+    layer_thetas: tuple[float, ...]
+
+
+def names_of(key: str, defaults: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names under which a config may hold a key; the family's own first."""
+    own = defaults.get("names", {}).get(key)
+    return (own, key) if own else (key,)
+
+
+def stated(text: Dict, key: str, defaults: Mapping[str, Any], high: int) -> int | None:
+    """A size as it stands in the config, under either of its names."""
+    for name in names_of(key, defaults):
+        value = text.integer(name, 1, high)
+        if value is not None:
+            return value
+    return None
+
+
+def size(text: Dict, key: str, defaults: Mapping[str, Any], high: int) -> int | None:
+    value = stated(text, key, defaults, high)
+    if value is None and not any(name in text.values for name in names_of(key, defaults)):
+        default = defaults.get(key)
+        return default if isinstance(default, int) else None
+    return value
+
+
+def derived_head_dim(hidden: int | None, heads: int | None) -> int | None:
+    return hidden // heads if hidden and heads and hidden >= heads else None
+
+
+def _layer_types(text: Dict, layers: int | None, defaults: Mapping[str, Any]) -> tuple[str, ...]:
+    """The type of each layer, where the config or the class gives one."""
+    given = text.strings("layer_types")
+    if given is None:
+        given = text.strings("layers_block_type")
+    if given is not None:
+        return tuple(given)
+    run = defaults.get("layer_types")
+    every = text.integer("sliding_window_pattern", 1, MOST_LAYERS)
+    if every is not None:
+        run = ["sliding_attention"] * (every - 1) + ["full_attention"]
+    if not run or not layers:
+        return ()
+    return tuple(run[i % len(run)] for i in range(layers))
+
+
+def _window(
+    text: Dict, family: Family, layer_types: tuple[str, ...], defaults: Mapping[str, Any]
+) -> tuple[int | None, tuple[str, ...]]:
+    """The window and the layers that have it, for the ways in which families say so."""
+    chunk = text.integer("attention_chunk_size")
+    window = size(text, "sliding_window", defaults, 1 << 40)
+    if window is None:
+        return chunk, layer_types
+    used = text.flag("use_sliding_window")
+    if used is None:
+        used = defaults.get("use_sliding_window")
+    if used is False:
+        return None, layer_types
+    if family.every_layer_windowed:
+        return window, ("sliding_attention",) * len(layer_types)
+    return window, layer_types
+
+
+def sizes(text: Dict, family: Family, defaults: Mapping[str, Any]) -> Sizes:
+    """Read and check every size."""
+    layers = size(text, "num_hidden_layers", defaults, MOST_LAYERS)
+    hidden = size(text, "hidden_size", defaults, MOST_CHANNELS)
+    heads = size(text, "num_attention_heads", defaults, MOST_CHANNELS)
+    kv_heads = size(text, "num_key_value_heads", defaults, MOST_CHANNELS) or heads
+    head_dim = size(text, "head_dim", defaults, MOST_CHANNELS) or derived_head_dim(hidden, heads)
+    context = size(text, "max_position_embeddings", defaults, 1 << 40)
+    if context is None:
+        name = names_of("max_position_embeddings", defaults)[0]
+        raise InputError(
+            f"config.json: {text.name(name)} is missing and this model type has no default for it;"
+            " name the trained length with --context"
+        )
+    layer_types = _layer_types(text, layers, defaults)
+    window, layer_types = _window(text, family, layer_types, defaults)
+    thetas = text.numbers("layer_rope_theta", zero=True) if family.layer_thetas else None
+    return Sizes(
+        context,
+        layers,
+        hidden,
+        heads,
+        kv_heads,
+        head_dim,
+        size(text, "vocab_size", defaults, 1 << 31),
+        layer_types,
+        window,
+        tuple(thetas or ()),
+    )
+
+
+def label_head_dim(
+    text: Dict, label: Label, sized: Sizes, defaults: Mapping[str, Any]
+) -> int | None:
+    """The head size of the layers that use a label (Gemma 4's global layers have their own)."""
+    layered = text.object("per_layer_config")
+    wanted = label.layer_types or (label.name,)
+    if layered is not None:
+        for index, kind in enumerate(sized.layer_types):
+            own = layered.object(str(index)) if kind in wanted else None
+            if own is not None and own.has("head_dim"):
+                return own.integer("head_dim", 2, MOST_CHANNELS)
+    if label.head_dim == "head_dim":
+        return sized.head_dim
+    return text.integer(label.head_dim, 2, MOST_CHANNELS) or label.default_head_dim
+
+
+def rotary_dim(
+    text: Dict,
+    family: Family,
+    label: Label | None,
+    params: Params,
+    sized: Sizes,
+    defaults: Mapping[str, Any],
+) -> int:
+    """How many channels of a head turn: head_dim times the partial factor where one is read."""
+    if family.dim != "head_dim":
+        head = size(text, family.dim, defaults, MOST_CHANNELS) or sized.head_dim
+    else:
+        head = label_head_dim(text, label, sized, defaults) if label else sized.head_dim
+    if head is None:
+        raise InputError(
+            "config.json: neither head_dim nor hidden_size and num_attention_heads are given, so"
+            " the rotary dim is unknown"
+        )
+    if params["rope_type"] == "proportional":
+        dim = head  # its pairs count over the whole head, also those that stand still
+    else:
+        dim = int(head * partial_factor(family, params))
+    if dim < 2 or dim % 2:
+        raise InputError(
+            f"config.json: this model rotates {dim} of {head} channels per head, but a rotary"
+            " embedding needs an even number of at least 2"
+        )
+    return dim
+
+
+def partial_factor(family: Family, params: Params) -> float:
+    """The partial factor as this family reads it (1 where it ignores the key)."""
+    if not (family.partial or family.labels):
+        return 1.0
+    factor: float = params.get("partial_rotary_factor", 1.0)
+    if not 0 < factor <= 1:
+        raise InputError(
+            f"config.json: partial_rotary_factor must be above 0 and at most 1, was {factor:g}"
+        )
+    return factor
+
+
+def attends(layer_type: str) -> bool:
+    return not any(word in layer_type for word in NOT_ATTENTION)
+
+
+def is_windowed(layer_type: str) -> bool:
+    return "sliding" in layer_type or "chunked" in layer_type or "local" in layer_type
+
+
+def kv_values(
+    text: Dict, sized: Sizes, defaults: Mapping[str, Any]
+) -> tuple[int | None, int | None]:
+    """Numbers kept per token: over layers that keep all tokens, and over layers with a window.
+
+    Latent attention (MLA) keeps one compressed vector and one rotary key for all heads.
+    """
+    latent = size(text, "kv_lora_rank", defaults, MOST_CHANNELS)
+    rotary = size(text, "qk_rope_head_dim", defaults, MOST_CHANNELS)
+    if latent and rotary:
+        each = latent + rotary
+    elif sized.kv_heads and sized.head_dim:
+        each = 2 * sized.kv_heads * sized.head_dim
+    else:
+        return None, None
+    if not sized.layers:
+        return None, None
+    if len(sized.layer_types) != sized.layers:
+        return each * sized.layers, 0
+    kinds = [kind for kind in sized.layer_types if attends(kind)]
+    windowed = sum(is_windowed(kind) for kind in kinds) if sized.window else 0
+    return each * (len(kinds) - windowed), each * windowed

@@ -1,0 +1,97 @@
+"""What a config says about positions, and what is said about a config."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ropext.forms import Params
+from ropext.rope import Rope
+
+
+@dataclass(frozen=True)
+class Site:
+    """One rotary embedding of the model."""
+
+    label: str  # "" where there is one, else its key inside the nested rope dict
+    rope: Rope  # geometry, current scaling and contexts
+    params: Params  # the current dict in transformers-5 names, complete
+    layers: int | None  # how many layers use it, where the config says so
+    scaled: bool  # whether an extension scales it (full attention) or leaves it alone
+
+
+@dataclass(frozen=True)
+class Model:
+    """The position scheme that a config describes."""
+
+    model_type: str
+    text_type: str
+    path: tuple[str, ...]  # where the text part stands inside the config
+    sites: tuple[Site, ...]
+    context: int  # tokens it reads now
+    stated_context: int  # what its max_position_embeddings says
+    layers: int | None
+    hidden_size: int | None
+    heads: int | None
+    kv_heads: int | None
+    head_dim: int | None
+    vocab_size: int | None
+    layer_types: tuple[str, ...]
+    sliding_window: int | None
+    nope_layers: int  # attention layers that rotate nothing
+    interleaved: bool
+    masked_lm: bool
+    forms: tuple[str, ...]  # stock rope types that this family computes correctly
+    temperature: str  # "whole", "rotated channels" or "cancelled" (a norm after the rotation)
+    reach: int | None  # tokens that a model of windows alone can see; None = unlimited
+    kv_values_per_token: int | None  # over all layers that keep one entry per token
+    kv_values_windowed: int | None  # the same over layers that keep `sliding_window` tokens
+    notes: tuple[str, ...]
+    obstacles: tuple[str, ...]  # why scaling cannot help here
+
+    @property
+    def scaled_sites(self) -> tuple[Site, ...]:
+        return tuple(s for s in self.sites if s.scaled)
+
+    def site(self, label: str) -> Site:
+        return next(s for s in self.sites if s.label == label)
+
+    def kv_bytes(self, tokens: int, bytes_per_value: int = 2) -> int | None:
+        """The KV cache of one sequence of `tokens`; windowed layers keep their window only."""
+        if self.kv_values_per_token is None:
+            return None
+        windowed = (self.kv_values_windowed or 0) * min(tokens, self.sliding_window or tokens)
+        return bytes_per_value * (self.kv_values_per_token * tokens + windowed)
+
+    @property
+    def kv_bytes_per_token(self) -> int | None:
+        """At 2 bytes per value, while the sequence is inside the window."""
+        return self.kv_bytes(1)
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One change of a config."""
+
+    path: tuple[str, ...]
+    before: Any  # ABSENT where the key is new
+    after: Any  # ABSENT where the key is removed
+
+
+class Absent:
+    """Stands where a key is missing, which null does not."""
+
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT = Absent()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something wrong in a config that was written by somebody else."""
+
+    key: str
+    found: Any
+    wanted: Any
+    sentence: str
+    fixable: bool  # by writing the spellings anew from what stock transformers reads

@@ -1,0 +1,255 @@
+"""The rope dicts of a text config, in every spelling, as one dict per rotary embedding.
+
+The order of precedence is transformers 5's: legacy `rope_scaling` before `rope_parameters`, a key
+inside the dict before the same at top level, then the class default. Spellings that disagree are
+told, not resolved.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ropext import forms
+from ropext.errors import InputError
+from ropext.families.table import Family, Label
+from ropext.families.typed import Dict, shown
+from ropext.forms import Params
+
+# The keys that a form is made of; every other key of a rope dict is kept as it stands.
+FORM_KEYS = frozenset(
+    (
+        *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings"),
+        *("beta_fast", "beta_slow", "attention_factor", "attn_factor", "mscale", "mscale_all_dim"),
+        *("truncate", "short_factor", "long_factor", "low_freq_factor", "high_freq_factor"),
+        *("short_mscale", "long_mscale", "alpha"),
+    )
+)
+LENGTHS = ("original_max_position_embeddings",)
+LISTS = ("short_factor", "long_factor")
+NUMBERS = tuple(sorted(FORM_KEYS - {"rope_type", "type", "truncate", *LENGTHS, *LISTS}))
+MAY_BE_ZERO = ("mscale", "mscale_all_dim", "beta_slow", "beta_fast", "alpha")
+# Aliases that stand for "plain rotation"; "su" and Phi-3's "yarn" were early names of longrope.
+TYPE_NAMES = {"mrope": "default", "su": "longrope"}
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Two spellings of the same thing that differ."""
+
+    keys: tuple[str, str]
+    values: tuple[Any, Any]
+
+    def sentence(self) -> str:
+        (a, b), (x, y) = self.keys, self.values
+        return (
+            f"config.json: {a} is {shown(x)} but {b} is {shown(y)}; loaders disagree on which they"
+            " read, so make the two equal (or remove one)"
+        )
+
+
+def rope_type(source: Dict, family: Family) -> str:
+    """The type under either name, in transformers 5's vocabulary."""
+    kind = source.text("rope_type") or source.text("type") or "default"
+    if "longrope" in family.forms and "yarn" not in family.forms and kind == "yarn":
+        return "longrope"  # Phi-3's configuration class renames it
+    return TYPE_NAMES.get(kind, kind)
+
+
+def normalised(source: Dict, family: Family) -> Params:
+    """A rope dict with checked values: one type key, floats as floats, lengths as integers."""
+    out: Params = {"rope_type": rope_type(source, family)}
+    for key, value in source.values.items():
+        if key in ("type", "rope_type") or value is None:
+            continue
+        if key in LENGTHS:
+            out[key] = source.integer(key)
+        elif key in LISTS:
+            out[key] = source.numbers(key)
+        elif key in NUMBERS or key == "partial_rotary_factor":
+            out[key] = source.number(key, zero=key in MAY_BE_ZERO)
+        elif key == "truncate":
+            out[key] = source.flag(key)
+        else:
+            out[key] = value
+    if out["rope_type"] not in forms.NAMES:
+        raise InputError(
+            f"config.json: {source.where} has the rope type {shown(out['rope_type'])}, which stock"
+            f" transformers does not compute; known are {', '.join(forms.NAMES)}"
+        )
+    return out
+
+
+def agree(a: Any, b: Any) -> bool:
+    """Equal as numbers: 4 and 4.0, and a decimal that was printed shorter."""
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(agree(x, y) for x, y in zip(a, b, strict=True))
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (a, b))
+    if numbers:
+        return bool(a == b or math.isclose(a, b, rel_tol=1e-9))
+    return bool(a == b)
+
+
+# Read by some loaders only, or implied by their absence: missing on one side is no conflict.
+_MAY_MISS = ("rope_theta", "partial_rotary_factor", "attn_factor", "short_mscale", "long_mscale")
+
+
+def dict_conflicts(a: Params, b: Params, names: tuple[str, str]) -> Iterator[Conflict]:
+    """Where two dicts for the same embedding would give different spectra."""
+    for key in sorted((FORM_KEYS | {"partial_rotary_factor"}) & (a.keys() | b.keys())):
+        x, y = a.get(key), b.get(key)
+        one_side = key not in a or key not in b
+        if one_side and (key in _MAY_MISS or a["rope_type"] == "default"):
+            continue
+        if not agree(x, y):
+            yield Conflict((f"{names[0]}.{key}", f"{names[1]}.{key}"), (x, y))
+
+
+def scalar_conflicts(
+    text: Dict, aliases: tuple[str, ...], found: list[tuple[str, float]]
+) -> Iterator[Conflict]:
+    """Where theta or the partial factor stands at several places with different values."""
+    everything = list(found)
+    for key in aliases:
+        value = text.values.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            everything.append((text.name(key), value))
+    for (a, x), (b, y) in itertools.pairwise(everything):
+        if not agree(x, y):
+            yield Conflict((a, b), (x, y))
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a text config says about its rotary embeddings."""
+
+    params: dict[str, Params | None]  # per label; None = these layers do not rotate
+    conflicts: tuple[Conflict, ...]
+    from_class: bool  # no dict was there: the class default stands
+
+
+def _top_level(text: Dict, keys: tuple[str, ...]) -> float | None:
+    for key in keys:
+        value = text.number(key)
+        if value is not None:
+            return value
+    return None
+
+
+def _completed(params: Params, theta: float | None, partial: float | None) -> Params:
+    out = dict(params)
+    if "rope_theta" not in out and theta is not None:
+        out["rope_theta"] = theta
+    if "partial_rotary_factor" not in out and partial is not None:
+        out["partial_rotary_factor"] = partial
+    return out
+
+
+def read_flat(text: Dict, family: Family, defaults: Mapping[str, Any]) -> Found:
+    """The one dict of a flat family, complete."""
+    sources = [text.object("rope_scaling"), text.object("rope_parameters")]
+    given = [(s.where, normalised(s, family)) for s in sources if s is not None and s.values]
+    _refuse_nested(given, text)
+    conflicts: list[Conflict] = []
+    if len(given) == 2:
+        conflicts += dict_conflicts(given[0][1], given[1][1], (given[0][0], given[1][0]))
+    for key, aliases in (("rope_theta", family.theta), ("partial_rotary_factor", family.partial)):
+        values = [(f"{where}.{key}", params[key]) for where, params in given if key in params]
+        conflicts += scalar_conflicts(text, aliases, values)
+    theta, partial = _top_level(text, family.theta), _top_level(text, family.partial)
+    if given:
+        rest = {k: v for _, p in reversed(given) for k, v in p.items() if k in _MAY_MISS}
+        current = {**rest, **given[0][1]}
+    else:
+        current = dict(defaults.get("rope", {"rope_type": "default"}))
+        if theta is not None and current["rope_type"] == "default":
+            current["rope_theta"] = theta
+        if partial is not None:
+            current["partial_rotary_factor"] = partial
+    fallback = defaults.get("partial") if family.partial else None
+    current = _completed(current, theta, partial)
+    current = _completed(current, defaults.get("theta", 10000.0), fallback)
+    return Found({"": current}, tuple(conflicts), not given)
+
+
+def _refuse_nested(given: list[tuple[str, Params]], text: Dict) -> None:
+    for where, params in given:
+        inner = [key for key, value in params.items() if isinstance(value, dict)]
+        if inner and "rope_theta" not in params and len(params) == len(inner) + 1:
+            raise InputError(
+                f"config.json: {where} is nested ({', '.join(inner[:3])}), but this model type has"
+                " one rotary embedding for all layers and wants a flat dict"
+            )
+
+
+def _label_source(nested: Dict | None, label: Label) -> tuple[bool, Dict | None]:
+    """Whether a label stands in the nested dict, and its own dict (None = null: no rotation)."""
+    if nested is None or label.name not in nested.values:
+        return False, None
+    return True, nested.object(label.name)
+
+
+def read_nested(text: Dict, family: Family, defaults: Mapping[str, Any]) -> Found:
+    """One dict per layer type, complete."""
+    legacy, modern = text.object("rope_scaling"), text.object("rope_parameters")
+    names = [label.name for label in family.labels]
+    if modern is not None and modern.values and not any(n in modern.values for n in names):
+        if not family.flat_into or "rope_type" not in modern.values:
+            raise InputError(
+                f"config.json: {modern.where} is flat, but this model type has one rotary embedding"
+                f" per layer type and wants the keys {', '.join(names)} in it"
+            )
+        legacy, modern = legacy or modern, None
+    if legacy is not None and legacy.values and not family.flat_into:
+        raise InputError(
+            f"config.json: {legacy.where} is flat, but this model type keeps one dict per layer"
+            f" type ({', '.join(names)}) in rope_parameters; move it there and remove it here"
+        )
+    params: dict[str, Params | None] = {}
+    conflicts: list[Conflict] = []
+    for label in family.labels:
+        flat = legacy if label.name in family.flat_into else None
+        current, clashes = _read_label(text, family, label, modern, flat, defaults)
+        conflicts += clashes
+        params[label.name] = current
+    return Found(params, tuple(conflicts), modern is None and legacy is None)
+
+
+def _read_label(
+    text: Dict,
+    family: Family,
+    label: Label,
+    modern: Dict | None,
+    flat: Dict | None,
+    defaults: Mapping[str, Any],
+) -> tuple[Params | None, list[Conflict]]:
+    class_default: Mapping[str, Any] | None = defaults.get("rope", {}).get(label.name)
+    there, own = _label_source(modern, label)
+    if there and own is None and not flat:
+        return None, []
+    given = [(s.where, normalised(s, family)) for s in (flat, own) if s is not None and s.values]
+    if not given and not class_default:
+        return None, []
+    conflicts: list[Conflict] = []
+    if len(given) == 2:
+        conflicts += dict_conflicts(given[0][1], given[1][1], (given[0][0], given[1][0]))
+    aliases = (label.theta,) if label.theta else ()
+    if text.values.get("rope_theta") is not None and isinstance(text.values["rope_theta"], list):
+        aliases = ()  # UltraBERT's list of one theta per layer
+    values = [(f"{where}.rope_theta", p["rope_theta"]) for where, p in given if "rope_theta" in p]
+    conflicts += scalar_conflicts(text, aliases, values)
+    theta = _top_level(text, aliases)
+    current: Params = {}
+    for _, p in reversed(given):
+        current |= p
+    if not given:
+        current = dict(class_default or {})
+        if theta is not None:
+            current["rope_theta"] = theta
+    current = _completed(current, theta, None)
+    if class_default:
+        current = _completed(
+            current, class_default.get("rope_theta"), class_default.get("partial_rotary_factor")
+        )
+    return current, conflicts

@@ -1,0 +1,246 @@
+"""How model families spell their rotary embedding: one row each, and no row for the flat ones.
+
+A family without a row keeps `rope_theta` and `rope_scaling` (transformers 4) or `rope_parameters`
+(5) flat in its text config, honours every stock rope type, and sizes its rotation by head_dim.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from ropext.forms import NAMES
+
+# Types that a stock config can carry; `dynamic` is stateful and is never written.
+ALL = tuple(name for name in NAMES if name not in ("dynamic", "proportional"))
+PHI3 = ("default", "longrope")
+PROPORTIONAL = ("default", "proportional")
+
+
+@dataclass(frozen=True)
+class Label:
+    """One key of a nested rope dict."""
+
+    name: str
+    windowed: bool = False  # its layers see a window only, so that an extension leaves it alone
+    theta: str = ""  # the name under which 4.x (or a class field) keeps its theta
+    head_dim: str = "head_dim"  # the key that sizes these layers' heads
+    default_head_dim: int = 0  # what that key means when absent (0 = as head_dim)
+    layer_types: tuple[str, ...] = ()  # layer types that use it (empty = its own name)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A key that decides whether the family rotates at all."""
+
+    key: str
+    value: object
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Family:
+    """One row: where this family departs from the flat layout."""
+
+    labels: tuple[Label, ...] = ()  # nested per layer type
+    # Nested only: the labels that a flat legacy dict is read into (empty = it must not be there).
+    flat_into: tuple[str, ...] = ()
+    theta: tuple[str, ...] = ("rope_theta",)  # legacy names of theta; the first is written
+    partial: tuple[str, ...] = ()  # legacy names of the partial factor where the family reads one
+    dim: str = "head_dim"  # the key that sizes the rotation
+    # Which spelling of the type transformers 4.x wants in the legacy dict; "absent" where no 4.x
+    # reader exists and 5.x is disturbed by legacy keys, "theta" where it reads the thetas alone.
+    legacy: str = "type"
+    forms: tuple[str, ...] = ALL
+    temperature: str = "whole"
+    softmax_mscale: bool = False
+    interleaved: bool = False
+    masked_lm: bool = False
+    gate: Gate | None = None
+    rotates_only_windows: bool = False
+    every_layer_windowed: bool = False  # sliding_window, where set, holds for all layers
+    layer_thetas: bool = False  # theta stands in the list layer_rope_theta
+    mscale_keys: bool = False  # the forward pass reads short_mscale and long_mscale
+    parts: tuple[str, ...] = field(default=())  # sub-configs with a rope dict each
+
+
+FLAT = Family()
+PARTIAL = Family(partial=("partial_rotary_factor",), temperature="rotated channels")
+MLA = Family(
+    dim="qk_rope_head_dim", softmax_mscale=True, interleaved=True, temperature="rotated channels"
+)
+WINDOWED = Family(every_layer_windowed=True)
+NOPE_FULL = Family(rotates_only_windows=True)
+CANCELLED = Family(temperature="cancelled")
+ROPE_TYPE = Family(legacy="rope_type")
+MASKED = Family(masked_lm=True)
+
+GEMMA3 = Family(
+    labels=(
+        Label("sliding_attention", windowed=True, theta="rope_local_base_freq"),
+        Label("full_attention", theta="rope_theta"),
+    ),
+    flat_into=("full_attention",),
+    legacy="rope_type",
+)
+MODERNBERT = Family(
+    labels=(
+        Label("sliding_attention", windowed=True, theta="local_rope_theta"),
+        Label("full_attention", theta="global_rope_theta"),
+    ),
+    legacy="theta",
+)
+NESTED = Family(
+    labels=(Label("sliding_attention", windowed=True), Label("full_attention")), legacy="absent"
+)
+NESTED_PARTIAL = replace(NESTED, temperature="rotated channels")
+GEMMA4 = Family(
+    labels=(
+        Label("sliding_attention", windowed=True),
+        Label("full_attention", head_dim="global_head_dim", default_head_dim=512),
+    ),
+    legacy="absent",
+    forms=PROPORTIONAL,
+)
+
+# The model types of transformers 5.23 that need a row.
+FAMILIES: dict[str, Family] = {
+    # Partial rotation, under the names that the family reads.
+    **dict.fromkeys(
+        (
+            *("glm4_moe", "glm4v_moe_text", "minimax_m2", "minimax_m3_vl_text", "nemotron"),
+            *("persimmon", "phi", "qwen3_5_text", "qwen3_5_moe_text", "solar_open"),
+            *("stablelm", "bamba", "qwen4_exp_text"),
+        ),
+        PARTIAL,
+    ),
+    "qwen3_next": replace(PARTIAL, legacy="rope_type"),
+    **{
+        name: replace(PARTIAL, interleaved=True)
+        for name in ("glm", "glm4", "glm4v_text", "glm_ocr_text", "glm_image_text")
+    },
+    "gpt_neox": Family(
+        theta=("rotary_emb_base", "rope_theta"),
+        partial=("rotary_pct", "partial_rotary_factor"),
+        temperature="rotated channels",
+    ),
+    "gpt_neox_japanese": Family(
+        theta=("rotary_emb_base", "rope_theta"),
+        partial=("rotary_pct", "partial_rotary_factor"),
+    ),
+    "recurrent_gemma": replace(PARTIAL, forms=("default",), rotates_only_windows=True),
+    # Phi-3 and kin.
+    "phi3": replace(PARTIAL, forms=PHI3, every_layer_windowed=True),
+    "phi4_multimodal": replace(PARTIAL, forms=PHI3, every_layer_windowed=True),
+    "phimoe": Family(mscale_keys=True, every_layer_windowed=True),
+    # DeepSeek's latent attention: a rotary part of its own size; the softmax reads mscale.
+    **dict.fromkeys(
+        (
+            *("axk1", "axk2", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32"),
+            *("glm4_moe_lite", "glm_moe_dsa", "hy_v4", "longcat_flash", "minicpm3", "mistral4"),
+            *("mistral_large4_text", "youtu"),
+        ),
+        MLA,
+    ),
+    "deepseek_v4": Family(
+        labels=(
+            Label("main", windowed=True, theta="rope_theta", layer_types=("sliding_attention",)),
+            Label(
+                "compress",
+                theta="compress_rope_theta",
+                layer_types=("heavily_compressed_attention", "compressed_sparse_attention"),
+            ),
+        ),
+        flat_into=("compress",),
+        legacy="absent",
+        temperature="rotated channels",
+        interleaved=True,
+    ),
+    "dots3_note_text": Family(
+        labels=(
+            Label("sliding_attention", windowed=True, theta="swa_rope_theta"),
+            Label("indexed_attention", theta="rope_theta"),
+        ),
+        legacy="absent",
+        temperature="rotated channels",
+        interleaved=True,
+    ),
+    # Nested per layer type.
+    "gemma3_text": GEMMA3,
+    "gemma3n_text": GEMMA3,
+    "t5gemma2_text": GEMMA3,
+    "t5gemma2_decoder": GEMMA3,
+    "olmo3": replace(
+        GEMMA3,
+        labels=(
+            Label("sliding_attention", windowed=True, theta="rope_theta"),
+            Label("full_attention", theta="rope_theta"),
+        ),
+    ),
+    "modernbert": replace(MODERNBERT, masked_lm=True),
+    "modernbert-decoder": MODERNBERT,
+    "gemma4_text": GEMMA4,
+    "gemma4_unified_text": GEMMA4,
+    "diffusion_gemma_text": GEMMA4,
+    "embedding_gemma2_text": NESTED,
+    "mellum": NESTED,
+    "laguna": NESTED_PARTIAL,
+    "mimo_v2_flash": NESTED_PARTIAL,
+    "neomme": replace(NESTED_PARTIAL, masked_lm=True),
+    "ultrabert": replace(NESTED, masked_lm=True),
+    "lfm3": replace(NESTED, forms=("default", "proportional", "longrope")),
+    "step3p5": replace(NESTED, flat_into=("full_attention",)),
+    "zaya": Family(
+        labels=(Label("hybrid_sliding", windowed=True), Label("hybrid")),
+        legacy="absent",
+        temperature="rotated channels",
+    ),
+    "beam": replace(NESTED, rotates_only_windows=True),
+    "cohere_compass_text": replace(NESTED, rotates_only_windows=True),
+    # RoPE in windowed layers only.
+    **dict.fromkeys(("afmoe", "exaone4", "exaone_moe", "flint"), NOPE_FULL),
+    "cohere2": replace(NOPE_FULL, legacy="rope_type", interleaved=True),
+    "cohere2_moe": replace(NOPE_FULL, legacy="rope_type", interleaved=True),
+    "llama4_text": Family(temperature="cancelled", interleaved=True, rotates_only_windows=True),
+    # A norm after the rotation cancels any temperature.
+    **dict.fromkeys(
+        ("hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan_vl_text", "nanochat"), CANCELLED
+    ),
+    # transformers 4.57 refuses `type` alone here.
+    **dict.fromkeys(("granite", "granitemoe", "granitemoeshared"), ROPE_TYPE),
+    "cohere": replace(ROPE_TYPE, interleaved=True),
+    **{
+        name: replace(FLAT, interleaved=True)
+        for name in ("ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe_text", "helium")
+    },
+    # Conditions.
+    "falcon": Family(
+        gate=Gate("alibi", False, "uses ALiBi (alibi is true); its rotary module is built but idle")
+    ),
+    "zamba2": Family(gate=Gate("use_mem_rope", True, "rotates only where use_mem_rope is true")),
+    "granitemoehybrid": Family(
+        gate=Gate(
+            "position_embedding_type",
+            "rope",
+            'rotates only where position_embedding_type is "rope"',
+        )
+    ),
+    "granite_swa": Family(layer_thetas=True),
+    "granitemoe_swa": Family(layer_thetas=True),
+    "blt": Family(
+        forms=("default", "linear", "yarn", "llama3"),
+        interleaved=True,
+        parts=("encoder_config", "global_config", "decoder_config"),
+    ),
+    # sliding_window, where set, holds for every layer.
+    **dict.fromkeys(
+        (
+            *("mistral", "mixtral", "starcoder2", "moshi", "blt_patcher"),
+            *("openai_privacy_filter", "voxtral_realtime_text"),
+        ),
+        WINDOWED,
+    ),
+    **dict.fromkeys(("esmc", "eurobert", "gte", "jina_embeddings_v3", "nomic_bert"), MASKED),
+}
+
+
+def family(text_type: str) -> Family:
+    """The row of a rotary type; the flat one where it needs none."""
+    return FAMILIES.get(text_type, FLAT)

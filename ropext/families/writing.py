@@ -1,0 +1,234 @@
+"""A config dict and new rope dicts in, a new config dict with every spelling out."""
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ropext.families import data
+from ropext.families.geometry import derived_head_dim, names_of, size, stated
+from ropext.families.model import ABSENT, Edit, Model, Site
+from ropext.families.params import FORM_KEYS, LENGTHS, LISTS
+from ropext.families.reading import text_part
+from ropext.families.table import Family, Label, family
+from ropext.families.typed import Dict
+from ropext.forms import Params
+
+# Keys that cap a loader's length when they stay behind; raised where they hold the old context.
+LENGTH_KEYS = (
+    "max_position_embeddings",
+    "max_sequence_length",
+    "max_seq_len",
+    "max_seq_length",
+    "seq_length",
+    "n_positions",
+    "n_ctx",
+    "model_max_length",
+)
+
+
+def _json_value(key: str, value: Any) -> Any:
+    """Floats as floats, lengths as integers (vLLM tests the types), infinity as stock spells it."""
+    if key in LENGTHS:
+        return int(value)
+    if key in LISTS:
+        return [{"__float__": "Infinity"} if v == math.inf else float(v) for v in value]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    return float(value) if key in FORM_KEYS or key == "partial_rotary_factor" else value
+
+
+def _merged(site: Site, new: Params, family_row: Family) -> Params:
+    """The new form's keys, and every other key of the dict as it stood."""
+    kept = {key: value for key, value in site.params.items() if key not in FORM_KEYS}
+    out = {"rope_type": new["rope_type"], "rope_theta": new["rope_theta"]}
+    out |= {key: value for key, value in new.items() if key not in out} | {
+        key: value for key, value in kept.items() if key not in new
+    }
+    if family_row.mscale_keys and out["rope_type"] != "default":
+        # PhiMoE's forward pass reads these three in every scaled form.
+        attention = new.get("attention_factor", 1.0)
+        out.setdefault("short_mscale", attention)
+        out.setdefault("long_mscale", attention)
+        out.setdefault("original_max_position_embeddings", site.rope.original_context)
+    return {key: _json_value(key, value) for key, value in out.items()}
+
+
+def _legacy(modern: Params, row: Family, current: Any) -> Params | None:
+    """The dict that transformers 4 and its kin read; None where theta says everything."""
+    kind = modern["rope_type"]
+    body = {
+        key: value
+        for key, value in modern.items()
+        if key not in ("rope_type", "rope_theta", "partial_rotary_factor")
+    }
+    spelling = "rope_type" if row.legacy == "rope_type" or kind == "llama3" else "type"
+    if kind == "default":
+        if not body:
+            return None
+        # mrope_section and its like are read from this dict in 4.x, so it stays, with its type.
+        if isinstance(current, dict):
+            spelling = "type" if "type" in current and "rope_type" not in current else "rope_type"
+            kind = current.get(spelling, kind) if _plain(current) else kind
+    return {spelling: kind, **body}
+
+
+def _plain(legacy: Mapping[str, Any]) -> bool:
+    return legacy.get("rope_type", legacy.get("type")) in ("default", "mrope")
+
+
+def _drop(text: dict[str, Any], *keys: str) -> None:
+    for key in keys:
+        text.pop(key, None)
+
+
+def _write_flat(
+    text: dict[str, Any], model: Model, row: Family, dicts: Mapping[str, Params]
+) -> Params:
+    """Both dicts and the top-level names; returns what was written."""
+    site = model.scaled_sites[0]
+    modern = _merged(site, dicts[site.label], row)
+    current = text.get("rope_scaling")
+    text["rope_theta" if not row.theta else row.theta[0]] = modern["rope_theta"]
+    for alias in row.theta[1:]:
+        if alias in text:
+            text[alias] = modern["rope_theta"]
+    if row.partial and "partial_rotary_factor" in modern:
+        text[row.partial[0]] = modern["partial_rotary_factor"]
+        for alias in row.partial[1:]:
+            if alias in text:
+                text[alias] = modern["partial_rotary_factor"]
+    text["rope_scaling"] = _legacy(modern, row, current)
+    text["rope_parameters"] = modern
+    return modern
+
+
+def _write_listed(text: dict[str, Any], model: Model, dicts: Mapping[str, Params]) -> None:
+    """Theta per layer (Granite with sliding windows); 0 stays 0."""
+    moved = {s.rope.theta: float(dicts[s.label]["rope_theta"]) for s in model.scaled_sites}
+    thetas = text.get("layer_rope_theta")
+    if thetas is None:
+        thetas = [model.scaled_sites[0].rope.theta] * (model.layers or 0)
+    text["layer_rope_theta"] = [moved.get(float(t), float(t)) if t else t for t in thetas]
+
+
+def _write_nested(
+    text: dict[str, Any], model: Model, row: Family, dicts: Mapping[str, Params]
+) -> Params:
+    """The nested dict whole; legacy keys for the full-attention entry where a 4.x reader exists."""
+    current = text.get("rope_parameters")
+    nested: dict[str, Any] = {}
+    if isinstance(current, dict):
+        labels = {label.name for label in row.labels}
+        nested = {k: v for k, v in current.items() if k in labels or isinstance(v, dict)}
+    elif row.rotates_only_windows:
+        nested = {label.name: None for label in row.labels}
+    full: Params = {}
+    for site in model.sites:
+        if site.scaled:
+            full = nested[site.label] = _merged(site, dicts[site.label], row)
+        else:
+            nested[site.label] = {k: _json_value(k, v) for k, v in site.params.items()}
+    text["rope_parameters"] = nested
+    for label in row.labels:
+        if label.theta and nested.get(label.name) and _keeps_theta(text, row, label):
+            text[label.theta] = nested[label.name]["rope_theta"]
+    if row.legacy == "rope_type":
+        text["rope_scaling"] = _legacy(full, row, text.get("rope_scaling"))
+    else:
+        _drop(text, "rope_scaling")
+    if row.legacy == "absent" and not any(label.theta for label in row.labels):
+        _drop(text, "rope_theta")
+    return full
+
+
+def _keeps_theta(text: Mapping[str, Any], row: Family, label: Label) -> bool:
+    """4.x names are written where a 4.x reader exists, class fields only where they stand."""
+    if row.legacy == "absent":
+        return label.theta in text
+    others = [x for x in row.labels if x.theta == label.theta]
+    return label is others[-1]  # one name for both (OLMo 3): the full-attention entry holds it
+
+
+def _write_lengths(
+    config: dict[str, Any],
+    text: dict[str, Any],
+    model: Model,
+    defaults: Mapping[str, Any],
+    target: int,
+) -> None:
+    name = next(
+        (n for n in names_of("max_position_embeddings", defaults) if n in text),
+        names_of("max_position_embeddings", defaults)[0],
+    )
+    text[name] = target
+    old = (model.context, model.stated_context)
+    for holder in (text, config):
+        for key in LENGTH_KEYS:
+            value = holder.get(key)
+            if isinstance(value, int) and not isinstance(value, bool) and value in old:
+                holder[key] = target
+
+
+def _write_original(text: dict[str, Any], modern: Params, defaults: Mapping[str, Any]) -> None:
+    """Longrope's readers want the original length at top level; where it stands it must agree."""
+    original = modern.get("original_max_position_embeddings")
+    stands = "original_max_position_embeddings" in text
+    by_class = "original_max_position_embeddings" in defaults
+    if original is not None and (stands or by_class or modern["rope_type"] == "longrope"):
+        text["original_max_position_embeddings"] = original
+
+
+def _write_sizes(text: dict[str, Any], row: Family, defaults: Mapping[str, Any]) -> None:
+    """Sizes that the spectrum depends on and the config leaves to the class."""
+    reader = Dict(text)
+    key = row.dim
+    name = names_of(key, defaults)[0]
+    if stated(reader, key, defaults, 1 << 24) is not None:
+        return
+    hidden = stated(reader, "hidden_size", defaults, 1 << 24)
+    heads = stated(reader, "num_attention_heads", defaults, 1 << 24)
+    derived = derived_head_dim(hidden, heads)
+    by_class = isinstance(defaults.get(key), int)
+    if derived and not by_class and name not in text and not defaults.get("head_dim_may_stay_null"):
+        return  # every version derives it from keys that stand in the config
+    value = size(reader, key, defaults, 1 << 24) or derived_head_dim(
+        size(reader, "hidden_size", defaults, 1 << 24),
+        size(reader, "num_attention_heads", defaults, 1 << 24),
+    )
+    if (value is not None and key == "head_dim") or (value is not None and by_class):
+        text[name] = value
+
+
+def write(
+    config: dict[str, Any], model: Model, params: Mapping[str, Params], target: int
+) -> dict[str, Any]:
+    """A new config that says `params` for the scaled embeddings and reads `target` tokens.
+
+    `params` maps a site's label to a stock dict of form keys; every other key of the config stays.
+    """
+    out = copy.deepcopy(config)
+    text = text_part(out, model.path)
+    row, defaults = family(model.text_type), data.defaults(model.text_type)
+    if row.labels:
+        modern = _write_nested(text, model, row, params)
+    else:
+        modern = _write_flat(text, model, row, params)
+        if row.layer_thetas:
+            _write_listed(text, model, params)
+    _write_original(text, modern, defaults)
+    _write_sizes(text, row, defaults)
+    _write_lengths(out, text, model, defaults, target)
+    return out
+
+
+def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Edit]:
+    """Every value that changed, by path; lists and rope dicts of other types count as one value."""
+    edits: list[Edit] = []
+    for key in [*old, *(k for k in new if k not in old)]:
+        before, after = old.get(key, ABSENT), new.get(key, ABSENT)
+        if isinstance(before, dict) and isinstance(after, dict) and before != after:
+            edits += [Edit((key, *e.path), e.before, e.after) for e in diff(before, after)]
+        elif before != after or type(before) is not type(after):
+            edits.append(Edit((key,), before, after))
+    return edits

@@ -1,0 +1,111 @@
+"""Write ropext/families/defaults.json: what an absent config key means, per model type.
+
+Run with the transformers version whose defaults are wanted (a test holds the file against it):
+
+    python scripts/make_defaults.py ropext/families/defaults.json
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import CONFIG_MAPPING
+
+TYPES = Path(__file__).parent.parent / "ropext" / "families" / "types.json"
+
+# What the geometry, the lengths and the costs are computed from.
+VALUES = (
+    "max_position_embeddings",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "num_hidden_layers",
+    "head_dim",
+    "global_head_dim",
+    "swa_head_dim",
+    "kv_lora_rank",
+    "qk_rope_head_dim",
+    "qk_nope_head_dim",
+    "vocab_size",
+    "sliding_window",
+    "original_max_position_embeddings",
+    "partial_rotary_factor",
+)
+
+
+def field_default(cls: type, key: str) -> Any:
+    """The value that a config without this key gets, before anything is derived from others."""
+    field = getattr(cls, "__dataclass_fields__", {}).get(key)
+    value = None if field is None else field.default
+    return value if isinstance(value, int | float | str) else None
+
+
+def attribute(config: Any, key: str) -> Any:
+    try:
+        return getattr(config, key, None)
+    except Exception:  # heterogeneous configs refuse to name one value for all layers
+        return None
+
+
+def period(layer_types: list[str]) -> list[str]:
+    """The shortest run of layer types that repeats over the default model."""
+    for n in range(1, len(layer_types)):
+        if all(t == layer_types[i % n] for i, t in enumerate(layer_types[: len(layer_types) - 1])):
+            return layer_types[:n]
+    return layer_types
+
+
+def theta_when_scaled(cls: type) -> tuple[Any, Any]:
+    """Theta and partial factor that a flat dict gets which names neither."""
+    try:
+        made = cls(rope_scaling={"rope_type": "linear", "factor": 2.0}).rope_parameters
+    except Exception:  # types that accept other forms only
+        made = cls().rope_parameters
+    return made.get("rope_theta"), made.get("partial_rotary_factor")
+
+
+def defaults_of(model_type: str) -> dict[str, Any]:
+    cls = CONFIG_MAPPING[model_type]
+    config = cls()
+    out: dict[str, Any] = {}
+    for key in VALUES:
+        value = field_default(cls, cls.attribute_map.get(key, key))
+        if value is not None:
+            out[key] = value
+    if "head_dim" not in out and "head_dim" in cls.__dataclass_fields__:
+        # Left at None, three stock forms fail with a TypeError.
+        out["head_dim_may_stay_null"] = attribute(config, "head_dim") is None
+    names = {key: cls.attribute_map[key] for key in VALUES if key in cls.attribute_map}
+    if names:
+        out["names"] = names
+    rope = attribute(config, "rope_parameters")
+    if rope:
+        out["rope"] = rope
+    theta, partial = theta_when_scaled(cls)
+    if theta is not None:
+        out["theta"] = theta
+    if partial is not None:
+        out["partial"] = partial
+    layer_types = attribute(config, "layer_types")
+    if isinstance(layer_types, list) and layer_types:
+        out["layer_types"] = period(layer_types)
+    return out
+
+
+def main() -> None:
+    known = json.loads(TYPES.read_text())["rotary"]
+    made = {}
+    for model_type in known:
+        try:
+            made[model_type] = defaults_of(model_type)
+        except Exception as error:
+            sys.exit(f"{model_type}: {type(error).__name__}: {error}")
+    lines = [f"  {json.dumps(t)}: {json.dumps(made[t], default=str)}" for t in sorted(made)]
+    text = f'{{\n "transformers": {json.dumps(transformers.__version__)},\n "types": {{\n'
+    Path(sys.argv[1]).write_text(text + ",\n".join(lines) + "\n }\n}\n")
+
+
+if __name__ == "__main__":
+    main()
