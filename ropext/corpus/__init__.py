@@ -1,0 +1,21 @@
+"""Documents to token arrays: where they come from, how they are encoded, which are taken.
+
+Deterministic: the same data, tokenizer and seed give the same documents in the same order, whatever
+the files are called. A document is never cut into several or glued to another silently.
+"""
+
+from ropext.corpus.encoding import Document, DocumentEncoder
+from ropext.corpus.selection import Corpus, Wanted, choose_documents, pack_documents
+from ropext.corpus.sources import RawDocument, Source, read_documents
+
+__all__ = [
+    "Corpus",
+    "Document",
+    "DocumentEncoder",
+    "RawDocument",
+    "Source",
+    "Wanted",
+    "choose_documents",
+    "pack_documents",
+    "read_documents",
+]

@@ -1,0 +1,160 @@
+"""Raw documents from local files or from a `datasets` id, one after the other."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ropext.errors import InputError
+
+Messages = list[dict[str, Any]]
+DEFAULT_COLUMNS = ("text", "messages")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where documents come from: `--data`, and what belongs to it."""
+
+    data: str  # a file, a folder, or a datasets id, `ID:CONFIG` where it has configurations
+    column: str | None = None
+    split: str = "test"
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
+class RawDocument:
+    """One document as it was found: plain text, or the messages of a conversation."""
+
+    name: str
+    content: str | Messages
+
+
+def read_documents(source: Source) -> Iterator[RawDocument]:
+    """Every document of a source, in its own order."""
+    path = Path(source.data)
+    if path.is_dir():
+        yield from _read_folder(path, source.column)
+    elif path.exists():
+        yield from _read_file(path, path.name, source.column, named=True)
+    elif path.suffix in READERS or source.data.startswith((".", "/", "~")):
+        raise InputError(f"--data {source.data}: there is no such file or folder")
+    else:
+        yield from _read_dataset(source)
+
+
+def _read_folder(folder: Path, column: str | None) -> Iterator[RawDocument]:
+    files = sorted(file for file in folder.rglob("*") if file.suffix in READERS and file.is_file())
+    if not files:
+        kinds = ", ".join(READERS)
+        raise InputError(f"--data {folder}: the folder holds no file of a known kind ({kinds})")
+    for file in files:
+        yield from _read_file(file, file.relative_to(folder).as_posix(), column, named=False)
+
+
+def _read_file(path: Path, name: str, column: str | None, *, named: bool) -> Iterator[RawDocument]:
+    """`named`: the user named this very file, so that any suffix is read as text."""
+    reader = READERS.get(path.suffix, _read_text if named else None)
+    if reader is None:
+        return
+    try:
+        yield from reader(path, name, column)
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"--data {path} is not UTF-8 text (byte {error.start} of what was read); convert it, "
+            "or give txt, jsonl or parquet"
+        ) from None
+    except OSError as error:
+        raise InputError(f"--data {path} cannot be read: {error.strerror or error}") from error
+
+
+def _read_text(path: Path, name: str, column: str | None) -> Iterator[RawDocument]:
+    text = path.read_text(encoding="utf-8")
+    if "\x00" in text:
+        raise InputError(f"--data {path} is binary (it holds zero bytes), not a text")
+    yield RawDocument(name, text)
+
+
+def _read_jsonl(path: Path, name: str, column: str | None) -> Iterator[RawDocument]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"--data {path}, line {number}: not valid JSON: {error}") from None
+            if not isinstance(row, dict):
+                raise InputError(f"--data {path}, line {number}: expected an object with columns")
+            yield RawDocument(f"{name}:{number}", _content(row, column, f"{path}, line {number}"))
+
+
+def _read_parquet(path: Path, name: str, column: str | None) -> Iterator[RawDocument]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+        wanted = _column(dict.fromkeys(file.schema_arrow.names), column, str(path))
+        number = 0
+        for batch in file.iter_batches(batch_size=64, columns=[wanted]):
+            for row in batch.to_pylist():
+                number += 1
+                content = _content(row, wanted, f"{path}, row {number}")
+                yield RawDocument(f"{name}:{number}", content)
+    except pyarrow.ArrowInvalid as error:
+        raise InputError(f"--data {path} is not a parquet file: {error}") from None
+
+
+Reader = Callable[[Path, str, str | None], Iterator[RawDocument]]
+READERS: dict[str, Reader] = {
+    ".txt": _read_text,
+    ".md": _read_text,
+    ".jsonl": _read_jsonl,
+    ".parquet": _read_parquet,
+}
+
+
+def _column(row: Mapping[str, Any], column: str | None, where: str) -> str:
+    candidates = DEFAULT_COLUMNS if column is None else (column,)
+    for candidate in candidates:
+        if candidate in row:
+            return candidate
+    raise InputError(
+        f"--data {where}: there is no column {' or '.join(candidates)}; there are "
+        f"{', '.join(row) or 'none'} (--column NAME)"
+    )
+
+
+def _content(row: Mapping[str, Any], column: str | None, where: str) -> str | Messages:
+    name = _column(row, column, where)
+    content = row[name]
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list) and all(
+        isinstance(part, dict) and "role" in part and "content" in part for part in content
+    ):
+        return content
+    raise InputError(
+        f"--data {where}: column {name} holds {type(content).__name__}, expected text or a list of "
+        "messages with role and content"
+    )
+
+
+def _read_dataset(source: Source) -> Iterator[RawDocument]:
+    import datasets
+
+    name, _, config = source.data.partition(":")
+    try:
+        rows = datasets.load_dataset(
+            name, config or None, split=source.split, revision=source.revision, streaming=True
+        )
+        for number, row in enumerate(rows):
+            where = f"{source.data}, row {number}"
+            yield RawDocument(f"{name}:{number}", _content(row, source.column, where))
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise InputError(
+            f"--data {source.data}: neither a local file nor a dataset that can be read (split "
+            f"{source.split!r}): {first}"
+        ) from error

@@ -1,0 +1,264 @@
+"""Documents to token arrays: BOS once, bytes add up, the choice depends on content and seed."""
+
+import hashlib
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from ropext.corpus import (
+    DocumentEncoder,
+    RawDocument,
+    Source,
+    Wanted,
+    choose_documents,
+    pack_documents,
+    read_documents,
+)
+from ropext.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """Byte-level BPE with merges of its own; BOS in front, as Llama's."""
+    return make_tokenizer(bos=True)
+
+
+def make_tokenizer(bos):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(["the quick brown fox jumps over the lazy dog " * 20], trainer)
+    if bos:
+        bpe.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 0)]
+        )
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>")
+
+
+def texts(n, words=60):
+    rng = np.random.default_rng(0)
+    vocabulary = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "and", "runs"]
+    return [" ".join(rng.choice(vocabulary, words)) for _ in range(n)]
+
+
+def raw(contents):
+    return [RawDocument(f"doc{k}", text) for k, text in enumerate(contents)]
+
+
+def test_bos_stands_once_and_only_at_the_start(tokenizer):
+    encoder = DocumentEncoder(tokenizer)
+    document = encoder.document("d", texts(1)[0], 50)
+    assert document.has_bos
+    assert document.ids[0] == tokenizer.bos_token_id
+    assert (document.ids == tokenizer.bos_token_id).sum() == 1
+    assert list(document.ids[1:]) == encoder.encode(texts(1)[0])[:49]
+    # A text that brings its own (a chat template, say) does not get a second one.
+    own = encoder.document("d", "<s>" + texts(1)[0], 50)
+    assert list(own.ids) == list(document.ids)
+    assert own.token_bytes[0] == 0
+
+
+def test_a_tokenizer_that_puts_no_bos_gets_none():
+    encoder = DocumentEncoder(make_tokenizer(bos=False))
+    assert encoder.bos is None
+    document = encoder.document("d", "the fox", 50)
+    assert not document.has_bos
+    assert list(document.ids) == encoder.encode("the fox")
+
+
+@pytest.mark.parametrize("text", ["the quick fox", "naïve café — 漢字 🙂 the end", "\n\n  \t x"])
+def test_bytes_per_token_add_up_to_the_text(tokenizer, text):
+    document = DocumentEncoder(tokenizer).document("d", text, 10_000)
+    assert document.token_bytes.sum() == len(text.encode())
+    assert document.token_bytes[0] == 0
+    # Up to any token, no more bytes than the tokens decode to (a cut character counts early).
+    for stop in range(1, len(document) + 1):
+        decoded = tokenizer.decode(document.ids[1:stop], clean_up_tokenization_spaces=False)
+        decoded_bytes = len(decoded.replace("�", "").encode())
+        assert decoded_bytes <= document.token_bytes[:stop].sum() <= decoded_bytes + 4
+
+
+def test_a_long_text_is_encoded_only_as_far_as_needed(tokenizer):
+    encoder = DocumentEncoder(tokenizer)
+    text = " ".join(texts(400))
+    start = encoder.document("d", text, 300)
+    whole = encoder.encode(text)
+    assert len(start) == 300
+    assert list(start.ids[1:]) == whole[:299]
+
+
+def test_prefix_hashes_are_of_the_token_ids(tokenizer):
+    document = DocumentEncoder(tokenizer).document("d", texts(1)[0], 40)
+    hashes = document.prefix_hashes([10, 40, 41])
+    assert list(hashes) == [10, 40]
+    ids = np.array(document.ids[:10], "<i4").tobytes()
+    assert hashes[10] == hashlib.sha256(ids).hexdigest()
+    assert document.cut(10).prefix_hashes([10]) == {10: hashes[10]}
+
+
+def test_choice_depends_on_content_and_seed_not_on_order_or_names(tokenizer):
+    contents = texts(40)
+    wanted = Wanted((16, 32), given=True, max_documents=10)
+    encoder = DocumentEncoder(tokenizer, seed=1)
+    first = choose_documents(raw(contents), encoder, wanted)
+    again = choose_documents(raw(contents[::-1]), encoder, wanted)
+    keys = [document.key for document in first.documents]
+    assert keys == [document.key for document in again.documents] == sorted(keys)
+    expected = sorted(hashlib.sha256(b"1\0" + text.encode()).hexdigest() for text in contents)[:10]
+    assert keys == expected
+    other = choose_documents(raw(contents), DocumentEncoder(tokenizer, seed=2), wanted)
+    assert [document.key for document in other.documents] != keys
+    assert first.num_spare == 30
+    assert all(len(document) == 32 for document in first.documents)
+
+
+def test_short_documents_and_duplicates_are_counted_never_glued(tokenizer):
+    contents = [*texts(12), "the fox", "the dog", texts(12)[3]]
+    corpus = choose_documents(
+        raw(contents), DocumentEncoder(tokenizer), Wanted((16, 64), True, 100)
+    )
+    assert len(corpus.documents) == 12
+    assert (corpus.num_read, corpus.num_short, corpus.num_duplicates) == (15, 2, 1)
+
+
+def test_default_lengths_end_where_eight_documents_reach(tokenizer):
+    contents = texts(8, words=200) + texts(3, words=800)
+    encoder = DocumentEncoder(tokenizer)
+    tokens = min(len(encoder.encode(text)) for text in contents[:8])
+    grid = (32, 64, 128, 256, 512, 1024)
+    corpus = choose_documents(raw(contents), encoder, Wanted(grid, False, 100))
+    assert corpus.lengths[-1] == max(length for length in grid if length <= tokens + 1)
+    assert len(corpus.documents) == 11
+    few = choose_documents(raw(contents[8:]), encoder, Wanted(grid, False, 100))
+    assert few.lengths[-1] > corpus.lengths[-1]
+    assert len(few.documents) == 3
+
+
+def test_a_million_short_documents_take_constant_memory(tokenizer):
+    long = texts(10, words=300)
+
+    def stream(count):
+        for k in range(count):
+            yield RawDocument(f"s{k}", f"short number {k}")
+            if k % (count // 10) == 0:
+                yield RawDocument(f"l{k}", long[k // (count // 10)])
+
+    wanted = Wanted((64, 256), True, 4)
+
+    def peak(count):
+        tracemalloc.start()
+        corpus = choose_documents(stream(count), DocumentEncoder(tokenizer), wanted)
+        size = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return size, corpus
+
+    small, _ = peak(1_000)
+    large, corpus = peak(1_000_000)
+    assert corpus.num_read == 1_000_010
+    assert corpus.num_short == 1_000_000
+    assert large < small + 300_000
+
+
+def test_too_short_says_how_many_and_the_longest(tokenizer):
+    wanted = Wanted((16, 4096), True, 8)
+    with pytest.raises(
+        InputError, match=r"none of the 12 documents reaches 4k tokens; the longest"
+    ):
+        choose_documents(raw(texts(12)), DocumentEncoder(tokenizer), wanted)
+    with pytest.raises(InputError, match="no document"):
+        choose_documents([], DocumentEncoder(tokenizer), wanted)
+
+
+def test_a_tokenizer_of_another_model_is_refused(tokenizer):
+    with pytest.raises(InputError, match="the tokenizer does not match the model"):
+        DocumentEncoder(tokenizer, vocabulary=100).document("d", texts(1)[0], 50)
+
+
+def test_packing_glues_in_order_with_a_bos_each(tokenizer):
+    encoder = DocumentEncoder(tokenizer)
+    contents = texts(30, words=10)
+    corpus = pack_documents(raw(contents), encoder, Wanted((16, 64), True, 3))
+    assert corpus.packed
+    assert [len(document) for document in corpus.documents] == [64, 64, 64]
+    expected = []
+    for text in contents:
+        expected += [tokenizer.bos_token_id, *encoder.encode(text)]
+        if len(expected) >= 64:
+            break
+    assert list(corpus.documents[0].ids) == expected[:64]
+    with pytest.raises(InputError, match="--pack"):
+        pack_documents(raw(contents[:1]), encoder, Wanted((4096,), True, 3))
+
+
+def test_readers(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    (tmp_path / "b.txt").write_text("plain")
+    (tmp_path / "c.jsonl").write_text('{"text": "one"}\n\n{"text": "two", "id": 3}\n')
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["p", "q"]}), tmp_path / "d.parquet")
+    (tmp_path / "ignored.png").write_bytes(b"\x89PNG")
+    found = [(d.name, d.content) for d in read_documents(Source(str(tmp_path)))]
+    assert found == [
+        ("b.txt", "plain"),
+        ("c.jsonl:1", "one"),
+        ("c.jsonl:3", "two"),
+        ("d.parquet:1", "p"),
+        ("d.parquet:2", "q"),
+    ]
+
+
+def test_messages_go_through_the_chat_template(tmp_path):
+    tokenizer = make_tokenizer(bos=True)
+    row = {"messages": [{"role": "user", "content": "the fox"}]}
+    (tmp_path / "m.jsonl").write_text(json.dumps(row))
+    (own,) = read_documents(Source(str(tmp_path / "m.jsonl")))
+    with pytest.raises(InputError, match="no chat template"):
+        DocumentEncoder(tokenizer).text_of(own)
+    tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}[{{ m.content }}]{% endfor %}"
+    encoder = DocumentEncoder(tokenizer)
+    text = encoder.text_of(own)
+    assert text == "<s>[the fox]"
+    assert list(encoder.document("m", text, 99).ids).count(tokenizer.bos_token_id) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.jsonl", b'{"body": "x", "id": 1}\n', "no column text or messages; there are body, id"),
+        ("a.jsonl", b'{"text": "x"}\n{"text"\n', "line 2: not valid JSON"),
+        ("a.jsonl", b"[1]\n", "line 1: expected an object"),
+        ("a.jsonl", b'{"text": 3}\n', "column text holds int"),
+        ("a.txt", b"\xff\xfe\x00", "not UTF-8"),
+        ("a.txt", b"a\x00b", "binary"),
+        ("a.bin", b"\x80\x81", "not UTF-8"),
+        ("a.parquet", b"nonsense", "not a parquet file"),
+    ],
+)
+def test_unreadable_data_is_named(tmp_path, name, content, says):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=says) as caught:
+        list(read_documents(Source(str(tmp_path / name))))
+    assert name in str(caught.value)
+
+
+def test_data_that_is_not_there(tmp_path):
+    with pytest.raises(InputError, match="no such file"):
+        list(read_documents(Source(str(tmp_path / "gone.jsonl"))))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="no file of a known kind"):
+        list(read_documents(Source(str(tmp_path / "empty"))))
+    (tmp_path / "c.jsonl").write_text('{"text": "one"}\n')
+    with pytest.raises(InputError, match="no column body; there are text"):
+        list(read_documents(Source(str(tmp_path / "c.jsonl"), column="body")))
