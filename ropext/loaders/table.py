@@ -194,7 +194,8 @@ def _yarn_kinds(params: Params, length: int | None) -> list[str]:
         kinds.append("yarn-no-original")
     elif length is not None and length <= original:
         kinds.append("yarn-original-length")
-    return kinds
+    # The plain row was measured with both lengths right, and does not speak for such a dict.
+    return kinds if len(kinds) == 1 else [kind for kind in kinds if kind != "yarn"]
 
 
 def _longrope_kinds(params: Params) -> list[str]:

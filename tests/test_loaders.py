@@ -1,0 +1,328 @@
+"""The loader table against an independent transcription of the measurements, and its lookups."""
+
+import math
+
+import pytest
+
+from ropext import loaders
+from ropext.errors import UsageError
+
+# The measured matrix, transcribed by hand: S same, D different, I ignored, E error, ? not run.
+# Columns: (loader, version, family); rows: the dict of each kind as ropext writes it.
+COLUMNS = [
+    ("transformers", "4.40", "llama"),
+    ("transformers", "4.46", "llama"),
+    ("transformers", "4.57", "llama"),
+    ("transformers", "5.23", "llama"),
+    ("vllm", "0.11", "llama"),
+    ("vllm", "0.33", "llama"),
+    ("sglang", "0.5.23", "llama"),
+    ("llama.cpp", "", "llama"),
+    ("llama.cpp", "", "qwen2"),
+    ("mlx", "", "llama"),
+    ("tgi", "", "llama"),
+    ("trt-llm", "", "llama"),
+    ("exllamav3", "", "llama"),
+    ("exllamav2", "", "llama"),
+    ("ctranslate2", "", "llama"),
+]
+MATRIX = """
+theta                S S S S  S S S  S S  S S S  S S S
+linear               S S S S  S S S  S S  S I S  S S S
+dynamic              S S S S  D I D  I I  S S I  E I E
+yarn                 E D S S  S S S  S S  S S S  S D E
+yarn-custom          E D S S  S S S  D D  D D D  S D E
+longrope             E S S S  S S S  I I  S S S  S S E
+longrope-two-sets    E D S S  S S S  I I  D D S  S S E
+longrope-custom      E D S S  D S D  I I  D D D  D D E
+llama3               E S S S  S S S  S I  S S S  S S I
+v5-only              D D D S  D S S  S S  D D ?  S D S
+"""
+WORDS = {"S": "same", "D": "different", "I": "ignored", "E": "error", "?": "not measured"}
+
+ORIGINAL, FACTOR = 4096, 4.0
+YARN_DEFAULT = 0.1 * math.log(4) + 1
+LENGTHS = {"factor": FACTOR, "original_max_position_embeddings": ORIGINAL, "rope_theta": 5e4}
+UP = [1.0, 1.5, 2.0, 4.0]
+LONGROPE = {"rope_type": "longrope", **LENGTHS, "short_factor": UP, "long_factor": UP}
+DEFAULT_MSCALE = math.sqrt(1 + math.log(4) / math.log(ORIGINAL))
+YARN = {"rope_type": "yarn", **LENGTHS}
+DICTS = {
+    "theta": {"rope_type": "default", "rope_theta": 2e5},
+    "linear": {"rope_type": "linear", "rope_theta": 5e4, "factor": FACTOR},
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 5e4, "factor": FACTOR},
+    "yarn": YARN,
+    "yarn-custom": YARN
+    | {
+        "attention_factor": 1.0,
+        "attn_factor": 1 / YARN_DEFAULT,
+        "beta_fast": 16.0,
+        "beta_slow": 2.0,
+    },
+    "longrope": LONGROPE | {"attention_factor": DEFAULT_MSCALE},
+    "longrope-two-sets": LONGROPE | {"attention_factor": DEFAULT_MSCALE, "short_factor": [1.0] * 4},
+    "longrope-custom": LONGROPE
+    | {"attention_factor": 1.23, "short_mscale": 1.23, "long_mscale": 1.23},
+    "llama3": {
+        "rope_type": "llama3",
+        **LENGTHS,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    },
+    "v5-only": {"rope_type": "default", "rope_theta": 2e5},
+}
+CELLS = [
+    (kind, column, letter)
+    for line in MATRIX.strip().splitlines()
+    for kind, *letters in [line.split()]
+    for column, letter in zip(COLUMNS, letters, strict=True)
+]
+
+
+def reading(loader: str, version: str, family: str, params: dict, **facts: object):
+    name = f"{loader}=={version}" if version else loader
+    (reader,) = loaders.select(name)
+    (found,) = [
+        r
+        for r, one in zip(loaders.readings(family, params, **facts), loaders.readers(), strict=True)
+        if one is reader
+    ]
+    return found
+
+
+@pytest.mark.parametrize(("kind", "column", "letter"), CELLS)
+def test_every_measured_cell(kind: str, column: tuple[str, str, str], letter: str):
+    found = reading(*column, DICTS[kind], v5_only=kind == "v5-only")
+    assert found.verdict == WORDS[letter]
+
+
+def test_the_transcription_covers_every_version_range_and_every_common_kind():
+    seen = {id(loaders.select(f"{n}=={v}" if v else n)[0]) for n, v, _ in COLUMNS}
+    assert seen == {id(reader) for reader in loaders.readers()}
+    assert len(CELLS) == 150
+    for kind in set(DICTS) - {"v5-only"}:
+        assert loaders.kind_of(DICTS[kind]) == kind
+
+
+def test_each_kind_has_a_cell_and_each_cell_a_known_kind():
+    used = {k for r in loaders.readers() for cells in r.families.values() for k in cells}
+    assert used == set(loaders.KINDS)
+    for reader in loaders.readers():
+        for cells in reader.families.values():
+            for cell in cells.values():
+                assert cell.verdict in WORDS.values()
+                assert cell.verdict == "same" or cell.why, "a difference says what it is"
+
+
+@pytest.mark.parametrize("kind", ["theta", "yarn", "llama3", "longrope"])
+def test_no_cell_for_a_family_that_was_not_run(kind: str):
+    """Mixtral reads like Llama in the source of most loaders, but ran in transformers 5 alone."""
+    verdicts = {(r.loader, r.versions): r.verdict for r in loaders.readings("mixtral", DICTS[kind])}
+    assert verdicts.pop(("transformers", "5.23")) == "same"
+    assert set(verdicts.values()) == {"not measured"}
+
+
+def test_a_composite_is_not_its_text_part_outside_transformers():
+    rows = loaders.readings("llama", DICTS["yarn"], model_type="llava")
+    assert rows[0].verdict == "same"
+    assert {r.verdict for r in rows[1:]} == {"not measured"}
+
+
+# What the family sections add: (loader, version, family, kind, verdict).
+FAMILIES = [
+    *(
+        ("transformers", "4.57", family, kind, "same")
+        for family in ("qwen2", "mistral", "gpt_neox", "phi", "granite", "cohere", "gemma3_text")
+        for kind in ("theta", "linear", "llama3", "yarn", "longrope")
+    ),
+    ("transformers", "4.57", "olmo2", "theta", "same"),
+    ("transformers", "4.57", "olmo2", "linear", "same"),
+    *(("transformers", "4.57", "olmo2", k, "error") for k in ("yarn", "llama3", "longrope")),
+    ("transformers", "4.57", "olmo", "yarn", "error"),
+    ("transformers", "4.57", "olmo", "linear", "not measured"),
+    ("transformers", "4.57", "llama4_text", "yarn", "error"),
+    ("transformers", "4.57", "llama4_text", "linear", "error"),
+    ("transformers", "4.46", "qwen2", "theta", "not measured"),
+    ("transformers", "5.23", "phi3", "longrope", "same"),
+    ("transformers", "5.23", "phi3", "yarn", "error"),
+    ("transformers", "5.23", "phi3", "llama3", "error"),
+    ("transformers", "5.23", "recurrent_gemma", "theta", "same"),
+    ("transformers", "5.23", "recurrent_gemma", "longrope", "error"),
+    ("transformers", "5.23", "gemma4_text", "longrope", "error"),
+    ("transformers", "5.23", "gemma4_text", "yarn", "different"),
+    ("transformers", "5.23", "lfm3", "longrope", "same"),
+    ("transformers", "5.23", "blt", "longrope", "not measured"),
+    ("transformers", "5.23", "phimoe", "longrope-custom", "same"),
+    ("transformers", "5.23", "phimoe", "longrope", "error"),
+    ("transformers", "5.23", "phimoe", "longrope-two-sets", "different"),
+    ("transformers", "5.23", "gptj", "theta", "not measured"),
+    ("vllm", "0.33", "cohere", "longrope", "error"),
+    ("vllm", "0.33", "glm", "longrope-custom", "error"),
+    ("vllm", "0.33", "cohere", "yarn", "not measured"),
+    ("llama.cpp", "", "qwen3", "llama3", "ignored"),
+    ("llama.cpp", "", "qwen3", "yarn", "same"),
+    ("llama.cpp", "", "mistral", "yarn", "not measured"),
+]
+
+
+@pytest.mark.parametrize(("loader", "version", "family", "kind", "verdict"), FAMILIES)
+def test_family_facts(loader: str, version: str, family: str, kind: str, verdict: str):
+    assert reading(loader, version, family, DICTS[kind]).verdict == verdict
+
+
+def test_qwen3_in_llama_cpp_and_trt_llm_are_told_as_read_not_run():
+    for loader, family in (("llama.cpp", "qwen3"), ("trt-llm", "llama")):
+        found = reading(loader, "", family, DICTS["yarn"])
+        assert found.evidence == "source"
+        assert "not run" in found.why
+    assert reading("llama.cpp", "", "qwen2", DICTS["yarn"]).evidence == "run"
+
+
+def test_the_helper_keys_decide_where_a_loader_reads_nothing_else():
+    """Other people's dicts without attn_factor or short_mscale lose the attention factor there."""
+    bare = {k: v for k, v in DICTS["yarn-custom"].items() if k != "attn_factor"}
+    for loader, version in (("vllm", "0.11"), ("sglang", "0.5.23")):
+        assert reading(loader, version, "llama", bare).verdict == "different"
+    assert reading("vllm", "0.33", "llama", bare).verdict == "same"
+    bare = {k: v for k, v in DICTS["longrope-custom"].items() if "mscale" not in k}
+    assert reading("vllm", "0.33", "llama", bare).verdict == "different"
+    assert reading("transformers", "5.23", "llama", bare).verdict == "same"
+
+
+def test_an_attn_factor_alone_is_read_by_those_loaders_and_by_no_transformers():
+    """DeepSeek's distilled models carry attn_factor without attention_factor."""
+    params = DICTS["yarn"] | {"attn_factor": 0.878}
+    assert loaders.kind_of(params) == "yarn"
+    assert reading("vllm", "0.11", "llama", params).verdict == "different"
+    assert reading("transformers", "5.23", "llama", params).verdict == "same"
+
+
+def test_a_dict_of_two_kinds_takes_the_worse_verdict():
+    both = DICTS["longrope-custom"] | {"short_factor": [1.0] * 4}
+    assert set(loaders.kinds_of(both)) == {"longrope-two-sets", "longrope-custom"}
+    assert reading("tgi", "", "llama", both).verdict == "different"
+    assert reading("llama.cpp", "", "llama", both).verdict == "ignored"
+    scaled = reading("llama.cpp", "", "llama", DICTS["longrope"], v5_only=True)
+    assert scaled.verdict == "ignored", "reading rope_parameters does not carry a longrope"
+
+
+def test_lengths_left_at_the_original():
+    at = {"length": ORIGINAL}
+    verdicts = {
+        ("transformers", "4.46"): "same",
+        ("transformers", "4.57"): "different",
+        ("transformers", "5.23"): "same",
+        ("vllm", "0.11"): "same",
+        ("vllm", "0.33"): "error",
+        ("sglang", "0.5.23"): "different",
+        ("exllamav3", ""): "ignored",
+    }
+    for (loader, version), verdict in verdicts.items():
+        assert reading(loader, version, "llama", YARN, **at).verdict == verdict
+    assert reading("vllm", "0.33", "llama", YARN, length=4 * ORIGINAL).verdict == "same"
+    bare = {k: v for k, v in YARN.items() if "original" not in k}
+    assert reading("llama.cpp", "", "llama", bare).verdict == "error"
+    assert reading("mlx", "", "llama", bare).verdict == "different"
+
+
+def test_flags_are_filled_in():
+    linear = reading("vllm", "0.33", "llama", DICTS["linear"], target=16384)
+    assert linear.flag == "--max-model-len 16384"
+    assert reading("vllm", "0.33", "llama", YARN, target=16384).flag == ""
+    gguf = reading("llama.cpp", "", "llama", DICTS["yarn-custom"])
+    # 1/(0.1 ln 4 + 1) = 0.87825
+    assert gguf.flag == (
+        "--yarn-beta-fast 16 --yarn-beta-slow 2 "
+        "--override-kv llama.rope.scaling.attn_factor=float:0.8782489"
+    )
+
+
+def test_exact_in():
+    assert loaders.exact_in((), "llama", YARN)
+    assert loaders.exact_in(("vllm", "llama.cpp"), "llama", YARN)
+    assert not loaders.exact_in(("vllm", "llama.cpp"), "llama", DICTS["longrope"])
+    assert not loaders.exact_in(("llama.cpp",), "llama", DICTS["longrope"], even_so=True)
+    assert not loaders.exact_in(("vllm",), "mixtral", YARN)
+    assert loaders.exact_in(("vllm",), "mixtral", YARN, even_so=True)
+    assert not loaders.exact_in(("vllm",), "llama", YARN, model_type="llava")
+    assert not loaders.exact_in(("transformers", "transformers==4.44"), "llama", YARN)
+
+
+def test_names():
+    assert loaders.parse_for(" vllm, llama.cpp,vllm ") == ("vllm", "llama.cpp")
+    assert loaders.parse_for("transformers4,mlx-lm,vllm==0.11.0") == (
+        "transformers4",
+        "mlx-lm",
+        "vllm==0.11.0",
+    )
+    assert loaders.select("transformers4")[0].versions == "4.51-4.57"
+    assert loaders.select("transformers==4.57.6")[0].versions == "4.51-4.57"
+    assert loaders.select("transformers")[0].versions == "5.0-5.23"
+    with pytest.raises(UsageError, match="did you mean vllm"):
+        loaders.parse_for("vlm")
+    for name in ("vllm==0.10", "transformers==4.58", "transformers==4.35.9", "transformers==5.24"):
+        with pytest.raises(UsageError, match="not measured; measured are"):
+            loaders.select(name)
+
+
+def test_nearest_exact():
+    composed = DICTS["longrope-custom"]
+    cold = LONGROPE | {"attention_factor": 1.0, "short_mscale": 1.0, "long_mscale": 1.0}
+    near = loaders.nearest_exact
+    assert near("llama.cpp", "llama", composed) == "--method yarn"
+    assert near("llama.cpp", "llama", cold, scaled=True) == "--from-original --method llama3"
+    # llama3 is ignored for Qwen 2 there.
+    assert near("llama.cpp", "qwen2", cold, scaled=True) == "--from-original --method yarn"
+    assert near("ctranslate2", "llama", composed) == "--method ntk"
+    assert near("vllm", "mixtral", composed) == ""
+
+
+def lines(kind: str, **facts: object) -> dict[str, loaders.Serving]:
+    given = {"context": ORIGINAL, "target": 16384} | facts
+    out = loaders.serving_lines("out/dir", "llama", DICTS[kind], **given)
+    return {line.loader: line for line in out}
+
+
+def test_serving_lines_of_a_yarn():
+    found = lines("yarn")
+    assert list(found) == ["transformers", "vllm", "sglang", "llama.cpp", "lm-eval"]
+    assert found["vllm"].command == "vllm serve out/dir --max-model-len 16384"
+    assert found["sglang"].command.endswith("--model-path out/dir --context-length 16384")
+    assert found["llama.cpp"].command == (
+        "python convert_hf_to_gguf.py out/dir --outfile dir.gguf"
+        " && llama-server -m dir.gguf -c 16384"
+    )
+    assert "pretrained=out/dir,max_length=16384" in found["lm-eval"].command
+    assert not any(line.note for line in found.values())
+
+
+def test_serving_lines_name_what_a_server_takes_by_itself():
+    assert "65536 tokens" in lines("linear")["vllm"].note
+    assert "65536 tokens" in lines("linear")["sglang"].note
+    assert "4096 tokens" in lines("longrope")["vllm"].note
+    assert lines("longrope")["sglang"].note == ""
+
+
+def test_serving_lines_give_a_sentence_where_a_loader_differs():
+    gguf = lines("longrope")["llama.cpp"]
+    assert gguf.command == ""
+    assert gguf.note.startswith("llama.cpp ignores the scaling")
+    assert lines("longrope-custom")["sglang"].command == ""
+    flags = lines("yarn-custom")["llama.cpp"].command
+    assert "--yarn-beta-fast 16 --yarn-beta-slow 2" in flags
+
+
+def test_serving_lines_say_what_was_not_measured():
+    out = loaders.serving_lines("d", "mixtral", YARN, context=ORIGINAL, target=16384)
+    (vllm,) = [line for line in out if line.loader == "vllm"]
+    assert vllm.command
+    assert "not measured" in vllm.note
+
+
+def test_a_masked_model_is_served_by_transformers_alone():
+    (line,) = loaders.serving_lines(
+        "my dir", "modernbert", DICTS["theta"], context=1024, target=4096, masked_lm=True
+    )
+    assert line.command.endswith(
+        """'from transformers import pipeline; pipe = pipeline("fill-mask", "my dir")'"""
+    )
