@@ -1,0 +1,191 @@
+"""The model card: the base's README.md with a section about the extension in front.
+
+Everything that comes from a model or a user is escaped: it can bring neither HTML nor Markdown.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ropext.checkpoint.jsontext import read_bytes
+from ropext.errors import InputError
+
+README = "README.md"
+README_LIMIT = 4 * 10**6  # bytes; a longer base card is left behind
+FRONT_LIMIT = 64 * 10**3  # characters of front matter
+
+BEGIN, END = "<!-- ropext: begin -->", "<!-- ropext: end -->"
+BASE_CARD = "<!-- ropext: base card -->"
+_SECTION = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END) + r"\n*", re.DOTALL)
+_FRONT = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
+_TOP_KEY = re.compile(r"([A-Za-z_][\w-]*)[ \t]*:(?:[ \t\n]|\Z)")
+
+# Keys of the base's front matter that would say something false about the extended model: its
+# parent, and results that were measured on the base (the hub shows model-index as this model's).
+REPLACED_KEYS = ("base_model", "base_model_relation", "model-index", "new_version", "tags")
+TAGS = ("ropext", "context-extension")
+
+
+@dataclass(frozen=True)
+class Table:
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Card:
+    """What the section says, as plain strings; nothing in it needs to be escaped beforehand."""
+
+    title: str  # of the extended model, used where the base has no card
+    base: str  # a hub id or a folder's name, never a path
+    base_is_hub_id: bool
+    summary: tuple[str, ...]  # one sentence each
+    facts: Table | None = None  # method, knobs, context, target ...
+    readings: Table | None = None  # loader, versions, verdict, why, flag
+    serving: tuple[tuple[str, str], ...] = ()  # (loader, command line)
+    numbers: tuple[tuple[str, Table], ...] = ()  # (caption, table)
+    warnings: tuple[str, ...] = ()
+    tags: tuple[str, ...] = field(default=TAGS)
+
+
+def escape(text: str) -> str:
+    """Text as Markdown shows it literally, on one line, also inside a table."""
+    text = " ".join(_visible(text).split())
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = re.sub(r"([\\`*_\[\]|~$#!{}])", r"\\\1", text)
+    # An address would become a link by itself; a leading mark a list or a heading.
+    text = text.replace("://", "&#58;//").replace("www.", "www&#46;").replace("@", "&#64;")
+    return re.sub(r"^([-+=]|\d+[.)])", r"\\\1", text)
+
+
+def _visible(text: str) -> str:
+    """Without control characters and marks that change the direction or hide text."""
+    return "".join(
+        c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Co")
+    )
+
+
+def code_block(text: str, language: str = "") -> str:
+    """A fenced block whose fence is longer than any run of backticks inside."""
+    text = _visible(text).strip("\n")
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def _table(table: Table) -> str:
+    rows = [table.header, ("---",) * len(table.header)]
+    lines = ["| " + " | ".join(map(escape, rows[0])) + " |", "|" + "|".join(rows[1]) + "|"]
+    lines += ["| " + " | ".join(map(escape, row)) + " |" for row in table.rows]
+    return "\n".join(lines)
+
+
+def section(card: Card) -> str:
+    """The section between its two marks."""
+    parts = [BEGIN, "## Context extension", " ".join(map(escape, card.summary))]
+    if card.facts:
+        parts.append(_table(card.facts))
+    parts += [f"> **Note:** {escape(warning)}" for warning in card.warnings]
+    for caption, table in card.numbers:
+        parts += [f"**{escape(caption)}**", _table(table)]
+    if card.readings:
+        parts += ["### What each loader makes of it", _table(card.readings)]
+    if card.serving:
+        parts.append("### Serving")
+        for loader, command in card.serving:
+            parts += [f"{escape(loader)}:", code_block(command, "sh")]
+    parts.append(
+        "Written by ropext; `ropext.json` has the record, `ropext verify` checks it against the "
+        "files."
+    )
+    return "\n\n".join([*parts, END]) + "\n"
+
+
+def render(card: Card, base: str | None = None) -> str:
+    """The whole card. A section that the base already has (it was extended before) is replaced."""
+    front, body = split(base) if base is not None else ("", "")
+    body = _SECTION.sub("", body).strip("\n")
+    if not body:
+        body = f"# {escape(card.title)}"
+    elif BASE_CARD not in body:
+        body = (
+            f"{BASE_CARD}\n\n*What follows is the card of {escape(card.base)}, "
+            f"about the model before its extension.*\n\n{body}"
+        )
+    return f"---\n{_front(card, front)}---\n\n{section(card)}\n{body}\n"
+
+
+def split(text: str) -> tuple[str, str]:
+    """(front matter without its fences, body); front matter that is none stays in the body."""
+    text = text.replace("\r\n", "\n")
+    found = _FRONT.match(text)
+    if not found or len(found[1]) > FRONT_LIMIT:
+        return "", text
+    return found[1], text[found.end() :]
+
+
+def _front(card: Card, front: str) -> str:
+    """The base's lines, untouched but for the keys that are about the base itself."""
+    blocks = _blocks(front)
+    kept = "".join(text for key, text in blocks if key not in REPLACED_KEYS)
+    old = dict(blocks)
+    if card.base_is_hub_id:
+        kept += f"base_model: {_quoted(card.base)}\n"
+    else:
+        kept += old.get("base_model", "")
+    tags = dict.fromkeys([*_list(old.get("tags", "")), *card.tags])
+    return kept + "tags:\n" + "".join(f"- {_quoted(tag)}\n" for tag in tags)
+
+
+def _blocks(front: str) -> list[tuple[str, str]]:
+    """Front matter cut at its top-level keys: (key, its lines); before the first key "" ."""
+    blocks: list[tuple[str, str]] = []
+    for line in front.splitlines(keepends=True):
+        key = _TOP_KEY.match(line)
+        if key or not blocks:
+            blocks.append((key[1] if key else "", line))
+        else:
+            blocks[-1] = (blocks[-1][0], blocks[-1][1] + line)
+    return blocks
+
+
+def _list(block: str) -> Sequence[str]:
+    """The strings of a `tags:` block in any of YAML's spellings; nothing where it has none."""
+    import yaml  # late: only a base card with tags needs it
+
+    try:
+        found = yaml.load(block, yaml.BaseLoader)
+    except (yaml.YAMLError, RecursionError):
+        return []
+    value = found.get("tags") if isinstance(found, dict) else None
+    items = value if isinstance(value, list) else [value]
+    return [item for item in items if isinstance(item, str) and item]
+
+
+def _quoted(text: str) -> str:
+    """A YAML scalar on one line: plain where that is safe, else in double quotes (JSON's are)."""
+    if re.fullmatch(r"[A-Za-z][\w./-]*", text) and text.lower() not in _YAML_WORDS:
+        return text
+    return '"' + _visible(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") + '"'
+
+
+_YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+
+
+def read_readme(path: Path) -> tuple[str | None, str | None]:
+    """(the base's card or None, a note where it had to be left out)."""
+    if not path.exists():
+        return None, None
+    try:
+        return read_bytes(path, README_LIMIT).decode(), None
+    except UnicodeDecodeError:
+        return None, f"{path} is not UTF-8 text, so the new card stands alone"
+    except InputError as error:
+        return None, f"{error}, so the new card stands alone"
+
+
+def facts(rows: Iterable[tuple[str, object]]) -> Table:
+    """A two-column table of names and values."""
+    return Table(("", ""), tuple((name, str(value)) for name, value in rows))

@@ -1,0 +1,119 @@
+"""One writer per output: `.OUT.lock` beside it, held by flock and naming its holder.
+
+The kernel drops an flock with the process that held it, so a lock file without one is stale whoever
+wrote it. On file systems without flock the holder that the file names is looked at instead.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ropext.errors import InputError, OutputExists
+
+NO_FLOCK = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL}
+
+
+@contextmanager
+def locked(real: Path, output: Path) -> Iterator[None]:
+    """Hold the lock of the output whose real path is `real`; refuse while another run has it."""
+    path = real.parent / f".{real.name}.lock"
+    descriptor = _acquire(path, output)
+    try:
+        yield
+    finally:
+        # Deleted while held: who opened it meanwhile sees that the name is gone and tries again.
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _acquire(path: Path, output: Path) -> int:
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise InputError(
+                f"{output} (--output) cannot be written: {error.strerror} ({path})"
+            ) from error
+        try:
+            _take(descriptor, path, output)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if _is(descriptor, path):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(_self()).encode(), 0)
+            return descriptor
+        os.close(descriptor)
+
+
+def _take(descriptor: int, path: Path, output: Path) -> None:
+    holder = _read(descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in NO_FLOCK:
+            held = _alive(holder)
+        elif error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            held = True
+        else:
+            raise
+        if held:
+            raise OutputExists(
+                f"{output} (--output) is being written by process {holder.get('pid', '?')} on "
+                f"{holder.get('host', '?')}; wait for it, or stop it ({path} is its lock)"
+            ) from None
+
+
+def _is(descriptor: int, path: Path) -> bool:
+    try:
+        named, opened = os.stat(path, follow_symlinks=False), os.fstat(descriptor)
+    except FileNotFoundError:
+        return False
+    return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
+
+
+def _self() -> dict[str, Any]:
+    pid = os.getpid()
+    return {"pid": pid, "host": socket.gethostname(), "start": _start(pid)}
+
+
+def _start(pid: int) -> str:
+    """When a process started, in clock ticks since the boot (proc(5), field 22); "" if unknown.
+
+    Tells a process from a later one that was given the same number.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return ""
+    return text.rpartition(")")[2].split()[19]
+
+
+def _read(descriptor: int) -> dict[str, Any]:
+    try:
+        found = json.loads(os.pread(descriptor, 4096, 0))
+    except (ValueError, RecursionError):
+        return {}  # empty: killed, or seen, between creating it and writing into it
+    return found if isinstance(found, dict) else {}
+
+
+def _alive(holder: dict[str, Any]) -> bool:
+    """Whether the process that a lock names still runs. On another host nobody can tell: yes."""
+    pid = holder.get("pid")
+    if type(pid) is not int or pid <= 0:
+        return False
+    if holder.get("host") != socket.gethostname():
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return holder.get("start") in ("", _start(pid))

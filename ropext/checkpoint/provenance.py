@@ -1,0 +1,190 @@
+"""ropext.json: what was done to which weights, so that it can be checked and repeated.
+
+The same inputs give the same bytes: no time stamp, no host, no path that the user did not name.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ropext.checkpoint import headers
+from ropext.checkpoint.jsontext import dump
+from ropext.checkpoint.snapshot import Snapshot
+from ropext.rope import Spectrum
+from ropext.version import __version__
+
+NAME = "ropext.json"
+SCHEMA = 1
+
+# What can change a result. Looked up by their metadata, never imported.
+LIBRARIES = ("transformers", "torch", "safetensors", "huggingface_hub", "peft", "accelerate")
+
+_SECRET_OPTION = re.compile(r"--?[\w-]*(token|secret|password|api-?key)[\w-]*", re.IGNORECASE)
+_TOKEN = re.compile(r"\b(hf_|sk-|ghp_|github_pat_)\w{8,}")
+_USERINFO = re.compile(r"(\w+://)[^/@\s]+@")
+HIDDEN = "***"
+
+
+@dataclass(frozen=True)
+class WeightFile:
+    """What identifies one weight file without its bytes, and with `sha256` its bytes too."""
+
+    size: int
+    header_sha256: str
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class SiteRecord:
+    """One rotary embedding as it was before and is now."""
+
+    label: str  # "" where the model has one
+    dim: int
+    context: int
+    base: Spectrum
+    spectrum: Spectrum
+    params: Mapping[str, Any]
+    scaled: bool = True
+
+
+@dataclass(frozen=True)
+class Record:
+    """The content of ropext.json."""
+
+    base: Mapping[str, Any]  # name, hub_id, revision, commit
+    method: str
+    knobs: Mapping[str, Any]
+    context: int
+    target: int
+    sites: tuple[SiteRecord, ...]
+    edits: tuple[Mapping[str, Any], ...] = ()
+    weights: Mapping[str, WeightFile] = field(default_factory=dict)
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    proof: Mapping[str, Any] | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)  # sections of later steps, by name
+
+
+def base_of(snapshot: Snapshot) -> dict[str, Any]:
+    """How the base is named in the record."""
+    return {
+        "name": snapshot.name,
+        "hub_id": snapshot.hub_id,
+        "revision": snapshot.revision,
+        "commit": snapshot.commit,
+        "quantisation": snapshot.quantisation,
+    }
+
+
+def versions() -> dict[str, str]:
+    """ropext's, Python's and the libraries' versions; a library that is missing is left out."""
+    import importlib.metadata  # late: `plan` reads records and asks for no versions
+
+    found = {"ropext": __version__, "python": ".".join(map(str, sys.version_info[:3]))}
+    for library in LIBRARIES:
+        try:
+            found[library] = importlib.metadata.version(library)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def scrub(text: str) -> str:
+    """The text without tokens: those of the environment, of a known shape, or inside a URL."""
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN"):
+        token = os.environ.get(name)
+        if token:
+            text = text.replace(token, HIDDEN)
+    return _USERINFO.sub(rf"\1{HIDDEN}@", _TOKEN.sub(HIDDEN, text))
+
+
+def clean_command(argv: Sequence[str]) -> tuple[str, ...]:
+    """The command line to record: the program by its name alone, no secret in any word."""
+    words = ["ropext"]
+    hide = False
+    for word in argv[1:]:
+        option, equals, _ = word.partition("=")
+        secret = bool(_SECRET_OPTION.fullmatch(option))
+        if hide:
+            words.append(HIDDEN)
+        elif secret and equals:
+            words.append(f"{option}={HIDDEN}")
+        else:
+            words.append(scrub(word))
+        hide = secret and not equals
+    return tuple(words)
+
+
+def weigh(path: Path, *, content: bool = False) -> WeightFile:
+    """The record of one weight file. Its content is hashed only when asked for, or known by the
+    name that the hub's cache gave it."""
+    header = headers.read_header(path)
+    header.tensors  # noqa: B018 - raises where the file is cut short or its table damaged
+    sha256 = headers.content_digest(path) if content else headers.blob_digest(path)
+    return WeightFile(header.size, header.digest, sha256)
+
+
+def to_json(record: Record) -> dict[str, Any]:
+    """The record as one JSON object, in a fixed order."""
+    return {
+        "schema": SCHEMA,
+        "versions": dict(record.versions),
+        "base": dict(record.base),
+        "method": record.method,
+        "knobs": dict(record.knobs),
+        "context": record.context,
+        "target": record.target,
+        "sites": [_site_to_json(site) for site in record.sites],
+        "edits": [dict(edit) for edit in record.edits],
+        "weights": {name: _weight_to_json(record.weights[name]) for name in sorted(record.weights)},
+        "recipe": dict(record.recipe),
+        "command": list(record.command),
+        "proof": dict(record.proof) if record.proof is not None else None,
+        **record.more,
+    }
+
+
+def _weight_to_json(weight: WeightFile) -> dict[str, Any]:
+    out: dict[str, Any] = {"size": weight.size, "header_sha256": weight.header_sha256}
+    return out | ({"sha256": weight.sha256} if weight.sha256 else {})
+
+
+def _site_to_json(site: SiteRecord) -> dict[str, Any]:
+    return {
+        "label": site.label,
+        "dim": site.dim,
+        "context": site.context,
+        "scaled": site.scaled,
+        "params": dict(site.params),
+        "base": _spectrum_to_json(site.base),
+        "spectrum": _spectrum_to_json(site.spectrum),
+    }
+
+
+def _spectrum_to_json(spectrum: Spectrum) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "digest": spectrum.digest(),
+        "attention_factor": spectrum.attention_factor,
+        "softmax_factor": spectrum.softmax_factor,
+        "inv_freq": list(spectrum.inv_freq),
+    }
+    if spectrum.short_inv_freq is not None:
+        out["short_inv_freq"] = list(spectrum.short_inv_freq)
+    return out
+
+
+def write(record: Record, directory: Path) -> None:
+    (directory / NAME).write_bytes(dump(to_json(record)))
+
+
+def edits_to_json(edits: Iterable[Any]) -> tuple[dict[str, Any], ...]:
+    """Length edits (file, key, before, after) as the record holds them."""
+    return tuple(
+        {"file": edit.file, "key": edit.key, "before": edit.before, "after": edit.after}
+        for edit in edits
+    )

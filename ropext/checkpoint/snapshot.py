@@ -1,0 +1,224 @@
+"""A base model on the disk: its small files, read strictly, and the list of the large ones."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ropext.checkpoint import inventory
+from ropext.checkpoint.jsontext import INDEX_LIMIT, parse_object, read_bytes, read_object
+from ropext.errors import InputError, UsageError
+
+INDEX = "model.safetensors.index.json"
+
+# An index is flat: two objects. A shard table of a million tensors is ten times the largest known.
+INDEX_CONTAINERS = 1_000
+INDEX_TENSORS = 1_000_000
+
+# Text files whose keys an extension may have to raise; sentence_bert_config.json also caps lengths.
+LENGTH_FILES = ("tokenizer_config.json", "generation_config.json", "sentence_bert_config.json")
+
+CACHED = re.compile(r"models--(?P<repo>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A checkpoint as it was found. Nothing of its weights has been read."""
+
+    name: str  # as the user named it: a directory or a hub id
+    directory: Path
+    config: dict[str, Any]
+    files: Mapping[str, int]  # carried by an extension: name relative to the directory -> bytes
+    left: Mapping[str, str]  # not carried: name -> reason
+    refused: Mapping[str, str] = field(default_factory=dict)  # cannot be carried: name -> reason
+    hub_id: str | None = None
+    revision: str | None = None  # as asked for; None = the default branch, or not from the hub
+    commit: str | None = None
+    tokenizer_config: dict[str, Any] | None = None
+    generation_config: dict[str, Any] | None = None
+    sentence_bert_config: dict[str, Any] | None = None
+    index: dict[str, str] | None = None  # tensor name -> shard, where the weights are in shards
+
+    @property
+    def weight_files(self) -> tuple[str, ...]:
+        """Safetensors files beside the config, in order of their names."""
+        return tuple(
+            name for name in self.files if "/" not in name and name.endswith(".safetensors")
+        )
+
+    @property
+    def quantisation(self) -> str | None:
+        """The quantiser that packed the weights ("awq", "gptq", "fp8", "mxfp4" ...), if any did."""
+        for config in (self.config, self.config.get("text_config")):
+            found = config.get("quantization_config") if isinstance(config, dict) else None
+            if isinstance(found, dict):
+                return str(found.get("quant_method", "unnamed"))
+        return None
+
+    @property
+    def is_quantised(self) -> bool:
+        return self.quantisation is not None
+
+    @property
+    def short_name(self) -> str:
+        """What a card may say without telling where things lie on the user's disk."""
+        return self.hub_id or self.directory.resolve().name
+
+    def path(self, name: str) -> Path:
+        return self.directory / name
+
+
+def open_snapshot(model: str, *, revision: str | None = None, weights: bool = False) -> Snapshot:
+    """Read a checkpoint from a local directory or, by its hub id, through huggingface_hub.
+
+    With `weights` the weight files are required (and fetched) and checked against the index.
+    """
+    directory, hub_id, commit = _locate(model, revision, weights)
+    config = _config(directory, model)
+    found = inventory.take_inventory(directory)
+    small = {name: _optional(directory / name) for name in LENGTH_FILES}
+    snapshot = Snapshot(
+        name=model,
+        directory=directory,
+        config=config,
+        files=found.sizes,
+        left=found.left,
+        refused=found.refused,
+        hub_id=hub_id,
+        revision=revision,
+        commit=commit,
+        tokenizer_config=small["tokenizer_config.json"],
+        generation_config=small["generation_config.json"],
+        sentence_bert_config=small["sentence_bert_config.json"],
+        index=_index(directory / INDEX),
+    )
+    if weights:
+        require_weights(snapshot)
+    return snapshot
+
+
+def _locate(model: str, revision: str | None, weights: bool) -> tuple[Path, str | None, str | None]:
+    """(directory, hub id, commit); a directory of that name comes before a hub id."""
+    if not model or "\0" in model:
+        raise InputError("MODEL is empty; name a local directory or a hub id")
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if revision is not None:
+            raise UsageError(
+                f"--revision {revision} is for hub ids, but {model} is a local directory"
+            )
+        cached = CACHED.search(os.path.abspath(path))
+        if cached:
+            return path, cached["repo"].replace("--", "/", 1), cached["commit"]
+        return path, None, None
+    if path.exists():
+        raise InputError(_a_file(path))
+    from ropext.checkpoint import hub  # late: only hub ids need it
+
+    if not hub.is_id(model):
+        raise InputError(_missing(path))
+    directory, commit = hub.fetch(model, revision, weights=weights)
+    return directory, model, commit
+
+
+def _a_file(path: Path) -> str:
+    if path.suffix.lower() == ".gguf":
+        return (
+            f"{path} is a GGUF file, which has its rotary embedding baked in; extend the Hugging "
+            "Face checkpoint it was made from and convert the result"
+        )
+    return f"{path} is a file; name the directory of a Hugging Face checkpoint or a hub id"
+
+
+def _missing(path: Path) -> str:
+    old = path.parent / f".{path.name}.old"
+    if old.is_dir():
+        return (
+            f"{path} is missing, but {old} is there: an interrupted --force left it; run that "
+            "command again, or rename it back"
+        )
+    return f"{path} does not exist (and is no hub id, which reads name or organisation/name)"
+
+
+def _config(directory: Path, model: str) -> dict[str, Any]:
+    path = directory / "config.json"
+    if os.path.lexists(path):
+        return read_object(path)
+    names = {entry.name for entry in os.scandir(directory)}
+    if "adapter_config.json" in names:
+        raise InputError(
+            f"{model} is an adapter without its model; merge it into its base (peft's "
+            "merge_and_unload) and name the merged directory"
+        )
+    if any(name.lower().endswith(".gguf") for name in names):
+        raise InputError(
+            f"{model} holds GGUF files alone; extend the Hugging Face checkpoint they were made "
+            "from and convert the result"
+        )
+    raise InputError(f"{model} is not a model directory: it has no config.json")
+
+
+def _optional(path: Path) -> dict[str, Any] | None:
+    return read_object(path) if os.path.lexists(path) else None
+
+
+def _index(path: Path) -> dict[str, str] | None:
+    if not os.path.lexists(path):
+        return None
+    data = read_bytes(path, INDEX_LIMIT)
+    if data.count(b'"') > 4 * INDEX_TENSORS:
+        raise InputError(f"{path} lists more than {INDEX_TENSORS:,} tensors")
+    shards = parse_object(data, str(path), containers=INDEX_CONTAINERS).get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(s, str) for s in shards.values()):
+        raise InputError(f"{path} has no weight_map from tensor names to shard names")
+    for shard in set(shards.values()):
+        if not is_plain_name(shard):
+            raise InputError(
+                f"{path} names the shard {shard[:80]!r}, which is not a plain file name"
+            )
+    return shards
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a shard name stays in its directory and is what it looks like."""
+    return (
+        name not in ("", ".", "..")
+        and len(name) < 256
+        and name.isprintable()
+        and not set(name) & {"/", "\\"}
+    )
+
+
+def require_weights(snapshot: Snapshot) -> None:
+    """Raise unless every file to be carried is readable and every shard of the index is there."""
+    for name, reason in snapshot.refused.items():
+        raise InputError(f"{name} in {snapshot.name} cannot be carried over: {reason}")
+    missing = sorted(set((snapshot.index or {}).values()) - set(snapshot.files))
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise InputError(
+            f"{snapshot.name} lacks {len(missing)} of the {len(set(snapshot.index.values()))} "  # type: ignore[union-attr]
+            f"shards that {INDEX} names: {', '.join(missing[:3])}{more}; fetch it again"
+        )
+    if not snapshot.weight_files:
+        raise InputError(no_weights(snapshot.name, snapshot.left))
+
+
+def no_weights(model: str, names: Mapping[str, str]) -> str:
+    """The sentence for a checkpoint without safetensors, by what else is there."""
+    pickled = sorted(name for name in names if inventory.PICKLED.fullmatch(name))
+    if pickled:
+        return (
+            f"{model} holds pickled weights alone ({pickled[0]}), which ropext never opens; where "
+            "you trust them, convert them with transformers: "
+            "AutoModelForCausalLM.from_pretrained(MODEL).save_pretrained(DIRECTORY) writes "
+            "safetensors"
+        )
+    if any(name.lower().endswith(".gguf") for name in names):
+        return (
+            f"{model} holds its weights as GGUF alone; extend the Hugging Face checkpoint they "
+            "were made from and convert the result"
+        )
+    return f"{model} has no weights: there is no .safetensors file beside its config.json"

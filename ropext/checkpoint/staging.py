@@ -1,0 +1,192 @@
+"""One directory, written as a whole or not at all.
+
+The output OUT is prepared in `.OUT.tmp-PID` beside it, flushed, and renamed in one step. While it
+is written, `.OUT.lock` is held. With force, the old OUT becomes `.OUT.old` first and is deleted
+last; a run that finds `.OUT.old` finishes that (OUT is there: the old one goes) or undoes it (OUT
+is not: the old one comes back) before anything else.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ropext.checkpoint.locks import locked
+from ropext.checkpoint.transfer import sync, sync_tree
+from ropext.errors import InputError, OutputExists, UsageError
+
+# What --force may replace: a directory that holds one of these, or nothing.
+CHECKPOINT_FILES = ("config.json", "ropext.json")
+
+
+@dataclass
+class Stage:
+    """The temporary directory to write into; notes are for the user once it has its name."""
+
+    directory: Path
+    notes: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def os_errors(output: Path) -> Iterator[None]:
+    """Tell an error of the file system in one sentence."""
+    try:
+        yield
+    except OSError as error:
+        where = f" ({os.fsdecode(error.filename)})" if error.filename else ""
+        reason = error.strerror or type(error).__name__
+        raise InputError(f"{output} (--output) cannot be written: {reason}{where}") from error
+
+
+def check_output(output: Path, *, force: bool, inputs: Iterable[Path] = ()) -> Path:
+    """The real path of an output that may be written; changes nothing on the disk.
+
+    `inputs` are directories and files that are read: none may lie in the output, nor the output in
+    one of the directories.
+    """
+    if output.name in ("", ".", ".."):
+        raise UsageError(f"{output} (--output) does not name a directory of its own")
+    real = Path(os.path.realpath(output.parent)) / output.name
+    for source in inputs:
+        _check_apart(output, real, Path(os.path.realpath(source)))
+    if not os.path.lexists(real):
+        return real
+    if not force:
+        raise OutputExists(f"{output} (--output) exists; --force replaces it as a whole")
+    if real.is_symlink() or not real.is_dir():
+        raise OutputExists(f"{output} (--output) is no directory, so --force does not replace it")
+    names = set(os.listdir(real))
+    if names and not names.intersection(CHECKPOINT_FILES):
+        raise OutputExists(
+            f"{output} (--output) holds something that is not a checkpoint, so --force does not "
+            "replace it"
+        )
+    return real
+
+
+def _check_apart(output: Path, real: Path, source: Path) -> None:
+    # The output itself may be a link into the input.
+    for place in {real, Path(os.path.realpath(real))}:
+        if place == source:
+            raise UsageError(f"{output} (--output) is the input itself; name another directory")
+        if source in place.parents:
+            raise UsageError(f"{output} (--output) lies inside the input {source}")
+        if place in source.parents:
+            raise UsageError(f"the input {source} lies inside {output} (--output)")
+
+
+def check_space(output: Path, needed: int) -> None:
+    """Raise unless the output's disk has `needed` bytes free."""
+    place = Path(os.path.realpath(output.parent))
+    while not place.exists():
+        place = place.parent
+    status = os.statvfs(place)
+    free = status.f_bavail * status.f_frsize
+    if needed > free:
+        raise InputError(
+            f"{output} (--output) needs {needed / 1e9:.2f} GB, but {place} has "
+            f"{free / 1e9:.2f} GB free; --link hard or symlink copies no weights"
+        )
+
+
+@contextmanager
+def staged(output: Path, *, force: bool = False, inputs: Iterable[Path] = ()) -> Iterator[Stage]:
+    """Yield a directory to write into; it becomes `output` when the block ends without an error.
+
+    After an error, or an interrupt, nothing is left behind.
+    """
+    inputs = tuple(inputs)
+    real = check_output(output, force=force, inputs=inputs)
+    with os_errors(output):
+        made = _make_parents(real.parent)
+    finished = False
+    try:
+        with locked(real, output):
+            with os_errors(output):
+                _recover(real)
+            check_output(output, force=force, inputs=inputs)
+            stage = Stage(real.parent / f".{real.name}.tmp-{os.getpid()}")
+            try:
+                with os_errors(output):
+                    stage.directory.mkdir()
+                yield stage
+                with os_errors(output):
+                    sync_tree(stage.directory)
+                    _commit(stage, real, output, force)
+                finished = True
+            finally:
+                _remove(stage.directory)
+    finally:
+        if not finished:
+            _unmake_parents(made)
+
+
+def _make_parents(parent: Path) -> list[Path]:
+    """Create what is missing; the new directories, innermost first."""
+    missing = []
+    place = parent
+    while not place.exists():
+        missing.append(place)
+        place = place.parent
+    parent.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+def _unmake_parents(made: list[Path]) -> None:
+    for place in made:
+        try:
+            place.rmdir()
+        except OSError:  # somebody else put something there
+            return
+
+
+def _remove(path: Path) -> None:
+    """Delete a directory tree, or whatever else has its name, without following links."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _old(real: Path) -> Path:
+    return real.parent / f".{real.name}.old"
+
+
+def _recover(real: Path) -> None:
+    """Clean up after a run that was killed. Its lock is ours, so whatever it left is dead."""
+    pattern = re.compile(re.escape(f".{real.name}.tmp-") + "[0-9]+")
+    for entry in list(os.scandir(real.parent)):
+        if pattern.fullmatch(entry.name):
+            _remove(Path(entry.path))
+    old = _old(real)
+    if not os.path.lexists(old):
+        return
+    if os.path.lexists(real):
+        _remove(old)
+    else:
+        os.rename(old, real)
+        sync(real.parent)
+
+
+def _commit(stage: Stage, real: Path, output: Path, force: bool) -> None:
+    """Give the finished directory its name; with force, in three steps that recovery knows."""
+    replacing = force and os.path.lexists(real)
+    old = _old(real)
+    if replacing:
+        os.rename(real, old)
+    try:
+        if os.path.lexists(real):  # rename would replace an empty directory without a word
+            raise OutputExists(f"{output} (--output) appeared while it was being written")
+        os.rename(stage.directory, real)
+    except BaseException:
+        if replacing and not os.path.lexists(real):
+            os.rename(old, real)
+        raise
+    sync(real.parent)
+    if replacing:
+        _remove(old)
+        if old.exists():
+            stage.notes.append(f"the replaced directory could not be deleted wholly: {old}")

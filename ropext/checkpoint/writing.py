@@ -1,0 +1,144 @@
+"""Write an extended checkpoint: the base's weights, the new config, the record and the card."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ropext.checkpoint import provenance, tokenizer
+from ropext.checkpoint.card import README, Card, read_readme, render
+from ropext.checkpoint.comparing import compare_weights
+from ropext.checkpoint.jsontext import dump
+from ropext.checkpoint.provenance import Record, WeightFile
+from ropext.checkpoint.snapshot import Snapshot, require_weights
+from ropext.checkpoint.staging import Stage, check_space, os_errors, staged
+from ropext.checkpoint.tokenizer import TOKENIZER, LengthEdit
+from ropext.checkpoint.transfer import LINKS, Link, copy_file, place
+from ropext.errors import InputError, UsageError
+
+Proof = Mapping[str, Any]
+
+# Bytes beyond the copied files: the record, the card, the edited texts.
+TEXT_ROOM = 64 << 20
+
+
+@dataclass(frozen=True)
+class Written:
+    """What `write_checkpoint` did, for the user to be told."""
+
+    output: Path
+    record: Record
+    edits: tuple[LengthEdit, ...]
+    notes: tuple[str, ...]
+    left: Mapping[str, str]  # files of the base that were not carried over: reason
+    proof: Proof | None
+
+
+def write_checkpoint(
+    snapshot: Snapshot,
+    output: Path,
+    *,
+    config: Mapping[str, Any],
+    record: Record,
+    card: Callable[[Proof | None], Card] | None = None,
+    link: Link = "copy",
+    force: bool = False,
+    hash_weights: bool = False,
+    prove: Callable[[Path], Proof] | None = None,
+) -> Written:
+    """Write `output` as a whole or not at all.
+
+    `record` says what was done; its weights, length edits and proof are filled in here. `prove`
+    gets the finished but unnamed directory and raises to keep it from its name; `card` gets what
+    `prove` returned. The base is only read, and each of its weight files for its header alone
+    (with `hash_weights`: whole).
+    """
+    if link not in LINKS:
+        raise UsageError(f"--link {link} is none of {', '.join(LINKS)}")
+    require_weights(snapshot)
+    edits, limits = tokenizer.length_edits(snapshot, record.context, record.target)
+    weights = {
+        name: provenance.weigh(snapshot.path(name), content=hash_weights)
+        for name in snapshot.weight_files
+    }
+    check_space(output, _bytes_to_copy(snapshot, link))
+    readme, readme_note = read_readme(snapshot.path(README))
+    with staged(output, force=force, inputs=_inputs(snapshot)) as stage:
+        with os_errors(output):
+            stage.notes += [*limits, *([readme_note] if readme_note else [])]
+            _carry(snapshot, stage, edits, link)
+            _write_texts(snapshot, stage.directory, config, edits)
+            _check_carried(weights, stage.directory)
+        proof = prove(stage.directory) if prove else None
+        full = replace(
+            record,
+            weights=weights,
+            edits=(*record.edits, *provenance.edits_to_json(edits)),
+            proof=proof,
+        )
+        with os_errors(output):
+            if card is not None:
+                text = render(card(proof), readme)
+                (stage.directory / README).write_bytes(text.encode(errors="replace"))
+            provenance.write(full, stage.directory)
+    return Written(output, full, edits, tuple(stage.notes), snapshot.left, proof)
+
+
+def _inputs(snapshot: Snapshot) -> list[Path]:
+    """The base's directory, and its files, whose real places a link may hide."""
+    return [snapshot.directory, *map(snapshot.path, snapshot.files)]
+
+
+def _bytes_to_copy(snapshot: Snapshot, link: Link) -> int:
+    linked = set(snapshot.weight_files) if link != "copy" else set()
+    total = TEXT_ROOM
+    for name, size in snapshot.files.items():
+        if name not in linked:
+            # Blocks on the disk: a sparse file takes less than its size.
+            total += min(size, os.stat(snapshot.path(name)).st_blocks * 512)
+    return total
+
+
+def _carry(snapshot: Snapshot, stage: Stage, edits: Iterable[LengthEdit], link: Link) -> None:
+    """The base's files. Only weights are linked: an editor that writes into a linked text file in
+    place would change the base too."""
+    edited = {edit.file for edit in edits}
+    weights = set(snapshot.weight_files)
+    for name in snapshot.files:
+        source, target = snapshot.path(name), stage.directory / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if name == "config.json" or (name in edited and name != TOKENIZER):
+            continue  # written anew
+        if name in edited:
+            span = tokenizer.find_truncation(source)
+            if span is None:
+                raise InputError(f"{source} changed while it was read")
+            tokenizer.clear_truncation(source, target, span)
+        elif name in weights:
+            if note := place(source, target, link):
+                stage.notes.append(f"{name}: {note}")
+        else:
+            copy_file(source, target)
+
+
+def _write_texts(
+    snapshot: Snapshot, directory: Path, config: Mapping[str, Any], edits: Iterable[LengthEdit]
+) -> None:
+    texts: dict[str, Mapping[str, Any]] = {"config.json": config}
+    originals = {
+        "tokenizer_config.json": snapshot.tokenizer_config,
+        "generation_config.json": snapshot.generation_config,
+        "sentence_bert_config.json": snapshot.sentence_bert_config,
+    }
+    for edit in edits:
+        if original := originals.get(edit.file):
+            texts[edit.file] = original | {edit.key: edit.after}
+    for name, content in texts.items():
+        (directory / name).write_bytes(dump(content))
+
+
+def _check_carried(weights: Mapping[str, WeightFile], directory: Path) -> None:
+    for finding in compare_weights(weights, directory):
+        if not finding.same:
+            raise InputError(f"the base changed while it was read: {finding.sentence}")
