@@ -1,0 +1,37 @@
+"""Retrieval tasks, one file each: how an item is built from token ids, a length, depths and a seed.
+
+Pure: a tokenizer comes in through `Encoder`, and what is made of the items is not known here.
+A new task is one file and one entry in `TASKS`.
+"""
+
+from ropext.errors import UsageError
+from ropext.tasks import copy, mkey, passkey
+from ropext.tasks.haystack import Noise, Repetition, Text, noise, repetition
+from ropext.tasks.item import Build, Encoder, Haystack, Item, Task, Template
+
+TASKS: tuple[Task, ...] = (passkey.TASK, mkey.TASK, copy.TASK)
+
+
+def find_task(name: str) -> Task:
+    for task in TASKS:
+        if task.name == name:
+            return task
+    known = ", ".join(task.name for task in TASKS)
+    raise UsageError(f"There is no retrieval task {name!r}; --tasks takes {known}.")
+
+
+__all__ = [
+    "TASKS",
+    "Build",
+    "Encoder",
+    "Haystack",
+    "Item",
+    "Noise",
+    "Repetition",
+    "Task",
+    "Template",
+    "Text",
+    "find_task",
+    "noise",
+    "repetition",
+]

@@ -1,0 +1,160 @@
+"""What a retrieval item is, and the few steps that every task builds it with.
+
+An item is a prompt, the answer that should follow it (both token ids), and where it came from.
+Its length (prompt and answer together) is exact by construction: filler is cut to what the fixed
+parts leave, never the other way round, and an item that does not fit is an error. Randomness comes
+from `derived_rng` alone, so an item is the same whichever others are built before it.
+"""
+
+import hashlib
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from ropext.errors import UsageError
+
+Tokens = tuple[int, ...]
+Drawn = TypeVar("Drawn")
+
+
+class Encoder(Protocol):
+    """Any tokenizer, reduced to what a task needs: text to ids, no special tokens added."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+
+class Haystack(Protocol):
+    """What surrounds a needle."""
+
+    @property
+    def name(self) -> str: ...
+
+    def tokens(self, count: int, rng: random.Random) -> list[int]:
+        """Exactly `count` ids."""
+        ...
+
+
+@dataclass(frozen=True)
+class Item:
+    """One question: greedy decoding after `prompt` should give `answer`."""
+
+    task: str
+    length: int
+    depth: float
+    index: int
+    seed: int
+    prompt: Tokens
+    answer: Tokens
+    shared: int = 0
+    """How many leading prompt tokens the other items of the same (task, length, index) have too:
+    they can be read once. 0: none."""
+
+
+class Build(Protocol):
+    """Builds one item for each depth."""
+
+    def __call__(
+        self,
+        encoder: Encoder,
+        haystack: Haystack,
+        *,
+        length: int,
+        depths: Sequence[float],
+        index: int,
+        seed: int,
+    ) -> list[Item]: ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """An entry in the list of tasks."""
+
+    name: str
+    summary: str
+    build: Build
+
+
+@dataclass(frozen=True)
+class Template:
+    """The wording around a key: a statement of it, and the beginning of the same that asks for it.
+
+    Both hold `{key}`; wordings for several keys hold `{name}` too. `ask` ends with the key.
+    """
+
+    statement: str
+    ask: str
+    header: str = ""
+
+    def state(self, encoder: Encoder, key: str, name: str = "") -> Tokens:
+        return tuple(encoder.encode(self.statement.format(key=key, name=name)))
+
+    def question(self, encoder: Encoder, key: str, name: str = "") -> tuple[Tokens, Tokens]:
+        """Question and answer, encoded together and cut where they part.
+
+        Encoded apart, the answer could get ids that no text gives (a digit run or a space merges
+        differently at its start).
+        """
+        whole = tuple(encoder.encode(self.ask.format(key=key, name=name)))
+        asked = self.ask[: self.ask.index("{key}")].rstrip(" ").format(name=name)
+        cut = common_prefix(whole, tuple(encoder.encode(asked)))
+        return whole[:cut], whole[cut:]
+
+
+def common_prefix(left: Tokens, right: Tokens) -> int:
+    for position, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return position
+    return min(len(left), len(right))
+
+
+def derived_rng(*origin: object) -> random.Random:
+    """A generator that depends on `origin` alone: on no other item, process or hash seed."""
+    digest = hashlib.sha256(repr(origin).encode()).digest()
+    return random.Random(int.from_bytes(digest[:16], "big"))
+
+
+def occurs(needle: Sequence[int], hay: Sequence[int]) -> bool:
+    """Whether `needle` stands in `hay` as a run of tokens."""
+    size, first = len(needle), needle[0]
+    wanted = list(needle)
+    return any(
+        hay[at] == first and list(hay[at : at + size]) == wanted
+        for at in range(len(hay) - size + 1)
+    )
+
+
+def room_for_filler(task: str, length: int, fixed: int) -> int:
+    """How many filler tokens a length leaves beside the `fixed` ones."""
+    if length < fixed:
+        raise UsageError(
+            f"The task {task} was asked for at length {length}, but one item of it takes at least"
+            f" {fixed} tokens of this tokenizer: give lengths of {fixed} or more (--lengths)."
+        )
+    return length - fixed
+
+
+def check_depths(task: str, depths: Sequence[float]) -> None:
+    bad = [depth for depth in depths if not 0.0 <= depth <= 1.0]
+    if bad or not depths:
+        raise UsageError(
+            f"The task {task} places needles at depths between 0 (start) and 1 (end);"
+            f" found {bad[0] if bad else 'no depth'} (--depths)."
+        )
+
+
+ATTEMPTS = 200
+
+
+def until_unambiguous(
+    task: str, draw: Callable[[], Drawn], clear: Callable[[Drawn], bool]
+) -> Drawn:
+    """Draw again while the haystack happens to hold what is asked for."""
+    for _ in range(ATTEMPTS):
+        drawn = draw()
+        if clear(drawn):
+            return drawn
+    raise UsageError(
+        f"The task {task} found no needle that its haystack does not hold already, in {ATTEMPTS}"
+        " draws: use another haystack (--haystack repeat or noise)."
+    )

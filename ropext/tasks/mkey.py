@@ -1,0 +1,101 @@
+"""Multi-key needles: several named keys in one haystack, asked for one by one.
+
+After RULER's niah_multikey (Hsieh et al. 2024). The haystack with all its needles is the shared
+prefix of the items of one index, so a model reads it once for all questions.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+from ropext.errors import UsageError
+from ropext.tasks.item import (
+    Encoder,
+    Haystack,
+    Item,
+    Task,
+    Template,
+    Tokens,
+    check_depths,
+    derived_rng,
+    occurs,
+    room_for_filler,
+    until_unambiguous,
+)
+from ropext.tasks.words import NOUNS
+
+NAME = "mkey"
+DIGITS = 4
+
+PLAIN = Template("\nThe key of {name} is {key}.\n", "\nThe key of {name} is {key}")
+
+Needle = tuple[Tokens, Tokens, Tokens]
+"""Statement, question, answer."""
+
+
+def draw_needles(
+    encoder: Encoder, template: Template, count: int, rng: random.Random
+) -> list[Needle]:
+    """Needles with different names and keys whose questions all take the same number of tokens.
+
+    Equal sizes keep every item at its exact length behind one shared prefix.
+    """
+    names = rng.sample(NOUNS, len(NOUNS))
+    keys = [f"{key:0{DIGITS}d}" for key in rng.sample(range(10**DIGITS), len(names))]
+    asked = [template.question(encoder, key, name) for name, key in zip(names, keys, strict=True)]
+    sizes = Counter(len(question) + len(answer) for question, answer in asked)
+    size, available = max(sizes.items(), key=lambda entry: (entry[1], -entry[0]))
+    if available < count:
+        raise UsageError(
+            f"The task {NAME} was asked for {count} needles in one haystack, but only {available}"
+            " names take equally many tokens of this tokenizer: give fewer depths (--depths)."
+        )
+    chosen = [i for i, (q, a) in enumerate(asked) if len(q) + len(a) == size][:count]
+    return [(template.state(encoder, keys[i], names[i]), *asked[i]) for i in chosen]
+
+
+def shared_prefix(
+    filler: Sequence[int], statements: Sequence[Tokens], depths: Sequence[float]
+) -> Tokens:
+    """The filler with each statement at its depth; equal depths keep their order."""
+    prefix: list[int] = []
+    done = 0
+    for depth, statement in sorted(zip(depths, statements, strict=True), key=lambda pair: pair[0]):
+        cut = round(depth * len(filler))
+        prefix += [*filler[done:cut], *statement]
+        done = cut
+    return (*prefix, *filler[done:])
+
+
+def build(
+    encoder: Encoder,
+    haystack: Haystack,
+    *,
+    length: int,
+    depths: Sequence[float],
+    index: int,
+    seed: int,
+    template: Template = PLAIN,
+) -> list[Item]:
+    check_depths(NAME, depths)
+    rng = derived_rng(seed, NAME, length, tuple(depths), index)
+
+    def draw() -> tuple[list[Needle], list[int]]:
+        needles = draw_needles(encoder, template, len(depths), rng)
+        statements = sum(len(stated) for stated, _, _ in needles)
+        fixed = statements + len(needles[0][1]) + len(needles[0][2])
+        return needles, haystack.tokens(room_for_filler(NAME, length, fixed), rng)
+
+    def clear(drawn: tuple[list[Needle], list[int]]) -> bool:
+        needles, filler = drawn
+        return not any(occurs(answer, filler) for _, _, answer in needles)
+
+    needles, filler = until_unambiguous(NAME, draw, clear)
+    prefix = shared_prefix(filler, [stated for stated, _, _ in needles], depths)
+    return [
+        Item(NAME, length, depth, index, seed, prefix + question, answer, shared=len(prefix))
+        for depth, (_, question, answer) in zip(depths, needles, strict=True)
+    ]
+
+
+TASK = Task(NAME, "several named four-digit keys in one haystack, asked for one by one", build)

@@ -1,0 +1,89 @@
+"""Passkey: one key stated in a haystack and asked for at the end.
+
+After Mohtashami & Jaggi 2023 (Landmark Attention). What differs: the key always has five digits,
+the filler is cut by tokens and not by characters, and the depth is given rather than drawn.
+"""
+
+import random
+from collections.abc import Sequence
+
+from ropext.tasks.item import (
+    Encoder,
+    Haystack,
+    Item,
+    Task,
+    Template,
+    Tokens,
+    check_depths,
+    derived_rng,
+    occurs,
+    room_for_filler,
+    until_unambiguous,
+)
+
+NAME = "passkey"
+DIGITS = 5
+
+TERSE = Template("\nThe pass key is {key}.\n", "\nThe pass key is {key}")
+"""Short enough for a window of 64 tokens of a small tokenizer."""
+
+LANDMARK = Template(
+    "\nThe pass key is {key}. Remember it. {key} is the pass key.\n",
+    "\nWhat is the pass key? The pass key is {key}",
+    header=(
+        "There is an important info hidden inside a lot of irrelevant text. Find it and memorize"
+        " it. I will quiz you about the important information there.\n"
+    ),
+)
+"""The wording of the original test."""
+
+
+def one_item(
+    encoder: Encoder,
+    haystack: Haystack,
+    template: Template,
+    *,
+    length: int,
+    depth: float,
+    rng: random.Random,
+) -> tuple[Tokens, Tokens]:
+    """Prompt and answer: header, filler, the key, filler, the question."""
+    header = tuple(encoder.encode(template.header)) if template.header else ()
+
+    def draw() -> tuple[Tokens, Tokens, Tokens, list[int]]:
+        key = "".join(rng.choices("0123456789", k=DIGITS))
+        stated = template.state(encoder, key)
+        question, answer = template.question(encoder, key)
+        fixed = len(header) + len(stated) + len(question) + len(answer)
+        filler = haystack.tokens(room_for_filler(NAME, length, fixed), rng)
+        return stated, question, answer, filler
+
+    def clear(drawn: tuple[Tokens, Tokens, Tokens, list[int]]) -> bool:
+        _, _, answer, filler = drawn
+        return not occurs(answer[-DIGITS:], filler)
+
+    stated, question, answer, filler = until_unambiguous(NAME, draw, clear)
+    cut = round(depth * len(filler))
+    return (*header, *filler[:cut], *stated, *filler[cut:], *question), answer
+
+
+def build(
+    encoder: Encoder,
+    haystack: Haystack,
+    *,
+    length: int,
+    depths: Sequence[float],
+    index: int,
+    seed: int,
+    template: Template = TERSE,
+) -> list[Item]:
+    check_depths(NAME, depths)
+    items = []
+    for depth in depths:
+        rng = derived_rng(seed, NAME, length, depth, index)
+        prompt, answer = one_item(encoder, haystack, template, length=length, depth=depth, rng=rng)
+        items.append(Item(NAME, length, depth, index, seed, prompt, answer))
+    return items
+
+
+TASK = Task(NAME, "one five-digit key in a haystack, asked for at the end", build)
