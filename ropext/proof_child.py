@@ -128,14 +128,13 @@ def rotary(modules: list[tuple[str, Any]]) -> list[dict]:
             attention = pinned_attention(module, label, last)
             if attention is None:
                 attention = float(getattr(module, f"{prefix}attention_scaling", 1.0))
-            long = getattr(module, f"{prefix}long_inv_freq", None)
-            inv_freq = first if long is None else long
+            two_sets = hasattr(module, f"{prefix}long_inv_freq")  # set by a longrope's forward
             found.append(
                 {
                     "module": name,
                     "label": label,
-                    "inv_freq": inv_freq.double().tolist(),
-                    "short_inv_freq": first.double().tolist() if long is not None else None,
+                    "inv_freq": getattr(module, buffer).double().tolist(),
+                    "short_inv_freq": first.double().tolist() if two_sets else None,
                     "attention_factor": attention,
                 }
             )

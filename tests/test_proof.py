@@ -65,7 +65,11 @@ RIGHT = {
         | {"layer_types": ["sliding_attention", "full_attention"]},
         8,
     ),
-    "phi3": ("Phi3Config", {"rope_parameters": LONGROPE}, 8),
+    "phi3": (
+        "Phi3Config",
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": CONTEXT},
+        8,
+    ),
 }
 
 
@@ -173,6 +177,12 @@ WRONG = {
     ),
     "no weights": ("granite", lambda d, _: (d / "model.safetensors").unlink(), None),
     "quantised": ("llama3", lambda d, _: quantise(d), None),
+    "quantised experts": ("qwen3-moe", lambda d, _: quantise(d), None),
+    "never long": (
+        "phi3",
+        edit_config,
+        lambda config: config.update(original_max_position_embeddings=TARGET),
+    ),
     "only rope_scaling": (
         "gemma3",
         edit_config,
@@ -233,6 +243,7 @@ SAYS = {
     "tensor added": "holds tensors that the model does not have: stray",
     "tensor reshaped": r"lm_head.weight \(\[32, 64\], not \[64, 32\]\)",
     "expert dropped": "too few or too many .* to make up: model.layers.0.mlp.experts.gate_up_proj",
+    "never long": "model.rotary_emb frequency of pair 3",
     "build fails": "cannot build .*KeyError: 'no-such'",
     "no weights": "holds no safetensors weights",
     "only rope_scaling": r"model.rotary_emb \(full_attention\)",
@@ -251,6 +262,9 @@ def test_packed_tensors_are_counted_apart(built) -> None:
     result = proof.compare(built["quantised"], wanted("llama3"))
     # 7 projections in 2 layers, each as qweight and scales; 2 embeddings and 5 norms stay plain
     assert (result.tensors_compared, result.tensors_not_compared) == (7, 28)
+    result = proof.compare(built["quantised experts"], wanted("qwen3-moe"))
+    # 2 embeddings, 5 + 4 norms, 2 routers; 4 + 3*4 projections in 2 layers
+    assert (result.tensors_compared, result.tensors_not_compared) == (13, 64)
 
 
 @pytest.mark.parametrize("pair", [0, 3])
