@@ -1,0 +1,129 @@
+"""Rotary embeddings that depend on the length, held still while they are measured.
+
+transformers recomputes `dynamic` and chooses between the two sets of `longrope` from the largest
+position of every forward call. Read in chunks, the cache then holds keys of several rotations, and
+chunked differs from whole by tenths of a nat. A pinned module keeps what one forward over the whole
+sequence would use.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+PINNED = "ropext_pinned"  # a rope_type that transformers' update function does not know
+
+
+def _is_dynamic(rope_type: object) -> bool:
+    return isinstance(rope_type, str) and ("dynamic" in rope_type or rope_type == "longrope")
+
+
+def _rope_types(module: Any) -> dict[str | None, str]:
+    """Layer type (None where the module has one rotation) to rope type."""
+    found = getattr(module, "rope_type", None)
+    if isinstance(found, dict):
+        return dict(found)
+    return {None: found} if isinstance(found, str) else {}
+
+
+def _length_dependent(model: "torch.nn.Module") -> list[Any]:
+    return [
+        module
+        for module in model.modules()
+        if any(_is_dynamic(rope_type) for rope_type in _rope_types(module).values())
+    ]
+
+
+@contextmanager
+def pinned(model: "torch.nn.Module", length: int) -> Iterator[None]:
+    """While this lasts, every rotation is the one of a single forward over `length` tokens."""
+    modules = _length_dependent(model)
+    saved = [_state(module) for module in modules]
+    try:
+        for module in modules:
+            _settle(module, length)
+        yield
+    finally:
+        for module, state in zip(modules, saved, strict=True):
+            _restore(module, state)
+
+
+def _settle(module: Any, length: int) -> None:
+    """Bring a module to the state after one forward of `length` tokens from its first state."""
+    import torch
+
+    types = _rope_types(module)
+    for layer_type, rope_type in types.items():
+        if not _is_dynamic(rope_type):
+            continue
+        prefix = "" if layer_type is None else f"{layer_type}_"
+        first = getattr(module, f"{prefix}original_inv_freq")
+        buffer = getattr(module, f"{prefix}inv_freq")
+        module.register_buffer(
+            f"{prefix}inv_freq", first.to(buffer.device).clone(), persistent=False
+        )
+        if hasattr(module, "original_max_seq_len"):
+            setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
+        position = torch.tensor([[length - 1]], device=buffer.device)
+        sample = torch.zeros(1, 1, 1, device=buffer.device)
+        if layer_type is None:
+            module(sample, position)
+        else:
+            module(sample, position, layer_type)
+    still = {key: PINNED if _is_dynamic(value) else value for key, value in types.items()}
+    module.rope_type = still if isinstance(module.rope_type, dict) else PINNED
+
+
+def _state(module: Any) -> dict[str, Any]:
+    names = [
+        name
+        for name in (*vars(module), *module._buffers)
+        if name.endswith(("inv_freq", "max_seq_len_cached", "attention_scaling"))
+    ]
+    state = {name: getattr(module, name) for name in ("rope_type", *names)}
+    return {name: v.clone() if hasattr(v, "clone") else v for name, v in state.items()}
+
+
+def _restore(module: Any, state: dict[str, Any]) -> None:
+    for name, value in state.items():
+        if name in module._buffers:
+            module.register_buffer(name, value, persistent=False)
+        else:
+            setattr(module, name, value)
+
+
+def spectrum_digest(model: "torch.nn.Module", length: int) -> str:
+    """SHA-256 of every rotary module's inverse frequencies and scaling, as used at a length."""
+    digest = hashlib.sha256()
+    with pinned(model, length):
+        for name, module in model.named_modules():
+            for key, buffer in sorted(module._buffers.items()):
+                if key.endswith("inv_freq") and "original" not in key and buffer is not None:
+                    digest.update(f"{name}.{key}".encode())
+                    digest.update(buffer.detach().cpu().double().numpy().tobytes())
+                    scaling = getattr(module, key[: -len("inv_freq")] + "attention_scaling", None)
+                    scaling = (
+                        getattr(module, "attention_scaling", None) if scaling is None else scaling
+                    )
+                    digest.update(repr(scaling).encode())
+    return digest.hexdigest()
+
+
+def pass_lengths(model: "torch.nn.Module", lengths: Sequence[int]) -> tuple[int, ...]:
+    """Which passes serve the lengths: one for each run of lengths that share a spectrum.
+
+    A static spectrum needs one pass, at the longest; longrope with two different sets needs two;
+    dynamic needs one for every length beyond the context.
+    """
+    ordered = sorted(set(lengths))
+    if not _length_dependent(model):
+        return (ordered[-1],)
+    digests = [spectrum_digest(model, length) for length in ordered]
+    return tuple(
+        length
+        for k, length in enumerate(ordered)
+        if k + 1 == len(ordered) or digests[k + 1] != digests[k]
+    )

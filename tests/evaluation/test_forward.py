@@ -1,0 +1,168 @@
+"""One pass, in slices, in chunks: the same NLL as the model's own forward gives."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import CONTEXT, VOCABULARY, random_ids, rope, tiny
+
+from ropext.evaluation.forward import HEAD_BYTES, Manner, NanInLogits, TokenScorer, slice_for
+from ropext.evaluation.pinning import pass_lengths, pinned
+
+STATIC = ["default", "linear", "yarn", "llama3"]
+LENGTH = 4 * CONTEXT
+
+
+def plain_nll(model, ids):
+    """The model's own forward over the whole sequence and torch's cross-entropy."""
+    row = torch.as_tensor(ids).long()[None]
+    logits = model(input_ids=row, use_cache=False).logits[0].float()
+    return F.cross_entropy(logits[:-1], row[0, 1:], reduction="none").numpy()
+
+
+def checked(model, chunk=None, slice_tokens=16):
+    scorer = TokenScorer(model, Manner(chunk, slice_tokens))
+    scorer.self_check()
+    return scorer
+
+
+def extended(rope_type, **more):
+    # Stock dynamic is written with the old context in max_position_embeddings.
+    limit = CONTEXT if rope_type == "dynamic" else LENGTH
+    return tiny(max_position_embeddings=limit, rope_parameters=rope(rope_type), **more)
+
+
+@pytest.mark.parametrize("rope_type", STATIC)
+def test_single_pass_equals_a_forward_per_prefix(rope_type):
+    model, ids = extended(rope_type), random_ids(LENGTH)
+    nll = checked(model).token_nll(ids)
+    assert np.isnan(nll[0])
+    for length in (5, CONTEXT, 100, 200, LENGTH):
+        assert nll[1:length] == pytest.approx(plain_nll(model, ids[:length]), abs=2e-5)
+
+
+@pytest.mark.parametrize("rope_type", [*STATIC, "dynamic", "longrope"])
+def test_chunked_equals_full_when_pinned(rope_type):
+    model, ids = extended(rope_type), random_ids(LENGTH)
+    truth = plain_nll(extended(rope_type), ids)
+    with pinned(model, LENGTH):
+        chunked = checked(model, chunk=48).token_nll(ids)
+    assert chunked[1:] == pytest.approx(truth, abs=5e-5)
+
+
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
+def test_chunked_differs_from_full_when_not_pinned(rope_type):
+    """Why pinning is needed; where transformers changes this, pinning can go."""
+    model, ids = extended(rope_type), random_ids(LENGTH)
+    truth = plain_nll(extended(rope_type), ids)
+    scorer = TokenScorer(model, Manner(48, 16))
+    assert np.abs(scorer.token_nll(ids)[1:] - truth).max() > 0.05
+
+
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
+def test_pinning_leaves_the_module_as_it_found_it(rope_type):
+    model, ids = extended(rope_type), random_ids(LENGTH)
+    model(input_ids=torch.as_tensor(ids).long()[None])  # dynamic has grown now
+    rotary = model.model.rotary_emb
+    before = rotary.inv_freq.clone(), rotary.rope_type
+    cached = getattr(rotary, "max_seq_len_cached", None)
+    with pinned(model, CONTEXT // 2):
+        short = plain_nll(model, ids[: CONTEXT // 2])
+    assert torch.equal(rotary.inv_freq, before[0])
+    assert rotary.rope_type == before[1]
+    assert getattr(rotary, "max_seq_len_cached", None) == cached
+    fresh = plain_nll(extended(rope_type), ids[: CONTEXT // 2])
+    assert short == pytest.approx(fresh, abs=1e-5)
+
+
+def test_which_passes_serve_the_lengths():
+    lengths = (16, 32, CONTEXT, 128, LENGTH)
+    for rope_type in STATIC:
+        assert pass_lengths(extended(rope_type), lengths) == (LENGTH,)
+    assert pass_lengths(extended("longrope"), lengths) == (CONTEXT, LENGTH)
+    same = rope("longrope") | {"short_factor": [1.0, 2.0, 4.0, 8.0]}
+    model = tiny(max_position_embeddings=LENGTH, rope_parameters=same)
+    assert pass_lengths(model, lengths) == (LENGTH,)
+    assert pass_lengths(extended("dynamic"), lengths) == (CONTEXT, 128, LENGTH)
+
+
+# Each scales, caps or otherwise treats its logits, routes between experts, or windows its layers.
+KINDS = {
+    "gemma2": {"final_logit_softcapping": 5.0, "sliding_window": 24, "query_pre_attn_scalar": 8},
+    "gemma3_text": {"sliding_window": 24, "query_pre_attn_scalar": 8},
+    "cohere": {"logit_scale": 0.25},
+    "granite": {"logits_scaling": 4.0},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3": {},
+    "gpt_neox": {},
+    "phi3": {},
+    "mistral": {"sliding_window": 24},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("chunk", [None, 32])
+def test_sliced_head_is_the_models_own(kind, chunk):
+    model, ids = tiny(kind, **KINDS[kind]), random_ids(96)
+    scorer = checked(model, chunk=chunk)
+    assert scorer.manner.split
+    assert scorer.token_nll(ids)[1:] == pytest.approx(plain_nll(model, ids), abs=1e-4)
+
+
+def test_the_cap_matters_here():
+    """Without the cap the numbers are others: the test above can fail."""
+    model, ids = tiny("gemma2", **KINDS["gemma2"]), random_ids(96)
+    hidden = model.model(input_ids=torch.as_tensor(ids).long()[None]).last_hidden_state[0]
+    bare = F.cross_entropy(
+        model.lm_head(hidden)[:-1], torch.as_tensor(ids[1:]).long(), reduction="none"
+    )
+    assert np.abs(bare.numpy() - plain_nll(model, ids)).max() > 0.1
+
+
+def test_a_body_that_is_not_what_the_forward_calls_falls_back_to_whole_chunks():
+    model, ids = tiny(), random_ids(96)
+    # The forward adds something to the logits that depends on the input ids themselves.
+    own = model.forward
+
+    def forward(input_ids=None, **kwargs):
+        output = own(input_ids=input_ids, **kwargs)
+        output.logits = output.logits + 3.0 * F.one_hot(input_ids, VOCABULARY)
+        return output
+
+    model.forward = forward
+    scorer = checked(model)
+    assert not scorer.manner.split
+    assert scorer.token_nll(ids)[1:] == pytest.approx(plain_nll(model, ids), abs=5e-5)
+
+
+def test_a_slice_is_what_the_budget_allows():
+    assert slice_for(int(HEAD_BYTES * 1000 * 512), 1000) == 512
+    assert slice_for(int(HEAD_BYTES * 1000 * 511), 1000) == 256
+    assert slice_for(1, 1000) == 16
+
+
+def test_sequences_of_any_length():
+    model, scorer = tiny(), checked(tiny())
+    for count in (1, 2, 15, 16, 17, 33):
+        ids = random_ids(count)
+        assert len(scorer.token_nll(ids)) == count
+        if count > 1:
+            assert scorer.token_nll(ids)[1:] == pytest.approx(plain_nll(model, ids), abs=5e-5)
+
+
+def test_half_precision_is_summed_in_float32():
+    model, ids = tiny(dtype=torch.bfloat16), random_ids(96)
+    assert checked(model).token_nll(ids)[1:] == pytest.approx(plain_nll(model, ids), abs=0.15)
+
+
+def test_logits_that_are_not_numbers_stop_with_the_place():
+    model = tiny()
+    model.model.embed_tokens.weight.data[77] = float("nan")
+    scorer = TokenScorer(model, Manner(None, 16))
+    ids = random_ids(64)
+    ids[ids == 77] = 78
+    scorer.token_nll(ids)
+    ids[40] = 77
+    # A masked position times not-a-number is not a number: the first token is named already.
+    with pytest.raises(NanInLogits, match="not finite at token 1$"):
+        scorer.token_nll(ids)
