@@ -156,6 +156,7 @@ def explain(rope: Rope, wanted: Spectrum, target: int) -> Explanation:
     """Count the pairs pushed beyond their trained phase, and average the compression."""
     # 1e-3: (T-1)/(L-1) against T/L makes a fully interpolated pair look extrapolated by 1/L.
     ratios = [r for r in phase_ratio(rope, wanted, target) if r > 1 + 1e-3 + 1 / rope.context]
-    logs = [math.log(c) for c in compression(rope, wanted) if 0 < c < math.inf]
+    turning = zip(compression(rope, wanted), rope.spectrum.inv_freq, strict=True)
+    logs = [math.log(c) for c, now in turning if now and c < math.inf]
     mean = math.exp(sum(logs) / len(logs)) if logs else 1.0
     return Explanation(len(ratios), max(ratios, default=1.0), mean)

@@ -41,6 +41,7 @@ def _theta_shift(rope: Rope, factors: tuple[float, ...]) -> float | None:
     if rope.dim == 2:
         return rope.theta if _close(factors[0], 1.0) else None
     theta = rope.theta * factors[-1] ** (rope.dim / (rope.dim - 2))
+    theta = float(f"{theta:.14g}")  # 1e6, not 999999.9999999998
     expected = (factors[-1] ** (2 * i / (rope.dim - 2)) for i in range(rope.dim // 2))
     return theta if all(_close(p, e) for p, e in zip(factors, expected, strict=True)) else None
 

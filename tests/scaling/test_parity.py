@@ -1,0 +1,119 @@
+"""Every method against stock transformers: its arithmetic, and the module it builds from ours."""
+
+import logging
+from typing import Any
+
+import pytest
+from comparing import assert_close, assert_number
+from grid import CASES, Case, case_id, points
+
+from ropext.rope import Rope
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stock() -> Any:
+    """Stock warns about knobs that it computes all the same; a thousand lines of it help nobody."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    yield
+    logger.setLevel(level)
+
+
+def llama_config(dim: int, params: dict[str, Any], mpe: int) -> Any:
+    return transformers.LlamaConfig(
+        hidden_size=dim,
+        num_attention_heads=1,
+        head_dim=dim,
+        max_position_embeddings=mpe,
+        rope_parameters=dict(params),
+    )
+
+
+def rotary_class() -> Any:
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    return LlamaRotaryEmbedding
+
+
+def built(dim: int, params: dict[str, Any], mpe: int) -> tuple[list[float], float]:
+    """The buffers of the module that stock builds from a rope dict."""
+    module = rotary_class()(llama_config(dim, params, mpe))
+    return module.inv_freq.tolist(), module.attention_scaling
+
+
+def computed(
+    dim: int, params: dict[str, Any], mpe: int, tokens: int | None = None
+) -> tuple[list[float], float]:
+    """What stock's function for this rope type returns for an input of so many tokens."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    config = llama_config(dim, params, mpe)
+    if params["rope_type"] == "default":
+        inv_freq, attention = rotary_class().compute_default_rope_parameters(config)
+    else:
+        inv_freq, attention = ROPE_INIT_FUNCTIONS[params["rope_type"]](config, seq_len=tokens)
+    return inv_freq.tolist(), attention
+
+
+def stock_request(case: Case, dim: int, theta: float, context: int, target: int) -> dict[str, Any]:
+    """How one asks stock transformers for this method, written by hand."""
+    s = target / context
+    lengths = {"factor": s, "original_max_position_embeddings": context}
+    match case.method:
+        case "pi":
+            out = {"rope_type": "linear", "factor": s}
+        case "ntk":
+            return {"rope_type": "default", "rope_theta": theta * s ** (dim / (dim - 2))}
+        case "abf":
+            return {"rope_type": "default", "rope_theta": case.knobs["theta"]}
+        case "dynamic":
+            out = {"rope_type": "dynamic", "factor": s}
+        case "by-parts":
+            low, high = case.knobs.get("beta_slow", 1.0), case.knobs.get("beta_fast", 32.0)
+            out = {"rope_type": "llama3", "low_freq_factor": low, "high_freq_factor": high}
+            out |= lengths
+        case "llama3":
+            out = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+            out |= lengths | case.knobs
+        case "yarn":
+            out = {"rope_type": "yarn"} | lengths | case.knobs
+        case "longrope":
+            factors = list(case.knobs_for(Rope(dim, theta, context))["pair_factors"])
+            out = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors}
+            out |= lengths
+    return out | {"rope_theta": theta}
+
+
+def bound(params: dict[str, Any], factor: float) -> float:
+    """How far stock's float32 may be from float64, relative.
+
+    Four times as much where the llama3 ramp cancels; twice where yarn's ramp has fractional ends
+    (measured: 1.08 times the plain bound at dim 128, theta 1e4, 100 -> 3200).
+    """
+    allowed = max(1e-6, 1e-7 * factor)
+    if params["rope_type"] == "llama3":
+        return 4 * allowed
+    return 2 * allowed if params.get("truncate") is False else allowed
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_parity_with_stock(case: Case) -> None:
+    count = 0
+    for dim, theta, context, target in points(case):
+        spectrum, params = case.scaled(Rope(dim, theta, context), target)
+        request = stock_request(case, dim, theta, context, target)
+        mpe = context if case.method == "dynamic" else target
+        routes = {
+            "asked of stock": computed(dim, request, mpe, target),
+            "our dict, stock's function": computed(dim, params, target, target),
+            "our dict, stock's module": built(dim, params, target),
+        }
+        for route, (inv_freq, attention) in routes.items():
+            what = f"{case_id(case)} dim {dim} theta {theta:g} {context} -> {target}, {route}"
+            assert_close(spectrum.inv_freq, inv_freq, bound(params, target / context), what)
+            assert_number(spectrum.attention_factor, attention, 1e-12, f"{what}: attention factor")
+        count += 1
+    assert count >= 144
