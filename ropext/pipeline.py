@@ -3,14 +3,17 @@
 Every public function of ropext is here or one call away; nothing prints, nothing imports torch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ropext import families, recipe
-from ropext.checkpoint import Snapshot, open_snapshot
+from ropext import families, proof, recipe
+from ropext.checkpoint import Snapshot, open_snapshot, provenance
 from ropext.checkpoint.jsontext import read_bytes
+from ropext.checkpoint.transfer import Link
+from ropext.checkpoint.writing import Written, write_checkpoint
+from ropext.describing import card_of, record_of
 from ropext.families import Model, Site
 from ropext.planning import Plan, make_plan
 
@@ -91,3 +94,74 @@ def plan(model: str, *, revision: str | None = None, **options: Any) -> Plan:
 
 def _read_text(path: str) -> str:
     return read_bytes(Path(path), PAIR_FACTORS_LIMIT).decode("utf-8", errors="replace")
+
+
+@dataclass(frozen=True)
+class Extended:
+    """What `extend` did."""
+
+    plan: Plan
+    written: Written
+
+    @property
+    def output(self) -> Path:
+        return self.written.output
+
+    def to_json(self) -> dict[str, Any]:
+        notes = list(self.written.notes)
+        return {
+            "output": str(self.output),
+            "proof": self.written.proof,
+            "notes": notes,
+            "left": dict(self.written.left),
+            "serving": [asdict(line) for line in self.plan.serving(str(self.output))],
+            "record": provenance.to_json(self.written.record),
+        }
+
+
+def extend(
+    model: str,
+    output: str | Path,
+    *,
+    revision: str | None = None,
+    link: Link = "copy",
+    force: bool = False,
+    prove: bool = True,
+    hash_weights: bool = False,
+    trust_remote_code: bool = False,
+    command: Sequence[str] = (),
+    say: Say = _silent,
+    **options: Any,
+) -> Extended:
+    """Write an extended checkpoint and prove it; `options` are the fields of a Recipe."""
+    wish = recipe.build(options, _read_text)
+    snapshot = open_snapshot(model, revision=revision)
+    made = make_plan(snapshot.config, wish, model)
+    for warning in made.warnings:
+        say(f"warning: {warning}")
+    if snapshot.hub_id and not snapshot.weight_files:
+        say(f"fetching the weights of {model}")
+        snapshot = open_snapshot(model, revision=revision, weights=True)
+
+    def run_proof(directory: Path) -> dict[str, Any]:
+        say("proving: stock transformers builds the model from the written config")
+        return proof.prove(
+            directory,
+            proof.expected(made.sites, made.factor),
+            text_path=made.model.path,
+            trust_remote_code=trust_remote_code,
+        ).to_json()
+
+    name = Path(output).name
+    written = write_checkpoint(
+        snapshot,
+        Path(output),
+        config=made.config,
+        record=record_of(made, snapshot, command),
+        card=lambda proved: card_of(made, snapshot, name, proved),
+        link=link,
+        force=force,
+        hash_weights=hash_weights,
+        prove=run_proof if prove else None,
+    )
+    return Extended(made, written)

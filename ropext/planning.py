@@ -100,8 +100,9 @@ class Plan:
         """For loaders that read it otherwise: the options whose result they read exactly."""
         scaled = self.model.scaled_sites[0].rope.is_scaled
         out: dict[str, str] = {}
-        for reading in self.readings:
-            if reading.verdict in ("different", "ignored", "error") and reading.loader not in out:
+        newest = {reading.loader: reading for reading in reversed(self.readings)}
+        for reading in newest.values():
+            if reading.verdict in ("different", "ignored", "error"):
                 out[reading.loader] = loaders.nearest_exact(
                     reading.loader, self.model.text_type, self.main.params, scaled=scaled
                 )

@@ -57,7 +57,7 @@ def escape(text: str) -> str:
     text = re.sub(r"([\\`*_\[\]|~$#!{}])", r"\\\1", text)
     # An address would become a link by itself; a leading mark a list or a heading.
     text = text.replace("://", "&#58;//").replace("www.", "www&#46;").replace("@", "&#64;")
-    return re.sub(r"^([-+=]|\d+[.)])", r"\\\1", text)
+    return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", text)
 
 
 def _visible(text: str) -> str:

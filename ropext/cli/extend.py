@@ -1,5 +1,6 @@
 """`ropext extend MODEL -o OUT`."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -61,6 +62,7 @@ def command(
         prove=not no_verify,
         hash_weights=hash_weights,
         trust_remote_code=trust_remote_code,
+        command=sys.argv,
         say=out.say,
         **wishes,
     )

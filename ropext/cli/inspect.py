@@ -1,7 +1,7 @@
 """`ropext inspect MODEL`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -10,15 +10,14 @@ from ropext.cli.output import Out
 
 NAME = "inspect"
 
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="draw the spectrum")]
 
+
+@options.takes_recipe("factor", "target", "context")
 def command(
     model: options.ModelArg,
-    factor: options.Factor = None,
-    target: options.Target = None,
-    context: options.Context = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE.png", help="draw the spectrum")
-    ] = None,
+    wishes: dict[str, Any],
+    plot: Plot = None,
     revision: options.Revision = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -28,7 +27,7 @@ def command(
     from ropext.report import text
 
     out = Out(as_json, quiet)
-    seen = pipeline.inspect(model, factor=factor, target=target, context=context, revision=revision)
+    seen = pipeline.inspect(model, revision=revision, **wishes)
     if plot is not None:
         from ropext.report import spectra
 

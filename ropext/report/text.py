@@ -9,6 +9,7 @@ from ropext.rope import phase_ratio, turns
 
 if TYPE_CHECKING:
     from ropext.loaders import Reading, Serving
+    from ropext.pipeline import Extended
     from ropext.planning import Plan
 
 
@@ -249,3 +250,24 @@ def serving(lines: Iterable["Serving"]) -> str:
         note = f"  ({line.note})" if line.note and line.command else line.note
         out.append(f"  {line.loader:<12} {line.command}{note}")
     return "\n".join(out)
+
+
+def extended(done: "Extended") -> str:
+    """`ropext extend` as text: what was written, what was proved, what to do next."""
+    made, proved = done.plan, done.written.proof
+    parts = [f"wrote {done.output}: {made.context:,} -> {made.target:,} tokens by {made.method}"]
+    if proved:
+        worst = proved["worst"]
+        parts.append(
+            f"proved with transformers {proved['transformers']}: {proved['rotary_modules']} rotary "
+            f"and {proved['attention_modules']} attention modules, {proved['tensors_compared']} "
+            f"tensors (worst: {worst['module']}, relative error {worst['error']:.1e})"
+        )
+        if proved["tensors_not_compared"]:
+            parts.append(f"not compared: {proved['tensors_not_compared']} packed tensors")
+    else:
+        parts.append("not proved (--no-verify); `ropext verify` does it later")
+    parts += [f"note: {note}" for note in done.written.notes]
+    parts += [f"left out: {name}: {reason}" for name, reason in done.written.left.items()]
+    parts += ["", "to serve it", serving(made.serving(str(done.output)))]
+    return "\n".join(parts)

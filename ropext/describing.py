@@ -1,0 +1,95 @@
+"""What is written beside the weights about a plan: the record's content and the card's."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ropext import families
+from ropext.checkpoint import Snapshot, card, provenance
+from ropext.checkpoint.card import Card, Table
+from ropext.checkpoint.provenance import Record, SiteRecord
+from ropext.planning import Plan
+
+
+def record_of(plan: Plan, snapshot: Snapshot, command: Sequence[str] = ()) -> Record:
+    """The plan as ropext.json keeps it; the weights and the proof are filled in when written."""
+    return Record(
+        base=provenance.base_of(snapshot),
+        method=plan.method,
+        knobs=plan.knobs,
+        context=plan.context,
+        target=plan.target,
+        sites=tuple(
+            SiteRecord(
+                label=site.label,
+                dim=site.rope.dim,
+                context=site.rope.context,
+                base=site.rope.spectrum,
+                spectrum=site.wanted,
+                params=site.params,
+                scaled=site.scaled,
+            )
+            for site in plan.sites
+        ),
+        edits=tuple(
+            {
+                "file": "config.json",
+                "key": ".".join(edit.path),
+                "before": _json(edit.before),
+                "after": _json(edit.after),
+            }
+            for edit in plan.edits
+        ),
+        recipe={
+            key: value for key, value in asdict(plan.recipe).items() if value not in (None, ())
+        },
+        command=provenance.clean_command(command) if command else (),
+        versions=provenance.versions(),
+    )
+
+
+def _json(value: Any) -> Any:
+    """ABSENT has no JSON; in the record an absent key is told from null by its own word."""
+    return {"absent": True} if value is families.ABSENT else value
+
+
+def card_of(plan: Plan, snapshot: Snapshot, title: str, proof: Mapping[str, Any] | None) -> Card:
+    """The model card's section, as plain strings."""
+    base = snapshot.short_name
+    summary = [
+        f"The context of {base} was extended from {plan.context:,} to {plan.target:,} tokens by "
+        f"{plan.method} (factor {plan.factor:g}).",
+        "The weights are those of the base; config.json alone says what changed.",
+    ]
+    if proof:
+        summary.append(
+            f"transformers {proof['transformers']} built the model from it without its weights: "
+            f"{proof['rotary_modules']} rotary and {proof['attention_modules']} attention modules "
+            f"and {proof['tensors_compared']} tensors were as planned."
+        )
+    else:
+        summary.append("It was not proved with stock transformers (--no-verify).")
+    facts = [
+        ("method", plan.method),
+        *((name, value) for name, value in plan.knobs.items() if not isinstance(value, tuple)),
+        ("context", plan.context),
+        ("target", plan.target),
+        ("attention factor", f"{plan.main.wanted.attention_factor:.6g}"),
+        ("written as", plan.main.params["rope_type"]),
+        ("spectrum (SHA-256)", plan.main.wanted.digest()),
+    ]
+    rows = tuple((r.loader, r.versions, r.verdict, r.flag or r.why) for r in plan.readings)
+    nearest = tuple(
+        f"{loader} reads this otherwise; {options} gives the nearest form it reads exactly."
+        for loader, options in plan.nearest().items()
+    )
+    return Card(
+        title=title,
+        base=base,
+        base_is_hub_id=snapshot.hub_id is not None,
+        summary=tuple(summary),
+        facts=card.facts(facts),
+        readings=Table(("loader", "versions", "reads it", "note"), rows),
+        serving=tuple((line.loader, line.command) for line in plan.serving(title) if line.command),
+        warnings=(*plan.warnings, *nearest),
+    )
