@@ -38,7 +38,7 @@ def _acquire(path: Path, output: Path) -> int:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise InputError(
-                f"{output} (--output) cannot be written: {error.strerror} ({path})"
+                f"{output} cannot be written: {error.strerror} ({path})"
             ) from error
         try:
             _take(descriptor, path, output)

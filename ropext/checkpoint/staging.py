@@ -38,7 +38,7 @@ def os_errors(output: Path) -> Iterator[None]:
     except OSError as error:
         where = f" ({os.fsdecode(error.filename)})" if error.filename else ""
         reason = error.strerror or type(error).__name__
-        raise InputError(f"{output} (--output) cannot be written: {reason}{where}") from error
+        raise InputError(f"{output} cannot be written: {reason}{where}") from error
 
 
 def check_output(output: Path, *, force: bool, inputs: Iterable[Path] = ()) -> Path:
@@ -149,6 +149,22 @@ def _remove(path: Path) -> None:
         path.unlink()
     elif path.exists():
         shutil.rmtree(path, ignore_errors=True)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Give one file of a finished directory a new content in one step. Where the name is a link, or
+    one of several hard links, the other names keep the old content."""
+    temporary = path.parent / f".{path.name}.tmp-{os.getpid()}"
+    with os_errors(path.parent):
+        try:
+            with open(temporary, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync(path.parent)
 
 
 def _old(real: Path) -> Path:

@@ -1,0 +1,99 @@
+"""Safetensors headers: against the safetensors library, and against damaged files."""
+
+import hashlib
+import struct
+from pathlib import Path
+
+import pytest
+from sample_checkpoint import safetensors
+
+from ropext.checkpoint import headers
+from ropext.errors import InputError
+
+
+def test_table_equals_what_the_library_wrote(tmp_path: Path):
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    tensors = {
+        "a.weight": torch.zeros(3, 5, dtype=torch.bfloat16),
+        "b": torch.arange(7, dtype=torch.int64),
+        "scalar": torch.tensor(1.5),
+        "q": torch.zeros(4, 2).to(torch.float8_e4m3fn),
+        "empty": torch.zeros(0, 4),
+    }
+    path = tmp_path / "x.safetensors"
+    save_file(tensors, path, metadata={"format": "pt"})
+    header = headers.read_header(path)
+    assert {name: t.shape for name, t in header.tensors.items()} == {
+        name: tuple(t.shape) for name, t in tensors.items()
+    }
+    assert {name: t.dtype for name, t in header.tensors.items()} == {
+        "a.weight": "BF16",
+        "b": "I64",
+        "scalar": "F32",
+        "q": "F8_E4M3",
+        "empty": "F32",
+    }
+    assert header.metadata == {"format": "pt"}
+
+
+def test_digest_is_over_length_and_header_alone(tmp_path: Path):
+    data = safetensors({"a": ("U8", [4], b"abcd")})
+    end = 8 + struct.unpack("<Q", data[:8])[0]
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(data)
+    expected = (len(data), hashlib.sha256(data[:end]).hexdigest())
+    assert headers.header_digest(path) == expected
+    path.write_bytes(data[:end] + b"wxyz")
+    assert headers.header_digest(path) == expected
+    path.write_bytes(safetensors({"b": ("U8", [4], b"abcd")}))
+    assert headers.header_digest(path)[1] != expected[1]
+
+
+GOOD = safetensors({"a": ("F32", [2], bytes(8))})
+DAMAGED = {
+    "nothing": (b"", "too few"),
+    "a pickle": (b"\x80\x02}q\x00X" + bytes(40), "not a safetensors file"),
+    "a pointer of git-lfs": (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n",
+        "not a safetensors file",
+    ),
+    "a huge header": (struct.pack("<Q", 200_000_000) + bytes(100), "header of 200,000,000"),
+    "cut in the data": (GOOD[:-3], "cut short"),
+    "cut in the header": (GOOD[:30], "cut short"),
+    "longer": (GOOD + b"x", "longer"),
+    "no JSON": (struct.pack("<Q", 4) + b"abcd" + bytes(8), "not valid JSON"),
+    "wrong bytes": (safetensors({"a": ("F32", [3], bytes(8))}), "damaged at the tensor 'a'"),
+    "negative shape": (safetensors({"a": ("F32", [-2], bytes(8))}), "damaged"),
+    "text shape": (safetensors({"a": ("F32", ["2"], bytes(8))}), "damaged"),
+    "boolean shape": (safetensors({"a": ("U8", [True], b"x")}), "damaged"),
+}
+
+
+@pytest.mark.parametrize("data, words", DAMAGED.values(), ids=DAMAGED)
+def test_damaged_files_are_named(tmp_path: Path, data: bytes, words: str):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(InputError) as error:
+        _ = headers.read_header(path).tensors
+    assert words in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_a_type_newer_than_the_table_is_let_through(tmp_path: Path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(safetensors({"a": ("F2_NEW", [16], bytes(4))}))
+    assert headers.read_header(path).tensors["a"].dtype == "F2_NEW"
+
+
+def test_hash_of_a_hub_blob_is_its_name(tmp_path: Path):
+    name = hashlib.sha256(b"weights").hexdigest()
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    (blobs / name).write_bytes(b"weights")
+    (tmp_path / "model.safetensors").symlink_to(blobs / name)
+    (tmp_path / "other.safetensors").write_bytes(b"weights")
+    assert headers.blob_digest(tmp_path / "model.safetensors") == name
+    assert headers.blob_digest(tmp_path / "other.safetensors") is None
+    assert headers.content_digest(tmp_path / "other.safetensors") == name

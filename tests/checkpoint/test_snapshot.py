@@ -1,0 +1,204 @@
+"""What open_snapshot finds in a directory, and what it says of one that is not a checkpoint."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from sample_checkpoint import CONFIG, make_model, write_json
+
+from ropext.checkpoint import open_snapshot
+from ropext.checkpoint.inventory import reason_to_leave
+from ropext.errors import InputError, UsageError
+
+
+def test_a_directory_as_it_is(model: Path):
+    snapshot = open_snapshot(str(model), weights=True)
+    assert snapshot.config == CONFIG
+    assert list(snapshot.config) == list(CONFIG)
+    assert snapshot.weight_files == (
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    )
+    assert snapshot.files["modeling_custom.py"] == 6
+    assert "1_Pooling/config.json" in snapshot.files
+    assert set(snapshot.left) == {"README.md", "model.Q4.gguf", "original/"}
+    assert snapshot.tokenizer_config["model_max_length"] == 2048
+    assert snapshot.generation_config["max_length"] == 2048
+    assert snapshot.index["layer.1.weight"] == "model-00002-of-00002.safetensors"
+    assert (snapshot.hub_id, snapshot.commit, snapshot.quantisation) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    "name, carried",
+    {
+        "tokenizer.json": True,
+        "tokenizer.model": True,
+        "chat_template.jinja": True,
+        "additional_chat_templates/tool.jinja": True,
+        "preprocessor_config.json": True,
+        "modeling_x.py": True,
+        "model-00001-of-00002.safetensors": True,
+        "2_Dense/model.safetensors": True,
+        "2_Dense/pytorch_model.bin": False,
+        "pytorch_model.bin": False,
+        "pytorch_model.bin.index.json": False,
+        "training_args.bin": False,
+        "model.gguf": False,
+        "original/tokenizer.model": False,
+        "onnx/model.onnx_data": False,
+        "onnx/config.json": False,
+        "consolidated.00.safetensors": False,
+        "consolidated.safetensors.index.json": False,
+        "params.json": False,
+        ".gitattributes": False,
+        ".cache/huggingface/x.json": False,
+        "checkpoint-500/model.safetensors": False,
+        "vae/weights.safetensors": False,
+        "README.md": False,
+        "docs/README.md": True,
+        "ropext.json": False,
+        "LICENSE": True,
+    }.items(),
+)
+def test_policy(name: str, carried: bool):
+    assert (reason_to_leave(name) is None) is carried
+
+
+def test_quantisation_is_reported(model: Path):
+    write_json(model / "config.json", CONFIG | {"quantization_config": {"quant_method": "awq"}})
+    assert open_snapshot(str(model)).quantisation == "awq"
+    nested = {"text_config": {"quantization_config": {"quant_method": "fp8"}}}
+    write_json(model / "config.json", CONFIG | nested)
+    assert open_snapshot(str(model)).is_quantised
+
+
+def test_links_to_files_are_files_of_their_own(model: Path, tmp_path: Path):
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for path in model.iterdir():
+        if path.is_file():
+            (linked / path.name).symlink_to(path)
+    snapshot = open_snapshot(str(linked), weights=True)
+    assert snapshot.weight_files == open_snapshot(str(model)).weight_files
+
+
+def test_the_hub_cache_tells_id_and_commit(tmp_path: Path):
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    directory = tmp_path / "models--org--some-model" / "snapshots" / commit
+    make_model(directory)
+    snapshot = open_snapshot(str(directory))
+    assert (snapshot.hub_id, snapshot.commit) == ("org/some-model", commit)
+    assert snapshot.short_name == "org/some-model"
+
+
+def refused(model, words: str, **kwargs):
+    with pytest.raises(InputError) as error:
+        open_snapshot(str(model), **kwargs)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_not_a_checkpoint(tmp_path: Path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    refused(empty, "no config.json")
+    (empty / "model.gguf").write_bytes(b"GGUF")
+    refused(empty, "GGUF files alone")
+    (empty / "adapter_config.json").write_text("{}")
+    refused(empty, "merge it")
+    refused(empty / "model.gguf", "GGUF file")
+    refused(tmp_path / "nowhere", "does not exist")
+    refused("", "MODEL is empty")
+    refused("a\0b", "MODEL is empty")
+    (tmp_path / "file.txt").write_text("x")
+    refused(tmp_path / "file.txt", "is a file")
+
+
+def test_an_interrupted_force_is_explained(model: Path, tmp_path: Path):
+    model.rename(tmp_path / ".base.old")
+    assert "--force" in refused(model, ".base.old")
+
+
+def test_a_revision_of_a_directory(model: Path):
+    with pytest.raises(UsageError, match="--revision"):
+        open_snapshot(str(model), revision="main")
+
+
+def test_config_alone_is_enough_until_weights_are_asked_for(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    assert open_snapshot(str(tmp_path)).weight_files == ()
+    refused(tmp_path, "no weights", weights=True)
+    (tmp_path / "model-q4.gguf").write_bytes(b"GGUF")
+    refused(tmp_path, "GGUF alone", weights=True)
+    (tmp_path / "pytorch_model-00001-of-00002.bin").write_bytes(b"x")
+    assert "save_pretrained" in refused(tmp_path, "pickled weights alone", weights=True)
+
+
+def test_missing_shards(tmp_path: Path):
+    model = make_model(tmp_path / "base", shards=6)
+    for n in (2, 3, 5, 6):
+        (model / f"model-0000{n}-of-00006.safetensors").unlink()
+    sentence = refused(model, "lacks 4 of the 6 shards", weights=True)
+    assert "model-00002-of-00006.safetensors" in sentence
+    assert "and 1 more" in sentence
+
+
+@pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", "a/b", "a\\b", "", "..", "a\n"])
+def test_shards_must_be_plain_file_names(model: Path, name: str):
+    write_json(model / "model.safetensors.index.json", {"weight_map": {"t": name}})
+    refused(model, "not a plain file name")
+
+
+@pytest.mark.parametrize("index", [{}, {"weight_map": []}, {"weight_map": {"t": 3}}])
+def test_an_index_without_a_map(model: Path, index):
+    write_json(model / "model.safetensors.index.json", index)
+    refused(model, "weight_map")
+
+
+def test_an_index_too_large_or_too_full(model: Path):
+    path = model / "model.safetensors.index.json"
+    with open(path, "wb") as file:
+        file.truncate(128 * 10**6 + 1)
+    refused(model, "128 MB")
+    path.write_bytes(b'{"weight_map": {' + b'"":"",' * 1_000_001 + b'"x":"y"}}')
+    refused(model, "1,000,000 tensors")
+    path.write_bytes(b'{"weight_map": [' + b"[]," * 2000 + b"1]}")
+    refused(model, "1,000 objects")
+
+
+def test_links_to_anything_else_are_refused(model: Path, tmp_path: Path):
+    for target, words in (
+        (tmp_path, "neither a regular file"),
+        ("/dev/zero", "neither a regular file"),
+        (tmp_path / "nowhere", "cannot be read"),
+    ):
+        link = model / "vocab.txt"
+        link.symlink_to(target)
+        refused(model, words, weights=True)
+        open_snapshot(str(model))  # inspecting needs no more than the config
+        link.unlink()
+    os.mkfifo(model / "vocab.txt")
+    refused(model, "neither a regular file", weights=True)
+
+
+def test_a_name_that_is_not_utf8(model: Path):
+    with open(os.fsencode(model) + b"/vocab\xff.txt", "wb"):
+        pass
+    refused(model, "UTF-8", weights=True)
+
+
+def test_bad_small_files_are_named(model: Path):
+    (model / "generation_config.json").write_text("[]")
+    refused(model, "generation_config.json")
+
+
+def test_spaces_and_letters_beyond_ascii(tmp_path: Path):
+    model = make_model(tmp_path / "mein Modell ü 模型")
+    assert open_snapshot(str(model), weights=True).short_name == "mein Modell ü 模型"
+
+
+def test_home_is_expanded(model: Path, monkeypatch):
+    monkeypatch.setenv("HOME", str(model.parent))
+    assert json.loads((open_snapshot("~/base").path("config.json")).read_text()) == CONFIG
