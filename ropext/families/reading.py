@@ -80,7 +80,7 @@ def read(config: dict[str, Any], *, context: int | None = None) -> Model:
     row, defaults = family(text_type), data.defaults(text_type)
     text = Dict(text_part(config, path), ".".join(path))
     _check_gate(text, text_type, row)
-    sized = sizes(text, row, defaults)
+    sized = sizes(text, row, defaults, context)
     found = (read_nested if row.labels else read_flat)(text, row, defaults)
     if found.conflicts:
         raise InputError(found.conflicts[0].sentence())
@@ -131,6 +131,7 @@ def _rope(text: Dict, row: Family, dim: int, params: Params, sized: Sizes, neste
         context=stated,
         original_context=original,
         pair_factors=forms.read_pair_factors(params, dim, stated, nested=nested),
+        short_pair_factors=forms.read_short_pair_factors(params, dim),
         attention_factor=attention,
         mscale=params.get("mscale", 0.0) if keeps_mscale else 0.0,
         mscale_all_dim=params.get("mscale_all_dim", 0.0) if keeps_mscale else 0.0,
@@ -226,7 +227,7 @@ def _sites(
         if params is None:
             continue
         site = _site(text, row, label, params, sized, defaults)
-        if site.layers != 0:
+        if site.layers != 0 or label.layer_types:
             sites.append(replace(site, scaled=not label.windowed))
     if sites and not any(site.scaled for site in sites):
         return tuple(replace(site, scaled=True) for site in sites)
@@ -333,8 +334,8 @@ def _forms(row: Family, sites: tuple[Site, ...], notes: list[str]) -> tuple[str,
         asked = site.params.get("partial_rotary_factor", 1.0)
         if not (row.partial or row.labels) and asked != 1:
             notes.append(
-                f"partial_rotary_factor {asked:g} is ignored by this family in plain RoPE but not in"
-                " scaled types, so only theta can change"
+                f"partial_rotary_factor {asked:g} is ignored by this family in plain RoPE, but not"
+                " in scaled types, so only theta can change"
             )
             return ("default",)
     return row.forms
