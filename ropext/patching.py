@@ -1,0 +1,225 @@
+"""The same config applied to a model that is already in memory, in place.
+
+Two skeletons without weights are built, from the model's config and from the new one. What differs
+between them is what the new config changes, and that alone is carried over: rotary buffers (always
+in float32, whatever the model's dtype), softmax scales, attributes, and the configs that modules
+hold. Parameters, hooks, device placement and every reference to the model stay as they are.
+"""
+
+import copy
+import json
+import os
+import shutil
+import tempfile
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ropext.errors import InputError, OutputExists, UsageError
+
+Model = TypeVar("Model")
+
+# State of the model in memory, not of the scheme that the config describes.
+RUNTIME = {"architectures", "dtype", "quantization_config", "transformers_version", "use_cache"}
+PLAIN = (bool, int, float, str, tuple, list, dict, type(None), types.FunctionType)
+ORIGINAL = "_ropext_original"  # attribute of a patched model: its config before the first patch
+
+
+def _base_model(model: Any) -> Any:
+    """The transformers model itself, out of a PEFT wrapper."""
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel) and hasattr(model, "get_base_model"):
+        model = model.get_base_model()
+    if not isinstance(model, PreTrainedModel):
+        raise UsageError(f"patch wants a transformers model, not a {type(model).__name__}")
+    return model
+
+
+def _skeleton(model: Any, config: Any) -> Any:
+    """A model of the same class with real buffers and no parameters."""
+    from accelerate import init_empty_weights
+
+    config = copy.deepcopy(config)
+    config._attn_implementation = model.config._attn_implementation
+    with init_empty_weights(include_buffers=False):
+        return type(model)(config)
+
+
+def _is_config(value: Any) -> bool:
+    from transformers import PreTrainedConfig
+
+    return isinstance(value, PreTrainedConfig)
+
+
+def _update_config(live: Any, old: Any, new: Any) -> None:
+    """Write into a live config what differs between the two, its parts included.
+
+    Past __setattr__, which would standardise the rope dict a second time.
+    """
+    for key in vars(old).keys() | vars(new).keys():
+        if key in RUNTIME or key.startswith("_"):
+            continue
+        before, after = vars(old).get(key), vars(new).get(key)
+        if _is_config(after) and _is_config(vars(live).get(key)):
+            _update_config(vars(live)[key], before, after)
+        elif key not in vars(new):
+            vars(live).pop(key, None)
+        elif before != after:
+            vars(live)[key] = copy.deepcopy(after)
+
+
+def _update_configs(model: Any, old: Any, new: Any) -> None:
+    """Every config that a module of the model holds; some hold copies."""
+    new_modules, seen = dict(new.named_modules()), set()
+    old_modules = dict(old.named_modules())
+    for name, module in model.named_modules():
+        config = getattr(module, "config", None)
+        if not _is_config(config) or id(config) in seen or name not in new_modules:
+            continue
+        seen.add(id(config))
+        _update_config(config, old_modules[name].config, new_modules[name].config)
+
+
+def _update_attributes(live: Any, old: Any, new: Any) -> None:
+    from torch import nn
+
+    own = vars(nn.Module()).keys()
+    for key, after in vars(new).items():
+        before = vars(old).get(key)
+        if key not in own and isinstance(after, PLAIN) and before != after:
+            setattr(live, key, copy.deepcopy(after))
+
+
+def _update_buffers(live: Any, old: Any, new: Any) -> None:
+    """Buffers that no checkpoint holds, where they differ, on the device of the live ones."""
+    import torch
+
+    for name, after in new._buffers.items():
+        before = old._buffers.get(name)
+        if after is None or name not in new._non_persistent_buffers_set:
+            continue
+        if before is None or not torch.equal(before, after):
+            place = live._buffers.get(name)
+            device = place.device if place is not None else _device(live)
+            live.register_buffer(name, after.to(device), persistent=False)
+
+
+def _device(module: Any) -> Any:
+    tensors = [*module.parameters(), *module.buffers()]
+    return tensors[0].device if tensors else "cpu"
+
+
+def _renew_rotary(live: Any, new: Any) -> None:
+    """A rotary embedding keeps state of its own (longrope's cached long set, dynamic's length) and
+    may have been cast with the model; all of it is taken from a fresh one.
+    """
+    device = _device(live)
+    stale = [key for key in vars(live) if key.endswith(("long_inv_freq", "max_seq_len_cached"))]
+    for key in stale:
+        delattr(live, key)
+    for name in [n for n in live._buffers if n.endswith("inv_freq")]:
+        delattr(live, name)
+    for name, value in new._buffers.items():
+        live.register_buffer(name, value.to(device), persistent=False)
+    for key, value in vars(new).items():
+        if isinstance(value, PLAIN) and not key.startswith("_") and key != "training":
+            setattr(live, key, copy.deepcopy(value))
+
+
+def _is_rotary(module: Any) -> bool:
+    return any(name.endswith("inv_freq") for name in module._non_persistent_buffers_set)
+
+
+def _carry_over(model: Any, old: Any, new: Any) -> None:
+    old_modules, new_modules = dict(old.named_modules()), dict(new.named_modules())
+    for name, module in model.named_modules():
+        if name not in new_modules:
+            continue  # an adapter's own layers
+        if _is_rotary(new_modules[name]):
+            _renew_rotary(module, new_modules[name])
+        else:
+            _update_attributes(module, old_modules[name], new_modules[name])
+            _update_buffers(module, old_modules[name], new_modules[name])
+
+
+def _check_same_weights(old: Any, new: Any) -> None:
+    before = {name: tensor.shape for name, tensor in old.state_dict().items()}
+    after = {name: tensor.shape for name, tensor in new.state_dict().items()}
+    changed = sorted(
+        name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
+    )
+    if changed:
+        raise InputError(
+            f"the new config wants other weights than the model in memory has ({changed[0]}); "
+            "a model can be patched with a config that changes its positions alone"
+        )
+
+
+def _apply(model: Any, config: Any) -> None:
+    live = _base_model(model)
+    old, new = _skeleton(live, live.config), _skeleton(live, config)
+    _check_same_weights(old, new)
+    if not hasattr(live, ORIGINAL):
+        setattr(live, ORIGINAL, copy.deepcopy(live.config))
+    _update_configs(live, old, new)
+    _carry_over(live, old, new)
+
+
+def patch(model: Model, config: Mapping[str, Any]) -> Model:
+    """Make a loaded model compute as if it had been loaded with this config dict; returns it.
+
+    Again with another config, and it computes as that one says: nothing adds up.
+    """
+    live = _base_model(model)
+    kind = config.get("model_type")
+    if kind != live.config.model_type:
+        raise InputError(
+            f"the config is of type {kind!r}, the model in memory of type "
+            f"{live.config.model_type!r}"
+        )
+    _apply(model, type(live.config).from_dict(copy.deepcopy(dict(config))))
+    return model
+
+
+def unpatch(model: Model) -> Model:
+    """Back to what the model computed before the first patch."""
+    original = getattr(_base_model(model), ORIGINAL, None)
+    if original is not None:
+        _apply(model, original)
+    return model
+
+
+def save(model: Any, directory: str | os.PathLike[str], config: Mapping[str, Any]) -> Path:
+    """Write a patched model with all spellings of its config dict.
+
+    save_pretrained alone writes transformers 5 spelling only, which older readers take for plain
+    RoPE. The directory gets its name when it is complete.
+    """
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        raise UsageError(
+            f"save wants a transformers model, not a {type(model).__name__}; "
+            "merge an adapter first (merge_and_unload)"
+        )
+    target = Path(directory)
+    if target.exists():
+        raise OutputExists(f"{target} is there already; save writes to a new directory")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        model.save_pretrained(temporary)
+        path = temporary / "config.json"
+        written = json.loads(path.read_text(encoding="utf-8"))
+        merged = written | dict(config)
+        # The weights have the dtype of the model in memory, under either spelling.
+        merged |= {k: written["dtype"] for k in ("dtype", "torch_dtype") if k in merged}
+        path.write_text(json.dumps(merged, indent=2) + "\n", encoding="utf-8")
+        temporary.chmod(0o755)
+        temporary.rename(target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return target

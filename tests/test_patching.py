@@ -1,0 +1,220 @@
+"""A model patched in memory computes what the saved and reloaded checkpoint does, bit for bit."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+from ropext import patching
+from ropext.errors import InputError, OutputExists, UsageError
+
+torch = pytest.importorskip("torch")
+
+CONTEXT, TARGET, THETA = 64, 256, 5e4
+LENGTHS = {"factor": 4.0, "original_max_position_embeddings": CONTEXT}
+YARN = {"rope_type": "yarn", "rope_theta": THETA, **LENGTHS}
+LINEAR = {"rope_type": "linear", "rope_theta": THETA, "factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"rope_theta": THETA, **LENGTHS}
+THETA_ONLY = {"rope_type": "default", "rope_theta": 16 * THETA}
+
+
+def longrope(pairs: int, most: float = 4.0) -> dict:
+    """Two sets, so that the state which stock keeps for the switch is seen too."""
+    long = [1 + (most - 1) * i / pairs for i in range(pairs)]
+    short = [1 + i / pairs for i in range(pairs)]
+    mscale = {"short_mscale": 1.25, "long_mscale": 1.25}
+    sets = {"rope_type": "longrope", "rope_theta": THETA, "attention_factor": 1.25}
+    return sets | {"short_factor": short, "long_factor": long} | mscale | LENGTHS
+
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 96}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 4, "pad_token_id": 0}
+SIZES |= {"max_position_embeddings": CONTEXT, "bos_token_id": 1, "eos_token_id": 2}
+LAYER_TYPES = ["sliding_attention", "full_attention"]
+WINDOW = {"sliding_window": 32, "layer_types": LAYER_TYPES}
+DEEPSEEK = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+DEEPSEEK |= {"v_head_dim": 16, "q_lora_rank": 32, "kv_lora_rank": 16, "num_experts_per_tok": 2}
+DEEPSEEK |= {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "moe_intermediate_size": 32}
+MSCALE = {"mscale": 1.0, "mscale_all_dim": 0.8}
+PARTIAL = {"partial_rotary_factor": 0.5}
+
+# family -> config class, its keys, the rope dicts it is patched with
+FAMILIES = {
+    "llama": ("LlamaConfig", {}, [YARN, longrope(8), longrope(8, most=6.0), LLAMA3, THETA_ONLY]),
+    "mistral": ("MistralConfig", {"sliding_window": None}, [YARN]),
+    "qwen2": ("Qwen2Config", {}, [YARN, LINEAR]),
+    "gemma2": ("Gemma2Config", {"head_dim": 16} | WINDOW, [YARN]),
+    "gemma3": ("Gemma3TextConfig", {"head_dim": 16} | WINDOW, [YARN, LINEAR]),
+    "phi": ("PhiConfig", {}, [YARN | PARTIAL]),
+    "phi3": ("Phi3Config", {"original_max_position_embeddings": CONTEXT}, [longrope(8)]),
+    "phimoe": ("PhimoeConfig", {"num_local_experts": 4}, [longrope(8)]),
+    "gpt-neox": ("GPTNeoXConfig", {}, [YARN | PARTIAL]),
+    "granite": ("GraniteConfig", {"attention_multiplier": 0.2}, [YARN]),
+    "cohere": ("CohereConfig", {}, [YARN]),
+    "deepseek-v3": ("DeepseekV3Config", DEEPSEEK, [YARN | MSCALE, LINEAR | MSCALE]),
+    "granite-swa": ("GraniteSWAConfig", {"layer_rope_theta": [THETA] * 2} | WINDOW, [YARN]),
+    "modernbert": (
+        "ModernBertConfig",
+        {"layer_types": LAYER_TYPES, "local_attention": 32},
+        [YARN],
+    ),
+}
+
+
+def changed(config: dict, rope: dict) -> dict:
+    """A config dict with this rope dict, in full-attention layers where it is per layer type."""
+    config = copy.deepcopy(config) | {"max_position_embeddings": TARGET}
+    if "full_attention" in config["rope_parameters"]:
+        config["rope_parameters"]["full_attention"] = rope
+    else:
+        config["rope_parameters"] = rope
+    if config.get("layer_rope_theta"):
+        config["layer_rope_theta"] = [2 * THETA, 2 * THETA]
+    return config
+
+
+def auto_class(name: str):
+    import transformers
+
+    masked = name == "modernbert"
+    return transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
+
+
+def tiny(name: str, directory: Path) -> dict:
+    """A random checkpoint whose weights are large enough for a wrong rotation to show."""
+    import transformers
+
+    config_class, keys, _ = FAMILIES[name]
+    torch.manual_seed(7)
+    model = auto_class(name).from_config(getattr(transformers, config_class)(**SIZES | keys))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=parameter.shape[-1] ** -0.5)
+    model.save_pretrained(directory)
+    return json.loads((directory / "config.json").read_text())
+
+
+def reloaded(name: str, directory: Path, config: dict, **options):
+    (directory / "config.json").write_text(json.dumps(config))
+    return auto_class(name).from_pretrained(directory, **options)
+
+
+@torch.no_grad()
+def logits(model):
+    """Beyond the context, so that the long set counts."""
+    ids = torch.arange(200).remainder(89).add(3).unsqueeze(0)
+    return model(ids.to(model.device)).logits
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_bit_equal_to_the_reloaded_checkpoint(name: str, tmp_path: Path) -> None:
+    config = tiny(name, tmp_path)
+    model = auto_class(name).from_pretrained(tmp_path)
+    before = logits(model)
+    weights = {n: p.data_ptr() for n, p in model.named_parameters()}
+    for rope in FAMILIES[name][2]:
+        new = changed(config, rope)
+        assert patching.patch(model, new) is model
+        patched = logits(model)
+        assert torch.equal(patched, logits(reloaded(name, tmp_path, new)))
+        assert (patched - before).abs().max() > 1e-3
+    assert {n: p.data_ptr() for n, p in model.named_parameters()} == weights
+    patching.unpatch(model)
+    assert torch.equal(logits(model), before)
+
+
+def test_bfloat16_keeps_the_spectrum_in_float32(tmp_path: Path) -> None:
+    config = tiny("llama", tmp_path)
+    new = changed(config, YARN)
+    cast = auto_class("llama").from_pretrained(tmp_path).to(torch.bfloat16)
+    loaded = auto_class("llama").from_pretrained(tmp_path, dtype=torch.bfloat16)
+    right = logits(reloaded("llama", tmp_path, new, dtype=torch.bfloat16))
+    for model in (cast, loaded):
+        patching.patch(model, new)
+        assert model.model.rotary_emb.inv_freq.dtype == torch.float32
+        assert torch.equal(logits(model), right)
+        assert model.dtype == torch.bfloat16
+
+
+def test_runtime_state_stays(tmp_path: Path) -> None:
+    config = tiny("llama", tmp_path)
+    model = auto_class("llama").from_pretrained(tmp_path, attn_implementation="eager")
+    own, embedding = model.config, model.model.rotary_emb
+    model.train()
+    model.config.use_cache = False
+    patching.patch(model, changed(config, YARN))
+    assert model.config is own
+    assert model.model.rotary_emb is embedding
+    assert model.training
+    assert model.config._attn_implementation == "eager"
+    assert model.config.use_cache is False
+    assert model.config.max_position_embeddings == TARGET
+
+
+def test_a_model_with_an_adapter(tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    config = tiny("llama", tmp_path)
+    lora = LoraConfig(target_modules=["q_proj", "v_proj"], r=2)
+
+    def adapted(model):
+        torch.manual_seed(11)
+        model = get_peft_model(model, lora)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora" in name:
+                    parameter.normal_(std=0.3)
+        return model.eval()
+
+    new = changed(config, YARN)
+    model = adapted(auto_class("llama").from_pretrained(tmp_path))
+    assert patching.patch(model, new) is model
+    assert torch.equal(logits(model), logits(adapted(reloaded("llama", tmp_path, new))))
+    with pytest.raises(UsageError, match="merge an adapter first"):
+        patching.save(model, tmp_path / "out", new)
+
+
+def test_a_config_that_wants_other_weights_is_refused(tmp_path: Path) -> None:
+    config = tiny("llama", tmp_path)
+    model = auto_class("llama").from_pretrained(tmp_path)
+    before = logits(model)
+    with pytest.raises(InputError, match="other weights than the model in memory"):
+        patching.patch(model, changed(config, YARN) | {"intermediate_size": 97})
+    with pytest.raises(InputError, match="of type 'mistral', the model in memory of type 'llama'"):
+        patching.patch(model, config | {"model_type": "mistral"})
+    with pytest.raises(UsageError, match="a transformers model, not a Linear"):
+        patching.patch(torch.nn.Linear(2, 2), config)
+    assert torch.equal(logits(model), before)
+
+
+def test_save_writes_all_spellings_and_reloads_equal(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    config = changed(tiny("llama", base), YARN)
+    legacy = {key: value for key, value in YARN.items() if key not in ("rope_type", "rope_theta")}
+    config |= {"rope_theta": THETA, "rope_scaling": {"type": "yarn"} | legacy}
+    config |= {"torch_dtype": "float32", "unknown_key": [1]}
+    del config["dtype"]
+    model = auto_class("llama").from_pretrained(base).to(torch.bfloat16)
+    patching.patch(model, config)
+    out = patching.save(model, tmp_path / "deep" / "out", config)
+    written = json.loads((out / "config.json").read_text())
+    for key in ("rope_parameters", "rope_scaling", "rope_theta", "unknown_key"):
+        assert written[key] == config[key]
+    assert written["torch_dtype"] == "bfloat16"
+    again = auto_class("llama").from_pretrained(out)
+    assert again.dtype == torch.bfloat16
+    assert torch.equal(logits(again), logits(model))
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+    with pytest.raises(OutputExists, match="is there already"):
+        patching.save(model, out, config)
+
+
+def test_a_failed_save_leaves_nothing(tmp_path: Path) -> None:
+    config = tiny("llama", tmp_path / "base")
+    model = auto_class("llama").from_pretrained(tmp_path / "base")
+    with pytest.raises(TypeError):
+        patching.save(model, tmp_path / "out", config | {"unwritable": object()})
+    assert [path.name for path in tmp_path.iterdir()] == ["base"]
