@@ -1,0 +1,29 @@
+"""Short fine-tuning of an extended checkpoint on transformers.Trainer: LoRA, chunked loss, control.
+
+The parts, from the bottom: options and defaults (what is asked, and what the papers did), sequences
+(documents -> rows), collating (rows -> tensors), loss (cross-entropy whose logits are never whole),
+adapters (which layers), estimates (tokens, memory, FLOPs), engine (the Trainer), outcome (merged
+checkpoint and adapter), run (all of it in order).
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ropext.training.run import Finetuned
+
+
+def run_finetune(
+    directory: str | Path,
+    data: str,
+    output: str | Path,
+    *,
+    say: Callable[[str], None] = lambda sentence: None,
+    **options: Any,
+) -> "Finetuned":
+    """Fine-tune an extended checkpoint; see `ropext.training.options.Options` for the options."""
+    from ropext.training import run
+    from ropext.training.options import build
+
+    return run.finetune(Path(directory), data, Path(output), build(options), say)

@@ -1,0 +1,132 @@
+"""What a run does where nothing is asked, and which paper or measurement says so.
+
+Every published recipe trains all weights of 7B models or larger on clusters. What carries over is
+the optimiser, the warm-up and the number of steps; the batch is cut to what one GPU trains in hours
+(LongQLoRA's 0.13B tokens), and the learning rate is LoRA's.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ropext.training.options import Options
+
+YARN = "YaRN (Peng et al. 2023, section 4.1)"
+POSE = "PoSE (Zhu et al. 2023, section 4.1)"
+LORA = "LoRA at 7B: QLoRA (Dettmers et al. 2023, appendix B)"
+QLORA_LARGE = "LoRA at 33B and above: QLoRA (Dettmers et al. 2023, appendix B)"
+LONGQLORA = "LongQLoRA (Yang 2023): 0.13B tokens on one GPU"
+MEASURED = "measured on the bundled model (docs/finetuning.md)"
+BETWEEN = "between LoRA at 7B and the bundled model; a choice of ropext"
+ASKED = "asked for"
+
+BETAS = (0.9, 0.95)
+WEIGHT_DECAY = 0.0
+GRADIENT_NORM = 1.0
+# Rows shorter than this are read several at once.
+MICRO_TOKENS = 8192
+
+TINY, SMALL, LARGE = 100e6, 1e9, 30e9  # parameters
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value and where it comes from."""
+
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides what is learned."""
+
+    row_tokens: Setting
+    rows: Setting  # of one optimiser step
+    steps: Setting
+    learning_rate: Setting
+    warmup: Setting
+    schedule: Setting
+    rank: Setting
+    alpha: Setting
+    betas: Setting
+    weight_decay: Setting
+    gradient_norm: Setting
+
+    @property
+    def tokens(self) -> int:
+        """Trained in the whole run."""
+        return int(self.row_tokens.value * self.rows.value * self.steps.value)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            name: {"value": setting.value, "source": setting.source}
+            for name, setting in vars(self).items()
+        }
+
+
+def settings(options: Options, parameters: int, context: int, target: int) -> Settings:
+    """The settings of a run on a model of so many parameters."""
+
+    def chosen(name: str, default: Any, source: str) -> Setting:
+        asked = getattr(options, name)
+        return Setting(default, source) if asked is None else Setting(asked, ASKED)
+
+    steps = chosen("steps", *_steps(parameters, target / context))
+    batch = chosen("batch_tokens", *_batch_tokens(parameters, target))
+    row = _row_tokens(options, context, target)
+    rank = chosen("rank", 16, "YaRN's released LoRA script")
+    warmup, why = (10, POSE) if options.strategy == "pose" else (20, YARN)
+    if 5 * warmup > steps.value:
+        warmup, why = steps.value // 5, f"{why}, at most a fifth of the steps"
+    return Settings(
+        row_tokens=row,
+        rows=Setting(max(1, round(batch.value / row.value)), f"batch tokens: {batch.source}"),
+        steps=steps,
+        learning_rate=chosen("learning_rate", *_learning_rate(parameters)),
+        warmup=chosen("warmup", warmup, why),
+        schedule=chosen("schedule", "linear", "YaRN's released script"),
+        rank=rank,
+        alpha=chosen("alpha", 2 * rank.value, "alpha = 2 rank: LongLoRA (Chen et al. 2023)"),
+        betas=Setting(BETAS, YARN),
+        weight_decay=Setting(WEIGHT_DECAY, YARN),
+        gradient_norm=Setting(GRADIENT_NORM, "usual; YaRN's script means to clip and does not"),
+    )
+
+
+def _row_tokens(options: Options, context: int, target: int) -> Setting:
+    if options.strategy == "full":
+        return Setting(target, "the target")
+    if options.window is not None:
+        return Setting(min(options.window, target), ASKED)
+    return Setting(min(context, 2048), f"the context, at most 2048: {POSE}")
+
+
+def _steps(parameters: int, factor: float) -> tuple[int, str]:
+    if parameters < TINY:
+        return 60, MEASURED
+    if factor > 16:
+        return 600, f"{YARN}: 400 to 16x and 200 more beyond"
+    return 400, YARN
+
+
+def _batch_tokens(parameters: int, target: int) -> tuple[int, str]:
+    if parameters < TINY:
+        return max(8192, target), MEASURED
+    return max(2**18, target), LONGQLORA
+
+
+def _learning_rate(parameters: int) -> tuple[float, str]:
+    if parameters < TINY:
+        return 2e-3, MEASURED
+    if parameters < SMALL:
+        return 5e-4, BETWEEN
+    if parameters < LARGE:
+        return 2e-4, LORA
+    return 1e-4, QLORA_LARGE
+
+
+def micro_rows(options: Options, settings_: Settings, processes: int) -> int:
+    """Rows that one device reads at once: a divisor of each process's share of a step."""
+    share = settings_.rows.value // processes
+    wanted = options.micro_rows or max(1, MICRO_TOKENS // settings_.row_tokens.value)
+    return max(size for size in range(1, max(2, min(wanted, share) + 1)) if share % size == 0)

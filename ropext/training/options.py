@@ -1,0 +1,118 @@
+"""What a fine-tuning run is asked to do. A field's name is its flag."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ropext.errors import UsageError
+
+STRATEGIES = ("full", "pose")
+PACKINGS = ("documents", "glued")
+SCHEDULES = ("linear", "constant", "cosine")
+DTYPES = ("auto", "float32", "bfloat16")
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def _field(default: Any, help_text: str) -> Any:
+    return field(default=default, metadata={"help": help_text})
+
+
+@dataclass(frozen=True)
+class Options:
+    """One run; None means the default for this model and factor (`--dry-run` shows it)."""
+
+    strategy: str = _field(
+        "full",
+        "full: rows of the target length; pose: rows of --window tokens whose positions skip "
+        "ahead, up to the target",
+    )
+    window: int | None = _field(None, "pose: tokens of a row [the context, at most 2048]")
+    packing: str = _field(
+        "documents",
+        "documents: a row comes from one document; glued: documents joined, attention crossing",
+    )
+    steps: int | None = _field(None, "optimiser steps")
+    batch_tokens: int | None = _field(None, "tokens of one optimiser step, rounded to whole rows")
+    micro_rows: int | None = _field(None, "rows that one device reads at once")
+    learning_rate: float | None = _field(None, "peak learning rate")
+    warmup: int | None = _field(None, "steps of linear warm-up")
+    schedule: str | None = _field(None, "after the warm-up: " + ", ".join(SCHEDULES))
+    rank: int | None = _field(None, "rank of the LoRA")
+    alpha: int | None = _field(None, "LoRA's alpha; updates are scaled by alpha/rank")
+    dropout: float = _field(0.0, "dropout in front of the LoRA")
+    targets: tuple[str, ...] = _field(
+        (), "names of the linear layers that get a LoRA, e.g. q_proj,v_proj [all in the layers]"
+    )
+    train_norms: bool = _field(False, "train the norms too (LongLoRA)")
+    train_embeddings: bool = _field(False, "train the token embeddings too (LongLoRA)")
+    qlora: bool = _field(False, "hold the frozen weights in 4 bits (needs bitsandbytes and a GPU)")
+    control: bool = _field(
+        False, "also train the unextended base on the same tokens, at its own context"
+    )
+    evaluate: str | None = _field(None, "data to evaluate on [documents held out of DATA]")
+    eval_every: int | None = _field(None, "steps between evaluations [a fifth of the steps]")
+    eval_documents: int = _field(8, "documents of an evaluation; 0 turns it off")
+    patience: int = _field(3, "stop after so many evaluations without a better one; 0 never stops")
+    save_every: int | None = _field(None, "steps between checkpoints [a tenth of the steps]")
+    column: str | None = _field(None, "column of the text [text, or messages]")
+    split: str | None = _field(None, "split of a dataset on the hub [train]")
+    seed: int = _field(0, "seed of rows, LoRA and dropout")
+    dtype: str = _field("auto", "of the frozen weights: auto, float32, bfloat16")
+    device: str = _field("auto", "auto, cpu, cuda")
+    report_to: str = _field("none", "tensorboard, wandb or trackio")
+    link: str = _field("copy", "how the weights get to OUT/base: copy, hard, symlink")
+
+    def __post_init__(self) -> None:
+        for name, known in _CHOICES.items():
+            value = getattr(self, name)
+            if value is not None and value not in known:
+                raise UsageError(f"{flag(name)} is one of {', '.join(known)}, was {value!r}")
+        for name in ("steps", "batch_tokens", "micro_rows", "rank", "alpha", "eval_every"):
+            _at_least(self, name, 1)
+        _at_least(self, "save_every", 1)
+        _at_least(self, "window", 4)
+        for name in ("warmup", "eval_documents", "patience"):
+            _at_least(self, name, 0)
+        rate = self.learning_rate
+        if rate is not None and not 0 < rate < math.inf:
+            raise UsageError(f"--learning-rate must be finite and above 0, was {rate}")
+        if not 0 <= self.dropout < 1:
+            raise UsageError(f"--dropout must be at least 0 and below 1, was {self.dropout}")
+        if self.window is not None and self.strategy != "pose":
+            raise UsageError("--window is for --strategy pose; full rows have the target's length")
+        if self.packing == "glued" and self.strategy == "pose":
+            raise UsageError("--packing glued is for --strategy full; pose rows fit any document")
+
+
+_CHOICES = {
+    "strategy": STRATEGIES,
+    "packing": PACKINGS,
+    "schedule": SCHEDULES,
+    "dtype": DTYPES,
+    "device": DEVICES,
+    "link": ("copy", "hard", "symlink"),
+}
+
+
+def _at_least(options: Options, name: str, least: int) -> None:
+    value = getattr(options, name)
+    if value is not None and value < least:
+        raise UsageError(f"{flag(name)} must be at least {least}, was {value}")
+
+
+def flag(name: str) -> str:
+    """The flag of a field."""
+    return {"evaluate": "--eval"}.get(name, "--" + name.replace("_", "-"))
+
+
+def build(values: Mapping[str, Any]) -> Options:
+    """Options from their values; a key that is none of them is refused with those that are."""
+    known = [f.name for f in fields(Options)]
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise UsageError(f"unknown option {unknown[0]!r}; known are {', '.join(known)}")
+    given = {key: value for key, value in values.items() if value is not None}
+    if isinstance(given.get("targets"), list):
+        given["targets"] = tuple(given["targets"])
+    return Options(**given)

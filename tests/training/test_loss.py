@@ -1,0 +1,114 @@
+"""The sliced loss against stock's own, and the mask that pose needs."""
+
+import numpy as np
+import pytest
+import torch
+from tiny_llama import SHAPE, VOCABULARY, new_llama
+
+from ropext.training import loss, probes
+from ropext.training.collating import Collator
+from ropext.training.sequences import Document, Pose, Row, Rows
+
+
+def gradients(model, **inputs):
+    model.zero_grad()
+    value = model(**inputs).loss
+    value.backward()
+    return float(value.detach()), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def batch(rows=3, length=40):
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(4, VOCABULARY, (rows, length), generator=generator)
+    labels = ids.clone()
+    labels[0, 5:9] = -100
+    return {"input_ids": ids, "labels": labels, "attention_mask": torch.ones_like(ids)}
+
+
+@pytest.mark.parametrize("older_torch", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_loss_and_gradients_are_those_of_the_models_own_forward(monkeypatch, older_torch, tied):
+    # 3 * 40 tokens in slices of 16: several, the last one shorter.
+    monkeypatch.setattr(loss, "slice_tokens", lambda vocabulary: 16)
+    if older_torch:
+        monkeypatch.delattr(torch.nn, "LinearCrossEntropyOptions", raising=False)
+    model = new_llama(tie_word_embeddings=tied)
+    own, own_gradients = gradients(model, **batch())
+    assert loss.use_sliced_loss(model) is None
+    ours, our_gradients = gradients(model, **batch())
+    assert ours == pytest.approx(own, rel=1e-6)
+    for name, gradient in own_gradients.items():
+        assert torch.allclose(our_gradients[name], gradient, atol=1e-7, rtol=1e-5), name
+
+
+def test_the_number_of_tokens_of_the_whole_step_divides():
+    model = new_llama()
+    inputs = batch() | {"num_items_in_batch": torch.tensor(400)}
+    own = float(model(**inputs).loss)
+    loss.use_sliced_loss(model)
+    assert float(model(**inputs).loss) == pytest.approx(own, rel=1e-6)
+
+
+def test_no_logits_are_made():
+    model = new_llama()
+    loss.use_sliced_loss(model)
+    out = model(**batch())
+    assert out.logits is None
+    assert model(input_ids=batch()["input_ids"]).logits.shape == (3, 40, VOCABULARY)
+
+
+def test_families_that_scale_or_cap_their_logits_keep_their_own_loss():
+    from transformers import CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2ForCausalLM
+
+    torch.manual_seed(0)
+    for kind, config in ((Gemma2ForCausalLM, Gemma2Config), (CohereForCausalLM, CohereConfig)):
+        model = kind(config(**SHAPE))
+        assert loss.use_sliced_loss(model) == "it scales or caps its logits"
+        assert "forward" not in vars(model)
+    # The same family without its cap is sliced: the logits decide, not the family.
+    model = Gemma2ForCausalLM(Gemma2Config(**SHAPE | {"final_logit_softcapping": None}))
+    assert loss.use_sliced_loss(model) is None
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_the_second_chunk_of_a_pose_row_sees_the_first(attention):
+    model = new_llama()
+    model.set_attn_implementation(attention)
+    row = Rows([Document(np.arange(300) % 50 + 4)], Pose(16, 64), 1, seed=0)[0]
+    jump = int(np.flatnonzero(~row.scored)[0])
+    assert np.diff(row.positions).max() > 1
+    inputs = Collator(padding=0)([row])
+    inputs.pop("labels")
+    inputs["use_cache"] = False  # as in training; a cache would hide the trap
+
+    def second_chunk(change_first):
+        ids = inputs["input_ids"].clone()
+        if change_first:
+            ids[:, :jump] = 60
+        with torch.no_grad():
+            return model(**inputs | {"input_ids": ids}).logits[:, jump:]
+
+    assert float((second_chunk(True) - second_chunk(False)).abs().max()) > 1e-3
+    # The trap: without the mask transformers takes the jump for the border of another document.
+    inputs["attention_mask"] = None
+    assert torch.equal(second_chunk(True), second_chunk(False))
+
+
+def test_the_probe_tells_joined_chunks_from_isolated_ones():
+    model = new_llama()
+    assert probes.chunks_are_joined(model, 100)
+    forward = model.forward
+    model.forward = lambda attention_mask=None, **inputs: forward(**inputs)
+    assert not probes.chunks_are_joined(model, 100)
+
+
+def test_the_collator_pads_at_the_end_and_masks_the_padding():
+    rows = [
+        Row(np.arange(5), np.arange(5), np.ones(5, bool)),
+        Row(np.arange(3) + 7, np.array([0, 9, 10]), np.array([True, False, True])),
+    ]
+    inputs = Collator(padding=63)(rows)
+    assert inputs["input_ids"].tolist() == [[0, 1, 2, 3, 4], [7, 8, 9, 63, 63]]
+    assert inputs["labels"].tolist() == [[0, 1, 2, 3, 4], [7, -100, 9, -100, -100]]
+    assert inputs["attention_mask"].tolist() == [[1] * 5, [1, 1, 1, 0, 0]]
+    assert inputs["position_ids"].tolist() == [[0, 1, 2, 3, 4], [0, 9, 10, 0, 0]]
