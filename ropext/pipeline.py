@@ -16,6 +16,7 @@ from ropext.checkpoint.writing import Written, write_checkpoint
 from ropext.describing import card_of, record_of
 from ropext.families import Model, Site
 from ropext.planning import Plan, make_plan
+from ropext.verifying import Served, Verification, check_directory, read_again
 
 Say = Callable[[str], None]
 
@@ -92,6 +93,12 @@ def plan(model: str, *, revision: str | None = None, **options: Any) -> Plan:
     return make_plan(snapshot.config, recipe.build(options, _read_text), model)
 
 
+def serving(model: str, *, revision: str | None = None) -> Served | None:
+    """How each loader reads a directory that ropext extended; None where it is not one."""
+    served = read_again(open_snapshot(model, revision=revision))
+    return served if served.record else None
+
+
 def _read_text(path: str) -> str:
     return read_bytes(Path(path), PAIR_FACTORS_LIMIT).decode("utf-8", errors="replace")
 
@@ -165,3 +172,16 @@ def extend(
         prove=run_proof if prove else None,
     )
     return Extended(made, written)
+
+
+def verify(
+    directory: str | Path,
+    *,
+    against: str | None = None,
+    deep: bool = False,
+    trust_remote_code: bool = False,
+) -> Verification:
+    """Prove a directory against its own record, a saved plan, or its base."""
+    return check_directory(
+        directory, against=against, deep=deep, trust_remote_code=trust_remote_code
+    )

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ropext.cli import extend, inspect, methods, plan
+from ropext.cli import extend, inspect, methods, plan, verify
 from ropext.cli.output import fail
 from ropext.errors import RopextError
 from ropext.version import __version__
@@ -22,7 +22,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for module in (inspect, plan, extend, methods):
+for module in (inspect, plan, extend, verify, methods):
     app.command(module.NAME)(module.command)
 
 

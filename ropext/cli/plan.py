@@ -36,7 +36,7 @@ def command(
         if served is not None:
             from ropext.report import text
 
-            out.result(text.serving(served), served.to_json())
+            out.result(text.served(served), served.to_json())
             return
     show(out, pipeline.plan(model, revision=revision, **wishes), plot)
 

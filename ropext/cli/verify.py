@@ -20,12 +20,6 @@ Against = Annotated[
 ]
 Deep = Annotated[bool, typer.Option("--deep", help="compare the weights byte by byte")]
 Fix = Annotated[bool, typer.Option("--fix", help="repair the config's spellings, diff first")]
-Endpoint = Annotated[
-    str | None,
-    typer.Option(
-        "--endpoint", metavar="URL", help="ask a running server whether it reads DIR as planned"
-    ),
-]
 
 
 def command(
@@ -33,26 +27,22 @@ def command(
     against: Against = None,
     deep: Deep = False,
     fix: Fix = False,
-    endpoint: Endpoint = None,
     trust_remote_code: options.TrustRemoteCode = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Prove a directory: spectrum, spellings, lengths, tokenizer limits, weights."""
-    from ropext import pipeline
+    from ropext import pipeline, verifying
     from ropext.report import text
 
     out = Out(as_json, quiet)
     if fix:
-        for line in pipeline.repair(directory):
-            out.say(line)
+        config, edits = verifying.repair(directory)
+        out.say(text.edit_lines(edits) or "every spelling is right already")
+        if edits:
+            verifying.write_config(directory, config)
     found = pipeline.verify(
-        directory,
-        against=against,
-        deep=deep,
-        endpoint=endpoint,
-        trust_remote_code=trust_remote_code,
-        say=out.say,
+        directory, against=against, deep=deep, trust_remote_code=trust_remote_code
     )
     out.result(text.verification(found), found.to_json())
     if not found.passed:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ropext.loaders import Reading, Serving
     from ropext.pipeline import Extended
     from ropext.planning import Plan
+    from ropext.verifying import Served, Verification
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -271,3 +272,19 @@ def extended(done: "Extended") -> str:
     parts += [f"left out: {name}: {reason}" for name, reason in done.written.left.items()]
     parts += ["", "to serve it", serving(made.serving(str(done.output)))]
     return "\n".join(parts)
+
+
+def served(found: "Served") -> str:
+    """`ropext plan` on an extended directory: who reads it how."""
+    head = f"{found.directory}: {found.model.context:,} tokens"
+    if found.record:
+        head += f", extended from {found.record.context:,} by {found.record.method}"
+    return "\n".join(
+        [head, "", loader_table(found.readings), "", "to serve it", serving(found.serving)]
+    )
+
+
+def verification(found: "Verification") -> str:
+    """`ropext verify` as text."""
+    rows = [["ok" if c.passed else "WRONG", c.what, c.sentence] for c in found.checks]
+    return "\n".join([table(["", "what", "found"], rows), "", served(found.served)])

@@ -1,0 +1,287 @@
+"""Check a directory, ropext's own or anybody's: spectrum, spellings, lengths, limits, weights."""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ropext import families, loaders, proof
+from ropext.checkpoint import Snapshot, open_snapshot
+from ropext.checkpoint.comparing import compare_weights
+from ropext.checkpoint.jsontext import dump, read_object
+from ropext.checkpoint.provenance import Record
+from ropext.checkpoint.records import read_record
+from ropext.checkpoint.tokenizer import length_edits
+from ropext.errors import InputError, ProofFailed
+from ropext.families import Model
+from ropext.proof import Expected
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at."""
+
+    what: str
+    passed: bool
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Served:
+    """How each loader reads a directory, and the commands that run it."""
+
+    directory: str
+    model: Model
+    record: Record | None
+    readings: tuple[loaders.Reading, ...]
+    serving: tuple[loaders.Serving, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "directory": self.directory,
+            "method": self.record and self.record.method,
+            "context": self.record and self.record.context,
+            "target": self.model.context,
+            "loaders": [asdict(reading) for reading in self.readings],
+            "serving": [asdict(line) for line in self.serving],
+        }
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Everything that was checked, and what each loader reads."""
+
+    checks: tuple[Check, ...]
+    served: Served
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+    def failures(self) -> tuple[Check, ...]:
+        return tuple(check for check in self.checks if not check.passed)
+
+    def worst(self) -> str:
+        """One sentence for the end of a failed run."""
+        failed = self.failures()
+        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        return f"{self.served.directory}: {failed[0].sentence}{more}"
+
+    def to_json(self) -> dict[str, Any]:
+        checks = [asdict(check) for check in self.checks]
+        return {"passed": self.passed, "checks": checks} | self.served.to_json()
+
+
+def check_directory(
+    directory: str | Path,
+    *,
+    against: str | None = None,
+    deep: bool = False,
+    trust_remote_code: bool = False,
+) -> Verification:
+    """Check a checkpoint directory against its own record, a saved plan, or its base."""
+    snapshot = open_snapshot(str(directory), weights=True)
+    record = read_record(snapshot.directory)
+    model = families.read(snapshot.config)
+    plan, base = _against(against)
+    wanted = _expected(model, record, plan)
+    checks = [
+        *_spellings(snapshot.config),
+        *_lengths(snapshot, model, record, plan),
+        *_proof(snapshot, model, wanted, trust_remote_code),
+        *_weights(snapshot, record, base, deep),
+    ]
+    return Verification(tuple(checks), read_again(snapshot))
+
+
+def read_again(snapshot: Snapshot) -> Served:
+    """What loaders make of a config as it stands, and how to serve it."""
+    model = families.read(snapshot.config)
+    record = read_record(snapshot.directory)
+    main = next(iter(model.scaled_sites), model.sites[0])
+    text = _text(snapshot.config, model)
+    readings = loaders.readings(
+        model.text_type,
+        main.params,
+        model_type=model.model_type,
+        length=model.stated_context,
+        target=model.context,
+        v5_only="rope_parameters" in text and "rope_scaling" not in text,
+    )
+    serving = loaders.serving_lines(
+        snapshot.name,
+        model.text_type,
+        main.params,
+        context=record.context if record else main.rope.original_context,
+        target=model.context,
+        model_type=model.model_type,
+        masked_lm=model.masked_lm,
+    )
+    return Served(snapshot.name, model, record, readings, serving)
+
+
+def _text(config: Mapping[str, Any], model: Model) -> Mapping[str, Any]:
+    for key in model.path:
+        config = config[key]
+    return config
+
+
+def _against(against: str | None) -> tuple[dict[str, Any] | None, Snapshot | None]:
+    """A saved plan (a JSON file), or the base (a directory or hub id)."""
+    if against is None:
+        return None, None
+    if Path(against).is_file():
+        plan = read_object(Path(against))
+        if not isinstance(plan.get("sites"), list) or not isinstance(plan.get("target"), int):
+            raise InputError(f"--against {against} is not a plan; `ropext plan --json` writes one")
+        return plan, None
+    return None, open_snapshot(against, weights=True)
+
+
+def _expected(model: Model, record: Record | None, plan: dict[str, Any] | None) -> list[Expected]:
+    """What the spectrum should be: as planned, as recorded, or as we read the config."""
+    if plan is not None:
+        return [_from_plan(site, plan) for site in plan["sites"]]
+    if record is not None:
+        factor = record.target / record.context
+        return [
+            Expected(
+                site.label,
+                site.spectrum.inv_freq,
+                site.spectrum.attention_factor,
+                site.spectrum.softmax_factor,
+                site.params.get("rope_type", "default"),
+                factor,
+                site.scaled,
+                site.spectrum.short_inv_freq,
+            )
+            for site in record.sites
+        ]
+    return [
+        Expected(
+            site.label,
+            site.rope.spectrum.inv_freq,
+            site.rope.attention_factor,
+            site.rope.softmax_factor,
+            site.params.get("rope_type", "default"),
+            site.rope.context / site.rope.original_context,
+            site.scaled,
+        )
+        for site in model.sites
+    ]
+
+
+def _from_plan(site: Any, plan: Mapping[str, Any]) -> Expected:
+    try:
+        short = site["short_inv_freq"]
+        return Expected(
+            site["label"],
+            tuple(site["inv_freq"]),
+            site["attention_factor"],
+            site["softmax_factor"],
+            site["rope"].get("rope_type", "default"),
+            plan["factor"],
+            site["scaled"],
+            tuple(short) if short else None,
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"--against: the plan is damaged at its sites ({error})") from None
+
+
+def _spellings(config: dict[str, Any]) -> Iterable[Check]:
+    problems = families.check_spellings(config)
+    if not problems:
+        yield Check("spellings", True, "every spelling says the same")
+    for problem in problems:
+        fix = "; --fix writes it anew" if problem.fixable else ""
+        yield Check("spellings", False, problem.sentence + fix)
+
+
+def _lengths(
+    snapshot: Snapshot, model: Model, record: Record | None, plan: dict[str, Any] | None
+) -> Iterable[Check]:
+    target = plan["target"] if plan else record.target if record else model.context
+    if model.stated_context != target:
+        yield Check(
+            "length",
+            False,
+            f"max_position_embeddings is {model.stated_context}, the target is {target}",
+        )
+    else:
+        yield Check("length", True, f"max_position_embeddings is the target of {target}")
+    context = (
+        record.context
+        if record
+        else model.scaled_sites[0].rope.original_context
+        if model.scaled_sites
+        else model.context
+    )
+    edits, _ = length_edits(snapshot, context, target)
+    for edit in edits:
+        yield Check(
+            "limits",
+            False,
+            f"{edit.file}: {edit.key} of {edit.before} caps the target of {target}",
+        )
+    if not edits:
+        yield Check("limits", True, "no tokenizer or generation limit caps it")
+
+
+def _proof(
+    snapshot: Snapshot, model: Model, wanted: list[Expected], trust_remote_code: bool
+) -> Iterable[Check]:
+    try:
+        proved = proof.prove(
+            snapshot.directory,
+            wanted,
+            text_path=model.path,
+            trust_remote_code=trust_remote_code,
+        )
+    except ProofFailed as failed:
+        yield Check("spectrum and tensors", False, str(failed))
+        return
+    packed = proved.tensors_not_compared
+    yield Check(
+        "spectrum and tensors",
+        True,
+        f"transformers {proved.transformers} builds {proved.rotary_modules} rotary and "
+        f"{proved.attention_modules} attention modules and {proved.tensors_compared} tensors as "
+        f"expected (worst relative error {proved.worst.error:.1e})"
+        + (f"; {packed} packed tensors not compared" if packed else ""),
+    )
+
+
+def _weights(
+    snapshot: Snapshot, record: Record | None, base: Snapshot | None, deep: bool
+) -> Iterable[Check]:
+    if base is None and record is None:
+        return
+    source: Snapshot | Mapping[str, Any] = base if base is not None else record.weights  # type: ignore[union-attr]
+    findings = compare_weights(source, snapshot.directory, deep=deep)
+    bad = [finding for finding in findings if not finding.same]
+    for finding in bad:
+        yield Check("weights", False, finding.sentence)
+    if not bad:
+        hows = ", ".join(sorted({finding.how for finding in findings}))
+        yield Check("weights", True, f"{len(findings)} weight files unchanged (by {hows})")
+
+
+def repair(directory: str | Path) -> tuple[dict[str, Any], tuple[families.Edit, ...]]:
+    """The config with every spelling written anew from what stock transformers 5 reads of it."""
+    snapshot = open_snapshot(str(directory))
+    model = families.read(snapshot.config)
+    params = {site.label: site.params for site in model.scaled_sites}
+    fixed = families.write(snapshot.config, model, params, model.context)
+    return fixed, tuple(families.diff(snapshot.config, fixed))
+
+
+def write_config(directory: str | Path, config: Mapping[str, Any]) -> None:
+    """Replace config.json in one step, so that a reader sees the old or the new one whole."""
+    path = Path(directory) / "config.json"
+    new = path.with_name(f".config.json.tmp-{os.getpid()}")
+    with open(new, "xb") as file:
+        file.write(dump(config))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
