@@ -1,0 +1,1 @@
+"""Plans and results as text, JSON, Markdown, pictures and pages."""
