@@ -32,6 +32,8 @@ VALUES = (
     "sliding_window",
     "original_max_position_embeddings",
     "partial_rotary_factor",
+    "use_sliding_window",
+    "max_window_layers",
 )
 
 
@@ -57,6 +59,21 @@ def period(layer_types: list[str]) -> list[str]:
     return layer_types
 
 
+def last_layer_type(cls: type, run: list[str]) -> str | None:
+    """The type that the last layer has whatever the run says (some classes force it)."""
+    name = cls.attribute_map.get("num_hidden_layers", "num_hidden_layers")
+    if len(set(run)) == 1:
+        return None
+    for layers in (2 * len(run) + 1, 2 * len(run) + 2):
+        try:
+            made = cls(**{name: layers}).layer_types
+        except Exception:  # classes that tie other lists to the number of layers
+            return None
+        if made[-1] != run[(layers - 1) % len(run)]:
+            return made[-1]
+    return None
+
+
 def theta_when_scaled(cls: type) -> tuple[Any, Any]:
     """Theta and partial factor that a flat dict gets which names neither."""
     try:
@@ -71,7 +88,9 @@ def defaults_of(model_type: str) -> dict[str, Any]:
     config = cls()
     out: dict[str, Any] = {}
     for key in VALUES:
-        value = field_default(cls, cls.attribute_map.get(key, key))
+        value = field_default(cls, key)
+        if value is None:
+            value = field_default(cls, cls.attribute_map.get(key, key))
         if value is not None:
             out[key] = value
     if "head_dim" not in out and "head_dim" in cls.__dataclass_fields__:
@@ -90,7 +109,10 @@ def defaults_of(model_type: str) -> dict[str, Any]:
         out["partial"] = partial
     layer_types = attribute(config, "layer_types")
     if isinstance(layer_types, list) and layer_types:
-        out["layer_types"] = period(layer_types)
+        out["layer_types"] = run = period(layer_types)
+        last = last_layer_type(cls, run) if len(run) < len(layer_types) else None
+        if last:
+            out["last_layer_type"] = last
     return out
 
 

@@ -70,7 +70,8 @@ def _layer_types(text: Dict, layers: int | None, defaults: Mapping[str, Any]) ->
         run = ["sliding_attention"] * (every - 1) + ["full_attention"]
     if not run or not layers:
         return ()
-    return tuple(run[i % len(run)] for i in range(layers))
+    kinds = [run[i % len(run)] for i in range(layers)]
+    return (*kinds[:-1], defaults.get("last_layer_type", kinds[-1]))
 
 
 def _window(
@@ -91,14 +92,16 @@ def _window(
     return window, layer_types
 
 
-def sizes(text: Dict, family: Family, defaults: Mapping[str, Any]) -> Sizes:
-    """Read and check every size."""
+def sizes(
+    text: Dict, family: Family, defaults: Mapping[str, Any], trained: int | None = None
+) -> Sizes:
+    """Read and check every size; `trained` stands in where the config has no length."""
     layers = size(text, "num_hidden_layers", defaults, MOST_LAYERS)
     hidden = size(text, "hidden_size", defaults, MOST_CHANNELS)
     heads = size(text, "num_attention_heads", defaults, MOST_CHANNELS)
     kv_heads = size(text, "num_key_value_heads", defaults, MOST_CHANNELS) or heads
     head_dim = size(text, "head_dim", defaults, MOST_CHANNELS) or derived_head_dim(hidden, heads)
-    context = size(text, "max_position_embeddings", defaults, 1 << 40)
+    context = size(text, "max_position_embeddings", defaults, 1 << 40) or trained
     if context is None:
         name = names_of("max_position_embeddings", defaults)[0]
         raise InputError(

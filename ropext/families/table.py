@@ -100,22 +100,22 @@ GEMMA4 = Family(
     forms=PROPORTIONAL,
 )
 
+
+def _rows(names: str, row: Family) -> dict[str, Family]:
+    """One row for several model types, named in one string."""
+    return dict.fromkeys(names.split(), row)
+
+
 # The model types of transformers 5.23 that need a row.
 FAMILIES: dict[str, Family] = {
     # Partial rotation, under the names that the family reads.
-    **dict.fromkeys(
-        (
-            *("glm4_moe", "glm4v_moe_text", "minimax_m2", "minimax_m3_vl_text", "nemotron"),
-            *("persimmon", "phi", "qwen3_5_text", "qwen3_5_moe_text", "solar_open"),
-            *("stablelm", "bamba", "qwen4_exp_text"),
-        ),
+    **_rows(
+        "glm4_moe glm4v_moe_text minimax_m2 minimax_m3_vl_text nemotron persimmon phi "
+        "qwen3_5_text qwen3_5_moe_text solar_open stablelm bamba qwen4_exp_text",
         PARTIAL,
     ),
     "qwen3_next": replace(PARTIAL, legacy="rope_type"),
-    **{
-        name: replace(PARTIAL, interleaved=True)
-        for name in ("glm", "glm4", "glm4v_text", "glm_ocr_text", "glm_image_text")
-    },
+    **_rows("glm glm4 glm4v_text glm_ocr_text glm_image_text", replace(PARTIAL, interleaved=True)),
     "gpt_neox": Family(
         theta=("rotary_emb_base", "rope_theta"),
         partial=("rotary_pct", "partial_rotary_factor"),
@@ -131,12 +131,9 @@ FAMILIES: dict[str, Family] = {
     "phi4_multimodal": replace(PARTIAL, forms=PHI3, every_layer_windowed=True),
     "phimoe": Family(mscale_keys=True, every_layer_windowed=True),
     # DeepSeek's latent attention: a rotary part of its own size; the softmax reads mscale.
-    **dict.fromkeys(
-        (
-            *("axk1", "axk2", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32"),
-            *("glm4_moe_lite", "glm_moe_dsa", "hy_v4", "longcat_flash", "minicpm3", "mistral4"),
-            *("mistral_large4_text", "youtu"),
-        ),
+    **_rows(
+        "axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite "
+        "glm_moe_dsa hy_v4 longcat_flash minicpm3 mistral4 mistral_large4_text youtu",
         MLA,
     ),
     "deepseek_v4": Family(
@@ -195,21 +192,19 @@ FAMILIES: dict[str, Family] = {
     "beam": replace(NESTED, rotates_only_windows=True),
     "cohere_compass_text": replace(NESTED, rotates_only_windows=True),
     # RoPE in windowed layers only.
-    **dict.fromkeys(("afmoe", "exaone4", "exaone_moe", "flint"), NOPE_FULL),
+    **_rows("afmoe exaone4 exaone_moe flint", NOPE_FULL),
     "cohere2": replace(NOPE_FULL, legacy="rope_type", interleaved=True),
     "cohere2_moe": replace(NOPE_FULL, legacy="rope_type", interleaved=True),
     "llama4_text": Family(temperature="cancelled", interleaved=True, rotates_only_windows=True),
     # A norm after the rotation cancels any temperature.
-    **dict.fromkeys(
-        ("hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan_vl_text", "nanochat"), CANCELLED
+    **_rows(
+        "hunyuan_v1_dense hunyuan_v1_moe hunyuan_vl_text nanochat",
+        CANCELLED,
     ),
     # transformers 4.57 refuses `type` alone here.
-    **dict.fromkeys(("granite", "granitemoe", "granitemoeshared"), ROPE_TYPE),
+    **_rows("granite granitemoe granitemoeshared", ROPE_TYPE),
     "cohere": replace(ROPE_TYPE, interleaved=True),
-    **{
-        name: replace(FLAT, interleaved=True)
-        for name in ("ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe_text", "helium")
-    },
+    **_rows("ernie4_5 ernie4_5_moe helium", replace(FLAT, interleaved=True)),
     # Conditions.
     "falcon": Family(
         gate=Gate("alibi", False, "uses ALiBi (alibi is true); its rotary module is built but idle")
@@ -230,14 +225,11 @@ FAMILIES: dict[str, Family] = {
         parts=("encoder_config", "global_config", "decoder_config"),
     ),
     # sliding_window, where set, holds for every layer.
-    **dict.fromkeys(
-        (
-            *("mistral", "mixtral", "starcoder2", "moshi", "blt_patcher"),
-            *("openai_privacy_filter", "voxtral_realtime_text"),
-        ),
+    **_rows(
+        "mistral mixtral starcoder2 moshi blt_patcher openai_privacy_filter voxtral_realtime_text",
         WINDOWED,
     ),
-    **dict.fromkeys(("esmc", "eurobert", "gte", "jina_embeddings_v3", "nomic_bert"), MASKED),
+    **_rows("esmc eurobert gte jina_embeddings_v3 nomic_bert", MASKED),
 }
 
 

@@ -1,0 +1,94 @@
+"""What stock transformers builds from configs: run as a script in a process without ropext.
+
+stdin: one JSON list of {"id", "config", "text_type", "task"}; stdout: one JSON line per config with
+the inverse frequencies and attention factors of the text part's rotary modules, or the error.
+"""
+
+import json
+import os
+import sys
+
+
+class NoRopext:
+    """Makes any import of ropext fail: the stock side must not lean on what it checks."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "ropext":
+            raise ImportError("the stock side must not import ropext")
+
+
+def rotary_modules(model, text_type):
+    """(label, module) for every rotary embedding whose config is the text part's."""
+    for name, module in model.named_modules():
+        config = getattr(module, "config", None)
+        for buffer in list(module._buffers):
+            if not buffer.endswith("inv_freq") or buffer.endswith("original_inv_freq"):
+                continue
+            own = getattr(config, "model_type", None)
+            if own is not None and own not in text_type:
+                continue
+            if own is None and ("vision" in name or "audio" in name or "visual" in name):
+                continue
+            yield name, buffer[: -len("inv_freq")].rstrip("_"), module
+
+
+def describe(model, text_type):
+    sites = []
+    for name, label, module in rotary_modules(model, text_type):
+        prefix = f"{label}_" if label else ""
+        sites.append(
+            {
+                "module": name,
+                "label": label,
+                "theta": (getattr(module.config, "rope_parameters", None) or {}).get("rope_theta"),
+                "inv_freq": getattr(module, prefix + "inv_freq").double().tolist(),
+                "attention": float(getattr(module, prefix + "attention_scaling", 1.0)),
+            }
+        )
+    scales = [
+        float(m.scaling)
+        for _, m in model.named_modules()
+        if isinstance(getattr(m, "scaling", None), float) and hasattr(m, "layer_idx")
+    ]
+    return {"sites": sites, "scales": scales}
+
+
+def build(request):
+    import transformers
+    from accelerate import init_empty_weights
+
+    kind = request["config"]["model_type"]
+    config = transformers.CONFIG_MAPPING[kind].from_dict(request["config"])
+    auto = getattr(transformers, request["task"])
+    with init_empty_weights(include_buffers=False):
+        model = auto.from_config(config)
+    return describe(model, request["text_type"])
+
+
+def main():
+    sys.meta_path.insert(0, NoRopext())
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    from transformers.models.auto import modeling_auto as auto
+
+    known = {
+        "AutoModelForCausalLM": sorted(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+        "AutoModelForMaskedLM": sorted(auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
+        "AutoModel": sorted(auto.MODEL_MAPPING_NAMES),
+    }
+    print(json.dumps({"version": transformers.__version__, "types": known}), flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = build(request)
+        except Exception as error:  # every failure is reported under its type
+            answer = {"error": f"{type(error).__name__}: {error}"[:300]}
+        print(json.dumps({"id": request["id"]} | answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

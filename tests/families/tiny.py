@@ -1,0 +1,114 @@
+"""Tiny configs of every family, with a theta and a partial factor that are no class default.
+
+Sizes are small where a family has the key and the class default elsewhere: no weight is allocated
+that is not needed, and a lost key shows as another spectrum.
+"""
+
+from ropext.families import data
+from ropext.families.table import family
+
+THETA, LOCAL_THETA, PARTIAL, CONTEXT = 12345.0, 4321.0, 0.75, 512
+
+# Read by many families under these names; what a family does not know it keeps and ignores.
+SMALL = {
+    "vocab_size": 256,
+    "hidden_size": 128,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 4,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "num_experts": 4,
+    "n_routed_experts": 4,
+    "num_local_experts": 4,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "n_group": 1,
+    "topk_group": 1,
+}
+# What single families want beside.
+SPECIAL = {
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+        "head_dim": 32,
+    },
+}
+
+
+def text_part(model_type):
+    """The rotary type inside a model type and the path to it, or None."""
+    path = ()
+    known = data.census().get(model_type)
+    while known is not None and known.scheme == "composite":
+        path, model_type = (*path, *known.path), known.text
+        known = data.census().get(model_type)
+    return (model_type, path) if known is not None and known.scheme == "rotary" else None
+
+
+def _sizes(text_type):
+    row, defaults = family(text_type), data.defaults(text_type)
+    sizes = SMALL | (LATENT if "kv_lora_rank" in defaults else {})
+    names = defaults.get("names", {})
+    out = {names.get(key, key): value for key, value in sizes.items()}
+    if "head_dim" in defaults and row.dim == "head_dim":
+        out[names.get("head_dim", "head_dim")] = 32
+    out[names.get("max_position_embeddings", "max_position_embeddings")] = CONTEXT
+    if row.gate:
+        out[row.gate.key] = row.gate.value
+    return {"model_type": text_type} | out | SPECIAL.get(text_type, {})
+
+
+def modern(text_type):
+    """As transformers 5 saves it: rope_parameters alone."""
+    row, out = family(text_type), _sizes(text_type)
+    partial = {"partial_rotary_factor": PARTIAL}
+    if not row.labels:
+        out["rope_parameters"] = {"rope_type": "default", "rope_theta": THETA}
+        if row.partial:
+            out["rope_parameters"] |= partial
+        if row.layer_thetas:
+            out["layer_rope_theta"] = [THETA, THETA, 0, THETA]
+        return out
+    nested = {}
+    for label in row.labels:
+        default = data.defaults(text_type).get("rope", {}).get(label.name)
+        if default is None and not label.windowed:
+            nested[label.name] = None
+            continue
+        entry = {"rope_theta": LOCAL_THETA if label.windowed else THETA}
+        nested[label.name] = (default or {"rope_type": "default"}) | entry
+    out["rope_parameters"] = nested
+    return out
+
+
+def legacy(text_type):
+    """As transformers 4 had it: top-level names, no rope_parameters; None where no 4.x did."""
+    row, out = family(text_type), _sizes(text_type)
+    if row.legacy == "absent" or row.layer_thetas:
+        return None
+    if row.labels:
+        for label in row.labels:
+            out[label.theta] = LOCAL_THETA if label.windowed else THETA
+    else:
+        out[row.theta[0]] = THETA
+    for name in row.partial[:1]:
+        out[name] = PARTIAL
+    return out
+
+
+def wrapped(model_type, text):
+    """The text config inside its composite, if there is one."""
+    found = text_part(model_type)
+    for key in reversed(found[1]):
+        text = {key: text}
+    return text | {"model_type": model_type}
