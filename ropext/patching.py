@@ -26,15 +26,20 @@ PLAIN = (bool, int, float, str, tuple, list, dict, type(None), types.FunctionTyp
 ORIGINAL = "_ropext_original"  # attribute of a patched model: its config before the first patch
 
 
-def _base_model(model: Any) -> Any:
+def base_model(model: Any) -> Any:
     """The transformers model itself, out of a PEFT wrapper."""
     from transformers import PreTrainedModel
 
     if not isinstance(model, PreTrainedModel) and hasattr(model, "get_base_model"):
-        model = model.get_base_model()
+        model = model.getbase_model()
     if not isinstance(model, PreTrainedModel):
         raise UsageError(f"patch wants a transformers model, not a {type(model).__name__}")
     return model
+
+
+def original_config(model: Any) -> Any:
+    """The config that a model had before its first patch."""
+    return getattr(model, ORIGINAL, model.config)
 
 
 def _skeleton(model: Any, config: Any) -> Any:
@@ -92,20 +97,6 @@ def _update_attributes(live: Any, old: Any, new: Any) -> None:
             setattr(live, key, copy.deepcopy(after))
 
 
-def _update_buffers(live: Any, old: Any, new: Any) -> None:
-    """Buffers that no checkpoint holds, where they differ, on the device of the live ones."""
-    import torch
-
-    for name, after in new._buffers.items():
-        before = old._buffers.get(name)
-        if after is None or name not in new._non_persistent_buffers_set:
-            continue
-        if before is None or not torch.equal(before, after):
-            place = live._buffers.get(name)
-            device = place.device if place is not None else _device(live)
-            live.register_buffer(name, after.to(device), persistent=False)
-
-
 def _device(module: Any) -> Any:
     tensors = [*module.parameters(), *module.buffers()]
     return tensors[0].device if tensors else "cpu"
@@ -141,7 +132,6 @@ def _carry_over(model: Any, old: Any, new: Any) -> None:
             _renew_rotary(module, new_modules[name])
         else:
             _update_attributes(module, old_modules[name], new_modules[name])
-            _update_buffers(module, old_modules[name], new_modules[name])
 
 
 def _check_same_weights(old: Any, new: Any) -> None:
@@ -158,7 +148,7 @@ def _check_same_weights(old: Any, new: Any) -> None:
 
 
 def _apply(model: Any, config: Any) -> None:
-    live = _base_model(model)
+    live = base_model(model)
     old, new = _skeleton(live, live.config), _skeleton(live, config)
     _check_same_weights(old, new)
     if not hasattr(live, ORIGINAL):
@@ -172,7 +162,7 @@ def patch(model: Model, config: Mapping[str, Any]) -> Model:
 
     Again with another config, and it computes as that one says: nothing adds up.
     """
-    live = _base_model(model)
+    live = base_model(model)
     kind = config.get("model_type")
     if kind != live.config.model_type:
         raise InputError(
@@ -185,7 +175,7 @@ def patch(model: Model, config: Mapping[str, Any]) -> Model:
 
 def unpatch(model: Model) -> Model:
     """Back to what the model computed before the first patch."""
-    original = getattr(_base_model(model), ORIGINAL, None)
+    original = getattr(base_model(model), ORIGINAL, None)
     if original is not None:
         _apply(model, original)
     return model
