@@ -31,7 +31,7 @@ def base_model(model: Any) -> Any:
     from transformers import PreTrainedModel
 
     if not isinstance(model, PreTrainedModel) and hasattr(model, "get_base_model"):
-        model = model.getbase_model()
+        model = model.get_base_model()
     if not isinstance(model, PreTrainedModel):
         raise UsageError(f"patch wants a transformers model, not a {type(model).__name__}")
     return model
