@@ -1,11 +1,14 @@
 """The loader table against an independent transcription of the measurements, and its lookups."""
 
 import math
+import os
+from pathlib import Path
 
 import pytest
 
 from ropext import loaders
 from ropext.errors import UsageError
+from ropext.loaders import document
 
 # The measured matrix, transcribed by hand: S same, D different, I ignored, E error, ? not run.
 # Columns: (loader, version, family); rows: the dict of each kind as ropext writes it.
@@ -326,3 +329,24 @@ def test_a_masked_model_is_served_by_transformers_alone():
     assert line.command.endswith(
         """'from transformers import pipeline; pipe = pipeline("fill-mask", "my dir")'"""
     )
+
+
+def test_docs_hold_the_table_as_it_is():
+    path = Path(__file__).parent.parent / "docs" / "loaders.md"
+    before, rest = path.read_text("utf-8").split(document.BEGIN)
+    _, after = rest.split(document.END)
+    wanted = f"{before}{document.BEGIN}\n{document.render()}{document.END}{after}"
+    if os.environ.get("ROPEXT_WRITE_DOCS"):
+        path.write_text(wanted, "utf-8")
+    assert path.read_text("utf-8") == wanted, "stale: run with ROPEXT_WRITE_DOCS=1"
+
+
+def test_the_rendered_table_shows_what_the_lookups_say():
+    rendered = document.render()
+    row = next(line for line in rendered.splitlines() if line.startswith("| vllm 0.33 "))
+    assert row.count("same") == 9
+    assert row.count("**ignored**") == 1
+    for kind in loaders.KINDS:
+        assert f"| `{kind}` |" in rendered
+    assert "`<target>`" not in rendered
+    assert "--max-model-len <target>" in rendered

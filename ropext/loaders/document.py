@@ -1,0 +1,99 @@
+"""The loader table as Markdown, for docs/loaders.md; a test keeps the two equal."""
+
+from collections.abc import Mapping, Sequence
+
+from ropext.loaders.table import KINDS, Cell, Reader, readers
+
+BEGIN, END = "<!-- generated: begin -->", "<!-- generated: end -->"
+
+# Kinds of dict that ropext writes or that are common on the hub; the rest is in the lists.
+_MAIN = (
+    "theta",
+    "linear",
+    "llama3",
+    "yarn",
+    "yarn-custom",
+    "longrope",
+    "longrope-two-sets",
+    "longrope-custom",
+    "dynamic",
+    "v5-only",
+)
+
+
+def render() -> str:
+    """Everything that stands between the two markers."""
+    parts = [_legend(), "### Llama\n\n" + _table("llama")]
+    parts += ["### Why, and which flag\n", *(_reasons(reader) for reader in readers())]
+    parts += ["### Other families\n", *(_families(reader) for reader in readers())]
+    return "\n".join(part for part in parts if part).rstrip() + "\n"
+
+
+def _legend() -> str:
+    rows = "\n".join(f"| `{kind}` | {text} |" for kind, text in KINDS.items())
+    return f"| kind | what the config holds |\n|---|---|\n{rows}\n"
+
+
+def _title(reader: Reader) -> str:
+    return f"{reader.loader} {reader.versions}"
+
+
+def _table(family: str) -> str:
+    lines = ["| loader | " + " | ".join(_MAIN) + " |", "|---" * (len(_MAIN) + 1) + "|"]
+    for reader in readers():
+        cells = reader.families.get(family, {})
+        words = [_word(cells.get(kind)) for kind in _MAIN]
+        lines.append(f"| {_title(reader)} | " + " | ".join(words) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _word(cell: Cell | None) -> str:
+    if cell is None:
+        return "not measured"
+    word = cell.verdict if cell.verdict == "same" else f"**{cell.verdict}**"
+    mark = "†" if cell.evidence == "source" else ""
+    return word + mark + ("\\*" if cell.flag or cell.needs else "")
+
+
+def _reasons(reader: Reader) -> str:
+    """What the cells of Llama have to say; kinds that say the same stand together."""
+    kinds: dict[tuple[str, str, str], list[str]] = {}
+    for kind, cell in reader.families["llama"].items():
+        if cell.verdict != "same" or cell.why or cell.flag:
+            kinds.setdefault((cell.verdict, cell.why, cell.flag), []).append(_kind(kind, cell))
+    lines = [
+        f"- {', '.join(names)}: {'; '.join(filter(None, (verdict, why, _flag(flag))))}"
+        for (verdict, why, flag), names in kinds.items()
+    ]
+    return f"**{_title(reader)}**\n\n" + "\n".join(lines) + "\n"
+
+
+def _kind(kind: str, cell: Cell) -> str:
+    return f"`{kind}`" + ("†" if cell.evidence == "source" else "")
+
+
+def _flag(flag: str) -> str:
+    return f"`{flag.replace('{', '<').replace('}', '>')}`" if flag else ""
+
+
+def _families(reader: Reader) -> str:
+    """Families other than Llama, those that read alike together."""
+    alike: dict[tuple[tuple[str, Cell], ...], list[str]] = {}
+    for family, cells in reader.families.items():
+        if family != "llama":
+            alike.setdefault(tuple(cells.items()), []).append(family)
+    return "\n".join(_group(reader, names, dict(cells)) for cells, names in alike.items())
+
+
+def _group(reader: Reader, names: Sequence[str], cells: Mapping[str, Cell]) -> str:
+    verdicts: dict[tuple[str, str], list[str]] = {}
+    for kind, cell in cells.items():
+        why = "" if cell.verdict == "same" and not cell.needs else cell.why
+        verdicts.setdefault((cell.verdict, why), []).append(_kind(kind, cell))
+    lines = [
+        f"- {verdict}: {', '.join(kinds)}" + (f" ({why})" if why else "")
+        for (verdict, why), kinds in verdicts.items()
+    ]
+    listed = ", ".join(f"`{name}`" for name in names)
+    head = f"**{reader.loader} {reader.measured[names[0]]}**: {listed}\n\n"
+    return head + "\n".join(lines) + "\n"
