@@ -153,7 +153,7 @@ def make_plan(config: Mapping[str, Any], recipe: Recipe, name: str = "MODEL") ->
     model = families.read(dict(config), context=recipe.context)
     if model.obstacles and not recipe.even_so:
         raise UnsupportedModel(
-            f"{name}: {' '.join(model.obstacles)} --even-so extends it all the same"
+            f"{name}: {'; '.join(model.obstacles)}; --even-so extends it all the same"
         )
     context = _context(model, recipe)
     target = resolve_target(recipe, context)
@@ -283,39 +283,40 @@ def _warnings(
     out = [*model.notes, *model.obstacles]
     if recipe.from_original and target <= model.context:
         out.append(
-            f"The target of {target} tokens is not above the {model.context} that the model reads "
-            "today: from its original context this is a shorter window."
+            f"the target of {target} tokens is not above the {model.context} that the model reads "
+            "today: from its original context this is a shorter window"
         )
     if main.wanted.attention_factor != main.rope.attention_factor:
         if model.temperature == "rotated channels":
             out.append(
-                "The temperature acts on the rotated channels only, not on whole logits as in "
-                "YaRN's paper: this family rotates a part of each head."
+                "the temperature acts on the rotated channels only, not on whole logits as in "
+                "YaRN's paper: this family rotates a part of each head"
             )
         if model.temperature == "cancelled":
             out.append(
-                "The temperature has no effect: this family normalises queries and keys after "
-                "the rotation."
+                "the temperature has no effect: this family normalises queries and keys after "
+                "the rotation"
             )
-    if "attn_factor" in main.params or "short_mscale" in main.params:
-        out.append(
-            "transformers will warn of unrecognized keys (attn_factor, or short_mscale and "
-            "long_mscale): other loaders read the attention factor under these names."
-        )
+    for keys in (("attn_factor",), ("short_mscale", "long_mscale")):
+        if keys[0] in main.params:
+            out.append(
+                f"transformers will warn of unrecognized keys ({', '.join(keys)}), under which "
+                "other loaders read the attention factor"
+            )
     if main.rope.softmax_factor != main.wanted.softmax_factor:
         out.append(
-            f"The softmax factor goes from {main.rope.softmax_factor:.6g} to "
-            f"{main.wanted.softmax_factor:.6g} (mscale_all_dim {main.rope.mscale_all_dim:g})."
+            f"the softmax factor goes from {main.rope.softmax_factor:.6g} to "
+            f"{main.wanted.softmax_factor:.6g} (mscale_all_dim {main.rope.mscale_all_dim:g})"
         )
     if target > FLOAT32_MATTERS:
         out.append(
-            f"At {target} tokens the float32 angles of stock transformers are off by up to "
-            f"{target * 2.0**-25:.1e} rad on the fastest pair."
+            f"at {target} tokens the float32 angles of stock transformers are off by up to "
+            f"{target * 2.0**-25:.1e} rad on the fastest pair"
         )
     if main.wanted.short_inv_freq is not None:
         out.append(
-            "Two sets of factors: a sequence that grows past "
+            "two sets of factors: a sequence that grows past "
             f"{main.params['original_max_position_embeddings']} tokens while keys are cached mixes "
-            "both; only models that refill the cache there (Phi-3) are right."
+            "both; only models that refill the cache there (Phi-3) are right"
         )
     return tuple(out)

@@ -319,10 +319,6 @@ def _observations(
             f"{text_type} rotates in its windowed layers only and its full-attention layers have no"
             " positions; scaling would move trained local layers and lengthen nothing"
         )
-    if row.temperature == "cancelled":
-        notes.append("queries and keys are normalised after rotation, which cancels temperatures")
-    if row.temperature == "rotated channels":
-        notes.append("a temperature acts on the rotated channels of a head only")
     if any(s.rope.softmax_factor != 1 for s in sites):
         notes.append("its rope dict also scales the softmax (mscale_all_dim), which is kept")
     return notes, obstacles, reach

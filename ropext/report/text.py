@@ -150,8 +150,14 @@ def inspection(name: str, model: Model, limits: Mapping[str, Any], target: int) 
 
 def loader_table(readings: Iterable["Reading"]) -> str:
     """Each loader with its versions and what it makes of the written config."""
-    rows = [[r.loader, r.versions, r.verdict, r.flag or r.why] for r in readings]
-    return table(["loader", "versions", "reads it", "note"], rows)
+    known, unknown = [], []
+    for r in readings:
+        if r.verdict == "not measured":
+            unknown.append(f"{r.loader} {r.versions}")
+        else:
+            known.append([r.loader, r.versions, r.verdict, r.flag or r.why])
+    text = table(["loader", "versions", "reads it", "note"], known)
+    return text + ("\nnot measured: " + "; ".join(unknown) if unknown else "")
 
 
 def method_table(plan: "Plan") -> str:
@@ -184,7 +190,7 @@ def value(item: Any) -> str:
     if isinstance(item, list) and len(item) > 4:
         return f"[{value(item[0])}, {value(item[1])}, ... {value(item[-1])}] ({len(item)} values)"
     if isinstance(item, float):
-        return f"{item:.8g}"
+        return f"{item:.8g}" if item % 1 else f"{item:.1f}"
     return repr(item) if isinstance(item, str) else str(item)
 
 
