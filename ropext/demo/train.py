@@ -23,7 +23,7 @@ from torch.nn import functional
 from ropext.demo.rows import Mixture, Row, RowMaker, batch_rows
 from ropext.demo.sources import library, read_documents, split
 from ropext.demo.tokenizer import VOCABULARY, CachedEncoder, train_tokenizer
-from ropext.tasks import Haystack, passkey, repetition
+from ropext.tasks import Encoder, Haystack, passkey, repetition
 
 CONTEXT = 256
 STEP_TOKENS = 6144
@@ -110,7 +110,7 @@ def rows_loss(model: Any, body: Any, rows: list[Row]) -> torch.Tensor:
 
 
 @torch.no_grad()
-def find_rate(model: Any, encoder: CachedEncoder, hay: Haystack, window: int, step: int) -> float:
+def find_rate(model: Any, encoder: Encoder, hay: Haystack, window: int, step: int) -> float:
     """The share of 64 fresh passkeys at `window` that greedy decoding would give."""
     depths = [(i + 0.5) / 64 for i in range(64)]
     items = passkey.build(encoder, hay, length=window, depths=depths, index=step, seed=-1)
@@ -124,10 +124,10 @@ def find_rate(model: Any, encoder: CachedEncoder, hay: Haystack, window: int, st
 class Trainer:
     """Model, optimiser, data and progress of one run in one folder."""
 
-    def __init__(self, out: Path, seed: int, budget: int, compiled: bool) -> None:
-        self.out, self.seed, self.budget = out, seed, budget
-        self.tokenizer, self.maker = prepare(out)
-        self.encoder = CachedEncoder(self.tokenizer)
+    def __init__(
+        self, out: Path, maker: RowMaker, *, seed: int, budget: int, compiled: bool = False
+    ) -> None:
+        self.out, self.maker, self.seed, self.budget = out, maker, seed, budget
         self.model = new_model(seed)
         self.body = torch.compile(self.model.model) if compiled else self.model.model
         self.optimizer = torch.optim.AdamW(
@@ -201,8 +201,12 @@ class Trainer:
         """Log losses by kind, and go to the next window when this one is learned."""
         progress = self.progress
         window = STAGES[progress.stage].window
-        found = find_rate(self.model, self.encoder, repetition(self.encoder), window, progress.step)
-        found_in_text = find_rate(self.model, self.encoder, self.maker.text, window, progress.step)
+        found = find_rate(
+            self.model, self.maker.encoder, repetition(self.maker.encoder), window, progress.step
+        )
+        found_in_text = find_rate(
+            self.model, self.maker.encoder, self.maker.text, window, progress.step
+        )
         with torch.no_grad():
             for kind in ("text", "dense", "passkey", "repeat"):
                 only = Mixture(**{k: float(k == kind) for k in asdict(STAGES[0].mixture)})
@@ -218,8 +222,9 @@ class Trainer:
             progress.stage_tokens = 0
 
 
-def prepare(out: Path) -> tuple[Any, RowMaker]:
-    """The tokenizer and the rows, from the standard library of the running interpreter."""
+def prepare(out: Path) -> RowMaker:
+    """What makes rows out of the standard library of the running interpreter; its tokenizer is
+    trained and saved first."""
     from transformers import AutoTokenizer
 
     documents, _ = split(read_documents(library()))
@@ -240,7 +245,7 @@ def prepare(out: Path) -> tuple[Any, RowMaker]:
         }
     )
     stream = np.array(ids, dtype=np.uint16)
-    return tokenizer, RowMaker(CachedEncoder(tokenizer), stream, VOCABULARY, lines)
+    return RowMaker(CachedEncoder(tokenizer), stream, VOCABULARY, lines)
 
 
 def main() -> None:
@@ -255,7 +260,13 @@ def main() -> None:
     )
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(options.out, options.seed, options.tokens, options.compile)
+    trainer = Trainer(
+        options.out,
+        prepare(options.out),
+        seed=options.seed,
+        budget=options.tokens,
+        compiled=options.compile,
+    )
     trainer.log(
         event="start",
         budget=options.tokens,
