@@ -77,7 +77,7 @@ def open_run(path: Path, manifest: Mapping[str, Any], force: bool) -> None:
     """Claim a directory for this run: a new one, or one that was begun with the same run key."""
     known = path / "manifest.json"
     if known.exists():
-        found = _read_json(known).get("run_key")
+        found = read_json(known).get("run_key")
         if found == manifest["run_key"]:
             return
         if not force:
@@ -141,7 +141,7 @@ def read_run(path: Path) -> Run:
         raise InputError(f"{path} is no run directory of ropext eval (no manifest.json)")
     if not (path / "results.json").exists():
         raise InputError(f"{path} is not finished; run the same ropext eval again to complete it")
-    manifest, results = _read_json(path / "manifest.json"), _read_json(path / "results.json")
+    manifest, results = read_json(path / "manifest.json"), read_json(path / "results.json")
     if results.get("schema") != SCHEMA:
         raise InputError(
             f"{path}/results.json has schema {results.get('schema')!r}; this ropext reads {SCHEMA}"
@@ -180,7 +180,7 @@ def _contenders(path: Path, results: Mapping[str, Any]) -> dict[str, Contender]:
 
 
 def _read_documents(path: Path, frame: Frame) -> Documents:
-    rows = _read_json(path / "documents.json")
+    rows = read_json(path / "documents.json")
     hashes = [{int(length): h for length, h in row["hashes"].items()} for row in rows]
     return Documents(
         tuple(row["name"] for row in rows),
@@ -208,7 +208,8 @@ def read_reading(
     )
 
 
-def _read_json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """A JSON file of a run directory."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -1,0 +1,117 @@
+"""A model and its tokenizer in memory, with errors that a user can act on."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ropext.checkpoint import Snapshot
+from ropext.errors import InputError, RopextError, Stopped, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from ropext.evaluation.options import Options
+
+
+def local_rank() -> int:
+    """Which process of this machine we are, under `accelerate launch`."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def device_of(options: "Options") -> str:
+    """The device name; under several processes each takes its own GPU."""
+    import torch
+
+    if options.device != "auto":
+        if options.device.startswith("cuda") and not torch.cuda.is_available():
+            raise UsageError("--device cuda was asked for, but torch finds no CUDA device")
+        return options.device
+    return f"cuda:{local_rank()}" if torch.cuda.is_available() else "cpu"
+
+
+def load_tokenizer(snapshot: Snapshot, trust_remote_code: bool) -> Any:
+    """The tokenizer that lies beside the model."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(
+            snapshot.directory, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise InputError(
+            f"{snapshot.name} has no tokenizer that transformers can load: {_first_line(error)}"
+        ) from error
+
+
+def load_model(snapshot: Snapshot, options: "Options", trust_remote_code: bool) -> Any:
+    """The causal language model, in evaluation mode."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    placement: dict[str, Any] = (
+        {"device_map": options.device_map}
+        if options.device_map
+        else {"device_map": {"": device_of(options)}}
+    )
+    if options.attn_implementation:
+        placement["attn_implementation"] = options.attn_implementation
+    dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            snapshot.directory, dtype=dtype, trust_remote_code=trust_remote_code, **placement
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise InputError(
+            f"{snapshot.name} cannot be loaded as a causal language model: {_first_line(error)}"
+        ) from error
+    return model.eval()
+
+
+def add_adapter(model: Any, adapter: str) -> Any:
+    """A LoRA on top of a loaded model."""
+    from peft import PeftModel
+
+    try:
+        return PeftModel.from_pretrained(model, adapter).eval()
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise InputError(
+            f"--adapter {adapter} cannot be put on this model: {_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def memory_errors(what: str) -> Iterator[None]:
+    """Out of memory becomes a sentence with the options that help; what is finished is kept."""
+    import torch
+
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise _out_of_memory(what) from error
+    except RuntimeError as error:
+        # The CPU allocator raises a bare RuntimeError.
+        if "can't allocate memory" not in str(error):
+            raise
+        raise _out_of_memory(what) from error
+
+
+def _out_of_memory(what: str) -> RopextError:
+    return Stopped(
+        f"out of memory while reading {what}; finished documents are kept: run again with a "
+        "smaller --chunk (e.g. 2048), a smaller --slice-memory, or --dtype bfloat16"
+    )
+
+
+def free_memory(device: "torch.device") -> int:
+    """Bytes that can still be taken."""
+    import torch
+
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

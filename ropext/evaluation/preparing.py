@@ -1,0 +1,233 @@
+"""What is read, settled before any weight is loaded: documents, questions, and the manifest."""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ropext.checkpoint import Snapshot, provenance
+from ropext.corpus import (
+    Corpus,
+    Document,
+    DocumentEncoder,
+    Source,
+    Wanted,
+    choose_documents,
+    pack_documents,
+    read_documents,
+)
+from ropext.errors import UsageError
+from ropext.evaluation.options import Options, describe_lengths
+from ropext.evaluation.variants import Lineup
+from ropext.results import rundir
+from ropext.results.lengths import doubling_grid, length_text, tail_tokens
+from ropext.results.perplexity import PROTOCOLS, Frame
+from ropext.results.readings import Documents
+from ropext.results.values import Bootstrap
+from ropext.tasks import Haystack, Item, Text, find_task, noise, repetition
+
+LIBRARIES = ("ropext", "torch", "transformers", "tokenizers", "peft", "numpy")
+# What names an input or a place, and decides no number that the hashes do not decide.
+NOT_IN_KEY = ("data", "base", "adapter", "device_map", "slice_memory", "chunk", "device")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Documents and questions, ready to be read."""
+
+    frame: Frame
+    corpus: Corpus | None
+    documents: Documents | None
+    questions: tuple[tuple[Item, ...], ...]
+    bos: int | None
+    warnings: tuple[str, ...]
+
+
+def prepare(lineup: Lineup, options: Options, encoder: DocumentEncoder) -> Prepared:
+    """Choose the lengths, the documents and the questions."""
+    warnings = list(lineup.warnings)
+    grid = options.lengths or doubling_grid(lineup.context, lineup.limit)
+    corpus = None
+    if options.data is not None:
+        source = Source(options.data, options.column, options.split, options.data_revision)
+        wanted = Wanted(grid, bool(options.lengths), options.max_docs)
+        take = pack_documents if options.pack else choose_documents
+        corpus = take(read_documents(source), encoder, wanted)
+        warnings += _corpus_warnings(corpus, grid)
+        grid = corpus.lengths
+    for length in [length for length in grid if length > lineup.limit]:
+        warnings.append(
+            f"{length_text(length)} is beyond the {length_text(lineup.limit)} tokens that the "
+            "config was made for; `ropext extend` makes a checkpoint that reads it"
+        )
+        break
+    frame = Frame(lineup.context, grid, tail_tokens(lineup.context), Bootstrap(options.seed))
+    documents = _documents(corpus, grid) if corpus is not None else None
+    questions = _questions(options, grid, encoder, corpus)
+    return Prepared(frame, corpus, documents, questions, encoder.bos, tuple(warnings))
+
+
+def _corpus_warnings(corpus: Corpus, grid: Sequence[int]) -> list[str]:
+    lines = []
+    cut = tuple(length for length in grid if length not in corpus.lengths)
+    if cut:
+        lines.append(
+            f"lengths {describe_lengths(cut)} are left out: fewer than 8 documents reach them "
+            f"(--lengths asks for them all the same)"
+        )
+    if corpus.num_short:
+        lines.append(
+            f"{corpus.num_short} of {corpus.num_read} documents are shorter than "
+            f"{length_text(corpus.lengths[-1])} tokens and are not read"
+        )
+    if len(corpus.documents) < 8:
+        lines.append(
+            f"only {len(corpus.documents)} documents: ranges are shown in place of intervals "
+            "(8 or more give intervals)"
+        )
+    if corpus.packed:
+        lines.append(
+            "documents were glued (--pack): the numbers say how the model holds up at far "
+            "positions, nothing about its use of far text"
+        )
+    return lines
+
+
+def _documents(corpus: Corpus, lengths: Sequence[int]) -> Documents:
+    return Documents(
+        tuple(document.name for document in corpus.documents),
+        tuple(document.prefix_hashes(lengths) for document in corpus.documents),
+        tuple(document.token_bytes.astype("int64") for document in corpus.documents),
+    )
+
+
+def _questions(
+    options: Options, lengths: Sequence[int], encoder: DocumentEncoder, corpus: Corpus | None
+) -> tuple[tuple[Item, ...], ...]:
+    if not options.tasks:
+        return ()
+    around = _haystack(options.haystack, encoder, corpus)
+    extra = 0 if encoder.bos is None else 1
+    groups = []
+    for name in options.tasks:
+        for length in lengths:
+            for index in range(options.items):
+                items = find_task(name).build(
+                    encoder,
+                    around,
+                    length=length - extra,
+                    depths=options.depths,
+                    index=index,
+                    seed=options.seed,
+                )
+                groups.append(tuple(items))
+    return tuple(groups)
+
+
+def _haystack(name: str, encoder: DocumentEncoder, corpus: Corpus | None) -> Haystack:
+    if name == "repeat":
+        return repetition(encoder)
+    if name == "noise":
+        return noise(encoder)
+    if corpus is None:
+        raise UsageError("--haystack text is made of --data; give it, or another haystack")
+    stream = [int(token) for document in corpus.documents for token in _text_ids(document)]
+    return Text(stream)
+
+
+def _text_ids(document: Document) -> Any:
+    return document.ids[1:] if document.has_bos else document.ids
+
+
+def manifest_of(
+    lineup: Lineup, options: Options, prepared: Prepared, tokenizer: Any, command: Sequence[str]
+) -> dict[str, Any]:
+    """What exactly is run; the part under `run` decides the numbers and makes the run key."""
+    settings = {key: value for key, value in asdict(options).items() if key not in NOT_IN_KEY}
+    snapshots = {variant.snapshot.name: variant.snapshot for variant in lineup.variants}
+    identities = {name: _identity(snapshot) for name, snapshot in snapshots.items()}
+    longest = prepared.frame.longest if prepared.documents else 0
+    run = {
+        "schema": rundir.SCHEMA,
+        "protocol": options.protocol,
+        "protocol_text": PROTOCOLS[options.protocol].text,
+        "settings": settings,
+        "context": lineup.context,
+        "lengths": list(prepared.frame.lengths),
+        "variants": {
+            own.label: {
+                "kind": own.kind,
+                "model": identities[own.snapshot.name],
+                "adapter_sha256": _adapter_digest(own.adapter),
+                **{key: value for key, value in own.info.items() if key != "adapter"},
+            }
+            for own in lineup.variants
+        },
+        "tokens_sha256": [hashes[longest] for hashes in prepared.documents.prefix_hashes]
+        if prepared.documents
+        else [],
+        "questions_sha256": _digest(
+            [asdict(item) for group in prepared.questions for item in group]
+        ),
+        "tokenizer_sha256": _tokenizer_digest(tokenizer),
+        "bos": prepared.bos,
+        "packed": prepared.corpus.packed if prepared.corpus else False,
+        "versions": _versions(),
+    }
+    manifest = {
+        "run": run,
+        "run_key": "",
+        "command": list(provenance.clean_command(command)),
+        "names": {key: getattr(options, key) for key in NOT_IN_KEY}
+        | {"models": {own.label: own.snapshot.name for own in lineup.variants}},
+    }
+    manifest["run_key"] = rundir.run_key(manifest)
+    return manifest
+
+
+def _identity(snapshot: Snapshot) -> dict[str, Any]:
+    weights = {
+        name: asdict(provenance.weigh(snapshot.path(name))) for name in snapshot.weight_files
+    }
+    return {
+        "hub_id": snapshot.hub_id,
+        "commit": snapshot.commit,
+        "config_sha256": _digest(snapshot.config),
+        "weights_sha256": _digest(weights),
+        "weights": "sizes and hashes of the safetensors headers",
+    }
+
+
+def _adapter_digest(adapter: str | None) -> str | None:
+    if adapter is None:
+        return None
+    digest = hashlib.sha256()
+    for name in sorted(os.listdir(adapter)) if os.path.isdir(adapter) else ():
+        if name.endswith((".safetensors", ".json")):
+            digest.update(name.encode())
+            digest.update(Path(adapter, name).read_bytes())
+    return digest.hexdigest()
+
+
+def _digest(data: Any) -> str:
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _tokenizer_digest(tokenizer: Any) -> str:
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
+    return _digest([vocabulary, str(getattr(tokenizer, "chat_template", None))])
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

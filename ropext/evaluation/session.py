@@ -1,0 +1,285 @@
+"""One evaluation from beginning to end: prepare, read, assemble. Only here is the order known."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ropext.checkpoint.locks import locked
+from ropext.corpus import DocumentEncoder
+from ropext.errors import UsageError
+from ropext.evaluation import costs, harness, loading
+from ropext.evaluation.assembling import assemble
+from ropext.evaluation.forward import Manner, TokenScorer
+from ropext.evaluation.options import Options, build
+from ropext.evaluation.pinning import pass_lengths
+from ropext.evaluation.preparing import Prepared, manifest_of, prepare
+from ropext.evaluation.reading import Reader, Unit
+from ropext.evaluation.variants import Lineup, Variant, applied, line_up
+from ropext.evaluation.windows import hf_stride, short_windows, strided_windows
+from ropext.evaluation.work import Progress, Worker, processes, wait_for
+from ropext.results import rundir
+
+Say = Callable[[str], None]
+MIB = 1 << 20
+
+
+def _silent(sentence: str) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """How an evaluation speaks with whoever started it."""
+
+    say: Say = _silent
+    show: Callable[[int, int, str], None] = lambda done, total, what: None
+    stop: Callable[[], bool] = lambda: False
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What came out; `path` is None where nothing was kept."""
+
+    path: Path | None
+    results: Mapping[str, Any]
+    run: rundir.Run | None  # None in all processes but the first
+    resumed: int = 0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything that is settled before weights are loaded."""
+
+    options: Options
+    lineup: Lineup
+    prepared: Prepared
+    tokenizer: Any
+    trust_remote_code: bool
+
+
+def settle(
+    model: str, revision: str | None, trust_remote_code: bool, values: Mapping[str, Any]
+) -> Setting:
+    """Options, variants, documents and questions."""
+    options = build(values)
+    lineup = line_up(model, revision, options)
+    tokenizer = loading.load_tokenizer(lineup.variants[-1].snapshot, trust_remote_code)
+    config = lineup.variants[-1].snapshot.config
+    vocabulary = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    encoder = DocumentEncoder(tokenizer, vocabulary, options.seed)
+    prepared = prepare(lineup, options, encoder)
+    return Setting(options, lineup, prepared, tokenizer, trust_remote_code)
+
+
+def estimate_evaluation(
+    model: str,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    **values: Any,
+) -> tuple[Setting, costs.Estimate]:
+    """What `evaluate` would take; no weight is read."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    setting = settle(model, revision, trust_remote_code, values)
+    snapshot, options = setting.lineup.variants[-1].snapshot, setting.options
+    config = AutoConfig.from_pretrained(snapshot.directory, trust_remote_code=trust_remote_code)
+    if options.attn_implementation:
+        config._attn_implementation = options.attn_implementation
+    dtype = config.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
+    with torch.device("meta"):
+        skeleton = AutoModelForCausalLM.from_config(
+            config, dtype=dtype or torch.float32, trust_remote_code=trust_remote_code
+        )
+    shape = costs.shape_of(skeleton)
+    free = loading.free_memory(torch.device(loading.device_of(options)))
+    manner = costs.choose_manner(
+        shape,
+        setting.prepared.frame.longest,
+        free - shape.all_parameters * shape.dtype_bytes,
+        options.chunk,
+        options.slice_memory * MIB,
+    )
+    return setting, costs.estimate(shape, _work_of(setting), manner)
+
+
+def _work_of(setting: Setting) -> list[costs.Work]:
+    """Passes by kind, from configs alone."""
+    frame, options = setting.prepared.frame, setting.options
+    num = len(setting.prepared.documents or ())
+    work = list[costs.Work]()
+    for own in setting.lineup.variants if num else ():
+        if own.is_base:
+            windows = sum(1 for _ in short_windows(frame.longest, frame.context))
+            size = min(frame.context, frame.longest)
+            work.append(costs.Work("base, short window", num * windows, size))
+            continue
+        work.append(costs.Work(f"{own.label}, whole", num, frame.longest))
+        for length in frame.lengths if options.protocol == "hf-stride" else ():
+            count = sum(1 for _ in strided_windows(frame.longest, length, hf_stride(length)))
+            work.append(costs.Work(f"{own.label}, strided at {length}", num * count, length))
+    readers = sum(not own.is_base for own in setting.lineup.variants)
+    for group in setting.prepared.questions:
+        shared = group[0].shared if len(group) > 1 else 0
+        tokens = shared + sum(item.length - shared for item in group)
+        work.append(costs.Work(group[0].task, readers, tokens))
+    return work
+
+
+def evaluate(
+    model: str,
+    output: str | Path | None = None,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    force: bool = False,
+    command: Sequence[str] = (),
+    hooks: Hooks = Hooks(),
+    **values: Any,
+) -> Evaluation:
+    """Measure a model on long text and by retrieval; `values` are the fields of Options.
+
+    With `output` every finished piece is kept there, and the same call goes on where it stopped.
+    """
+    rank, world = processes()
+    if output is None and world > 1:
+        raise UsageError("several processes share their work through a directory; give -o RUN")
+    setting = settle(model, revision, trust_remote_code, values)
+    for warning in setting.prepared.warnings if rank == 0 else ():
+        hooks.say(f"warning: {warning}")
+    with _run_directory(output, rank) as path:
+        manifest = manifest_of(
+            setting.lineup, setting.options, setting.prepared, setting.tokenizer, command
+        )
+        if rank == 0:
+            rundir.open_run(path, manifest, force)
+        else:
+            wait_for(path / "manifest.json", lambda: _same(path, manifest), hooks.stop)
+        worker = Worker(
+            Progress(_expected_tokens(setting), hooks.show if rank == 0 else Hooks.show),
+            hooks.stop,
+            Path(output) if output is not None else None,
+        )
+        passes, more = _read_all(setting, path, worker, hooks)
+        if rank != 0:
+            return Evaluation(Path(output) if output else None, {}, None)
+        worker.wait_for_others()
+        if setting.prepared.documents is not None:
+            longest = setting.prepared.frame.longest
+            rundir.write_documents(path, setting.prepared.documents, longest)
+        results = assemble(path, setting.lineup, setting.options, setting.prepared, passes, more)
+        kept = Path(output) if output is not None else None
+        return Evaluation(kept, results, rundir.read_run(path), worker.resumed)
+
+
+@contextmanager
+def _run_directory(output: str | Path | None, rank: int) -> Iterator[Path]:
+    with ExitStack() as stack:
+        if output is None:
+            yield Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ropext-eval-")))
+            return
+        path = Path(output)
+        if rank == 0:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(path.resolve(), path))
+        yield path
+
+
+def _same(path: Path, manifest: Mapping[str, Any]) -> bool:
+    return bool(rundir.read_json(path / "manifest.json").get("run_key") == manifest["run_key"])
+
+
+def _expected_tokens(setting: Setting) -> int:
+    return sum(part.passes * part.tokens for part in _work_of(setting))
+
+
+def _read_all(
+    setting: Setting, path: Path, worker: Worker, hooks: Hooks
+) -> tuple[dict[str, dict[str, int]], dict[str, Any]]:
+    """Every unit of every variant, one loaded model at a time."""
+    import torch
+
+    passes, more = dict[str, dict[str, int]](), dict[str, Any]()
+    manner: Manner | None = None
+    for own, others in _by_weights(setting.lineup):
+        with loading.memory_errors(f"the weights of {own.snapshot.name}"):
+            hooks.say(f"loading {own.snapshot.name}")
+            loaded = loading.load_model(own.snapshot, setting.options, setting.trust_remote_code)
+        for variant in others:
+            if variant.adapter is not None and not hasattr(loaded, "disable_adapter"):
+                loaded = loading.add_adapter(loaded, variant.adapter)
+            with torch.inference_mode(), applied(loaded, variant):
+                manner = manner or _manner(setting, loaded)
+                scorer = TokenScorer(loaded, manner)
+                if scorer.self_check() != manner:
+                    hooks.say(f"{variant.label}: this architecture is read whole, in chunks")
+                reader = Reader(path, variant.label, loaded, scorer)
+                passes[variant.label] = _passes(setting, variant, loaded, hooks)
+                worker.do(_units(setting, variant, reader, passes[variant.label]))
+        if setting.options.lm_eval and worker.rank == 0 and any(not v.is_base for v in others):
+            more["lm_eval"] = harness.run_tasks(
+                loaded, setting.tokenizer, setting.options, setting.prepared.frame.longest, others
+            )
+    ordered = {own.label: passes[own.label] for own in setting.lineup.variants}
+    return ordered, more
+
+
+def _by_weights(lineup: Lineup) -> list[tuple[Variant, list[Variant]]]:
+    """Variants grouped by the weights they need, adapters last (they change the model object)."""
+    groups: dict[str, list[Variant]] = {}
+    for own in lineup.variants:
+        groups.setdefault(str(own.snapshot.directory), []).append(own)
+    return [
+        (group[0], sorted(group, key=lambda own: own.adapter is not None))
+        for group in groups.values()
+    ]
+
+
+def _manner(setting: Setting, loaded: Any) -> Manner:
+    options = setting.options
+    return costs.choose_manner(
+        costs.shape_of(loaded),
+        setting.prepared.frame.longest,
+        loading.free_memory(loaded.get_input_embeddings().weight.device),
+        options.chunk,
+        options.slice_memory * MIB,
+    )
+
+
+def _passes(setting: Setting, variant: Variant, loaded: Any, hooks: Hooks) -> dict[str, int]:
+    """The regimes of a variant, each with its pass length."""
+    frame = setting.prepared.frame
+    if setting.prepared.documents is None:
+        return {}
+    if variant.is_base:
+        return {"short": frame.longest}
+    inside = [frame.context] if frame.context < frame.longest else []
+    lengths = pass_lengths(loaded, [*frame.lengths, *inside])
+    if len(lengths) > 1:
+        hooks.say(
+            f"{variant.label}: its spectrum depends on the length; it is read in "
+            f"{len(lengths)} passes, each with the rotation held still"
+        )
+    return {f"pass-{length}": length for length in lengths}
+
+
+def _units(
+    setting: Setting, variant: Variant, reader: Reader, passes: Mapping[str, int]
+) -> Iterator[Unit]:
+    frame, corpus = setting.prepared.frame, setting.prepared.corpus
+    for document in corpus.documents if corpus else ():
+        if variant.is_base:
+            yield reader.short(document, frame.context)
+            continue
+        for length in passes.values():
+            yield reader.whole(document, length)
+        if setting.options.protocol == "hf-stride":
+            for length in frame.lengths:
+                yield reader.strided(document, length)
+    if not variant.is_base:
+        for group in setting.prepared.questions:
+            yield reader.questions(group, setting.prepared.bos)

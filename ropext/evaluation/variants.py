@@ -1,0 +1,258 @@
+"""Which models are compared: the base through its short window, and what reads the long one."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ropext import families
+from ropext.checkpoint import Snapshot, open_snapshot, provenance
+from ropext.checkpoint.jsontext import read_bytes
+from ropext.errors import InputError, RopextError, UnsupportedModel
+from ropext.evaluation.options import Options
+from ropext.evaluation.pinning import PINNED
+from ropext.planning import make_plan
+from ropext.recipe import Recipe
+
+RECORD_LIMIT = 64 << 20  # bytes of ropext.json
+# Sections of ropext.json that say that weights were trained after the extension.
+TRAINED = ("finetune", "training")
+LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One model that is read. Exactly one variant, the base, reads through the short window."""
+
+    label: str
+    kind: str  # "base", "untouched", "extended"
+    snapshot: Snapshot
+    config: Mapping[str, Any] | None = None  # applied in memory
+    sites: tuple[Mapping[str, Any], ...] = ()  # recorded original spectra, applied in memory
+    adapter: str | None = None
+    target: int | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_base(self) -> bool:
+        """Whether it reads through the short window."""
+        return self.kind == "base"
+
+
+@dataclass(frozen=True)
+class Lineup:
+    """All variants, with the trained context that they share and what must be said of them."""
+
+    variants: tuple[Variant, ...]
+    context: int
+    limit: int  # the longest context that any of them was made for
+    warnings: tuple[str, ...] = ()
+
+
+def line_up(model: str, revision: str | None, options: Options) -> Lineup:
+    """The variants of a command."""
+    snapshot = open_snapshot(model, revision=revision)
+    context, limit = _context(snapshot, options.context)
+    if options.method:
+        return _in_memory(snapshot, options, context)
+    record = read_record(snapshot)
+    variants, warnings = list[Variant](), list[str]()
+    if record is not None and options.context is None:
+        context = int(record["context"])
+    base, base_context, warning = _base(snapshot, record, options, context)
+    if warning:
+        warnings.append(warning)
+    if base is not None:
+        variants.append(base)
+    context = base_context
+    if record is not None or limit > context:
+        label = f"{record['method']}-{_times(limit / context)}" if record else "extended"
+        own = Variant(label, "extended", snapshot, target=limit, info=_recorded(record))
+    else:
+        own = Variant("untouched", "untouched", snapshot)
+    variants += _with_adapter(own, options.adapter)
+    return Lineup(tuple(variants), context, limit, tuple(warnings))
+
+
+def _times(factor: float) -> str:
+    return f"{factor:g}x"
+
+
+def _recorded(record: Mapping[str, Any] | None) -> dict[str, Any]:
+    if record is None:
+        return {}
+    factor = record["target"] / record["context"]
+    sites = [site["spectrum"]["digest"] for site in record["sites"]]
+    spectra = [dict(site["spectrum"]) for site in record["sites"] if site["scaled"]]
+    return {
+        "method": record["method"],
+        "factor": factor,
+        "target": record["target"],
+        "spectrum_sha256": sites,
+        "inv_freq": spectra[0]["inv_freq"] if spectra else None,
+    }
+
+
+def _with_adapter(variant: Variant, adapter: str | None) -> list[Variant]:
+    if adapter is None:
+        return [variant]
+    label, info = f"{variant.label}+adapter", dict(variant.info) | {"adapter": adapter}
+    on_top = Variant(
+        label,
+        "extended",
+        variant.snapshot,
+        config=variant.config,
+        adapter=adapter,
+        target=variant.target,
+        info=info,
+    )
+    return [variant, on_top]
+
+
+def _in_memory(snapshot: Snapshot, options: Options, context: int) -> Lineup:
+    """The table every paper prints: base, untouched, and a grid of methods and factors."""
+    variants = [Variant("base", "base", snapshot), Variant("untouched", "untouched", snapshot)]
+    warnings: list[str] = []
+    limit = context
+    for method in options.method:
+        for factor in options.factor:
+            recipe = Recipe(method=method, factor=factor, context=options.context)
+            plan = make_plan(snapshot.config, recipe, snapshot.name)
+            limit = max(limit, plan.target)
+            info = {
+                "method": method,
+                "factor": factor,
+                "target": plan.target,
+                "spectrum_sha256": [site.wanted.digest() for site in plan.sites],
+                "inv_freq": list(plan.main.wanted.inv_freq),
+            }
+            own = Variant(
+                f"{method}-{_times(factor)}",
+                "extended",
+                snapshot,
+                config=plan.config,
+                target=plan.target,
+                info=info,
+            )
+            variants += _with_adapter(own, options.adapter)
+            warnings += [f"{own.label}: {text}" for text in plan.warnings]
+    return Lineup(tuple(variants), context, limit, tuple(dict.fromkeys(warnings)))
+
+
+def _base(
+    snapshot: Snapshot, record: Mapping[str, Any] | None, options: Options, context: int
+) -> tuple[Variant | None, int, str]:
+    """The base, its context, and a warning where there is none."""
+    if options.base is not None:
+        found = open_snapshot(options.base)
+        own_context, _ = _context(found, options.context)
+        return Variant("base", "base", found), own_context, ""
+    if record is None:
+        return Variant("base", "base", snapshot), context, ""
+    if not any(record.get(section) for section in TRAINED):
+        sites = tuple(site for site in record["sites"] if site["scaled"])
+        return Variant("base", "base", snapshot, sites=sites), context, ""
+    named = record["base"].get("hub_id") or record["base"].get("name") or ""
+    try:
+        revision = record["base"].get("commit") if record["base"].get("hub_id") else None
+        found = open_snapshot(str(named), revision=revision)
+    except RopextError as error:
+        return None, context, f"no base to compare with ({error}); name it with --base MODEL"
+    return Variant("base", "base", found), context, ""
+
+
+def _context(snapshot: Snapshot, stated: int | None) -> tuple[int, int]:
+    """(trained context, longest length the config is made for)."""
+    try:
+        model = families.read(snapshot.config, context=stated)
+    except UnsupportedModel:
+        # A model without rotary embeddings can be read all the same.
+        lengths = [snapshot.config.get(key) for key in LENGTH_KEYS]
+        found = next((length for length in lengths if isinstance(length, int)), None)
+        if stated is None and found is None:
+            raise
+        return stated or int(found or 0), int(found or stated or 0)
+    if model.masked_lm:
+        raise UnsupportedModel(
+            f"{snapshot.name} is a masked language model ({model.model_type}); eval reads causal "
+            "ones only. inspect, plan, extend and verify work on it"
+        )
+    return model.context, max(model.context, model.stated_context)
+
+
+def read_record(snapshot: Snapshot) -> Mapping[str, Any] | None:
+    """ropext.json of an extended checkpoint, None where there is none."""
+    import json
+
+    path = snapshot.directory / provenance.NAME
+    if not path.is_file():
+        return None
+    try:
+        record = json.loads(read_bytes(Path(path), RECORD_LIMIT))
+        for key in ("method", "context", "target", "sites", "base"):
+            record[key]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is no record of ropext: {error!r}") from error
+    checked: Mapping[str, Any] = record
+    return checked
+
+
+@contextmanager
+def applied(model: Any, variant: Variant) -> Iterator[None]:
+    """While this lasts, a loaded model computes as the variant says."""
+    from ropext.patching import patch, unpatch
+
+    with ExitStack() as stack:
+        if variant.adapter is None and hasattr(model, "disable_adapter"):
+            stack.enter_context(model.disable_adapter())
+        if variant.config is not None:
+            patch(model, variant.config)
+            stack.callback(unpatch, model)
+        elif variant.sites:
+            stack.enter_context(recorded_spectrum(model, variant.sites))
+        yield
+
+
+@contextmanager
+def recorded_spectrum(model: Any, sites: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+    """The same weights with the original spectrum that ropext.json recorded."""
+    import torch
+
+    wanted = {site["label"]: site["base"] for site in sites}
+    undo: list[tuple[Any, str, Any]] = []
+    for module in list(model.modules()):
+        for name in [n for n in module._buffers if n.endswith("inv_freq")]:
+            label = name.removesuffix("inv_freq").removesuffix("_")
+            base = wanted.get(label)
+            buffer = module._buffers[name]
+            if base is None or buffer is None or len(base["inv_freq"]) != buffer.numel():
+                continue
+            undo.append((module, name, buffer))
+            values = torch.tensor(base["inv_freq"], dtype=torch.float64)
+            module.register_buffer(
+                name, values.to(torch.float32).to(buffer.device), persistent=False
+            )
+            scaling = f"{label}_attention_scaling" if label else "attention_scaling"
+            if hasattr(module, scaling):
+                undo.append((module, scaling, getattr(module, scaling)))
+                setattr(module, scaling, base["attention_factor"])
+            if isinstance(getattr(module, "rope_type", None), str):
+                undo.append((module, "rope_type", module.rope_type))
+                module.rope_type = PINNED
+            elif isinstance(getattr(module, "rope_type", None), dict):
+                undo.append((module, "rope_type", module.rope_type))
+                module.rope_type = module.rope_type | {label: PINNED}
+    if not undo:
+        raise InputError(
+            "the original spectrum in ropext.json fits no rotary embedding of this model; name the "
+            "base with --base MODEL"
+        )
+    try:
+        yield
+    finally:
+        for module, name, value in reversed(undo):
+            if name in module._buffers:
+                module.register_buffer(name, value, persistent=False)
+            else:
+                setattr(module, name, value)

@@ -1,0 +1,85 @@
+"""Doing units: shared out over processes, resumable, interruptible between any two."""
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from ropext.errors import Stopped
+from ropext.evaluation.reading import Unit, complete
+
+POLL_SECONDS = 0.2
+
+
+class NothingKept(Stopped):
+    """An interrupt before anything was finished, or with no directory to keep it in."""
+
+    exit_code = 130
+
+
+def processes() -> tuple[int, int]:
+    """(rank, how many) as `accelerate launch` and torchrun set them; no process group is needed,
+    since units are independent and every process writes its own files."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+class Progress:
+    """How much is done, for a bar on stderr; `show(done, total, what)` in forward tokens."""
+
+    def __init__(self, total: int, show: Callable[[int, int, str], None]) -> None:
+        self.total, self.done, self.show = total, 0, show
+
+    def add(self, tokens: int, what: str) -> None:
+        """So many tokens more."""
+        self.done += tokens
+        self.total = max(self.total, self.done)
+        self.show(self.done, self.total, what)
+
+
+class Worker:
+    """This process's share of the units."""
+
+    def __init__(self, progress: Progress, stop: Callable[[], bool], kept_in: Path | None) -> None:
+        self.rank, self.world = processes()
+        self.progress, self.stop, self.kept_in = progress, stop, kept_in
+        self.finished = self.resumed = 0
+        self.waiting: list[Path] = []
+
+    def do(self, units: Iterable[Unit]) -> None:
+        """Every `world`-th unit, those excepted whose file is there already."""
+        for number, unit in enumerate(units):
+            self.waiting.append(unit.path)
+            if unit.path.exists():
+                self.resumed += 1
+            elif number % self.world == self.rank:
+                if self.stop():
+                    raise self.stopped()
+                complete(unit)
+                self.finished += 1
+            self.progress.add(unit.tokens, unit.what)
+
+    def stopped(self) -> Stopped:
+        """The error of an interrupt, with what was kept."""
+        kept = self.finished + self.resumed
+        if self.kept_in is None or not kept:
+            return NothingKept("interrupted; nothing was kept (-o RUN keeps what is finished)")
+        return Stopped(
+            f"interrupted; {kept} finished pieces are kept in {self.kept_in}: run the same command "
+            "again to go on from there"
+        )
+
+    def wait_for_others(self) -> None:
+        """Until the other processes have written their units."""
+        missing = self.waiting if self.world > 1 else []
+        while missing := [path for path in missing if not path.exists()]:
+            if self.stop():
+                raise self.stopped()
+            time.sleep(POLL_SECONDS)
+
+
+def wait_for(path: Path, ready: Callable[[], bool], stop: Callable[[], bool]) -> None:
+    """Until the first process has prepared the run directory."""
+    while not (path.exists() and ready()):
+        if stop():
+            raise NothingKept("interrupted before anything was finished")
+        time.sleep(POLL_SECONDS)
