@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ropext.errors import InputError, OutputExists
+from ropext.checkpoint.transfer import os_errors
+from ropext.errors import OutputExists
 
 NO_FLOCK = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL}
 
@@ -23,7 +24,8 @@ NO_FLOCK = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL}
 def locked(real: Path, output: Path) -> Iterator[None]:
     """Hold the lock of the output whose real path is `real`; refuse while another run has it."""
     path = real.parent / f".{real.name}.lock"
-    descriptor = _acquire(path, output)
+    with os_errors(output):
+        descriptor = _acquire(path, output)
     try:
         yield
     finally:
@@ -34,22 +36,26 @@ def locked(real: Path, output: Path) -> Iterator[None]:
 
 def _acquire(path: Path, output: Path) -> int:
     while True:
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise InputError(
-                f"{output} cannot be written: {error.strerror} ({path})"
-            ) from error
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
             _take(descriptor, path, output)
+            if _is(descriptor, path):
+                _sign(descriptor, path)
+                return descriptor
         except BaseException:
             os.close(descriptor)
             raise
-        if _is(descriptor, path):
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(_self()).encode(), 0)
-            return descriptor
         os.close(descriptor)
+
+
+def _sign(descriptor: int, path: Path) -> None:
+    """Write into a lock who holds it; without room for that there is no lock."""
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(_self()).encode(), 0)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _take(descriptor: int, path: Path, output: Path) -> None:

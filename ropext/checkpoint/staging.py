@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ropext.checkpoint.locks import locked
-from ropext.checkpoint.transfer import sync, sync_tree
+from ropext.checkpoint.transfer import os_errors, sync, sync_tree
 from ropext.errors import InputError, OutputExists, UsageError
 
 # What --force may replace: a directory that holds one of these, or nothing.
@@ -30,28 +30,13 @@ class Stage:
     notes: list[str] = field(default_factory=list)
 
 
-@contextmanager
-def os_errors(output: Path) -> Iterator[None]:
-    """Tell an error of the file system in one sentence."""
-    try:
-        yield
-    except OSError as error:
-        where = f" ({os.fsdecode(error.filename)})" if error.filename else ""
-        reason = error.strerror or type(error).__name__
-        raise InputError(f"{output} cannot be written: {reason}{where}") from error
-
-
 def check_output(output: Path, *, force: bool, inputs: Iterable[Path] = ()) -> Path:
     """The real path of an output that may be written; changes nothing on the disk.
 
     `inputs` are directories and files that are read: none may lie in the output, nor the output in
     one of the directories.
     """
-    if output.name in ("", ".", ".."):
-        raise UsageError(f"{output} (--output) does not name a directory of its own")
-    real = Path(os.path.realpath(output.parent)) / output.name
-    for source in inputs:
-        _check_apart(output, real, Path(os.path.realpath(source)))
+    real = _real(output, inputs)
     if not os.path.lexists(real):
         return real
     if not force:
@@ -64,6 +49,15 @@ def check_output(output: Path, *, force: bool, inputs: Iterable[Path] = ()) -> P
             f"{output} (--output) holds something that is not a checkpoint, so --force does not "
             "replace it"
         )
+    return real
+
+
+def _real(output: Path, inputs: Iterable[Path]) -> Path:
+    if output.name in ("", ".", ".."):
+        raise UsageError(f"{output} (--output) does not name a directory of its own")
+    real = Path(os.path.realpath(output.parent)) / output.name
+    for source in inputs:
+        _check_apart(output, real, Path(os.path.realpath(source)))
     return real
 
 
@@ -99,15 +93,15 @@ def staged(output: Path, *, force: bool = False, inputs: Iterable[Path] = ()) ->
     After an error, or an interrupt, nothing is left behind.
     """
     inputs = tuple(inputs)
-    real = check_output(output, force=force, inputs=inputs)
+    real = _real(output, inputs)
+    _clean_up(real, output)
+    check_output(output, force=force, inputs=inputs)
     with os_errors(output):
         made = _make_parents(real.parent)
     finished = False
     try:
         with locked(real, output):
-            with os_errors(output):
-                _recover(real)
-            check_output(output, force=force, inputs=inputs)
+            check_output(output, force=force, inputs=inputs)  # again: now nobody else writes it
             stage = Stage(real.parent / f".{real.name}.tmp-{os.getpid()}")
             try:
                 with os_errors(output):
@@ -156,8 +150,9 @@ def replace_file(path: Path, content: bytes) -> None:
     one of several hard links, the other names keep the old content."""
     temporary = path.parent / f".{path.name}.tmp-{os.getpid()}"
     with os_errors(path.parent):
+        temporary.unlink(missing_ok=True)
         try:
-            with open(temporary, "wb") as file:
+            with open(temporary, "xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -171,12 +166,22 @@ def _old(real: Path) -> Path:
     return real.parent / f".{real.name}.old"
 
 
-def _recover(real: Path) -> None:
-    """Clean up after a run that was killed. Its lock is ours, so whatever it left is dead."""
-    pattern = re.compile(re.escape(f".{real.name}.tmp-") + "[0-9]+")
-    for entry in list(os.scandir(real.parent)):
-        if pattern.fullmatch(entry.name):
-            _remove(Path(entry.path))
+def _clean_up(real: Path, output: Path) -> None:
+    """Finish or undo what a killed run of the same output left, if one did."""
+    with os_errors(output):
+        if not real.parent.is_dir():
+            return
+        ours = re.compile(re.escape(f".{real.name}.") + r"(tmp-[0-9]+|old|lock)")
+        if not any(ours.fullmatch(name) for name in os.listdir(real.parent)):
+            return
+    with locked(real, output), os_errors(output):
+        for name in os.listdir(real.parent):
+            if name.startswith(f".{real.name}.tmp-") and ours.fullmatch(name):
+                _remove(real.parent / name)
+        _finish_or_undo(real)
+
+
+def _finish_or_undo(real: Path) -> None:
     old = _old(real)
     if not os.path.lexists(old):
         return

@@ -12,9 +12,9 @@ from ropext.checkpoint.comparing import compare_weights
 from ropext.checkpoint.jsontext import dump
 from ropext.checkpoint.provenance import Record, WeightFile
 from ropext.checkpoint.snapshot import Snapshot, require_weights
-from ropext.checkpoint.staging import Stage, check_space, os_errors, staged
+from ropext.checkpoint.staging import Stage, check_space, staged
 from ropext.checkpoint.tokenizer import TOKENIZER, LengthEdit
-from ropext.checkpoint.transfer import LINKS, Link, copy_file, place
+from ropext.checkpoint.transfer import LINKS, Link, copy_file, os_errors, place
 from ropext.errors import InputError, UsageError
 
 Proof = Mapping[str, Any]

@@ -31,7 +31,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("data, words", BAD.values(), ids=BAD)
+@pytest.mark.parametrize(("data", "words"), BAD.values(), ids=BAD)
 def test_refused_in_one_sentence(tmp_path: Path, data: bytes, words: str):
     path = tmp_path / "config.json"
     path.write_bytes(data)

@@ -30,7 +30,7 @@ def test_a_directory_as_it_is(model: Path):
 
 
 @pytest.mark.parametrize(
-    "name, carried",
+    ("name", "carried"),
     {
         "tokenizer.json": True,
         "tokenizer.model": True,
@@ -145,7 +145,9 @@ def test_missing_shards(tmp_path: Path):
     assert "and 1 more" in sentence
 
 
-@pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", "a/b", "a\\b", "", "..", "a\n"])
+@pytest.mark.parametrize(
+    "name", ["../x.safetensors", "/etc/passwd", "a/b", "a\\b", "", "..", "a\n"]
+)
 def test_shards_must_be_plain_file_names(model: Path, name: str):
     write_json(model / "model.safetensors.index.json", {"weight_map": {"t": name}})
     refused(model, "not a plain file name")

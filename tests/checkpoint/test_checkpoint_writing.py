@@ -1,0 +1,350 @@
+"""An extended checkpoint on the disk: what it holds, byte by byte, and what a fault leaves."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sample_checkpoint import CONFIG, card, make_model, record, safetensors, tree, write_json
+
+from ropext.checkpoint import open_snapshot, transfer, writing
+from ropext.checkpoint.records import read_record
+from ropext.checkpoint.writing import write_checkpoint
+from ropext.errors import InputError, OutputExists, ProofFailed, UsageError
+
+NEW = CONFIG | {"max_position_embeddings": 8192}
+
+
+def extend(model: Path, output: Path, **kwargs):
+    snapshot = open_snapshot(str(model), weights=True)
+    options = {"config": NEW, "record": record(), "card": card} | kwargs
+    return write_checkpoint(snapshot, output, **options)
+
+
+def siblings(tmp_path: Path) -> set[str]:
+    return set(os.listdir(tmp_path))
+
+
+@pytest.mark.parametrize("link", ["copy", "hard", "symlink"])
+def test_what_is_in_it(model: Path, tmp_path: Path, link: str):
+    before = tree(model)
+    written = extend(model, tmp_path / "out", link=link)
+    after = tree(tmp_path / "out")
+    untouched = {
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "modeling_custom.py",
+        "1_Pooling/config.json",
+    }
+    edited = {"config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"}
+    assert set(after) == untouched | edited | {"README.md", "ropext.json"}
+    assert {name: after[name] for name in untouched} == {name: before[name] for name in untouched}
+    assert after["config.json"].decode() == json.dumps(NEW, indent=2, ensure_ascii=False) + "\n"
+    assert json.loads(after["generation_config.json"]) == {"max_length": 8192, "do_sample": True}
+    assert after["tokenizer_config.json"].decode() == (
+        '{\n  "model_max_length": 8192,\n  "added": {\n    "0": "<s>"\n  },\n  "name": "é"\n}\n'
+    )
+    stored = b'{"max_length": 2048, "stride": 0}'
+    assert after["tokenizer.json"] == before["tokenizer.json"].replace(stored, b"null")
+    assert tree(model) == before
+    assert siblings(tmp_path) == {"base", "out"}
+    assert set(written.left) == {"README.md", "model.Q4.gguf", "original/"}
+    assert written.notes == ()
+
+
+def test_how_weights_are_linked_and_nothing_else_is(model: Path, tmp_path: Path):
+    for link in ("copy", "hard", "symlink"):
+        extend(model, tmp_path / link, link=link)
+        for name in tree(tmp_path / link):
+            path, base = tmp_path / link / name, model / name
+            shared = base.exists() and os.path.samefile(path, base)
+            assert shared is (link != "copy" and name.endswith(".safetensors")), (link, name)
+            assert path.is_symlink() is (link == "symlink" and name.endswith(".safetensors"))
+    assert os.readlink(tmp_path / "symlink" / "model-00001-of-00002.safetensors") == str(
+        model / "model-00001-of-00002.safetensors"
+    )
+
+
+def test_a_cache_of_links_is_read_through(model: Path, tmp_path: Path):
+    cache = tmp_path / "models--o--m" / "snapshots" / ("ab" * 20)
+    blobs = tmp_path / "models--o--m" / "blobs"
+    cache.mkdir(parents=True)
+    blobs.mkdir()
+    for number, path in enumerate(sorted(p for p in model.iterdir() if p.is_file())):
+        (blobs / f"{number:064x}").write_bytes(path.read_bytes())
+        (cache / path.name).symlink_to(f"../../blobs/{number:064x}")
+    before = tree(tmp_path / "models--o--m")
+    for link in ("hard", "symlink", "copy"):
+        written = extend(cache, tmp_path / link, link=link)
+        shard = tmp_path / link / "model-00001-of-00002.safetensors"
+        assert shard.read_bytes() == (model / shard.name).read_bytes()
+        if link != "copy":
+            assert Path(os.path.realpath(shard)).stat().st_ino == os.stat(cache / shard.name).st_ino
+        assert shard.is_symlink() is (link == "symlink")
+        assert len(written.record.weights[shard.name].sha256) == 64  # the blob's name
+    assert tree(tmp_path / "models--o--m") == before
+
+
+def test_our_own_links_can_be_extended_again(model: Path, tmp_path: Path):
+    extend(model, tmp_path / "one", link="symlink")
+    extend(tmp_path / "one", tmp_path / "two", link="symlink")
+    extend(tmp_path / "two", tmp_path / "three", link="hard")
+    shard = "model-00002-of-00002.safetensors"
+    assert os.readlink(tmp_path / "two" / shard) == str(model / shard)  # no chain of links
+    assert os.path.samefile(tmp_path / "three" / shard, model / shard)
+    text = (tmp_path / "three" / "README.md").read_text()
+    assert text.count("## Context extension") == 1
+    with pytest.raises(UsageError, match="lies inside"):  # its weights are the base's
+        extend(tmp_path / "one", model, force=True)
+    assert (model / shard).exists()
+
+
+def test_same_inputs_same_bytes(model: Path, tmp_path: Path):
+    extend(model, tmp_path / "one", prove=lambda directory: {"pairs": 2})
+    extend(model, tmp_path / "two", prove=lambda directory: {"pairs": 2})
+    assert tree(tmp_path / "one") == tree(tmp_path / "two")
+    assert str(tmp_path).encode() not in tree(tmp_path / "one")["ropext.json"]
+
+
+def test_the_proof_sees_all_that_a_loader_reads(model: Path, tmp_path: Path):
+    seen = {}
+
+    def prove(directory: Path) -> dict[str, int]:
+        assert siblings(tmp_path) == {"base", directory.name, ".out.lock"}
+        seen.update(tree(directory))
+        return {"pairs": 2}
+
+    cards = []
+    written = extend(model, tmp_path / "out", prove=prove, card=lambda p: cards.append(p) or card())
+    after = tree(tmp_path / "out")
+    assert {name: after[name] for name in seen} == seen
+    assert set(after) - set(seen) == {"README.md", "ropext.json"}
+    assert read_record(tmp_path / "out") == written.record
+    assert written.record.proof == {"pairs": 2}
+    assert cards == [{"pairs": 2}]
+
+
+@pytest.mark.parametrize("error", [ProofFailed("worst pair 3"), RuntimeError("a bug")])
+def test_a_failed_proof_leaves_nothing(model: Path, tmp_path: Path, error: Exception):
+    def prove(directory: Path) -> dict[str, int]:
+        raise error
+
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "config.json").write_text("old")
+    for output in ("out", "old"):
+        with pytest.raises(type(error)):
+            extend(model, tmp_path / output, prove=prove, force=True)
+    assert siblings(tmp_path) == {"base", "old"}
+    assert tree(tmp_path / "old") == {"config.json": b"old"}
+
+
+def test_hashes(model: Path, tmp_path: Path):
+    import hashlib
+
+    assert (
+        extend(model, tmp_path / "a").record.weights["model-00001-of-00002.safetensors"].sha256
+        is None
+    )
+    written = extend(model, tmp_path / "b", hash_weights=True)
+    for name, weight in written.record.weights.items():
+        content = (model / name).read_bytes()
+        assert weight.sha256 == hashlib.sha256(content).hexdigest()
+        assert weight.size == len(content)
+
+
+def test_bad_weights_are_named_before_anything_is_written(model: Path, tmp_path: Path):
+    shard = model / "model-00001-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-5])
+    with pytest.raises(InputError, match="cut short"):
+        extend(model, tmp_path / "out")
+    assert siblings(tmp_path) == {"base"}
+
+
+def test_no_space(model: Path, tmp_path: Path, monkeypatch):
+    shard = model / "model-00001-of-00002.safetensors"
+    shard.write_bytes(safetensors({"a": ("U8", [10**6], bytes(10**6))}))
+    free = writing.TEXT_ROOM + 500_000
+
+    class Status:
+        f_bavail, f_frsize = free, 1
+
+    monkeypatch.setattr(os, "statvfs", lambda place: Status)
+    with pytest.raises(InputError, match="GB free"):
+        extend(model, tmp_path / "out")
+    extend(model, tmp_path / "out", link="hard")
+
+
+def test_output_rules(model: Path, tmp_path: Path):
+    extend(model, tmp_path / "out")
+    with pytest.raises(OutputExists):
+        extend(model, tmp_path / "out")
+    with pytest.raises(UsageError):
+        extend(model, model / "out")
+    with pytest.raises(UsageError, match="--link"):
+        extend(model, tmp_path / "x", link="reflink")
+    assert siblings(tmp_path) == {"base", "out"}
+
+
+def test_a_read_only_input_and_odd_names(tmp_path: Path):
+    model = make_model(tmp_path / "mein Modell ü")
+    for path in model.rglob("*"):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    model.chmod(0o555)
+    try:
+        extend(model, tmp_path / "das Ergebnis 模型", link="hard")
+        extend(model, tmp_path / "kopiert")
+    finally:
+        model.chmod(0o755)
+        (model / "original").chmod(0o755)
+        (model / "1_Pooling").chmod(0o755)
+    assert os.access(tmp_path / "kopiert" / "config.json", os.W_OK)
+    (tmp_path / "kopiert" / "modeling_custom.py").write_text("writable")
+
+
+# --- faults --------------------------------------------------------------------------------------
+
+
+def failing(code: int):
+    def fail(*args, **kwargs):
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+@pytest.mark.parametrize("code", sorted(transfer.NO_HARD_LINK))
+def test_hard_links_fall_back_to_copies(model: Path, tmp_path: Path, monkeypatch, code: int):
+    monkeypatch.setattr(os, "link", failing(code))
+    written = extend(model, tmp_path / "out", link="hard")
+    assert len(written.notes) == 2
+    assert os.strerror(code) in written.notes[0]
+    name = "model-00001-of-00002.safetensors"
+    assert (tmp_path / "out" / name).read_bytes() == (model / name).read_bytes()
+    assert not os.path.samefile(tmp_path / "out" / name, model / name)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES, errno.EDQUOT])
+@pytest.mark.parametrize("call", ["copy_file_range", "link", "ftruncate", "fsync", "mkdir"])
+def test_faults_leave_nothing(model: Path, tmp_path: Path, monkeypatch, call: str, code: int):
+    before = tree(model)
+    monkeypatch.setattr(os, call, failing(code))
+    with pytest.raises(InputError) as error:
+        extend(model, tmp_path / "out", link="hard" if call == "link" else "copy")
+    assert os.strerror(code) in str(error.value)
+    assert siblings(tmp_path) == {"base"}
+    assert tree(model) == before
+
+
+@pytest.mark.parametrize("mode", ["in the kernel", "short", "stops half way", "not supported"])
+def test_copies_are_whole_whatever_the_kernel_does(tmp_path: Path, monkeypatch, mode: str):
+    content = os.urandom(300_000)
+    (tmp_path / "a").write_bytes(content)
+    real = os.copy_file_range
+    calls = []
+
+    def odd(source, target, length, at, to):
+        calls.append(length)
+        if mode == "not supported":
+            raise OSError(errno.ENOSYS, "Function not implemented")
+        if mode == "stops half way" and len(calls) > 1:
+            return 0
+        return real(source, target, min(length, 70_001), at, to)
+
+    if mode != "in the kernel":
+        monkeypatch.setattr(os, "copy_file_range", odd)
+    transfer.copy_file(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == content
+    assert mode == "in the kernel" or calls
+
+
+def test_a_file_that_shrinks_is_noticed(tmp_path: Path, monkeypatch):
+    (tmp_path / "a").write_bytes(bytes(1000))
+    monkeypatch.setattr(transfer, "_data", lambda descriptor, size: iter([(0, 2000)]))
+    with pytest.raises(InputError, match="shrank"):
+        transfer.copy_file(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_base_that_changes_meanwhile_is_noticed(model: Path, tmp_path: Path, monkeypatch):
+    shard = model / "model-00002-of-00002.safetensors"
+    copy = writing.place
+
+    def change(source: Path, target: Path, link):
+        shard.write_bytes(safetensors({"other": ("U8", [3], b"abc")}))
+        return copy(source, target, link)
+
+    monkeypatch.setattr(writing, "place", change)
+    with pytest.raises(InputError, match="changed while it was read"):
+        extend(model, tmp_path / "out")
+    assert siblings(tmp_path) == {"base"}
+
+
+def test_holes_stay_holes(tmp_path: Path):
+    with open(tmp_path / "a", "wb") as file:
+        file.write(b"begin" * 1000)
+        file.seek(200 << 20)
+        file.write(b"middle" * 1000)
+        file.truncate(500 << 20)
+    transfer.copy_file(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b").stat().st_size == 500 << 20
+    if (tmp_path / "a").stat().st_blocks * 512 < 1 << 20:  # the file system knows holes at all
+        assert (tmp_path / "b").stat().st_blocks * 512 < 1 << 20
+    with open(tmp_path / "b", "rb") as file:
+        assert file.read(6000) == b"begin" * 1000 + bytes(1000)
+        file.seek(200 << 20)
+        assert file.read(6001) == b"middle" * 1000 + b"\0"
+
+
+SPARSE = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from sample_checkpoint import card, record
+from ropext.checkpoint import open_snapshot
+from ropext.checkpoint.writing import write_checkpoint
+snapshot = open_snapshot(sys.argv[1], weights=True)
+write_checkpoint(snapshot, Path(sys.argv[2]), config=snapshot.config, record=record(), card=card,
+                 link="hard")
+heavy = {"torch", "transformers", "huggingface_hub", "numpy", "safetensors"} & set(sys.modules)
+peak = Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]
+print(int(peak) // 1024, sorted(heavy))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_a_hundred_gigabytes_are_linked_and_never_read(tmp_path: Path):
+    model = make_model(tmp_path / "base", shards=1)
+    (model / "model-00001-of-00001.safetensors").unlink()
+    size, weight_map = 500 << 20, {}
+    for n in range(200):
+        name = f"model-{n + 1:05}-of-00200.safetensors"
+        head = {f"layer.{n}.{i}": ["BF16", [size // 200], i * size // 100] for i in range(100)}
+        table = {
+            tensor: {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size // 100]}
+            for tensor, (dtype, shape, at) in head.items()
+        }
+        text = json.dumps(table).encode()
+        with open(model / name, "wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            file.truncate(8 + len(text) + size)
+        weight_map |= dict.fromkeys(table, name)
+    write_json(model / "model.safetensors.index.json", {"weight_map": weight_map})
+    command = [
+        sys.executable,
+        "-c",
+        SPARSE,
+        str(model),
+        str(tmp_path / "out"),
+        os.path.dirname(__file__),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    megabytes, heavy = done.stdout.split(" ", 1)
+    print(f"{megabytes} MB")
+    assert int(megabytes) < 100
+    assert heavy == "[]\n"
+    written = [path.stat() for path in (tmp_path / "out").glob("*.safetensors")]
+    assert len(written) == 200
+    assert sum(s.st_size for s in written) > 100 * 10**9
+    assert all(s.st_nlink == 2 for s in written)

@@ -1,0 +1,356 @@
+"""One directory as a whole or not at all: names, locks, recovery, and faults of the file system."""
+
+import errno
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from ropext.checkpoint import locks, staging
+from ropext.checkpoint.staging import check_output, check_space, replace_file, staged
+from ropext.errors import InputError, OutputExists, UsageError
+
+
+def write(output: Path, text: str = "new", **kwargs) -> None:
+    with staged(output, **kwargs) as stage:
+        (stage.directory / "config.json").write_text(text)
+        (stage.directory / "sub").mkdir()
+        (stage.directory / "sub" / "x").write_text(text)
+
+
+def names(directory: Path) -> set[str]:
+    return set(os.listdir(directory))
+
+
+def test_the_name_comes_last(tmp_path: Path):
+    with staged(tmp_path / "out") as stage:
+        (stage.directory / "config.json").write_text("{}")
+        assert names(tmp_path) == {f".out.tmp-{os.getpid()}", ".out.lock"}
+    assert names(tmp_path) == {"out"}
+    assert names(tmp_path / "out") == {"config.json"}
+
+
+@pytest.mark.parametrize("error", [ValueError("bug"), KeyboardInterrupt(), InputError("no")])
+def test_an_error_leaves_nothing(tmp_path: Path, error: BaseException):
+    def fail() -> None:
+        with staged(tmp_path / "a" / "b" / "out") as stage:
+            (stage.directory / "config.json").write_text("{}")
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
+    assert names(tmp_path) == set()
+
+
+def test_parents_are_made_and_odd_names_work(tmp_path: Path):
+    write(tmp_path / "ein Ordner" / "模型 (neu) [1]")
+    assert names(tmp_path / "ein Ordner") == {"模型 (neu) [1]"}
+
+
+def test_everything_is_flushed_before_the_rename(tmp_path: Path, monkeypatch):
+    calls: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def note_fsync(descriptor: int) -> None:
+        calls.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    def note_rename(source: Path, target: Path) -> None:
+        calls.append("rename")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "rename", note_rename)
+    write(tmp_path / "out")
+    temporary = str(tmp_path / f".out.tmp-{os.getpid()}")
+    flushed = {f"{temporary}/config.json", f"{temporary}/sub/x", f"{temporary}/sub", temporary}
+    assert set(calls[:4]) == flushed
+    assert calls[4:] == ["rename", str(tmp_path)]
+
+
+def test_an_existing_output(tmp_path: Path):
+    out = tmp_path / "out"
+    out.mkdir()
+    with pytest.raises(OutputExists, match="--force"):
+        write(out)
+    write(out, force=True)
+    write(out, "newer", force=True)
+    assert (out / "sub" / "x").read_text() == "newer"
+    assert names(tmp_path) == {"out"}
+
+
+def test_force_spares_what_is_no_checkpoint(tmp_path: Path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.tex").write_text("x")
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "home")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    before = names(tmp_path)
+    for name in ("home", "file", "link", "dangling"):
+        with pytest.raises(OutputExists):
+            write(tmp_path / name, force=True)
+        with pytest.raises(OutputExists):
+            write(tmp_path / name)
+    assert names(tmp_path) == before
+    assert (tmp_path / "home" / "thesis.tex").exists()
+
+
+def test_input_and_output_stay_apart(tmp_path: Path):
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "config.json").write_text("{}")
+    (base / "w.safetensors").write_text("x")
+    (tmp_path / "link").symlink_to(base)
+    for output, words in (
+        (base, "the input itself"),
+        (tmp_path / "link", "the input itself"),
+        (base / "out", "inside the input"),
+        (tmp_path / "link" / "out", "inside the input"),
+        (base / "a" / ".." / "out", "inside the input"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            write(output, force=True, inputs=[base])
+    with pytest.raises(UsageError, match="lies inside"):
+        write(base, force=True, inputs=[base / "w.safetensors"])
+    with pytest.raises(UsageError, match="lies inside"):
+        write(tmp_path, force=True, inputs=[base])
+    assert names(base) == {"config.json", "w.safetensors"}
+    write(tmp_path / "base-2", inputs=[base])  # a name that only begins alike
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "x/..", "/"])
+def test_outputs_without_a_name(name: str):
+    with pytest.raises(UsageError, match="--output"):
+        check_output(Path(name), force=True)
+
+
+# --- recovery ------------------------------------------------------------------------------------
+
+
+def old_checkpoint(path: Path, text: str) -> None:
+    path.mkdir()
+    (path / "config.json").write_text(text)
+
+
+def test_an_interrupted_force_is_undone(tmp_path: Path):
+    old_checkpoint(tmp_path / ".out.old", "old")
+    old_checkpoint(tmp_path / ".out.tmp-123", "half")
+    with pytest.raises(OutputExists):
+        write(tmp_path / "out")
+    assert names(tmp_path) == {"out"}
+    assert (tmp_path / "out" / "config.json").read_text() == "old"
+
+
+def test_an_interrupted_force_is_finished(tmp_path: Path):
+    old_checkpoint(tmp_path / "out", "new")
+    old_checkpoint(tmp_path / ".out.old", "old")
+    write(tmp_path / "out", "newer", force=True)
+    assert names(tmp_path) == {"out"}
+    assert (tmp_path / "out" / "config.json").read_text() == "newer"
+
+
+def test_a_refused_run_finishes_it_too(tmp_path: Path):
+    old_checkpoint(tmp_path / "out", "new")
+    old_checkpoint(tmp_path / ".out.old", "old")
+    (tmp_path / ".out.lock").write_text("")
+    with pytest.raises(OutputExists):
+        write(tmp_path / "out")
+    assert names(tmp_path) == {"out"}
+    assert (tmp_path / "out" / "config.json").read_text() == "new"
+
+
+def test_only_our_own_leftovers_are_deleted(tmp_path: Path):
+    keep = {".out.tmp-notes", ".outer.tmp-5", ".out.tmp-5x", "out.tmp-5", "elsewhere"}
+    for name in keep:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").write_text("x")
+    (tmp_path / ".out.tmp-77").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / ".out.tmp-78").mkdir()
+    write(tmp_path / "out")
+    assert names(tmp_path) == keep | {"out"}
+    assert names(tmp_path / "elsewhere") == {"x"}
+
+
+# --- locks ---------------------------------------------------------------------------------------
+
+HOLD = """
+import sys
+from pathlib import Path
+from ropext.checkpoint.staging import staged
+with staged(Path(sys.argv[1])) as stage:
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_second_run_is_told_who_holds_the_output(tmp_path: Path):
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", HOLD, str(out)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as first:
+        assert first.stdout.readline() == "ready\n"
+        with pytest.raises(OutputExists) as error:
+            write(out, force=True)
+        assert str(first.pid) in str(error.value)
+        assert socket.gethostname() in str(error.value)
+        temporary = tmp_path / f".out.tmp-{first.pid}"
+        assert temporary.is_dir()  # and what it writes is let alone
+        first.kill()
+        first.wait()
+    assert names(tmp_path) == {".out.lock", temporary.name}
+    write(out)  # the lock of a dead process is stale, and what it left is removed
+    assert names(tmp_path) == {"out"}
+
+
+@pytest.mark.parametrize(
+    "content", ["", "not JSON", "[]", '{"pid": 1, "host": "elsewhere", "start": "1"}']
+)
+def test_a_lock_file_that_nobody_holds_is_stale(tmp_path: Path, content: str):
+    (tmp_path / ".out.lock").write_text(content)
+    write(tmp_path / "out")
+    assert names(tmp_path) == {"out"}
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path):
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / ".out.lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(InputError, match=r"\.out\.lock"):
+        write(tmp_path / "out")
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+def without_flock(monkeypatch) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(locks.fcntl, "flock", refuse)
+
+
+def test_without_flock_the_named_holder_decides(tmp_path: Path, monkeypatch):
+    without_flock(monkeypatch)
+    me = {"pid": os.getpid(), "host": socket.gethostname(), "start": locks._start(os.getpid())}
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    for holder, held in (
+        (me, True),
+        (me | {"host": "elsewhere"}, True),
+        (me | {"start": "1"}, False),  # the number was given to another process
+        (me | {"pid": dead.pid}, False),
+        (me | {"pid": "x"}, False),
+        (me | {"pid": 10**30}, True),
+        ({}, False),
+    ):
+        (tmp_path / ".out.lock").write_text(json.dumps(holder))
+        if held:
+            with pytest.raises(OutputExists, match=str(holder["pid"])):
+                write(tmp_path / "out", force=True)
+        else:
+            write(tmp_path / "out", force=True)
+
+
+# --- faults --------------------------------------------------------------------------------------
+
+
+def fail_rename(monkeypatch, target: Path, code: int) -> None:
+    rename = os.rename
+
+    def failing(source: Path, destination: Path) -> None:
+        if Path(destination) == target:
+            raise OSError(code, os.strerror(code), str(source), None, str(destination))
+        rename(source, destination)
+
+    monkeypatch.setattr(os, "rename", failing)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EACCES, errno.EXDEV])
+def test_a_rename_that_fails_changes_nothing(tmp_path: Path, monkeypatch, code: int):
+    fail_rename(monkeypatch, tmp_path / "out", code)
+    with pytest.raises(InputError, match=os.strerror(code)):
+        write(tmp_path / "out")
+    assert names(tmp_path) == set()
+
+
+@pytest.mark.parametrize("step", ["out", ".out.old"])
+def test_a_forced_rename_that_fails_brings_the_old_output_back(
+    tmp_path: Path, monkeypatch, step: str
+):
+    old_checkpoint(tmp_path / "out", "old")
+    rename, failed = os.rename, []
+
+    def failing_once(source: Path, destination: Path) -> None:
+        if Path(destination).name == step and not failed:
+            failed.append(1)
+            raise OSError(errno.EIO, "Input/output error")
+        rename(source, destination)
+
+    monkeypatch.setattr(os, "rename", failing_once)
+    with pytest.raises(InputError, match="Input/output error"):
+        write(tmp_path / "out", force=True)
+    assert failed
+    assert names(tmp_path) == {"out"}
+    assert (tmp_path / "out" / "config.json").read_text() == "old"
+
+
+def test_an_fsync_that_fails_changes_nothing(tmp_path: Path, monkeypatch):
+    def failing(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(InputError, match="Input/output error"):
+        write(tmp_path / "out")
+    assert names(tmp_path) == set()
+
+
+def test_an_output_that_appears_meanwhile_is_kept(tmp_path: Path):
+    def disturb() -> None:
+        with staged(tmp_path / "out"):
+            (tmp_path / "out").mkdir()
+
+    with pytest.raises(OutputExists, match="appeared"):
+        disturb()
+    assert names(tmp_path) == {"out"}
+    assert names(tmp_path / "out") == set()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_no_permission(tmp_path: Path):
+    (tmp_path / "closed").mkdir(mode=0o555)
+    with pytest.raises(InputError, match="Permission denied"):
+        write(tmp_path / "closed" / "out")
+
+
+def test_a_parent_that_is_a_file(tmp_path: Path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="cannot be written"):
+        write(tmp_path / "file" / "out")
+
+
+def test_a_name_that_is_too_long(tmp_path: Path):
+    with pytest.raises(InputError, match="name too long"):
+        write(tmp_path / ("x" * 250))
+    assert names(tmp_path) == set()
+
+
+def test_space_is_checked_where_the_output_will_be(tmp_path: Path, monkeypatch):
+    check_space(tmp_path / "not" / "yet" / "out", 1000)
+    status = namedtuple("status", "f_bavail f_frsize")
+    monkeypatch.setattr(staging.os, "statvfs", lambda place: status(3, 10**9))
+    check_space(tmp_path / "out", 3 * 10**9)
+    with pytest.raises(InputError, match=r"needs 3\.50 GB, but .* 3\.00 GB free"):
+        check_space(tmp_path / "out", 35 * 10**8)
+
+
+def test_replacing_one_file_leaves_its_other_names_alone(tmp_path: Path):
+    (tmp_path / "base.json").write_text("base")
+    (tmp_path / "hard.json").hardlink_to(tmp_path / "base.json")
+    (tmp_path / "soft.json").symlink_to(tmp_path / "base.json")
+    for name in ("hard.json", "soft.json", "new.json"):
+        replace_file(tmp_path / name, b"fixed")
+        assert (tmp_path / name).read_text() == "fixed"
+    assert (tmp_path / "base.json").read_text() == "base"
+    assert len(names(tmp_path)) == 4

@@ -1,0 +1,201 @@
+"""Lengths beside config.json, and tokenizer.json's truncation, cleared without parsing the file."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ropext.checkpoint import open_snapshot, tokenizer
+from ropext.checkpoint.tokenizer import LengthEdit, clear_truncation, find_truncation, length_edits
+from ropext.errors import InputError
+
+
+@pytest.fixture
+def snapshot(model: Path):
+    (model / "tokenizer.json").write_text("{}")
+    return open_snapshot(str(model))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (2048, 8192),
+        (512, 8192),
+        (8191, 8192),
+        (2048.0, 8192),
+        (8192, None),
+        (10**6, None),
+        (int(1e30), None),
+        (1e30, None),
+        (None, None),
+    ],
+)
+def test_tokenizer_limit(snapshot, before, after):
+    changed = replace(snapshot, tokenizer_config={"model_max_length": before}, generation_config={})
+    edits, notes = length_edits(changed, 2048, 8192)
+    wanted = () if after is None else ("tokenizer_config.json", "model_max_length", before, after)
+    assert edits == ((LengthEdit(*wanted),) if wanted else ())
+    assert notes == ()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "noted"), [(2048, 8192, 0), (4096, 8192, 0), (20, None, 1), (8192, None, 0)]
+)
+def test_limits_that_were_a_choice_stay(snapshot, before, after, noted):
+    for file, key, field in (
+        ("generation_config.json", "max_length", "generation_config"),
+        ("sentence_bert_config.json", "max_seq_length", "sentence_bert_config"),
+    ):
+        empty = {"tokenizer_config": None, "generation_config": None}
+        changed = replace(snapshot, **(empty | {field: {key: before}}))
+        edits, notes = length_edits(changed, 2048, 8192)
+        assert edits == (() if after is None else (LengthEdit(file, key, before, after),))
+        assert len(notes) == noted
+        assert all(key in note and str(before) in note for note in notes)
+
+
+@pytest.mark.parametrize("value", ["2048", True, [2048], {}])
+def test_a_limit_that_is_no_number(snapshot, value):
+    changed = replace(snapshot, tokenizer_config={"model_max_length": value})
+    with pytest.raises(InputError, match=r"tokenizer_config\.json: model_max_length"):
+        length_edits(changed, 2048, 8192)
+
+
+def cleared(tmp_path: Path, text: bytes) -> bytes | None:
+    source, target = tmp_path / "tokenizer.json", tmp_path / "out.json"
+    source.write_bytes(text)
+    target.unlink(missing_ok=True)
+    span = find_truncation(source)
+    if span is None:
+        return None
+    clear_truncation(source, target, span)
+    return target.read_bytes()
+
+
+TRUNCATION = b'{"direction": "Right", "max_length": 512, "strategy": "LongestFirst", "stride": 0}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"version": "1.0", "truncation": %s, "padding": null}',
+        b'{"truncation":%s}',
+        b'{\n\t"trunc\\u0061tion"\r\n :\n %s\n}',
+        b'{"model": {"truncation": {"a": [1, {"]": "\\"}"}]}}, "x": [[],{}], "truncation": %s}',
+        b'{"a": "\\\\", "b": -1.5e3, "c": true, "d": "}{][", "truncation": %s} ',
+        b'{"e\xc3\xa9": "\xf0\x9f\xa6\x99", "truncation": %s}',
+    ],
+)
+def test_that_value_alone_changes(tmp_path: Path, text: bytes):
+    whole = text.replace(b"%s", TRUNCATION)
+    assert cleared(tmp_path, whole) == text.replace(b"%s", b"null")
+    assert find_truncation(tmp_path / "tokenizer.json").value["max_length"] == 512
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"{}",
+        b'{"truncation": null}',
+        b'{"a": {"truncation": {}}}',
+        b'{"a": "truncation"}',
+        b" { } ",
+    ],
+)
+def test_nothing_to_clear(tmp_path: Path, text: bytes):
+    assert cleared(tmp_path, text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    {
+        b"": "cut short",
+        b"[]": "not a JSON object",
+        b"\xef\xbb\xbf{}": "not a JSON object",
+        b'{"a": ': "cut short",
+        b'{"a": [1, {': "cut short",
+        b'{"a": "x': "cut short",
+        b'{"a"': "cut short",
+        b'{"a": }': "not valid JSON at byte 7",
+        b"{a: 1}": "not valid JSON",
+        b'{"truncation": 5}': "where an object is expected",
+        b'{"truncation": {"a": 1, "a": 2}}': "stands twice",
+        b'{"truncation": {"a": "' + b"x" * 70_000 + b'"}}': "bytes",
+    }.items(),
+)
+def test_damaged_files_are_named(tmp_path: Path, text: bytes, words: str):
+    with pytest.raises(InputError) as error:
+        cleared(tmp_path, text)
+    assert words in str(error.value)
+    assert "tokenizer.json" in str(error.value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=6),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    content=st.dictionaries(st.text(max_size=8), JSON, max_size=5),
+    place=st.integers(0, 5),
+    chunk=st.integers(1, 9),
+    ascii_only=st.booleans(),
+)
+def test_any_object_in_any_chunks(tmp_path_factory, content, place, chunk, ascii_only):
+    """Against json: the same object but for that value, wherever a chunk ends."""
+    content.pop("truncation", None)
+    items = list(content.items())
+    items.insert(place, ("truncation", {"max_length": 7, "s": '"}'}))
+    text = json.dumps(dict(items), ensure_ascii=ascii_only).encode(errors="surrogatepass")
+    whole, tokenizer.CHUNK = tokenizer.CHUNK, chunk
+    try:
+        found = cleared(tmp_path_factory.mktemp("t"), text)
+    finally:
+        tokenizer.CHUNK = whole
+    after = json.loads(found.decode(errors="surrogatepass"))
+    assert after == dict(items) | {"truncation": None}
+    assert list(after) == [key for key, _ in items]
+
+
+# VmHWM is of this program alone; ru_maxrss also counts what the parent had when it forked.
+MEASURE = """
+import sys
+from pathlib import Path
+from ropext.checkpoint.tokenizer import clear_truncation, find_truncation
+source = Path(sys.argv[1])
+span = find_truncation(source)
+clear_truncation(source, source.with_name("out.json"), span)
+peak = Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]
+print(span.start, int(peak) // 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_a_file_of_35_megabytes_takes_little_memory(tmp_path: Path):
+    """The truncation stands last, so that the whole file is scanned."""
+    source = tmp_path / "tokenizer.json"
+    vocab = {f'token number {n} \\u00e9"': n for n in range(500_000)}
+    merges = [[f"left{n}", f"right{n}"] for n in range(500_000)]
+    content = {"model": {"vocab": vocab, "merges": merges}, "truncation": {"max_length": 512}}
+    source.write_text(json.dumps(content), encoding="utf-8")
+    assert os.path.getsize(source) > 35e6
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(source)], capture_output=True, text=True, check=True
+    )
+    start, megabytes = map(int, done.stdout.split())
+    before = source.read_bytes()
+    end = len(before) - 1
+    assert (tmp_path / "out.json").read_bytes() == before[:start] + b"null" + before[end:]
+    print(f"{megabytes} MB")
+    assert megabytes < 100
