@@ -5,6 +5,7 @@ hardly be made twice. Every function returns (inverse frequencies, factor on cos
 """
 
 import math
+from typing import Any
 
 Result = tuple[list[float], float]
 
@@ -141,3 +142,36 @@ def deepseek_attention(factor: float, mscale: float, mscale_all_dim: float) -> f
         return 1.0 if factor <= 1 else 0.1 * m * math.log(factor) + 1.0
 
     return get(mscale) / get(mscale_all_dim)
+
+
+def _stock(rope_dict: dict[str, Any], theta: float, dim: int) -> Result:
+    kind = rope_dict.get("rope_type", rope_dict.get("type", "default"))
+    if kind == "default":
+        return rope(dim, theta), 1.0
+    if kind == "linear":
+        return [f / rope_dict["factor"] for f in rope(dim, theta)], 1.0
+    original = rope_dict["original_max_position_embeddings"]
+    if kind == "longrope":
+        target = round(original * rope_dict["factor"])
+        inv_freq, default = longrope(dim, theta, original, target, rope_dict["long_factor"])
+        return inv_freq, rope_dict.get("attention_factor", default)
+    if kind == "yarn":
+        return yarn(dim, theta, original, round(original * rope_dict["factor"]))
+    raise KeyError(kind)
+
+
+def seen_by_transformers_4(config: dict[str, Any], names: dict[str, str], share: float) -> Result:
+    """4.57's modeling_rope_utils: three keys at top level, and the class default for the share."""
+    theta = config.get(names["theta"], 10_000.0)
+    turning = config.get(names["share"], share)
+    head = config["hidden_size"] // config["num_attention_heads"]
+    return _stock(config.get("rope_scaling") or {}, theta, int(head * turning))
+
+
+def seen_by_transformers_5(config: dict[str, Any], names: dict[str, str], share: float) -> Result:
+    """5.23's convert_rope_params_to_dict: the legacy dict first, then top level, then the class."""
+    rope_dict = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    theta = rope_dict.get("rope_theta", config.get(names["theta"], 10_000.0))
+    turning = rope_dict.get("partial_rotary_factor", config.get(names["share"], share))
+    head = config["hidden_size"] // config["num_attention_heads"]
+    return _stock(rope_dict, theta, int(head * turning))
