@@ -1,0 +1,287 @@
+"""Ask a running server whether it reads a checkpoint as planned.
+
+vLLM, SGLang and llama-server all speak OpenAI's completions API, take a prompt of token ids and
+tell the top log-probabilities of one generated token. Those, after prompts inside and beyond the
+old context, are compared with what transformers computes from the same directory.
+"""
+
+import http.client
+import json
+import os
+import random
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ropext.errors import InputError, ProofFailed, Stopped
+
+TOP = 5  # log-probabilities asked for; the most that every server gives
+TOLERANCE = 0.2  # nats: bfloat16 kernels differ by some hundredths, an ignored scaling by more
+TIMEOUT = 600.0  # seconds for one answer
+KEY = "ROPEXT_ENDPOINT_KEY"  # environment variable with the server's key, if it wants one
+SPECIAL = ("bos", "eos", "pad")
+LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+
+# Token ids -> the log-probability of every next token.
+Reference = Callable[[Sequence[int]], Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One comparison: how long the prompt was, and how far the top log-probabilities differ."""
+
+    tokens: int
+    beyond: bool  # longer than the old context
+    difference: float  # largest, in nats
+    server: tuple[float, ...]
+    transformers: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a server said."""
+
+    url: str
+    model: str
+    limit: int | None  # tokens it takes; None = it does not say
+    tolerance: float
+    prompts: tuple[Prompt, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server's address, and how to talk to it."""
+
+    root: str
+    key: str | None = None
+
+    def get(self, path: str) -> Any:
+        """The JSON at a path, or None where this kind of server has no such path."""
+        try:
+            return self._call(path, None)
+        except urllib.error.HTTPError:
+            return None
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        return self._call(path, json.dumps(body).encode())
+
+    def _call(self, path: str, data: bytes | None) -> Any:
+        headers = {"Content-Type": "application/json"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        request = urllib.request.Request(self.root + path, data=data, headers=headers)
+        near = urllib.parse.urlsplit(self.root).hostname in LOOPBACK
+        proxies = [urllib.request.ProxyHandler({})] if near else []
+        with urllib.request.build_opener(*proxies).open(request, timeout=TIMEOUT) as answer:
+            return json.load(answer)
+
+
+def server_at(url: str) -> Server:
+    """A server by its address, with or without the trailing /v1."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InputError(f"--endpoint {url!r} is no http address such as http://localhost:8000")
+    return Server(url.rstrip("/").removesuffix("/v1"), os.environ.get(KEY))
+
+
+def served_model(server: Server, url: str) -> tuple[str, int | None]:
+    """The model's name there, and the server's context limit."""
+    try:
+        models = server.get("/v1/models")
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise InputError(f"--endpoint {url}: no answer from the server ({reason})") from None
+    if not isinstance(models, dict) or not models.get("data"):
+        raise InputError(f"--endpoint {url} is no OpenAI-compatible server: it lists no models")
+    entry = models["data"][0]
+    if entry.get("max_model_len"):  # vLLM and SGLang
+        return entry["id"], int(entry["max_model_len"])
+    props = server.get("/props")  # llama-server; of one slot, which is what a request gets
+    if isinstance(props, dict):
+        slot = props.get("default_generation_settings") or {}
+        if slot.get("n_ctx"):
+            return entry["id"], int(slot["n_ctx"])
+    for path in ("/server_info", "/get_server_info"):  # SGLang, newer and older
+        info = server.get(path)
+        if isinstance(info, dict) and info.get("context_length"):
+            return entry["id"], int(info["context_length"])
+    return entry["id"], None
+
+
+def top_logprobs(answer: Any) -> list[tuple[int | None, float]]:
+    """Token id (where told) and log-probability of the first generated token's best candidates."""
+    try:
+        told = answer["choices"][0]["logprobs"]
+        if told.get("content"):  # llama-server: a list of candidates with their ids
+            best = told["content"][0]["top_logprobs"]
+            pairs = [(entry.get("id"), entry["logprob"]) for entry in best]
+        else:  # vLLM and SGLang: a dict from the token's text
+            pairs = [(_token_id(k), v) for k, v in told["top_logprobs"][0].items()]
+        pairs = [(token, float(value)) for token, value in pairs]
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+        pairs = []
+    return sorted(pairs, key=lambda pair: -pair[1])[:TOP]
+
+
+def _token_id(text: str) -> int | None:
+    """vLLM's `return_tokens_as_token_ids` names a token by its id."""
+    match = re.fullmatch(r"token_id:(\d+)", text)
+    return int(match[1]) if match else None
+
+
+def _matched(told: Sequence[tuple[int | None, float]], wanted: Sequence[float]) -> list[float]:
+    """The wanted log-probability of each told one: by id, else by rank.
+
+    A dict by text holds one entry where two tokens look alike, so a rank may be skipped for each
+    that is missing.
+    """
+    if all(token is not None and token < len(wanted) for token, _ in told):
+        return [wanted[token] for token, _ in told if token is not None]
+    ranked = sorted(wanted, reverse=True)[:TOP]
+    out, rank = [], 0
+    for index, (_, value) in enumerate(told):
+        last = len(ranked) - (len(told) - index)
+        rank = min(range(rank, last + 1), key=lambda r: abs(ranked[r] - value))
+        out.append(ranked[rank])
+        rank += 1
+    return out
+
+
+def lengths(context: int, target: int) -> tuple[int, int, int]:
+    """One prompt inside the old context and two beyond, short enough for transformers to run."""
+    first = min((context + target) // 2, context + context // 4)
+    return context // 2, first, min(target - 1, 2 * context)
+
+
+def token_ids(length: int, vocab_size: int, avoid: Sequence[int] = ()) -> list[int]:
+    """Fixed pseudo-random ids, in which a block comes round every quarter.
+
+    Repetition makes the next token predictable for a model that can look back by position. Ids are
+    drawn from the lower half of the vocabulary, where no reserved ones stand.
+    """
+    draw = random.Random(length)
+    low, high = min(vocab_size // 16, 1000), max(vocab_size // 2, 2)
+    pool = [token for token in range(low, high) if token not in set(avoid)]
+    block = [draw.choice(pool) for _ in range(max(length // 4, 1))]
+    return [block[i % len(block)] for i in range(length)]
+
+
+def transformers_reference(
+    directory: Path, *, dtype: str = "auto", device: str = "cpu", trust_remote_code: bool = False
+) -> Reference:
+    """Log-probabilities of the next token by stock transformers, the model loaded once."""
+    import inspect
+
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=dtype, trust_remote_code=trust_remote_code
+    )
+    model = model.to(device).eval()
+    # The logits of a whole long prompt would not fit.
+    keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+    only_last: dict[str, Any] = {"logits_to_keep": 1} if keeps else {}
+
+    def log_probabilities(ids: Sequence[int]) -> Sequence[float]:
+        with torch.inference_mode():
+            row = torch.tensor([list(ids)], device=device)
+            logits = model(row, use_cache=False, **only_last).logits[0, -1]
+            return logits.float().log_softmax(-1).tolist()
+
+    return log_probabilities
+
+
+def _ask(
+    server: Server, model: str, ids: Sequence[int], url: str
+) -> list[tuple[int | None, float]]:
+    body = {"model": model, "prompt": list(ids), "max_tokens": 1, "temperature": 0}
+    body |= {"logprobs": TOP, "return_tokens_as_token_ids": True}
+    try:
+        answer = server.post("/v1/completions", body)
+    except urllib.error.HTTPError as error:
+        said = " ".join(error.read(300).decode(errors="replace").split())
+        raise ProofFailed(
+            f"endpoint: {url} refuses a prompt of {len(ids)} tokens (HTTP {error.code}: {said})"
+        ) from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise Stopped(
+            f"endpoint: {url} went away during a prompt of {len(ids)} tokens ({error})"
+        ) from None
+    told = top_logprobs(answer)
+    if not told:
+        raise InputError(f"--endpoint {url} tells no log-probabilities for /v1/completions")
+    return told
+
+
+def _check_limit(limit: int | None, context: int, target: int) -> None:
+    if limit is not None and limit < target:
+        old = ", its context before the extension" if limit == context else ""
+        raise ProofFailed(
+            f"endpoint: the server takes {limit} tokens{old}; the checkpoint reads {target}: start "
+            f"it with that length (vLLM --max-model-len, SGLang --context-length, llama-server -c)"
+        )
+
+
+def compare(
+    server: Server, model: str, prompts: Sequence[Sequence[int]], context: int, wanted: Reference
+) -> tuple[Prompt, ...]:
+    """Ask for each prompt and hold the answer against the reference."""
+    out = []
+    for ids in prompts:
+        told = _ask(server, model, ids, server.root)
+        matched = _matched(told, wanted(ids))
+        values = tuple(value for _, value in told)
+        worst = max(abs(a - b) for a, b in zip(values, matched, strict=True))
+        out.append(Prompt(len(ids), len(ids) > context, worst, values, tuple(matched)))
+    return tuple(out)
+
+
+def _special_tokens(directory: Path) -> list[int]:
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    found = [part.get(f"{name}_token_id") for part in _texts(config) for name in SPECIAL]
+    return [token for token in found if isinstance(token, int)]
+
+
+def _texts(config: dict[str, Any]) -> list[dict[str, Any]]:
+    return [config, *(value for value in config.values() if isinstance(value, dict))]
+
+
+def probe(
+    url: str,
+    directory: Path,
+    *,
+    context: int,
+    target: int,
+    tolerance: float = TOLERANCE,
+    **loading: Any,
+) -> Probe:
+    """Compare a running server with a directory; ProofFailed says which prompt differs.
+
+    `context` is the one before the extension; `loading` goes to transformers_reference.
+    """
+    server = server_at(url)
+    model, limit = served_model(server, url)
+    _check_limit(limit, context, target)
+    wanted = transformers_reference(directory, **loading)
+    vocab_size, avoid = len(wanted([0])), _special_tokens(directory)
+    prompts = [token_ids(length, vocab_size, avoid) for length in lengths(context, target)]
+    done = compare(server, model, prompts, context, wanted)
+    for number, prompt in enumerate(done, 1):
+        if not prompt.difference <= tolerance:
+            where = f"beyond the old {context}" if prompt.beyond else f"inside the old {context}"
+            raise ProofFailed(
+                f"endpoint: after prompt {number} of {len(done)} ({prompt.tokens} tokens, {where}) "
+                f"the server's top log-probabilities differ from transformers' by up to "
+                f"{prompt.difference:.2f} (tolerance {tolerance}): it does not read the scaling as "
+                "planned"
+            )
+    return Probe(url, model, limit, tolerance, done)

@@ -1,0 +1,236 @@
+"""A running server that reads the checkpoint as planned passes; one that ignores the scaling fails.
+
+The servers are small local ones that compute with transformers, in the answer shapes of vLLM,
+SGLang and llama-server.
+"""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from ropext import endpoint
+from ropext.errors import InputError, ProofFailed, Stopped
+
+CONTEXT, TARGET = 64, 256
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+YARN |= {"original_max_position_embeddings": CONTEXT}
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory) -> Path:
+    """A tiny extended checkpoint whose weights are large enough for a wrong rotation to show."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=96,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=TARGET,
+        rope_parameters=YARN,
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=1.5 * parameter.shape[-1] ** -0.5)
+    path = tmp_path_factory.mktemp("endpoint") / "model"
+    model.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def right(directory: Path) -> endpoint.Reference:
+    return endpoint.transformers_reference(directory)
+
+
+@pytest.fixture(scope="module")
+def unscaled(directory: Path, tmp_path_factory) -> endpoint.Reference:
+    """What a server computes that reads no rope dict."""
+    path = tmp_path_factory.mktemp("unscaled") / "model"
+    path.mkdir()
+    config = json.loads((directory / "config.json").read_text()) | {"rope_parameters": PLAIN}
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "model.safetensors").symlink_to(directory / "model.safetensors")
+    return endpoint.transformers_reference(path)
+
+
+def best(values: list[float], count: int) -> list[tuple[int, float]]:
+    order = sorted(range(len(values)), key=lambda token: -values[token])
+    return [(token, values[token]) for token in order[:count]]
+
+
+def vllm(pairs: list[tuple[int, float]]) -> dict:
+    return {"top_logprobs": [{f"token_id:{token}": value for token, value in pairs}]}
+
+
+def sglang(pairs: list[tuple[int, float]]) -> dict:
+    """By text, where the second and third look alike and the better one stays."""
+    texts = {0: "a", 1: "b", 2: "b", 3: "c", 4: "d"}
+    told: dict[str, float] = {}
+    for rank, (_, value) in enumerate(pairs):
+        told.setdefault(texts[rank], value)
+    return {"top_logprobs": [told]}
+
+
+def llama_cpp(pairs: list[tuple[int, float]]) -> dict:
+    entries = [{"id": t, "token": "x", "bytes": [120], "logprob": v} for t, v in pairs]
+    return {"content": [entries[0] | {"top_logprobs": entries}]}
+
+
+SHAPES = {"vllm": vllm, "sglang": sglang, "llama.cpp": llama_cpp}
+
+
+def limit_pages(kind: str, limit: int) -> dict[str, dict]:
+    """Where each kind of server tells its context limit."""
+    entry = {"id": "tiny", "object": "model"}
+    if kind == "vllm":
+        return {"/v1/models": {"data": [entry | {"max_model_len": limit}]}}
+    models = {"/v1/models": {"data": [entry]}}
+    if kind == "llama.cpp":
+        return models | {"/props": {"default_generation_settings": {"n_ctx": limit}}}
+    return models | {"/get_server_info": {"context_length": limit}}
+
+
+@contextmanager
+def serving(kind: str, compute, limit: int = TARGET, requests: list | None = None) -> Iterator[str]:
+    """A server on the loopback that answers with what `compute` says after a prompt."""
+    pages = limit_pages(kind, limit)
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self, status: int, body: dict) -> None:
+            data = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def do_GET(self) -> None:
+            found = self.path in pages
+            self.answer(200 if found else 404, pages.get(self.path, {}))
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if requests is not None:
+                requests.append((self.path, body, self.headers.get("Authorization")))
+            if len(body["prompt"]) > limit:
+                self.answer(400, {"error": f"maximum context length is {limit}"})
+                return
+            told = compute(body["prompt"])
+            logprobs = SHAPES[kind](best(told, body["logprobs"])) if told else None
+            self.answer(200, {"choices": [{"text": "x", "logprobs": logprobs}]})
+
+        def log_message(self, *args: object) -> None:
+            """Nothing on stderr."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def probe(url: str, directory: Path) -> endpoint.Probe:
+    return endpoint.probe(url, directory, context=CONTEXT, target=TARGET)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_a_right_server_passes(kind: str, directory: Path, right) -> None:
+    with serving(kind, right) as url:
+        result = probe(f"{url}/v1/", directory)
+    assert result.limit == TARGET
+    assert [(p.tokens, p.beyond) for p in result.prompts] == [(32, False), (80, True), (128, True)]
+    assert max(p.difference for p in result.prompts) < 1e-5
+    assert json.loads(json.dumps(result.to_json()))["model"] == "tiny"
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_a_server_that_ignores_the_scaling_is_caught(kind: str, directory: Path, unscaled) -> None:
+    with (
+        serving(kind, unscaled) as url,
+        pytest.raises(ProofFailed, match=r"prompt 1 of 3 \(32 tokens, inside the old 64\)"),
+    ):
+        probe(url, directory)
+
+
+def test_the_prompt_that_differs_is_named(directory: Path, right, unscaled) -> None:
+    def mixed(ids: list[int]) -> list[float]:
+        return unscaled(ids) if len(ids) > 100 else right(ids)
+
+    with (
+        serving("llama.cpp", mixed) as url,
+        pytest.raises(ProofFailed, match=r"prompt 3 of 3 \(128 tokens, beyond the old 64\)"),
+    ):
+        probe(url, directory)
+
+
+def test_what_is_asked(directory: Path, right, monkeypatch) -> None:
+    monkeypatch.setenv(endpoint.KEY, "local-key")
+    asked: list = []
+    with serving("vllm", right, requests=asked) as url:
+        probe(url, directory)
+    assert {path for path, _, _ in asked} == {"/v1/completions"}
+    assert {key for _, _, key in asked} == {"Bearer local-key"}
+    for _, body, _ in asked:
+        assert (body["max_tokens"], body["temperature"], body["model"]) == (1, 0, "tiny")
+        assert not body.get("echo")  # llama-server refuses it
+        assert not {1, 2} & set(body["prompt"])  # no begin or end of text inside
+    again = endpoint.token_ids(80, 96, [1, 2])
+    assert asked[1][1]["prompt"] == again
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_a_short_limit_is_told_before_any_prompt(kind: str, directory: Path, right) -> None:
+    asked: list = []
+    with (
+        serving(kind, right, limit=CONTEXT, requests=asked) as url,
+        pytest.raises(ProofFailed, match="takes 64 tokens, its context before the extension"),
+    ):
+        probe(url, directory)
+    assert not asked
+
+
+def test_a_refused_prompt(right) -> None:
+    with serving("sglang", right, limit=CONTEXT) as url:
+        server = endpoint.server_at(url)
+        with pytest.raises(ProofFailed, match=r"refuses a prompt of 80 tokens \(HTTP 400: .*64"):
+            endpoint.compare(server, "tiny", [[3] * 80], CONTEXT, right)
+
+
+def test_no_log_probabilities(directory: Path) -> None:
+    with (
+        serving("vllm", lambda ids: None) as url,
+        pytest.raises(InputError, match="tells no log-probabilities"),
+    ):
+        probe(url, directory)
+
+
+def test_no_server(directory: Path, right) -> None:
+    with serving("vllm", right) as url:
+        pass
+    with pytest.raises(InputError, match="no answer from the server"):
+        probe(url, directory)
+    with pytest.raises(Stopped, match="went away during a prompt of 3 tokens"):
+        endpoint.compare(endpoint.server_at(url), "tiny", [[3, 4, 5]], CONTEXT, right)
+    for wrong in ("file:///etc/passwd", "localhost:8000", "http://"):
+        with pytest.raises(InputError, match="is no http address"):
+            probe(wrong, directory)
+
+
+def test_lengths_lie_inside_and_beyond() -> None:
+    assert endpoint.lengths(4096, 16384) == (2048, 5120, 8192)
+    inside, first, second = endpoint.lengths(1000, 1100)
+    assert inside < 1000 < first < second < 1100
