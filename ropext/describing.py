@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ropext import families
 from ropext.checkpoint import Snapshot, card, provenance
 from ropext.checkpoint.card import Card, Table
 from ropext.checkpoint.provenance import Record, SiteRecord
@@ -31,26 +30,13 @@ def record_of(plan: Plan, snapshot: Snapshot, command: Sequence[str] = ()) -> Re
             )
             for site in plan.sites
         ),
-        edits=tuple(
-            {
-                "file": "config.json",
-                "key": ".".join(edit.path),
-                "before": _json(edit.before),
-                "after": _json(edit.after),
-            }
-            for edit in plan.edits
-        ),
+        edits=tuple({"file": "config.json"} | edit.to_json() for edit in plan.edits),
         recipe={
             key: value for key, value in asdict(plan.recipe).items() if value not in (None, ())
         },
         command=provenance.clean_command(command) if command else (),
         versions=provenance.versions(),
     )
-
-
-def _json(value: Any) -> Any:
-    """ABSENT has no JSON; in the record an absent key is told from null by its own word."""
-    return {"absent": True} if value is families.ABSENT else value
 
 
 def card_of(plan: Plan, snapshot: Snapshot, title: str, proof: Mapping[str, Any] | None) -> Card:

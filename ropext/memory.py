@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from ropext import patching, recipe
 from ropext.errors import UsageError
-from ropext.planning import Plan, make_plan
+from ropext.planning import Plan, make_plan, require_help
 
 Model = TypeVar("Model")
 PLANNED = "_ropext_plan"  # attribute of a patched model: the plan it computes by
@@ -29,6 +29,7 @@ def patch(model: Model, **options: Any) -> Model:
     A second call replaces the first; `ropext.patching.unpatch` takes it back.
     """
     made = plan_of(model, **options)
+    require_help(made)
     patching.patch(model, made.config)
     setattr(patching.base_model(model), PLANNED, made)
     return model

@@ -15,7 +15,7 @@ from ropext.checkpoint.transfer import Link
 from ropext.checkpoint.writing import Written, write_checkpoint
 from ropext.describing import card_of, record_of
 from ropext.families import Model, Site
-from ropext.planning import Plan, make_plan
+from ropext.planning import Plan, make_plan, require_help
 from ropext.verifying import Served, Verification, check_directory, read_again
 
 Say = Callable[[str], None]
@@ -144,6 +144,7 @@ def extend(
     wish = recipe.build(options, _read_text)
     snapshot = open_snapshot(model, revision=revision)
     made = make_plan(snapshot.config, wish, model)
+    require_help(made)
     for warning in made.warnings:
         say(f"warning: {warning}")
     if snapshot.hub_id and not snapshot.weight_files:

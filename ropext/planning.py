@@ -123,7 +123,7 @@ class Plan:
             "sites": [_site_json(site) for site in self.sites],
             "methods": [asdict(row) for row in self.methods],
             "recommendation": asdict(self.recommendation),
-            "edits": [asdict(edit) for edit in self.edits],
+            "edits": [edit.to_json() for edit in self.edits],
             "warnings": list(self.warnings),
             "kv_cache_bytes": self.kv_cache_bytes,
             "loaders": [asdict(reading) for reading in self.readings],
@@ -151,10 +151,6 @@ def _site_json(site: PlannedSite) -> dict[str, Any]:
 def make_plan(config: Mapping[str, Any], recipe: Recipe, name: str = "MODEL") -> Plan:
     """The plan for a config dict; raises where the request cannot be carried exactly."""
     model = families.read(dict(config), context=recipe.context)
-    if model.obstacles and not recipe.even_so:
-        raise UnsupportedModel(
-            f"{name}: {'; '.join(model.obstacles)}; --even-so extends it all the same"
-        )
     context = _context(model, recipe)
     target = resolve_target(recipe, context)
     method = recipe.method or "yarn"
@@ -187,6 +183,14 @@ def make_plan(config: Mapping[str, Any], recipe: Recipe, name: str = "MODEL") ->
             target=target,
         ),
     )
+
+
+def require_help(plan: Plan) -> None:
+    """Raise where scaling cannot help this model and the user did not ask for it all the same."""
+    if plan.model.obstacles and not plan.recipe.even_so:
+        raise UnsupportedModel(
+            f"{plan.name}: {'; '.join(plan.model.obstacles)}; --even-so extends it all the same"
+        )
 
 
 def _context(model: Model, recipe: Recipe) -> int:

@@ -75,6 +75,12 @@ class Edit:
     before: Any  # ABSENT where the key is new
     after: Any  # ABSENT where the key is removed
 
+    def to_json(self) -> dict[str, Any]:
+        """Without `before` where the key is new, and without `after` where it is removed."""
+        sides = {"before": self.before, "after": self.after}
+        kept = {side: value for side, value in sides.items() if value is not ABSENT}
+        return {"key": ".".join(self.path)} | kept
+
 
 class Absent:
     """Stands where a key is missing, which null does not."""

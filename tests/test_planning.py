@@ -1,0 +1,180 @@
+"""Plans of released configs: what is carried, what is refused, what is recommended and why."""
+
+import json
+import math
+
+import configs
+import pytest
+
+from ropext import families
+from ropext.errors import NotExpressible, UnsupportedModel, UsageError
+from ropext.planning import make_plan, require_help
+from ropext.recipe import Recipe
+
+
+def plan(config, **options):
+    options.setdefault("factor", 4.0)
+    return make_plan(config, Recipe(**options), "model")
+
+
+def test_a_yarn_plan_of_llama_2_is_the_published_one():
+    # jquesnelle/yarn on Llama-2 at s = 16: ramp from pair 20 to 46, mscale 1.2773.
+    made = plan(configs.LLAMA, factor=16.0)
+    assert made.target == 65536
+    assert made.main.wanted.attention_factor == pytest.approx(1.2772588722, abs=1e-9)
+    plain = [10000.0 ** (-2 * i / 128) for i in range(64)]
+    kept = [f == p for f, p in zip(made.main.wanted.inv_freq, plain, strict=True)]
+    assert kept.index(False) == 21
+    divided = [
+        math.isclose(f, p / 16) for f, p in zip(made.main.wanted.inv_freq, plain, strict=True)
+    ]
+    assert divided.index(True) == 46
+    assert made.config["rope_scaling"] == {
+        "type": "yarn", "factor": 16.0, "original_max_position_embeddings": 4096,
+    }  # fmt: skip
+    assert made.config["rope_parameters"]["rope_theta"] == 10000.0
+    assert made.config["max_position_embeddings"] == 65536
+
+
+def test_the_input_config_is_not_changed_and_planning_twice_agrees():
+    before = json.dumps(configs.LLAMA)
+    one, two = plan(configs.LLAMA), plan(configs.LLAMA)
+    assert json.dumps(configs.LLAMA) == before
+    assert one.to_json() == two.to_json()
+
+
+def test_a_plan_is_one_json_document():
+    for config in (configs.LLAMA, configs.LLAMA31, configs.DEEPSEEK_V3, configs.PHI3):
+        data = json.loads(json.dumps(plan(config).to_json(), allow_nan=False))
+        assert data["target"] == 4 * data["context"]
+
+
+def test_a_scaled_model_is_composed_from_its_current_spectrum():
+    # Llama 3.1 reads 131072 tokens; its last pair is divided by 8 already, PI divides by 4 again.
+    made = plan(configs.LLAMA31, method="pi")
+    plain_last = 500000.0 ** (-126 / 128)
+    assert made.context == 131072
+    assert made.main.wanted.inv_freq[-1] == pytest.approx(plain_last / 32, rel=1e-12)
+    assert made.main.wanted.inv_freq[0] == pytest.approx(1 / 4, rel=1e-12)
+    assert made.main.params["rope_type"] == "longrope"
+
+
+def test_from_original_starts_from_the_original_context():
+    made = plan(configs.LLAMA31, method="llama3", from_original=True, factor=32.0)
+    assert (made.context, made.target) == (8192, 262144)
+    assert made.main.params["rope_type"] == "llama3"
+    assert made.main.wanted.inv_freq[-1] == pytest.approx(500000.0 ** (-126 / 128) / 32, rel=1e-12)
+
+
+def test_deepseek_keeps_its_softmax_pair_under_every_method():
+    # mscale_all_dim 1 at 160 times the original 4096: (0.1 ln 160 + 1)^2.
+    wanted = (0.1 * math.log(160) + 1) ** 2
+    for method in ("pi", "ntk", "by-parts", "yarn"):
+        made = plan(configs.DEEPSEEK_V3, method=method)
+        assert made.main.wanted.softmax_factor == pytest.approx(wanted, rel=1e-12)
+        assert made.main.params["mscale_all_dim"] == 1.0
+        assert made.main.params["factor"] == 160.0
+    assert any("softmax factor goes from" in warning for warning in made.warnings)
+
+
+def test_what_phi_3_cannot_read_is_written_as_longrope():
+    for method in ("pi", "by-parts", "yarn"):
+        assert plan(configs.PHI3, method=method).main.params["rope_type"] == "longrope"
+    assert plan(configs.PHI3, method="ntk").main.params["rope_type"] == "default"
+
+
+def test_a_temperature_finds_a_form_that_carries_it():
+    # linear and theta have no attention factor of their own.
+    pi = plan(configs.LLAMA, method="pi", temperature=0.64)
+    assert pi.main.params["rope_type"] == "longrope"
+    assert pi.main.params["attention_factor"] == pytest.approx(1.25)
+    ntk = plan(configs.LLAMA, method="ntk", attention_factor=1.25)
+    assert ntk.main.params["rope_type"] == "yarn"
+    assert ntk.main.wanted.inv_freq[-1] == pytest.approx(10000.0 ** (-126 / 128) / 4, rel=1e-9)
+
+
+def test_for_a_loader_only_what_it_reads_exactly_is_carried():
+    assert plan(configs.LLAMA, for_loaders=("llama.cpp",)).main.params["rope_type"] == "yarn"
+    with pytest.raises(NotExpressible) as caught:
+        plan(configs.LLAMA31, for_loaders=("llama.cpp",))
+    assert "--for llama.cpp" in str(caught.value)
+    with pytest.raises(NotExpressible, match="attention factor"):
+        plan(configs.LLAMA, temperature=0.5, for_loaders=("llama.cpp",))
+
+
+def test_a_loader_that_was_not_measured_is_refused_unless_even_so():
+    with pytest.raises(NotExpressible):
+        plan(configs.GEMMA2, for_loaders=("vllm",))
+    assert plan(configs.GEMMA2, for_loaders=("vllm",), even_so=True).main.scaled
+
+
+def test_the_recommendation_differs_where_the_reasons_do():
+    chosen = {
+        "plain": plan(configs.LLAMA),
+        "finetuned": plan(configs.LLAMA, finetune="books.jsonl"),
+        "scaled": plan(configs.LLAMA31),
+        "scaled for llama.cpp": plan(
+            configs.LLAMA31, method="yarn", from_original=True, factor=64.0,
+            for_loaders=("llama.cpp",),
+        ),
+        "windows": plan(configs.GEMMA2),
+    }  # fmt: skip
+    got = {name: made.recommendation for name, made in chosen.items()}
+    assert got["plain"].method == "yarn"
+    assert got["finetuned"].method == "llama3"
+    assert got["scaled"].method == "by-parts"
+    assert (got["scaled for llama.cpp"].method, got["scaled for llama.cpp"].from_original) == (
+        "yarn", True,
+    )  # fmt: skip
+    assert got["windows"].method == "by-parts"
+    assert len({r.reason for r in got.values()}) == 5
+
+
+def test_the_plan_says_where_scaling_cannot_help_and_extend_asks():
+    made = plan(configs.MISTRAL_WINDOWED)
+    assert any("window of 4096 tokens" in warning for warning in made.warnings)
+    with pytest.raises(UnsupportedModel, match="--even-so"):
+        require_help(made)
+    require_help(plan(configs.MISTRAL_WINDOWED, even_so=True))
+
+
+def test_a_model_without_rotary_embedding_is_refused_with_what_it_would_take():
+    with pytest.raises(UnsupportedModel, match="learned table"):
+        plan(configs.GPT2)
+
+
+def test_ntk_needs_more_than_one_pair():
+    tiny = configs.LLAMA | {"head_dim": 2}
+    with pytest.raises(UsageError, match="rotary dim of 2"):
+        plan(tiny, method="ntk")
+    assert plan(tiny, method="pi").main.params["rope_type"] == "linear"
+
+
+def test_pair_factors_of_the_wrong_number_are_counted():
+    with pytest.raises(UsageError, match=r"3 numbers.*64 pairs"):
+        plan(configs.LLAMA, method="longrope", pair_factors=(1.0, 2.0, 4.0))
+
+
+def test_what_is_written_reads_back_as_what_was_wanted():
+    for config in (configs.LLAMA, configs.LLAMA31, configs.DEEPSEEK_V3, configs.PHI3):
+        for method in ("pi", "ntk", "dynamic", "by-parts", "yarn", "llama3"):
+            made = plan(config, method=method)
+            again = families.read(made.config)
+            assert again.context == made.target
+            rope = again.scaled_sites[0].rope
+            assert rope.spectrum.inv_freq == pytest.approx(made.main.wanted.inv_freq, rel=1e-9)
+            assert rope.attention_factor == pytest.approx(made.main.wanted.attention_factor)
+            assert rope.softmax_factor == pytest.approx(made.main.wanted.softmax_factor)
+
+
+def test_extending_twice_counts_from_the_extended_context():
+    once = plan(configs.LLAMA, method="ntk", factor=2.0)
+    twice = make_plan(once.config, Recipe(method="ntk", factor=2.0), "again")
+    # NTK after NTK is NTK by the product: the last pair is divided by 4.
+    assert twice.target == 16384
+    assert twice.main.wanted.inv_freq[-1] == pytest.approx(10000.0 ** (-126 / 128) / 4, rel=1e-12)
+
+
+def test_long_targets_warn_of_float32_angles():
+    assert not any("float32" in w for w in plan(configs.LLAMA, factor=16.0).warnings)
+    assert any("float32" in w for w in plan(configs.LLAMA, factor=256.0).warnings)
