@@ -83,6 +83,24 @@ def theta_when_scaled(cls: type) -> tuple[Any, Any]:
     return made.get("rope_theta"), made.get("partial_rotary_factor")
 
 
+def followed(cls: type) -> set[str]:
+    """Keys of the default dict that follow their top-level spelling, where a config has it."""
+    found = set()
+    names = {
+        "rope_theta": ("rope_theta", "rotary_emb_base"),
+        "partial_rotary_factor": ("partial_rotary_factor", "rotary_pct"),
+    }
+    for key, spellings in names.items():
+        for name in spellings:
+            try:
+                rope = cls(**{name: 0.5 if "partial" in key else 777.0}).rope_parameters
+            except Exception:  # a type that refuses this value
+                continue
+            if rope.get(key) in (0.5, 777.0):
+                found.add(key)
+    return found
+
+
 def defaults_of(model_type: str) -> dict[str, Any]:
     cls = CONFIG_MAPPING[model_type]
     config = cls()
@@ -101,7 +119,7 @@ def defaults_of(model_type: str) -> dict[str, Any]:
         out["names"] = names
     rope = attribute(config, "rope_parameters")
     if rope:
-        out["rope"] = rope
+        out["rope"] = {k: v for k, v in rope.items() if k not in followed(cls)}
     theta, partial = theta_when_scaled(cls)
     if theta is not None:
         out["theta"] = theta

@@ -4,10 +4,11 @@ Pure: dict in, dict out. `table` has one row per family that is not flat, types.
 model types, defaults.json what absent keys mean.
 """
 
+from ropext.families.comparing import diff
 from ropext.families.model import ABSENT, Edit, Model, Problem, Site
 from ropext.families.reading import read
 from ropext.families.spelling import check_spellings
-from ropext.families.writing import diff, write
+from ropext.families.writing import write
 
 __all__ = [
     "ABSENT",

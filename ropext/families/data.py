@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 REFUSALS = {
     "hard-coded": "rotates with a base that is fixed in its code (or in a table among its weights),"
     " so no config can scale it; it takes a code patch or an edit of that table",
-    "own order": "keeps its frequencies in an order of its own (by image axes) and refuses every scaled"
-    " rope type; it takes a code patch",
+    "own order": "keeps its frequencies in an order of its own (by image axes) and refuses every"
+    " scaled rope type; it takes a code patch",
     "learned": "has a learned table of absolute positions; it takes a longer table in the weights"
     " (rows interpolated) and usually fine-tuning",
     "sinusoidal": "adds fixed sinusoids to its embeddings; it takes a code patch that scales the"

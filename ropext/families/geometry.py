@@ -100,7 +100,11 @@ def sizes(
     hidden = size(text, "hidden_size", defaults, MOST_CHANNELS)
     heads = size(text, "num_attention_heads", defaults, MOST_CHANNELS)
     kv_heads = size(text, "num_key_value_heads", defaults, MOST_CHANNELS) or heads
-    head_dim = size(text, "head_dim", defaults, MOST_CHANNELS) or derived_head_dim(hidden, heads)
+    head_dim = derived_head_dim(hidden, heads)
+    if family.head_multiple:
+        head_dim = family.head_multiple * hidden // heads if hidden and heads else None
+    else:
+        head_dim = size(text, "head_dim", defaults, MOST_CHANNELS) or head_dim
     context = size(text, "max_position_embeddings", defaults, 1 << 40) or trained
     if context is None:
         name = names_of("max_position_embeddings", defaults)[0]
@@ -131,14 +135,16 @@ def label_head_dim(
     """The head size of the layers that use a label (Gemma 4's global layers have their own)."""
     layered = text.object("per_layer_config")
     wanted = label.layer_types or (label.name,)
+    key = "qk_rope_head_dim" if label.sizes_rotation else "head_dim"
     if layered is not None:
         for index, kind in enumerate(sized.layer_types):
             own = layered.object(str(index)) if kind in wanted else None
-            if own is not None and own.has("head_dim"):
-                return own.integer("head_dim", 2, MOST_CHANNELS)
+            if own is not None and own.has(key):
+                return own.integer(key, 2, MOST_CHANNELS)
     if label.head_dim == "head_dim":
         return sized.head_dim
-    return text.integer(label.head_dim, 2, MOST_CHANNELS) or label.default_head_dim
+    own_size = text.integer(label.head_dim, 2, MOST_CHANNELS)
+    return own_size or label.default_head_dim or size(text, key, defaults, MOST_CHANNELS)
 
 
 def rotary_dim(
@@ -159,7 +165,7 @@ def rotary_dim(
             "config.json: neither head_dim nor hidden_size and num_attention_heads are given, so"
             " the rotary dim is unknown"
         )
-    if params["rope_type"] == "proportional":
+    if params["rope_type"] == "proportional" or (label and label.sizes_rotation):
         dim = head  # its pairs count over the whole head, also those that stand still
     else:
         dim = int(head * partial_factor(family, params))
@@ -175,7 +181,12 @@ def partial_factor(family: Family, params: Params) -> float:
     """The partial factor as this family reads it (1 where it ignores the key)."""
     if not (family.partial or family.labels):
         return 1.0
-    factor: float = params.get("partial_rotary_factor", 1.0)
+    factor: float = params.get("partial_rotary_factor", family.fixed_partial or 1.0)
+    if family.fixed_partial not in (0.0, factor):
+        raise InputError(
+            f"config.json: partial_rotary_factor is {factor:g}, but this model type always rotates"
+            f" {family.fixed_partial:g} of each head; remove the key"
+        )
     if not 0 < factor <= 1:
         raise InputError(
             f"config.json: partial_rotary_factor must be above 0 and at most 1, was {factor:g}"

@@ -111,10 +111,11 @@ def scalar_conflicts(
 ) -> Iterator[Conflict]:
     """Where theta or the partial factor stands at several places with different values."""
     everything = list(found)
-    for key in aliases:
-        value = text.values.get(key)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            everything.append((text.name(key), value))
+    for path in aliases:
+        holder, key = text.at(path)
+        value = holder.number(key)
+        if value is not None:
+            everything.append((holder.name(key), value))
     for (a, x), (b, y) in itertools.pairwise(everything):
         if not agree(x, y):
             yield Conflict((a, b), (x, y))
@@ -126,12 +127,12 @@ class Found:
 
     params: dict[str, Params | None]  # per label; None = these layers do not rotate
     conflicts: tuple[Conflict, ...]
-    from_class: bool  # no dict was there: the class default stands
 
 
-def _top_level(text: Dict, keys: tuple[str, ...]) -> float | None:
-    for key in keys:
-        value = text.number(key)
+def _top_level(text: Dict, paths: tuple[str, ...]) -> float | None:
+    for path in paths:
+        holder, key = text.at(path)
+        value = holder.number(key)
         if value is not None:
             return value
     return None
@@ -150,30 +151,33 @@ def read_flat(text: Dict, family: Family, defaults: Mapping[str, Any]) -> Found:
     """The one dict of a flat family, complete."""
     sources = [text.object("rope_scaling"), text.object("rope_parameters")]
     given = [(s.where, normalised(s, family)) for s in sources if s is not None and s.values]
-    _refuse_nested(given, text)
+    _refuse_nested(given)
     conflicts: list[Conflict] = []
     if len(given) == 2:
         conflicts += dict_conflicts(given[0][1], given[1][1], (given[0][0], given[1][0]))
     for key, aliases in (("rope_theta", family.theta), ("partial_rotary_factor", family.partial)):
         values = [(f"{where}.{key}", params[key]) for where, params in given if key in params]
         conflicts += scalar_conflicts(text, aliases, values)
+    current = dict(given[0][1] if given else defaults.get("rope", {"rope_type": "default"}))
     theta, partial = _top_level(text, family.theta), _top_level(text, family.partial)
-    if given:
-        rest = {k: v for _, p in reversed(given) for k, v in p.items() if k in _MAY_MISS}
-        current = {**rest, **given[0][1]}
-    else:
-        current = dict(defaults.get("rope", {"rope_type": "default"}))
-        if theta is not None and current["rope_type"] == "default":
-            current["rope_theta"] = theta
-        if partial is not None:
-            current["partial_rotary_factor"] = partial
     fallback = defaults.get("partial") if family.partial else None
     current = _completed(current, theta, partial)
     current = _completed(current, defaults.get("theta", 10000.0), fallback)
-    return Found({"": current}, tuple(conflicts), not given)
+    if len(given) == 2 and not conflicts:
+        conflicts += _lost(given, current)
+    return Found({"": current}, tuple(conflicts))
 
 
-def _refuse_nested(given: list[tuple[str, Params]], text: Dict) -> None:
+def _lost(given: list[tuple[str, Params]], current: Params) -> Iterator[Conflict]:
+    """What stands in rope_parameters alone while rope_scaling wins: the class default is read."""
+    (winner, _), (loser, ignored) = given
+    for key in ("rope_theta", "partial_rotary_factor"):
+        if key in ignored and not agree(ignored[key], current.get(key, 1.0)):
+            keys = (f"{loser}.{key}", f"{key} beside {winner}, which is read instead,")
+            yield Conflict(keys, (ignored[key], current.get(key)))
+
+
+def _refuse_nested(given: list[tuple[str, Params]]) -> None:
     for where, params in given:
         inner = [key for key, value in params.items() if isinstance(value, dict)]
         if inner and "rope_theta" not in params and len(params) == len(inner) + 1:
@@ -213,7 +217,7 @@ def read_nested(text: Dict, family: Family, defaults: Mapping[str, Any]) -> Foun
         current, clashes = _read_label(text, family, label, modern, flat, defaults)
         conflicts += clashes
         params[label.name] = current
-    return Found(params, tuple(conflicts), modern is None and legacy is None)
+    return Found(params, tuple(conflicts))
 
 
 def _read_label(
@@ -235,8 +239,6 @@ def _read_label(
     if len(given) == 2:
         conflicts += dict_conflicts(given[0][1], given[1][1], (given[0][0], given[1][0]))
     aliases = (label.theta,) if label.theta else ()
-    if text.values.get("rope_theta") is not None and isinstance(text.values["rope_theta"], list):
-        aliases = ()  # UltraBERT's list of one theta per layer
     values = [(f"{where}.rope_theta", p["rope_theta"]) for where, p in given if "rope_theta" in p]
     conflicts += scalar_conflicts(text, aliases, values)
     theta = _top_level(text, aliases)

@@ -21,9 +21,14 @@ class Label:
     name: str
     windowed: bool = False  # its layers see a window only, so that an extension leaves it alone
     theta: str = ""  # the name under which 4.x (or a class field) keeps its theta
-    head_dim: str = "head_dim"  # the key that sizes these layers' heads
-    default_head_dim: int = 0  # what that key means when absent (0 = as head_dim)
+    # The key that sizes these layers' heads; a rope_head_dim sizes the rotation itself.
+    head_dim: str = "head_dim"
+    default_head_dim: int = 0  # what that key means when absent (0 = the class default)
     layer_types: tuple[str, ...] = ()  # layer types that use it (empty = its own name)
+
+    @property
+    def sizes_rotation(self) -> bool:
+        return self.head_dim.endswith("rope_head_dim")
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,9 @@ class Family:
     flat_into: tuple[str, ...] = ()
     theta: tuple[str, ...] = ("rope_theta",)  # legacy names of theta; the first is written
     partial: tuple[str, ...] = ()  # legacy names of the partial factor where the family reads one
+    fixed_partial: float = 0.0  # the class sets the factor itself, whatever the config says
     dim: str = "head_dim"  # the key that sizes the rotation
+    head_multiple: int = 0  # heads are this many times hidden_size / heads, whatever head_dim says
     # Which spelling of the type transformers 4.x wants in the legacy dict; "absent" where no 4.x
     # reader exists and 5.x is disturbed by legacy keys, "theta" where it reads the thetas alone.
     legacy: str = "type"
@@ -111,11 +118,12 @@ FAMILIES: dict[str, Family] = {
     # Partial rotation, under the names that the family reads.
     **_rows(
         "glm4_moe glm4v_moe_text minimax_m2 minimax_m3_vl_text nemotron persimmon phi "
-        "qwen3_5_text qwen3_5_moe_text solar_open stablelm bamba qwen4_exp_text",
+        "qwen3_5_text qwen3_5_moe_text solar_open stablelm qwen4_exp_text",
         PARTIAL,
     ),
     "qwen3_next": replace(PARTIAL, legacy="rope_type"),
     **_rows("glm glm4 glm4v_text glm_ocr_text glm_image_text", replace(PARTIAL, interleaved=True)),
+    "bamba": replace(PARTIAL, fixed_partial=0.5),
     "gpt_neox": Family(
         theta=("rotary_emb_base", "rope_theta"),
         partial=("rotary_pct", "partial_rotary_factor"),
@@ -133,9 +141,10 @@ FAMILIES: dict[str, Family] = {
     # DeepSeek's latent attention: a rotary part of its own size; the softmax reads mscale.
     **_rows(
         "axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite "
-        "glm_moe_dsa hy_v4 longcat_flash minicpm3 mistral4 mistral_large4_text youtu",
+        "glm_moe_dsa hy_v4 minicpm3 mistral4 mistral_large4_text youtu",
         MLA,
     ),
+    "longcat_flash": replace(MLA, dim="head_dim"),
     "deepseek_v4": Family(
         labels=(
             Label("main", windowed=True, theta="rope_theta", layer_types=("sliding_attention",)),
@@ -152,10 +161,18 @@ FAMILIES: dict[str, Family] = {
     ),
     "dots3_note_text": Family(
         labels=(
-            Label("sliding_attention", windowed=True, theta="swa_rope_theta"),
-            Label("indexed_attention", theta="rope_theta"),
+            Label(
+                "sliding_attention",
+                windowed=True,
+                theta="swa_rope_theta",
+                head_dim="swa_qk_rope_head_dim",
+                default_head_dim=64,
+            ),
+            Label("indexed_attention", theta="rope_theta", head_dim="qk_rope_head_dim"),
         ),
         legacy="absent",
+        # longrope's validator asks for one number of heads, which differs by layer type here.
+        forms=("default", "linear", "yarn", "llama3"),
         temperature="rotated channels",
         interleaved=True,
     ),
@@ -167,7 +184,8 @@ FAMILIES: dict[str, Family] = {
     "olmo3": replace(
         GEMMA3,
         labels=(
-            Label("sliding_attention", windowed=True, theta="rope_theta"),
+            # transformers 5 gives the one top-level theta to the full layers alone.
+            Label("sliding_attention", windowed=True),
             Label("full_attention", theta="rope_theta"),
         ),
     ),
@@ -209,7 +227,10 @@ FAMILIES: dict[str, Family] = {
     "falcon": Family(
         gate=Gate("alibi", False, "uses ALiBi (alibi is true); its rotary module is built but idle")
     ),
-    "zamba2": Family(gate=Gate("use_mem_rope", True, "rotates only where use_mem_rope is true")),
+    "dbrx": Family(theta=("rope_theta", "attn_config.rope_theta")),
+    "zamba2": Family(
+        head_multiple=2, gate=Gate("use_mem_rope", True, "rotates only where use_mem_rope is true")
+    ),
     "granitemoehybrid": Family(
         gate=Gate(
             "position_embedding_type",

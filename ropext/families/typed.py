@@ -35,6 +35,14 @@ class Dict:
         found = shown(self.values[key])
         return InputError(f"config.json: {self.name(key)} must be {wanted}, was {found}")
 
+    def at(self, path: str) -> "tuple[Dict, str]":
+        """The object that a dotted path leads to (empty where it is missing), and its key."""
+        here: Dict = self
+        *parents, key = path.split(".")
+        for parent in parents:
+            here = here.object(parent) or Dict({}, here.name(parent))
+        return here, key
+
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None
 

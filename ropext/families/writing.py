@@ -5,11 +5,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ropext import forms
 from ropext.families import data
 from ropext.families.geometry import derived_head_dim, names_of, size, stated
-from ropext.families.model import ABSENT, Edit, Model, Site
+from ropext.families.locating import text_part
+from ropext.families.model import Model, Site
 from ropext.families.params import FORM_KEYS, LENGTHS, LISTS
-from ropext.families.reading import text_part
 from ropext.families.table import Family, Label, family
 from ropext.families.typed import Dict
 from ropext.forms import Params
@@ -41,13 +42,16 @@ def _json_value(key: str, value: Any) -> Any:
 def _merged(site: Site, new: Params, family_row: Family) -> Params:
     """The new form's keys, and every other key of the dict as it stood."""
     kept = {key: value for key, value in site.params.items() if key not in FORM_KEYS}
+    if site.params["rope_type"] == "proportional":
+        # There the factor counts pairs that turn; in every other form it would cut the head.
+        kept["partial_rotary_factor"] = 1.0
     out = {"rope_type": new["rope_type"], "rope_theta": new["rope_theta"]}
     out |= {key: value for key, value in new.items() if key not in out} | {
         key: value for key, value in kept.items() if key not in new
     }
     if family_row.mscale_keys and out["rope_type"] != "default":
         # PhiMoE's forward pass reads these three in every scaled form.
-        attention = new.get("attention_factor", 1.0)
+        attention = forms.read_attention_factor(new, site.rope.context)
         out.setdefault("short_mscale", attention)
         out.setdefault("long_mscale", attention)
         out.setdefault("original_max_position_embeddings", site.rope.original_context)
@@ -82,6 +86,19 @@ def _drop(text: dict[str, Any], *keys: str) -> None:
         text.pop(key, None)
 
 
+def _set_everywhere(text: dict[str, Any], paths: tuple[str, ...], value: float) -> None:
+    """Under the first name always, under the others where they stand."""
+    first, *others = paths
+    text[first] = value
+    for path in others:
+        *parents, key = path.split(".")
+        holder: Any = text
+        for parent in parents:
+            holder = holder.get(parent) if isinstance(holder, dict) else None
+        if isinstance(holder, dict) and key in holder:
+            holder[key] = value
+
+
 def _write_flat(
     text: dict[str, Any], model: Model, row: Family, dicts: Mapping[str, Params]
 ) -> Params:
@@ -89,15 +106,9 @@ def _write_flat(
     site = model.scaled_sites[0]
     modern = _merged(site, dicts[site.label], row)
     current = text.get("rope_scaling")
-    text["rope_theta" if not row.theta else row.theta[0]] = modern["rope_theta"]
-    for alias in row.theta[1:]:
-        if alias in text:
-            text[alias] = modern["rope_theta"]
+    _set_everywhere(text, row.theta, modern["rope_theta"])
     if row.partial and "partial_rotary_factor" in modern:
-        text[row.partial[0]] = modern["partial_rotary_factor"]
-        for alias in row.partial[1:]:
-            if alias in text:
-                text[alias] = modern["partial_rotary_factor"]
+        _set_everywhere(text, row.partial, modern["partial_rotary_factor"])
     text["rope_scaling"] = _legacy(modern, row, current)
     text["rope_parameters"] = modern
     return modern
@@ -123,10 +134,9 @@ def _write_nested(
         nested = {k: v for k, v in current.items() if k in labels or isinstance(v, dict)}
     elif row.rotates_only_windows:
         nested = {label.name: None for label in row.labels}
-    full: Params = {}
     for site in model.sites:
         if site.scaled:
-            full = nested[site.label] = _merged(site, dicts[site.label], row)
+            nested[site.label] = _merged(site, dicts[site.label], row)
         else:
             nested[site.label] = {k: _json_value(k, v) for k, v in site.params.items()}
     text["rope_parameters"] = nested
@@ -134,12 +144,14 @@ def _write_nested(
         if label.theta and nested.get(label.name) and _keeps_theta(text, row, label):
             text[label.theta] = nested[label.name]["rope_theta"]
     if row.legacy == "rope_type":
+        full = nested.get(row.flat_into[0], {"rope_type": "default"})
         text["rope_scaling"] = _legacy(full, row, text.get("rope_scaling"))
     else:
         _drop(text, "rope_scaling")
     if row.legacy == "absent" and not any(label.theta for label in row.labels):
         _drop(text, "rope_theta")
-    return full
+    written: Params = nested[model.scaled_sites[0].label]
+    return written
 
 
 def _keeps_theta(text: Mapping[str, Any], row: Family, label: Label) -> bool:
@@ -220,15 +232,3 @@ def write(
     _write_sizes(text, row, defaults)
     _write_lengths(out, text, model, defaults, target)
     return out
-
-
-def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Edit]:
-    """Every value that changed, by path; lists and rope dicts of other types count as one value."""
-    edits: list[Edit] = []
-    for key in [*old, *(k for k in new if k not in old)]:
-        before, after = old.get(key, ABSENT), new.get(key, ABSENT)
-        if isinstance(before, dict) and isinstance(after, dict) and before != after:
-            edits += [Edit((key, *e.path), e.before, e.after) for e in diff(before, after)]
-        elif before != after or type(before) is not type(after):
-            edits.append(Edit((key,), before, after))
-    return edits

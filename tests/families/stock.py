@@ -1,12 +1,14 @@
 """What stock transformers builds from configs: run as a script in a process without ropext.
 
-stdin: one JSON list of {"id", "config", "text_type", "task"}; stdout: one JSON line per config with
-the inverse frequencies and attention factors of the text part's rotary modules, or the error.
+stdin: JSON lines of {"id", "config", "text_type", "task"}; stdout: one JSON line per config with the
+ inverse frequencies and attention factors of the text part's rotary modules, or the error.
 """
 
 import json
 import os
 import sys
+import tempfile
+from pathlib import Path
 
 
 class NoRopext:
@@ -53,12 +55,12 @@ def describe(model, text_type):
     return {"sites": sites, "scales": scales}
 
 
-def build(request):
+def build(request, folder):
     import transformers
     from accelerate import init_empty_weights
 
-    kind = request["config"]["model_type"]
-    config = transformers.CONFIG_MAPPING[kind].from_dict(request["config"])
+    Path(folder, "config.json").write_text(json.dumps(request["config"]))
+    config = transformers.AutoConfig.from_pretrained(folder)
     auto = getattr(transformers, request["task"])
     with init_empty_weights(include_buffers=False):
         model = auto.from_config(config)
@@ -81,13 +83,14 @@ def main():
         "AutoModel": sorted(auto.MODEL_MAPPING_NAMES),
     }
     print(json.dumps({"version": transformers.__version__, "types": known}), flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            answer = build(request)
-        except Exception as error:  # every failure is reported under its type
-            answer = {"error": f"{type(error).__name__}: {error}"[:300]}
-        print(json.dumps({"id": request["id"]} | answer), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for line in sys.stdin:
+            request = json.loads(line)
+            try:
+                answer = build(request, folder)
+            except Exception as error:  # every failure is reported under its type
+                answer = {"error": f"{type(error).__name__}: {error}"[:300]}
+            print(json.dumps({"id": request["id"]} | answer), flush=True)
 
 
 if __name__ == "__main__":

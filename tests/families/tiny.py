@@ -42,7 +42,22 @@ SPECIAL = {
         "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
         "head_dim": 32,
     },
+    "hunyuan_v1_dense": {"head_dim": 32},  # its attention fails on null
+    "hunyuan_v1_moe": {"head_dim": 32},
+    "ministral": {"head_dim": 32},
+    "longcat_flash": {"head_dim": 16},
+    "dots1": {"num_experts_per_tok": 2, "n_shared_experts": 1},
+    "qwen4_exp_text": {"num_experts_per_tok": 2},
+    "dbrx": {"attn_config": {"rope_theta": THETA, "kv_n_heads": 2}},
+    "esmc": {"num_key_value_heads": 4},
+    "zamba2": {"num_hidden_layers": 54},
+    "gemma3n_text": {"num_hidden_layers": 35},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
 }
+
+
+# Composites whose vision tower is tied to the default width of the text part.
+FULL_WIDTH = ("dots3_note",)
 
 
 def text_part(model_type):
@@ -63,6 +78,9 @@ def _sizes(text_type):
     if "head_dim" in defaults and row.dim == "head_dim":
         out[names.get("head_dim", "head_dim")] = 32
     out[names.get("max_position_embeddings", "max_position_embeddings")] = CONTEXT
+    layers = names.get("num_hidden_layers", "num_hidden_layers")
+    if 4 < len(defaults.get("layer_types", ())) <= 8:
+        out[layers] = len(defaults["layer_types"])  # so that every type of layer is there
     if row.gate:
         out[row.gate.key] = row.gate.value
     return {"model_type": text_type} | out | SPECIAL.get(text_type, {})
@@ -71,7 +89,7 @@ def _sizes(text_type):
 def modern(text_type):
     """As transformers 5 saves it: rope_parameters alone."""
     row, out = family(text_type), _sizes(text_type)
-    partial = {"partial_rotary_factor": PARTIAL}
+    partial = {"partial_rotary_factor": row.fixed_partial or PARTIAL}
     if not row.labels:
         out["rope_parameters"] = {"rope_type": "default", "rope_theta": THETA}
         if row.partial:
@@ -102,13 +120,15 @@ def legacy(text_type):
     else:
         out[row.theta[0]] = THETA
     for name in row.partial[:1]:
-        out[name] = PARTIAL
+        out[name] = row.fixed_partial or PARTIAL
     return out
 
 
 def wrapped(model_type, text):
     """The text config inside its composite, if there is one."""
     found = text_part(model_type)
+    if model_type in FULL_WIDTH:
+        text = {key: value for key, value in text.items() if key != "hidden_size"}
     for key in reversed(found[1]):
         text = {key: text}
     return text | {"model_type": model_type}

@@ -1,0 +1,108 @@
+"""From embeddings and sizes to the whole description: reach, notes, obstacles, cache."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ropext.families.geometry import Sizes, attends, is_windowed, kv_values, partial_factor
+from ropext.families.model import Model, Site
+from ropext.families.table import Family
+from ropext.families.typed import Dict
+
+
+def observe(
+    text_type: str, row: Family, sized: Sizes, sites: tuple[Site, ...], context: int
+) -> tuple[list[str], list[str], int | None]:
+    """Notes, obstacles and the reach that windows leave."""
+    notes: list[str] = []
+    obstacles: list[str] = []
+    kinds = [kind for kind in sized.layer_types if attends(kind)]
+    windowed = sum(is_windowed(kind) for kind in kinds)
+    everywhere = row.every_layer_windowed or (bool(kinds) and windowed == len(kinds))
+    reach = None
+    if sized.window and everywhere:
+        layers = len(kinds) or sized.layers or 1
+        reach = layers * (sized.window - 1) + 1
+        sentence = (
+            f"every layer sees a window of {sized.window} tokens, so the model reaches"
+            f" {reach} tokens at most"
+        )
+        if sized.window <= context:
+            obstacles.append(
+                f"{sentence}, and no distance beyond the window is ever rotated; scaling cannot"
+                " help unless sliding_window is lifted"
+            )
+        else:
+            notes.append(sentence)
+    elif sized.window and windowed:
+        notes.append(f"{windowed} of {len(kinds)} attention layers see {sized.window} tokens only")
+    if row.rotates_only_windows and (sized.window or row.labels):
+        obstacles.append(
+            f"{text_type} rotates in its windowed layers only and its full-attention layers have no"
+            " positions; scaling would move trained local layers and lengthen nothing"
+        )
+    if any(s.rope.softmax_factor != 1 for s in sites):
+        notes.append("its rope dict also scales the softmax (mscale_all_dim), which is kept")
+    return notes, obstacles, reach
+
+
+def _forms(row: Family, sites: tuple[Site, ...], notes: list[str]) -> tuple[str, ...]:
+    """The rope types that this config may be written with."""
+    for site in sites:
+        asked = site.params.get("partial_rotary_factor", 1.0)
+        if not (row.partial or row.labels) and asked != 1:
+            notes.append(
+                f"partial_rotary_factor {asked:g} is ignored by this family in plain RoPE, but not"
+                " in scaled types, so only theta can change"
+            )
+            return ("default",)
+    return row.forms
+
+
+def describe(
+    model_type: str,
+    text_type: str,
+    path: tuple[str, ...],
+    sites: tuple[Site, ...],
+    sized: Sizes,
+    text: Dict,
+    row: Family,
+    defaults: Mapping[str, Any],
+    notes: list[str],
+) -> Model:
+    context = max(site.rope.context for site in sites if site.scaled)
+    more, obstacles, reach = observe(text_type, row, sized, sites, context)
+    notes += more
+    allowed = _forms(row, sites, notes)
+    growing, windowed = kv_values(text, sized, defaults)
+    whole = all(partial_factor(row, s.params) == 1 for s in sites) and row.dim == "head_dim"
+    temperature = row.temperature
+    if temperature == "rotated channels" and whole:
+        temperature = "whole"
+    kinds = [kind for kind in sized.layer_types if attends(kind)]
+    rotating = sum(site.layers or 0 for site in sites)
+    return Model(
+        model_type=model_type,
+        text_type=text_type,
+        path=path,
+        sites=sites,
+        context=context,
+        stated_context=sized.context,
+        layers=sized.layers,
+        hidden_size=sized.hidden,
+        heads=sized.heads,
+        kv_heads=sized.kv_heads,
+        head_dim=sized.head_dim,
+        vocab_size=sized.vocab,
+        layer_types=sized.layer_types,
+        sliding_window=sized.window,
+        nope_layers=max(0, len(kinds) - rotating),
+        interleaved=row.interleaved,
+        masked_lm=row.masked_lm,
+        forms=allowed,
+        temperature=temperature,
+        reach=reach,
+        kv_values_per_token=growing,
+        kv_values_windowed=windowed,
+        notes=tuple(dict.fromkeys(notes)),
+        obstacles=tuple(obstacles),
+    )
