@@ -1,0 +1,146 @@
+"""Every mistake gets one clear sentence and exit code 2, and changes nothing on the disk."""
+
+import json
+import os
+
+import pytest
+from conftest import make_llama
+
+
+@pytest.fixture
+def refused(ropext, tmp_path):
+    """Run a command that must be refused; gives its sentence."""
+
+    def run(*words):
+        before = sorted(os.walk(tmp_path))
+        code, out, err = ropext(*words)
+        assert code == 2, (code, out, err)
+        assert out == ""
+        assert "Traceback" not in err
+        assert sorted(os.walk(tmp_path)) == before
+        return err
+
+    return run
+
+
+def edit(directory, **changes):
+    path = directory / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps(config))
+    return directory
+
+
+def test_not_a_model_directory(refused, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "config.json" in refused("plan", tmp_path / "empty", "--factor", 4)
+    assert "does not exist" in refused("plan", tmp_path / "nowhere", "--factor", 4)
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"a": }', "[1]", '{"a": NaN}', '{"a":1,"a":2}'])
+def test_invalid_json(refused, llama, text):
+    (llama / "config.json").write_text(text)
+    assert "config.json" in refused("plan", llama, "--factor", 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rope_theta": "10000"}, "rope_theta"),
+        ({"max_position_embeddings": "4096"}, "max_position_embeddings"),
+        ({"model_type": "no_such_model"}, "no_such_model"),
+        ({"model_type": "gpt2"}, "learned table"),
+        ({"model_type": "bloom"}, "ALiBi"),
+        ({"rope_scaling": {"type": "marvel", "factor": 2.0}}, "marvel"),
+        ({"rope_scaling": {"type": "yarn"}}, "factor"),
+        (
+            {
+                "rope_scaling": {"type": "linear", "factor": 2.0},
+                "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50000.0},
+            },
+            "factor",
+        ),
+    ],
+)
+def test_configs_that_cannot_be_read(refused, llama, changes, words):
+    assert words in refused("plan", edit(llama, **changes), "--factor", 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--factor", "1"], "--factor"),
+        (["--factor", "nan"], "--factor"),
+        (["--factor", "1e12"], "--factor"),
+        (["--factor", "four"], "--factor"),
+        (["--target", "100"], "128"),
+        (["--factor", "4", "--target", "512"], "give one"),
+        ([], "--factor"),
+        (["--factor", "4", "--method", "yarm"], "did you mean yarn"),
+        (["--factor", "4", "--method", "pi", "--beta-fast", "16"], "--beta-fast"),
+        (["--factor", "4", "--beta-fast", "1", "--beta-slow", "2"], "--beta-slow"),
+        (["--factor", "4", "--method", "longrope"], "--pair-factors"),
+        (["--factor", "4", "--method", "abf"], "--theta"),
+        (["--factor", "4", "--method", "abf", "--theta", "10"], "--theta"),
+        (["--factor", "4", "--for", "vlm"], "vllm"),
+        (["--factor", "4", "--method", "longrope", "--pair-factors", "nowhere.csv"], "nowhere.csv"),
+        (["--no-such-option"], "--no-such-option"),
+    ],
+)
+@pytest.mark.parametrize("command", ["plan", "extend"])
+def test_options_that_do_not_fit(refused, llama, tmp_path, command, options, words):
+    where = ["-o", tmp_path / "out"] if command == "extend" else []
+    assert words in refused(command, llama, *options, *where)
+
+
+def test_pair_factors_are_counted(refused, llama, tmp_path):
+    (tmp_path / "f.json").write_text("[1, 2, 3]")
+    words = ["--factor", 4, "--method", "longrope", "--pair-factors", tmp_path / "f.json"]
+    said = refused("plan", llama, *words)
+    assert "3 numbers" in said
+    assert "8 pairs" in said
+
+
+def test_ntk_on_one_pair(refused, tmp_path):
+    tiny = make_llama(tmp_path / "tiny", head_dim=2)
+    assert "rotary dim of 2" in refused("plan", tiny, "--method", "ntk", "--factor", 2)
+
+
+def test_outputs_that_may_not_be_written(refused, llama, tmp_path):
+    extend = ["extend", llama, "--factor", 4, "--no-verify"]
+    assert "-o OUT" in refused(*extend)
+    (tmp_path / "there").mkdir()
+    assert "--force" in refused(*extend, "-o", tmp_path / "there")
+    assert "inside the input" in refused(*extend, "-o", llama / "out")
+    assert "input itself" in refused(*extend, "-o", llama)
+
+
+def test_weights_that_are_missing(refused, llama, tmp_path):
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model.safetensors"}}
+    (llama / "model.safetensors.index.json").write_text(json.dumps(index))
+    said = refused("extend", llama, "--factor", 4, "-o", tmp_path / "out", "--no-verify")
+    assert "model-00001-of-00002.safetensors" in said
+
+
+def test_pickled_weights_alone_are_told_how_to_convert(refused, llama, tmp_path):
+    (llama / "model.safetensors").unlink()
+    (llama / "pytorch_model.bin").write_bytes(b"PK")
+    said = refused("extend", llama, "--factor", 4, "-o", tmp_path / "out", "--no-verify")
+    assert "safetensors" in said
+
+
+def test_a_bug_keeps_its_traceback_and_exits_1(llama):
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; sys.argv = ['ropext', 'plan', sys.argv[1], '--factor', '4']\n"
+        "from ropext import pipeline\n"
+        "def broken(*args, **kwargs): raise KeyError('a bug')\n"
+        "pipeline.plan = broken\n"
+        "from ropext.cli.app import main\n"
+        "main()\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code, str(llama)], capture_output=True, text=True)
+    assert run.returncode == 1
+    assert "Traceback" in run.stderr
+    assert "a bug" in run.stderr

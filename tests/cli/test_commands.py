@@ -1,0 +1,171 @@
+"""The commands as a user runs them, on a real tiny checkpoint."""
+
+import hashlib
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ropext.version import __version__
+
+
+def tree(directory):
+    """Every file under a directory with its hash."""
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_version_names_ropext_torch_and_transformers(ropext):
+    code, out, _ = ropext("--version")
+    assert code == 0
+    assert out.splitlines()[0] == f"ropext {__version__}"
+    assert [line.split()[0] for line in out.splitlines()] == ["ropext", "torch", "transformers"]
+
+
+def test_inspect_says_what_the_model_has(ropext, llama):
+    code, out, err = ropext("inspect", llama, "--target", 512)
+    assert (code, err) == (0, "")
+    assert "16 of 16 channels (8 pairs, half and half)" in out
+    assert "theta        50,000" in out
+    data = json.loads(ropext("inspect", llama, "--json")[1])
+    assert data["context"] == 128
+    assert data["target"] == 512
+    assert data["limits"]["tokenizer"] == 128
+    # 2 layers, one key/value head of 16 channels, keys and values, 2 bytes each.
+    assert data["kv_bytes_per_token"] == 2 * 2 * 16 * 2
+
+
+def test_plan_json_is_one_document_and_changes_nothing(ropext, llama):
+    before = tree(llama)
+    code, out, _ = ropext("plan", llama, "--factor", 4, "--json")
+    assert code == 0
+    data = json.loads(out)
+    assert (data["context"], data["target"], data["method"]) == (128, 512, "yarn")
+    assert data["config"]["rope_parameters"]["factor"] == 4.0
+    assert tree(llama) == before
+
+
+@pytest.mark.slow
+def test_extend_verify_and_plan_again(ropext, llama, tmp_path):
+    before = tree(llama)
+    out_dir = tmp_path / "out"
+    code, out, err = ropext("extend", llama, "--method", "ntk", "--factor", 4, "-o", out_dir)
+    assert code == 0, err
+    assert "proved with transformers" in out
+    assert tree(llama) == before
+    config = json.loads((out_dir / "config.json").read_text())
+    # theta * 4^(16/14), as the NTK-aware formula has it.
+    assert config["rope_theta"] == pytest.approx(50000.0 * 4 ** (16 / 14), rel=1e-12)
+    assert config["max_position_embeddings"] == 512
+    assert json.loads((out_dir / "tokenizer_config.json").read_text())["model_max_length"] == 512
+    assert tree(out_dir)["model.safetensors"] == before["model.safetensors"]
+
+    code, out, err = ropext("verify", out_dir, "--against", llama, "--deep", "--json")
+    assert code == 0, err
+    assert json.loads(out)["passed"]
+
+    code, out, _ = ropext("plan", out_dir)
+    assert code == 0
+    assert "extended from 128 by ntk" in out
+
+    config["rope_theta"] *= 1.01
+    config["rope_parameters"]["rope_theta"] *= 1.01
+    (out_dir / "config.json").write_text(json.dumps(config))
+    code, out, err = ropext("verify", out_dir)
+    assert code == 3
+    assert "WRONG" in out
+    assert "the plan says" in err
+
+
+@pytest.mark.slow
+def test_a_failed_proof_exits_3_and_leaves_nothing(ropext, llama, tmp_path):
+    # A tensor of the wrong shape: stock transformers would refuse the result.
+    import numpy
+    from safetensors.numpy import load_file, save_file
+
+    weights = load_file(llama / "model.safetensors")
+    weights["model.norm.weight"] = numpy.ones(7, "float32")
+    save_file(weights, llama / "model.safetensors", metadata={"format": "pt"})
+    code, out, err = ropext("extend", llama, "--factor", 2, "-o", tmp_path / "out")
+    assert (code, out) == (3, "")
+    assert "model.norm.weight" in err
+    assert "Traceback" not in err
+    assert [path.name for path in tmp_path.iterdir()] == ["base"]
+
+
+def test_extend_without_proof_imports_no_heavy_library(llama, tmp_path):
+    code = (
+        "import sys; sys.argv = ['ropext', 'extend', *sys.argv[1:]]\n"
+        "from ropext.cli.app import main\n"
+        "try: main()\n"
+        "finally:\n"
+        "    heavy = {'torch', 'transformers', 'numpy', 'huggingface_hub', 'peft', 'datasets'}\n"
+        "    found = heavy & sys.modules.keys()\n"
+        "    assert not found, found\n"
+    )
+    words = [llama, "--factor", "4", "-o", tmp_path / "out", "--no-verify", "--link", "hard"]
+    run = subprocess.run(
+        [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "out/model.safetensors").samefile(llama / "model.safetensors")
+
+
+def test_dry_run_is_the_plan(ropext, llama, tmp_path):
+    wish = ["--method", "pi", "--factor", 2]
+    assert ropext("extend", llama, *wish, "--dry-run")[1] == ropext("plan", llama, *wish)[1]
+
+
+def test_an_extension_without_training_gives_the_same_bytes_twice(ropext, llama, tmp_path):
+    for parent in ("one", "two"):
+        (tmp_path / parent).mkdir()
+        words = ["extend", llama, "--factor", 4, "-o", tmp_path / parent / "out", "--no-verify"]
+        assert ropext(*words)[0] == 0
+    one, two = tree(tmp_path / "one/out"), tree(tmp_path / "two/out")
+    record = json.loads((tmp_path / "one/out/ropext.json").read_text())
+    assert str(tmp_path / "one/out") in record["command"]  # the one difference: the command itself
+    assert one.pop("ropext.json") != two.pop("ropext.json")
+    assert one == two
+
+
+def test_methods_are_listed_and_described(ropext):
+    code, out, _ = ropext("methods")
+    assert code == 0
+    for name in ("pi", "ntk", "dynamic", "abf", "by-parts", "llama3", "yarn", "longrope"):
+        assert f"\n{name} " in "\n" + out
+    assert "--beta-fast" in ropext("methods", "yarn")[1]
+    code, _, err = ropext("methods", "yran")
+    assert code == 2
+    assert "did you mean yarn" in err
+
+
+def test_an_extended_directory_is_extended_again_from_where_it_stands(ropext, llama, tmp_path):
+    for source, target in ((llama, "one"), (tmp_path / "one", "two")):
+        words = ["extend", source, "--method", "pi", "--factor", 2, "-o", tmp_path / target]
+        code, _, err = ropext(*words, "--no-verify")
+        assert code == 0, err
+    config = json.loads((tmp_path / "two/config.json").read_text())
+    assert config["rope_scaling"] == {"type": "linear", "factor": 4.0}
+    assert config["max_position_embeddings"] == 512
+
+
+def test_fix_writes_the_spellings_that_a_resave_dropped(ropext, llama):
+    path = llama / "config.json"
+    config = json.loads(path.read_text())
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
+    del config["rope_theta"], config["rope_scaling"]
+    config["rope_parameters"] = yarn | {"rope_theta": 50000.0}
+    path.write_text(json.dumps(config))
+    code, _, err = ropext("verify", llama)
+    assert code == 3
+    assert "rope_theta" in err
+    code, _, err = ropext("verify", llama, "--fix")
+    assert code == 0, err
+    assert "+ rope_theta: 50000.0" in err
+    fixed = json.loads(path.read_text())
+    assert fixed["rope_theta"] == 50000.0
+    assert fixed["rope_scaling"]["type"] == "yarn"
