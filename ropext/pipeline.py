@@ -180,9 +180,20 @@ def verify(
     *,
     against: str | None = None,
     deep: bool = False,
+    endpoint: str | None = None,
     trust_remote_code: bool = False,
+    **loading: Any,
 ) -> Verification:
-    """Prove a directory against its own record, a saved plan, or its base."""
+    """Prove a directory against its own record, a saved plan, or its base.
+
+    `endpoint` is the address of a running server that should read it alike; `loading` (dtype,
+    device, attn_implementation) says how transformers runs beside it.
+    """
     return check_directory(
-        directory, against=against, deep=deep, trust_remote_code=trust_remote_code
+        directory,
+        against=against,
+        deep=deep,
+        endpoint=endpoint,
+        trust_remote_code=trust_remote_code,
+        **loading,
     )

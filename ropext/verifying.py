@@ -78,9 +78,14 @@ def check_directory(
     *,
     against: str | None = None,
     deep: bool = False,
+    endpoint: str | None = None,
     trust_remote_code: bool = False,
+    **loading: Any,
 ) -> Verification:
-    """Check a checkpoint directory against its own record, a saved plan, or its base."""
+    """Check a checkpoint directory against its own record, a saved plan, or its base.
+
+    With `endpoint`, a running server is asked too; `loading` says how transformers runs beside it.
+    """
     snapshot = open_snapshot(str(directory), weights=True)
     record = read_record(snapshot.directory)
     model = families.read(snapshot.config)
@@ -92,6 +97,9 @@ def check_directory(
         *_proof(snapshot, model, wanted, trust_remote_code),
         *_weights(snapshot, record, base, deep),
     ]
+    if endpoint is not None:
+        loading |= {"trust_remote_code": trust_remote_code}
+        checks.append(_endpoint(endpoint, snapshot, model, record, loading))
     return Verification(tuple(checks), read_again(snapshot))
 
 
@@ -265,6 +273,33 @@ def _weights(
     if not bad:
         hows = ", ".join(sorted({finding.how for finding in findings}))
         yield Check("weights", True, f"{len(findings)} weight files unchanged (by {hows})")
+
+
+def _endpoint(
+    url: str,
+    snapshot: Snapshot,
+    model: Model,
+    record: Record | None,
+    loading: Mapping[str, Any],
+) -> Check:
+    from ropext import endpoint  # late: it runs the model
+
+    rope = model.scaled_sites[0].rope
+    context = record.context if record else rope.original_context
+    try:
+        probed = endpoint.probe(
+            url, snapshot.directory, context=context, target=model.context, **loading
+        )
+    except ProofFailed as failed:
+        return Check("endpoint", False, str(failed))
+    worst = max(prompt.difference for prompt in probed.prompts)
+    limit = "no limit that it tells" if probed.limit is None else f"a limit of {probed.limit}"
+    return Check(
+        "endpoint",
+        True,
+        f"{url} serves {probed.model} with {limit}; its log-probabilities are within {worst:.1e} "
+        f"of transformers' (tolerance {probed.tolerance:g})",
+    )
 
 
 def repair(directory: str | Path) -> tuple[dict[str, Any], tuple[families.Edit, ...]]:

@@ -23,6 +23,10 @@ TrustRemoteCode = Annotated[
     bool,
     typer.Option("--trust-remote-code", help="run Python code that comes with the model (off)"),
 ]
+Dtype = Annotated[
+    str, typer.Option("--dtype", help="in which the model runs: auto, float32, bfloat16, float16")
+]
+Device = Annotated[str, typer.Option("--device", help="where the model runs, e.g. cpu or cuda:0")]
 Json = Annotated[bool, typer.Option("--json", help="print the result as one JSON document")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no narration on stderr")]
 

@@ -21,12 +21,24 @@ Against = Annotated[
 Deep = Annotated[bool, typer.Option("--deep", help="compare the weights byte by byte")]
 Fix = Annotated[bool, typer.Option("--fix", help="repair the config's spellings, diff first")]
 
+Endpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--endpoint",
+        metavar="URL",
+        help="ask a running server (vLLM, SGLang, llama-server) whether it reads DIR alike",
+    ),
+]
+
 
 def command(
     directory: Directory,
     against: Against = None,
     deep: Deep = False,
     fix: Fix = False,
+    endpoint: Endpoint = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "cpu",
     trust_remote_code: options.TrustRemoteCode = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -42,7 +54,13 @@ def command(
         if edits:
             verifying.write_config(directory, config)
     found = pipeline.verify(
-        directory, against=against, deep=deep, trust_remote_code=trust_remote_code
+        directory,
+        against=against,
+        deep=deep,
+        endpoint=endpoint,
+        trust_remote_code=trust_remote_code,
+        dtype=dtype,
+        device=device,
     )
     out.result(text.verification(found), found.to_json())
     if not found.passed:
