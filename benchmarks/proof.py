@@ -1,0 +1,156 @@
+"""What the proof of a 70B-shaped checkpoint costs, beside importing transformers.
+
+    python benchmarks/proof.py > benchmarks/results/proof-DATE.md
+
+The checkpoints are sparse files: real headers, no weights. A child process proves a tiny checkpoint
+of the same family first, which pays every import; what the large one adds is the proof's own cost.
+The import is what any program pays that loads such a model. CPU seconds, since cores may be
+shared; the claim is the ratio, in one run.
+"""
+
+import importlib.metadata as metadata
+import json
+import os
+import platform
+import resource
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from ropext import forms, proof
+from ropext.rope import Rope
+
+ROUNDS = 3
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e5}
+YARN |= {"original_max_position_embeddings": 8192}
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 32768,
+    "rope_parameters": YARN,
+    "dtype": "bfloat16",
+}
+MIXTRAL = LLAMA | {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "hidden_size": 6144,
+    "intermediate_size": 16384,
+    "num_hidden_layers": 56,
+    "num_attention_heads": 48,
+    "head_dim": 128,
+    "vocab_size": 32768,
+    "num_local_experts": 8,
+}
+SMALL = {"hidden_size": 256, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 64}
+SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 2}
+
+
+def llama_shapes(config: dict[str, Any]) -> dict[str, list[int]]:
+    hidden, inner, heads = (
+        config[k] for k in ("hidden_size", "intermediate_size", "num_attention_heads")
+    )
+    kv = hidden // heads * config["num_key_value_heads"]
+    tokens = [config["vocab_size"], hidden]
+    shapes = {"model.embed_tokens.weight": tokens, "lm_head.weight": tokens}
+    shapes["model.norm.weight"] = [hidden]
+    for layer in range(config["num_hidden_layers"]):
+        at = f"model.layers.{layer}"
+        shapes |= {f"{at}.{n}_layernorm.weight": [hidden] for n in ("input", "post_attention")}
+        shapes |= {f"{at}.self_attn.{n}_proj.weight": [hidden, hidden] for n in "qo"}
+        shapes |= {f"{at}.self_attn.{n}_proj.weight": [kv, hidden] for n in "kv"}
+        if experts := config.get("num_local_experts"):
+            moe = f"{at}.block_sparse_moe"
+            shapes[f"{moe}.gate.weight"] = [experts, hidden]
+            for e in range(experts):
+                shapes |= {f"{moe}.experts.{e}.w{n}.weight": [inner, hidden] for n in (1, 3)}
+                shapes[f"{moe}.experts.{e}.w2.weight"] = [hidden, inner]
+        else:
+            shapes |= {f"{at}.mlp.{n}_proj.weight": [inner, hidden] for n in ("gate", "up")}
+            shapes[f"{at}.mlp.down_proj.weight"] = [hidden, inner]
+    return shapes
+
+
+def write(directory: Path, config: dict[str, Any]) -> int:
+    """A sparse checkpoint; returns its size in bytes."""
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    table, offset = {}, 0
+    for name, shape in llama_shapes(config).items():
+        size = 2
+        for n in shape:
+            size *= n
+        spot = [offset, offset + size]
+        table[name] = {"dtype": "BF16", "shape": shape, "data_offsets": spot}
+        offset += size
+    header = json.dumps(table).encode()
+    with open(directory / "model.safetensors", "wb") as stream:
+        stream.write(struct.pack("<Q", len(header)) + header)
+        stream.truncate(8 + len(header) + offset)
+    return offset
+
+
+def import_seconds(name: str) -> float:
+    """CPU seconds of a fresh process that imports what a load of this model imports."""
+    code = f"import torch, accelerate; from transformers import AutoConfig, {name}"
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", code], check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def measure(root: Path, title: str, config: dict[str, Any]) -> str:
+    size = write(root / "large", config)
+    write(root / "small", config | SMALL)
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    wanted = forms.read(YARN, Rope(head_dim, YARN["rope_theta"], 8192), 32768)
+    site = proof.Expected(
+        "", wanted.inv_freq, wanted.attention_factor, rope_type="yarn", factor=4.0
+    )
+    rows = []
+    for number in range(1, ROUNDS + 1):
+        imports = import_seconds(config["architectures"][0])
+        start = time.monotonic()
+        _, large = proof.build([root / "small", root / "large"])
+        wall = time.monotonic() - start
+        result = proof.compare(large, [site])
+        own, peak = large["cost"]["cpu_seconds"], large["cost"]["peak_bytes"]
+        rows.append(
+            f"| {number} | {imports:.2f} | {own:.2f} | {own / imports:.2f} | {wall:.1f} | "
+            f"{peak / 2**20:.0f} |"
+        )
+    lines = [
+        f"## {title}: {size / 1e9:.0f} GB, {result.tensors_compared} tensors compared, "
+        f"{result.attention_modules} attention modules",
+        "",
+        "| round | imports, CPU s | proof's own, CPU s | ratio | whole child, wall s | peak, MiB |",
+        "|---|---|---|---|---|---|",
+        *rows,
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    versions = {name: metadata.version(name) for name in ("torch", "transformers", "accelerate")}
+    print("# Cost of the proof\n")
+    print("Command: `python benchmarks/proof.py`\n")
+    print(f"Machine: {os.cpu_count()} cores, CPU, {platform.system()}; other work may share it.")
+    said = ", ".join(f"{k} {v}" for k, v in versions.items())
+    print(f"Versions: Python {platform.python_version()}, {said}.\n")
+    for title, config in (("Llama-3-70B shape", LLAMA), ("Mixtral-8x22B shape", MIXTRAL)):
+        with tempfile.TemporaryDirectory() as folder:
+            print(measure(Path(folder), title, config), flush=True)
+
+
+if __name__ == "__main__":
+    main()
