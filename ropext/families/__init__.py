@@ -7,7 +7,7 @@ model types, defaults.json what absent keys mean.
 from ropext.families.comparing import diff
 from ropext.families.model import ABSENT, Edit, Model, Problem, Site
 from ropext.families.reading import read
-from ropext.families.spelling import check_spellings
+from ropext.families.spelling import as_read, check_spellings, respell
 from ropext.families.writing import write
 
 __all__ = [
@@ -16,8 +16,10 @@ __all__ = [
     "Model",
     "Problem",
     "Site",
+    "as_read",
     "check_spellings",
     "diff",
     "read",
+    "respell",
     "write",
 ]

@@ -60,6 +60,11 @@ def rope_type(source: Dict, family: Family) -> str:
 def normalised(source: Dict, family: Family) -> Params:
     """A rope dict with checked values: one type key, floats as floats, lengths as integers."""
     out: Params = {"rope_type": rope_type(source, family)}
+    if out["rope_type"] == "yarn" and "factor" not in source.values:
+        raise InputError(
+            f"config.json: {source.where} is of type yarn and lacks factor, without which stock"
+            " transformers cannot build the model"
+        )
     for key, value in source.values.items():
         if key in ("type", "rope_type") or value is None:
             continue
@@ -199,12 +204,10 @@ def read_nested(text: Dict, family: Family, defaults: Mapping[str, Any]) -> Foun
     legacy, modern = text.object("rope_scaling"), text.object("rope_parameters")
     names = [label.name for label in family.labels]
     if modern is not None and modern.values and not any(n in modern.values for n in names):
-        if not family.flat_into or "rope_type" not in modern.values:
-            raise InputError(
-                f"config.json: {modern.where} is flat, but this model type has one rotary embedding"
-                f" per layer type and wants the keys {', '.join(names)} in it"
-            )
-        legacy, modern = legacy or modern, None
+        raise InputError(
+            f"config.json: {modern.where} is flat, but this model type has one rotary embedding per"
+            f" layer type and wants the keys {', '.join(names)} in it"
+        )
     if legacy is not None and legacy.values and not family.flat_into:
         raise InputError(
             f"config.json: {legacy.where} is flat, but this model type keeps one dict per layer"
@@ -215,6 +218,8 @@ def read_nested(text: Dict, family: Family, defaults: Mapping[str, Any]) -> Foun
     for label in family.labels:
         flat = legacy if label.name in family.flat_into else None
         current, clashes = _read_label(text, family, label, modern, flat, defaults)
+        if current and flat and family.flat_attention and current["rope_type"] == "yarn":
+            current.setdefault("attention_factor", family.flat_attention)
         conflicts += clashes
         params[label.name] = current
     return Found(params, tuple(conflicts))

@@ -47,6 +47,7 @@ class Family:
     labels: tuple[Label, ...] = ()  # nested per layer type
     # Nested only: the labels that a flat legacy dict is read into (empty = it must not be there).
     flat_into: tuple[str, ...] = ()
+    flat_attention: float = 0.0  # the attention factor that a flat yarn gets when it names none
     theta: tuple[str, ...] = ("rope_theta",)  # legacy names of theta; the first is written
     partial: tuple[str, ...] = ()  # legacy names of the partial factor where the family reads one
     fixed_partial: float = 0.0  # the class sets the factor itself, whatever the config says
@@ -155,6 +156,7 @@ FAMILIES: dict[str, Family] = {
             ),
         ),
         flat_into=("compress",),
+        flat_attention=1.0,
         legacy="absent",
         temperature="rotated channels",
         interleaved=True,

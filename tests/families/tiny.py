@@ -124,6 +124,11 @@ def legacy(text_type):
     return out
 
 
+def bare(text_type):
+    """Sizes alone: everything about rotation is left to the class defaults."""
+    return _sizes(text_type)
+
+
 def wrapped(model_type, text):
     """The text config inside its composite, if there is one."""
     found = text_part(model_type)

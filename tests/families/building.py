@@ -1,0 +1,195 @@
+"""What the stock side is asked, and what ropext says it will answer."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tiny
+
+from ropext import families, forms, scaling
+from ropext.errors import NotExpressible
+from ropext.families import data
+from ropext.families.table import family
+
+STOCK = Path(__file__).with_name("stock.py")
+FACTOR = 4
+METHODS = ("pi", "ntk", "yarn", "by-parts", "longrope")
+# The legacy base differs from the modern one in what is written over, not in the mathematics.
+LEGACY_METHODS = ("ntk", "yarn")
+
+
+@dataclass
+class Case:
+    """One config and the spectra that stock must build from it."""
+
+    model_type: str
+    name: str
+    config: dict
+    wanted: dict = field(default_factory=dict)  # label -> Spectrum
+    thetas: dict = field(default_factory=dict)  # label -> theta, where labels are ours alone
+    error: str = ""
+
+    @property
+    def id(self):
+        return f"{self.model_type} {self.name}"
+
+
+def knobs(method, pairs):
+    made = scaling.find(method).knobs
+    if method != "longrope":
+        return made()
+    # The second half slowed by up to 4: any vector without structure would do.
+    return made(tuple(1 + 3 * i / pairs for i in range(pairs)))
+
+
+def scaled(model, method, target):
+    """label -> (wanted spectrum, stock dict) for the scaled sites."""
+    out = {}
+    for site in model.scaled_sites:
+        made = scaling.scale(site.rope, method, target, knobs(method, site.rope.dim // 2), None)
+        wanted = scaling.compose(site.rope, made, target)
+        native = scaling.native(site.rope, made)
+        params = forms.carry(
+            site.rope, wanted, target, native, lambda p: p["rope_type"] in model.forms
+        )
+        out[site.label] = wanted, params
+    return out
+
+
+def base_case(model_type, name, config):
+    case = Case(model_type, name, config)
+    try:
+        model = families.read(config)
+    except Exception as error:  # told by the test of this type
+        case.error = f"{type(error).__name__}: {error}"
+        return case, None
+    case.wanted = {site.label: site.rope.spectrum for site in model.sites}
+    case.thetas = {site.label: site.params["rope_theta"] for site in model.sites}
+    return case, model
+
+
+def extended_case(base, model, method):
+    """The base extended by a method; None where no form of this family carries it."""
+    target = FACTOR * model.context
+    try:
+        plan = scaled(model, method, target)
+    except NotExpressible:
+        return None
+    case = Case(base.model_type, f"{base.name} {method}", {})
+    before = json.dumps(base.config)
+    params = {label: made for label, (_, made) in plan.items()}
+    case.config = families.write(base.config, model, params, target)
+    if json.dumps(base.config) != before:
+        case.error = "write() changed the dict that it was given"
+    case.wanted = base.wanted | {label: wanted for label, (wanted, _) in plan.items()}
+    case.thetas = base.thetas | {label: made["rope_theta"] for label, made in params.items()}
+    return case
+
+
+def cases(model_type):
+    """Every case of one model type."""
+    text_type, path = tiny.text_part(model_type)
+    bases = [("modern", tiny.modern(text_type), METHODS)]
+    if not path:
+        bases.append(("legacy", tiny.legacy(text_type), LEGACY_METHODS))
+        bases.append(("bare", tiny.bare(text_type), ()))
+    out = []
+    for name, text, methods in bases:
+        if text is None:
+            continue
+        base, model = base_case(model_type, name, tiny.wrapped(model_type, text))
+        out.append(base)
+        if model is not None:
+            made = [extended_case(base, model, method) for method in methods]
+            out += [case for case in made if case is not None]
+    return out
+
+
+class Stock:
+    """The process that builds; started once, without any path to ropext."""
+
+    def __init__(self, python=sys.executable, extra_path=""):
+        env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        env |= {"OMP_NUM_THREADS": "1"} | ({"PYTHONPATH": extra_path} if extra_path else {})
+        self.process = subprocess.Popen(
+            [python, "-W", "ignore", str(STOCK)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=env,
+            cwd="/",
+        )
+        head = json.loads(self.process.stdout.readline())
+        self.version = head["version"]
+        self.tasks = {}
+        for task in ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModel"):
+            for model_type in head["types"][task]:
+                self.tasks.setdefault(model_type, task)
+
+    def build(self, case):
+        text_type, _ = tiny.text_part(case.model_type)
+        request = {
+            "id": case.id,
+            "config": case.config,
+            "text_type": [text_type],
+            "task": self.tasks[case.model_type],
+        }
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def rotary_types():
+    """Every model type of the census whose text part is rotary."""
+    return sorted(name for name in data.census() if tiny.text_part(name))
+
+
+def bound(spectrum_case):
+    """DESIGN's bound: 1e-7 * factor, at least 1e-6; four times that where the ramp is llama3's."""
+    return 1e-6 * (4 if "by-parts" in spectrum_case.name else 1)
+
+
+def differences(case, answer):
+    """Sentences about what stock built otherwise; [] = as wanted."""
+    if case.error:
+        return [case.error]
+    if "error" in answer:
+        return [f"stock cannot build it: {answer['error']}"]
+    out, seen = [], set()
+    by_theta = {theta: label for label, theta in case.thetas.items()}
+    row = family(tiny.text_part(case.model_type)[0])
+    for built in answer["sites"]:
+        label = built["label"]
+        if label not in case.wanted:
+            label = by_theta.get(built["theta"], "")
+        if label not in case.wanted:
+            out.append(f"stock has an embedding {built['label']!r} at {built['module']}")
+            continue
+        seen.add(label)
+        out += _compare(case, label, built, compare_attention=not row.mscale_keys)
+    out += [f"{label!r} is not in stock's model" for label in case.wanted.keys() - seen]
+    return out
+
+
+def _compare(case, label, built, compare_attention):
+    wanted = case.wanted[label]
+    if len(wanted.inv_freq) != len(built["inv_freq"]):
+        return [f"{label!r}: {len(built['inv_freq'])} pairs, wanted {len(wanted.inv_freq)}"]
+    out = []
+    worst = max(
+        abs(x - y) / y if y else abs(x)
+        for x, y in zip(built["inv_freq"], wanted.inv_freq, strict=True)
+    )
+    if not worst <= bound(case):
+        out.append(f"{label!r}: inverse frequencies off by {worst:.1e}")
+    if compare_attention and abs(built["attention"] - wanted.attention_factor) > 1e-6:
+        out.append(f"{label!r}: attention {built['attention']}, wanted {wanted.attention_factor}")
+    return out
