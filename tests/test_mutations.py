@@ -91,8 +91,8 @@ MUTANTS = (
     mutant(
         "theta lost in the saved config (transformers 5's own save)",
         "families/writing.py",
-        'text["rope_theta" if not row.theta else row.theta[0]] = modern["rope_theta"]',
-        'text.pop("rope_theta", None)',
+        '_set_everywhere(text, row.theta, modern["rope_theta"])',
+        "_drop(text, *row.theta)",
         killers=SAVED,
     ),
     mutant(
@@ -105,8 +105,8 @@ MUTANTS = (
     mutant(
         "partial factor lost beside a legacy dict",
         "families/writing.py",
-        'text[row.partial[0]] = modern["partial_rotary_factor"]',
-        "text.pop(row.partial[0], None)",
+        '_set_everywhere(text, row.partial, modern["partial_rotary_factor"])',
+        "_drop(text, *row.partial)",
         killers=SAVED,
     ),
     mutant(

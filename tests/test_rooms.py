@@ -1,0 +1,273 @@
+"""The house: a room imports only from rooms listed above it, and the heavy libraries come late."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ropext
+
+PACKAGE = Path(ropext.__file__).parent
+REPOSITORY = PACKAGE.parent
+
+ABOVE_THE_LINE = (
+    "version",
+    "errors",
+    "rope",
+    "forms",
+    "scaling",
+    "families",
+    "loaders",
+    "tasks",
+    "recipe",
+    "recommending",
+    "planning",
+    "checkpoint",
+    "describing",
+    "results",
+    "report",
+)
+BELOW_THE_LINE = (
+    "proof_child",
+    "proof",
+    "endpoint",
+    "patching",
+    "memory",
+    "verifying",
+    "corpus",
+    "evaluation",
+    "training",
+    "pipeline",
+    "demo",
+    "cli",
+    "__init__",
+    "__main__",
+)
+ROOMS = (*ABOVE_THE_LINE, *BELOW_THE_LINE)
+
+HEAVY = frozenset(("torch", "transformers", "accelerate", "peft", "datasets"))
+NUMPY_ROOMS = ("results", "report")
+PUBLIC_FUNCTIONS = (
+    *("inspect", "plan", "extend", "verify", "patch", "save"),
+    *("evaluate", "finetune", "fit", "run"),
+)
+FORBIDDEN_AT_START = (*sorted(HEAVY), "numpy", "huggingface_hub", "matplotlib")
+
+
+def sources() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def module_of(path: Path) -> str:
+    parts = ("ropext", *path.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def imports(tree: ast.AST, *, late: bool = True) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of everything that is imported when the code runs.
+
+    Names imported for type annotations alone do not count; `late` also gives those in functions.
+    """
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: relative import"
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+        elif is_for_types(node):
+            yield from imports(ast.Module(node.orelse, []), late=late)
+        elif late or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from imports(node, late=late)
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"), str(path))
+
+
+def test_every_room_has_its_place() -> None:
+    unknown = {room_of(path) for path in sources()} - set(ROOMS)
+    assert not unknown, f"give {sorted(unknown)} a place in the order of rooms"
+
+
+def test_no_edge_points_upward() -> None:
+    wrong = []
+    for path in sources():
+        here = ROOMS.index(room_of(path))
+        for line, name in imports(parsed(path)):
+            root, *rest = name.split(".")
+            if root != "ropext" or not rest:
+                continue
+            there = rest[0] if rest[0] in ROOMS else "__init__"
+            if ROOMS.index(there) > here:
+                wrong.append(f"{path.relative_to(REPOSITORY)}:{line} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_rooms_above_the_line_know_no_torch() -> None:
+    wrong = []
+    for path in sources():
+        if room_of(path) not in ABOVE_THE_LINE:
+            continue
+        banned = HEAVY if room_of(path) in NUMPY_ROOMS else HEAVY | {"numpy"}
+        for line, name in imports(parsed(path)):
+            if name.split(".")[0] in banned:
+                wrong.append(f"{path.relative_to(REPOSITORY)}:{line} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def early(path: Path) -> set[str]:
+    """What importing a module imports at once."""
+    return {name for _, name in imports(parsed(path), late=False)}
+
+
+def test_heavy_modules_are_imported_inside_functions_only() -> None:
+    """A file may be written in torch; then nobody but its like imports it outside a function."""
+    modules = {module_of(path): early(path) for path in sources()}
+    heavy = {m for m, names in modules.items() if any(n.split(".")[0] in HEAVY for n in names)}
+    grown = True
+    while grown:
+        grown = False
+        for module, names in modules.items():
+            # `from ropext.room import x` runs ropext.room, and ropext.room.x where that is a file.
+            needed = {name.rsplit(".", 1)[0] for name in names} | names
+            if module not in heavy and needed & heavy:
+                heavy.add(module)
+                grown = True
+    fronts = {f"ropext.{room}" for room in ROOMS} | {"ropext"}
+    fronts |= {m for m in modules if m.split(".")[1:2] == ["cli"]}
+    assert not heavy & fronts, f"these load torch as soon as they are imported: {heavy & fronts}"
+
+
+def test_only_the_command_line_prints() -> None:
+    wrong = [
+        f"{path.relative_to(REPOSITORY)}:{node.lineno}"
+        for path in sources()
+        if room_of(path) != "cli"
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        if node.func.id == "print"
+    ]
+    assert not wrong, wrong
+
+
+def test_no_room_hides_a_public_function() -> None:
+    """A module ropext/plan.py would stand in the place of the function ropext.plan."""
+    assert not set(PUBLIC_FUNCTIONS) & {room_of(path) for path in sources()}
+
+
+PROBE = """
+import contextlib, io, json, os, sys
+commands = json.loads(os.environ["COMMANDS"])
+for command in commands:
+    sys.argv = ["ropext", *command]
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        try:
+            import runpy
+            runpy.run_module("ropext", run_name="__main__")
+        except SystemExit as end:
+            assert not end.code, (command, end.code)
+    assert out.getvalue().strip(), command
+roots = {name.partition(".")[0] for name in sys.modules}
+print(json.dumps(sorted(roots)))
+"""
+
+
+def loaded_by(commands: list[list[str]]) -> set[str]:
+    """The top-level packages in memory after running commands in one fresh interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"COMMANDS": json.dumps(commands), "PYTHONPATH": str(REPOSITORY)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def subcommands() -> list[str]:
+    from typer.main import get_command
+
+    from ropext.cli.app import app
+
+    return sorted(get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def test_help_loads_nothing_heavy() -> None:
+    commands = [["--help"], ["--version"], *([name, "--help"] for name in subcommands())]
+    assert not loaded_by(commands) & set(FORBIDDEN_AT_START)
+
+
+@pytest.mark.parametrize("json_too", [[], ["--json"]], ids=["text", "json"])
+def test_inspect_and_plan_load_nothing_heavy(tmp_path: Path, json_too: list[str]) -> None:
+    config = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "intermediate_size": 128,
+        "vocab_size": 256,
+        "max_position_embeddings": 2048,
+        "rope_theta": 50_000.0,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    model = str(tmp_path)
+    commands = [
+        ["inspect", model, *json_too],
+        ["plan", model, "--factor", "4", *json_too],
+        ["extend", model, "--factor", "4", "--dry-run", "-o", f"{model}-out", *json_too],
+        ["methods"],
+    ]
+    assert not loaded_by(commands) & set(FORBIDDEN_AT_START)
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, ropext; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        check=True,
+    )
+    assert not set(done.stdout.split()) & {*FORBIDDEN_AT_START, "typer"}
+
+
+def tracked_files() -> list[Path]:
+    done = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        pytest.skip("not a git checkout: the files that belong to the repository are not known")
+    return [REPOSITORY / name for name in done.stdout.split("\0") if name]
+
+
+def test_no_file_speaks_of_the_place_it_was_written_in() -> None:
+    """Paths of the workshop, and the folder that stands beside the repository there."""
+    place = re.compile(r"(?<![\w.:/])/" + r"work/\w|\.\./" + r"shared|\bshared/" + "reference")
+    wrong = []
+    for path in tracked_files():
+        try:
+            text = path.read_text("utf-8")
+        except (UnicodeDecodeError, FileNotFoundError):
+            continue  # weights; or a file that is being removed
+        wrong += [
+            f"{path.relative_to(REPOSITORY)}:{number}: {line.strip()[:120]}"
+            for number, line in enumerate(text.splitlines(), 1)
+            if len(line) < 10_000 and place.search(line)
+        ]
+    assert not wrong, "\n".join(wrong)
