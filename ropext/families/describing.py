@@ -13,7 +13,7 @@ def observe(
     text_type: str, row: Family, sized: Sizes, sites: tuple[Site, ...], context: int
 ) -> tuple[list[str], list[str], int | None]:
     """Notes, obstacles and the reach that windows leave."""
-    notes: list[str] = []
+    notes = [row.remark] if row.remark else []
     obstacles: list[str] = []
     kinds = [kind for kind in sized.layer_types if attends(kind)]
     windowed = sum(is_windowed(kind) for kind in kinds)
@@ -34,7 +34,10 @@ def observe(
         else:
             notes.append(sentence)
     elif sized.window and windowed:
-        notes.append(f"{windowed} of {len(kinds)} attention layers see {sized.window} tokens only")
+        sentence = f"{windowed} of {len(kinds)} attention layers see {sized.window} tokens only"
+        if not row.labels and not row.rotates_only_windows:
+            sentence += "; they share one rotary embedding with the others and are scaled with them"
+        notes.append(sentence)
     if row.rotates_only_windows and (sized.window or row.labels):
         obstacles.append(
             f"{text_type} rotates in its windowed layers only and its full-attention layers have no"

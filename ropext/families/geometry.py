@@ -28,6 +28,7 @@ class Sizes:
     layer_types: tuple[str, ...]
     window: int | None
     layer_thetas: tuple[float, ...]
+    nope_layers: int  # layers that the config exempts from rotation by number
 
 
 def names_of(key: str, defaults: Mapping[str, Any]) -> tuple[str, ...]:
@@ -39,7 +40,7 @@ def names_of(key: str, defaults: Mapping[str, Any]) -> tuple[str, ...]:
 def stated(text: Dict, key: str, defaults: Mapping[str, Any], high: int) -> int | None:
     """A size as it stands in the config, under either of its names."""
     for name in names_of(key, defaults):
-        value = text.integer(name, 1, high)
+        value = text.integer(name, 0 if key == "max_window_layers" else 1, high)
         if value is not None:
             return value
     return None
@@ -75,20 +76,22 @@ def _layer_types(text: Dict, layers: int | None, defaults: Mapping[str, Any]) ->
 
 
 def _window(
-    text: Dict, family: Family, layer_types: tuple[str, ...], defaults: Mapping[str, Any]
+    text: Dict, layer_types: tuple[str, ...], defaults: Mapping[str, Any]
 ) -> tuple[int | None, tuple[str, ...]]:
     """The window and the layers that have it, for the ways in which families say so."""
-    chunk = text.integer("attention_chunk_size")
     window = size(text, "sliding_window", defaults, 1 << 40)
     if window is None:
-        return chunk, layer_types
+        return size(text, "attention_chunk_size", defaults, 1 << 40), layer_types
     used = text.flag("use_sliding_window")
     if used is None:
         used = defaults.get("use_sliding_window")
     if used is False:
         return None, layer_types
-    if family.every_layer_windowed:
-        return window, ("sliding_attention",) * len(layer_types)
+    first = size(text, "max_window_layers", defaults, MOST_LAYERS)
+    if used and first is not None and not text.has("layer_types"):
+        # Qwen: the layers from max_window_layers on.
+        kinds = ("full_attention", "sliding_attention")
+        return window, tuple(kinds[i >= first] for i in range(len(layer_types)))
     return window, layer_types
 
 
@@ -113,7 +116,7 @@ def sizes(
             " name the trained length with --context"
         )
     layer_types = _layer_types(text, layers, defaults)
-    window, layer_types = _window(text, family, layer_types, defaults)
+    window, layer_types = _window(text, layer_types, defaults)
     thetas = text.numbers("layer_rope_theta", zero=True) if family.layer_thetas else None
     return Sizes(
         context,
@@ -126,7 +129,17 @@ def sizes(
         layer_types,
         window,
         tuple(thetas or ()),
+        _nope_layers(text, layers, defaults),
     )
+
+
+def _nope_layers(text: Dict, layers: int | None, defaults: Mapping[str, Any]) -> int:
+    """SmolLM 3 and Llama 4 list 1 for a layer that rotates and 0 for one that does not."""
+    given = text.numbers("no_rope_layers", zero=True)
+    if given:
+        return sum(value == 0 for value in given)
+    every = size(text, "no_rope_layer_interval", defaults, MOST_LAYERS)
+    return (layers or 0) // every if every and "no_rope_layer_interval" in defaults else 0
 
 
 def label_head_dim(

@@ -34,6 +34,7 @@ def interpret(
     row, defaults = family(text_type), data.defaults(text_type)
     text = Dict(text_part(config, path), ".".join(path))
     _check_gate(text, text_type, row)
+    _check_theta(text, text_type, row)
     sized = sizes(text, row, defaults, context)
     found = (read_nested if row.labels else read_flat)(text, row, defaults)
     notes: list[str] = []
@@ -56,6 +57,17 @@ def _check_gate(text: Dict, text_type: str, row: Family) -> None:
     value = text.values.get(gate.key, False if isinstance(gate.value, bool) else None)
     if value != gate.value:
         raise UnsupportedModel(f"{text_type!r} {gate.sentence}, so there is nothing to scale")
+
+
+def _check_theta(text: Dict, text_type: str, row: Family) -> None:
+    """Where a theta of null means no rotation (everywhere else it means the class default)."""
+    rope = text.object("rope_parameters")
+    given = [holder for holder in (text, rope) if holder and "rope_theta" in holder.values]
+    if row.null_theta_stops and given and not any(h.has("rope_theta") for h in given):
+        raise UnsupportedModel(
+            f"{text_type!r} rotates only where rope_theta is set; it is null, so there is nothing"
+            " to scale"
+        )
 
 
 def _top_original(text: Dict, defaults: Mapping[str, Any]) -> int | None:
@@ -144,11 +156,11 @@ def _site(
 
 def _rotating_layers(row: Family, sized: Sizes) -> int | None:
     if not sized.layer_types:
-        return sized.layers
+        return sized.layers and sized.layers - sized.nope_layers
     kinds = [kind for kind in sized.layer_types if attends(kind)]
-    if row.rotates_only_windows:
+    if row.rotates_only_windows and sized.window:
         return sum(is_windowed(kind) for kind in kinds)
-    return len(kinds)
+    return len(kinds) - min(sized.nope_layers, len(kinds))
 
 
 def _sites(

@@ -4,7 +4,7 @@ A family without a row keeps `rope_theta` and `rope_scaling` (transformers 4) or
 (5) flat in its text config, honours every stock rope type, and sizes its rotation by head_dim.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from ropext.forms import NAMES
 
@@ -62,11 +62,12 @@ class Family:
     interleaved: bool = False
     masked_lm: bool = False
     gate: Gate | None = None
+    null_theta_stops: bool = False  # rope_theta null means no rotation
     rotates_only_windows: bool = False
     every_layer_windowed: bool = False  # sliding_window, where set, holds for all layers
     layer_thetas: bool = False  # theta stands in the list layer_rope_theta
     mscale_keys: bool = False  # the forward pass reads short_mscale and long_mscale
-    parts: tuple[str, ...] = field(default=())  # sub-configs with a rope dict each
+    remark: str = ""  # a fact about this family that is worth a sentence
 
 
 FLAT = Family()
@@ -229,6 +230,7 @@ FAMILIES: dict[str, Family] = {
     "falcon": Family(
         gate=Gate("alibi", False, "uses ALiBi (alibi is true); its rotary module is built but idle")
     ),
+    "olmo_hybrid": Family(null_theta_stops=True),
     "dbrx": Family(theta=("rope_theta", "attn_config.rope_theta")),
     "zamba2": Family(
         head_multiple=2, gate=Gate("use_mem_rope", True, "rotates only where use_mem_rope is true")
@@ -242,10 +244,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "granite_swa": Family(layer_thetas=True),
     "granitemoe_swa": Family(layer_thetas=True),
-    "blt": Family(
-        forms=("default", "linear", "yarn", "llama3"),
-        interleaved=True,
-        parts=("encoder_config", "global_config", "decoder_config"),
+    # Its local encoder and decoder see windows of bytes; the global part between them is scaled.
+    "blt_global_transformer": Family(
+        interleaved=True, remark="its lengths count patches of several bytes each"
     ),
     # sliding_window, where set, holds for every layer.
     **_rows(

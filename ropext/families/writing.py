@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ropext import forms
+from ropext.errors import NotExpressible
 from ropext.families import data
 from ropext.families.geometry import derived_head_dim, names_of, size, stated
 from ropext.families.locating import text_part
@@ -116,6 +117,12 @@ def _write_flat(
 
 def _write_listed(text: dict[str, Any], model: Model, dicts: Mapping[str, Params]) -> None:
     """Theta per layer (Granite with sliding windows); 0 stays 0."""
+    shared = [{**dicts[s.label], "rope_theta": 0.0} for s in model.scaled_sites]
+    if any(one != shared[0] for one in shared):
+        raise NotExpressible(
+            f"{model.text_type} has one rope dict for {len(shared)} thetas, and this scaling would"
+            " need one for each; use --method pi or ntk"
+        )
     moved = {s.rope.theta: float(dicts[s.label]["rope_theta"]) for s in model.scaled_sites}
     thetas = text.get("layer_rope_theta")
     if thetas is None:

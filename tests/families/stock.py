@@ -1,7 +1,7 @@
 """What stock transformers builds from configs: run as a script in a process without ropext.
 
-stdin: JSON lines of {"id", "config", "text_type", "task"}; stdout: one JSON line per config with the
- inverse frequencies and attention factors of the text part's rotary modules, or the error.
+stdin: JSON lines of {"id", "config", "text_type", "task"}; stdout: one JSON line per config with
+the inverse frequencies and attention factors of the text part's rotary modules, or the error.
 """
 
 import json

@@ -95,7 +95,7 @@ def modern(text_type):
         if row.partial:
             out["rope_parameters"] |= partial
         if row.layer_thetas:
-            out["layer_rope_theta"] = [THETA, THETA, 0, THETA]
+            out["layer_rope_theta"] = [THETA, LOCAL_THETA, 0, THETA]
         return out
     nested = {}
     for label in row.labels:
