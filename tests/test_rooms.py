@@ -106,6 +106,8 @@ def test_every_room_has_its_place() -> None:
 def test_no_edge_points_upward() -> None:
     wrong = []
     for path in sources():
+        if room_of(path) not in ROOMS:
+            continue  # the test above names it
         here = ROOMS.index(room_of(path))
         for line, name in imports(parsed(path)):
             root, *rest = name.split(".")
@@ -149,7 +151,8 @@ def test_heavy_modules_are_imported_inside_functions_only() -> None:
                 grown = True
     fronts = {f"ropext.{room}" for room in ROOMS} | {"ropext"}
     fronts |= {m for m in modules if m.split(".")[1:2] == ["cli"]}
-    assert not heavy & fronts, f"these load torch as soon as they are imported: {heavy & fronts}"
+    loads_torch_when_imported = heavy & fronts
+    assert not loads_torch_when_imported
 
 
 def test_only_the_command_line_prints() -> None:
@@ -166,7 +169,8 @@ def test_only_the_command_line_prints() -> None:
 
 def test_no_room_hides_a_public_function() -> None:
     """A module ropext/plan.py would stand in the place of the function ropext.plan."""
-    assert not set(PUBLIC_FUNCTIONS) & {room_of(path) for path in sources()}
+    hiding = set(PUBLIC_FUNCTIONS) & {room_of(path) for path in sources()}
+    assert not hiding
 
 
 PROBE = """
@@ -210,7 +214,8 @@ def subcommands() -> list[str]:
 
 def test_help_loads_nothing_heavy() -> None:
     commands = [["--help"], ["--version"], *([name, "--help"] for name in subcommands())]
-    assert not loaded_by(commands) & set(FORBIDDEN_AT_START)
+    loaded = loaded_by(commands) & set(FORBIDDEN_AT_START)
+    assert not loaded
 
 
 @pytest.mark.parametrize("json_too", [[], ["--json"]], ids=["text", "json"])
@@ -233,7 +238,8 @@ def test_inspect_and_plan_load_nothing_heavy(tmp_path: Path, json_too: list[str]
         ["extend", model, "--factor", "4", "--dry-run", "-o", f"{model}-out", *json_too],
         ["methods"],
     ]
-    assert not loaded_by(commands) & set(FORBIDDEN_AT_START)
+    loaded = loaded_by(commands) & set(FORBIDDEN_AT_START)
+    assert not loaded
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
@@ -244,7 +250,8 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
         check=True,
     )
-    assert not set(done.stdout.split()) & {*FORBIDDEN_AT_START, "typer"}
+    loaded = set(done.stdout.split()) & {*FORBIDDEN_AT_START, "typer"}
+    assert not loaded
 
 
 def tracked_files() -> list[Path]:
