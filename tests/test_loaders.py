@@ -119,9 +119,10 @@ def test_each_kind_has_a_cell_and_each_cell_a_known_kind():
 
 @pytest.mark.parametrize("kind", ["theta", "yarn", "llama3", "longrope"])
 def test_no_cell_for_a_family_that_was_not_run(kind: str):
-    """Mixtral reads like Llama in the source of most loaders, but ran in transformers 5 alone."""
+    """Mixtral reads like Llama in the source of most loaders, built by transformers alone."""
     verdicts = {(r.loader, r.versions): r.verdict for r in loaders.readings("mixtral", DICTS[kind])}
     assert verdicts.pop(("transformers", "5.23")) == "same"
+    assert verdicts.pop(("transformers", "4.51.3 and 4.57.6")) == "same"
     assert set(verdicts.values()) == {"not measured"}
 
 
@@ -142,7 +143,16 @@ FAMILIES = [
     ("transformers", "4.57", "olmo2", "linear", "same"),
     *(("transformers", "4.57", "olmo2", k, "error") for k in ("yarn", "llama3", "longrope")),
     ("transformers", "4.57", "olmo", "yarn", "error"),
-    ("transformers", "4.57", "olmo", "linear", "not measured"),
+    ("transformers", "4.57", "olmo", "linear", "same"),
+    ("transformers", "4.57", "mixtral", "yarn", "same"),
+    ("transformers", "4.57", "qwen3", "longrope", "same"),
+    ("transformers", "4.57", "modernbert", "theta", "same"),
+    ("transformers", "4.57", "modernbert", "yarn", "ignored"),
+    ("transformers", "4.57", "nemotron", "llama3", "ignored"),
+    ("transformers", "4.57", "phi3", "theta", "same"),
+    ("transformers", "4.57", "phi3", "longrope", "error"),
+    ("transformers", "4.57", "llama4_text", "llama3", "same"),
+    ("transformers", "4.57", "bamba", "yarn", "not measured"),
     ("transformers", "4.57", "llama4_text", "yarn", "error"),
     ("transformers", "4.57", "llama4_text", "linear", "error"),
     ("transformers", "4.46", "qwen2", "theta", "not measured"),
@@ -179,6 +189,9 @@ def test_qwen3_in_llama_cpp_and_trt_llm_are_told_as_read_not_run():
         assert found.evidence == "source"
         assert "not run" in found.why
     assert reading("llama.cpp", "", "qwen2", DICTS["yarn"]).evidence == "run"
+    built = reading("transformers", "4.57", "mixtral", DICTS["yarn"])
+    assert built.evidence == "spectrum"
+    assert "without weights" in built.why
 
 
 def test_the_helper_keys_decide_where_a_loader_reads_nothing_else():

@@ -6,6 +6,8 @@ from ropext.loaders.table import KINDS, Cell, Reader, readers
 
 BEGIN, END = "<!-- generated: begin -->", "<!-- generated: end -->"
 
+_MARKS = {"run": "", "source": "†", "spectrum": "‡"}
+
 # Kinds of dict that ropext writes or that are common on the hub; the rest is in the lists.
 _MAIN = (
     "theta",
@@ -51,8 +53,7 @@ def _word(cell: Cell | None) -> str:
     if cell is None:
         return "not measured"
     word = cell.verdict if cell.verdict == "same" else f"**{cell.verdict}**"
-    mark = "†" if cell.evidence == "source" else ""
-    return word + mark + ("\\*" if cell.flag or cell.needs else "")
+    return word + _MARKS[cell.evidence] + ("\\*" if cell.flag or cell.needs else "")
 
 
 def _reasons(reader: Reader) -> str:
@@ -69,7 +70,7 @@ def _reasons(reader: Reader) -> str:
 
 
 def _kind(kind: str, cell: Cell) -> str:
-    return f"`{kind}`" + ("†" if cell.evidence == "source" else "")
+    return f"`{kind}`" + _MARKS[cell.evidence]
 
 
 def _flag(flag: str) -> str:

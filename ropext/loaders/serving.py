@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from ropext.forms import Params
-from ropext.loaders.table import Reading, kinds_of, readings
+from ropext.loaders.kinds import kinds_of
+from ropext.loaders.table import Reading, readings
 
 
 @dataclass(frozen=True)

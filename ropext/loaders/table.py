@@ -6,9 +6,8 @@ A family or a kind without a cell is "not measured"; nothing is inferred from a 
 
 import difflib
 import json
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, Literal
 from ropext import forms
 from ropext.errors import UsageError
 from ropext.forms import Params
+from ropext.loaders.kinds import NEEDS, attention, close, kinds_of
 
 Verdict = Literal["same", "different", "ignored", "error", "not measured"]
 
@@ -39,6 +39,12 @@ _ALIASES = {
     "transformers4": "transformers==4.57",
 }
 
+# What stands behind a cell where it is less than logits of a model that ran.
+_EVIDENCE = {
+    "source": "read in its source, not run",
+    "spectrum": "rotary modules compared, built without weights",
+}
+
 # The method that gives each kind, in the order in which they are offered for one another.
 _METHODS = {"yarn": "yarn", "llama3": "llama3", "theta": "ntk", "linear": "pi"}
 
@@ -50,7 +56,7 @@ class Cell:
     verdict: Verdict
     why: str = ""
     flag: str = ""  # what to pass to the loader; {target} and the like are filled in
-    evidence: str = "run"  # "source": read in the loader's source, not executed
+    evidence: str = "run"  # or a key of _EVIDENCE
     needs: str = ""  # the verdict holds where these keys agree with the attention factor ...
     otherwise: Verdict = "different"  # ... and this one where they do not
 
@@ -113,108 +119,6 @@ def _cell(cell: str | Mapping[str, str], evidence: str) -> Cell:
     return Cell(values.pop("is"), **values)
 
 
-def _close(a: float, b: float) -> bool:
-    return math.isclose(a, b, rel_tol=forms.EXACT)
-
-
-def _attention(params: Params) -> float:
-    """The attention factor that transformers reads; 0 where the dict leaves it to a length."""
-    if params.get("attention_factor") is not None:
-        return float(params["attention_factor"])
-    if params.get("factor") is None:
-        return 0.0
-    if params["rope_type"] == "longrope" and not params.get("original_max_position_embeddings"):
-        return 0.0
-    return forms.default_attention(params)
-
-
-def _attn_factor_agrees(params: Params) -> bool:
-    """attn_factor multiplies yarn's default where attention_factor replaces it."""
-    attn = params.get("attn_factor")
-    if not params.get("factor"):
-        return attn in (None, 1)
-    return _close(
-        (1.0 if attn is None else attn) * forms.mscale(params["factor"]), _attention(params)
-    )
-
-
-def _mscales_agree(params: Params) -> bool:
-    """short_mscale and long_mscale are there and equal the attention factor."""
-    scales = (params.get("short_mscale"), params.get("long_mscale"))
-    return all(s is not None and _close(s, _attention(params)) for s in scales)
-
-
-_NEEDS: dict[str, Callable[[Params], bool]] = {
-    "attn_factor": _attn_factor_agrees,
-    "mscales": _mscales_agree,
-}
-
-
-def kinds_of(
-    params: Params, *, length: int | None = None, v5_only: bool = False
-) -> tuple[str, ...]:
-    """Every kind that a rope dict (transformers-5 spelling) is of, the main one first.
-
-    `length` is max_position_embeddings; `v5_only` says that the config has rope_parameters alone.
-    """
-    match params.get("rope_type", "default"):
-        case "default":
-            kinds = ["theta"]
-        case "dynamic":
-            kinds = ["dynamic-alpha" if params.get("alpha") else "dynamic"]
-        case "yarn":
-            kinds = _yarn_kinds(params, length)
-        case "longrope":
-            kinds = _longrope_kinds(params)
-        case "linear" | "llama3" | "proportional" as kind:
-            kinds = [kind]
-        case _:
-            kinds = ["unknown"]
-    return (*kinds, "v5-only") if v5_only else tuple(kinds)
-
-
-def _yarn_kinds(params: Params, length: int | None) -> list[str]:
-    betas = (params.get("beta_fast") or 32.0, params.get("beta_slow") or 1.0)
-    factor = params.get("factor")
-    explicit = params.get("attention_factor")
-    default = forms.mscale(factor) if factor else None
-    kinds = []
-    if explicit is not None and (default is None or not _close(explicit, default)):
-        kinds.append("yarn-custom")
-    elif params.get("mscale") and params.get("mscale_all_dim"):
-        kinds.append("yarn-mscale")
-    elif betas != (forms.BETA_FAST, forms.BETA_SLOW):
-        kinds.append("yarn-betas")
-    else:
-        kinds.append("yarn")
-    if not params.get("truncate", True):
-        kinds.append("yarn-untruncated")
-    original = params.get("original_max_position_embeddings")
-    if not original:
-        kinds.append("yarn-no-original")
-    elif length is not None and length <= original:
-        kinds.append("yarn-original-length")
-    # The plain row was measured with both lengths right, and does not speak for such a dict.
-    return kinds if len(kinds) == 1 else [kind for kind in kinds if kind != "yarn"]
-
-
-def _longrope_kinds(params: Params) -> list[str]:
-    kinds = ["longrope"]
-    if params.get("short_factor") != params.get("long_factor"):
-        kinds = ["longrope-two-sets"]
-    if params.get("attention_factor") is None:
-        return kinds
-    default = _attention({**params, "attention_factor": None})
-    if not _close(params["attention_factor"], default):
-        kinds = [k for k in kinds if k != "longrope"] + ["longrope-custom"]
-    return kinds
-
-
-def kind_of(params: Params) -> str:
-    """The row of the table that a rope dict belongs to."""
-    return kinds_of(params)[0]
-
-
 def readings(
     family: str,
     params: Params,
@@ -251,8 +155,8 @@ def _reading(
     found = [_judge(cells.get(kind), kind, params) for kind in kinds]
     worst = min(found, key=lambda cell: _WORST_FIRST.index(cell.verdict))
     why = "; ".join(dict.fromkeys(c.why for c in found if c.verdict == worst.verdict and c.why))
-    if worst.evidence == "source":
-        why = f"{why} (read in its source, not run)".strip()
+    if worst.evidence in _EVIDENCE:
+        why = f"{why} ({_EVIDENCE[worst.evidence]})".strip()
     flag = " ".join(dict.fromkeys(_filled(c.flag, params, target) for c in found if c.flag))
     return Reading(reader.loader, versions, worst.verdict, why, flag, worst.evidence)
 
@@ -261,7 +165,7 @@ def _judge(cell: Cell | None, kind: str, params: Params) -> Cell:
     """The cell for this very dict: "same" can hang on keys that other people leave out."""
     if cell is None:
         return Cell("not measured", f"{KINDS[kind]}: not run in it")
-    if cell.needs and not _NEEDS[cell.needs](params):
+    if cell.needs and not NEEDS[cell.needs](params):
         names = {"attn_factor": "attn_factor", "mscales": "short_mscale and long_mscale"}
         lacks = f"{names[cell.needs]} should be there and agree with the attention factor"
         return Cell(cell.otherwise, "; ".join(filter(None, (cell.why, lacks))), cell.flag)
@@ -274,7 +178,7 @@ def _filled(flag: str, params: Params, target: int | None) -> str:
         target="TARGET" if target is None else target,
         beta_fast=format(params.get("beta_fast") or forms.BETA_FAST, "g"),
         beta_slow=format(params.get("beta_slow") or forms.BETA_SLOW, "g"),
-        attention_ratio=format(_attention(params) / forms.mscale(factor), ".7g"),
+        attention_ratio=format(attention(params) / forms.mscale(factor), ".7g"),
     )
 
 
@@ -345,7 +249,7 @@ def nearest_exact(
     of these forms, so that a model which is `scaled` already starts from its original spectrum.
     """
     order = list(_METHODS)
-    if params.get("rope_type") not in ("yarn", "longrope") or _close(_attention(params), 1.0):
+    if params.get("rope_type") not in ("yarn", "longrope") or close(attention(params), 1.0):
         order = ["llama3", "yarn", "theta", "linear"]
     mine = set(kinds_of(params))
     for kind in order:
