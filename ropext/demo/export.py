@@ -35,8 +35,8 @@ shown on any machine without a network. It is good for nothing else.
 - Losses at the last check, on fresh rows of the training text (nats per scored token):
   {losses}.
 - Machine: {machine}; torch {torch}; {hours:.1f} hours.
-- Remade by `python -m ropext.demo.train --out RUN --seed {seed} --tokens {budget}` and
-  `python -m ropext.demo.export --run RUN --out DIR`.
+- Remade by `python -m ropext.demo.train --out RUN --seed {seed} --tokens {budget}{flag}`
+  and `python -m ropext.demo.export --run RUN --out DIR`.
 
 ## What it does
 `benchmarks/results/demo-checkpoint-2026-11-21.md` in the repository has the measurement: loss by
@@ -66,7 +66,8 @@ def write_card(run: Path, out: Path, seed: int, progress: Progress, parameters: 
 
     log = read_log(run)
     start = [entry for entry in log if entry.get("event") == "start"][-1]
-    last = [entry for entry in log if "window" in entry][-1]
+    checks = [entry for entry in log if "window" in entry and entry["step"] <= progress.step]
+    last = checks[-1]
     losses = ", ".join(f"{kind} {last[kind]:.3f}" for kind in asdict(STAGES[0].mixture))
     card = CARD.format(
         parameters=parameters,
@@ -83,6 +84,7 @@ def write_card(run: Path, out: Path, seed: int, progress: Progress, parameters: 
         torch=start["torch"],
         hours=progress.seconds / 3600,
         budget=start["budget"],
+        flag=" --compile" if start.get("compiled") else "",
     )
     (out / "README.md").write_text(card, encoding="utf-8")
 

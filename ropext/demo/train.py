@@ -270,8 +270,9 @@ def main() -> None:
     trainer.log(
         event="start",
         budget=options.tokens,
+        compiled=options.compile,
         stream=len(trainer.maker.stream),
-        machine=f"{platform.machine()}, {torch.get_num_threads()} thread(s)",
+        machine=f"{platform.machine()} CPU, {torch.get_num_threads()} thread(s)",
         python=platform.python_version(),
         torch=torch.__version__,
     )
