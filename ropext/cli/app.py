@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ropext.cli import extend, inspect, methods, plan, verify
+from ropext.cli import compare, extend, inspect, methods, plan, verify
+from ropext.cli import eval as evaluation
 from ropext.cli.output import fail
 from ropext.errors import RopextError
 from ropext.version import __version__
@@ -22,7 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for module in (inspect, plan, extend, verify, methods):
+for module in (inspect, plan, extend, verify, evaluation, compare, methods):
     app.command(module.NAME)(module.command)
 
 

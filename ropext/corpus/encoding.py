@@ -64,7 +64,7 @@ class DocumentEncoder:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a piece of text, no special tokens added (what `ropext.tasks` asks for)."""
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        return list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
     @cached_property
     def bos(self) -> int | None:
@@ -115,7 +115,10 @@ class DocumentEncoder:
 
     def _encode(self, text: str) -> tuple[Ids, Counts]:
         if getattr(self.tokenizer, "is_fast", False):
-            coded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+            # Not verbose: a text longer than the model's context is what this is for.
+            coded = self.tokenizer(
+                text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+            )
             ends = [end for _, end in coded["offset_mapping"]]
             return np.array(coded["input_ids"], np.int32), _bytes_by_end(text, ends)
         ids = np.array(self.encode(text), np.int32)

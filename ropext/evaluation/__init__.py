@@ -1,6 +1,28 @@
-"""Perplexity in one pass, retrieval by teacher forcing: measured against the right baselines."""
+"""Perplexity in one pass, retrieval by teacher forcing: measured against the right baselines.
 
-from ropext.evaluation.options import Options
-from ropext.evaluation.session import Evaluation, Hooks, estimate_evaluation, evaluate
+The names are imported on first use: the options alone, which the command line shows, need neither
+numpy nor torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ropext.evaluation.options import Options
+    from ropext.evaluation.session import Evaluation, Hooks, estimate_evaluation, evaluate
+
+_HOMES = {
+    "Options": "ropext.evaluation.options",
+    "Evaluation": "ropext.evaluation.session",
+    "Hooks": "ropext.evaluation.session",
+    "estimate_evaluation": "ropext.evaluation.session",
+    "evaluate": "ropext.evaluation.session",
+}
 
 __all__ = ["Evaluation", "Hooks", "Options", "estimate_evaluation", "evaluate"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'ropext.evaluation' has no attribute {name!r}")

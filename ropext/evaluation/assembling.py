@@ -11,13 +11,8 @@ from ropext.evaluation.options import Options
 from ropext.evaluation.preparing import Prepared
 from ropext.evaluation.variants import Lineup, Variant
 from ropext.results import rundir
-from ropext.results.perplexity import (
-    PROTOCOLS,
-    by_position,
-    strided_values,
-    text_values,
-    verdicts,
-)
+from ropext.results.perplexity import by_position, strided_values, text_values, verdicts
+from ropext.results.protocols import PROTOCOLS
 from ropext.results.readings import Reading
 from ropext.results.retrieval import ItemScore, heat_map, retrieval_values
 from ropext.results.values import Value

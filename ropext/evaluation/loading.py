@@ -30,6 +30,22 @@ def device_of(options: "Options") -> str:
     return f"cuda:{local_rank()}" if torch.cuda.is_available() else "cpu"
 
 
+@contextmanager
+def silenced() -> Iterator[None]:
+    """No progress bars and advice from transformers, which would mix with our own narration."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
 def load_tokenizer(snapshot: Snapshot, trust_remote_code: bool) -> Any:
     """The tokenizer that lies beside the model."""
     from transformers import AutoTokenizer

@@ -8,7 +8,7 @@ from ropext import scaling
 from ropext.errors import UsageError
 from ropext.results.gates import Gate, parse_gate
 from ropext.results.lengths import length_text, parse_lengths
-from ropext.results.perplexity import PROTOCOLS
+from ropext.results.protocols import PROTOCOLS
 from ropext.tasks import TASKS, find_task
 
 HAYSTACKS = ("repeat", "noise", "text")

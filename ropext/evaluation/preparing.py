@@ -25,7 +25,8 @@ from ropext.evaluation.options import Options, describe_lengths
 from ropext.evaluation.variants import Lineup
 from ropext.results import rundir
 from ropext.results.lengths import doubling_grid, length_text, tail_tokens
-from ropext.results.perplexity import PROTOCOLS, Frame
+from ropext.results.perplexity import Frame
+from ropext.results.protocols import PROTOCOLS
 from ropext.results.readings import Documents
 from ropext.results.values import Bootstrap
 from ropext.tasks import Haystack, Item, Text, find_task, noise, repetition

@@ -20,6 +20,7 @@ from ropext.evaluation.reading import Reader, Unit
 from ropext.evaluation.variants import Lineup, Variant, applied, line_up
 from ropext.evaluation.windows import hf_stride, short_windows, strided_windows
 from ropext.evaluation.work import Progress, Worker, processes, wait_for
+from ropext.report.evaluated import write_report
 from ropext.results import rundir
 
 Say = Callable[[str], None]
@@ -66,7 +67,8 @@ def settle(
     """Options, variants, documents and questions."""
     options = build(values)
     lineup = line_up(model, revision, options)
-    tokenizer = loading.load_tokenizer(lineup.variants[-1].snapshot, trust_remote_code)
+    with loading.silenced():
+        tokenizer = loading.load_tokenizer(lineup.variants[-1].snapshot, trust_remote_code)
     config = lineup.variants[-1].snapshot.config
     vocabulary = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
     encoder = DocumentEncoder(tokenizer, vocabulary, options.seed)
@@ -151,7 +153,7 @@ def evaluate(
     setting = settle(model, revision, trust_remote_code, values)
     for warning in setting.prepared.warnings if rank == 0 else ():
         hooks.say(f"warning: {warning}")
-    with _run_directory(output, rank) as path:
+    with _run_directory(output, rank) as path, loading.silenced():
         manifest = manifest_of(
             setting.lineup, setting.options, setting.prepared, setting.tokenizer, command
         )
@@ -172,8 +174,11 @@ def evaluate(
             longest = setting.prepared.frame.longest
             rundir.write_documents(path, setting.prepared.documents, longest)
         results = assemble(path, setting.lineup, setting.options, setting.prepared, passes, more)
-        kept = Path(output) if output is not None else None
-        return Evaluation(kept, results, rundir.read_run(path), worker.resumed)
+        run = rundir.read_run(path)
+        if output is None:
+            return Evaluation(None, results, run, worker.resumed)
+        write_report(run)
+        return Evaluation(path, results, run, worker.resumed)
 
 
 @contextmanager

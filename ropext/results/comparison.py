@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -52,6 +53,33 @@ class Comparison:
     # Per label: (start, stop, difference to the reference in nats).
     positions: Mapping[str, tuple[tuple[int, int, Value], ...]]
     short: Mapping[str, Value]  # difference inside the trained context
+
+
+def to_json(compared: Comparison) -> dict[str, Any]:
+    """As `ropext compare --json` prints it."""
+    return {
+        "reference": compared.reference,
+        "documents": compared.paired,
+        "left_out": dict(compared.left_out),
+        "tail_tokens": compared.frame.tail,
+        "lengths": [
+            {
+                "length": row.length,
+                "tail": {label: value.to_json() for label, value in row.tails.items()},
+                "difference": {label: value.to_json() for label, value in row.differences.items()},
+                "winner": row.winner,
+            }
+            for row in compared.rows
+        ],
+        "positions": {
+            label: [
+                {"start": start, "stop": stop, "difference": value.to_json()}
+                for start, stop, value in rows
+            ]
+            for label, rows in compared.positions.items()
+        },
+        "short": {label: value.to_json() for label, value in compared.short.items()},
+    }
 
 
 def pair(contenders: Sequence[Contender]) -> tuple[Frame, dict[str, Reading], dict[str, int]]:

@@ -14,10 +14,13 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ropext.errors import UsageError
 from ropext.results.lengths import length_text, parse_length
-from ropext.results.values import Value
+
+if TYPE_CHECKING:
+    from ropext.results.values import Value
 
 GRAMMAR = "METRIC[@LENGTH][.value] OP NUMBER, or METRIC[@LENGTH] OP [NUMBER] vs RUN"
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
@@ -82,7 +85,7 @@ def parse_gate(text: str) -> Gate:
     )
 
 
-def check_gate(gate: Gate, variant: str, values: Mapping[str, Value]) -> Outcome:
+def check_gate(gate: Gate, variant: str, values: "Mapping[str, Value]") -> Outcome:
     """Judge one gate on one variant's values (differences already, for `vs RUN`)."""
     if gate.metric not in values:
         raise UsageError(f"--fail-if {gate.text!r}: no such metric; there are {_names(values)}")
@@ -121,5 +124,5 @@ def _label(metric: str) -> str:
     return f"{name}@{length_text(int(length))}" if length.isdigit() else metric
 
 
-def _names(values: Mapping[str, Value]) -> str:
+def _names(values: "Mapping[str, Value]") -> str:
     return ", ".join(dict.fromkeys(_label(name) for name in values)) or "none"

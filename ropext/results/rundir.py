@@ -60,12 +60,17 @@ def write_whole(path: Path, write: Callable[[Any], object]) -> None:
 def write_json(path: Path, data: Any) -> None:
     """Indented JSON in the order given, newline at the end; not-a-number is refused."""
     text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    write_whole(path, lambda stream: stream.write(text.encode()))
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """A whole binary file."""
+    write_whole(path, lambda stream: stream.write(data))
 
 
 def write_text(path: Path, text: str) -> None:
     """A whole text file."""
-    write_whole(path, lambda stream: stream.write(text.encode()))
+    write_bytes(path, text.encode())
 
 
 def write_array(path: Path, array: npt.NDArray[Any]) -> None:

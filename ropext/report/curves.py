@@ -1,0 +1,195 @@
+"""Pictures of an evaluation and of a comparison, as PNG bytes; same data, same bytes."""
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ropext.report.spectra import COLOURS, DASHES, FAINT, GREY, INK
+from ropext.results.lengths import length_text
+from ropext.results.values import Value
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# An exploded model would flatten all others: the axis ends this far above the best one's worst.
+HEADROOM_NATS = 1.5
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line: values at places along x, with their intervals."""
+
+    label: str
+    places: tuple[float, ...]
+    values: tuple[Value, ...]
+    reference: bool = False  # drawn grey, as what the others are held against
+
+
+def _style(index: int, curve: Curve) -> dict[str, Any]:
+    if curve.reference:
+        return {"color": GREY, "ls": (0, (5, 2)), "lw": 2.2}
+    dashes = DASHES[index // len(COLOURS) % len(DASHES)]
+    return {"color": COLOURS[index % len(COLOURS)], "ls": dashes, "lw": 1.8}
+
+
+def png(figure: "Figure") -> bytes:
+    """Without the software's name or a date."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(figure)
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", metadata={"Software": None})
+    return stream.getvalue()
+
+
+def _axes(title: str, y: str, x: str = "position (tokens)") -> tuple["Figure", "Axes"]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.6, 5.2), dpi=110)
+    figure.set_layout_engine("constrained")
+    axis = figure.subplots()
+    axis.set_title(title, loc="left", fontsize=12, color=INK)
+    axis.set_xlabel(x, color=INK)
+    axis.set_ylabel(y, color=INK)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.tick_params(colors=INK)
+    return figure, axis
+
+
+def _positions(axis: "Axes", context: int, longest: int, places: Sequence[float]) -> None:
+    """A logarithmic axis of tokens with the trained window shaded."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    axis.set_xscale("log", base=2)
+    low = min(places) / 1.1
+    axis.set_xlim(low, longest * 1.05)
+    ticks = [context * 2.0**k for k in range(-12, 16) if low <= context * 2.0**k <= longest]
+    axis.xaxis.set_major_locator(FixedLocator([*ticks, longest] if longest not in ticks else ticks))
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: length_text(int(value))))
+    axis.axvspan(low, min(context, longest * 1.05), color=FAINT, lw=0, zorder=0)
+    if context < longest:
+        axis.axvline(context, color=GREY, lw=0.8, ls=":")
+    axis.text(
+        low * 1.03,
+        0.985,
+        "trained context",
+        transform=axis.get_xaxis_transform(),
+        fontsize=9,
+        color=GREY,
+        va="top",
+    )
+
+
+def lines(
+    title: str, y: str, curves: Sequence[Curve], context: int, longest: int, zero: bool = False
+) -> bytes:
+    """Lines with ribbons over positions or lengths; with `zero`, differences around a zero line."""
+    figure, axis = _axes(title, y)
+    index = 0
+    for curve in curves:
+        style = _style(index, curve)
+        index += not curve.reference
+        middle = [value.value for value in curve.values]
+        axis.plot(curve.places, middle, label=curve.label, marker="o", ms=3, **style)
+        ends = [value.ci95 or value.range or (value.value,) * 2 for value in curve.values]
+        axis.fill_between(
+            curve.places,
+            [low for low, _ in ends],
+            [high for _, high in ends],
+            color=style["color"],
+            alpha=0.15,
+            lw=0,
+        )
+    _positions(axis, context, longest, [place for curve in curves for place in curve.places])
+    _limit(axis, curves, zero)
+    axis.legend(frameon=False, fontsize=9, labelcolor=INK, ncols=1 + (len(curves) > 9))
+    return png(figure)
+
+
+def _limit(axis: "Axes", curves: Sequence[Curve], zero: bool) -> None:
+    """Keep the lines that work readable beside those that exploded."""
+    import math
+
+    finite = [[v.value for v in c.values if math.isfinite(v.value)] for c in curves]
+    tops, bottoms = [max(own) for own in finite if own], [min(own) for own in finite if own]
+    if zero:
+        axis.axhline(0, color=INK, lw=0.9)
+    if not tops:
+        return
+    ceiling = min(max(tops), min(tops) + HEADROOM_NATS) if len(tops) > 1 else max(tops)
+    floor = max(min(bottoms), max(bottoms) - HEADROOM_NATS) if zero else min(bottoms)
+    floor, ceiling = (min(floor, 0.0), max(ceiling, 0.0)) if zero else (floor, ceiling)
+    margin = max(0.06 * (ceiling - floor), 1e-3)
+    axis.set_ylim(floor - margin, ceiling + margin)
+    if max(tops) > ceiling:
+        axis.text(0.995, 0.985, "lines that leave the picture go on above", ha="right", va="top",
+                  fontsize=9, color=GREY, transform=axis.transAxes)  # fmt: skip
+
+
+def heat_maps(
+    title: str, maps: Mapping[str, Sequence[Mapping[str, Any]]], read: Callable[[Any], float]
+) -> bytes:
+    """Depth by length, one panel per model; `read` gives a cell's share answered exactly."""
+    from matplotlib.figure import Figure
+
+    columns = min(4, len(maps))
+    rows = -(-len(maps) // columns)
+    figure = Figure(figsize=(1.0 + 3.0 * columns, 0.9 + 2.5 * rows), dpi=110)
+    figure.set_layout_engine("constrained")
+    figure.suptitle(title, fontsize=12, color=INK)
+    panels = figure.subplots(rows, columns, squeeze=False)
+    image = None
+    for number, axis in enumerate(panels.flat):
+        if number >= len(maps):
+            axis.set_visible(False)
+            continue
+        label, cells = list(maps.items())[number]
+        image = _heat_map(axis, label, cells, read)
+    if image is not None:
+        figure.colorbar(image, ax=list(panels.flat), shrink=0.8, label="share answered exactly")
+    return png(figure)
+
+
+def _heat_map(
+    axis: "Axes", label: str, cells: Sequence[Mapping[str, Any]], read: Callable[[Any], float]
+) -> Any:
+    lengths = sorted({int(cell["length"]) for cell in cells})
+    depths = sorted({float(cell["depth"]) for cell in cells})
+    grid = [[float("nan")] * len(lengths) for _ in depths]
+    for cell in cells:
+        at = depths.index(float(cell["depth"])), lengths.index(int(cell["length"]))
+        grid[at[0]][at[1]] = read(cell)
+    # Cividis reads the same to colour-blind eyes and in grey.
+    image = axis.imshow(grid, vmin=0, vmax=1, cmap="cividis", aspect="auto")
+    for row, values in enumerate(grid):
+        for column, share in enumerate(values):
+            colour = "white" if share < 0.5 else "black"
+            axis.text(column, row, f"{share:.2f}".lstrip("0") if share < 1 else "1", ha="center",
+                      va="center", fontsize=8, color=colour)  # fmt: skip
+    axis.set_title(label, loc="left", fontsize=10, color=INK)
+    axis.set_xticks(range(len(lengths)), [length_text(length) for length in lengths], fontsize=8)
+    axis.set_yticks(range(len(depths)), [f"{depth:g}" for depth in depths], fontsize=8)
+    axis.set_xlabel("length", fontsize=9)
+    axis.set_ylabel("depth", fontsize=9)
+    return image
+
+
+def spectra(title: str, models: Mapping[str, Sequence[float]]) -> bytes:
+    """Wavelength of each pair, one line per model."""
+    figure, axis = _axes(title, "tokens per full turn", x="pair")
+    for index, (label, inv_freq) in enumerate(models.items()):
+        turning = [(pair, 6.283185307179586 / f) for pair, f in enumerate(inv_freq) if f]
+        axis.plot(
+            [pair for pair, _ in turning],
+            [wavelength for _, wavelength in turning],
+            label=label,
+            marker="o" if len(inv_freq) <= 32 else "",
+            ms=3,
+            **_style(index, Curve(label, (), ())),
+        )
+    axis.set_yscale("log")
+    axis.legend(frameon=False, fontsize=9, labelcolor=INK)
+    return png(figure)

@@ -1,0 +1,183 @@
+"""The report of an evaluation or of a comparison: Markdown, PNG files, one HTML file."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ropext.report import curves, measured, page
+from ropext.report.curves import Curve
+from ropext.results import rundir
+from ropext.results.comparison import Comparison, Contender, difference
+from ropext.results.lengths import octaves
+from ropext.results.perplexity import Frame
+from ropext.results.readings import Reading
+from ropext.results.retrieval import heat_map
+from ropext.results.values import Value
+
+PARTS = 4  # steps of an octave in the pictures
+
+
+def write_report(run: rundir.Run) -> None:
+    """report.md, report.html and plots/*.png of a finished run."""
+    results = run.results
+    tables = [*measured.text_tables(results), *measured.retrieval_tables(results)]
+    harness = measured.harness_table(results)
+    tables += [harness] if harness else []
+    title = f"ropext eval: {', '.join(dict.fromkeys(run.manifest['names']['models'].values()))}"
+    _write(
+        run.path,
+        title,
+        _subtitle(results),
+        measured.verdict_lines(results),
+        results["warnings"],
+        tables,
+        pictures(run),
+        json.dumps(run.manifest, indent=1, ensure_ascii=False),
+    )
+
+
+def _subtitle(results: Mapping[str, Any]) -> str:
+    documents = results["documents"]
+    read = f"{documents['used']} documents; " if documents else ""
+    glued = "packed; " if documents and documents["packed"] else ""
+    return (
+        f"protocol {results['protocol']}: {results['protocol_text']}. {read}{glued}trained context "
+        f"{results['context']} tokens; 95 % intervals from {results['resamples']} resamples of "
+        "whole documents"
+    )
+
+
+def _write(
+    path: Path,
+    title: str,
+    subtitle: str,
+    verdicts: Sequence[str],
+    warnings: Sequence[str],
+    tables: Sequence[measured.Table],
+    drawn: Mapping[str, tuple[str, bytes]],
+    details: str,
+) -> None:
+    for name, (_, data) in drawn.items():
+        rundir.write_bytes(path / "plots" / f"{name}.png", data)
+    lines = [f"# {title}", "", subtitle, ""]
+    lines += [f"- {line}" for line in (*verdicts, *(f"Note: {w}" for w in warnings))]
+    lines += ["", measured.as_markdown(tables), ""]
+    lines += [f"![{caption}](plots/{name}.png)\n" for name, (caption, _) in drawn.items()]
+    rundir.write_text(path / "report.md", "\n".join(lines).rstrip() + "\n")
+    html = page.page(title, subtitle, verdicts, warnings, tables, dict(drawn.values()), details)
+    rundir.write_text(path / "report.html", html)
+
+
+def pictures(run: rundir.Run) -> dict[str, tuple[str, bytes]]:
+    """File name to (caption, PNG) for everything that was measured."""
+    drawn: dict[str, tuple[str, bytes]] = {}
+    readers = {label: own for label, own in run.contenders.items() if own.reading is not None}
+    if readers:
+        drawn |= _text_pictures(list(readers.values()))
+    drawn |= heat_pictures(run.contenders)
+    found = {label: own.get("inv_freq") for label, own in run.results["variants"].items()}
+    spectra = {label: inv_freq for label, inv_freq in found.items() if inv_freq}
+    if spectra:
+        caption = "Wavelength of each rotary pair"
+        drawn["spectra"] = caption, curves.spectra(caption, spectra)
+    return drawn
+
+
+def _text_pictures(readers: Sequence[Contender]) -> dict[str, tuple[str, bytes]]:
+    frame = readers[0].frame
+    spans = octaves(frame.context, frame.longest, PARTS)
+    by_position = [
+        _curve(own, [(span, frame.bootstrap.ratio(*_reading(own).sums(*span))) for span in spans])
+        for own in readers
+    ]
+    at_lengths = [
+        Curve(
+            own.label,
+            tuple(float(length) for length in frame.lengths),
+            tuple(
+                frame.bootstrap.ratio(*_reading(own).sums(*frame.tail_span(length)))
+                for length in frame.lengths
+            ),
+            reference=own.label == "base",
+        )
+        for own in readers
+    ]
+    shape = frame.context, frame.longest
+    caption, y = "NLL by position (base: short window)", "NLL (nats per token)"
+    drawn = {"nll-by-position": (caption, curves.lines(caption, y, by_position, *shape))}
+    caption = f"NLL of the last {frame.tail} tokens before each length"
+    drawn["tail"] = caption, curves.lines(caption, y, at_lengths, *shape)
+    base = next((own for own in readers if own.label == "base"), None)
+    others = [own for own in readers if own is not base]
+    if base is not None and others:
+        against = _reading(base)
+        gains = [
+            _curve(own, [(s, difference(frame, against, _reading(own), s)) for s in spans])
+            for own in others
+        ]
+        caption = "Context gain by position: above zero the long context helps"
+        y = "gain over the base's short window (nats)"
+        drawn["gain"] = caption, curves.lines(caption, y, gains, *shape, zero=True)
+    return drawn
+
+
+def _reading(own: Contender) -> Reading:
+    assert own.reading is not None, own.label  # callers pass readers only
+    return own.reading
+
+
+def _curve(own: Contender, values: Sequence[tuple[tuple[int, int], Value]]) -> Curve:
+    places = tuple(math.sqrt(start * stop) for (start, stop), _ in values)
+    return Curve(own.label, places, tuple(v for _, v in values), reference=own.label == "base")
+
+
+def heat_pictures(contenders: Mapping[str, Contender]) -> dict[str, tuple[str, bytes]]:
+    """One picture per task, the models side by side."""
+    maps: dict[str, dict[str, Any]] = {}
+    for label, own in contenders.items():
+        for task, cells in heat_map(own.items).items():
+            maps.setdefault(task, {})[label] = cells
+    drawn = {}
+    for task, own_maps in maps.items():
+        caption = f"Retrieval, {task}: depth by length"
+        picture = curves.heat_maps(caption, own_maps, lambda cell: float(cell["exact"].value))
+        drawn[f"retrieval-{task}"] = caption, picture
+    return drawn
+
+
+def write_comparison(
+    path: Path,
+    compared: Comparison | None,
+    tables: Sequence[measured.Table],
+    contenders: Mapping[str, Contender],
+    spectra: Mapping[str, Sequence[float]],
+    details: str,
+) -> None:
+    """The report of `ropext compare`."""
+    drawn: dict[str, tuple[str, bytes]] = {}
+    if compared is not None:
+        drawn |= _difference_pictures(compared.frame, compared)
+    drawn |= heat_pictures(contenders)
+    if spectra:
+        caption = "Wavelength of each rotary pair"
+        drawn["spectra"] = caption, curves.spectra(caption, spectra)
+    title = f"ropext compare: {', '.join(contenders)}"
+    subtitle = "paired by the hash of each document's tokens; the first run is the reference"
+    _write(path, title, subtitle, [], [], tables, drawn, details)
+
+
+def _difference_pictures(frame: Frame, compared: Comparison) -> dict[str, tuple[str, bytes]]:
+    caption = f"NLL difference to {compared.reference} by position: below zero is better"
+    deltas = [
+        Curve(
+            label,
+            tuple(math.sqrt(start * stop) for start, stop, _ in rows),
+            tuple(value for _, _, value in rows),
+        )
+        for label, rows in compared.positions.items()
+    ]
+    y = "ΔNLL (nats per token)"
+    picture = curves.lines(caption, y, deltas, frame.context, frame.longest, zero=True)
+    return {"difference-by-position": (caption, picture)}

@@ -1,0 +1,86 @@
+"""One self-contained HTML file: no script, no remote reference, and a policy that forbids both.
+
+Everything that came from a model, a corpus or a path is escaped.
+"""
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from ropext.report.measured import Table
+
+STYLE = """
+:root { color-scheme: light; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff;
+  max-width: 72rem; margin: 2rem auto; padding: 0 1.2rem; }
+h1 { font-size: 1.5rem; margin-bottom: .2rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .2rem; }
+p.note { color: #666; margin: .1rem 0 .6rem; max-width: 60rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .8rem; text-align: right; border-bottom: 1px solid #e3e3e3;
+  white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; }
+th { border-bottom: 2px solid #999; font-weight: 600; }
+img { max-width: 100%; height: auto; display: block; margin: .5rem 0 1.5rem; }
+ul.verdicts { padding-left: 1.1rem; } ul.verdicts li { margin: .3rem 0; }
+ul.warnings { color: #8a4b00; padding-left: 1.1rem; }
+pre { background: #f5f5f5; padding: .7rem; overflow-x: auto; font-size: 13px; }
+"""
+
+
+def page(
+    title: str,
+    subtitle: str,
+    verdicts: Sequence[str],
+    warnings: Sequence[str],
+    tables: Sequence[Table],
+    pictures: Mapping[str, bytes],
+    details: str,
+) -> str:
+    """The whole document; `pictures` maps a caption to PNG bytes."""
+    # Exactly this style sheet may apply, and nothing may be fetched from anywhere.
+    allowed = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; img-src data:; style-src 'sha256-{allowed}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="note">{escape(subtitle)}</p>',
+        _list("verdicts", verdicts),
+        _list("warnings", warnings),
+    ]
+    body += [_table(tables[0])] if tables else []
+    body += [_picture(caption, data) for caption, data in pictures.items()]
+    body += [_table(own) for own in tables[1:]]
+    body += [f"<h2>What exactly was run</h2><pre>{escape(details)}</pre>"]
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        + "\n".join(part for part in body if part)
+        + "\n</body>\n</html>\n"
+    )
+
+
+def _list(kind: str, lines: Sequence[str]) -> str:
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f'<ul class="{kind}">{items}</ul>' if items else ""
+
+
+def _table(own: Table) -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in own.header)
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in own.rows
+    )
+    return (
+        f'<h2>{escape(own.title)}</h2><p class="note">{escape(own.note)}</p><div class="scroll">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _picture(caption: str, data: bytes) -> str:
+    coded = base64.b64encode(data).decode()
+    return f'<img alt="{escape(caption)}" src="data:image/png;base64,{coded}">'
