@@ -6,8 +6,8 @@ A field's name is its flag (`beta_fast` is `--beta-fast`); its help text is writ
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import Field, dataclass, field, fields, make_dataclass
+from typing import TYPE_CHECKING, Any
 
 from ropext import loaders, scaling
 from ropext.errors import InputError, UsageError
@@ -22,8 +22,8 @@ def _field(default: Any, help_text: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """One extension: how far, by which method, for whom."""
+class _Wishes:
+    """What every method takes: how far, by which method, for whom."""
 
     method: str | None = _field(None, "how to scale: " + ", ".join(scaling.METHODS))
     factor: float | None = _field(None, "how many times the context, e.g. 4 (or give the target)")
@@ -36,22 +36,6 @@ class Recipe:
     )
     temperature: float | None = _field(
         None, "softmax temperature instead: attention factor = 1/sqrt(temperature)"
-    )
-    beta_fast: float | None = _field(None, "yarn, by-parts: pairs with more turns are kept [32]")
-    beta_slow: float | None = _field(
-        None, "yarn, by-parts: pairs with fewer turns are interpolated [1]"
-    )
-    truncate: bool | None = _field(None, "yarn: round the ramp's ends to whole pairs [yes]")
-    low_freq_factor: float | None = _field(
-        None, "llama3: pairs with fewer turns are interpolated [1]"
-    )
-    high_freq_factor: float | None = _field(None, "llama3: pairs with more turns are kept [4]")
-    theta: float | None = _field(None, "abf: the new rotary base")
-    pair_factors: tuple[float, ...] | None = _field(
-        None, "longrope: FILE with one number per pair (JSON, CSV, or a config with long_factor)"
-    )
-    short_pair_factors: tuple[float, ...] | None = _field(
-        None, "longrope: a second set for inputs within the trained context"
     )
     from_original: bool = _field(
         False, "extend an already scaled model from its original spectrum and context"
@@ -89,6 +73,40 @@ class Recipe:
         if self.temperature is not None:
             return 1 / math.sqrt(self.temperature)
         return self.attention_factor
+
+
+def _default(value: Any) -> str:
+    if value is None:
+        return ""
+    return f" [{('no', 'yes')[value] if isinstance(value, bool) else format(value, 'g')}]"
+
+
+def _knobs() -> list[tuple[str, Any, Any]]:
+    """The knobs of all methods, each as a field that says whose it is and what it does there."""
+    owners: dict[str, list[str]] = {}
+    knobs: dict[str, Field[Any]] = {}
+    for method in scaling.METHODS.values():
+        for knob in fields(method.knobs):
+            owners.setdefault(knob.name, []).append(method.name)
+            knobs.setdefault(knob.name, knob)
+    out = []
+    for name, knob in knobs.items():
+        help_text = f"{', '.join(owners[name])}: {knob.metadata['help']}{_default(knob.default)}"
+        out.append((name, knob.type | None, _field(None, help_text)))  # type: ignore[operator]
+    return out
+
+
+if TYPE_CHECKING:
+
+    class Recipe(_Wishes):
+        """One extension: how far, by which method, for whom, with which knobs."""
+
+        def __init__(self, **values: Any) -> None: ...
+
+else:
+    # The knobs come from the list of methods, so that a new one needs no second mention here.
+    Recipe = make_dataclass("Recipe", _knobs(), bases=(_Wishes,), frozen=True)
+    Recipe.__module__ = __name__
 
 
 def flag(name: str) -> str:

@@ -14,7 +14,10 @@ class LongropeKnobs:
     """The factors; searched, fitted or taken from somebody's release."""
 
     pair_factors: tuple[float, ...] | None = field(
-        default=None, metadata={"help": "FILE with one number per pair (JSON or CSV)"}
+        default=None,
+        metadata={
+            "help": "FILE with one number per pair (JSON, CSV, or a config with long_factor)"
+        },
     )
     short_pair_factors: tuple[float, ...] | None = field(
         default=None,
