@@ -1,6 +1,7 @@
 """ropext extends the context window of pretrained Hugging Face models, and proves that it works.
 
-    import ropext
+From Python:
+
     plan = ropext.plan("model", method="yarn", factor=4)
     ropext.extend("model", "model-4x", method="yarn", factor=4)
     ropext.patch(loaded_model, method="yarn", factor=4)
