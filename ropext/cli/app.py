@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ropext.cli import compare, extend, inspect, methods, plan, verify
+from ropext.cli import compare, extend, finetune, inspect, methods, plan, verify
 from ropext.cli import eval as evaluation
 from ropext.cli.output import fail
 from ropext.errors import RopextError
@@ -23,7 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for module in (inspect, plan, extend, verify, evaluation, compare, methods):
+for module in (inspect, plan, extend, verify, finetune, evaluation, compare, methods):
     app.command(module.NAME)(module.command)
 
 

@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ropext.training.run import Finetuned
+    from ropext.training.run import Finetuned, Planned
+
+Say = Callable[[str], None]
+
+
+def _silent(sentence: str) -> None:
+    pass
 
 
 def run_finetune(
@@ -19,11 +25,20 @@ def run_finetune(
     data: str,
     output: str | Path,
     *,
-    say: Callable[[str], None] = lambda sentence: None,
+    force: bool = False,
+    say: Say = _silent,
     **options: Any,
 ) -> "Finetuned":
-    """Fine-tune an extended checkpoint; see `ropext.training.options.Options` for the options."""
+    """Fine-tune an extended checkpoint; `options` are the fields of training.options.Options."""
     from ropext.training import run
     from ropext.training.options import build
 
-    return run.finetune(Path(directory), data, Path(output), build(options), say)
+    return run.finetune(Path(directory), data, Path(output), build(options), say, force=force)
+
+
+def plan_finetune(directory: str | Path, data: str, **options: Any) -> "Planned":
+    """What `run_finetune` would do, and what that would take."""
+    from ropext.training import run
+    from ropext.training.options import build
+
+    return run.dry_run(Path(directory), data, build(options))

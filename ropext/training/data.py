@@ -45,11 +45,12 @@ def read(
     wanted_tokens: int,
     least: int,
     hold_out: int,
+    count_held: int,
 ) -> Data:
     """Documents with `wanted_tokens` tokens in those of at least `least` tokens, or all.
 
-    Of the documents whose text can reach `hold_out` tokens (0: none is needed) every tenth by its
-    content is held out, and at least one where there are two.
+    Of the documents that reach `hold_out` tokens every tenth by its content is held out, and all
+    that come after there is enough to train on, until `count_held` are (0: none is needed).
     """
     taken: list[tuple[corpus.RawDocument, Document]] = []
     held: list[corpus.RawDocument] = []
@@ -63,17 +64,19 @@ def read(
             continue
         seen.add(key)
         coded = encoder.document(own.name, text, NO_LIMIT)
-        if hold_out and len(coded) >= hold_out and int(key[:8], 16) % HELD_OUT == 0:
+        enough = tokens >= wanted_tokens
+        drawn = enough or int(key[:8], 16) % HELD_OUT == 0
+        if len(held) < count_held and drawn and len(coded) >= hold_out:
             held.append(own)
-            continue
-        document = Document(coded.ids, _scored(own, text, coded, encoder))
-        taken.append((own, document))
-        tokens += len(document) if len(document) >= least else 0
-        if tokens >= wanted_tokens:
+        elif not enough:
+            document = Document(coded.ids, _scored(own, text, coded, encoder))
+            taken.append((own, document))
+            tokens += len(document) if len(document) >= least else 0
+        if tokens >= wanted_tokens and len(held) >= count_held:
             break
     if not count:
         raise InputError("--data holds no document")
-    if hold_out and not held:
+    if count_held and not held:
         held = _last_long(taken, hold_out, least)
     return Data(tuple(document for _, document in taken), tuple(held), count)
 

@@ -125,8 +125,7 @@ def _learning_rate(parameters: int) -> tuple[float, str]:
     return 1e-4, QLORA_LARGE
 
 
-def micro_rows(options: Options, settings_: Settings, processes: int) -> int:
-    """Rows that one device reads at once: a divisor of each process's share of a step."""
-    share = settings_.rows.value // processes
-    wanted = options.micro_rows or max(1, MICRO_TOKENS // settings_.row_tokens.value)
-    return max(size for size in range(1, max(2, min(wanted, share) + 1)) if share % size == 0)
+def micro_rows(options: Options, row_tokens: int, share: int) -> int:
+    """Rows that one device reads at once: a divisor of its share of a step."""
+    wanted = min(share, options.micro_rows or max(1, MICRO_TOKENS // row_tokens))
+    return max(size for size in range(1, wanted + 1) if share % size == 0)

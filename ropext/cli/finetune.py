@@ -1,0 +1,101 @@
+"""`ropext finetune DIR --data DATA -o OUT`."""
+
+import inspect
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ropext.cli import options as shared
+from ropext.cli.output import Out
+from ropext.errors import UsageError
+from ropext.training.options import Options, flag
+
+NAME = "finetune"
+
+Directory = Annotated[
+    str, typer.Argument(metavar="DIR", help="an extended checkpoint: a directory or a hub id")
+]
+Data = Annotated[
+    str,
+    typer.Option("--data", metavar="DATA", help="txt, jsonl, parquet, a folder, or a datasets id"),
+]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="OUT", help="directory to write")
+]
+Force = Annotated[
+    bool, typer.Option("--force", help="replace OUT, and begin anew where a run was interrupted")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="show settings, sources, tokens, memory; train nothing")
+]
+_METAVARS = {"evaluate": "DATA", "targets": "NAMES", "column": "NAME", "split": "NAME"}
+
+
+def _option(wish: "Field[Any]") -> inspect.Parameter:
+    """One field of the options as an option of the command line."""
+    kind: Any = str | None if wish.name == "targets" else wish.type
+    default = None if wish.name == "targets" else wish.default
+    info = typer.Option(
+        flag(wish.name), metavar=_METAVARS.get(wish.name), help=wish.metadata["help"]
+    )
+    return inspect.Parameter(
+        wish.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind, info],
+    )
+
+
+def _finetune(
+    directory: Directory,
+    data: Data,
+    wishes: dict[str, Any],
+    output: Output = None,
+    force: Force = False,
+    dry_run: DryRun = False,
+    as_json: shared.Json = False,
+    quiet: shared.Quiet = False,
+) -> None:
+    """Train an extended checkpoint for a short while: a LoRA, merged at the end."""
+    from ropext import training
+    from ropext.training import run, showing
+
+    out = Out(as_json, quiet)
+    if isinstance(wishes.get("targets"), str):
+        wishes["targets"] = tuple(part.strip() for part in wishes["targets"].split(","))
+    if dry_run:
+        planned = training.plan_finetune(directory, data, **wishes)
+        if run.is_main():
+            out.result(showing.plan_text(planned), planned.to_json())
+        return
+    if output is None:
+        raise UsageError("say where to: -o OUT (or --dry-run to see the settings)")
+    done = training.run_finetune(directory, data, output, force=force, say=out.say, **wishes)
+    if run.is_main():
+        out.result(showing.result_text(done), done.to_json())
+
+
+def _assembled() -> Any:
+    """The command with one option per field of training.options.Options."""
+    added = [_option(wish) for wish in fields(Options)]
+    own = inspect.signature(_finetune, eval_str=True).parameters
+
+    def command(**values: Any) -> None:
+        wishes = {parameter.name: values.pop(parameter.name) for parameter in added}
+        _finetune(wishes=wishes, **values)
+
+    kept = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in own.items()
+        if name != "wishes"
+    ]
+    merged = [*kept[:3], *added, *kept[3:]]
+    command.__signature__ = inspect.Signature(merged)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in merged}
+    command.__doc__ = _finetune.__doc__
+    return command
+
+
+command = _assembled()

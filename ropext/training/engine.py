@@ -1,0 +1,339 @@
+"""transformers.Trainer, thin: our rows in our order, our loss, our evaluations, and what stops it.
+
+Nothing here is distributed by itself: DDP, FSDP2 and context parallelism come from accelerate.
+"""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch.utils.data import Dataset, SequentialSampler
+
+from ropext.errors import InputError, Stopped
+from ropext.training.collating import Collator
+from ropext.training.defaults import Settings, micro_rows
+from ropext.training.options import Options
+from ropext.training.sequences import Row
+
+TAIL = "eval_tail_nll"  # under this name in Trainer's log and its trackers
+COMPLETE = "complete"  # written into a checkpoint after all else; without it a kill came first
+LARGEST_SEED = 2**32
+
+Say = Callable[[str], None]
+Evaluate = Callable[[Any], float]
+
+
+@dataclass
+class History:
+    """What a run did, step by step; the same after an interrupt as without one."""
+
+    losses: list[dict[str, float]] = field(default_factory=list)
+    evaluations: list[dict[str, float]] = field(default_factory=list)
+    steps: int = 0
+    stopped_early: bool = False
+    checkpoint: Path | None = None  # of the weights that count
+
+    @staticmethod
+    def of(entries: Sequence[dict[str, Any]]) -> "History":
+        """From the log that Trainer keeps in its checkpoints."""
+        history = History()
+        for entry in entries:
+            if "loss" in entry:
+                wanted = ("step", "loss", "grad_norm", "learning_rate")
+                history.losses.append({k: entry[k] for k in wanted if k in entry})
+            elif TAIL in entry:
+                history.evaluations.append({"step": entry["step"], "tail_nll": entry[TAIL]})
+        return history
+
+
+class _Rows(Dataset[Row]):
+    """Rows as torch's loader wants them."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, number: int) -> Row:
+        return self.rows[number]
+
+
+class LossNotFinite(Stopped):
+    """The loss became infinite or not-a-number."""
+
+
+class _Trainer(transformers.Trainer):
+    """Rows in their own order, our evaluations, a stop at the first loss that is no number."""
+
+    evaluation: Evaluate | None = None
+    patience = 0
+    say: Say
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss = super().training_step(*args, **kwargs)
+        if not torch.isfinite(loss):
+            step = self.state.global_step + 1
+            raise LossNotFinite(
+                f"the loss is {float(loss)} at step {step}; the last good checkpoint is kept: "
+                "lower --learning-rate, or lengthen --warmup, and give another -o or --force"
+            )
+        return loss
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Trainer calls this every eval_steps, after the step's log and before its checkpoint."""
+        entries = self.state.log_history
+        done = [e[TAIL] for e in entries if TAIL in e and e["step"] == self.state.global_step]
+        if self.evaluation is None or done:  # the last step is also the end of the epoch
+            return {TAIL: done[0]} if done else {}
+        value = self.evaluation(self.model)
+        self.log({TAIL: value})
+        # The best of all evaluated weights must be on the disk, also when a later one is worse.
+        self.control.should_save = True
+        self.say(f"step {self.state.global_step}: tail loss {value:.4f} nats a token")
+        values = [entry[TAIL] for entry in self.state.log_history if TAIL in entry]
+        if _no_better(values, self.patience):
+            self.say(f"{self.patience} evaluations in a row were no better: stopping")
+            self.control.should_training_stop = True
+        return {TAIL: value}
+
+
+def _no_better(values: Sequence[float], patience: int) -> bool:
+    """Whether the last `patience` values are no better than the best before them."""
+    return bool(patience and values and len(values) - 1 - values.index(min(values)) >= patience)
+
+
+class _Watch(transformers.TrainerCallback):
+    """Narrates, marks checkpoints as complete, and stops when asked to."""
+
+    def __init__(self, signals: "Signals", say: Say) -> None:
+        self.signals, self.say = signals, say
+        self.started, self.first = time.monotonic(), 0
+        self.trainer: _Trainer | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.started, self.first = time.monotonic(), state.global_step
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        step, steps = state.global_step, state.max_steps
+        if not logs or "loss" not in logs or (step % max(1, steps // 20) and step != steps):
+            return
+        left = (time.monotonic() - self.started) / max(1, step - self.first) * (steps - step)
+        self.say(f"step {step} of {steps}: loss {logs['loss']:.4f}, {_duration(left)} left")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        if self.signals.asked(self.trainer):
+            control.should_save = control.should_training_stop = True
+        return control
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+class Signals:
+    """Ctrl-C and SIGTERM ask for a stop at the end of the step; a second one ends now."""
+
+    def __init__(self, say: Say) -> None:
+        self.say, self.caught = say, False
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        import threading
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        kinds = (signal.SIGINT, signal.SIGTERM)
+        old = [signal.signal(kind, self._catch) for kind in kinds]
+        try:
+            yield
+        finally:
+            for kind, handler in zip(kinds, old, strict=True):
+                signal.signal(kind, handler)
+
+    def _catch(self, number: int, frame: Any) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        self.caught = True
+        self.say("stopping after this step and saving (again: ends at once)")
+
+    def asked(self, trainer: Any) -> bool:
+        """Whether any process was asked; all of them then stop at the same step."""
+        if trainer is None or trainer.accelerator.num_processes == 1:
+            return self.caught
+        flag = torch.tensor(float(self.caught), device=trainer.accelerator.device)
+        return bool(trainer.accelerator.reduce(flag, "sum") > 0)
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that one training needs."""
+
+    model: Any
+    rows: Sequence[Row]
+    rows_per_step: int
+    row_tokens: int
+    padding: int
+    settings: Settings
+    options: Options
+    folder: Path
+    evaluate: Evaluate | None = None
+
+    @property
+    def eval_every(self) -> int:
+        return self.options.eval_every or max(1, self.settings.steps.value // 5)
+
+
+def arguments(job: Job, processes: int) -> transformers.TrainingArguments:
+    """Trainer's own arguments, from ours."""
+    settings, options = job.settings, job.options
+    if job.rows_per_step % processes:
+        raise InputError(
+            f"a step has {job.rows_per_step} rows, which {processes} processes cannot share; set "
+            f"--batch-tokens to a multiple of {processes * job.row_tokens}"
+        )
+    share = job.rows_per_step // processes
+    micro = micro_rows(options, job.row_tokens, share)
+    on_cpu = options.device == "cpu" or not torch.cuda.is_available()
+    return transformers.TrainingArguments(
+        output_dir=str(job.folder),
+        max_steps=settings.steps.value,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=share // micro,
+        learning_rate=settings.learning_rate.value,
+        warmup_steps=settings.warmup.value,
+        lr_scheduler_type=_SCHEDULES[settings.schedule.value],
+        adam_beta1=settings.betas.value[0],
+        adam_beta2=settings.betas.value[1],
+        weight_decay=settings.weight_decay.value,
+        max_grad_norm=settings.gradient_norm.value,
+        optim="adamw_torch",
+        bf16=_dtype(job.model) == torch.bfloat16,
+        **_checkpointing(),
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        save_strategy="steps",
+        save_steps=options.save_every or max(1, settings.steps.value // 10),
+        save_total_limit=3,
+        metric_for_best_model=TAIL if job.evaluate else None,
+        greater_is_better=False if job.evaluate else None,
+        eval_strategy="steps" if job.evaluate else "no",
+        eval_steps=job.eval_every,
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        label_names=["labels"],
+        report_to=options.report_to,
+        use_cpu=on_cpu,
+        ddp_backend="gloo" if on_cpu and processes > 1 else None,
+        ddp_find_unused_parameters=False,
+        average_tokens_across_devices=True,
+        seed=options.seed % LARGEST_SEED,
+    )
+
+
+def _checkpointing() -> dict[str, Any]:
+    """Layers run again in the backward pass; transformers 5.2x renamed the switch."""
+    known = {own.name for own in fields(transformers.TrainingArguments)}
+    name = "activation_checkpointing"
+    if name not in known:
+        name = "gradient_checkpointing"
+    return {name: True, f"{name}_kwargs": {"use_reentrant": False}}
+
+
+_SCHEDULES = {
+    "linear": "linear",
+    "constant": "constant_with_warmup",
+    "cosine": "cosine",
+}
+
+
+def _dtype(model: Any) -> torch.dtype:
+    """Of the frozen weights; what is trained is float32 all the same."""
+    dtype: torch.dtype = model.get_input_embeddings().weight.dtype
+    return dtype
+
+
+def is_fsdp() -> bool:
+    """Whether accelerate was launched with FSDP."""
+    return os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true")
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The last one that was written to its end."""
+    found = [path for path in folder.glob("checkpoint-*") if (path / COMPLETE).exists()]
+    return max(found, key=_step, default=None)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])
+
+
+def history_in(checkpoint: Path, patience: int) -> History:
+    """What a checkpoint knows of the run so far. The weights that count are the last ones, or after
+    an early stop the best ones."""
+    state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    history = History.of(state["log_history"])
+    history.steps, history.checkpoint = int(state["global_step"]), checkpoint
+    history.stopped_early = _no_better([e["tail_nll"] for e in history.evaluations], patience)
+    if history.stopped_early:
+        best = checkpoint.parent / f"checkpoint-{state['best_global_step']}"
+        history.checkpoint = best if (best / COMPLETE).exists() else checkpoint
+    return history
+
+
+def train(job: Job, processes: int, say: Say) -> History:
+    """Train, from the last checkpoint on where there is one."""
+    signals = Signals(say)
+    watch = _Watch(signals, say)
+    start = last_checkpoint(job.folder)
+    if start is not None:
+        history = history_in(start, job.options.patience)
+        if _finished(history, job):
+            return history
+        say(f"going on after step {history.steps}")
+    trainer = _Trainer(
+        model=job.model,
+        args=arguments(job, processes),
+        train_dataset=_Rows(job.rows),
+        eval_dataset=_Rows(()),  # evaluate() reads whole documents instead
+        data_collator=Collator(job.padding),
+        callbacks=[watch],
+    )
+    # Both print to stdout, which is for the result.
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.remove_callback(transformers.trainer_callback.ProgressCallback)
+    watch.trainer = trainer
+    trainer.evaluation, trainer.patience, trainer.say = job.evaluate, job.options.patience, say
+    with signals.listening():
+        trainer.train(resume_from_checkpoint=str(start) if start else None)
+    last = last_checkpoint(job.folder)
+    if last is None:
+        raise Stopped("interrupted before the first checkpoint; nothing was kept")
+    history = history_in(last, job.options.patience)
+    if signals.caught and not _finished(history, job):
+        raise Stopped(
+            f"interrupted and saved after step {history.steps} of {job.settings.steps.value}; the "
+            "same command goes on from there"
+        )
+    return history
+
+
+def _finished(history: History, job: Job) -> bool:
+    return history.stopped_early or history.steps >= job.settings.steps.value

@@ -1,0 +1,102 @@
+"""The evaluations of a run: ropext's own evaluator on held-out documents, before, during, after."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ropext import corpus
+from ropext.evaluation.costs import choose_manner, shape_of
+from ropext.evaluation.forward import TokenNll, TokenScorer
+from ropext.evaluation.loading import free_memory
+from ropext.evaluation.pinning import pass_lengths
+from ropext.evaluation.reading import read_pass, read_short
+from ropext.results import rundir
+from ropext.results.lengths import tail_tokens
+from ropext.results.perplexity import Frame, text_values
+from ropext.results.readings import Documents, Reading
+from ropext.results.values import Bootstrap, Value
+
+SLICE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Judge:
+    """The documents that are read, and from where in them the numbers come."""
+
+    documents: tuple[corpus.Document, ...]
+    frame: Frame
+
+    def read_long(self, model: Any, label: str) -> Reading:
+        """Through windows of the target's length."""
+        scorer = self._scorer(model)
+        lengths = pass_lengths(scorer.model, self.frame.lengths)
+        found = {
+            length: [read_pass(scorer, scorer.model, d.ids, length) for d in self.documents]
+            for length in lengths
+        }
+        return Reading(label, found)
+
+    def read_short(self, model: Any, label: str) -> Reading:
+        """Through the short window."""
+        scorer = self._scorer(model)
+        context = self.frame.context
+        found = [read_short(scorer, scorer.model, d.ids, context) for d in self.documents]
+        return Reading(label, {self.frame.longest: found})
+
+    def _scorer(self, model: Any) -> TokenScorer:
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        shape = shape_of(base)
+        device = base.get_input_embeddings().weight.device
+        manner = choose_manner(shape, self.frame.longest, free_memory(device), None, SLICE_BYTES)
+        scorer = TokenScorer(model, manner)
+        scorer.self_check()
+        return scorer
+
+    def values(self, reading: Reading, base: Reading | None) -> dict[str, Value]:
+        names = tuple(document.name for document in self.documents)
+        hashes = tuple(d.prefix_hashes(self.frame.lengths) for d in self.documents)
+        counts = tuple(d.token_bytes.astype(np.int64) for d in self.documents)
+        return text_values(self.frame, Documents(names, hashes, counts), reading, base)
+
+    def tail(self, reading: Reading) -> float:
+        """Nats per token of the last N tokens before the target; what early stopping watches."""
+        sums, counts = reading.sums(*self.frame.tail_span(self.frame.longest))
+        return float(sums.sum() / counts.sum())
+
+
+def judge_of(
+    raw: tuple[corpus.RawDocument, ...],
+    encoder: corpus.DocumentEncoder,
+    context: int,
+    target: int,
+    count: int,
+    seed: int,
+) -> Judge:
+    """Documents that reach the target, each cut to it; InputError where none does."""
+    wanted = corpus.Wanted((target,), given=True, max_documents=count)
+    chosen = corpus.choose_documents(raw, encoder, wanted)
+    frame = Frame(context, (context, target), tail_tokens(context), Bootstrap(seed))
+    return Judge(chosen.documents, frame)
+
+
+def keep(folder: Path, reading: Reading) -> None:
+    """Write a reading, so that a run that goes on does not take it again."""
+    for length, arrays in reading.passes.items():
+        rundir.write_array(folder / f"{reading.label}-{length}.npy", np.stack(list(arrays)))
+
+
+def kept(folder: Path, label: str) -> Reading | None:
+    """A reading that was kept, or None."""
+    found: dict[int, list[TokenNll]] = {}
+    for path in sorted(folder.glob(f"{label}-*.npy")):
+        found[int(path.stem.rpartition("-")[2])] = list(np.load(path, allow_pickle=False))
+    return Reading(label, found) if found else None
+
+
+def to_json(values: Mapping[str, Value]) -> dict[str, Any]:
+    """The numbers that a fine-tuning reports, out of all that a reading gives."""
+    wanted = ("tail@", "tail_nll@", "in_window@", "in_window_nll@", "gain@", "short_tax")
+    return {k: v.to_json() for k, v in values.items() if k.startswith(wanted)}

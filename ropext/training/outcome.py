@@ -1,0 +1,220 @@
+"""What a run leaves: the merged checkpoint, the adapter beside its base, the card.
+
+OUT/                merged, in stock format; its config.json is the extended base's, byte by byte
+OUT/base/           the extended, untuned checkpoint
+OUT/adapter/        the LoRA; its adapter_config.json names ../base
+OUT/training/       settings, losses and evaluations, loss.png
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ropext import proof, verifying
+from ropext.checkpoint import Snapshot, card, open_snapshot, provenance
+from ropext.checkpoint.card import README, Card, Table
+from ropext.checkpoint.jsontext import dump
+from ropext.checkpoint.provenance import NAME, Record
+from ropext.checkpoint.staging import check_space, os_errors, staged
+from ropext.checkpoint.transfer import copy_file, place
+from ropext.training.origin import Origin
+
+BASE, ADAPTER, TRAINING = "base", "adapter", "training"
+INDEX = "model.safetensors.index.json"
+
+LOADING = """\
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+folder = "path/to/this/folder"
+base = AutoModelForCausalLM.from_pretrained({base}, dtype="auto")
+model = PeftModel.from_pretrained(base, folder)
+"""
+
+
+@dataclass(frozen=True)
+class Story:
+    """What the record and the cards say of the run."""
+
+    section: Mapping[str, Any]  # of ropext.json, under "finetune"
+    summary: tuple[str, ...]
+    numbers: tuple[tuple[str, Table], ...]
+
+
+def write(
+    origin: Origin,
+    adapter: Path,
+    extras: Mapping[str, bytes],
+    story: Story,
+    output: Path,
+    *,
+    force: bool,
+    link: str,
+) -> Record:
+    """Write OUT as a whole or not at all; what stock transformers builds from it is proved first.
+
+    `adapter` is the folder of the checkpoint whose weights count, `extras` are files of
+    OUT/training.
+    """
+    snapshot = origin.snapshot
+    weights = sum(snapshot.files[name] for name in snapshot.weight_files)
+    check_space(output, weights if link != "copy" else 2 * weights)
+    inputs = [snapshot.directory, *map(snapshot.path, snapshot.files)]
+    with staged(output, force=force, inputs=inputs) as stage:
+        merge(snapshot, adapter, stage.directory)
+        with os_errors(output):
+            _carry(snapshot, stage.directory, weights=False)
+            _write_base(snapshot, stage.directory / BASE, link)
+            _write_adapter(origin, adapter, stage.directory / ADAPTER)
+            (stage.directory / TRAINING).mkdir()
+            for name, content in extras.items():
+                (stage.directory / TRAINING / name).write_bytes(content)
+        record = _record(origin, stage.directory, story)
+        with os_errors(output):
+            _write_card(origin, stage.directory, story, output.name)
+            provenance.write(record, stage.directory)
+    return record
+
+
+def merge(snapshot: Snapshot, adapter: Path, directory: Path) -> None:
+    """Base and adapter as one checkpoint, in the dtype that the base is stored in."""
+    import peft
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(snapshot.directory, dtype="auto")
+    joined = peft.PeftModel.from_pretrained(model, adapter)
+    merged = joined.merge_and_unload()
+    largest = max(snapshot.files[name] for name in snapshot.weight_files)
+    # Shards as large as the base's: one file stays one file.
+    merged.save_pretrained(directory, max_shard_size=largest + (1 << 20))
+
+
+def _carry(snapshot: Snapshot, directory: Path, *, weights: bool, link: str = "copy") -> None:
+    """The base's files as they are; save_pretrained's own config.json, which lacks the legacy
+    spellings, gives way to the base's."""
+    for name in snapshot.files:
+        source, target = snapshot.path(name), directory / name
+        is_weights = name in snapshot.weight_files or name == INDEX
+        if is_weights and not weights:
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)
+        if name in snapshot.weight_files:
+            place(source, target, link)  # type: ignore[arg-type]
+        else:
+            copy_file(source, target)
+
+
+def _write_base(snapshot: Snapshot, directory: Path, link: str) -> None:
+    directory.mkdir()
+    _carry(snapshot, directory, weights=True, link=link)
+    for name in (NAME, README):
+        if snapshot.path(name).is_file():
+            copy_file(snapshot.path(name), directory / name)
+
+
+def _write_adapter(origin: Origin, adapter: Path, directory: Path) -> None:
+    """PEFT's two files, with a base that is found from anywhere."""
+    directory.mkdir()
+    shutil.copyfile(adapter / "adapter_model.safetensors", directory / "adapter_model.safetensors")
+    config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    hub_id = origin.snapshot.hub_id
+    config["base_model_name_or_path"] = hub_id or f"../{BASE}"
+    config["revision"] = origin.snapshot.commit
+    (directory / "adapter_config.json").write_bytes(dump(config))
+    (directory / README).write_text(_adapter_card(hub_id, origin), encoding="utf-8")
+
+
+def _adapter_card(hub_id: str | None, origin: Origin) -> str:
+    base = f'"{hub_id}"' if hub_id else f'f"{{folder}}/../{BASE}"'
+    where = hub_id or f"../{BASE}"
+    lines = [
+        "---",
+        f"base_model: {json.dumps(where)}",
+        "library_name: peft",
+        "tags:",
+        "- ropext",
+        "- lora",
+        "---",
+        "",
+        "# LoRA of an extended model",
+        "",
+        f"Trained on `{where}`, which was extended from {origin.context:,} to {origin.target:,} "
+        "tokens. An adapter stores nothing about positions: on the model before its extension it "
+        "gives wrong results.",
+        "",
+        card.code_block(LOADING.format(base=base), "python"),
+        "",
+    ]
+    if not hub_id:
+        lines += [
+            "`base_model_name_or_path` is relative to this folder, while PEFT resolves it from the "
+            "working directory; the lines above load it from anywhere.",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def _record(origin: Origin, directory: Path, story: Story) -> Record:
+    """The base's record with the new weights, the run, and a proof of the merged checkpoint."""
+    record = origin.record
+    factor = record.target / record.context
+    sites = [
+        proof.Expected(
+            site.label,
+            site.spectrum.inv_freq,
+            site.spectrum.attention_factor,
+            site.spectrum.softmax_factor,
+            site.params.get("rope_type", "default"),
+            factor,
+            site.scaled,
+            site.spectrum.short_inv_freq,
+        )
+        for site in record.sites
+    ]
+    proved = proof.prove(directory, sites, text_path=origin.model.path)
+    names = sorted(path.name for path in directory.glob("*.safetensors"))
+    return replace(
+        record,
+        weights={name: provenance.weigh(directory / name) for name in names},
+        versions=provenance.versions(),
+        proof=proved.to_json(),
+        more=dict(record.more) | {"finetune": dict(story.section)},
+    )
+
+
+def _write_card(origin: Origin, directory: Path, story: Story, title: str) -> None:
+    record = origin.record
+    served = verifying.read_again(open_snapshot(str(directory)))
+    base = str(record.base.get("hub_id") or Path(str(record.base.get("name", ""))).name)
+    rows = tuple((r.loader, r.versions, r.verdict, r.flag or r.why) for r in served.readings)
+    text = Card(
+        title=title,
+        base=base,
+        base_is_hub_id=bool(record.base.get("hub_id")),
+        summary=(
+            f"The context of {base} was extended from {record.context:,} to {record.target:,} "
+            f"tokens by {record.method} (factor {record.target / record.context:g}).",
+            *story.summary,
+        ),
+        facts=card.facts(
+            [
+                ("method", record.method),
+                ("context", record.context),
+                ("target", record.target),
+                ("trained", "LoRA, merged; `adapter` has it alone, `base` what it was trained on"),
+            ]
+        ),
+        numbers=story.numbers,
+        readings=Table(("loader", "versions", "reads it", "note"), rows),
+        serving=tuple(
+            (line.loader, line.command.replace(str(directory), title))
+            for line in served.serving
+            if line.command
+        ),
+    )
+    readme, _ = card.read_readme(origin.snapshot.path(README))
+    (directory / README).write_bytes(card.render(text, readme).encode(errors="replace"))

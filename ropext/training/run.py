@@ -1,0 +1,327 @@
+"""The order of a fine-tuning: read, estimate, measure, train, (control,) measure again, write."""
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ropext import corpus
+from ropext.checkpoint.headers import read_header
+from ropext.checkpoint.jsontext import read_object
+from ropext.checkpoint.locks import locked
+from ropext.checkpoint.staging import check_output
+from ropext.errors import OutputExists
+from ropext.results import rundir
+from ropext.training import data as training_data
+from ropext.training import defaults
+from ropext.training.data import Data
+from ropext.training.defaults import Settings
+from ropext.training.estimates import Estimate
+from ropext.training.options import Options
+from ropext.training.origin import Origin, open_origin
+from ropext.training.sequences import Full, Pose, Rows, glue
+
+Say = Callable[[str], None]
+
+MANIFEST = "run.json"
+
+
+def is_main() -> bool:
+    """Whether this process tells and writes; the others of `accelerate launch` only train."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All that is known before a weight is loaded."""
+
+    origin: Origin
+    options: Options
+    settings: Settings
+    data: Data
+    rows: Rows
+    padding: int
+    encoder: corpus.DocumentEncoder
+    judged: tuple[corpus.RawDocument, ...]
+
+    @property
+    def processes(self) -> int:
+        return int(os.environ.get("WORLD_SIZE", "1"))
+
+    def manifest(self) -> dict[str, Any]:
+        """What decides the numbers; a run directory belongs to one of these."""
+        deciding = (
+            "strategy", "packing", "dropout", "targets", "train_norms", "train_embeddings",
+            "qlora", "seed", "dtype", "eval_every", "eval_documents", "patience",
+        )  # fmt: skip
+        options = asdict(self.options)
+        return {
+            "model": self.origin.snapshot.name,
+            "config": _digest(self.origin.snapshot.config),
+            "weights": {
+                name: read_header(self.origin.snapshot.path(name)).digest
+                for name in self.origin.snapshot.weight_files
+            },
+            "data": self.data.digest(),
+            "evaluation": _digest([repr(raw) for raw in self.judged]),
+            "settings": {k: v["value"] for k, v in self.settings.to_json().items()},
+            "options": {name: options[name] for name in deciding},
+        }
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What `--dry-run` shows."""
+
+    prepared: Prepared
+    estimate: Estimate
+    trained: int  # parameters
+    targets: tuple[str, ...]
+    sliced: str | None  # why the loss is not sliced
+
+    def to_json(self) -> dict[str, Any]:
+        prepared = self.prepared
+        return {
+            "model": prepared.origin.snapshot.name,
+            "context": prepared.origin.context,
+            "target": prepared.origin.target,
+            "strategy": prepared.options.strategy,
+            "packing": prepared.options.packing,
+            "settings": prepared.settings.to_json(),
+            "targets": list(self.targets),
+            "trained_parameters": self.trained,
+            "estimate": self.estimate.to_json(),
+            "documents": len(prepared.rows.documents),
+            "documents_too_short": prepared.rows.too_short,
+            "evaluation_documents": len(prepared.judged),
+            "loss": "sliced" if self.sliced is None else f"whole logits: {self.sliced}",
+        }
+
+
+@dataclass(frozen=True)
+class Finetuned:
+    """What a run did."""
+
+    output: Path
+    planned: Planned
+    steps: int
+    stopped_early: bool
+    losses: tuple[dict[str, float], ...]
+    evaluations: tuple[dict[str, float], ...]
+    numbers: dict[str, Any]  # label -> values as JSON
+    control: dict[str, Any] | None
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "output": str(self.output),
+            "plan": self.planned.to_json(),
+            "steps": self.steps,
+            "stopped_early": self.stopped_early,
+            "losses": list(self.losses),
+            "evaluations": list(self.evaluations),
+            "numbers": self.numbers,
+            "control": self.control,
+            "notes": list(self.notes),
+        }
+
+
+def finetune(
+    directory: Path,
+    source: str,
+    output: Path,
+    options: Options,
+    say: Say,
+    *,
+    force: bool = False,
+) -> Finetuned:
+    """Everything, from the last checkpoint on where the same run was interrupted."""
+    with quiet_libraries():
+        prepared = prepare(str(directory), source, options)
+        if not is_main():
+            say = _silent
+        inputs = [prepared.origin.snapshot.directory]
+        real = check_output(output, force=force, inputs=inputs)
+        planned = plan(prepared)
+        folder = real.parent / f"{real.name}.run"
+        with _claimed(folder, output, prepared, force):
+            from ropext.training import session
+
+            return session.Session(planned, folder, output, force, say).run()
+
+
+def dry_run(directory: Path, source: str, options: Options) -> Planned:
+    """All but the training."""
+    with quiet_libraries():
+        return plan(prepare(str(directory), source, options))
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """No bars and no advice from transformers between our own sentences; errors stay."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _silent(sentence: str) -> None:
+    pass
+
+
+def prepare(model: str, source: str, options: Options) -> Prepared:
+    """Read model, tokenizer and data; settle the settings."""
+    origin = open_origin(model)
+    parameters = _parameters(origin)
+    settings = defaults.settings(options, parameters, origin.context, origin.target)
+    tokenizer = _tokenizer(origin)
+    vocabulary = origin.model.vocab_size
+    encoder = corpus.DocumentEncoder(tokenizer, vocabulary, options.seed)
+    strategy = _strategy(origin, options, settings)
+    judging = options.eval_documents > 0
+    held = options.eval_documents if options.evaluate is None else 0
+    raw = corpus.read_documents(
+        corpus.Source(source, options.column, options.split or "train", None)
+    )
+    count = settings.rows.value * settings.steps.value
+    glued = options.packing == "glued"
+    data = training_data.read(
+        raw,
+        encoder,
+        wanted_tokens=count * strategy.length,
+        least=1 if glued else strategy.length,
+        hold_out=origin.target,
+        count_held=held,
+    )
+    documents = list(data.documents)
+    if glued:
+        documents = glue(documents, tokenizer.eos_token_id, options.seed)
+    rows = Rows(documents, strategy, count, options.seed)
+    judged = data.held_out
+    if judging and options.evaluate is not None:
+        # A datasets id is evaluated on its test split, as `ropext eval` does.
+        judged = tuple(corpus.read_documents(corpus.Source(options.evaluate, options.column)))
+    padding = tokenizer.pad_token_id
+    return Prepared(
+        origin, options, settings, data, rows, 0 if padding is None else padding, encoder, judged
+    )
+
+
+def _strategy(origin: Origin, options: Options, settings: Settings) -> Full | Pose:
+    length = settings.row_tokens.value
+    if options.strategy == "full":
+        return Full(length)
+    return Pose(length, origin.target, origin.two_sets_up_to)
+
+
+def _parameters(origin: Origin) -> int:
+    """As stored, from the headers."""
+    total = 0
+    for name in origin.snapshot.weight_files:
+        for tensor in read_header(origin.snapshot.path(name)).tensors.values():
+            size = 1
+            for side in tensor.shape:
+                size *= side
+            total += size
+    return total
+
+
+def _tokenizer(origin: Origin) -> Any:
+    from ropext.evaluation.loading import load_tokenizer
+
+    return load_tokenizer(origin.snapshot, False)
+
+
+def plan(prepared: Prepared) -> Planned:
+    """Which layers are trained and what that takes, from a model without weights."""
+    import torch
+    from accelerate import init_empty_weights
+
+    from ropext.evaluation.costs import shape_of
+    from ropext.evaluation.loading import free_memory
+    from ropext.training import adapters, estimates, loading
+
+    options, settings = prepared.options, prepared.settings
+    loading.check_tracker(options.report_to)
+    device = loading.device(options)
+    if options.qlora:
+        loading.four_bits(device)
+    with init_empty_weights(include_buffers=False):
+        model = loading.skeleton(prepared.origin)
+        names = adapters.target_names(model, options.targets)
+        joined = adapters.add_adapter(model, options, settings)
+    base = joined.get_base_model()
+    trained = sum(p.numel() for p in joined.parameters() if p.requires_grad)
+    width = torch.empty((), dtype=loading.dtype(options, device)).element_size()
+    shape = replace(shape_of(base), dtype_bytes=width)
+    share = max(1, settings.rows.value // prepared.processes)
+    micro = defaults.micro_rows(options, settings.row_tokens.value, share)
+    reason = loading.caps_logits(base)
+    found = estimates.estimate(
+        shape, settings, trained, micro, sliced=reason is None, four_bits=options.qlora
+    )
+    estimates.check_fits(found, shape, free_memory(device), sliced=reason is None)
+    return Planned(prepared, found, trained, tuple(names), reason)
+
+
+@contextmanager
+def _claimed(folder: Path, output: Path, prepared: Prepared, force: bool) -> Iterator[None]:
+    """Hold the run directory: a new one, or the one that this very run has begun."""
+    if not is_main():
+        yield
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder, output):
+        manifest = prepared.manifest()
+        known = folder / MANIFEST
+        if known.is_file():
+            found = read_object(known)
+            if found != json.loads(json.dumps(manifest)):
+                if not force:
+                    raise OutputExists(_other_run(folder, found, manifest))
+                shutil.rmtree(folder)
+        elif folder.exists() and any(folder.iterdir()):
+            raise OutputExists(
+                f"{folder} is where the run would keep its checkpoints, and holds something else; "
+                "give another -o"
+            )
+        rundir.write_json(known, manifest)
+        yield
+
+
+def _other_run(folder: Path, found: dict[str, Any], wanted: dict[str, Any]) -> str:
+    flat_found, flat_wanted = _flat(found), _flat(json.loads(json.dumps(wanted)))
+    keys = [k for k in {**flat_found, **flat_wanted} if flat_found.get(k) != flat_wanted.get(k)]
+    return (
+        f"{folder} holds the checkpoints of another run (it differs in {', '.join(keys[:4])}); "
+        "repeat that command to go on with it, give another -o, or --force to begin anew"
+    )
+
+
+def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, dict):
+            out |= _flat(item, f"{prefix}{key}.")
+        else:
+            out[prefix + key] = item
+    return out

@@ -1,0 +1,220 @@
+"""A run in words, tables and one picture: for the terminal, the card, ropext.json, OUT/training."""
+
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+from ropext.checkpoint.card import Table
+from ropext.results.lengths import length_text
+from ropext.results.values import Value
+
+if TYPE_CHECKING:
+    from ropext.training.engine import History
+    from ropext.training.outcome import Story
+    from ropext.training.run import Finetuned, Planned
+
+Numbers = dict[str, dict[str, Value]]
+
+ROWS = {
+    "base": "base, through its short window",
+    "untuned": "extended, not trained",
+    "control": "control: base trained on the same tokens, through its short window",
+    "tuned": "extended and trained",
+}
+
+
+def plan_text(planned: "Planned") -> str:
+    """What --dry-run prints."""
+    prepared, found = planned.prepared, planned.estimate
+    settings = prepared.settings
+    lines = [
+        f"{prepared.origin.snapshot.name}: extended from {prepared.origin.context} to "
+        f"{prepared.origin.target} tokens, strategy {prepared.options.strategy}, packing "
+        f"{prepared.options.packing}",
+        "",
+    ]
+    rows = [(name.replace("_", " "), s.value, s.source) for name, s in vars(settings).items()]
+    width = max(len(name) for name, _, _ in rows)
+    values = [_plain(value) for _, value, _ in rows]
+    wide = max(map(len, values))
+    lines += [
+        f"{name:<{width}}  {value:<{wide}}  {source}"
+        for (name, _, source), value in zip(rows, values, strict=True)
+    ]
+    lines += [
+        "",
+        f"trained: {planned.trained:,} parameters in {', '.join(planned.targets)}",
+        f"documents: {len(prepared.rows.documents)} used, {prepared.rows.too_short} too short, "
+        f"{len(prepared.judged)} to evaluate on",
+        f"tokens: {found.tokens:,}; FLOPs: {found.flops:.2e}",
+        f"memory of one device: about {found.peak_bytes / 1e6:,.0f} MB (weights "
+        f"{found.weight_bytes / 1e6:,.0f}, trained {found.trained_bytes / 1e6:,.0f}, activations "
+        f"{found.activation_bytes / 1e6:,.0f}, loss {found.loss_bytes / 1e6:,.0f})",
+    ]
+    if planned.sliced is not None:
+        lines.append(f"the loss needs whole logits: {planned.sliced}")
+    return "\n".join(lines)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "/".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
+def result_text(done: "Finetuned") -> str:
+    """What the command prints at its end."""
+    target = done.planned.prepared.origin.target
+    lines = [f"{done.output}: trained {done.steps} steps" + _early(done.stopped_early)]
+    table = table_of(done.numbers, target)
+    if table is not None:
+        lines += ["", *_aligned(table), "", *verdict(done.numbers, target)]
+    lines += [f"note: {note}" for note in done.notes]
+    lines += ["", f"next: ropext verify {done.output}"]
+    return "\n".join(lines)
+
+
+def _early(early: bool) -> str:
+    return ", stopped early: the best evaluated weights are kept" if early else ""
+
+
+def table_of(numbers: dict[str, dict[str, Any]], target: int) -> Table | None:
+    """Base, untuned, control, tuned; numbers as JSON."""
+    if not numbers:
+        return None
+    header = ("", f"tail loss at {length_text(target)}", "95 % interval", "short tax")
+    rows = []
+    for label, title in ROWS.items():
+        if label in numbers:
+            values = numbers[label]
+            tail, tax = values[f"tail_nll@{target}"], values.get("short_tax")
+            shown = "" if label == "base" or tax is None else f"{tax['value']:+.4f}"
+            rows.append((title, f"{tail['value']:.4f}", _interval(tail), shown))
+    return Table(header, tuple(rows))
+
+
+def _interval(value: dict[str, Any]) -> str:
+    if value["ci95"]:
+        return f"{value['ci95'][0]:.4f} to {value['ci95'][1]:.4f}"
+    low, high = value.get("range") or (value["value"],) * 2
+    return f"{low:.4f} to {high:.4f} (range of {value['n']})"
+
+
+def _aligned(table: Table) -> list[str]:
+    rows = [table.header, *table.rows]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(table.header))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def verdict(numbers: dict[str, dict[str, Any]], target: int) -> list[str]:
+    """What the table says, in words; adaptation to the text is told from extension."""
+    if not numbers:
+        return []
+
+    def tail(label: str) -> float:
+        return float(numbers[label][f"tail_nll@{target}"]["value"])
+
+    gain = tail("base") - tail("tuned")
+    lines = [
+        f"At {length_text(target)} the trained model predicts the last tokens by {abs(gain):.4f} "
+        f"nats a token {'better' if gain > 0 else 'worse'} than the base in its own window"
+    ]
+    if "control" in numbers:
+        own = tail("control") - tail("tuned")
+        lines[0] += (
+            f", and by {abs(own):.4f} {'better' if own > 0 else 'worse'} than the control: the "
+            f"control's own gain of {tail('base') - tail('control'):.4f} is adaptation to the text."
+        )
+    else:
+        lines[0] += "; a part of any gain is adaptation to the text (--control measures it)."
+    return lines
+
+
+def story(
+    planned: "Planned", history: "History", control: "History | None", numbers: Numbers
+) -> "Story":
+    """For the record and the card."""
+    from ropext.training import evaluating
+    from ropext.training.outcome import Story
+
+    prepared = planned.prepared
+    found = {label: evaluating.to_json(values) for label, values in numbers.items()}
+    section = {
+        "settings": prepared.settings.to_json(),
+        "strategy": prepared.options.strategy,
+        "packing": prepared.options.packing,
+        "targets": list(planned.targets),
+        "train_norms": prepared.options.train_norms,
+        "train_embeddings": prepared.options.train_embeddings,
+        "seed": prepared.options.seed,
+        "steps": history.steps,
+        "stopped_early": history.stopped_early,
+        "tokens": history.steps * prepared.settings.tokens // prepared.settings.steps.value,
+        "data_sha256": prepared.data.digest(),
+        "final_loss": history.losses[-1]["loss"] if history.losses else None,
+        "control": control is not None,
+        "numbers": found,
+    }
+    target = prepared.origin.target
+    summary = [
+        f"It was then trained for {section['steps']} steps ({section['tokens']:,} tokens, strategy "
+        f"{section['strategy']}) with a LoRA of rank {prepared.settings.rank.value}, which is "
+        "merged into the weights.",
+        *verdict(found, target),
+    ]
+    table = table_of(found, target)
+    caption = (
+        f"Loss over the last tokens before {target:,}, in nats a token, on the same tokens of "
+        "documents that were not trained on"
+    )
+    return Story(section, tuple(summary), ((caption, table),) if table else ())
+
+
+def files(
+    planned: "Planned", history: "History", control: "History | None", numbers: Numbers
+) -> dict[str, bytes]:
+    """OUT/training."""
+    from ropext.training import evaluating
+
+    content: dict[str, Any] = {
+        "settings.json": planned.to_json(),
+        "losses.json": {
+            "tuned": history.losses,
+            "evaluations": history.evaluations,
+            "control": control.losses if control else None,
+        },
+        "numbers.json": {label: evaluating.to_json(values) for label, values in numbers.items()},
+    }
+    out = {name: (json.dumps(value, indent=1) + "\n").encode() for name, value in content.items()}
+    return out | {"loss.png": curve(history, control)}
+
+
+def curve(history: "History", control: "History | None") -> bytes:
+    """Loss by step as a PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for label, losses, colour in (
+        ("training loss", history.losses, "#0072b2"),
+        ("training loss of the control", control.losses if control else [], "#999999"),
+    ):
+        if losses:
+            steps, values = [e["step"] for e in losses], [e["loss"] for e in losses]
+            axes.plot(steps, values, color=colour, linewidth=1.2, label=label)
+    if history.evaluations:
+        steps = [e["step"] for e in history.evaluations]
+        values = [e["tail_nll"] for e in history.evaluations]
+        axes.plot(steps, values, "o-", color="#d55e00", label="tail loss, held-out documents")
+    axes.set_xlabel("step")
+    axes.set_ylabel("nats per token")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=120, metadata={"Software": None})
+    return out.getvalue()
