@@ -69,7 +69,8 @@ def _visible(text: str) -> str:
 
 def code_block(text: str, language: str = "") -> str:
     """A fenced block whose fence is longer than any run of backticks inside."""
-    text = _visible(text).strip("\n")
+    # A comment mark could end the section early for who replaces it.
+    text = _visible(text).strip("\n").replace("<!--", "<! --")
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"

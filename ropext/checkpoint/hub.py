@@ -89,9 +89,14 @@ class _Sentences:
                 f"{at} is not in the local cache, and offline mode is on (HF_HUB_OFFLINE); fetch "
                 "it once with a network, or name a local directory"
             )
-        if isinstance(error, errors.HfHubHTTPError):
-            status = getattr(getattr(error, "response", None), "status_code", None)
-            return f"the hub answered {at} with HTTP status {status}; try again later"
+        # A file that is not cached: the reason why it could not be fetched stands behind it.
+        cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else error
+        if isinstance(cause, errors.HfHubHTTPError):
+            status = getattr(getattr(cause, "response", None), "status_code", None)
+            return (
+                f"{at} is not in the local cache, and the hub answered with HTTP status {status}; "
+                "try again later"
+            )
         if isinstance(error, errors.LocalEntryNotFoundError) or _network(error):
             return (
                 f"{at} is not in the local cache, and the hub cannot be reached (no network, or "

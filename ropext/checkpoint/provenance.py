@@ -23,7 +23,7 @@ SCHEMA = 1
 # What can change a result. Looked up by their metadata, never imported.
 LIBRARIES = ("transformers", "torch", "safetensors", "huggingface_hub", "peft", "accelerate")
 
-_SECRET_OPTION = re.compile(r"--?[\w-]*(token|secret|password|api-?key)[\w-]*", re.IGNORECASE)
+_SECRET_OPTION = re.compile(r"--?[\w-]*(token|secret|password|api[-_]?key)[\w-]*", re.IGNORECASE)
 _TOKEN = re.compile(r"\b(hf_|sk-|ghp_|github_pat_)\w{8,}")
 _USERINFO = re.compile(r"(\w+://)[^/@\s]+@")
 HIDDEN = "***"

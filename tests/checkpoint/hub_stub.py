@@ -96,7 +96,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.send(200, content, {"X-Repo-Commit": COMMIT, "ETag": etag}, with_body)
 
     def send(
-        self, status: int, body: bytes, headers: dict[str, str] | None = None, with_body: bool = True
+        self,
+        status: int,
+        body: bytes,
+        headers: dict[str, str] | None = None,
+        with_body: bool = True,
     ) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))

@@ -19,14 +19,15 @@ OPEN = """
 import json, sys
 from ropext.checkpoint import open_snapshot
 from ropext.errors import RopextError
-try:
-    found = open_snapshot(sys.argv[1], revision=sys.argv[2] or None, weights=sys.argv[3] == "True")
-except RopextError as error:
-    print(json.dumps({"error": str(error), "kind": type(error).__name__}))
-else:
-    print(json.dumps({"directory": str(found.directory), "files": dict(found.files),
-                      "hub_id": found.hub_id, "commit": found.commit, "name": found.name,
-                      "config": found.config["model_type"], "weights": found.weight_files}))
+for model, revision, weights in json.loads(sys.argv[1]):
+    try:
+        found = open_snapshot(model, revision=revision, weights=weights)
+    except RopextError as error:
+        print(json.dumps({"error": str(error), "kind": type(error).__name__}))
+    else:
+        print(json.dumps({"directory": str(found.directory), "files": dict(found.files),
+                          "hub_id": found.hub_id, "commit": found.commit, "name": found.name,
+                          "weights": found.weight_files}))
 """
 
 
@@ -51,7 +52,8 @@ def hub(tmp_path_factory):
         yield stub
 
 
-def ask(hub, cache: Path, model: str, *, revision: str = "", weights: bool = False, **extra: str):
+def ask(hub, cache: Path, *questions: tuple[str, str | None, bool], **extra: str) -> list[dict]:
+    """What open_snapshot(model, revision, weights) says to each question, in one interpreter."""
     environment = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": os.pathsep.join(sys.path),
@@ -64,7 +66,7 @@ def ask(hub, cache: Path, model: str, *, revision: str = "", weights: bool = Fal
         "NO_PROXY": "*",
     }
     done = subprocess.run(
-        [sys.executable, "-c", OPEN, model, revision, str(weights)],
+        [sys.executable, "-c", OPEN, json.dumps(questions)],
         env=environment | extra,
         cwd=cache,
         capture_output=True,
@@ -73,12 +75,27 @@ def ask(hub, cache: Path, model: str, *, revision: str = "", weights: bool = Fal
     )
     assert done.returncode == 0, done.stderr
     assert CANARY not in done.stdout + done.stderr
-    return json.loads(done.stdout)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == len(questions)
+    return answers
+
+
+def refused(answer: dict, words: str) -> None:
+    assert answer["kind"] == "InputError"
+    assert words in answer["error"]
+    assert "\n" not in answer["error"]
 
 
 def test_small_files_first_and_weights_when_asked(hub, tmp_path: Path):
     hub.fetched.clear()
-    small = ask(hub, tmp_path, "org/model")
+    small, tagged, pinned, unknown = ask(
+        hub,
+        tmp_path,
+        ("org/model", None, False),
+        ("org/model", "v1", False),
+        ("org/model", COMMIT, False),
+        ("org/model", "v9", False),
+    )
     assert (small["hub_id"], small["commit"], small["name"]) == ("org/model", COMMIT, "org/model")
     assert small["directory"].startswith(str(tmp_path))
     assert small["weights"] == []
@@ -86,60 +103,54 @@ def test_small_files_first_and_weights_when_asked(hub, tmp_path: Path):
     assert "1_Pooling/config.json" in small["files"]
     assert not [name for name in hub.fetched if name.endswith((".safetensors", ".gguf"))]
     assert not [name for name in hub.fetched if name.startswith("original/")]
+    assert len(hub.fetched) == len(set(hub.fetched))
+    assert tagged["directory"] == pinned["directory"] == small["directory"]
+    refused(unknown, "no revision 'v9'")
 
     hub.fetched.clear()
-    whole = ask(hub, tmp_path, "org/model", weights=True)
+    question = ("org/model", None, True)
+    (whole,) = ask(hub, tmp_path, question)
     assert len(whole["weights"]) == 2
     assert sorted(hub.fetched) == whole["weights"]  # nothing twice
 
     hub.fetched.clear()
-    offline = ask(hub, tmp_path, "org/model", weights=True, HF_HUB_OFFLINE="1")
-    assert offline == whole
-    assert ask(hub, tmp_path, "org/model", weights=True, HF_ENDPOINT="http://127.0.0.1:9") == whole
+    assert ask(hub, tmp_path, question, HF_HUB_OFFLINE="1") == [whole]
+    assert ask(hub, tmp_path, question, HF_ENDPOINT="http://127.0.0.1:9") == [whole]
     assert hub.fetched == []
 
 
-def test_a_revision(hub, tmp_path: Path):
-    assert ask(hub, tmp_path, "org/model", revision="v1")["commit"] == COMMIT
-    assert ask(hub, tmp_path, "org/model", revision=COMMIT)["commit"] == COMMIT
-    found = ask(hub, tmp_path, "org/model", revision="v9")
-    assert found["kind"] == "InputError"
-    assert "no revision 'v9'" in found["error"]
-
-
 CASES = {
-    "unknown": ("org/nothing", {}, "neither a local directory nor a model on the hub"),
-    "gated": ("org/gated", {}, "hf auth login"),
-    "pickled": ("org/pickled", {}, "pickled weights alone (pytorch_model.bin)"),
-    "broken": ("org/broken", {}, "cut short"),
-    "partial": ("org/partial", {}, "lacks 1 of the 2 shards"),
-    "no network": ("org/model", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "cannot be reached"),
-    "offline": ("org/model", {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE"),
-    "not an id": ("a/b/c", {}, "does not exist"),
-    "dots": ("../x", {}, "does not exist"),
+    "org/nothing": "neither a local directory nor a model on the hub",
+    "nothing": "neither a local directory nor a model on the hub",
+    "org/gated": "hf auth login",
+    "org/pickled": "pickled weights alone (pytorch_model.bin)",
+    "org/broken": "cut short",
+    "org/partial": "lacks 1 of the 2 shards",
+    "a/b/c": "does not exist",
+    "../x": "does not exist",
+    "x--y": "neither a local directory nor a possible hub id",
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_one_sentence_for(hub, tmp_path: Path, case: str):
-    model, environment, words = CASES[case]
-    found = ask(hub, tmp_path, model, weights=True, **environment)
-    assert found["kind"] == "InputError"
-    assert words in found["error"]
-    assert "\n" not in found["error"]
+def test_one_sentence_for_each_refusal(hub, tmp_path: Path):
+    answers = ask(hub, tmp_path, *((model, None, True) for model in CASES))
+    for answer, words in zip(answers, CASES.values(), strict=True):
+        refused(answer, words)
 
 
-def test_a_hub_that_is_down(hub, tmp_path: Path):
+def test_without_a_network_or_with_a_hub_that_is_down(hub, tmp_path: Path):
+    question = ("org/model", None, False)
+    refused(*ask(hub, tmp_path, question, HF_ENDPOINT="http://127.0.0.1:9"), "cannot be reached")
+    refused(*ask(hub, tmp_path, question, HF_HUB_OFFLINE="1"), "HF_HUB_OFFLINE")
     hub.broken = True
     try:
-        found = ask(hub, tmp_path, "org/model")
+        (answer,) = ask(hub, tmp_path, question)
     finally:
         hub.broken = False
-    assert found["kind"] == "InputError"
+    refused(answer, "HTTP status 503")
 
 
 def test_a_cache_that_cannot_be_written(hub, tmp_path: Path):
     (tmp_path / "file").write_text("x")
-    found = ask(hub, tmp_path, "org/model", HF_HOME=str(tmp_path / "file"))
-    assert found["kind"] == "InputError"
-    assert "\n" not in found["error"]
+    (answer,) = ask(hub, tmp_path, ("org/model", None, False), HF_HOME=str(tmp_path / "file"))
+    refused(answer, "cannot be stored")

@@ -1,0 +1,185 @@
+"""The model card: the base's kept, our section in front, and no stranger's text active in it."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ropext.checkpoint.card import (
+    Card,
+    Table,
+    code_block,
+    escape,
+    facts,
+    read_readme,
+    render,
+    split,
+)
+
+CARD = Card(
+    title="model-yarn",
+    base="org/model",
+    base_is_hub_id=True,
+    summary=("Extended from 2048 to 8192 tokens.",),
+    facts=facts([("method", "yarn"), ("factor", 4.0)]),
+    readings=Table(("loader", "verdict"), (("vLLM", "same"), ("llama.cpp", "ignored"))),
+    serving=(("vLLM", "vllm serve out --max-model-len 8192"),),
+    numbers=(("Perplexity", Table(("length", "ppl"), (("8192", "9.1 ± 0.1"),))),),
+    warnings=("transformers warns about attn_factor.",),
+)
+
+BASE = """---
+license: mit
+# a comment
+language:
+- no
+- en
+tags: [text, "a: b"]
+base_model: other/older
+model-index:
+- name: x
+  results:
+  - metrics: 5
+pipeline_tag: text-generation
+---
+
+# Base model
+
+Text with <b>HTML</b> of its own.
+"""
+
+
+def front(text: str) -> dict:
+    return yaml.safe_load(split(text)[0])
+
+
+def test_the_base_is_kept_and_the_front_matter_merged():
+    text = render(CARD, BASE)
+    assert text.startswith("---\nlicense: mit\n# a comment\nlanguage:\n- no\n- en\n")
+    found = front(text)
+    assert found["base_model"] == "org/model"
+    assert found["tags"] == ["text", "a: b", "ropext", "context-extension"]
+    assert found["pipeline_tag"] == "text-generation"
+    assert "model-index" not in found
+    assert text.endswith("# Base model\n\nText with <b>HTML</b> of its own.\n")
+    order = ["## Context extension", "| method | yarn |", "attn\\_factor", "**Perplexity**"]
+    order += [
+        "| llama.cpp | ignored |",
+        "```sh\nvllm serve out --max-model-len 8192\n```",
+        "# Base",
+    ]
+    places = [text.index(words) for words in order]
+    assert places == sorted(places)
+
+
+def test_a_second_extension_replaces_the_section():
+    once = render(CARD, BASE)
+    twice = render(replace(CARD, base="org/once", summary=("Again.",)), once)
+    assert twice.count("## Context extension") == 1
+    assert "Extended from 2048" not in twice
+    assert twice.count("# Base model") == 1
+    assert front(twice)["tags"].count("ropext") == 1
+    assert front(twice)["base_model"] == "org/once"
+    assert render(CARD, once) == once
+
+
+def test_a_local_base_has_no_base_model_of_ours():
+    local = replace(CARD, base="folder", base_is_hub_id=False)
+    assert front(render(local, BASE))["base_model"] == "other/older"
+    assert "base_model" not in front(render(local))
+
+
+@pytest.mark.parametrize(
+    "base",
+    [None, "", "no front matter", "---\nnever closed", "---\n---\nbody", "\n---\na: 1\n---\n"],
+)
+def test_any_base_gives_a_card(base: str | None):
+    text = render(CARD, base)
+    assert front(text)["tags"] == ["ropext", "context-extension"]
+    if not base:
+        assert text.endswith("# model-yarn\n")
+
+
+def test_windows_line_ends_and_broken_tags():
+    assert front(render(CARD, BASE.replace("\n", "\r\n")))["license"] == "mit"
+    assert front(render(CARD, "---\ntags: [a\nx: 1\n---\n"))["tags"] == list(CARD.tags)
+
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "a | b | c",
+    "[x](javascript:alert(1))",
+    "![x](http://evil/x.png)",
+    "`code` **bold** _it_ $math$ ~~s~~",
+    "# heading",
+    "- item",
+    "1. item",
+    "line\n\n# next",
+    "&lt;b&gt;",
+    "\u202egnp.exe",
+    "nul\x00 bell\x07 zero\u200bwidth",
+    "<!-- ropext: end -->",
+    "www.evil.com mail@evil.com https://evil",
+    "a\\",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_escaped_text_is_text(text: str):
+    found = re.sub("&#?[a-z0-9]+;", "", escape(text))
+    assert not re.search(r"[<>\n\x00-\x1f\u200b\u202e]", found)
+    assert not re.search(r"(?<!\\)(?:\\\\)*[|`*_\[\]$~#]", found)
+    assert not re.match(r"[-+=#]|\d+\.", found)
+    assert "://" not in found
+    assert "www." not in found
+    assert not re.search(r"(?<!\\)(?:\\\\)*\\$", found)  # it would escape the cell's own border
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_card_keeps_its_shape_whatever_is_put_in(text: str):
+    hostile = replace(
+        CARD,
+        title=text,
+        base=text,
+        summary=(text,),
+        facts=facts([(text, text)]),
+        readings=Table((text,), ((text,),)),
+        serving=((text, f"serve {text}"),),
+        numbers=((text, Table((text,), ((text,),))),),
+        warnings=(text,),
+    )
+    found = render(hostile)
+    assert set(front(found)) == {"base_model", "tags"}
+    body = split(found)[1]
+    outside = re.sub(r"^(`{3,})sh\n.*?^\1$", "", body, flags=re.DOTALL | re.MULTILINE)
+    assert "<script" not in outside
+    assert "](" not in outside.replace("\\](", "").replace("\\]\\(", "")
+    assert outside.count("<!--") == 2
+    headings = re.findall(r"^#.*", outside, re.MULTILINE)
+    assert len(headings) == 4
+    assert body.count("<!-- ropext: end -->") == 1
+
+
+@given(st.text())
+def test_a_code_block_cannot_be_left(text: str):
+    lines = code_block(text, "sh").split("\n")
+    fence = lines[-1]
+    assert set(fence) == {"`"}
+    assert lines[0] == fence + "sh"
+    assert not [line for line in lines[1:-1] if line.strip().startswith(fence)]
+
+
+def test_reading_the_bases_card(tmp_path: Path):
+    path = tmp_path / "README.md"
+    assert read_readme(path) == (None, None)
+    path.write_bytes("Grüße".encode("latin-1"))
+    assert "UTF-8" in read_readme(path)[1]
+    with open(path, "wb") as file:
+        file.truncate(4 * 10**6 + 1)
+    assert "4 MB" in read_readme(path)[1]
+    path.write_text("# ü")
+    assert read_readme(path) == ("# ü", None)

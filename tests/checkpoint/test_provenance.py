@@ -1,0 +1,142 @@
+"""ropext.json: what is read back, what is refused, and that no secret gets into it."""
+
+import json
+import math
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sample_checkpoint import record
+
+from ropext.checkpoint import provenance, records
+from ropext.checkpoint.provenance import WeightFile, clean_command, scrub
+from ropext.errors import InputError
+from ropext.rope import Spectrum
+
+WEIGHTS = {
+    "b.safetensors": WeightFile(5, "ab" * 32, "cd" * 32),
+    "a.safetensors": WeightFile(7, "0" * 64),
+}
+
+
+def test_what_is_written_is_read(tmp_path: Path):
+    spectrum = Spectrum((1.0, math.pi / 1e7, 5e-324, 0.0), 1 / 3, 1.1, (1.0, 0.1, 0.2, 0.0))
+    first = record()
+    site = replace(first.sites[0], label="full_attention", spectrum=spectrum, scaled=False)
+    whole = replace(
+        first,
+        sites=(first.sites[0], site),
+        weights=WEIGHTS,
+        proof={"worst": [0, 1e-9]},
+        more={"finetune": {"tokens": 3}},
+    )
+    provenance.write(whole, tmp_path)
+    found = records.read_record(tmp_path)
+    assert found == whole
+    assert found.sites[1].spectrum.inv_freq == spectrum.inv_freq  # to the last bit
+    provenance.write(found, tmp_path / "..")
+    assert (tmp_path / ".." / "ropext.json").read_bytes() == (tmp_path / "ropext.json").read_bytes()
+
+
+def test_nothing_there(tmp_path: Path):
+    assert records.read_record(tmp_path) is None
+
+
+WRONG = [
+    (["schema"], 2, "has schema 2"),
+    (["schema"], "1", "schema"),
+    (["method"], 5, "method"),
+    (["target"], "8192", "target"),
+    (["target"], True, "target"),
+    (["context"], -1, "context"),
+    (["context"], 2048.5, "context"),
+    (["base"], [], "base"),
+    (["sites"], {}, "sites"),
+    (["sites", 0], 1, "sites"),
+    (["sites", 0, "dim"], None, "dim"),
+    (["sites", 0, "spectrum", "inv_freq", 0], "1", "inv_freq"),
+    (["sites", 0, "spectrum", "inv_freq", 0], 0.999, "digest"),
+    (["sites", 0, "spectrum", "attention_factor"], 10**400, "attention_factor"),
+    (["weights"], [], "weights"),
+    (["weights", "../../etc/passwd"], {}, "plain file name"),
+    (["weights", "a.safetensors", "size"], "7", "size"),
+    (["weights", "a.safetensors", "header_sha256"], "xyz", "header_sha256"),
+    (["weights", "a.safetensors", "sha256"], 1, "sha256"),
+    (["command", 0], None, "command"),
+    (["proof"], 1, "proof"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "words"), WRONG)
+def test_a_wrong_value_is_named(tmp_path: Path, path: list, value, words: str):
+    content = provenance.to_json(replace(record(), weights=WEIGHTS))
+    place = content
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    (tmp_path / "ropext.json").write_text(json.dumps(content))
+    with pytest.raises(InputError) as error:
+        records.read_record(tmp_path)
+    assert words in str(error.value)
+    assert str(tmp_path / "ropext.json") in str(error.value)
+
+
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(at=st.integers(0, 2000), bytes_=st.binary(max_size=3), cut=st.booleans())
+def test_any_damage_is_an_input_error(tmp_path: Path, at: int, bytes_: bytes, cut: bool):
+    provenance.write(replace(record(), weights=WEIGHTS), tmp_path)
+    path = tmp_path / "ropext.json"
+    data = path.read_bytes()
+    at %= len(data)
+    path.write_bytes(data[:at] + bytes_ + (b"" if cut else data[at + len(bytes_) :]))
+    with suppress(InputError):  # anything else is a traceback that a user would see
+        records.read_record(tmp_path)
+
+
+def test_versions_are_the_installed_ones_and_nothing_is_imported():
+    code = (
+        "import sys, json; from ropext.checkpoint import provenance; "
+        "print(json.dumps([provenance.versions(), sorted(sys.modules)]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    versions, modules = json.loads(done.stdout)
+    assert versions["transformers"] == metadata.version("transformers")
+    assert versions["torch"] == metadata.version("torch")
+    assert not {"torch", "transformers", "numpy", "huggingface_hub", "yaml"} & set(modules)
+
+
+SECRET = "hf_canaryCANARYcanary0123456789"
+
+
+@pytest.mark.parametrize(
+    ("given_", "kept"),
+    [
+        (["/usr/bin/ropext", "extend", "org/m", "-o", "my out"], "extend org/m -o my out"),
+        (["r", "--hf-token", SECRET, "x"], "--hf-token *** x"),
+        (["r", f"--token={SECRET}"], "--token=***"),
+        (["r", "--api-key", "abc", "--api_key=abc"], "--api-key *** --api_key=***"),
+        (["r", SECRET], "***"),
+        (["r", f"https://me:{SECRET}@host/x"], "https://***@host/x"),
+        (["r", "--endpoint", "http://u:pw@localhost:8000"], "--endpoint http://***@localhost:8000"),
+        (["r", "--data", "tokens.jsonl", "--max-tokens-x", "5"], None),
+    ],
+)
+def test_commands_lose_their_secrets(given_: list[str], kept: str | None):
+    words = clean_command(given_)
+    assert words[0] == "ropext"
+    assert SECRET not in " ".join(words)
+    if kept is not None:
+        assert " ".join(words[1:]) == kept
+
+
+def test_the_token_of_the_environment_is_scrubbed_whatever_its_shape(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "an odd token")
+    assert scrub("x an odd token y") == "x *** y"
