@@ -242,6 +242,7 @@ def main() -> None:
     parser.add_argument("--far", type=int, nargs="*", default=[16, 32])
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     measure = Measurement(options.checkpoint, options.factors, options.far)
     print("# The demo checkpoint, measured\n")
     print(f"Command: `python benchmarks/demo_checkpoint.py {' '.join(sys.argv[1:])}`".strip())
