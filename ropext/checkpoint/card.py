@@ -6,7 +6,7 @@ Everything that comes from a model or a user is escaped: it can bring neither HT
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from ropext.checkpoint.jsontext import read_bytes
@@ -47,7 +47,6 @@ class Card:
     serving: tuple[tuple[str, str], ...] = ()  # (loader, command line)
     numbers: tuple[tuple[str, Table], ...] = ()  # (caption, table)
     warnings: tuple[str, ...] = ()
-    tags: tuple[str, ...] = field(default=TAGS)
 
 
 def escape(text: str) -> str:
@@ -136,7 +135,7 @@ def _front(card: Card, front: str) -> str:
         kept += f"base_model: {_quoted(card.base)}\n"
     else:
         kept += old.get("base_model", "")
-    tags = dict.fromkeys([*_list(old.get("tags", "")), *card.tags])
+    tags = dict.fromkeys([*_list(old.get("tags", "")), *TAGS])
     return kept + "tags:\n" + "".join(f"- {_quoted(tag)}\n" for tag in tags)
 
 

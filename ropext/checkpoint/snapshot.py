@@ -75,6 +75,13 @@ def open_snapshot(model: str, *, revision: str | None = None, weights: bool = Fa
 
     With `weights` the weight files are required (and fetched) and checked against the index.
     """
+    try:
+        return _open(model, revision, weights)
+    except OSError as error:  # a directory without permission, a name that is too long
+        raise InputError(f"{model[:200]} cannot be read: {error.strerror}") from error
+
+
+def _open(model: str, revision: str | None, weights: bool) -> Snapshot:
     directory, hub_id, commit = _locate(model, revision, weights)
     config = _config(directory, model)
     found = inventory.take_inventory(directory)
@@ -102,8 +109,9 @@ def open_snapshot(model: str, *, revision: str | None = None, weights: bool = Fa
 def _locate(model: str, revision: str | None, weights: bool) -> tuple[Path, str | None, str | None]:
     """(directory, hub id, commit); a directory of that name comes before a hub id."""
     if not model or "\0" in model:
-        raise InputError("MODEL is empty; name a local directory or a hub id")
-    path = Path(model).expanduser()
+        reason = "not a name" if model else "empty"
+        raise InputError(f"MODEL is {reason}; name a local directory or a hub id")
+    path = Path(os.path.expanduser(model))
     if path.is_dir():
         if revision is not None:
             raise UsageError(

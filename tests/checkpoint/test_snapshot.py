@@ -111,7 +111,9 @@ def test_not_a_checkpoint(tmp_path: Path):
     refused(empty / "model.gguf", "GGUF file")
     refused(tmp_path / "nowhere", "does not exist")
     refused("", "MODEL is empty")
-    refused("a\0b", "MODEL is empty")
+    refused("a\0b", "not a name")
+    refused("x/" * 3000, "name too long")
+    refused("~nobody-of-that-name/x/y", "does not exist")
     (tmp_path / "file.txt").write_text("x")
     refused(tmp_path / "file.txt", "is a file")
 
