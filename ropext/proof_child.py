@@ -20,6 +20,9 @@ NOT_TEXT = re.compile(r"vision|visual|audio|image|video|speech|vae|token2wav")
 # What quantisers call the packed weight itself; everything else that they add is read as side data.
 PACKED = re.compile(r"(.+)(?:\.(?:qweight|weight_packed)|_blocks)$")
 UNCONVERTED = re.compile(r"^([\w.]+)\s*\|.*CONVERSION", re.MULTILINE)
+# Composites first: some of their types also name their text part's class for causal modelling.
+AUTO = ("AutoModelForImageTextToText", "AutoModelForCausalLM", "AutoModelForMaskedLM")
+AUTO += ("AutoModelForSeq2SeqLM", "AutoModelForMultimodalLM", "AutoModel")
 INTEGER = re.compile(r"[UI]\d+|F4|F6.*|F8_E8M0")
 
 
@@ -66,8 +69,7 @@ def model_class(config: Any, directory: str, trust_remote_code: bool) -> Any:
         found = getattr(transformers, name, None)
         if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
             return found
-    autos = ("CausalLM", "MaskedLM", "ImageTextToText", "Seq2SeqLM", "")
-    for auto in (getattr(transformers, f"AutoModel{'For' if a else ''}{a}") for a in autos):
+    for auto in (getattr(transformers, name) for name in AUTO if hasattr(transformers, name)):
         known = auto._model_mapping
         if type(config) in known:
             found = known[type(config)]
@@ -155,7 +157,7 @@ def softmax_scales(modules: list[tuple[str, Any]]) -> dict[str, tuple[float, flo
 
 
 def make_plain(config: Any, seen: set[int]) -> None:
-    """Turn every rope dict in a config to the default type, other keys kept."""
+    """Turn every rope dict of a text config to the default type, other keys kept."""
     for value in list(vars(config).values()):
         if hasattr(value, "to_diff_dict") and id(value) not in seen:
             seen.add(id(value))
@@ -177,7 +179,7 @@ def attention(modules: list[tuple[str, Any]], cls: Any, config: Any, path: list[
     plain = {name: unit for name, (_, unit) in scales.items()}
     if any(not unit or abs(scale / unit - 1) > 1e-6 for scale, unit in scales.values()):
         twin = copy.deepcopy(config)
-        make_plain(twin, set())
+        make_plain(text_config(twin, path), set())
         model = skeleton(cls, twin)
         built = softmax_scales(text_modules(model, text_config(twin, path)))
         plain = {name: scale for name, (scale, _) in built.items()}
@@ -326,7 +328,7 @@ def main() -> None:
                 answer |= build(job, entry) | {"error": None}
             except Exception as error:
                 said = str(error).strip() or "no message"
-                answer["error"] = f"{type(error).__name__}: {said.splitlines()[-1]}"
+                answer["error"] = f"{type(error).__name__}: {said.splitlines()[-1].strip()}"
             answer["cost"] = cost(mark)
             out.write(json.dumps(answer) + "\n")
             out.flush()
