@@ -1,6 +1,7 @@
 """Pictures of an evaluation and of a comparison, as PNG bytes; same data, same bytes."""
 
 import io
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -88,45 +89,38 @@ def lines(
 ) -> bytes:
     """Lines with ribbons over positions or lengths; with `zero`, differences around a zero line."""
     figure, axis = _axes(title, y)
+    floor, ceiling = _limits(curves, zero)
     index = 0
     for curve in curves:
         style = _style(index, curve)
         index += not curve.reference
         middle = [value.value for value in curve.values]
-        axis.plot(curve.places, middle, label=curve.label, marker="o", ms=3, **style)
+        outside = not any(floor <= value <= ceiling for value in middle)
+        label = f"{curve.label} (off the scale)" if outside else curve.label
+        axis.plot(curve.places, middle, label=label, marker="o", ms=3, **style)
         ends = [value.ci95 or value.range or (value.value,) * 2 for value in curve.values]
-        axis.fill_between(
-            curve.places,
-            [low for low, _ in ends],
-            [high for _, high in ends],
-            color=style["color"],
-            alpha=0.15,
-            lw=0,
-        )
+        lows, highs = [low for low, _ in ends], [high for _, high in ends]
+        axis.fill_between(curve.places, lows, highs, color=style["color"], alpha=0.15, lw=0)
+    if zero:
+        axis.axhline(0, color=INK, lw=0.9)
+    axis.set_ylim(floor, ceiling)
     _positions(axis, context, longest, [place for curve in curves for place in curve.places])
-    _limit(axis, curves, zero)
-    axis.legend(frameon=False, fontsize=9, labelcolor=INK, ncols=1 + (len(curves) > 9))
+    figure.legend(loc="outside right upper", frameon=False, fontsize=9, labelcolor=INK)
     return png(figure)
 
 
-def _limit(axis: "Axes", curves: Sequence[Curve], zero: bool) -> None:
+def _limits(curves: Sequence[Curve], zero: bool) -> tuple[float, float]:
     """Keep the lines that work readable beside those that exploded."""
-    import math
-
     finite = [[v.value for v in c.values if math.isfinite(v.value)] for c in curves]
     tops, bottoms = [max(own) for own in finite if own], [min(own) for own in finite if own]
-    if zero:
-        axis.axhline(0, color=INK, lw=0.9)
     if not tops:
-        return
-    ceiling = min(max(tops), min(tops) + HEADROOM_NATS) if len(tops) > 1 else max(tops)
+        return 0.0, 1.0
+    ceiling = min(max(tops), min(tops) + HEADROOM_NATS)
     floor = max(min(bottoms), max(bottoms) - HEADROOM_NATS) if zero else min(bottoms)
-    floor, ceiling = (min(floor, 0.0), max(ceiling, 0.0)) if zero else (floor, ceiling)
+    if zero:
+        floor, ceiling = min(floor, 0.0), max(ceiling, 0.0)
     margin = max(0.06 * (ceiling - floor), 1e-3)
-    axis.set_ylim(floor - margin, ceiling + margin)
-    if max(tops) > ceiling:
-        axis.text(0.995, 0.985, "lines that leave the picture go on above", ha="right", va="top",
-                  fontsize=9, color=GREY, transform=axis.transAxes)  # fmt: skip
+    return floor - margin, ceiling + margin
 
 
 def heat_maps(

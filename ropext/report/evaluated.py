@@ -87,7 +87,7 @@ def pictures(run: rundir.Run) -> dict[str, tuple[str, bytes]]:
 
 def _text_pictures(readers: Sequence[Contender]) -> dict[str, tuple[str, bytes]]:
     frame = readers[0].frame
-    spans = octaves(frame.context, frame.longest, PARTS)
+    spans = _spans(frame)
     by_position = [
         _curve(own, [(span, frame.bootstrap.ratio(*_reading(own).sums(*span))) for span in spans])
         for own in readers
@@ -121,6 +121,12 @@ def _text_pictures(readers: Sequence[Contender]) -> dict[str, tuple[str, bytes]]
         y = "gain over the base's short window (nats)"
         drawn["gain"] = caption, curves.lines(caption, y, gains, *shape, zero=True)
     return drawn
+
+
+def _spans(frame: Frame) -> tuple[tuple[int, int], ...]:
+    """Quarter octaves; the first bucket, all early tokens together, has no place on the axis."""
+    spans = octaves(frame.context, frame.longest, PARTS)
+    return spans[1:] or spans
 
 
 def _reading(own: Contender) -> Reading:
@@ -176,7 +182,7 @@ def _difference_pictures(frame: Frame, compared: Comparison) -> dict[str, tuple[
             tuple(math.sqrt(start * stop) for start, stop, _ in rows),
             tuple(value for _, _, value in rows),
         )
-        for label, rows in compared.positions.items()
+        for label, rows in ((label, own[1:] or own) for label, own in compared.positions.items())
     ]
     y = "ΔNLL (nats per token)"
     picture = curves.lines(caption, y, deltas, frame.context, frame.longest, zero=True)

@@ -24,24 +24,34 @@ def gather(specs: Sequence[str]) -> tuple[list[Run], dict[str, Contender]]:
 
     The base of the first run that has one stands for all: it is the same short window.
     """
-    runs, found = list[Run](), dict[str, Contender]()
-    several = len(specs) > 1
+    runs, everyone, with_base = list[Run](), list[tuple[Run, str]](), False
     for spec in specs:
         path, wanted = split_spec(spec)
         run = read_run(path)
         runs.append(run)
-        own = _chosen(run, wanted)
-        for label, contender in own.items():
-            kind = run.results["variants"][label]["kind"]
-            if kind == "base" and wanted is None and "base" in found:
-                continue
-            name = label if not several or kind == "base" else _name(path, label, len(own), run)
-            if name in found:
-                name = f"{name} ({len(found) + 1})"
-            found[name] = replace(contender, label=name)
+        for label in _chosen(run, wanted):
+            is_base = run.results["variants"][label]["kind"] == "base"
+            if not (is_base and with_base and wanted is None):
+                everyone.append((run, label))
+            with_base = with_base or is_base
+    found = dict[str, Contender]()
+    for run, label in everyone:
+        name = _name(run, label, everyone)
+        if name in found:
+            raise UsageError(f"compare names {name} twice")
+        found[name] = replace(run.contenders[label], label=name)
     if len(found) < 2:
         raise UsageError("compare needs two models at least: name another RUN")
     return runs, found
+
+
+def _name(run: Run, label: str, everyone: Sequence[tuple[Run, str]]) -> str:
+    """The shortest name that nobody else has: variant, run:variant, path:variant."""
+    if sum(other == label for _, other in everyone) == 1:
+        return label
+    short = f"{run.path.name}:{label}"
+    same = sum(f"{other.path.name}:{its}" == short for other, its in everyone)
+    return short if same == 1 else f"{run.path}:{label}"
 
 
 def _chosen(run: Run, wanted: str | None) -> dict[str, Contender]:
@@ -51,11 +61,6 @@ def _chosen(run: Run, wanted: str | None) -> dict[str, Contender]:
         names = ", ".join(run.contenders)
         raise InputError(f"{run.path} holds no variant {wanted!r}; it has {names}")
     return {wanted: run.contenders[wanted]}
-
-
-def _name(path: Path, label: str, count: int, run: Run) -> str:
-    readers = [own for own in run.results["variants"].values() if own["kind"] != "base"]
-    return path.name if count == 1 or len(readers) == 1 else f"{path.name}:{label}"
 
 
 def judge(run: Run, gates: Sequence[Gate]) -> list[Outcome]:

@@ -6,6 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from small_tokenizer import make_tokenizer
 
 from ropext.corpus import (
     DocumentEncoder,
@@ -23,27 +24,6 @@ from ropext.errors import InputError
 def tokenizer():
     """Byte-level BPE with merges of its own; BOS in front, as Llama's."""
     return make_tokenizer(bos=True)
-
-
-def make_tokenizer(bos):
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["<s>", "</s>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    bpe.train_from_iterator(["the quick brown fox jumps over the lazy dog " * 20], trainer)
-    if bos:
-        bpe.post_processor = processors.TemplateProcessing(
-            single="<s> $A", special_tokens=[("<s>", 0)]
-        )
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>")
 
 
 def texts(n, words=60):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import CONTEXT, VOCABULARY, random_ids, rope, tiny
+from small_models import CONTEXT, VOCABULARY, random_ids, rope, tiny
 
 from ropext.evaluation.forward import HEAD_BYTES, Manner, NanInLogits, TokenScorer, slice_for
 from ropext.evaluation.pinning import pass_lengths, pinned
@@ -164,5 +164,5 @@ def test_logits_that_are_not_numbers_stop_with_the_place():
     scorer.token_nll(ids)
     ids[40] = 77
     # A masked position times not-a-number is not a number: the first token is named already.
-    with pytest.raises(NanInLogits, match="not finite at token 1$"):
+    with pytest.raises(NanInLogits, match=r"not finite at token 1$"):
         scorer.token_nll(ids)

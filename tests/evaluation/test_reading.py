@@ -1,0 +1,132 @@
+"""Protocols against literal re-implementations of the loops that they are named after."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from small_models import CONTEXT, VOCABULARY, random_ids, rope, tiny
+
+from ropext.evaluation.forward import Manner, TokenScorer
+from ropext.evaluation.reading import read_pass, read_short, read_strided
+from ropext.evaluation.variants import recorded_spectrum
+from ropext.results.perplexity import Frame, text_values
+from ropext.results.readings import Documents, Reading
+from ropext.results.values import Bootstrap
+
+LENGTHS = (32, 64, 128)
+
+
+def hf_documentation_loop(model, encodings, max_length, stride):
+    """The loop of docs/source/en/perplexity.md (transformers 5), word for word but for its bar."""
+    seq_len = encodings.size(1)
+    nll_sum = 0.0
+    n_tokens = 0
+    prev_end_loc = 0
+    for begin_loc in range(0, seq_len, stride):
+        end_loc = min(begin_loc + max_length, seq_len)
+        trg_len = end_loc - prev_end_loc
+        input_ids = encodings[:, begin_loc:end_loc]
+        target_ids = input_ids.clone()
+        target_ids[:, :-trg_len] = -100
+        outputs = model(input_ids, labels=target_ids)
+        neg_log_likelihood = outputs.loss
+        num_valid_tokens = (target_ids != -100).sum().item()
+        batch_size = target_ids.size(0)
+        num_loss_tokens = num_valid_tokens - batch_size
+        nll_sum += neg_log_likelihood * num_loss_tokens
+        n_tokens += num_loss_tokens
+        prev_end_loc = end_loc
+        if end_loc == seq_len:
+            break
+    return float(nll_sum), n_tokens
+
+
+def yarn_truncate(model, documents, max_length):
+    """eval/perplexity.py --truncate of the YaRN repository: one window per document, then
+    exp(mean(losses)); the document begins with its BOS, as add_start_token makes it."""
+    nlls = []
+    for ids in documents:
+        labels = torch.as_tensor(ids[:max_length]).long()[None]
+        nlls.append(model(labels, labels=labels).loss)
+    return math.exp(torch.stack(nlls).mean().item())
+
+
+def scorer_of(model):
+    scorer = TokenScorer(model, Manner(None, 16))
+    scorer.self_check()
+    return scorer
+
+
+def documents_of(texts):
+    hashes = tuple({c: f"{k}-{c}" for c in LENGTHS} for k in range(len(texts)))
+    sizes = tuple(np.ones(len(ids), np.int64) for ids in texts)
+    return Documents(tuple(map(str, range(len(texts)))), hashes, sizes)
+
+
+@pytest.mark.parametrize(("size", "stride"), [(64, 32), (32, 16), (128, 64), (200, 100)])
+def test_strided_reading_is_the_documentations_loop(size, stride):
+    model, ids = tiny(), random_ids(170)
+    expected = hf_documentation_loop(model, torch.as_tensor(ids).long()[None], size, stride)
+    total, weight = read_strided(scorer_of(model), model, ids, size)
+    assert weight == expected[1]
+    assert total == pytest.approx(expected[0], rel=1e-5)
+
+
+def test_yarn_protocol_comes_from_the_same_pass():
+    model = tiny(max_position_embeddings=128, rope_parameters=rope("yarn", 2.0))
+    texts = [random_ids(128, seed=k) for k in range(9)]
+    scorer = scorer_of(model)
+    arrays = [read_pass(scorer, model, ids, 128) for ids in texts]
+    frame = Frame(CONTEXT, LENGTHS, 16, Bootstrap())
+    values = text_values(frame, documents_of(texts), Reading("m", {128: arrays}), None)
+    for length in LENGTHS:
+        expected = yarn_truncate(model, texts, length)
+        assert values[f"yarn@{length}"].value == pytest.approx(expected, rel=1e-5)
+
+
+def test_short_window_is_a_forward_per_window():
+    model, ids = tiny(), random_ids(160)
+    found = read_short(scorer_of(model), model, ids, CONTEXT)
+    row = torch.as_tensor(ids).long()[None]
+    for token in (1, 40, 63, 64, 95, 96, 130, 159):
+        # The window that scores it, worked out here: the first one that reaches it.
+        begin = 0 if token < 64 else 32 * ((token - 64) // 32 + 1)
+        logits = model(row[:, begin:token]).logits[0, -1].float()
+        expected = torch.logsumexp(logits, 0) - logits[ids[token]]
+        assert found[token] == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_uniform_logits_have_the_vocabulary_as_perplexity_under_every_protocol():
+    model = tiny()
+    model.lm_head.weight.data.zero_()
+    texts = [random_ids(128, seed=k) for k in range(9)]
+    scorer = scorer_of(model)
+    whole = [read_pass(scorer, model, ids, 128) for ids in texts]
+    short = [read_short(scorer, model, ids, CONTEXT) for ids in texts]
+    frame = Frame(CONTEXT, LENGTHS, 16, Bootstrap())
+    values = text_values(
+        frame, documents_of(texts), Reading("m", {128: whole}), Reading("base", {128: short})
+    )
+    for length in LENGTHS:
+        for name in ("tail", "cumulative", "yarn", "in_window"):
+            assert values[f"{name}@{length}"].value == pytest.approx(VOCABULARY, rel=1e-5)
+        total, weight = read_strided(scorer, model, texts[0], length)
+        assert math.exp(total / weight) == pytest.approx(VOCABULARY, rel=1e-5)
+        # One byte per token here.
+        assert values[f"bpb@{length}"].value == pytest.approx(math.log2(VOCABULARY), rel=1e-5)
+    assert values["short_tax"].value == pytest.approx(0, abs=1e-6)
+
+
+def test_recorded_spectrum_makes_the_base_out_of_the_extended_weights():
+    base, ids = tiny(), random_ids(64)
+    extended = tiny(max_position_embeddings=256, rope_parameters=rope("yarn"))
+    spectrum = [10000.0 ** (-2 * i / 8) for i in range(4)]
+    sites = [{"label": "", "base": {"inv_freq": spectrum, "attention_factor": 1.0}}]
+    truth = scorer_of(base).token_nll(ids)[1:]
+    before = scorer_of(extended).token_nll(ids)[1:]
+    with recorded_spectrum(extended, sites):
+        inside = scorer_of(extended).token_nll(ids)[1:]
+    assert inside == pytest.approx(truth, abs=1e-4)
+    assert np.abs(before - truth).max() > 0.05
+    assert np.array_equal(scorer_of(extended).token_nll(ids)[1:], before)
