@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ropext import forms
 from ropext.errors import ProofFailed
 
 CHILD = Path(__file__).with_name("proof_child.py")
@@ -35,6 +36,7 @@ class Expected:
     factor: float = 1.0
     scaled: bool = True  # False = the plan leaves it as the base has it
     short_inv_freq: tuple[float, ...] | None = None  # None = the same at every length
+    steepness: float = 1.0  # of the form's ramp, forms.steepness
 
     @property
     def bound(self) -> float:
@@ -42,7 +44,7 @@ class Expected:
 
         Its llama3 ramp subtracts nearly equal numbers, which costs two bits more.
         """
-        bound = max(1e-6, 1e-7 * self.factor)
+        bound = max(1e-6, 1e-7 * self.factor) * self.steepness
         return 4 * bound if self.rope_type == "llama3" else bound
 
 
@@ -105,6 +107,7 @@ def expected(sites: Iterable[Any], factor: float) -> list[Expected]:
             factor,
             site.scaled,
             site.wanted.short_inv_freq,
+            forms.steepness(site.params),
         )
         for site in sites
     ]

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ropext import families, loaders, proof
+from ropext import families, forms, loaders, proof
 from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.checkpoint.comparing import compare_weights
 from ropext.checkpoint.jsontext import dump, read_object
@@ -163,6 +163,7 @@ def _expected(model: Model, record: Record | None, plan: dict[str, Any] | None) 
                 factor,
                 site.scaled,
                 site.spectrum.short_inv_freq,
+                forms.steepness(site.params),
             )
             for site in record.sites
         ]
@@ -175,6 +176,7 @@ def _expected(model: Model, record: Record | None, plan: dict[str, Any] | None) 
             site.params.get("rope_type", "default"),
             site.rope.context / site.rope.original_context,
             site.scaled,
+            steepness=forms.steepness(site.params),
         )
         for site in model.sites
     ]
@@ -192,6 +194,7 @@ def _from_plan(site: Any, plan: Mapping[str, Any]) -> Expected:
             plan["factor"],
             site["scaled"],
             tuple(short) if short else None,
+            forms.steepness(site["rope"]),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"--against: the plan is damaged at its sites ({error})") from None

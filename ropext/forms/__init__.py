@@ -30,6 +30,7 @@ from ropext.forms.reading import (
     read_pair_factors,
     read_short_pair_factors,
     softmax_factor,
+    steepness,
     yarn_attention,
     yarn_bounds,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "read_short_pair_factors",
     "same",
     "softmax_factor",
+    "steepness",
     "with_attention",
     "yarn_attention",
     "yarn_bounds",

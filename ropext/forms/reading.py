@@ -271,6 +271,25 @@ def softmax_factor(params: Mapping[str, Any]) -> float:
     return mscale(_number(params, "factor", 1.0), _number(params, "mscale_all_dim")) ** 2
 
 
+def steepness(params: Mapping[str, Any]) -> float:
+    """How much more than usual stock's float32 loses in a ramp whose ends lie close together.
+
+    (x - low)/(high - low) magnifies the rounding of x by about high/(high - low). 1 where that
+    stays within the usual bounds: the ends are whole numbers, or far apart.
+    """
+    kind = params.get("rope_type", "default")
+    if kind == "llama3":
+        low, high = _number(params, "low_freq_factor"), _number(params, "high_freq_factor")
+        return max(1.0, high / (high - low) / 2) if high > low else 1.0
+    if kind == "yarn" and params.get("truncate") is False:
+        fast = _number(params, "beta_fast", BETA_FAST)
+        slow = _number(params, "beta_slow", BETA_SLOW)
+        # Of the indices dim(r), proportional to ln(L/(2 pi r)): dim and theta cancel.
+        turns = _number(params, "original_max_position_embeddings") / (2 * math.pi * slow)
+        return max(1.0, math.log(turns) / math.log(fast / slow)) if fast > slow else 1.0
+    return 1.0
+
+
 def read(params: Mapping[str, Any], rope: Rope, context: int) -> Spectrum:
     """The spectrum that stock transformers computes from a rope dict, in float64.
 

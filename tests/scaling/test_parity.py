@@ -5,9 +5,10 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from comparing import assert_close, assert_number
+from comparing import assert_close, assert_number, worst_pair
 from grid import CASES, Case, case_id, points
 
+from ropext import forms
 from ropext.rope import Rope
 
 transformers = pytest.importorskip("transformers")
@@ -89,15 +90,9 @@ def stock_request(case: Case, dim: int, theta: float, context: int, target: int)
 
 
 def bound(params: dict[str, Any], factor: float) -> float:
-    """How far stock's float32 may be from float64, relative.
-
-    Four times as much where the llama3 ramp cancels; twice where yarn's ramp has fractional ends
-    (measured: 1.08 times the plain bound at dim 128, theta 1e4, 100 -> 3200).
-    """
-    allowed = max(1e-6, 1e-7 * factor)
-    if params["rope_type"] == "llama3":
-        return 4 * allowed
-    return 2 * allowed if params.get("truncate") is False else allowed
+    """How far stock's float32 may be from float64, relative; its llama3 ramp cancels."""
+    allowed = max(1e-6, 1e-7 * factor) * forms.steepness(params)
+    return 4 * allowed if params["rope_type"] == "llama3" else allowed
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_id)
@@ -147,3 +142,27 @@ def test_partial_rotation_counts_the_channels_that_rotate(case: Case) -> None:
             assert_close(spectrum.inv_freq, module.inv_freq.tolist(), allowed, what)
             attention = f"{what}: attention factor"
             assert_number(spectrum.attention_factor, module.attention_scaling, 1e-12, attention)
+
+
+STEEP = (
+    Case("yarn", {"beta_fast": 1.5, "beta_slow": 0.9, "truncate": False}),
+    Case("by-parts", {"beta_fast": 1.3, "beta_slow": 1.0}),
+    Case("llama3", {"low_freq_factor": 3.9, "high_freq_factor": 4.0}),
+)
+
+
+@pytest.mark.parametrize("case", STEEP, ids=case_id)
+def test_steep_ramps_lose_more_in_float32_and_no_more_than_allowed(case: Case) -> None:
+    """A right config must not fail its proof because its knobs make stock's float32 lose digits."""
+    beyond = 0
+    for dim in (64, 80, 128):
+        for theta in (4264.0, 1e4, 63_433.87, 2.3e6):
+            for context in (1024, 2048, 4096):
+                for s in (8, 16, 128):
+                    spectrum, params = case.scaled(Rope(dim, theta, context), s * context)
+                    inv_freq, _ = computed(dim, params, s * context)
+                    what = f"{case_id(case)} dim {dim} theta {theta:g} {context}, factor {s}"
+                    assert_close(spectrum.inv_freq, inv_freq, bound(params, s), what)
+                    usual = bound(params, s) / forms.steepness(params)
+                    beyond += worst_pair(spectrum.inv_freq, inv_freq)[1] > usual
+    assert beyond, "the usual bound would do"
