@@ -68,7 +68,8 @@ def prepare(lineup: Lineup, options: Options, encoder: DocumentEncoder) -> Prepa
         break
     frame = Frame(lineup.context, grid, tail_tokens(lineup.context), Bootstrap(options.seed))
     documents = _documents(corpus, grid) if corpus is not None else None
-    questions = _questions(options, grid, encoder, corpus)
+    questions, left_out = _questions(options, grid, encoder, corpus)
+    warnings += left_out
     return Prepared(frame, corpus, documents, questions, encoder.bos, tuple(warnings))
 
 
@@ -108,25 +109,35 @@ def _documents(corpus: Corpus, lengths: Sequence[int]) -> Documents:
 
 def _questions(
     options: Options, lengths: Sequence[int], encoder: DocumentEncoder, corpus: Corpus | None
-) -> tuple[tuple[Item, ...], ...]:
+) -> tuple[tuple[tuple[Item, ...], ...], list[str]]:
+    """The question groups, and which lengths are too short for a task.
+
+    A length that the user asked for is never left out: an item that does not fit is an error.
+    """
     if not options.tasks:
-        return ()
+        return (), []
     around = _haystack(options.haystack, encoder, corpus)
     extra = 0 if encoder.bos is None else 1
-    groups = []
+    groups, warnings = list[tuple[Item, ...]](), list[str]()
     for name in options.tasks:
+        before = len(groups)
         for length in lengths:
-            for index in range(options.items):
-                items = find_task(name).build(
-                    encoder,
-                    around,
-                    length=length - extra,
-                    depths=options.depths,
-                    index=index,
-                    seed=options.seed,
-                )
-                groups.append(tuple(items))
-    return tuple(groups)
+            try:
+                for index in range(options.items):
+                    items = find_task(name).build(
+                        encoder,
+                        around,
+                        length=length - extra,
+                        depths=options.depths,
+                        index=index,
+                        seed=options.seed,
+                    )
+                    groups.append(tuple(items))
+            except UsageError as error:
+                if options.lengths or (length == lengths[-1] and len(groups) == before):
+                    raise
+                warnings.append(f"{name} is left out at {length_text(length)}: {error}")
+    return tuple(groups), warnings
 
 
 def _haystack(name: str, encoder: DocumentEncoder, corpus: Corpus | None) -> Haystack:

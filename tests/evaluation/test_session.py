@@ -1,0 +1,315 @@
+"""Whole evaluations of a tiny checkpoint: what is measured, what is kept, what is refused."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import LENGTHS, write_checkpoint, write_documents
+from small_models import CONTEXT, rope, tiny
+
+from ropext import pipeline
+from ropext.errors import InputError, OutputExists, Stopped, UnsupportedModel, UsageError
+from ropext.evaluation import Hooks, estimate_evaluation, evaluate
+from ropext.evaluation.work import NothingKept
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory):
+    path = tmp_path_factory.mktemp("evaluation")
+    torch.set_num_threads(1)
+    write_checkpoint(path / "model")
+    write_documents(path / "docs.jsonl")
+    return path
+
+
+@pytest.fixture(scope="session")
+def whole(place):
+    """The undisturbed run that others are compared with."""
+    return evaluate(str(place / "model"), place / "whole", **asked(place))
+
+
+def asked(place, **changes):
+    options = {
+        "data": str(place / "docs.jsonl"),
+        "lengths": LENGTHS,
+        "method": "pi,yarn",
+        "factor": "4",
+        "tasks": "copy",
+        "items": 1,
+        "depths": "0.2,0.8",
+        "haystack": "noise",
+    }
+    return options | changes
+
+
+def metric(done, label, name):
+    return done.results["variants"][label]["metrics"][name]["value"]
+
+
+def same_files(one, other, *names):
+    for name in names:
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+
+
+KEPT = ("results.json", "items.jsonl", "documents.json", "report.md", "report.html")
+
+
+def test_the_table_every_paper_prints(whole):
+    assert list(whole.results["variants"]) == ["base", "untouched", "pi-4x", "yarn-4x"]
+    assert whole.results["context"] == CONTEXT
+    assert whole.results["tail_tokens"] == 16
+    assert whole.results["documents"]["used"] == 9
+    assert whole.results["protocol"] == "ropext"
+    # The untouched model inside its window is the base: no tax at all, no gain.
+    assert metric(whole, "untouched", "short_tax") == 0
+    assert metric(whole, "untouched", "gain@64") == 0
+    for label in ("untouched", "pi-4x", "yarn-4x"):
+        gain = metric(whole, label, "in_window_nll@256") - metric(whole, label, "tail_nll@256")
+        assert metric(whole, label, "gain@256") == pytest.approx(gain, abs=1e-9)
+        assert metric(whole, label, "in_window@256") == metric(whole, "base", "tail@256")
+    assert len((whole.path / "items.jsonl").read_text().splitlines()) == 3 * 3 * 2
+
+
+def test_in_memory_equals_the_saved_extension_and_its_recorded_base(place, whole):
+    saved = place / "saved"
+    pipeline.extend(str(place / "model"), saved, method="yarn", factor=4.0, prove=False)
+    done = evaluate(str(saved), **asked(place, method=None, factor=None))
+    assert list(done.results["variants"]) == ["base", "yarn-4x"]
+    for name in ("tail@256", "short_tax", "gain@128", "copy_nll@256"):
+        expected = metric(whole, "yarn-4x", name)
+        assert metric(done, "yarn-4x", name) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert metric(done, "base", "tail@256") == pytest.approx(
+        metric(whole, "base", "tail@256"), rel=1e-5
+    )
+    assert done.results["context"] == CONTEXT
+
+
+def test_interrupted_and_resumed_gives_the_same_bytes(place, whole):
+    done, path = [], place / "stopped"
+    hooks = Hooks(show=lambda *_: done.append(1), stop=lambda: len(done) >= 12)
+    with pytest.raises(Stopped, match="12 finished pieces are kept"):
+        evaluate(str(place / "model"), path, hooks=hooks, **asked(place))
+    again = evaluate(str(place / "model"), path, **asked(place))
+    assert again.resumed == 12
+    same_files(path, whole.path, *KEPT, "plots/nll-by-position.png")
+
+
+def test_an_interrupt_with_nothing_to_keep(place):
+    with pytest.raises(NothingKept) as caught:
+        evaluate(str(place / "model"), hooks=Hooks(stop=lambda: True), **asked(place))
+    assert caught.value.exit_code == 130
+
+
+CHILD = """
+import json, os, signal, sys
+from ropext.evaluation import Hooks, evaluate
+import torch
+torch.set_num_threads(1)
+model, output, options, kill_after = json.loads(sys.argv[1])
+done = []
+def show(*_):
+    done.append(1)
+    if len(done) == kill_after:
+        os.kill(os.getpid(), signal.SIGKILL)
+evaluate(model, output, hooks=Hooks(show=show), **options)
+"""
+
+
+def start(place, output, kill_after=0, **environment):
+    job = json.dumps([str(place / "model"), str(output), asked(place), kill_after])
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, job],
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        stderr=subprocess.PIPE,
+    )
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_gives_the_same_bytes(place, whole):
+    child = start(place, place / "killed", kill_after=20)
+    child.communicate()
+    assert child.returncode == -signal.SIGKILL
+    assert not (place / "killed" / "results.json").exists()
+    again = evaluate(str(place / "model"), place / "killed", **asked(place))
+    assert again.resumed == 20
+    same_files(place / "killed", whole.path, *KEPT)
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_same_bytes(place, whole):
+    output = place / "two"
+    children = [start(place, output, RANK=str(rank), WORLD_SIZE="2") for rank in range(2)]
+    for child in children:
+        _, errors = child.communicate()
+        assert child.returncode == 0, errors.decode()
+    same_files(output, whole.path, *KEPT)
+
+
+def test_several_processes_need_a_directory(place, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="give -o RUN"):
+        evaluate(str(place / "model"), **asked(place))
+
+
+def test_a_directory_of_another_run_is_refused(place, whole):
+    with pytest.raises(OutputExists, match="holds another run"):
+        evaluate(str(place / "model"), whole.path, **asked(place, seed=5))
+    (place / "mine").mkdir()
+    (place / "mine" / "thesis.txt").write_text("x")
+    with pytest.raises(OutputExists, match="no run directory"):
+        evaluate(str(place / "model"), place / "mine", **asked(place))
+    assert (place / "mine" / "thesis.txt").read_text() == "x"
+
+
+def test_force_replaces_another_run_and_nothing_else(place):
+    path = place / "forced"
+    few = {"tasks": "copy", "items": 1, "depths": "0.5", "lengths": "64", "haystack": "noise"}
+    evaluate(str(place / "model"), path, **few)
+    (path / "notes.txt").write_text("mine")
+    evaluate(str(place / "model"), path, force=True, **few | {"seed": 1})
+    assert json.loads((path / "results.json").read_text())["seed"] == 1
+    assert (path / "notes.txt").read_text() == "mine"
+
+
+def test_retrieval_alone_needs_no_data(place):
+    heard, options = [], {"tasks": "copy", "items": 2, "depths": "0.5", "haystack": "noise"}
+    done = evaluate(str(place / "model"), hooks=Hooks(say=heard.append), **options)
+    (label,) = [own for own in done.results["variants"] if own != "base"]
+    assert label == "untouched"
+    assert done.results["documents"] is None
+    assert done.results["lengths"] == [16, 32, 64]
+    assert set(done.results["variants"][label]["metrics"]) == {
+        *("copy@64", "copy_nll@64", "effective_context.copy")
+    }
+    # The shorter default lengths do not hold an item; one that is asked for is an error.
+    assert sum("copy is left out at" in line for line in heard) == 2
+    with pytest.raises(UsageError, match="takes at least"):
+        evaluate(str(place / "model"), **options, lengths="32,64")
+
+
+def test_several_needles_share_their_haystack(place):
+    options = {"tasks": "mkey", "items": 2, "depths": "0.2,0.8", "lengths": "128,256"}
+    done = evaluate(str(place / "model"), place / "needles", haystack="noise", **options)
+    rows = [json.loads(line) for line in (done.path / "items.jsonl").read_text().splitlines()]
+    assert [(row["length"], row["depth"]) for row in rows[:2]] == [(128, 0.2), (128, 0.8)]
+    assert len(rows) == 8
+
+
+def test_a_longrope_with_two_sets_is_read_in_two_passes(place):
+    path = place / "longrope"
+    write_checkpoint(path, max_position_embeddings=256, rope_parameters=rope("longrope"))
+    heard = []
+    options = {"data": str(place / "docs.jsonl"), "lengths": LENGTHS, "context": CONTEXT}
+    done = evaluate(str(path), hooks=Hooks(say=heard.append), **options)
+    (label,) = [own for own in done.results["variants"] if own != "base"]
+    passes = done.results["variants"][label]["passes"]
+    assert passes == {"pass-64": 64, "pass-256": 256}
+    assert any("2 passes, each with the rotation held still" in line for line in heard)
+
+
+def test_an_adapter_is_compared_with_and_without(place, whole):
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    with torch.inference_mode(False):
+        model = AutoModelForCausalLM.from_pretrained(place / "model")
+        wrapped = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"]))
+        for name, parameter in wrapped.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.5)
+        wrapped.save_pretrained(place / "adapter")
+    options = asked(place, method="yarn", tasks=None, adapter=str(place / "adapter"))
+    done = evaluate(str(place / "model"), **options)
+    assert list(done.results["variants"]) == ["base", "untouched", "yarn-4x", "yarn-4x+adapter"]
+    without, on_top = (metric(done, own, "tail@256") for own in ("yarn-4x", "yarn-4x+adapter"))
+    assert without == pytest.approx(metric(whole, "yarn-4x", "tail@256"), rel=1e-6)
+    assert abs(on_top - without) > 1e-3
+
+
+def test_chunks_give_the_numbers_of_one_piece(place, whole):
+    done = evaluate(str(place / "model"), **asked(place, chunk=48, tasks=None))
+    for label in ("base", "untouched", "yarn-4x"):
+        expected = metric(whole, label, "tail_nll@256")
+        assert metric(done, label, "tail_nll@256") == pytest.approx(expected, abs=1e-4)
+
+
+def test_dropped_lengths_and_documents_are_said(place):
+    write_documents(place / "mixed.jsonl", count=12, words=60)
+    heard = []
+    options = asked(place, tasks=None, lengths=None, data=str(place / "mixed.jsonl"))
+    done = evaluate(str(place / "model"), hooks=Hooks(say=heard.append), **options)
+    assert done.results["lengths"][-1] < 256
+    assert any("are left out: fewer than 8 documents reach them" in line for line in heard)
+
+
+def test_lengths_beyond_the_config_name_extend(place):
+    heard = []
+    options = asked(place, tasks=None, method=None, factor=None)
+    evaluate(str(place / "model"), hooks=Hooks(say=heard.append), **options)
+    assert any("`ropext extend` makes a checkpoint that reads it" in line for line in heard)
+
+
+def test_the_estimate_counts_what_is_then_done(place):
+    units = []
+    hooks = Hooks(show=lambda done, total, what: units.append((done, total)))
+    evaluate(str(place / "model"), hooks=hooks, **asked(place))
+    setting, estimate = estimate_evaluation(str(place / "model"), **asked(place))
+    assert units[-1] == (estimate.tokens, estimate.tokens)
+    assert len(setting.prepared.corpus.documents) == 9
+    assert estimate.passes == sum(part.passes for part in estimate.work)
+
+
+def test_masked_language_models_are_refused_by_name(tmp_path):
+    from transformers import ModernBertConfig
+
+    ModernBertConfig(
+        vocab_size=300, hidden_size=32, num_hidden_layers=2, num_attention_heads=2
+    ).save_pretrained(tmp_path / "bert")
+    with pytest.raises(UnsupportedModel, match=r"masked language model \(modernbert\)"):
+        evaluate(str(tmp_path / "bert"), tasks="copy")
+
+
+def test_a_tokenizer_of_another_model(place, tmp_path):
+    write_checkpoint(tmp_path / "model")
+    small = tiny(vocab_size=128)
+    small.save_pretrained(tmp_path / "model")
+    with pytest.raises(InputError, match="does not match the model"):
+        evaluate(str(tmp_path / "model"), data=str(place / "docs.jsonl"), lengths="64")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"method": "yarn", "factor": None}, "add --factor 4"),
+        ({"method": None, "factor": "4"}, "add --method"),
+        ({"tasks": "riddle"}, "no retrieval task 'riddle'"),
+        ({"protocol": "mine"}, "--protocol is one of"),
+        ({"lengths": "8k,4k"}, "must ascend"),
+        ({"chunk": 3}, "--chunk must be at least 16"),
+        ({"items": 0}, "--items must be at least 1"),
+        ({"tasks": None, "data": None}, "nothing to measure"),
+        ({"data": None, "haystack": "text"}, "made of --data"),
+        ({"lengths": "16", "tasks": "mkey"}, "takes at least"),
+        ({"nonsense": 1}, "unknown option 'nonsense'"),
+        ({"data": "/gone.jsonl"}, "no such file"),
+    ],
+)
+def test_mistakes_get_one_sentence(place, changes, says):
+    with pytest.raises((UsageError, InputError), match=says):
+        evaluate(str(place / "model"), **asked(place, **changes))
+
+
+def test_weights_that_are_not_numbers_stop_with_the_document(place, tmp_path):
+    path = write_checkpoint(tmp_path / "model")
+    from safetensors.numpy import load_file, save_file
+
+    weights = load_file(path / "model.safetensors")
+    weights["model.norm.weight"] = np.full_like(weights["model.norm.weight"], np.nan)
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match="not finite"):
+        evaluate(str(path), data=str(place / "docs.jsonl"), lengths="64")
