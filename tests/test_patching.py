@@ -10,6 +10,7 @@ from ropext import patching
 from ropext.errors import InputError, OutputExists, UsageError
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
 
 CONTEXT, TARGET, THETA = 64, 256, 5e4
 LENGTHS = {"factor": 4.0, "original_max_position_embeddings": CONTEXT}

@@ -14,6 +14,8 @@ from ropext import forms, proof
 from ropext.errors import ProofFailed
 from ropext.rope import Rope, Spectrum
 
+pytestmark = pytest.mark.slow
+
 CONTEXT, TARGET, THETA = 64, 256, 5e4
 LENGTHS = {"factor": 4.0, "original_max_position_embeddings": CONTEXT}
 YARN = {"rope_type": "yarn", "rope_theta": THETA, **LENGTHS}
@@ -311,6 +313,31 @@ def test_expected_from_a_plan() -> None:
 
     (out,) = proof.expected([Planned()], 4.0)
     assert out == proof.Expected("main", (1.0, 0.5), 1.1, 1.2, "yarn", 4.0, True, (1.0, 0.7))
+
+
+CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+class OwnConfig(LlamaConfig):
+    model_type = "own_llama"
+class OwnForCausalLM(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def test_code_of_the_repository_runs_only_when_trusted(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    directory = tmp_path / "own"
+    write("LlamaConfig", RIGHT["tied-llama"][1], directory)
+    (directory / "modeling_own.py").write_text(CODE)
+    auto = {"AutoConfig": "modeling_own.OwnConfig"}
+    auto["AutoModelForCausalLM"] = "modeling_own.OwnForCausalLM"
+    own = {"model_type": "own_llama", "auto_map": auto, "architectures": ["OwnForCausalLM"]}
+    edit_config(directory, lambda config: config.update(own))
+    with pytest.raises(ProofFailed, match=r"cannot build .*trust_remote_code"):
+        proof.prove(directory, wanted("tied-llama"))
+    result = proof.prove(directory, wanted("tied-llama"), trust_remote_code=True)
+    assert result.model_class == "OwnForCausalLM"
+    assert result.tensors_compared == tensor_count(directory)
 
 
 def test_the_child_cannot_import_ropext(tmp_path: Path) -> None:
