@@ -34,6 +34,8 @@ VALUES = (
     "partial_rotary_factor",
     "use_sliding_window",
     "max_window_layers",
+    "attention_chunk_size",
+    "no_rope_layer_interval",
 )
 
 
@@ -134,17 +136,49 @@ def defaults_of(model_type: str) -> dict[str, Any]:
     return out
 
 
+def added_by(model_type: str, key: str, text_type: str) -> dict[str, Any]:
+    """What a composite adds to a text config that is there but leaves keys out."""
+    cls, bare = CONFIG_MAPPING[model_type], CONFIG_MAPPING[text_type]
+    spec = getattr(cls, "sub_configs_defaults", {}).get(key)
+    offered = getattr(spec, "init_kwargs", None) or {}
+    if not offered:
+        return {}
+    text = getattr(cls(**{key: {"model_type": text_type}}), key)
+    theta = (attribute(text, "rope_parameters") or {}).get("rope_theta")
+    out = {k: offered[k] for k in VALUES if k in offered and attribute(text, k) == offered[k]}
+    out = {k: v for k, v in out.items() if field_default(bare, k) != v}
+    if theta is not None and theta == offered.get("rope_theta"):
+        out["rope_theta"] = theta
+    # head_dim alone may agree because it is derived; these are given or they are not.
+    return out if {"hidden_size", "max_position_embeddings", "rope_theta"} & out.keys() else {}
+
+
+def lines_of(made: dict[str, Any]) -> str:
+    return ",\n".join(
+        f"  {json.dumps(t)}: {json.dumps(made[t], default=str)}" for t in sorted(made)
+    )
+
+
 def main() -> None:
-    known = json.loads(TYPES.read_text())["rotary"]
-    made = {}
-    for model_type in known:
+    census = json.loads(TYPES.read_text())
+    made, added = {}, {}
+    for model_type in census["rotary"]:
         try:
             made[model_type] = defaults_of(model_type)
         except Exception as error:
             sys.exit(f"{model_type}: {type(error).__name__}: {error}")
-    lines = [f"  {json.dumps(t)}: {json.dumps(made[t], default=str)}" for t in sorted(made)]
-    text = f'{{\n "transformers": {json.dumps(transformers.__version__)},\n "types": {{\n'
-    Path(sys.argv[1]).write_text(text + ",\n".join(lines) + "\n }\n}\n")
+    for model_type, (*path, text_type) in census["composite"].items():
+        if text_type in census["rotary"] and len(path) == 1:
+            try:
+                found = added_by(model_type, path[0], text_type)
+            except Exception:  # a composite that cannot be built without more keys adds none
+                continue
+            if found:
+                added[model_type] = found
+    Path(sys.argv[1]).write_text(
+        f'{{\n "transformers": {json.dumps(transformers.__version__)},\n'
+        f' "types": {{\n{lines_of(made)}\n }},\n "composites": {{\n{lines_of(added)}\n }}\n}}\n'
+    )
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ REFUSALS = {
     " so no config can scale it; it takes a code patch or an edit of that table",
     "own order": "keeps its frequencies in an order of its own (by image axes) and refuses every"
     " scaled rope type; it takes a code patch",
+    "twin": "keeps an unscaled rotary embedding beside the scaled one, for the layers that"
+    " rope_scaling_layers leaves out; it takes a plan per layer",
     "learned": "has a learned table of absolute positions; it takes a longer table in the weights"
     " (rows interpolated) and usually fine-tuning",
     "sinusoidal": "adds fixed sinusoids to its embeddings; it takes a code patch that scales the"
@@ -64,4 +66,10 @@ def census() -> dict[str, Known]:
 def defaults(text_type: str) -> dict[str, Any]:
     """What absent keys mean for a rotary type."""
     found: dict[str, Any] = _load("defaults.json")["types"].get(text_type, {})
+    return found
+
+
+def added(model_type: str) -> dict[str, Any]:
+    """The keys that a composite type adds to a text config that leaves them out."""
+    found: dict[str, Any] = _load("defaults.json")["composites"].get(model_type, {})
     return found

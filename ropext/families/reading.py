@@ -32,7 +32,7 @@ def interpret(
     """What stock transformers 5 makes of a config, and where its spellings contradict that."""
     model_type, text_type, path = locate(config)
     row, defaults = family(text_type), data.defaults(text_type)
-    text = Dict(text_part(config, path), ".".join(path))
+    text = Dict(_with_added(model_type, text_part(config, path)), ".".join(path))
     _check_gate(text, text_type, row)
     _check_theta(text, text_type, row)
     sized = sizes(text, row, defaults, context)
@@ -48,6 +48,15 @@ def interpret(
         )
     model = describe(model_type, text_type, path, sites, sized, text, row, defaults, notes)
     return model, found.conflicts
+
+
+def _with_added(model_type: str, part: dict[str, Any]) -> dict[str, Any]:
+    """The text config with what its composite adds; a theta in a rope dict comes before that."""
+    added = data.added(model_type)
+    dicts = [part.get("rope_parameters"), part.get("rope_scaling")]
+    if any(isinstance(d, dict) and d.get("rope_theta") is not None for d in dicts):
+        added = {key: value for key, value in added.items() if key != "rope_theta"}
+    return added | part
 
 
 def _check_gate(text: Dict, text_type: str, row: Family) -> None:

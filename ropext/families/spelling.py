@@ -26,10 +26,7 @@ def as_read(config: dict[str, Any]) -> Model:
 def respell(config: dict[str, Any]) -> dict[str, Any]:
     """The config with every spelling written anew from what stock transformers 5 reads."""
     model = as_read(config)
-    params = {
-        site.label: {key: value for key, value in site.params.items() if key in FORM_KEYS}
-        for site in model.scaled_sites
-    }
+    params = {site.label: site.params for site in model.scaled_sites}
     out = write(config, model, params, model.context)
     for holder in (out, text_part(out, model.path)):
         for key, _ in _short_lengths(holder, model.context):

@@ -143,9 +143,11 @@ FAMILIES: dict[str, Family] = {
     # DeepSeek's latent attention: a rotary part of its own size; the softmax reads mscale.
     **_rows(
         "axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite "
-        "glm_moe_dsa hy_v4 minicpm3 mistral4 mistral_large4_text youtu",
+        "glm_moe_dsa hy_v4 minicpm3 mistral_large4_text youtu",
         MLA,
     ),
+    # Plain RoPE would turn its whole head there; every scaled type cuts it by a partial factor.
+    "mistral4": replace(MLA, forms=("linear", "yarn", "llama3")),
     "longcat_flash": replace(MLA, dim="head_dim"),
     "deepseek_v4": Family(
         labels=(
@@ -197,7 +199,8 @@ FAMILIES: dict[str, Family] = {
     "gemma4_text": GEMMA4,
     "gemma4_unified_text": GEMMA4,
     "diffusion_gemma_text": GEMMA4,
-    "embedding_gemma2_text": NESTED,
+    # longrope's validator asks for one head size, which differs by layer type here.
+    "embedding_gemma2_text": replace(GEMMA4, forms=("default", "linear", "yarn", "llama3")),
     "mellum": NESTED,
     "laguna": NESTED_PARTIAL,
     "mimo_v2_flash": NESTED_PARTIAL,

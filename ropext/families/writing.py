@@ -198,24 +198,23 @@ def _write_original(text: dict[str, Any], modern: Params, defaults: Mapping[str,
         text["original_max_position_embeddings"] = original
 
 
-def _write_sizes(text: dict[str, Any], row: Family, defaults: Mapping[str, Any]) -> None:
-    """Sizes that the spectrum depends on and the config leaves to the class."""
+def _write_sizes(
+    text: dict[str, Any], model: Model, row: Family, defaults: Mapping[str, Any]
+) -> None:
+    """The size of the rotation, where the config leaves it to a class."""
     reader = Dict(text)
-    key = row.dim
-    name = names_of(key, defaults)[0]
-    if stated(reader, key, defaults, 1 << 24) is not None:
+    name = names_of(row.dim, defaults)[0]
+    if stated(reader, row.dim, defaults, 1 << 24) is not None or row.head_multiple:
         return
-    hidden = stated(reader, "hidden_size", defaults, 1 << 24)
-    heads = stated(reader, "num_attention_heads", defaults, 1 << 24)
-    derived = derived_head_dim(hidden, heads)
-    by_class = isinstance(defaults.get(key), int)
-    if derived and not by_class and name not in text and not defaults.get("head_dim_may_stay_null"):
-        return  # every version derives it from keys that stand in the config
-    value = size(reader, key, defaults, 1 << 24) or derived_head_dim(
-        size(reader, "hidden_size", defaults, 1 << 24),
-        size(reader, "num_attention_heads", defaults, 1 << 24),
-    )
-    if (value is not None and key == "head_dim") or (value is not None and by_class):
+    value = size(Dict(data.added(model.model_type) | text), row.dim, defaults, 1 << 24)
+    if row.dim == "head_dim":
+        hidden = stated(reader, "hidden_size", defaults, 1 << 24)
+        heads = stated(reader, "num_attention_heads", defaults, 1 << 24)
+        by_class = value is not None or defaults.get("head_dim_may_stay_null") or name in text
+        if not by_class and derived_head_dim(hidden, heads) == model.head_dim:
+            return  # every version derives it from keys that stand in the config
+        value = model.head_dim
+    if value is not None:
         text[name] = value
 
 
@@ -236,6 +235,6 @@ def write(
         if row.layer_thetas:
             _write_listed(text, model, params)
     _write_original(text, modern, defaults)
-    _write_sizes(text, row, defaults)
+    _write_sizes(text, model, row, defaults)
     _write_lengths(out, text, model, defaults, target)
     return out

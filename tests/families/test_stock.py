@@ -34,7 +34,7 @@ def outcome(process, model_type):
     if model_type not in process.tasks:
         return f"transformers {process.version} has no model of this type by itself", []
     found = []
-    for case in cases(model_type):
+    for case in cases(model_type, process.has_head(model_type)):
         answer = process.build(case)
         if case.name == "modern" and "error" in answer and not case.error:
             return answer["error"].strip().splitlines()[0], []
@@ -73,6 +73,8 @@ def test_the_census_is_covered(stock, capsys):
 def test_what_was_written_reads_back(model_type):
     for case in cases(model_type):
         model = families.read(case.config)
-        for site in model.sites:
-            assert forms.same(site.rope.spectrum, case.wanted[site.label]), case.id
-        assert families.respell(case.config)["model_type"] == model_type
+        for site, wanted in zip(model.sites, case.wanted.values(), strict=True):
+            assert forms.same(site.rope.spectrum, wanted), case.id
+        again = families.read(families.respell(case.config))
+        for site, wanted in zip(again.sites, case.wanted.values(), strict=True):
+            assert forms.same(site.rope.spectrum, wanted), f"{case.id} respelled"

@@ -47,7 +47,15 @@ SPECIAL = {
     "ministral": {"head_dim": 32},
     "longcat_flash": {"head_dim": 16},
     "dots1": {"num_experts_per_tok": 2, "n_shared_experts": 1},
-    "qwen4_exp_text": {"num_experts_per_tok": 2},
+    "qwen4_exp_text": {
+        "num_experts_per_tok": 2,
+        "indexer_budget": 64,
+        "indexer_compress_ratio": 16,
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 32,
+    },
+    "hunyuan_vl_text": {"head_dim": 32},
     "dbrx": {"attn_config": {"rope_theta": THETA, "kv_n_heads": 2}},
     "esmc": {"num_key_value_heads": 4},
     "zamba2": {"num_hidden_layers": 54},
@@ -56,6 +64,10 @@ SPECIAL = {
 }
 
 
+# Families that rotate rightly under a scaled type alone.
+ROPE = {
+    "mistral4": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256},
+}
 # Composites whose vision tower is tied to the default width of the text part.
 FULL_WIDTH = ("dots3_note",)
 
@@ -92,6 +104,7 @@ def modern(text_type):
     partial = {"partial_rotary_factor": row.fixed_partial or PARTIAL}
     if not row.labels:
         out["rope_parameters"] = {"rope_type": "default", "rope_theta": THETA}
+        out["rope_parameters"] |= ROPE.get(text_type, {})
         if row.partial:
             out["rope_parameters"] |= partial
         if row.layer_thetas:
@@ -112,7 +125,7 @@ def modern(text_type):
 def legacy(text_type):
     """As transformers 4 had it: top-level names, no rope_parameters; None where no 4.x did."""
     row, out = family(text_type), _sizes(text_type)
-    if row.legacy == "absent" or row.layer_thetas:
+    if row.legacy == "absent" or row.layer_thetas or text_type in ROPE:
         return None
     if row.labels:
         for label in row.labels:
@@ -125,7 +138,12 @@ def legacy(text_type):
 
 
 def bare(text_type):
-    """Sizes alone: everything about rotation is left to the class defaults."""
+    """Sizes alone: everything about rotation is left to the class defaults; None if there are none.
+
+    DBRX keeps its theta in attn_config, which transformers 5 forgets and ropext reads.
+    """
+    if "rope" not in data.defaults(text_type) or text_type == "dbrx":
+        return None
     return _sizes(text_type)
 
 

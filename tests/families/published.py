@@ -1,0 +1,201 @@
+"""Position keys of released checkpoints as their config.json spells them, sizes made small."""
+
+LLAMA = {
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 4,
+    "intermediate_size": 64,
+    "vocab_size": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}
+LONG = [1.0, 1.1, 1.2, 1.3, 1.5, 1.8, 2.2, 3.0, 4.0, 6.0, 9.0, 13.0, 20.0, 30.0, 40.0, 50.0]
+
+CONFIGS = {
+    "Llama 2": {"model_type": "llama", "max_position_embeddings": 4096, "rope_scaling": None},
+    "Llama 3.1": {
+        "model_type": "llama",
+        "max_position_embeddings": 131072,
+        "rope_theta": 500000.0,
+        "rope_scaling": LLAMA3,
+    },
+    "Qwen2.5 with its card's YaRN": {
+        "model_type": "qwen2",
+        "max_position_embeddings": 32768,
+        "max_window_layers": 28,
+        "sliding_window": 131072,
+        "use_sliding_window": False,
+        "rope_theta": 1000000.0,
+        "rope_scaling": {
+            "factor": 4.0,
+            "original_max_position_embeddings": 32768,
+            "type": "yarn",
+        },
+    },
+    "Phi-3-mini-128k": {
+        "model_type": "phi3",
+        "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"},
+        "max_position_embeddings": 131072,
+        "original_max_position_embeddings": 4096,
+        "rope_theta": 10000.0,
+        "rope_scaling": {"long_factor": LONG, "short_factor": LONG, "type": "longrope"},
+        "sliding_window": 262144,
+    },
+    "Phi-3.5-MoE": {
+        "model_type": "phimoe",
+        "max_position_embeddings": 131072,
+        "original_max_position_embeddings": 4096,
+        "rope_theta": 10000.0,
+        "rope_scaling": {
+            "long_factor": LONG,
+            "long_mscale": 1.243163121016122,
+            "original_max_position_embeddings": 4096,
+            "short_factor": LONG,
+            "short_mscale": 1.243163121016122,
+            "type": "longrope",
+        },
+        "sliding_window": 131072,
+    },
+    "DeepSeek-V3": {
+        "model_type": "deepseek_v3",
+        "max_position_embeddings": 163840,
+        "rope_theta": 10000,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 32,
+        "kv_lora_rank": 32,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 16,
+        "v_head_dim": 16,
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_experts_per_tok": 2,
+        "rope_scaling": {
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "factor": 40,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096,
+            "type": "yarn",
+        },
+    },
+    "HunYuan": {
+        "model_type": "hunyuan_v1_dense",
+        "max_position_embeddings": 32768,
+        "head_dim": 32,
+        "rope_theta": 10000.0,
+        "rope_scaling": {
+            "alpha": 1000.0,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "factor": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "type": "dynamic",
+        },
+    },
+    "Gemma 3 4B": {
+        "model_type": "gemma3",
+        "text_config": {
+            "model_type": "gemma3_text",
+            "hidden_size": 2560,
+            "intermediate_size": 64,
+            "num_hidden_layers": 6,
+            "vocab_size": 256,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+    },
+    "Pythia": {
+        "model_type": "gpt_neox",
+        "max_position_embeddings": 2048,
+        "rotary_emb_base": 20000,
+        "rotary_pct": 0.5,
+    },
+    "GLM-4": {
+        "model_type": "glm4",
+        "max_position_embeddings": 32768,
+        "head_dim": 32,
+        "partial_rotary_factor": 0.75,
+        "rope_theta": 20000.0,
+        "rope_scaling": None,
+    },
+    "ModernBERT": {
+        "model_type": "modernbert",
+        "max_position_embeddings": 8192,
+        "global_rope_theta": 120000.0,
+        "local_rope_theta": 20000.0,
+        "global_attn_every_n_layers": 3,
+        "local_attention": 128,
+    },
+    "gpt-oss": {
+        "model_type": "gpt_oss",
+        "max_position_embeddings": 131072,
+        "head_dim": 32,
+        "num_local_experts": 4,
+        "initial_context_length": 4096,
+        "rope_theta": 160000,
+        "rope_scaling": {
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "rope_type": "yarn",
+            "truncate": False,
+        },
+    },
+    "Qwen2.5-VL": {
+        "model_type": "qwen2_5_vl",
+        "text_config": {
+            "model_type": "qwen2_5_vl_text",
+            **LLAMA,
+            "max_position_embeddings": 128000,
+            "rope_theta": 1000000.0,
+            "rope_scaling": {"mrope_section": [4, 6, 6], "type": "mrope"},
+        },
+    },
+    "Apertus by class default": {"model_type": "apertus"},
+    "Ministral 3 by class default": {"model_type": "ministral3", "head_dim": 32},
+    "LFM3 by class default": {"model_type": "lfm3", "head_dim": 32},
+    "Granite with windows": {
+        "model_type": "granite_swa",
+        "max_position_embeddings": 8192,
+        "rope_theta": 20000.0,
+        "layer_rope_theta": [20000.0, 500000.0, 0, 20000.0],
+    },
+    "Llama of one layer size (linear, v4)": {
+        "model_type": "llama",
+        "max_position_embeddings": 16384,
+        "rope_theta": 10000.0,
+        "rope_scaling": {"type": "linear", "factor": 4.0},
+    },
+}
+# The tokens that these read, and read before their own scaling, as their cards say.
+CONTEXTS = {
+    "Llama 2": (4096, 4096),
+    "Llama 3.1": (131072, 8192),
+    "Qwen2.5 with its card's YaRN": (131072, 32768),
+    "Phi-3-mini-128k": (131072, 4096),
+    "Phi-3.5-MoE": (131072, 4096),
+    "DeepSeek-V3": (163840, 4096),
+    "HunYuan": (32768, 32768),
+    "Gemma 3 4B": (131072, 16384),
+    "gpt-oss": (131072, 4096),
+    "Apertus by class default": (65536, 8192),
+    "Ministral 3 by class default": (262144, 16384),
+}
+
+
+def config(name):
+    found = CONFIGS[name]
+    return found if "text_config" in found else LLAMA | found

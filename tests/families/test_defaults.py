@@ -1,0 +1,44 @@
+"""The two data files against the transformers version that they name."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ropext.families import data
+
+ROOT = Path(__file__).parents[2]
+NAMES = "from transformers import CONFIG_MAPPING, __version__; print(__version__, *CONFIG_MAPPING)"
+
+
+@pytest.mark.slow
+def test_defaults_are_what_the_script_makes(tmp_path):
+    installed = subprocess.check_output([sys.executable, "-W", "ignore", "-c", NAMES], text=True)
+    version, *types = installed.split()
+    if version != data.version():
+        pytest.skip(f"the data is of transformers {data.version()}, installed is {version}")
+    made = tmp_path / "defaults.json"
+    script = ROOT / "scripts" / "make_defaults.py"
+    subprocess.run(
+        [sys.executable, "-W", "ignore", str(script), str(made)],
+        check=True,
+        stderr=subprocess.DEVNULL,
+    )
+    stored = (ROOT / "ropext" / "families" / "defaults.json").read_text()
+    assert json.loads(made.read_text()) == json.loads(stored)
+    assert sorted(data.census()) == sorted(types)
+
+
+def test_every_refusal_has_its_sentence():
+    schemes = {known.scheme for known in data.census().values()} - {"rotary", "composite"}
+    assert schemes == set(data.REFUSALS)
+    assert len(data.census()) == 804
+
+
+def test_composites_lead_to_known_types():
+    for name, known in data.census().items():
+        if known.scheme == "composite":
+            assert known.text in data.census(), name
+            assert known.path, name

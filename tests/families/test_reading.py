@@ -1,0 +1,345 @@
+"""What read, write, diff and check_spellings say, on values written by hand."""
+
+import copy
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from published import CONFIGS, LLAMA, config
+
+from ropext import families
+from ropext.errors import InputError, RopextError, UnsupportedModel
+
+BASE = LLAMA | {"model_type": "llama", "rope_theta": 50000.0, "max_position_embeddings": 256}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 50000.0,
+    "factor": 4,
+    "original_max_position_embeddings": 256.0,
+}
+
+
+def written(base, params, target=1024):
+    model = families.read(base)
+    labels = {site.label: params for site in model.scaled_sites}
+    return families.write(base, model, labels, target)
+
+
+def test_yarn_is_written_as_measured():
+    new = written(BASE | {"unknown": {"kept": [1]}}, YARN)
+    said = {"factor": 4.0, "original_max_position_embeddings": 256}
+    assert new["rope_scaling"] == {"type": "yarn"} | said
+    assert new["rope_parameters"] == {"rope_type": "yarn", "rope_theta": 50000.0} | said
+    assert new["rope_theta"] == 50000.0
+    assert new["max_position_embeddings"] == 1024
+    assert new["unknown"] == {"kept": [1]}
+    assert list(new)[: len(BASE)] == list(BASE)
+    dicts = new["rope_scaling"], new["rope_parameters"]
+    assert all(type(d["factor"]) is float for d in dicts)
+    assert all(type(d["original_max_position_embeddings"]) is int for d in dicts)
+
+
+def test_theta_is_written_with_a_null_dict():
+    new = written(BASE, {"rope_type": "default", "rope_theta": 2e5})
+    assert new["rope_theta"] == 2e5
+    assert new["rope_scaling"] is None
+    assert new["rope_parameters"] == {"rope_type": "default", "rope_theta": 2e5}
+
+
+def test_linear_has_exactly_two_keys():
+    new = written(BASE, {"rope_type": "linear", "rope_theta": 5e4, "factor": 4.0})
+    assert new["rope_scaling"] == {"type": "linear", "factor": 4.0}
+
+
+def test_llama3_and_some_families_say_rope_type():
+    llama3 = YARN | {"rope_type": "llama3", "low_freq_factor": 1, "high_freq_factor": 4}
+    assert written(BASE, llama3)["rope_scaling"]["rope_type"] == "llama3"
+    assert "type" not in written(BASE, llama3)["rope_scaling"]
+    for model_type in ("cohere", "cohere2", "granite", "granitemoe", "qwen3_next"):
+        new = written(BASE | {"model_type": model_type}, YARN)
+        assert new["rope_scaling"]["rope_type"] == "yarn"
+        assert "type" not in new["rope_scaling"]
+
+
+def test_longrope_has_the_original_length_at_top_level():
+    long = [1.0] * 8 + [4.0] * 8
+    form = YARN | {"rope_type": "longrope", "short_factor": long, "long_factor": long}
+    assert written(BASE, form)["original_max_position_embeddings"] == 256
+    assert written(config("Phi-3-mini-128k"), form)["original_max_position_embeddings"] == 256
+
+
+def test_the_partial_factor_stands_at_top_level():
+    base = BASE | {"model_type": "phi"}
+    rope = {"rope_type": "default", "rope_theta": 5e4, "partial_rotary_factor": 0.75}
+    del base["rope_theta"]
+    new = written(base | {"rope_parameters": rope}, YARN)
+    assert new["partial_rotary_factor"] == 0.75
+    assert new["rope_parameters"]["partial_rotary_factor"] == 0.75
+    assert "partial_rotary_factor" not in new["rope_scaling"]
+    new = written(config("Pythia"), YARN)
+    assert (new["rotary_pct"], new["rotary_emb_base"]) == (0.5, 50000.0)
+
+
+def test_gemma3_scales_the_full_layers_alone():
+    new = written(config("Gemma 3 4B"), YARN)["text_config"]
+    assert new["rope_parameters"]["sliding_attention"] == {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+    }
+    assert new["rope_parameters"]["full_attention"]["rope_type"] == "yarn"
+    assert new["rope_scaling"]["rope_type"] == "yarn"
+    assert (new["rope_theta"], new["rope_local_base_freq"]) == (50000.0, 10000.0)
+    # Left out by the published file, and part of the spectrum.
+    assert new["head_dim"] == 256
+    assert "rope_parameters" not in written(config("Gemma 3 4B"), YARN)
+
+
+def test_nested_families_without_an_old_reader_lose_the_legacy_keys():
+    base = BASE | {"model_type": "mellum", "rope_scaling": None}
+    new = written({k: v for k, v in base.items() if k != "rope_theta"}, YARN)
+    assert "rope_scaling" not in new
+    assert "rope_theta" not in new
+    assert new["rope_parameters"]["full_attention"]["rope_type"] == "yarn"
+
+
+def test_modernbert_keeps_its_two_names_for_theta():
+    new = written(config("ModernBERT"), {"rope_type": "default", "rope_theta": 777777.0})
+    assert (new["global_rope_theta"], new["local_rope_theta"]) == (777777.0, 20000.0)
+    assert "rope_scaling" not in new
+
+
+def test_granite_moves_its_list_of_thetas():
+    base = config("Granite with windows")
+    model = families.read(base)
+    form = {"rope_type": "default"}
+    params = {s.label: form | {"rope_theta": 2 * s.rope.theta} for s in model.sites}
+    new = families.write(base, model, params, 16384)
+    assert new["layer_rope_theta"] == [40000.0, 1000000.0, 0, 40000.0]
+
+
+def test_phimoe_gets_the_keys_that_its_forward_pass_reads():
+    base = config("Phi-3.5-MoE")
+    new = written(base, {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0})
+    assert new["rope_parameters"]["short_mscale"] == new["rope_parameters"]["long_mscale"] == 1.0
+    assert new["rope_parameters"]["original_max_position_embeddings"] == 4096
+
+
+def test_multimodal_sections_survive_a_change_of_theta():
+    form = {"rope_type": "default", "rope_theta": 5e6}
+    new = written(config("Qwen2.5-VL"), form)["text_config"]
+    assert new["rope_scaling"] == {"type": "mrope", "mrope_section": [4, 6, 6]}
+    assert new["rope_parameters"]["mrope_section"] == [4, 6, 6]
+    new = written(config("Qwen2.5-VL"), YARN)["text_config"]
+    assert new["rope_scaling"]["type"] == "yarn"
+    assert new["rope_scaling"]["mrope_section"] == [4, 6, 6]
+
+
+def test_query_scaling_keys_survive():
+    base = config("Ministral 3 by class default")
+    model = families.read(base)
+    beta = model.sites[0].params["llama_4_scaling_beta"]
+    assert written(base, YARN)["rope_parameters"]["llama_4_scaling_beta"] == beta
+
+
+def test_length_keys_that_hold_the_old_context_are_raised():
+    base = BASE | {"seq_length": 256, "n_ctx": 128, "model_max_length": 256}
+    new = written(base, YARN)
+    assert (new["seq_length"], new["n_ctx"], new["model_max_length"]) == (1024, 128, 1024)
+    assert "n_positions" not in new
+
+
+def test_a_null_head_dim_is_written_out():
+    base = BASE | {"model_type": "mixtral", "head_dim": None}
+    assert written(base, YARN)["head_dim"] == 32
+    assert "head_dim" not in written(BASE, YARN)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_given_dict_is_left_alone(name):
+    base = config(name)
+    before = json.dumps(base)
+    model = families.read(base)
+    families.check_spellings(base)
+    families.write(base, model, {s.label: s.params for s in model.scaled_sites}, 1 << 20)
+    assert json.dumps(base) == before
+
+
+def test_diff_names_paths():
+    edits = families.diff({"a": {"b": 1, "c": 2}, "d": 1}, {"a": {"b": 1, "c": 3}, "e": None})
+    assert [(e.path, e.before, e.after) for e in edits] == [
+        (("a", "c"), 2, 3),
+        (("d",), 1, families.ABSENT),
+        (("e",), families.ABSENT, None),
+    ]
+
+
+REFUSED = {
+    "no model_type": ({}, "model_type"),
+    "unknown": ({"model_type": "lama"}, "'lama'"),
+    "remote code": ({"model_type": "mine", "auto_map": {"AutoConfig": "x.Y"}}, "auto_map"),
+    "a string": (BASE | {"rope_theta": "50000"}, "rope_theta"),
+    "not a number": (BASE | {"rope_theta": math.nan}, "rope_theta"),
+    "true": (BASE | {"max_position_embeddings": True}, "max_position_embeddings"),
+    "negative": (BASE | {"rope_scaling": {"type": "linear", "factor": -4.0}}, "factor"),
+    "absurd": (BASE | {"hidden_size": 10**300}, "hidden_size"),
+    "a list of a million": (
+        BASE | {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 10**6}},
+        "short_factor",
+    ),
+    "a list for a dict": (BASE | {"rope_scaling": [4.0]}, "rope_scaling"),
+    "an unknown type": (BASE | {"rope_scaling": {"type": "yarnn", "factor": 4.0}}, "yarnn"),
+    "a missing key": (BASE | {"rope_scaling": {"type": "yarn"}}, "factor"),
+    "flat where nested is wanted": (
+        LLAMA | {"model_type": "laguna", "rope_parameters": {"rope_type": "default"}},
+        "per layer type",
+    ),
+    "nested where flat is wanted": (
+        BASE | {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+        "flat",
+    ),
+    "ignored by stock": (
+        LLAMA | {"model_type": "gemma3_text", "rope_parameters": YARN},
+        "rope_parameters",
+    ),
+    "no text part": ({"model_type": "llava"}, "text_config"),
+    "odd rotary dim": (BASE | {"model_type": "phi", "partial_rotary_factor": 0.35}, "even"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_configs_are_told_in_one_sentence(case):
+    bad, named = REFUSED[case]
+    with pytest.raises(InputError, match=named) as told:
+        families.read(bad)
+    assert "\n" not in str(told.value)
+    assert len(str(told.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "model_type", ["gpt2", "gptj", "bloom", "t5", "mamba", "vit", "jamba", "xlnet", "esm"]
+)
+def test_other_schemes_are_refused_by_name(model_type):
+    with pytest.raises(UnsupportedModel, match=model_type):
+        families.read(LLAMA | {"model_type": model_type})
+
+
+def test_conditions_that_turn_rotation_off():
+    for bad in (
+        {"model_type": "falcon", "alibi": True},
+        {"model_type": "zamba2", "use_mem_rope": False},
+        {"model_type": "granitemoehybrid", "position_embedding_type": None},
+        {"model_type": "olmo_hybrid", "rope_parameters": {"rope_theta": None}},
+    ):
+        with pytest.raises(UnsupportedModel):
+            families.read(LLAMA | bad)
+
+
+DISAGREE = {
+    "theta": ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, "rope_theta"),
+    "type": (
+        {
+            "rope_scaling": {"type": "linear", "factor": 2.0},
+            "rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 50000.0},
+        },
+        "rope_type",
+    ),
+    "factor": (
+        {
+            "rope_scaling": {"type": "linear", "factor": 2.0},
+            "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50000.0},
+        },
+        "factor",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DISAGREE)
+def test_spellings_that_disagree_name_both(case):
+    keys, named = DISAGREE[case]
+    with pytest.raises(InputError, match=rf"{named}.*{named}"):
+        families.read(BASE | keys)
+    problems = families.check_spellings(BASE | keys)
+    assert any(problem.fixable for problem in problems)
+    fixed = families.respell(BASE | keys)
+    assert families.check_spellings(fixed) == []
+    assert families.read(BASE | keys | {"rope_scaling": None, "rope_parameters": None})
+
+
+def test_a_transformers_5_save_has_lost_its_theta():
+    saved = {k: v for k, v in BASE.items() if k != "rope_theta"}
+    saved["rope_parameters"] = YARN | {"factor": 4.0, "original_max_position_embeddings": 64}
+    found = {p.key for p in families.check_spellings(saved)}
+    assert found == {"rope_theta", "rope_scaling"}
+    assert families.check_spellings(families.respell(saved)) == []
+
+
+def test_what_loaders_stumble_over_is_named():
+    qwen = config("Qwen2.5 with its card's YaRN") | {"model_max_length": 1024}
+    qwen["rope_scaling"] = qwen["rope_scaling"] | {"factor": 4}
+    found = {p.key: p.wanted for p in families.check_spellings(qwen)}
+    assert found["max_position_embeddings"] == 131072
+    assert found["rope_scaling.factor"] == 4.0
+    assert found["model_max_length"] == 32768
+    null = LLAMA | {"model_type": "mellum", "rope_scaling": None}
+    assert [p.key for p in families.check_spellings(null)] == ["rope_scaling"]
+
+
+def test_obstacles():
+    for name, bad in {
+        "window": {"model_type": "mistral", "sliding_window": 128},
+        "windowed layers": {"model_type": "cohere2", "sliding_window": 128},
+    }.items():
+        model = families.read(BASE | bad)
+        assert name in model.obstacles[0]
+    mistral = families.read(BASE | {"model_type": "mistral", "sliding_window": 128})
+    assert mistral.reach == 4 * 127 + 1
+    assert families.read(BASE | {"model_type": "mistral", "sliding_window": None}).reach is None
+    qwen = BASE | {"model_type": "qwen2", "sliding_window": 128, "use_sliding_window": True}
+    assert families.read(qwen | {"max_window_layers": 0}).obstacles
+    assert not families.read(qwen | {"max_window_layers": 2}).obstacles
+    assert not families.read(qwen | {"use_sliding_window": False}).notes
+
+
+def test_kv_cache_counts_latent_attention_and_windows():
+    assert families.read(BASE).kv_bytes(1000) == 1000 * 4 * 2 * 2 * 32 * 2
+    deepseek = families.read(config("DeepSeek-V3"))
+    assert deepseek.kv_bytes_per_token == 4 * (32 + 16) * 2
+    gemma = families.read(config("Gemma 3 4B"))
+    one_layer = 2 * 4 * 256 * 2
+    assert gemma.kv_bytes(10000) == one_layer * (10000 + 5 * 1024)
+
+
+# Values that a config.json may hold at any key.
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats()
+    | st.sampled_from(["", "yarn", "longrope", "default", "full_attention", "inf", "4"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["rope_type", "factor", "full_attention", "x"]), inner)
+    ),
+    max_leaves=6,
+)
+KEYS = sorted({key for name in CONFIGS for key in config(name)} - {"auto_map"})
+ROPE_KEYS = sorted({k for n in CONFIGS for k in (config(n).get("rope_scaling") or {})})
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(sorted(CONFIGS)), st.sampled_from(KEYS + ROPE_KEYS), JSON)
+def test_any_value_at_any_key_is_read_or_told(name, key, value):
+    broken = copy.deepcopy(config(name))
+    text = broken.get("text_config", broken)
+    holder = text
+    if key in ROPE_KEYS:
+        text["rope_scaling"] = holder = dict(text.get("rope_scaling") or {"rope_type": "yarn"})
+    holder[key] = value
+    try:
+        model = families.read(broken)
+        families.write(broken, model, {s.label: s.params for s in model.scaled_sites}, 1 << 20)
+    except RopextError:
+        pass
+    families.check_spellings(broken)
