@@ -149,6 +149,8 @@ def yarn_theta_form(
 
 def longrope_form(rope: Rope, factors: tuple[float, ...], wanted: Spectrum, target: int) -> Params:
     """Any pair factors and any attention factor, with short = long unless two sets are wanted."""
+    if rope.original_context < 2:
+        raise NotExpressible("stock longrope divides by the logarithm of the original length")
     short, lengths = list(factors), _lengths(rope, target)
     if wanted.short_inv_freq is not None:
         plain = plain_inv_freq(rope.dim, rope.theta)

@@ -49,6 +49,11 @@ def longrope(rope: Rope, target: int, knobs: LongropeKnobs) -> Scaling:
             "--method longrope needs --pair-factors FILE, one number per pair; `ropext plan` shows "
             "the methods that need none"
         )
+    if rope.context < 2:
+        raise UsageError(
+            "--method longrope divides by the logarithm of the context, which is 1 token here; "
+            "--context N says otherwise"
+        )
     long = _checked(rope, knobs.pair_factors, "")
     short = knobs.short_pair_factors
     native: Params = {

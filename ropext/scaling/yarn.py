@@ -40,12 +40,12 @@ def _bounds(rope: Rope, knobs: YarnKnobs) -> tuple[float, float]:
     On an embedding that is scaled already the closed form does not hold: there it is the index at
     which the *current* wavelengths make the wanted number of turns.
     """
-    if rope.is_geometric:
+    points = [(i, math.log(r)) for i, r in enumerate(turns(rope.spectrum, rope.context)) if r]
+    if rope.is_geometric or not points:
         return yarn_bounds(
             rope.dim, rope.theta, rope.context, knobs.beta_fast, knobs.beta_slow, knobs.truncate
         )
     step = 2 * math.log(rope.theta) / rope.dim
-    points = [(i, math.log(r)) for i, r in enumerate(turns(rope.spectrum, rope.context)) if r]
     low, high = (_index_at(points, math.log(b), step) for b in (knobs.beta_fast, knobs.beta_slow))
     if knobs.truncate:
         # 1e-9: an index that is a whole number must not fall to its neighbour by rounding.

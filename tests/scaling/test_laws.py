@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ropext import forms, scaling
+from ropext.errors import RopextError
 from ropext.rope import Rope, Spectrum, plain_inv_freq
 
 # Two float64 routes to one number; powers of large thetas lose a few digits.
@@ -18,7 +19,7 @@ ROUNDING = 1e-10
 law = settings(max_examples=60, deadline=None, derandomize=True)
 
 dims = st.integers(1, 64).map(lambda n: 2 * n)
-thetas = st.floats(1.5, 1e9)
+thetas = st.floats(1.001, 1e9)
 contexts = st.integers(8, 2**18)
 factors = st.integers(2, 64)
 ropes = st.builds(Rope, dim=dims, theta=thetas, context=contexts)
@@ -261,3 +262,44 @@ def test_rotation_depends_on_the_distance_alone(
     expected = spectrum.attention_factor**2 * distance
     assert math.isclose(score(q, k), expected, rel_tol=1e-9, abs_tol=1e-9)
     assert math.isclose(score(q + shift, k + shift), expected, rel_tol=1e-9, abs_tol=1e-9)
+
+
+pair_factor = st.one_of(st.floats(0.1, 100), st.just(1.0), st.just(math.inf))
+
+
+@st.composite
+def odd_ropes(draw: st.DrawFn) -> Rope:
+    """What a config may hold at its worst: noisy pair factors, standing pairs, tiny contexts."""
+    dim = draw(dims)
+    some = st.lists(pair_factor, min_size=dim // 2, max_size=dim // 2).map(tuple)
+    return Rope(
+        dim,
+        draw(st.floats(1e-3, 1e12)),
+        draw(st.integers(1, 2**20)),
+        original_context=draw(st.integers(0, 5000)),
+        pair_factors=draw(st.one_of(st.just(()), some)),
+        attention_factor=draw(st.sampled_from([1.0, 1.2])),
+        mscale=draw(st.sampled_from([0.0, 1.0])),
+        mscale_all_dim=draw(st.sampled_from([0.0, 0.707])),
+        softmax_mscale=draw(st.booleans()),
+        nested=draw(st.booleans()),
+    )
+
+
+@pytest.mark.parametrize("method", list(scaling.METHODS))
+@law
+@given(rope=odd_ropes(), s=st.floats(1.0001, 4096))
+def test_everything_is_carried_exactly_or_refused_in_a_sentence(
+    method: str, rope: Rope, s: float
+) -> None:
+    target = math.ceil(rope.context * s)
+    try:
+        asked = scaling.scale(rope, method, target, knobs_of(rope, method), None)
+        spectrum = scaling.compose(rope, asked, target)
+        params = forms.carry(rope, spectrum, target, scaling.native(rope, asked))
+    except RopextError:
+        tiny = 1 in (rope.context, rope.original_context)
+        assert tiny or not usable(rope, method) or rope.theta <= 1
+        return
+    assert all(math.isfinite(f) for f in spectrum.inv_freq)
+    assert forms.same(forms.read(params, rope, target), spectrum)
