@@ -29,12 +29,12 @@ LLAMA = {
 
 def commands(model: str) -> dict[str, tuple[list[str], float]]:
     """Name -> (arguments of python, times the import of typer that it may cost)."""
-    from ropext.cli.app import app
+    from ropext.cli.app import COMMANDS
 
     ropext = ["-m", "ropext"]
     out = {"ropext --help": ([*ropext, "--help"], 3.0)}
-    for command in app.registered_commands:
-        out[f"ropext {command.name} --help"] = ([*ropext, str(command.name), "--help"], 3.0)
+    for command in COMMANDS:
+        out[f"ropext {command} --help"] = ([*ropext, command, "--help"], 3.0)
     out["ropext inspect DIR"] = ([*ropext, "inspect", model], 4.0)
     out["ropext plan DIR --factor 4"] = ([*ropext, "plan", model, "--factor", "4"], 4.0)
     return out

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 from ropext.version import __version__
 
 if TYPE_CHECKING:
+    from ropext.looking import inspect, plan
     from ropext.memory import patch, save
-    from ropext.pipeline import extend, inspect, plan, verify
+    from ropext.pipeline import extend, verify
 
 # Imported on first use: `import ropext` costs nothing, and planning never loads torch.
 _ROOMS = {
-    "inspect": "ropext.pipeline",
-    "plan": "ropext.pipeline",
+    "inspect": "ropext.looking",
+    "plan": "ropext.looking",
     "extend": "ropext.pipeline",
     "verify": "ropext.pipeline",
     "patch": "ropext.memory",

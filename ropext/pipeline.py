@@ -1,6 +1,6 @@
 """The order of things: plan, write, prove. The only room that knows it.
 
-Every public function of ropext is here or one call away; nothing prints, nothing imports torch.
+Nothing here prints, and nothing imports torch.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,99 +8,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ropext import families, proof, recipe
-from ropext.checkpoint import Snapshot, open_snapshot, provenance
-from ropext.checkpoint.jsontext import read_bytes
+from ropext import proof, recipe
+from ropext.checkpoint import open_snapshot, provenance
 from ropext.checkpoint.transfer import Link
 from ropext.checkpoint.writing import Written, write_checkpoint
 from ropext.describing import card_of, record_of
-from ropext.families import Model, Site
+from ropext.looking import read_text
 from ropext.planning import Plan, make_plan, require_help
-from ropext.verifying import Served, Verification, check_directory, read_again
+from ropext.verifying import Verification, check_directory
 
 Say = Callable[[str], None]
-
-PAIR_FACTORS_LIMIT = 16 << 20  # bytes
-# transformers writes int(1e30) where a tokenizer has no limit.
-NO_LIMIT = 10**9
 
 
 def _silent(sentence: str) -> None:
     pass
-
-
-@dataclass(frozen=True)
-class Inspection:
-    """What a model has, from its config files alone."""
-
-    name: str
-    model: Model
-    target: int
-    limits: dict[str, Any]
-
-    @property
-    def main(self) -> Site:
-        """The embedding that an extension would scale."""
-        return next(iter(self.model.scaled_sites), self.model.sites[0])
-
-    def to_json(self) -> dict[str, Any]:
-        sites = []
-        for site in self.model.sites:
-            spectrum = site.rope.spectrum
-            sites.append(
-                asdict(site)
-                | {
-                    "inv_freq": spectrum.inv_freq,
-                    "wavelengths": spectrum.wavelengths,
-                }
-            )
-        facts = asdict(self.model) | {"sites": sites}
-        kv = {"kv_bytes_per_token": self.model.kv_bytes_per_token}
-        return {"model": self.name, "target": self.target} | facts | kv | {"limits": self.limits}
-
-
-def inspect(
-    model: str,
-    *,
-    factor: float | None = None,
-    target: int | None = None,
-    context: int | None = None,
-    revision: str | None = None,
-) -> Inspection:
-    """What position scheme a model has, and what follows from it."""
-    snapshot = open_snapshot(model, revision=revision)
-    read = families.read(snapshot.config, context=context)
-    wish = recipe.Recipe(factor=factor, target=target)
-    if factor is None and target is None:
-        wish = recipe.Recipe(factor=4.0)
-    return Inspection(model, read, recipe.resolve_target(wish, read.context), _limits(snapshot))
-
-
-def _limits(snapshot: Snapshot) -> dict[str, Any]:
-    """What besides the rotary embedding caps a sequence, or decides how it is extended."""
-    tokenizer = (snapshot.tokenizer_config or {}).get("model_max_length")
-    generation = (snapshot.generation_config or {}).get("max_length")
-    return {
-        "tokenizer": tokenizer if isinstance(tokenizer, int) and tokenizer < NO_LIMIT else None,
-        "generation": generation,
-        "quantised": snapshot.quantisation,
-    }
-
-
-def plan(model: str, *, revision: str | None = None, **options: Any) -> Plan:
-    """What `extend` would do; `options` are the fields of ropext.recipe.Recipe."""
-    snapshot = open_snapshot(model, revision=revision)
-    return make_plan(snapshot.config, recipe.build(options, _read_text), model)
-
-
-def serving(model: str, *, revision: str | None = None) -> Served | None:
-    """How each loader reads a directory that ropext extended; None where it is not one."""
-    served = read_again(open_snapshot(model, revision=revision))
-    return served if served.record else None
-
-
-def _read_text(path: str) -> str:
-    return read_bytes(Path(path), PAIR_FACTORS_LIMIT).decode("utf-8", errors="replace")
 
 
 @dataclass(frozen=True)
@@ -141,7 +62,7 @@ def extend(
     **options: Any,
 ) -> Extended:
     """Write an extended checkpoint and prove it; `options` are the fields of a Recipe."""
-    wish = recipe.build(options, _read_text)
+    wish = recipe.build(options, read_text)
     snapshot = open_snapshot(model, revision=revision)
     made = make_plan(snapshot.config, wish, model)
     require_help(made)

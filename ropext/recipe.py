@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, make_dataclass
 from typing import TYPE_CHECKING, Any
 
-from ropext import loaders, scaling
+from ropext import scaling
 from ropext.errors import InputError, UsageError
 
 # Positions are 32-bit integers in most engines.
@@ -52,8 +52,11 @@ class _Wishes:
     def __post_init__(self) -> None:
         if self.method is not None:
             scaling.find(self.method)
-        for loader in self.for_loaders:
-            loaders.select(loader)
+        if self.for_loaders:
+            from ropext import loaders  # late: no --help needs the table
+
+            for loader in self.for_loaders:
+                loaders.select(loader)
         if self.factor is not None and self.target is not None:
             raise UsageError(
                 f"--factor {self.factor:g} and --target {self.target} both say how far; give one"

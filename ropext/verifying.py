@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ropext import families, forms, loaders, proof
+from ropext import families, forms, proof
 from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.checkpoint.comparing import compare_weights
 from ropext.checkpoint.jsontext import dump, read_object
@@ -15,6 +15,7 @@ from ropext.checkpoint.records import read_record
 from ropext.checkpoint.tokenizer import length_edits
 from ropext.errors import InputError, ProofFailed
 from ropext.families import Model
+from ropext.looking import Served, read_again
 from ropext.proof import Expected
 
 
@@ -25,27 +26,6 @@ class Check:
     what: str
     passed: bool
     sentence: str
-
-
-@dataclass(frozen=True)
-class Served:
-    """How each loader reads a directory, and the commands that run it."""
-
-    directory: str
-    model: Model
-    record: Record | None
-    readings: tuple[loaders.Reading, ...]
-    serving: tuple[loaders.Serving, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "directory": self.directory,
-            "method": self.record and self.record.method,
-            "context": self.record and self.record.context,
-            "target": self.model.context,
-            "loaders": [asdict(reading) for reading in self.readings],
-            "serving": [asdict(line) for line in self.serving],
-        }
 
 
 @dataclass(frozen=True)
@@ -101,38 +81,6 @@ def check_directory(
         loading |= {"trust_remote_code": trust_remote_code}
         checks.append(_endpoint(endpoint, snapshot, model, record, loading))
     return Verification(tuple(checks), read_again(snapshot))
-
-
-def read_again(snapshot: Snapshot) -> Served:
-    """What loaders make of a config as it stands, and how to serve it."""
-    model = families.read(snapshot.config)
-    record = read_record(snapshot.directory)
-    main = next(iter(model.scaled_sites), model.sites[0])
-    text = _text(snapshot.config, model)
-    readings = loaders.readings(
-        model.text_type,
-        main.params,
-        model_type=model.model_type,
-        length=model.stated_context,
-        target=model.context,
-        v5_only="rope_parameters" in text and "rope_scaling" not in text,
-    )
-    serving = loaders.serving_lines(
-        snapshot.name,
-        model.text_type,
-        main.params,
-        context=record.context if record else main.rope.original_context,
-        target=model.context,
-        model_type=model.model_type,
-        masked_lm=model.masked_lm,
-    )
-    return Served(snapshot.name, model, record, readings, serving)
-
-
-def _text(config: Mapping[str, Any], model: Model) -> Mapping[str, Any]:
-    for key in model.path:
-        config = config[key]
-    return config
 
 
 def _against(against: str | None) -> tuple[dict[str, Any] | None, Snapshot | None]:

@@ -39,6 +39,7 @@ BELOW_THE_LINE = (
     "endpoint",
     "patching",
     "memory",
+    "looking",
     "verifying",
     "corpus",
     "evaluation",
@@ -205,11 +206,9 @@ def loaded_by(commands: list[list[str]]) -> set[str]:
 
 
 def subcommands() -> list[str]:
-    from typer.main import get_command
+    from ropext.cli.app import COMMANDS
 
-    from ropext.cli.app import app
-
-    return sorted(get_command(app).commands)  # type: ignore[attr-defined]
+    return sorted(COMMANDS)
 
 
 def test_help_loads_nothing_heavy() -> None:

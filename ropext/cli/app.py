@@ -1,30 +1,70 @@
-"""Assembly of the commands, and the one place where errors become sentences and exit codes."""
+"""Assembly of the commands, and the one place where errors become sentences and exit codes.
 
+Only the module of the command that is run gets imported: a start-up pays for one command, not all.
+"""
+
+import os
 import signal
 import sys
-from importlib import metadata
+from collections.abc import Callable
+from importlib import import_module
 from types import FrameType
 from typing import Annotated
 
 import typer
 
-from ropext.cli import compare, extend, finetune, inspect, methods, plan, verify
-from ropext.cli import eval as evaluation
 from ropext.cli.output import fail
 from ropext.errors import RopextError
 from ropext.version import __version__
 
-app = typer.Typer(
-    name="ropext",
-    help="Extend the context window of pretrained Hugging Face models, and prove that it works.",
-    no_args_is_help=True,
-    rich_markup_mode=None,  # rich doubles the start-up time
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+# Name -> the first sentence of its help, which `ropext --help` shows without importing it.
+COMMANDS = {
+    "inspect": "Say what position scheme a model has.",
+    "plan": "Show what an extension would do.",
+    "extend": "Write an extended checkpoint and prove it.",
+    "verify": "Check a directory against its plan.",
+    "finetune": "Train an extended checkpoint briefly.",
+    "eval": "Measure a model at its long lengths.",
+    "compare": "Compare evaluations on the same tokens.",
+    "methods": "List the scaling methods, or show one.",
+}
 
-for module in (inspect, plan, extend, verify, finetune, evaluation, compare, methods):
-    app.command(module.NAME)(module.command)
+
+def _unread(summary: str) -> Callable[[], None]:
+    """Stands for a command whose module is not needed in this run."""
+
+    def command() -> None:
+        raise AssertionError("a command ran whose module was not imported")
+
+    command.__doc__ = summary
+    return command
+
+
+def build(wanted: str | None = None) -> typer.Typer:
+    """The application, with the module of `wanted` imported, or of every command for None."""
+    app = typer.Typer(
+        name="ropext",
+        help="Extend the context window of pretrained Hugging Face models, and prove that it "
+        "works.",
+        no_args_is_help=True,
+        rich_markup_mode=None,  # rich doubles the start-up time
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for name, summary in COMMANDS.items():
+        if wanted in (None, name):
+            app.command(name)(import_module(f"ropext.cli.{name}").command)
+        else:
+            app.command(name)(_unread(summary))
+    return app
+
+
+def _asked(words: list[str]) -> str | None:
+    """The command on the command line; "" for none, None where completion needs all of them."""
+    if any(key.endswith("_COMPLETE") and "ROPEXT" in key.upper() for key in os.environ):
+        return None
+    return next((word for word in words if not word.startswith("-")), "")
 
 
 class Interrupted(BaseException):
@@ -41,6 +81,8 @@ def _on_interrupt(signum: int, frame: FrameType | None) -> None:
 def _print_version(wanted: bool) -> None:
     if not wanted:
         return
+    from importlib import metadata  # late: it costs as much as a third of typer
+
     lines = [f"ropext {__version__}"]
     for package in ("torch", "transformers"):
         try:
@@ -51,8 +93,7 @@ def _print_version(wanted: bool) -> None:
     raise typer.Exit
 
 
-@app.callback()
-def root(
+def _root(
     version: Annotated[
         bool,
         typer.Option(
@@ -70,7 +111,7 @@ def main() -> None:
     """Run the command line; a user's mistake is one sentence, a bug keeps its traceback."""
     signal.signal(signal.SIGINT, _on_interrupt)
     try:
-        app()
+        build(_asked(sys.argv[1:]))()
     except RopextError as error:
         fail(str(error))
         sys.exit(error.exit_code)

@@ -30,7 +30,7 @@ def command(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Compare finished evaluations on the same tokens, with paired intervals."""
+    """Compare evaluations on the same tokens. Finished runs, with paired intervals."""
     from ropext.report import evaluated, measured
     from ropext.results import comparison, contest, gates
 

@@ -92,7 +92,7 @@ def command(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Measure a model on long text and by retrieval, beside the base in its own window."""
+    """Measure a model at its long lengths. By perplexity and retrieval, beside the base."""
     from ropext.evaluation import Hooks, estimate_evaluation, evaluate
     from ropext.evaluation.work import processes
 

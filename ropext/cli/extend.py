@@ -44,15 +44,17 @@ def command(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Extend a checkpoint: write it with a new config, and prove what stock transformers builds."""
-    from ropext import pipeline
+    """Write an extended checkpoint and prove it. Weights stay as they are; config.json changes."""
+    from ropext import looking
 
     out = Out(as_json, quiet)
     if dry_run:
-        plan.show(out, pipeline.plan(model, revision=revision, **wishes))
+        plan.show(out, looking.plan(model, revision=revision, **wishes))
         return
     if output is None:
         raise UsageError("say where to: -o OUT (or --dry-run to see the plan)")
+    from ropext import pipeline
+
     done = pipeline.extend(
         model,
         output,

@@ -58,7 +58,7 @@ def _finetune(
     as_json: shared.Json = False,
     quiet: shared.Quiet = False,
 ) -> None:
-    """Train an extended checkpoint for a short while: a LoRA, merged at the end."""
+    """Train an extended checkpoint briefly. A LoRA, merged at the end."""
     from ropext import training
     from ropext.training import run, showing
 

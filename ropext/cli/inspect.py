@@ -22,12 +22,12 @@ def command(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Say what position scheme a model has, and what follows from it. Reads config files only."""
-    from ropext import pipeline
+    """Say what position scheme a model has. From its config files alone."""
+    from ropext import looking
     from ropext.report import text
 
     out = Out(as_json, quiet)
-    seen = pipeline.inspect(model, revision=revision, **wishes)
+    seen = looking.inspect(model, revision=revision, **wishes)
     if plot is not None:
         from ropext.report import spectra
 

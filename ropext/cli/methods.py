@@ -41,7 +41,7 @@ def command(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="one method")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """List the scaling methods, or describe one with its knobs."""
+    """List the scaling methods, or show one. With its knobs, its paper and how it is carried."""
     out = Out(as_json)
     if name is not None:
         method = scaling.find(name)

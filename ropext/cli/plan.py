@@ -27,18 +27,18 @@ def command(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Show what `extend` would do, without doing it. On an extended directory, how to serve it."""
-    from ropext import pipeline
+    """Show what an extension would do. On an extended directory: how to serve it."""
+    from ropext import looking
 
     out = Out(as_json, quiet)
     if "factor" not in wishes and "target" not in wishes:
-        served = pipeline.serving(model, revision=revision)
+        served = looking.serving(model, revision=revision)
         if served is not None:
             from ropext.report import text
 
             out.result(text.served(served), served.to_json())
             return
-    show(out, pipeline.plan(model, revision=revision, **wishes), plot)
+    show(out, looking.plan(model, revision=revision, **wishes), plot)
 
 
 def show(out: Out, plan: "Plan", plot: Path | None = None) -> None:

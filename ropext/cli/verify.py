@@ -43,7 +43,7 @@ def command(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Prove a directory: spectrum, spellings, lengths, tokenizer limits, weights."""
+    """Check a directory against its plan. Spectrum, spellings, lengths, limits and weights."""
     from ropext import pipeline, verifying
     from ropext.report import text
 

@@ -9,9 +9,10 @@ from ropext.rope import phase_ratio, turns
 
 if TYPE_CHECKING:
     from ropext.loaders import Reading, Serving
+    from ropext.looking import Served
     from ropext.pipeline import Extended
     from ropext.planning import Plan
-    from ropext.verifying import Served, Verification
+    from ropext.verifying import Verification
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

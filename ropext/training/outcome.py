@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ropext import proof, verifying
+from ropext import looking, proof
 from ropext.checkpoint import Snapshot, card, open_snapshot, provenance
 from ropext.checkpoint.card import README, Card, Table
 from ropext.checkpoint.jsontext import dump
@@ -188,7 +188,7 @@ def _record(origin: Origin, directory: Path, story: Story) -> Record:
 
 def _write_card(origin: Origin, directory: Path, story: Story, title: str) -> None:
     record = origin.record
-    served = verifying.read_again(open_snapshot(str(directory)))
+    served = looking.read_again(open_snapshot(str(directory)))
     base = str(record.base.get("hub_id") or Path(str(record.base.get("name", ""))).name)
     rows = tuple((r.loader, r.versions, r.verdict, r.flag or r.why) for r in served.readings)
     text = Card(

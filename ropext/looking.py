@@ -1,0 +1,149 @@
+"""What can be said of a model from its small files alone: inspect, plan, how to serve it.
+
+Kept apart from the pipeline so that these commands start at once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ropext import families, loaders, recipe
+from ropext.checkpoint import Snapshot, open_snapshot
+from ropext.checkpoint.jsontext import read_bytes
+from ropext.checkpoint.provenance import Record
+from ropext.checkpoint.records import read_record
+from ropext.families import Model, Site
+from ropext.planning import Plan, make_plan
+
+PAIR_FACTORS_LIMIT = 16 << 20  # bytes
+# transformers writes int(1e30) where a tokenizer has no limit.
+NO_LIMIT = 10**9
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a model has, from its config files alone."""
+
+    name: str
+    model: Model
+    target: int
+    limits: dict[str, Any]
+
+    @property
+    def main(self) -> Site:
+        """The embedding that an extension would scale."""
+        return next(iter(self.model.scaled_sites), self.model.sites[0])
+
+    def to_json(self) -> dict[str, Any]:
+        sites = []
+        for site in self.model.sites:
+            spectrum = site.rope.spectrum
+            sites.append(
+                asdict(site)
+                | {
+                    "inv_freq": spectrum.inv_freq,
+                    "wavelengths": spectrum.wavelengths,
+                }
+            )
+        facts = asdict(self.model) | {"sites": sites}
+        kv = {"kv_bytes_per_token": self.model.kv_bytes_per_token}
+        return {"model": self.name, "target": self.target} | facts | kv | {"limits": self.limits}
+
+
+def inspect(
+    model: str,
+    *,
+    factor: float | None = None,
+    target: int | None = None,
+    context: int | None = None,
+    revision: str | None = None,
+) -> Inspection:
+    """What position scheme a model has, and what follows from it."""
+    snapshot = open_snapshot(model, revision=revision)
+    read = families.read(snapshot.config, context=context)
+    wish = recipe.Recipe(factor=factor, target=target)
+    if factor is None and target is None:
+        wish = recipe.Recipe(factor=4.0)
+    return Inspection(model, read, recipe.resolve_target(wish, read.context), _limits(snapshot))
+
+
+def _limits(snapshot: Snapshot) -> dict[str, Any]:
+    """What besides the rotary embedding caps a sequence, or decides how it is extended."""
+    tokenizer = (snapshot.tokenizer_config or {}).get("model_max_length")
+    generation = (snapshot.generation_config or {}).get("max_length")
+    return {
+        "tokenizer": tokenizer if isinstance(tokenizer, int) and tokenizer < NO_LIMIT else None,
+        "generation": generation,
+        "quantised": snapshot.quantisation,
+    }
+
+
+def plan(model: str, *, revision: str | None = None, **options: Any) -> Plan:
+    """What `extend` would do; `options` are the fields of ropext.recipe.Recipe."""
+    snapshot = open_snapshot(model, revision=revision)
+    return make_plan(snapshot.config, recipe.build(options, read_text), model)
+
+
+def read_text(path: str) -> str:
+    """A small text file that an option names."""
+    return read_bytes(Path(path), PAIR_FACTORS_LIMIT).decode("utf-8", errors="replace")
+
+
+@dataclass(frozen=True)
+class Served:
+    """How each loader reads a directory, and the commands that run it."""
+
+    directory: str
+    model: Model
+    record: Record | None
+    readings: tuple[loaders.Reading, ...]
+    serving: tuple[loaders.Serving, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "directory": self.directory,
+            "method": self.record and self.record.method,
+            "context": self.record and self.record.context,
+            "target": self.model.context,
+            "loaders": [asdict(reading) for reading in self.readings],
+            "serving": [asdict(line) for line in self.serving],
+        }
+
+
+def read_again(snapshot: Snapshot) -> Served:
+    """What loaders make of a config as it stands, and how to serve it."""
+    model = families.read(snapshot.config)
+    record = read_record(snapshot.directory)
+    main = next(iter(model.scaled_sites), model.sites[0])
+    text = _text(snapshot.config, model)
+    readings = loaders.readings(
+        model.text_type,
+        main.params,
+        model_type=model.model_type,
+        length=model.stated_context,
+        target=model.context,
+        v5_only="rope_parameters" in text and "rope_scaling" not in text,
+    )
+    serving = loaders.serving_lines(
+        snapshot.name,
+        model.text_type,
+        main.params,
+        context=record.context if record else main.rope.original_context,
+        target=model.context,
+        model_type=model.model_type,
+        masked_lm=model.masked_lm,
+    )
+    return Served(snapshot.name, model, record, readings, serving)
+
+
+def _text(config: Mapping[str, Any], model: Model) -> Mapping[str, Any]:
+    for key in model.path:
+        config = config[key]
+    return config
+
+
+def serving(model: str, *, revision: str | None = None) -> Served | None:
+    """How each loader reads a directory that ropext extended; None where it is not one."""
+    served = read_again(open_snapshot(model, revision=revision))
+    return served if served.record else None
