@@ -100,13 +100,15 @@ def _rope(text: Dict, row: Family, dim: int, params: Params, sized: Sizes, neste
         attention = params["long_mscale"]
     scaled_softmax = row.softmax_mscale
     keeps_mscale = kind == "yarn" or scaled_softmax
+    # Stock PhiMoE reads the short set at every length: an extension must write one set, the long.
+    short = () if row.mscale_keys else forms.read_short_pair_factors(params, dim)
     return Rope(
         dim=dim,
         theta=params["rope_theta"],
         context=stated,
         original_context=original,
         pair_factors=() if kind == "default" else factors,
-        short_pair_factors=forms.read_short_pair_factors(params, dim),
+        short_pair_factors=short,
         attention_factor=attention,
         mscale=params.get("mscale", 0.0) if keeps_mscale else 0.0,
         mscale_all_dim=params.get("mscale_all_dim", 0.0) if keeps_mscale else 0.0,
