@@ -4,7 +4,9 @@ The only module here that imports it, and only when a hub id is used.
 """
 
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NoReturn
 
 from ropext.checkpoint import inventory
 from ropext.errors import InputError
@@ -25,28 +27,31 @@ def fetch(repo: str, revision: str | None, *, weights: bool) -> tuple[Path, str 
     """(directory in the hub's cache, commit) with the small files, and with `weights` all."""
     from huggingface_hub import snapshot_download
 
+    from ropext.checkpoint.snapshot import no_config, no_weights
+
     allowed = [*SMALL, "*.safetensors"] if weights else SMALL
-    with_errors = _Sentences(repo, revision)
-    with with_errors:
+    with _Sentences(repo, revision):
         found = snapshot_download(
             repo, revision=revision, allow_patterns=allowed, ignore_patterns=IGNORED
         )
     directory = Path(found)
+    if not (directory / "config.json").exists():
+        _refuse(repo, revision, no_config)
     if weights and not any(directory.glob("*.safetensors")):
-        _no_weights(repo, revision)
+        _refuse(repo, revision, no_weights)
     commit = directory.name if re.fullmatch("[0-9a-f]{40}", directory.name) else None
     return directory, commit
 
 
-def _no_weights(repo: str, revision: str | None) -> None:
+def _refuse(
+    repo: str, revision: str | None, sentence: Callable[[str, Iterable[str]], str]
+) -> NoReturn:
     """Say what the repository holds instead: pickles and GGUF are never fetched, only listed."""
     from huggingface_hub import HfApi
 
-    from ropext.checkpoint.snapshot import no_weights
-
     with _Sentences(repo, revision):
         names = HfApi().list_repo_files(repo, revision=revision)
-    raise InputError(no_weights(repo, dict.fromkeys(names, "")))
+    raise InputError(sentence(repo, names))
 
 
 class _Sentences:

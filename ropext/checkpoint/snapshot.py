@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -154,18 +154,23 @@ def _config(directory: Path, model: str) -> dict[str, Any]:
     path = directory / "config.json"
     if os.path.lexists(path):
         return read_object(path)
-    names = {entry.name for entry in os.scandir(directory)}
+    raise InputError(no_config(model, os.listdir(directory)))
+
+
+def no_config(model: str, names: Iterable[str]) -> str:
+    """The sentence for a directory or repository without config.json, by what else is there."""
+    names = set(names)
     if "adapter_config.json" in names:
-        raise InputError(
+        return (
             f"{model} is an adapter without its model; merge it into its base (peft's "
             "merge_and_unload) and name the merged directory"
         )
     if any(name.lower().endswith(".gguf") for name in names):
-        raise InputError(
+        return (
             f"{model} holds GGUF files alone; extend the Hugging Face checkpoint they were made "
             "from and convert the result"
         )
-    raise InputError(f"{model} is not a model directory: it has no config.json")
+    return f"{model} is not a model directory: it has no config.json"
 
 
 def _optional(path: Path) -> dict[str, Any] | None:
@@ -214,9 +219,10 @@ def require_weights(snapshot: Snapshot) -> None:
         raise InputError(no_weights(snapshot.name, snapshot.left))
 
 
-def no_weights(model: str, names: Mapping[str, str]) -> str:
+def no_weights(model: str, names: Iterable[str]) -> str:
     """The sentence for a checkpoint without safetensors, by what else is there."""
-    pickled = sorted(name for name in names if inventory.PICKLED.fullmatch(name))
+    names = sorted(names)
+    pickled = [name for name in names if inventory.PICKLED.fullmatch(name)]
     if pickled:
         return (
             f"{model} holds pickled weights alone ({pickled[0]}), which ropext never opens; where "

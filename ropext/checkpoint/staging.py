@@ -72,11 +72,17 @@ def _check_apart(output: Path, real: Path, source: Path) -> None:
             raise UsageError(f"the input {source} lies inside {output} (--output)")
 
 
-def check_space(output: Path, needed: int) -> None:
-    """Raise unless the output's disk has `needed` bytes free."""
+def existing_parent(output: Path) -> Path:
+    """The innermost directory above an output that is there already."""
     place = Path(os.path.realpath(output.parent))
     while not place.exists():
         place = place.parent
+    return place
+
+
+def check_space(output: Path, needed: int) -> None:
+    """Raise unless the output's disk has `needed` bytes free."""
+    place = existing_parent(output)
     status = os.statvfs(place)
     free = status.f_bavail * status.f_frsize
     if needed > free:

@@ -102,24 +102,28 @@ def _data(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _copy_range(source: int, target: int, start: int, end: int, name: Path) -> None:
-    in_kernel = hasattr(os, "copy_file_range")
     while start < end:
         length = min(CHUNK, end - start)
-        done = 0
-        if in_kernel:
-            try:
-                done = os.copy_file_range(source, target, length, start, start)
-            except OSError as error:
-                if error.errno not in NO_RANGE_COPY:
-                    raise
-            # 0 before the end: some file systems of the kernel's own announce sizes they lack.
-            in_kernel = done > 0
+        done = _copy_in_kernel(source, target, start, length)
         if not done:
             data = os.pread(source, min(length, 1 << 20), start)
             done = os.pwrite(target, data, start) if data else 0
         if not done:
             raise InputError(f"{name} shrank while it was copied")
         start += done
+
+
+def _copy_in_kernel(source: int, target: int, start: int, length: int) -> int:
+    """Bytes copied without passing through this process, sharing blocks where the file system can
+    (btrfs, XFS); 0 where it has to be done by hand."""
+    if not hasattr(os, "copy_file_range"):  # macOS
+        return 0
+    try:
+        return os.copy_file_range(source, target, length, start, start)
+    except OSError as error:
+        if error.errno not in NO_RANGE_COPY:
+            raise
+        return 0
 
 
 def sync(path: Path) -> None:

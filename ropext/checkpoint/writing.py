@@ -12,7 +12,7 @@ from ropext.checkpoint.comparing import compare_weights
 from ropext.checkpoint.jsontext import dump
 from ropext.checkpoint.provenance import Record, WeightFile
 from ropext.checkpoint.snapshot import Snapshot, require_weights
-from ropext.checkpoint.staging import Stage, check_space, staged
+from ropext.checkpoint.staging import Stage, check_space, existing_parent, staged
 from ropext.checkpoint.tokenizer import TOKENIZER, LengthEdit
 from ropext.checkpoint.transfer import LINKS, Link, copy_file, os_errors, place
 from ropext.errors import InputError, UsageError
@@ -62,7 +62,7 @@ def write_checkpoint(
         name: provenance.weigh(snapshot.path(name), content=hash_weights)
         for name in snapshot.weight_files
     }
-    check_space(output, _bytes_to_copy(snapshot, link))
+    check_space(output, _bytes_to_copy(snapshot, link, output))
     readme, readme_note = read_readme(snapshot.path(README))
     with staged(output, force=force, inputs=_inputs(snapshot)) as stage:
         with os_errors(output):
@@ -90,13 +90,16 @@ def _inputs(snapshot: Snapshot) -> list[Path]:
     return [snapshot.directory, *map(snapshot.path, snapshot.files)]
 
 
-def _bytes_to_copy(snapshot: Snapshot, link: Link) -> int:
-    linked = set(snapshot.weight_files) if link != "copy" else set()
+def _bytes_to_copy(snapshot: Snapshot, link: Link, output: Path) -> int:
+    weights = set(snapshot.weight_files)
+    device = os.stat(existing_parent(output)).st_dev
     total = TEXT_ROOM
     for name, size in snapshot.files.items():
-        if name not in linked:
+        status = os.stat(snapshot.path(name))
+        linked = link == "symlink" or (link == "hard" and status.st_dev == device)
+        if not (linked and name in weights):
             # Blocks on the disk: a sparse file takes less than its size.
-            total += min(size, os.stat(snapshot.path(name)).st_blocks * 512)
+            total += min(size, status.st_blocks * 512)
     return total
 
 

@@ -165,7 +165,7 @@ def test_a_card_keeps_its_shape_whatever_is_put_in(text: str):
     assert body.count("<!-- ropext: end -->") == 1
 
 
-@given(st.text())
+@given(st.text("`~a\n ") | st.text())
 def test_a_code_block_cannot_be_left(text: str):
     lines = code_block(text, "sh").split("\n")
     fence = lines[-1]

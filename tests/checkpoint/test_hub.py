@@ -13,6 +13,8 @@ import pytest
 from hub_stub import COMMIT, Stub, serving
 from sample_checkpoint import make_model
 
+pytestmark = pytest.mark.slow  # every interpreter imports huggingface_hub
+
 CANARY = "hf_canaryCANARYcanary0123456789"
 
 OPEN = """
@@ -43,6 +45,8 @@ def hub(tmp_path_factory):
         "org/model": files,
         "org/gated": files,
         "org/pickled": pickled | {"pytorch_model.bin": b"\x80\x02"},
+        "org/gguf": {"model.gguf": b"GGUF", "README.md": b"x"},
+        "org/data": {"train.parquet": b"x"},
         "org/broken": files | {"config.json": b'{"model_type": '},
         "org/partial": {name: data for name, data in files.items() if "00002-of" not in name},
     }
@@ -124,6 +128,8 @@ CASES = {
     "nothing": "neither a local directory nor a model on the hub",
     "org/gated": "hf auth login",
     "org/pickled": "pickled weights alone (pytorch_model.bin)",
+    "org/gguf": "GGUF files alone",
+    "org/data": "no config.json",
     "org/broken": "cut short",
     "org/partial": "lacks 1 of the 2 shards",
     "a/b/c": "does not exist",
