@@ -120,13 +120,8 @@ def assistant_turns(
     for index, message in enumerate(messages):
         if not isinstance(message, dict) or message.get("role") != "assistant":
             continue
-        before = tokenizer.apply_chat_template(
-            messages[:index], tokenize=False, add_generation_prompt=True
-        )
-        after = tokenizer.apply_chat_template(messages[: index + 1], tokenize=False)
-        if text.startswith(before) and text.startswith(after) and len(after) > len(before):
-            begin, end = len(before), len(after)
-        else:
+        begin, end = _by_rendering(messages, index, text, tokenizer)
+        if end <= begin:
             words = str(message.get("content", "")).strip()
             begin = text.find(words, at)
             end = begin + len(words)
@@ -137,3 +132,16 @@ def assistant_turns(
             )
         at = end
         yield begin, end
+
+
+def _by_rendering(messages: list[Any], index: int, text: str, tokenizer: Any) -> tuple[int, int]:
+    """Where a turn stands, as the template itself shows; (0, 0) where it does not."""
+    if index == 0:
+        return 0, 0  # templates refuse an empty conversation
+    before = tokenizer.apply_chat_template(
+        messages[:index], tokenize=False, add_generation_prompt=True
+    )
+    after = tokenizer.apply_chat_template(messages[: index + 1], tokenize=False)
+    if text.startswith(before) and text.startswith(after):
+        return len(before), len(after)
+    return 0, 0

@@ -52,7 +52,9 @@ class Prepared:
 
     @property
     def processes(self) -> int:
-        return int(os.environ.get("WORLD_SIZE", "1"))
+        """Those that read rows of their own; under context parallelism several share each row."""
+        shared = int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", "1"))
+        return max(1, int(os.environ.get("WORLD_SIZE", "1")) // shared)
 
     def manifest(self) -> dict[str, Any]:
         """What decides the numbers; a run directory belongs to one of these."""

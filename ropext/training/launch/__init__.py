@@ -1,0 +1,14 @@
+"""Configs for `accelerate launch --config_file`: ddp, fsdp2, and fsdp2 with context parallelism."""
+
+from pathlib import Path
+
+from ropext.errors import UsageError
+
+NAMES = ("ddp", "fsdp2", "fsdp2_cp")
+
+
+def config(name: str) -> Path:
+    """Where the config of that name lies."""
+    if name not in NAMES:
+        raise UsageError(f"no launch config {name!r}; there are {', '.join(NAMES)}")
+    return Path(__file__).with_name(f"{name}.yaml")

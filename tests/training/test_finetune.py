@@ -1,0 +1,309 @@
+"""A whole run on a tiny model: what it leaves, that it loads, that it learned, that it goes on."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import ropext
+from ropext import verifying
+from ropext.checkpoint.card import escape
+from ropext.errors import InputError, OutputExists, Stopped, UsageError
+from ropext.training import engine, run_finetune
+
+RUN = {
+    "steps": 8,
+    "batch_tokens": 512,
+    "eval_documents": 3,
+    "eval_every": 4,
+    "save_every": 3,
+    "learning_rate": 0.01,
+    "rank": 4,
+}
+ROOT = str(Path(ropext.__file__).parents[1])
+
+
+@pytest.fixture(scope="session")
+def tuned(extended, stories, tmp_path_factory):
+    """The result of one run with its control, and where it lies."""
+    output = tmp_path_factory.mktemp("tuned") / "out"
+    told = []
+    done = run_finetune(extended, str(stories), output, control=True, say=told.append, **RUN)
+    return done, output, told
+
+
+def test_it_learns_and_every_number_stands_beside_base_and_control(tuned):
+    done, _, _ = tuned
+    assert [entry["step"] for entry in done.losses] == list(range(1, 9))
+    assert done.losses[-1]["loss"] < done.losses[0]["loss"] - 0.1
+    assert [entry["step"] for entry in done.evaluations] == [4, 8]
+    tail = {label: own["tail_nll@256"]["value"] for label, own in done.numbers.items()}
+    assert tail["tuned"] < tail["untuned"] - 0.1
+    assert tail["control"] < tail["base"] - 0.1
+    # The evaluation inside of the training and the one afterwards read the same weights.
+    assert done.evaluations[-1]["tail_nll"] == pytest.approx(tail["tuned"], abs=1e-5)
+    assert done.numbers["base"]["short_tax"]["value"] == 0
+    assert len(done.control["losses"]) == 8
+
+
+def test_the_base_is_the_model_before_its_extension(tuned, base, stories):
+    """The base's number, from stock transformers on the unextended directory."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    done, _, _ = tuned
+    model = AutoModelForCausalLM.from_pretrained(base).eval()
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    texts = [json.loads(line)["text"] for line in stories.read_text().splitlines()]
+    held = {d.name for d in done.planned.prepared.judged}
+    losses = []
+    for number, text in enumerate(texts, 1):
+        if f"stories.jsonl:{number}" not in held:
+            continue
+        ids = torch.tensor(tokenizer(text)["input_ids"][:256])
+        # Windows of 64, stride 32: the last 16 tokens before 256 lie in the one from 192 on.
+        with torch.no_grad():
+            logits = model(input_ids=ids[None, 192:]).logits[0].float()
+        nll = torch.nn.functional.cross_entropy(logits[47:63], ids[240:256], reduction="none")
+        losses.append(float(nll.mean()))
+    assert len(losses) == 3
+    found = done.numbers["base"]["tail_nll@256"]["value"]
+    assert found == pytest.approx(np.mean(losses), abs=1e-5)
+
+
+def test_the_merged_checkpoint_is_stock_verifies_and_keeps_config_ties_and_types(tuned, extended):
+    _, output, _ = tuned
+    assert (output / "config.json").read_bytes() == (extended / "config.json").read_bytes()
+    found = verifying.check_directory(output)
+    assert found.passed, found.failures()
+    old, new = (load_file(folder / "model.safetensors") for folder in (extended, output))
+    assert old.keys() == new.keys()
+    assert "lm_head.weight" not in new
+    assert all(old[name].dtype == new[name].dtype for name in old)
+    changed = {name.split(".")[-2] for name in old if not torch.equal(old[name], new[name])}
+    assert changed == {
+        *("q_proj", "k_proj", "v_proj", "o_proj"),
+        *("gate_proj", "up_proj", "down_proj"),
+    }
+
+
+def test_record_and_card_tell_the_run(tuned, extended):
+    done, output, _ = tuned
+    record = json.loads((output / "ropext.json").read_text())
+    before = json.loads((extended / "ropext.json").read_text())
+    assert record["sites"] == before["sites"]
+    assert record["finetune"]["steps"] == 8
+    assert record["finetune"]["tokens"] == 8 * 512
+    assert record["finetune"]["numbers"] == json.loads(json.dumps(done.numbers))
+    assert record["proof"]["rotary_modules"] == 1
+    card = (output / "README.md").read_text()
+    tail = done.numbers["tuned"]["tail_nll@256"]["value"]
+    assert escape(f"{tail:.4f}") in card
+    assert "control: base trained on the same tokens" in card
+    assert str(output.parent) not in card
+    assert str(extended.parent) not in (output / "ropext.json").read_text().replace(
+        json.dumps(before["base"]["name"]), ""
+    )
+
+
+def test_base_and_curve_lie_beside_it_and_the_run_directory_is_gone(tuned, extended):
+    _, output, _ = tuned
+    for name in ("config.json", "model.safetensors", "ropext.json", "tokenizer.json"):
+        assert (output / "base" / name).read_bytes() == (extended / name).read_bytes()
+    assert (output / "training" / "loss.png").read_bytes().startswith(b"\x89PNG")
+    losses = json.loads((output / "training" / "losses.json").read_text())
+    assert len(losses["tuned"]) == len(losses["control"]) == 8
+    assert not output.with_name("out.run").exists()
+
+
+ELSEWHERE = """
+import sys
+assert not any(m.startswith("ropext") for m in sys.modules)
+import torch
+{lines}
+from transformers import AutoModelForCausalLM as Merged
+merged = Merged.from_pretrained(folder + "/..", dtype="auto")
+ids = torch.arange(4, 60).repeat(4)[None, :200]
+with torch.no_grad():
+    one, two = model(input_ids=ids).logits, merged(input_ids=ids).logits
+print(float((one - two).abs().max()), float(two.std()))
+"""
+
+
+def test_the_cards_two_lines_load_the_adapter_from_another_directory(tuned, tmp_path):
+    _, output, _ = tuned
+    config = json.loads((output / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "../base"
+    card = (output / "adapter" / "README.md").read_text()
+    lines = card.split("```python\n")[1].split("```")[0]
+    assert "path/to/this/folder" in lines
+    lines = lines.replace("path/to/this/folder", str(output / "adapter"))
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", ELSEWHERE.format(lines=lines)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    difference, size = map(float, done.stdout.split())
+    assert difference < 1e-5
+    assert size > 1e-3
+
+
+KILLED = """
+import os, signal, sys
+from ropext.training import engine, run_finetune
+step = engine._Trainer.training_step
+def dies(self, *args, **kwargs):
+    if self.state.global_step == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, *args, **kwargs)
+engine._Trainer.training_step = dies
+run_finetune({extended!r}, {stories!r}, {output!r}, **{options!r})
+"""
+
+
+def test_killed_it_goes_on_with_the_losses_of_an_uninterrupted_run(
+    tuned, extended, stories, tmp_path
+):
+    output = tmp_path / "out"
+    script = KILLED.format(
+        extended=str(extended), stories=str(stories), output=str(output), options=RUN
+    )
+    killed = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": ROOT},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert killed.returncode == -9, killed.stderr
+    assert not output.exists()
+    # As if the kill had come while a later checkpoint was being written.
+    half = tmp_path / "out.run" / "tuned" / "checkpoint-5"
+    half.mkdir()
+    (half / "trainer_state.json").write_text("{")
+    with pytest.raises(OutputExists, match=r"another run \(it differs in .*seed"):
+        run_finetune(extended, str(stories), output, **RUN | {"seed": 1})
+    told = []
+    done = run_finetune(extended, str(stories), output, say=told.append, **RUN)
+    assert any("going on after step 4" in sentence for sentence in told)
+    assert done.losses == tuned[0].losses
+    assert done.evaluations == tuned[0].evaluations
+    merged = load_file(output / "model.safetensors")
+    for name, tensor in load_file(tuned[1] / "model.safetensors").items():
+        assert torch.equal(merged[name], tensor), name
+    with pytest.raises(OutputExists, match="--force"):
+        run_finetune(extended, str(stories), output, **RUN)
+
+
+def test_an_interrupt_saves_and_the_same_call_goes_on(
+    tuned, extended, stories, tmp_path, monkeypatch
+):
+    asked = []
+    monkeypatch.setattr(
+        engine.Signals, "asked", lambda self, trainer: bool(asked.append(1) or len(asked) == 2)
+    )
+    monkeypatch.setattr(
+        engine.Signals, "caught", property(lambda self: True, lambda s, v: None), raising=False
+    )
+    with pytest.raises(Stopped, match="saved after step 2 of 8; the same command goes on"):
+        run_finetune(extended, str(stories), tmp_path / "out", **RUN | {"eval_every": 8})
+    assert Stopped.exit_code == 4
+    assert (tmp_path / "out.run" / "tuned" / "checkpoint-2" / "complete").exists()
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_checkpoint(
+    extended, stories, tmp_path, monkeypatch
+):
+    compute = engine._Trainer.compute_loss
+
+    def breaks(self, *args, **kwargs):
+        loss = compute(self, *args, **kwargs)
+        return loss * float("nan") if self.state.global_step == 4 else loss
+
+    monkeypatch.setattr(engine._Trainer, "compute_loss", breaks)
+    with pytest.raises(Stopped, match=r"loss is nan at step 5.*--learning-rate"):
+        run_finetune(extended, str(stories), tmp_path / "out", **RUN | {"eval_documents": 0})
+    kept = engine.last_checkpoint(tmp_path / "out.run" / "tuned")
+    assert kept.name == "checkpoint-3"
+
+
+def test_early_stopping_merges_the_best_evaluated_weights(extended, stories, tmp_path, monkeypatch):
+    from ropext.training import evaluating
+
+    values = iter([3.0, 2.0, 2.5, 2.25])
+    monkeypatch.setattr(evaluating.Judge, "tail", lambda self, reading: next(values))
+    options = RUN | {"eval_every": 1, "patience": 2, "save_every": 100}
+    done = run_finetune(extended, str(stories), tmp_path / "out", **options)
+    assert done.stopped_early
+    assert done.steps == 4
+    two = RUN | {"steps": 8, "eval_documents": 0, "save_every": 2}
+    stopped = engine._Trainer.training_step
+
+    def ends(self, *args, **kwargs):
+        if self.state.global_step == 2:
+            raise KeyboardInterrupt
+        return stopped(self, *args, **kwargs)
+
+    monkeypatch.setattr(engine._Trainer, "training_step", ends)
+    with pytest.raises(KeyboardInterrupt):
+        run_finetune(extended, str(stories), tmp_path / "two", **two)
+    best = load_file(tmp_path / "two.run/tuned/checkpoint-2/adapter_model.safetensors")
+    merged = load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")
+    assert all(torch.equal(best[name], merged[name]) for name in best)
+
+
+def test_norms_and_tied_embeddings_can_be_trained_and_stay_tied(extended, stories, tmp_path):
+    output = tmp_path / "out"
+    options = RUN | {"steps": 2, "eval_documents": 0, "targets": ("q_proj",)}
+    run_finetune(extended, str(stories), output, train_norms=True, train_embeddings=True, **options)
+    old, new = (load_file(folder / "model.safetensors") for folder in (extended, output))
+    assert old.keys() == new.keys()
+    changed = {name for name in old if not torch.equal(old[name], new[name])}
+    assert changed == {
+        name for name in old if "norm" in name or "q_proj" in name or "embed" in name
+    }
+    assert verifying.check_directory(output).passed
+
+
+def test_pose_trains_the_target_inside_the_context(extended, stories, tmp_path):
+    options = RUN | {"steps": 4, "strategy": "pose"}
+    done = run_finetune(extended, str(stories), tmp_path / "out", **options)
+    settings = done.planned.prepared.settings
+    assert settings.row_tokens.value == 64
+    assert settings.rows.value == 8
+    record = json.loads((tmp_path / "out" / "ropext.json").read_text())
+    assert record["finetune"]["strategy"] == "pose"
+
+
+def test_mistakes_are_told_in_a_sentence(base, extended, stories, tmp_path):
+    output = tmp_path / "out"
+    with pytest.raises(InputError, match=r"not extended by ropext.*ropext extend"):
+        run_finetune(base, str(stories), output)
+    with pytest.raises(UsageError, match=r"q_prj .*did you mean q_proj.*down_proj"):
+        run_finetune(extended, str(stories), output, targets=("q_prj",))
+    with pytest.raises(UsageError, match=r"--rank 33 is above 16"):
+        run_finetune(extended, str(stories), output, rank=33)
+    with pytest.raises(UsageError, match="qlora needs a CUDA device"):
+        run_finetune(extended, str(stories), output, qlora=True)
+    with pytest.raises(InputError, match=r"no column story.*there are text"):
+        run_finetune(extended, str(stories), output, column="story")
+    short = tmp_path / "short.jsonl"
+    short.write_text(json.dumps({"text": "the cat sat " * 10}))
+    with pytest.raises(InputError, match=r"at least 256 tokens.*has 121.*--strategy pose"):
+        run_finetune(extended, str(short), output)
+    record = json.loads((extended / "ropext.json").read_text()) | {"finetune": {"steps": 1}}
+    again = tmp_path / "again"
+    shutil.copytree(extended, again)
+    (again / "ropext.json").write_text(json.dumps(record))
+    with pytest.raises(InputError, match=r"its extended, untuned base"):
+        run_finetune(again, str(stories), output)
+    assert not list(tmp_path.glob("out*"))

@@ -1,0 +1,135 @@
+"""Defaults and their sources, options, estimates: all without a weight."""
+
+import pytest
+import torch
+from tiny_llama import new_llama
+
+from ropext.errors import InputError, UsageError
+from ropext.evaluation.costs import shape_of
+from ropext.training import defaults, estimates
+from ropext.training.options import Options, build
+
+
+def settings(parameters, context=4096, target=32768, **options):
+    return defaults.settings(Options(**options), parameters, context, target)
+
+
+def test_a_7b_model_gets_the_papers_recipe():
+    found = settings(7e9, 4096, 65536)
+    assert found.steps.value == 400
+    assert "YaRN" in found.steps.source
+    assert found.warmup.value == 20
+    assert found.betas.value == (0.9, 0.95)
+    assert found.weight_decay.value == 0
+    assert found.learning_rate.value == 2e-4
+    assert found.rows.value == 4
+    assert found.tokens == 400 * 4 * 65536
+    assert settings(7e9, 4096, 131072).steps.value == 600
+    assert settings(70e9).learning_rate.value == 1e-4
+
+
+def test_what_is_asked_for_wins_and_says_so():
+    found = settings(7e9, steps=30, learning_rate=1e-3, batch_tokens=40000, rank=8)
+    assert (found.steps.value, found.steps.source) == (30, "asked for")
+    assert found.learning_rate.value == 1e-3
+    assert found.rows.value == 1
+    assert found.warmup.value == 6
+    assert found.alpha.value == 16
+
+
+def test_pose_reads_windows_of_the_context_and_warms_up_for_ten_steps():
+    found = settings(7e9, 4096, 131072, strategy="pose")
+    assert found.row_tokens.value == 2048
+    assert found.warmup.value == 10
+    assert found.rows.value == 128
+    assert settings(7e9, 1024, 8192, strategy="pose").row_tokens.value == 1024
+    assert settings(7e9, strategy="pose", window=300).row_tokens.value == 300
+
+
+def test_rows_read_at_once_divide_the_share_of_a_step():
+    options = Options()
+    assert defaults.micro_rows(options, 1024, 12) == 6
+    assert defaults.micro_rows(options, 32768, 12) == 1
+    assert defaults.micro_rows(Options(micro_rows=5), 32768, 12) == 4
+    assert defaults.micro_rows(Options(micro_rows=99), 32768, 12) == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"strategy": "skip"}, "--strategy is one of full, pose"),
+        ({"steps": 0}, "--steps must be at least 1"),
+        ({"learning_rate": float("nan")}, "--learning-rate must be finite"),
+        ({"dropout": 1.0}, "--dropout must be"),
+        ({"window": 512}, "--window is for --strategy pose"),
+        ({"packing": "glued", "strategy": "pose"}, "--packing glued is for --strategy full"),
+        ({"epochs": 3}, "unknown option 'epochs'"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, words):
+    with pytest.raises(UsageError, match=words):
+        build(options)
+
+
+def counted_flops(attention, length, changes):
+    """What torch's counter sees of one LoRA step: every matrix product; SDPA on CPU not at all."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from ropext.training import adapters
+
+    model = new_llama(**changes)
+    model.set_attn_implementation(attention)
+    model.config.use_cache = False
+    joined = adapters.add_adapter(model, Options(targets=("q_proj",)), settings(1e5, rank=2))
+    joined.train()
+    joined.gradient_checkpointing_enable({"use_reentrant": False})
+    ids = torch.randint(0, 64, (1, length))
+    with FlopCounterMode(display=False) as counter:
+        joined(input_ids=ids, labels=ids).loss.backward()
+    return counter.get_total_flops()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(
+    ("length", "changes"),
+    [
+        (64, {}),
+        (512, {"num_hidden_layers": 4}),
+        (128, {"hidden_size": 64, "vocab_size": 512, "num_hidden_layers": 2}),
+    ],
+)
+def test_the_flops_of_a_row_are_those_that_torch_counts(length, changes):
+    shape = shape_of(new_llama(**changes))
+    dense = length * (6 * shape.body_parameters + 4 * shape.hidden * shape.vocabulary)
+    attention = estimates.row_flops(shape, length) - dense
+    counted = counted_flops("sdpa", length, changes)
+    # The first layer needs no gradient of its input; the adapter adds a little.
+    assert 0.75 < counted / dense < 1.1
+    # Eager attention computes the whole square, of which the causal half counts.
+    square = counted_flops("eager", length, changes) - counted
+    assert 0.75 < square / 2 / attention < 1.1
+
+
+def test_what_cannot_fit_is_refused_with_the_longest_row_that_would():
+    shape = shape_of(new_llama(hidden_size=256, intermediate_size=1024, num_hidden_layers=4))
+    run = settings(1e7, 1024, 2**20, rank=8)
+    found = estimates.estimate(shape, run, trained=10**6, micro=1)
+    estimates.check_fits(found, shape, int(found.peak_bytes / 0.9) + 100)
+    with pytest.raises(InputError, match=r"rows of up to (\d+) tokens would fit") as refused:
+        estimates.check_fits(found, shape, found.peak_bytes // 4)
+    words = str(refused.value)
+    longest = int(words.split("--window ")[1].split(",")[0])
+    fits = estimates.estimate(shape, settings(1e7, 1024, longest, rank=8), trained=10**6, micro=1)
+    assert fits.peak_bytes <= 0.9 * (found.peak_bytes // 4)
+    assert longest >= 2**16
+    with pytest.raises(InputError, match="weights alone"):
+        estimates.check_fits(found, shape, found.weight_bytes)
+
+
+def test_pose_costs_the_same_memory_at_any_target():
+    shape = shape_of(new_llama())
+    peaks = set()
+    for target in (2**12, 2**17):
+        run = settings(1e7, 2048, target, strategy="pose", batch_tokens=2**17)
+        peaks.add(estimates.estimate(shape, run, trained=0, micro=1).peak_bytes)
+    assert len(peaks) == 1
