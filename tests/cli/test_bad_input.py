@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-from conftest import make_llama
+from tiny_checkpoint import make_llama
 
 
 @pytest.fixture

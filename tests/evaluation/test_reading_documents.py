@@ -13,6 +13,7 @@ from ropext.evaluation.variants import recorded_spectrum
 from ropext.results.perplexity import Frame, text_values
 from ropext.results.readings import Documents, Reading
 from ropext.results.values import Bootstrap
+from ropext.rope import Spectrum
 
 LENGTHS = (32, 64, 128)
 
@@ -121,11 +122,10 @@ def test_uniform_logits_have_the_vocabulary_as_perplexity_under_every_protocol()
 def test_recorded_spectrum_makes_the_base_out_of_the_extended_weights():
     base, ids = tiny(), random_ids(64)
     extended = tiny(max_position_embeddings=256, rope_parameters=rope("yarn"))
-    spectrum = [10000.0 ** (-2 * i / 8) for i in range(4)]
-    sites = [{"label": "", "base": {"inv_freq": spectrum, "attention_factor": 1.0}}]
+    original = {"": Spectrum(tuple(10000.0 ** (-2 * i / 8) for i in range(4)))}
     truth = scorer_of(base).token_nll(ids)[1:]
     before = scorer_of(extended).token_nll(ids)[1:]
-    with recorded_spectrum(extended, sites):
+    with recorded_spectrum(extended, original):
         inside = scorer_of(extended).token_nll(ids)[1:]
     assert inside == pytest.approx(truth, abs=1e-4)
     assert np.abs(before - truth).max() > 0.05
