@@ -6,6 +6,6 @@ staging (one atomic directory), provenance and card (what goes beside the weight
 it in order), comparing (verify's file side).
 """
 
-from ropext.checkpoint.snapshot import Snapshot, open_snapshot
+from ropext.checkpoint.snapshot import Snapshot, open_snapshot, with_weights
 
-__all__ = ["Snapshot", "open_snapshot"]
+__all__ = ["Snapshot", "open_snapshot", "with_weights"]

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,16 @@ def open_snapshot(model: str, *, revision: str | None = None, weights: bool = Fa
         return _open(model, revision, weights)
     except OSError as error:  # a directory without permission, a name that is too long
         raise InputError(f"{model[:200]} cannot be read: {error.strerror}") from error
+
+
+def with_weights(snapshot: Snapshot) -> Snapshot:
+    """The same checkpoint with its weight files there: fetched from the hub, of the very commit
+    whose config was read, or checked where they lie."""
+    if snapshot.hub_id != snapshot.name:
+        require_weights(snapshot)
+        return snapshot
+    whole = open_snapshot(snapshot.name, revision=snapshot.commit, weights=True)
+    return replace(whole, revision=snapshot.revision)
 
 
 def _open(model: str, revision: str | None, weights: bool) -> Snapshot:

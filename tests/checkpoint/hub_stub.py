@@ -9,6 +9,7 @@ from threading import Thread
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "c0ffee00c0ffee00c0ffee00c0ffee00c0ffee00"
+MOVED = "decaf000decaf000decaf000decaf000decaf000"
 
 
 class Stub:
@@ -18,6 +19,7 @@ class Stub:
         self.repos = repos
         self.gated: set[str] = set()
         self.broken = False
+        self.head = COMMIT  # of the branch main
         self.fetched: list[str] = []
         self.url = ""
 
@@ -51,7 +53,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def answer(self, with_body: bool) -> None:
         parts = unquote(urlsplit(self.path).path).strip("/").split("/")
-        if self.stub.broken:
+        if parts == ["move"]:
+            self.stub.head = MOVED
+            self.send(200, b"", with_body=with_body)
+        elif self.stub.broken:
             self.send(503, b"overloaded", with_body=with_body)
         elif parts[:2] == ["api", "models"]:
             self.list_repo("/".join(parts[2:4]), parts[4:], with_body)
@@ -62,14 +67,20 @@ class _Handler(BaseHTTPRequestHandler):
         files = self.stub.repos.get(repo)
         if files is None:
             self.send(404, b"{}", {"X-Error-Code": "RepoNotFound"}, with_body)
-        elif rest[1:2] and rest[1] not in ("main", "v1", COMMIT):
+        elif rest[1:2] and rest[1] not in ("main", "v1", COMMIT, MOVED):
             self.send(404, b"{}", {"X-Error-Code": "RevisionNotFound"}, with_body)
         elif rest[:1] == ["tree"]:
             tree = [self.entry(name, content) for name, content in files.items()]
             self.send(200, json.dumps(tree).encode(), with_body=with_body)
         else:
             siblings = [{"rfilename": name} for name in files]
-            info = {"id": repo, "sha": COMMIT, "siblings": siblings, "tags": [], "private": False}
+            info = {
+                "id": repo,
+                "sha": COMMIT if COMMIT in rest else self.stub.head,
+                "siblings": siblings,
+                "tags": [],
+                "private": False,
+            }
             self.send(200, json.dumps(info).encode(), with_body=with_body)
 
     def entry(self, name: str, content: bytes) -> dict[str, object]:
@@ -93,7 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
             if with_body:
                 self.stub.fetched.append(name)
             etag = f'"{self.etag(name, content)}"'
-            self.send(200, content, {"X-Repo-Commit": COMMIT, "ETag": etag}, with_body)
+            self.send(200, content, {"X-Repo-Commit": revision, "ETag": etag}, with_body)
 
     def send(
         self,

@@ -58,6 +58,13 @@ def hub(tmp_path_factory):
 
 def ask(hub, cache: Path, *questions: tuple[str, str | None, bool], **extra: str) -> list[dict]:
     """What open_snapshot(model, revision, weights) says to each question, in one interpreter."""
+    lines = run(hub, cache, OPEN, json.dumps(questions), **extra).splitlines()
+    assert len(lines) == len(questions)
+    return [json.loads(line) for line in lines]
+
+
+def run(hub, cache: Path, code: str, argument: str, **extra: str) -> str:
+    """The output of a program whose hub is the stub, and whose cache is `cache`."""
     environment = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": os.pathsep.join(sys.path),
@@ -70,7 +77,7 @@ def ask(hub, cache: Path, *questions: tuple[str, str | None, bool], **extra: str
         "NO_PROXY": "*",
     }
     done = subprocess.run(
-        [sys.executable, "-c", OPEN, json.dumps(questions)],
+        [sys.executable, "-c", code, argument],
         env=environment | extra,
         cwd=cache,
         capture_output=True,
@@ -79,9 +86,7 @@ def ask(hub, cache: Path, *questions: tuple[str, str | None, bool], **extra: str
     )
     assert done.returncode == 0, done.stderr
     assert CANARY not in done.stdout + done.stderr
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(answers) == len(questions)
-    return answers
+    return done.stdout
 
 
 def refused(answer: dict, words: str) -> None:
@@ -142,6 +147,32 @@ def test_one_sentence_for_each_refusal(hub, tmp_path: Path):
     answers = ask(hub, tmp_path, *((model, None, True) for model in CASES))
     for answer, words in zip(answers, CASES.values(), strict=True):
         refused(answer, words)
+
+
+MOVED = """
+import json, sys
+from urllib.request import urlopen
+from ropext.checkpoint import open_snapshot, with_weights
+small = open_snapshot("org/model")
+(small.directory / "model-00002-of-00002.safetensors").unlink()  # a download that was interrupted
+urlopen(sys.argv[1] + "/move").close()
+whole = with_weights(small)
+print(json.dumps([whole.commit, str(whole.directory) == str(small.directory), whole.revision,
+                  whole.weight_files, open_snapshot("org/model").commit]))
+"""
+
+
+def test_weights_come_from_the_commit_whose_config_was_read(hub, tmp_path: Path):
+    """The branch moves on between plan and download, and one shard is in the cache already."""
+    ask(hub, tmp_path, ("org/model", None, True))
+    try:
+        done = run(hub, tmp_path, MOVED, hub.url)
+    finally:
+        hub.head = COMMIT
+    commit, same, revision, weights, newer = json.loads(done)
+    assert (commit, same, revision) == (COMMIT, True, None)
+    assert len(weights) == 2
+    assert newer != COMMIT
 
 
 def test_without_a_network_or_with_a_hub_that_is_down(hub, tmp_path: Path):
