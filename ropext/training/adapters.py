@@ -77,16 +77,18 @@ def norm_names(model: Any) -> list[str]:
 def check_rank(model: Any, names: Iterable[str], rank: int) -> None:
     """A rank beyond a layer's smaller side would train more than the layer has."""
     wanted = set(names)
-    for name, module in model.get_decoder().named_modules():
-        short = name.rpartition(".")[2]
-        weight = getattr(module, "weight", None)
-        if short in wanted and weight is not None and weight.ndim == 2:
-            smaller = min(weight.shape)
-            if rank > smaller and type(module).__name__ != "Linear4bit":
-                raise UsageError(
-                    f"--rank {rank} is above {smaller}, the smaller side of {name} "
-                    f"({weight.shape[0]}x{weight.shape[1]}); give at most {smaller}"
-                )
+    sides = [
+        (min(module.weight.shape), name)
+        for name, module in model.get_decoder().named_modules()
+        # A quantiser's packed weight does not have the layer's shape.
+        if name.rpartition(".")[2] in wanted and type(module).__name__ != "Linear4bit"
+    ]
+    smallest, name = min(sides, default=(rank, ""))
+    if rank > smallest:
+        raise UsageError(
+            f"--rank {rank} is above {smallest}, the smaller side of {name}; give at most "
+            f"{smallest}, or name other layers (--targets)"
+        )
 
 
 def add_adapter(model: Any, options: Options, settings: Settings) -> Any:

@@ -17,6 +17,8 @@ from test_finetune import ROOT, RUN
 from ropext.errors import UsageError
 from ropext.training import launch
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).with_name("two_processes.py")
 
 
