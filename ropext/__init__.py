@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 from ropext.version import __version__
 
 if TYPE_CHECKING:
+    from ropext.evaluation.session import evaluate
     from ropext.looking import inspect, plan
     from ropext.memory import patch, save
     from ropext.pipeline import extend, verify
 
 # Imported on first use: `import ropext` costs nothing, and planning never loads torch.
 _ROOMS = {
+    "evaluate": "ropext.evaluation.session",
     "inspect": "ropext.looking",
     "plan": "ropext.looking",
     "extend": "ropext.pipeline",
@@ -27,7 +29,7 @@ _ROOMS = {
     "save": "ropext.memory",
 }
 
-__all__ = ["__version__", "extend", "inspect", "patch", "plan", "save", "verify"]
+__all__ = ["__version__", "evaluate", "extend", "inspect", "patch", "plan", "save", "verify"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,23 +1,23 @@
 """Which models are compared: the base through its short window, and what reads the long one."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ropext import families
-from ropext.checkpoint import Snapshot, open_snapshot, provenance
-from ropext.checkpoint.jsontext import read_bytes
+from ropext.checkpoint import Snapshot, open_snapshot
+from ropext.checkpoint.provenance import Record
+from ropext.checkpoint.records import read_record
 from ropext.errors import InputError, RopextError, UnsupportedModel
 from ropext.evaluation.options import Options
 from ropext.evaluation.pinning import PINNED
 from ropext.planning import make_plan
 from ropext.recipe import Recipe
+from ropext.rope import Spectrum
 
-RECORD_LIMIT = 64 << 20  # bytes of ropext.json
-# Sections of ropext.json that say that weights were trained after the extension.
-TRAINED = ("finetune", "training")
+# The section of ropext.json that says that weights were trained after the extension.
+TRAINED = "finetune"
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
 
@@ -29,7 +29,7 @@ class Variant:
     kind: str  # "base", "untouched", "extended"
     snapshot: Snapshot
     config: Mapping[str, Any] | None = None  # applied in memory
-    sites: tuple[Mapping[str, Any], ...] = ()  # recorded original spectra, applied in memory
+    original: Mapping[str, Spectrum] = field(default_factory=dict)  # by site, applied in memory
     adapter: str | None = None
     target: int | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
@@ -56,10 +56,10 @@ def line_up(model: str, revision: str | None, options: Options) -> Lineup:
     context, limit = _context(snapshot, options.context)
     if options.method:
         return _in_memory(snapshot, options, context)
-    record = read_record(snapshot)
+    record = read_record(snapshot.directory)
     variants, warnings = list[Variant](), list[str]()
     if record is not None and options.context is None:
-        context = int(record["context"])
+        context = record.context
     base, base_context, warning = _base(snapshot, record, options, context)
     if warning:
         warnings.append(warning)
@@ -67,7 +67,7 @@ def line_up(model: str, revision: str | None, options: Options) -> Lineup:
         variants.append(base)
     context = base_context
     if record is not None or limit > context:
-        label = f"{record['method']}-{_times(limit / context)}" if record else "extended"
+        label = f"{record.method}-{_times(limit / context)}" if record else "extended"
         own = Variant(label, "extended", snapshot, target=limit, info=_recorded(record))
     else:
         own = Variant("untouched", "untouched", snapshot)
@@ -79,18 +79,16 @@ def _times(factor: float) -> str:
     return f"{factor:g}x"
 
 
-def _recorded(record: Mapping[str, Any] | None) -> dict[str, Any]:
+def _recorded(record: Record | None) -> dict[str, Any]:
     if record is None:
         return {}
-    factor = record["target"] / record["context"]
-    sites = [site["spectrum"]["digest"] for site in record["sites"]]
-    spectra = [dict(site["spectrum"]) for site in record["sites"] if site["scaled"]]
+    scaled = [site.spectrum for site in record.sites if site.scaled]
     return {
-        "method": record["method"],
-        "factor": factor,
-        "target": record["target"],
-        "spectrum_sha256": sites,
-        "inv_freq": spectra[0]["inv_freq"] if spectra else None,
+        "method": record.method,
+        "factor": record.target / record.context,
+        "target": record.target,
+        "spectrum_sha256": [site.spectrum.digest() for site in record.sites],
+        "inv_freq": list(scaled[0].inv_freq) if scaled else None,
     }
 
 
@@ -141,7 +139,7 @@ def _in_memory(snapshot: Snapshot, options: Options, context: int) -> Lineup:
 
 
 def _base(
-    snapshot: Snapshot, record: Mapping[str, Any] | None, options: Options, context: int
+    snapshot: Snapshot, record: Record | None, options: Options, context: int
 ) -> tuple[Variant | None, int, str]:
     """The base, its context, and a warning where there is none."""
     if options.base is not None:
@@ -150,13 +148,13 @@ def _base(
         return Variant("base", "base", found), own_context, ""
     if record is None:
         return Variant("base", "base", snapshot), context, ""
-    if not any(record.get(section) for section in TRAINED):
-        sites = tuple(site for site in record["sites"] if site["scaled"])
-        return Variant("base", "base", snapshot, sites=sites), context, ""
-    named = record["base"].get("hub_id") or record["base"].get("name") or ""
+    if not record.more.get(TRAINED):
+        original = {site.label: site.base for site in record.sites if site.scaled}
+        return Variant("base", "base", snapshot, original=original), context, ""
+    hub_id = record.base.get("hub_id")
     try:
-        revision = record["base"].get("commit") if record["base"].get("hub_id") else None
-        found = open_snapshot(str(named), revision=revision)
+        revision = str(record.base["commit"]) if hub_id and record.base.get("commit") else None
+        found = open_snapshot(str(hub_id or record.base.get("name") or ""), revision=revision)
     except RopextError as error:
         return None, context, f"no base to compare with ({error}); name it with --base MODEL"
     return Variant("base", "base", found), context, ""
@@ -181,23 +179,6 @@ def _context(snapshot: Snapshot, stated: int | None) -> tuple[int, int]:
     return model.context, max(model.context, model.stated_context)
 
 
-def read_record(snapshot: Snapshot) -> Mapping[str, Any] | None:
-    """ropext.json of an extended checkpoint, None where there is none."""
-    import json
-
-    path = snapshot.directory / provenance.NAME
-    if not path.is_file():
-        return None
-    try:
-        record = json.loads(read_bytes(Path(path), RECORD_LIMIT))
-        for key in ("method", "context", "target", "sites", "base"):
-            record[key]
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is no record of ropext: {error!r}") from error
-    checked: Mapping[str, Any] = record
-    return checked
-
-
 @contextmanager
 def applied(model: Any, variant: Variant) -> Iterator[None]:
     """While this lasts, a loaded model computes as the variant says."""
@@ -209,34 +190,33 @@ def applied(model: Any, variant: Variant) -> Iterator[None]:
         if variant.config is not None:
             patch(model, variant.config)
             stack.callback(unpatch, model)
-        elif variant.sites:
-            stack.enter_context(recorded_spectrum(model, variant.sites))
+        elif variant.original:
+            stack.enter_context(recorded_spectrum(model, variant.original))
         yield
 
 
 @contextmanager
-def recorded_spectrum(model: Any, sites: Sequence[Mapping[str, Any]]) -> Iterator[None]:
-    """The same weights with the original spectrum that ropext.json recorded."""
+def recorded_spectrum(model: Any, original: Mapping[str, Spectrum]) -> Iterator[None]:
+    """The same weights with the original spectra that ropext.json recorded, by site."""
     import torch
 
-    wanted = {site["label"]: site["base"] for site in sites}
     undo: list[tuple[Any, str, Any]] = []
     for module in list(model.modules()):
         for name in [n for n in module._buffers if n.endswith("inv_freq")]:
             label = name.removesuffix("inv_freq").removesuffix("_")
-            base = wanted.get(label)
+            base = original.get(label)
             buffer = module._buffers[name]
-            if base is None or buffer is None or len(base["inv_freq"]) != buffer.numel():
+            if base is None or buffer is None or len(base.inv_freq) != buffer.numel():
                 continue
             undo.append((module, name, buffer))
-            values = torch.tensor(base["inv_freq"], dtype=torch.float64)
+            values = torch.tensor(base.inv_freq, dtype=torch.float64)
             module.register_buffer(
                 name, values.to(torch.float32).to(buffer.device), persistent=False
             )
             scaling = f"{label}_attention_scaling" if label else "attention_scaling"
             if hasattr(module, scaling):
                 undo.append((module, scaling, getattr(module, scaling)))
-                setattr(module, scaling, base["attention_factor"])
+                setattr(module, scaling, base.attention_factor)
             if isinstance(getattr(module, "rope_type", None), str):
                 undo.append((module, "rope_type", module.rope_type))
                 module.rope_type = PINNED

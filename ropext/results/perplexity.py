@@ -6,7 +6,7 @@ C.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,7 +113,7 @@ def by_position(frame: Frame, reading: Reading, base: Reading | None) -> list[di
 
 
 def strided_values(
-    frame: Frame, windows: dict[int, tuple[Sequence[float], Sequence[float]]]
+    frame: Frame, windows: Mapping[int, tuple[Sequence[float], Sequence[float]]]
 ) -> dict[str, Value]:
     """`hf_stride@C` from each document's weighted sum and weight under the strided loop."""
     return {

@@ -1,0 +1,224 @@
+"""`ropext eval` and `ropext compare` as a shell sees them: stdout, stderr, exit codes, files."""
+
+import json
+import sys
+
+import pytest
+import torch
+from checkpoints import write_checkpoint, write_documents
+
+from ropext.cli import app
+from ropext.errors import RopextError
+from ropext.results import contest
+from ropext.results.gates import parse_gate
+from ropext.results.rundir import read_run
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory):
+    """Two runs of the same tokens, one of other tokens."""
+    path = tmp_path_factory.mktemp("commands")
+    torch.set_num_threads(1)
+    write_checkpoint(path / "model")
+    write_checkpoint(path / "other", seed=1)
+    write_documents(path / "docs.jsonl")
+    write_documents(path / "strange.jsonl", seed=7)
+    for model, data, name, more in (
+        ("model", "docs", "one", ["--method", "yarn,pi", "--factor", "4"]),
+        ("other", "docs", "two", ["--method", "yarn", "--factor", "4"]),
+        ("model", "strange", "apart", []),
+    ):
+        arguments = [str(path / model), "--data", str(path / f"{data}.jsonl"), "--quiet"]
+        code, _ = run("eval", *arguments, "--lengths", "64,256", "-o", str(path / name), *more)
+        assert code == 0
+    return path
+
+
+def run(*arguments, capsys=None):
+    """(exit code, captured output) of the command line in this process."""
+    before = sys.argv
+    sys.argv = ["ropext", *arguments]
+    try:
+        app.main()
+        code = 0
+    except SystemExit as stop:
+        code = stop.code or 0
+    finally:
+        sys.argv = before
+    return code, capsys.readouterr() if capsys else None
+
+
+def evaluated(runs, *more, capsys):
+    arguments = [str(runs / "model"), "--data", str(runs / "docs.jsonl"), "--lengths", "64,256"]
+    keep = ["--method", "yarn,pi", "--factor", "4", "-o", str(runs / "one")]
+    return run("eval", *arguments, *keep, *more, capsys=capsys)
+
+
+def test_stdout_is_the_result_and_stderr_the_narration(runs, capsys):
+    code, said = evaluated(runs, capsys=capsys)
+    assert code == 0
+    assert said.out.startswith("Tail perplexity: the last 16 tokens before each length\n")
+    assert "Truncation beats" in said.out
+    assert "36 finished pieces were found" in said.err
+    assert "report.html" in said.err
+
+
+def test_json_is_one_document_and_what_the_file_holds(runs, capsys):
+    code, said = evaluated(runs, "--json", "--quiet", capsys=capsys)
+    data = json.loads(said.out)
+    assert (code, said.err) == (0, "")
+    assert data.pop("gates") == []
+    assert data == json.loads((runs / "one" / "results.json").read_text())
+    value = data["variants"]["yarn-4x"]["metrics"]["tail@256"]
+    assert set(value) == {"value", "se", "ci95", "n"}
+    assert value["ci95"][0] < value["value"] < value["ci95"][1]
+    assert value["n"] == 9
+
+
+def judged(runs, gate):
+    """Exit code of one gate on the first run."""
+    try:
+        contest.raise_if_failed(contest.judge(read_run(runs / "one"), [parse_gate(gate)]))
+    except RopextError as error:
+        return error.exit_code
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("gate", "code"),
+    [
+        ("tail@256 > 1", 3),
+        ("tail@256 > 1e9", 0),
+        ("yarn-4x:short_tax.value > 1e9", 0),
+        ("tail@256 > -1e9 vs untouched", 3),
+        ("tail@256 > 1e9 vs untouched", 0),
+        ("yarn-4x:tail@256 > 1e9 vs {runs}/two", 0),
+        ("yarn-4x:tail@256 > -1e9 vs {runs}/two:untouched", 3),
+        ("yarn-4x:tail@256 > 1e9 vs {runs}/apart", 2),
+        ("tail@4k > 1", 2),
+        ("tail@256 = 1", 2),
+        ("nobody:tail@256 > 1", 2),
+        ("tail@256 > 1 vs nowhere", 2),
+    ],
+)
+def test_gates(runs, gate, code):
+    assert judged(runs, gate.format(runs=runs)) == code
+
+
+def test_failed_gates_end_with_3_after_the_result(runs, capsys):
+    gates = ["--fail-if", "tail@256 > 1", "--fail-if", "tail@256 > 1e9"]
+    code, said = evaluated(runs, *gates, "--json", capsys=capsys)
+    assert code == 3
+    passed = [own["passed"] for own in json.loads(said.out)["gates"]]
+    assert passed == [False, False, True, True]
+    assert "2 of 4 gates failed" in said.err
+
+
+def test_summary_for_github(runs, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    (tmp_path / "summary.md").write_text("before\n")
+    evaluated(runs, "--fail-if", "tail@256 > 1", capsys=capsys)
+    text = (tmp_path / "summary.md").read_text()
+    assert text.startswith("before\n## Tail perplexity")
+    assert "- gate FAILED: yarn-4x: the upper end" in text
+
+
+def test_dry_run_reads_nothing_and_writes_nothing(runs, capsys, tmp_path):
+    arguments = [str(runs / "model"), "--data", str(runs / "docs.jsonl"), "--lengths", "64,256"]
+    out = ["-o", str(tmp_path / "never"), "--dry-run"]
+    code, said = run("eval", *arguments, *out, "--json", capsys=capsys)
+    data = json.loads(said.out)
+    assert code == 0
+    # Nine documents: seven windows of the base (0-64, then every 32), one pass of the model.
+    assert data["passes"] == 9 * 7 + 9
+    assert data["tokens"] == 9 * 7 * 64 + 9 * 256
+    assert not (tmp_path / "never").exists()
+    code, said = run("eval", *arguments, *out, capsys=capsys)
+    assert "FLOPs" in said.out
+    assert "above the weights" in said.out
+
+
+def test_report_files(runs):
+    one = runs / "one"
+    assert {file.name for file in (one / "plots").iterdir()} == {
+        *("nll-by-position.png", "tail.png", "gain.png", "spectra.png")
+    }
+    for file in (one / "plots").iterdir():
+        assert file.read_bytes().startswith(b"\x89PNG")
+    text = (one / "report.md").read_text()
+    assert "Truncation beats" in text
+    assert "| yarn-4x |" in text
+    assert (one / "report.html").read_text().count("data:image/png;base64,") == 4
+    manifest = json.loads((one / "manifest.json").read_text())
+    assert len(manifest["run"]["tokens_sha256"]) == 9
+    assert manifest["run"]["variants"]["yarn-4x"]["spectrum_sha256"]
+    assert not any(name in json.dumps(manifest) for name in ("time", "host", "user"))
+
+
+def test_what_models_and_corpora_say_is_escaped(runs, capsys, tmp_path):
+    hostile = "<script>alert(1)</script>"
+    write_checkpoint(tmp_path / "m")
+    (tmp_path / "m").rename(tmp_path / "<b>m<")
+    write_documents(tmp_path / "docs.jsonl")
+    (tmp_path / "docs.jsonl").rename(tmp_path / "<img src=x>.jsonl")
+    data = tmp_path / "<img src=x>.jsonl"
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    lines = [json.dumps({"text": f"{hostile} {row['text']} {hostile}"}) for row in rows]
+    data.write_text("\n".join(lines))
+    arguments = [str(tmp_path / "<b>m<"), "--data", str(data), "--lengths", "64"]
+    code, _ = run("eval", *arguments, "-o", str(tmp_path / "run"), capsys=capsys)
+    assert code == 0
+    html = (tmp_path / "run" / "report.html").read_text()
+    for part in ("<script", "<img src=x", "<b>m"):
+        assert part not in html
+    assert "&lt;b&gt;m&lt;" in html
+
+
+def test_compare_pairs_runs_and_names_winners(runs, capsys, tmp_path):
+    out = str(tmp_path / "compared")
+    names = [str(runs / "one"), str(runs / "two")]
+    code, said = run("compare", *names, "--json", "-o", out, capsys=capsys)
+    assert code == 0
+    text = json.loads(said.out)["text"]
+    assert text["documents"] == 9
+    assert text["reference"] == "base"
+    assert set(text["lengths"][0]["tail"]) == {
+        *("base", "one:untouched", "one:yarn-4x", "pi-4x", "two:untouched", "two:yarn-4x")
+    }
+    # The same numbers as inside the run.
+    results = json.loads((runs / "one" / "results.json").read_text())
+    inside = results["variants"]["yarn-4x"]["metrics"]["gain@256"]
+    delta = text["lengths"][-1]["difference"]["one:yarn-4x"]
+    assert delta["value"] == pytest.approx(-inside["value"], abs=1e-9)
+    for name in ("report.md", "report.html", "plots/difference-by-position.png"):
+        assert (tmp_path / "compared" / name).exists()
+
+
+def test_compare_two_variants_of_one_run(runs, capsys):
+    specs = [f"{runs / 'one'}:yarn-4x", f"{runs / 'one'}:pi-4x"]
+    code, said = run("compare", *specs, capsys=capsys)
+    assert code == 0
+    assert "NLL difference to yarn-4x" in said.out
+
+
+@pytest.mark.parametrize(
+    ("specs", "says"),
+    [
+        (["one", "apart"], "read other tokens"),
+        (["one:nobody", "two"], "holds no variant 'nobody'"),
+        (["nowhere", "two"], "is no run directory"),
+        (["one:yarn-4x"], "two models at least"),
+    ],
+)
+def test_compare_refuses_what_does_not_compare(runs, capsys, specs, says):
+    code, said = run("compare", *(str(runs / spec) for spec in specs), capsys=capsys)
+    assert code == 2
+    assert says in said.err
+    assert "Traceback" not in said.err
+
+
+def test_compare_refuses_an_unfinished_run(runs, capsys, tmp_path):
+    (tmp_path / "manifest.json").write_text("{}")
+    code, said = run("compare", str(tmp_path), str(runs / "one"), capsys=capsys)
+    assert code == 2
+    assert "not finished" in said.err
