@@ -66,8 +66,9 @@ def card_of(plan: Plan, snapshot: Snapshot, title: str, proof: Mapping[str, Any]
     ]
     rows = tuple((r.loader, r.versions, r.verdict, r.flag or r.why) for r in plan.readings)
     nearest = tuple(
-        f"{loader} reads this otherwise; {options} gives the nearest form it reads exactly."
-        for loader, options in plan.nearest().items()
+        f"Not read as planned by {', '.join(who)}: the nearest form they read exactly is that of "
+        f"{options}."
+        for options, who in plan.nearest_by_options().items()
     )
     return Card(
         title=title,

@@ -3,7 +3,7 @@
 The plan is the prediction; the proof compares it with what stock transformers builds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -78,11 +78,13 @@ class Plan:
         rope = self.main.rope
         out = {}
         for row in self.methods:
-            if row.explanation is not None:
+            if row.method == self.method:
+                out[row.method] = self.main.wanted
+            elif row.explanation is not None:
                 knobs = scaling.find(row.method).knobs()
                 scaled = scaling.scale(rope, row.method, self.target, knobs, None)
                 out[row.method] = scaling.compose(rope, scaled, self.target)
-        return out | {self.method: self.main.wanted}
+        return out
 
     def serving(self, directory: str) -> tuple[loaders.Serving, ...]:
         """How to run the result in each loader, once it lies in `directory`."""
@@ -98,15 +100,20 @@ class Plan:
 
     def nearest(self) -> dict[str, str]:
         """For loaders that read it otherwise: the options whose result they read exactly."""
-        scaled = self.model.scaled_sites[0].rope.is_scaled
         out: dict[str, str] = {}
-        newest = {reading.loader: reading for reading in reversed(self.readings)}
+        newest: dict[str, loaders.Reading] = {}
+        for reading in self.readings:
+            newest.setdefault(reading.loader, reading)
         for reading in newest.values():
             if reading.verdict in ("different", "ignored", "error"):
-                out[reading.loader] = loaders.nearest_exact(
-                    reading.loader, self.model.text_type, self.main.params, scaled=scaled
+                out[reading.loader] = _nearest(
+                    self.model, reading.loader, self.main.params, self.target
                 )
         return {loader: options for loader, options in out.items() if options}
+
+    def nearest_by_options(self) -> dict[str, tuple[str, ...]]:
+        """The same the other way round: options, and the loaders that read their result."""
+        return _by_options(self.nearest())
 
     def to_json(self) -> dict[str, Any]:
         """The plan as one JSON document."""
@@ -131,6 +138,22 @@ class Plan:
             "serving": [asdict(line) for line in self.serving("OUT")],
             "config": self.config,
         }
+
+
+def _nearest(model: Model, loader: str, params: forms.Params, target: int) -> str:
+    scaled = any(site.rope.is_scaled for site in model.scaled_sites)
+    options = loaders.nearest_exact(
+        loader, model.text_type, params, scaled=scaled, model_type=model.model_type
+    )
+    # A factor would count from the original context there, and mean fewer tokens.
+    return options.replace("--from-original", f"--from-original --target {target}")
+
+
+def _by_options(nearest: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    out: dict[str, tuple[str, ...]] = {}
+    for loader, options in nearest.items():
+        out[options] = (*out.get(options, ()), loader)
+    return out
 
 
 def _site_json(site: PlannedSite) -> dict[str, Any]:
@@ -159,7 +182,7 @@ def make_plan(config: Mapping[str, Any], recipe: Recipe, name: str = "MODEL") ->
     written = families.write(
         dict(config), model, {s.label: s.params for s in sites if s.scaled}, target
     )
-    rows = tuple(_method_row(model, name_, target, recipe) for name_ in scaling.METHODS)
+    rows = tuple(_method_row(model, each, method, target, recipe) for each in scaling.METHODS)
     main = next(site for site in sites if site.scaled)
     return Plan(
         name=name,
@@ -215,12 +238,25 @@ def _plan_site(
         return PlannedSite(site.label, site.rope, site.rope.spectrum, site.params, False)
     rope = _extended(site, recipe)
     scaled = scaling.scale(rope, method, target, knobs, recipe.attention)
-    wanted = scaling.compose(rope, scaled, target)
+    wanted, native = scaling.compose(rope, scaled, target), scaling.native(rope, scaled)
     try:
-        params = _carry(model, rope, wanted, target, scaling.native(rope, scaled), recipe)
+        params = _carry(model, rope, wanted, target, native, recipe)
     except NotExpressible:
-        raise NotExpressible(_why_not(model, method, target, recipe)) from None
+
+        def carried(wish: Recipe) -> forms.Params | None:
+            try:
+                return _carry(model, rope, wanted, target, native, wish)
+            except NotExpressible:
+                return None
+
+        raise NotExpressible(_why_not(model, method, target, recipe, carried)) from None
     return PlannedSite(site.label, rope, wanted, params, True)
+
+
+def _exact_in(model: Model, names: tuple[str, ...], params: forms.Params, even_so: bool) -> bool:
+    return loaders.exact_in(
+        names, model.text_type, params, even_so=even_so, model_type=model.model_type
+    )
 
 
 def _carry(
@@ -234,41 +270,65 @@ def _carry(
     def accept(params: forms.Params) -> bool:
         if params["rope_type"] not in model.forms:
             return False
-        return loaders.exact_in(recipe.for_loaders, model.text_type, params, even_so=recipe.even_so)
+        return _exact_in(model, recipe.for_loaders, params, recipe.even_so)
 
     return forms.carry(rope, wanted, target, native, accept)
 
 
-def _why_not(model: Model, method: str, target: int, recipe: Recipe) -> str:
+def _why_not(
+    model: Model,
+    method: str,
+    target: int,
+    recipe: Recipe,
+    carried: Callable[[Recipe], forms.Params | None],
+) -> str:
     """Which part of the request nothing carries, and what would be carried."""
-    able = [
-        row.method
-        for name in scaling.METHODS
-        if (
-            row := _method_row(
-                model, name, target, replace(recipe, attention_factor=None, temperature=None)
-            )
-        ).form
-    ]
+    names = recipe.for_loaders
+    trusted = carried(replace(recipe, even_so=True))
+    if trusted is not None:
+        unsure = [name for name in names if not _exact_in(model, (name,), trusted, False)]
+        return (
+            f"--for {','.join(unsure)}: how it reads {trusted['rope_type']} scaling in "
+            f"{model.model_type} was not measured; --even-so writes it all the same"
+        )
     asked = f"--method {method}"
     if recipe.attention is not None:
         asked += f" with an attention factor of {recipe.attention:g}"
     where = f"rope types that {model.text_type} computes ({', '.join(model.forms)})"
-    if recipe.for_loaders:
-        where += f" and that --for {','.join(recipe.for_loaders)} reads exactly"
-    hint = f"; these methods are: {', '.join(able)}" if able else ""
+    if names:
+        where += f" and that --for {','.join(names)} reads exactly"
+    able = _able(model, target, recipe)
+    hint = f"; these methods can: {', '.join(able)}" if able else ""
+    if not able and recipe.attention is not None:
+        able = _able(model, target, replace(recipe, attention_factor=None, temperature=None))
+        hint = f"; without that factor these methods can: {', '.join(able)}" if able else ""
+    free = carried(replace(recipe, for_loaders=()))
+    if free is not None and not able:
+        near = {name: _nearest(model, name, free, target) for name in names}
+        for options, readers in _by_options(near).items():
+            if options:
+                hint += (
+                    f"; {options} is the nearest form that {' and '.join(readers)} reads exactly"
+                )
     return f"{asked} cannot be written exactly in the {where}{hint}"
 
 
-def _method_row(model: Model, method: str, target: int, recipe: Recipe) -> MethodRow:
-    """The two numbers of one method at its default knobs, and the form that would carry it."""
-    if method in ("abf", "longrope"):
+def _able(model: Model, target: int, recipe: Recipe) -> list[str]:
+    """The methods that could be written, at their default knobs."""
+    rows = (_method_row(model, name, "", target, recipe) for name in scaling.METHODS)
+    return [row.method for row in rows if row.form]
+
+
+def _method_row(model: Model, method: str, chosen: str, target: int, recipe: Recipe) -> MethodRow:
+    """The two numbers of one method, and the form that would carry it; knobs for the chosen one."""
+    if method in ("abf", "longrope") and method != chosen:
         needs = "--theta" if method == "abf" else "--pair-factors"
         return MethodRow(method, None, None, f"needs {needs}")
     site = next(site for site in model.sites if site.scaled)
     rope = _extended(site, recipe)
+    knobs = knobs_for(recipe, method) if method == chosen else scaling.find(method).knobs()
     try:
-        scaled = scaling.scale(rope, method, target, scaling.find(method).knobs(), None)
+        scaled = scaling.scale(rope, method, target, knobs, recipe.attention)
         wanted = scaling.compose(rope, scaled, target)
         explanation = explain(site.rope, wanted, target)
         params = _carry(model, rope, wanted, target, scaling.native(rope, scaled), recipe)

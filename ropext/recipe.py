@@ -25,7 +25,7 @@ def _field(default: Any, help_text: str) -> Any:
 class _Wishes:
     """What every method takes: how far, by which method, for whom."""
 
-    method: str | None = _field(None, "how to scale: " + ", ".join(scaling.METHODS))
+    method: str | None = _field(None, "how to scale: " + ", ".join(scaling.METHODS) + " [yarn]")
     factor: float | None = _field(None, "how many times the context, e.g. 4 (or give the target)")
     target: int | None = _field(None, "tokens wanted, e.g. 131072 (or give the factor)")
     context: int | None = _field(
@@ -78,7 +78,8 @@ class _Wishes:
         return self.attention_factor
 
 
-def _default(value: Any) -> str:
+def shown_default(value: Any) -> str:
+    """A knob's default as help texts show it."""
     if value is None:
         return ""
     return f" [{('no', 'yes')[value] if isinstance(value, bool) else format(value, 'g')}]"
@@ -94,7 +95,9 @@ def _knobs() -> list[tuple[str, Any, Any]]:
             knobs.setdefault(knob.name, knob)
     out = []
     for name, knob in knobs.items():
-        help_text = f"{', '.join(owners[name])}: {knob.metadata['help']}{_default(knob.default)}"
+        help_text = (
+            f"{', '.join(owners[name])}: {knob.metadata['help']}{shown_default(knob.default)}"
+        )
         out.append((name, knob.type | None, _field(None, help_text)))  # type: ignore[operator]
     return out
 

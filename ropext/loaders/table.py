@@ -200,8 +200,8 @@ def select(name: str) -> tuple[Reader, ...]:
     if not mine:
         known = [*dict.fromkeys(r.loader for r in readers()), "transformers4"]
         near = difflib.get_close_matches(loader, [*known, *_ALIASES], n=2, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}? " if near else ""
-        raise UsageError(f"--for {name!r}: no such loader; {hint}Known are {', '.join(known)}")
+        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+        raise UsageError(f"--for {name!r}: no such loader{hint}; known are {', '.join(known)}")
     if not version:
         return (mine[0],)
     fitting = tuple(r for r in mine if _covers(r, version))
@@ -214,6 +214,8 @@ def select(name: str) -> tuple[Reader, ...]:
 def parse_for(text: str) -> tuple[str, ...]:
     """The value of --for, checked: "vllm,llama.cpp" -> ("vllm", "llama.cpp")."""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not names:
+        raise UsageError("--for wants the names of loaders, such as vllm,llama.cpp")
     for name in names:
         select(name)
     return names

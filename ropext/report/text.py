@@ -228,7 +228,7 @@ def _both_numbers(plan: "Plan") -> str | None:
 def plan(made: "Plan") -> str:
     """`ropext plan` as text."""
     chosen = made.recommendation
-    origin = " --from-original" if chosen.from_original else ""
+    origin = f" --from-original --target {made.target}" if chosen.from_original else ""
     written = ", ".join(
         f"{site.label + ': ' if site.label else ''}{site.params['rope_type']}"
         for site in made.sites
@@ -245,8 +245,11 @@ def plan(made: "Plan") -> str:
     parts = [_headline(made), _columns(facts), "", method_table(made), ""]
     parts += ["config.json", edit_lines(made.edits), "", loader_table(made.readings)]
     parts += [f"\nwarning: {warning}" for warning in made.warnings]
-    for loader, options in made.nearest().items():
-        parts.append(f"\nfor {loader}: {options} gives the nearest form that it reads exactly")
+    nearest = made.nearest_by_options()
+    if nearest:
+        parts.append("\nthe nearest forms that other loaders read exactly")
+        width = max(map(len, nearest))
+        parts += [f"  {options:<{width}}  {', '.join(who)}" for options, who in nearest.items()]
     parts += ["", "to serve it (OUT is the directory you write)", serving(made.serving("OUT"))]
     return "\n".join(parts)
 
