@@ -8,13 +8,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ropext import families, loaders, recipe
+from ropext import families, loaders, recipe, scaling
 from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.checkpoint.jsontext import read_bytes
 from ropext.checkpoint.provenance import Record
 from ropext.checkpoint.records import read_record
+from ropext.errors import UsageError
 from ropext.families import Model, Site
 from ropext.planning import Plan, make_plan
+from ropext.rope import Spectrum
 
 PAIR_FACTORS_LIMIT = 16 << 20  # bytes
 # transformers writes int(1e30) where a tokenizer has no limit.
@@ -34,6 +36,18 @@ class Inspection:
     def main(self) -> Site:
         """The embedding that an extension would scale."""
         return next(iter(self.model.scaled_sites), self.model.sites[0])
+
+    def spectra(self) -> dict[str, Spectrum]:
+        """What three well-known methods would make of it, for the picture."""
+        rope, out = self.main.rope, {}
+        for method in ("pi", "ntk", "yarn"):
+            try:
+                knobs = scaling.find(method).knobs()
+                scaled = scaling.scale(rope, method, self.target, knobs, None)
+                out[method] = scaling.compose(rope, scaled, self.target)
+            except UsageError:
+                continue  # a single pair has no NTK
+        return out
 
     def to_json(self) -> dict[str, Any]:
         sites = []

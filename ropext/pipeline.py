@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ropext import proof, recipe
-from ropext.checkpoint import open_snapshot, provenance
+from ropext.checkpoint import open_snapshot, provenance, with_weights
 from ropext.checkpoint.transfer import Link
 from ropext.checkpoint.writing import Written, write_checkpoint
 from ropext.describing import card_of, record_of
+from ropext.errors import UsageError
 from ropext.looking import read_text
 from ropext.planning import Plan, make_plan, require_help
 from ropext.verifying import Verification, check_directory
@@ -47,6 +48,22 @@ class Extended:
         }
 
 
+def _refuse_later_steps(wish: recipe.Recipe) -> None:
+    """Training and measuring have commands of their own; asked for here, neither is skipped."""
+    asked, then = [], []
+    if wish.finetune:
+        asked.append(f"--finetune {wish.finetune}")
+        then.append(f"`ropext finetune OUT --data {wish.finetune} -o TUNED`")
+    if wish.evaluate:
+        asked.append(f"--eval {wish.evaluate}")
+        then.append(f"`ropext eval OUT --data {wish.evaluate}`")
+    if asked:
+        raise UsageError(
+            f"{' '.join(asked)}: extend writes and proves a checkpoint, no more; leave "
+            f"{'them' if then[1:] else 'it'} out, then run {' and '.join(then)}"
+        )
+
+
 def extend(
     model: str,
     output: str | Path,
@@ -63,14 +80,13 @@ def extend(
 ) -> Extended:
     """Write an extended checkpoint and prove it; `options` are the fields of a Recipe."""
     wish = recipe.build(options, read_text)
+    _refuse_later_steps(wish)
     snapshot = open_snapshot(model, revision=revision)
     made = make_plan(snapshot.config, wish, model)
     require_help(made)
     for warning in made.warnings:
         say(f"warning: {warning}")
-    if snapshot.hub_id and not snapshot.weight_files:
-        say(f"fetching the weights of {model}")
-        snapshot = open_snapshot(model, revision=revision, weights=True)
+    snapshot = with_weights(snapshot)
 
     def run_proof(directory: Path) -> dict[str, Any]:
         say("proving: stock transformers builds the model from the written config")

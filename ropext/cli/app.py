@@ -111,7 +111,8 @@ def main() -> None:
     """Run the command line; a user's mistake is one sentence, a bug keeps its traceback."""
     signal.signal(signal.SIGINT, _on_interrupt)
     try:
-        build(_asked(sys.argv[1:]))()
+        # The name also under `python -m ropext`: completion scripts are made from it.
+        build(_asked(sys.argv[1:]))(prog_name="ropext")
     except RopextError as error:
         fail(str(error))
         sys.exit(error.exit_code)

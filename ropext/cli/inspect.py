@@ -29,8 +29,5 @@ def command(
     out = Out(as_json, quiet)
     seen = looking.inspect(model, revision=revision, **wishes)
     if plot is not None:
-        from ropext.report import spectra
-
-        spectra.plot(seen.main.rope, {}, seen.target, plot, title=seen.name)
-        out.say(f"wrote {plot}")
+        out.picture(plot, seen.main.rope, seen.spectra(), seen.target, seen.name)
     out.result(text.inspection(seen.name, seen.model, seen.limits, seen.target), seen.to_json())

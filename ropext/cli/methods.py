@@ -8,7 +8,7 @@ import typer
 from ropext import scaling
 from ropext.cli import options
 from ropext.cli.output import Out
-from ropext.recipe import flag
+from ropext.recipe import flag, shown_default
 from ropext.scaling import Method
 
 NAME = "methods"
@@ -23,6 +23,7 @@ def _data(method: Method) -> dict[str, Any]:
         "knobs": [
             {"flag": flag(f.name), "default": f.default, "help": f.metadata["help"]}
             for f in fields(method.knobs)
+            if f.name in options.RECIPE  # a second set comes in the file of --pair-factors
         ],
     }
 
@@ -31,8 +32,7 @@ def _page(method: Method) -> str:
     lines = [f"{method.name}: {method.summary}", f"  paper    {method.paper}"]
     lines.append(f"  carried  as {method.carried} in config.json")
     for knob in _data(method)["knobs"]:
-        default = "" if knob["default"] is None else f" [{knob['default']}]"
-        lines.append(f"  {knob['flag']:<20} {knob['help']}{default}")
+        lines.append(f"  {knob['flag']:<20} {knob['help']}{shown_default(knob['default'])}")
     lines.append("  --attention-factor and --temperature work with every method")
     return "\n".join(lines)
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ropext.loaders import parse_for
 from ropext.recipe import Recipe, flag
 
 ModelArg = Annotated[
@@ -93,5 +94,5 @@ def wishes_given(values: dict[str, Any]) -> dict[str, Any]:
         if value is False and RECIPE[name].type is bool:
             del out[name]
     if isinstance(out.get("for_loaders"), str):
-        out["for_loaders"] = tuple(part.strip() for part in out["for_loaders"].split(","))
+        out["for_loaders"] = parse_for(out["for_loaders"])
     return out

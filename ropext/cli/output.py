@@ -4,7 +4,14 @@ import json
 import math
 import os
 import sys
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropext.errors import InputError
+
+if TYPE_CHECKING:
+    from ropext.rope import Rope, Spectrum
 
 
 def _plain(value: Any) -> Any:
@@ -18,6 +25,23 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def visible(text: str) -> str:
+    """Without what a terminal would obey or could not encode: a config is written by strangers."""
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def as_json(data: Any) -> str:
+    """One JSON document; where a character would not print, all but ASCII is escaped."""
+    text = json.dumps(_plain(data), indent=2, ensure_ascii=False, allow_nan=False)
+    if text.replace("\n", "").isprintable():
+        return text
+    return json.dumps(_plain(data), indent=2, allow_nan=False)
+
+
 class Out:
     """One command's voice."""
 
@@ -27,14 +51,37 @@ class Out:
 
     def result(self, text: str, data: Any) -> None:
         """The result: text for people, or one JSON document with --json."""
-        body = json.dumps(_plain(data), indent=2, ensure_ascii=False) if self.as_json else text
-        sys.stdout.write(body.rstrip("\n") + "\n")
-        sys.stdout.flush()
+        body = as_json(data) if self.as_json else visible(text)
+        try:
+            sys.stdout.write(body.rstrip("\n") + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise  # the reader had enough, which is no error
+        except OSError as error:
+            sys.stdout = None  # type: ignore[assignment]  # or Python complains again at exit
+            raise InputError(f"the result cannot be printed: {error.strerror}") from None
+
+    def picture(
+        self,
+        path: Path,
+        rope: "Rope",
+        spectra: "Mapping[str, Spectrum]",
+        target: int,
+        title: str,
+    ) -> None:
+        """The file that --plot asks for."""
+        from ropext.report import spectra as pictures  # late: it loads matplotlib
+
+        try:
+            pictures.plot(rope, spectra, target, path, title=title)
+        except OSError as error:
+            raise InputError(f"--plot {path} cannot be written: {error.strerror}") from None
+        self.say(f"wrote {path}")
 
     def say(self, sentence: str) -> None:
         """Narration; --quiet silences it."""
         if not self.quiet:
-            sys.stderr.write(sentence.rstrip("\n") + "\n")
+            sys.stderr.write(visible(sentence).rstrip("\n") + "\n")
             sys.stderr.flush()
 
     @property
@@ -45,5 +92,5 @@ class Out:
 
 def fail(sentence: str) -> None:
     """The last word of a command that did not succeed; said also with --quiet."""
-    sys.stderr.write(f"error: {sentence}\n")
+    sys.stderr.write(f"error: {visible(sentence)}\n")
     sys.stderr.flush()

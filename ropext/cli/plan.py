@@ -31,7 +31,7 @@ def command(
     from ropext import looking
 
     out = Out(as_json, quiet)
-    if "factor" not in wishes and "target" not in wishes:
+    if not wishes and plot is None:
         served = looking.serving(model, revision=revision)
         if served is not None:
             from ropext.report import text
@@ -46,8 +46,5 @@ def show(out: Out, plan: "Plan", plot: Path | None = None) -> None:
     from ropext.report import text
 
     if plot is not None:
-        from ropext.report import spectra
-
-        spectra.plot(plan.main.rope, plan.spectra(), plan.target, plot, title=plan.name)
-        out.say(f"wrote {plot}")
+        out.picture(plot, plan.main.rope, plan.spectra(), plan.target, plan.name)
     out.result(text.plan(plan), plan.to_json())
