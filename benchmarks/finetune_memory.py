@@ -99,25 +99,46 @@ def one_peak(engine: str, vocabulary: int, tokens: int, folder: Path) -> None:
     print(json.dumps({"peak": status("VmHWM") - before, "loss": losses[0]}))
 
 
+def measured(engine: str, vocabulary: int, tokens: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["--peak", engine, str(vocabulary), "--tokens", str(tokens), "--folder", folder]
+        done = subprocess.run(
+            [sys.executable, __file__, *words], capture_output=True, text=True, check=False
+        )
+    if done.returncode:
+        raise SystemExit(f"{engine}, {vocabulary}, {tokens} ended with {done.returncode}")
+    told: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def estimated(vocabulary: int, tokens: int) -> float:
+    """What --dry-run would say, in MB above the weights."""
+    from ropext.evaluation.costs import shape_of
+    from ropext.training import estimates
+
+    _, chosen = settings(tokens, 1)
+    shape = shape_of(new_model(vocabulary))
+    # Rank times in plus out, of q, k, v, o, gate, up, down.
+    trained = 16 * shape.layers * (4 * 256 + 2 * (256 + 128) + 3 * (256 + 688))
+    found = estimates.estimate(shape, chosen, trained, 1)
+    return (found.peak_bytes - found.weight_bytes) / 2**20
+
+
 def peaks(tokens: int) -> None:
-    print("| engine | vocabulary | peak above the weights, MB | first loss |")
-    print("|---|---|---|---|")
+    print("| engine | vocabulary | tokens | peak above the weights, MB | estimated | first loss |")
+    print("|---|---|---|---|---|---|")
     found: dict[tuple[str, int], float] = {}
-    for vocabulary in VOCABULARIES:
-        for engine in ("plain", "ropext"):
-            with tempfile.TemporaryDirectory() as folder:
-                words = ["--peak", engine, str(vocabulary), "--tokens", str(tokens)]
-                done = subprocess.run(
-                    [sys.executable, __file__, *words, "--folder", folder],
-                    capture_output=True,
-                    text=True,
-                    check=True,
-                )
-            told = json.loads(done.stdout.splitlines()[-1])
-            found[engine, vocabulary] = told["peak"]
-            print(f"| {engine} | {vocabulary} | {told['peak']:.0f} | {told['loss']:.5f} |")
-            sys.stdout.flush()
     small, large = VOCABULARIES
+    shapes = [(e, v, tokens) for v in VOCABULARIES for e in ("plain", "ropext")]
+    for engine, vocabulary, size in [*shapes, ("ropext", 32768, tokens // 2)]:
+        told = measured(engine, vocabulary, size)
+        found[engine, vocabulary] = told["peak"]
+        guess = f"{estimated(vocabulary, size):.0f}" if engine == "ropext" else ""
+        print(
+            f"| {engine} | {vocabulary} | {size} | {told['peak']:.0f} | {guess} | "
+            f"{told['loss']:.5f} |",
+            flush=True,
+        )
     parts = {e: found[e, large] - found[e, small] for e in ("plain", "ropext")}
     print(
         f"\nLogits' part at {tokens} tokens: plain {parts['plain']:.0f} MB, ropext "

@@ -25,7 +25,7 @@ Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="OUT", help="directory to write")
 ]
 Force = Annotated[
-    bool, typer.Option("--force", help="replace OUT, and begin anew where a run was interrupted")
+    bool, typer.Option("--force", help="replace OUT, and what another run left unfinished")
 ]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="show settings, sources, tokens, memory; train nothing")

@@ -26,6 +26,7 @@ from ropext.training.sequences import Row
 TAIL = "eval_tail_nll"  # under this name in Trainer's log and its trackers
 COMPLETE = "complete"  # written into a checkpoint after all else; without it a kill came first
 LARGEST_SEED = 2**32
+WAITING = 6 * 3600  # seconds that other processes wait while one evaluates
 
 Say = Callable[[str], None]
 Evaluate = Callable[[Any], float]
@@ -243,6 +244,7 @@ def arguments(job: Job, processes: int) -> transformers.TrainingArguments:
         use_cpu=on_cpu,
         ddp_backend="gloo" if on_cpu and processes > 1 else None,
         ddp_find_unused_parameters=False,
+        ddp_timeout=WAITING,
         average_tokens_across_devices=True,
         seed=options.seed % LARGEST_SEED,
     )

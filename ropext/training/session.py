@@ -204,6 +204,9 @@ class Session:
             force=self.force,
             link=self.options.link,
         )
+        logs = self.folder / TUNED / "runs"  # what --report-to tensorboard wrote
+        if logs.is_dir():
+            shutil.copytree(logs, self.output / outcome.TRAINING / "runs")
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _result(

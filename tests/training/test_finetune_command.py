@@ -1,0 +1,83 @@
+"""The command itself, in a process of its own: what goes where, and a real Ctrl-C."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from test_finetune import ROOT
+
+pytestmark = pytest.mark.slow
+
+ENVIRONMENT = os.environ | {"PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"}
+SMALL = ("--batch-tokens", "512", "--eval-documents", "0", "--rank", "4")
+
+
+def command(extended, stories, *words):
+    start = (sys.executable, "-m", "ropext", "finetune", str(extended), "--data", str(stories))
+    return [*start, *SMALL, *words]
+
+
+def test_stdout_is_one_json_document_and_the_narration_is_on_stderr(extended, stories, tmp_path):
+    output = tmp_path / "out"
+    done = subprocess.run(
+        command(extended, stories, "--steps", "2", "-o", str(output), "--json"),
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["output"] == str(output)
+    assert [entry["step"] for entry in told["losses"]] == [1, 2]
+    lines = done.stderr.splitlines()
+    assert "training tuned: 2 steps of 512 tokens" in lines
+    assert not [line for line in lines if "Loading weights" in line or "Warning" in line], lines
+    assert (output / "model.safetensors").is_file()
+
+
+def test_ctrl_c_ends_after_the_step_saves_and_exits_with_4(extended, stories, tmp_path):
+    output = tmp_path / "out"
+    with subprocess.Popen(
+        command(extended, stories, "--steps", "4000", "--save-every", "4000", "-o", str(output)),
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        assert running.stderr is not None
+        told = []
+        for line in running.stderr:
+            told.append(line)
+            if line.startswith("step "):
+                running.send_signal(signal.SIGINT)
+                break
+        rest = running.stderr.read()
+        assert running.stdout is not None
+        assert running.stdout.read() == ""
+    assert running.returncode == 4, "".join(told) + rest
+    assert "stopping after this step and saving" in rest
+    assert "the same command goes on from there" in rest
+    assert len(list((tmp_path / "out.run" / "tuned").glob("checkpoint-*/complete"))) == 1
+    assert not output.exists()
+
+
+def test_dry_run_shows_settings_with_sources_and_writes_nothing(extended, stories, tmp_path):
+    done = subprocess.run(
+        command(extended, stories, "--dry-run", "--learning-rate", "0.5"),
+        env=ENVIRONMENT,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = {line.split("  ")[0]: line for line in done.stdout.splitlines()}
+    assert "asked for" in rows["learning rate"]
+    assert "YaRN" in rows["betas"]
+    assert "trained: " in done.stdout
+    assert "q_proj, k_proj" in done.stdout
+    assert not list(tmp_path.iterdir())
