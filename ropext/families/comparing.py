@@ -11,7 +11,7 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Edit]:
     edits: list[Edit] = []
     for key in [*old, *(k for k in new if k not in old)]:
         before, after = old.get(key, ABSENT), new.get(key, ABSENT)
-        if isinstance(before, dict) and isinstance(after, dict) and before != after:
+        if isinstance(before, dict) and isinstance(after, dict):
             edits += [Edit((key, *e.path), e.before, e.after) for e in diff(before, after)]
         elif before != after or type(before) is not type(after):
             edits.append(Edit((key,), before, after))

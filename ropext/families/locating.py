@@ -42,11 +42,11 @@ def locate(config: dict[str, Any]) -> tuple[str, str, tuple[str, ...]]:
 def _unknown(config: Mapping[str, Any], kind: str) -> str:
     if config.get("auto_map"):
         return (
-            f"config.json: model_type {kind!r} comes with code of its own (auto_map), which ropext"
-            " cannot verify; only model types of stock transformers are extended"
+            f"config.json: model_type {shown(kind)} comes with code of its own (auto_map), which"
+            " ropext cannot verify; only model types of stock transformers are extended"
         )
     return (
-        f"config.json: model_type {kind!r} is not among the model types of transformers"
+        f"config.json: model_type {shown(kind)} is not among the model types of transformers"
         f" {data.version()}; check the spelling, or extend it with a newer ropext"
     )
 

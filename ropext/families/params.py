@@ -14,7 +14,7 @@ from typing import Any
 from ropext import forms
 from ropext.errors import InputError
 from ropext.families.table import Family, Label
-from ropext.families.typed import Dict, shown
+from ropext.families.typed import SMALLEST, Dict, named, shown
 from ropext.forms import Params
 
 # The keys that a form is made of; every other key of a rope dict is kept as it stands.
@@ -29,6 +29,8 @@ FORM_KEYS = frozenset(
 LENGTHS = ("original_max_position_embeddings",)
 LISTS = ("short_factor", "long_factor")
 NUMBERS = tuple(sorted(FORM_KEYS - {"rope_type", "type", "truncate", *LENGTHS, *LISTS}))
+# A yarn whose ramp is moved beyond the last pair has these near 1/theta^2.
+BETAS, SMALLEST_BETA = ("beta_fast", "beta_slow"), 1e-100
 MAY_BE_ZERO = ("mscale", "mscale_all_dim", "beta_slow", "beta_fast", "alpha")
 # Aliases that stand for "plain rotation"; "su" and Phi-3's "yarn" were early names of longrope.
 TYPE_NAMES = {"mrope": "default", "su": "longrope"}
@@ -73,7 +75,8 @@ def normalised(source: Dict, family: Family) -> Params:
         elif key in LISTS:
             out[key] = source.numbers(key)
         elif key in NUMBERS or key == "partial_rotary_factor":
-            out[key] = source.number(key, zero=key in MAY_BE_ZERO)
+            smallest = SMALLEST_BETA if key in BETAS else SMALLEST
+            out[key] = source.number(key, zero=key in MAY_BE_ZERO, smallest=smallest)
         elif key == "truncate":
             out[key] = source.flag(key)
         else:
@@ -126,6 +129,31 @@ def scalar_conflicts(
             yield Conflict((a, b), (x, y))
 
 
+def follows_from_lengths(longrope: Params) -> bool:
+    """Whether the attention factor is the default one, so that it need not be written."""
+    wanted = longrope.get("attention_factor")
+    if wanted is None or "short_mscale" in longrope:
+        return wanted is None
+    factor, original = longrope["factor"], longrope["original_max_position_embeddings"]
+    return agree(wanted, forms.longrope_attention(factor, original))
+
+
+def _three_keys(short: Params, whole: Params, text: Dict, defaults: Mapping[str, Any]) -> Params:
+    """Phi-3's legacy dict of three keys, with what stock derives for those that `whole` has."""
+    original = text.integer("original_max_position_embeddings")
+    original = original or defaults.get("original_max_position_embeddings")
+    stated = text.integer("max_position_embeddings") or defaults["max_position_embeddings"]
+    if not original or original < 2 or short["rope_type"] != "longrope":
+        return short
+    factor = stated / original
+    derived = {
+        "factor": factor,
+        "original_max_position_embeddings": original,
+        "attention_factor": forms.longrope_attention(factor, original),
+    }
+    return {key: value for key, value in derived.items() if key in whole} | short
+
+
 @dataclass(frozen=True)
 class Found:
     """What a text config says about its rotary embeddings."""
@@ -159,7 +187,10 @@ def read_flat(text: Dict, family: Family, defaults: Mapping[str, Any]) -> Found:
     _refuse_nested(given)
     conflicts: list[Conflict] = []
     if len(given) == 2:
-        conflicts += dict_conflicts(given[0][1], given[1][1], (given[0][0], given[1][0]))
+        (winner, first), (other, second) = given
+        if family.legacy == "three keys":
+            first = _three_keys(first, second, text, defaults)
+        conflicts += dict_conflicts(first, second, (winner, other))
     for key, aliases in (("rope_theta", family.theta), ("partial_rotary_factor", family.partial)):
         values = [(f"{where}.{key}", params[key]) for where, params in given if key in params]
         conflicts += scalar_conflicts(text, aliases, values)
@@ -187,8 +218,8 @@ def _refuse_nested(given: list[tuple[str, Params]]) -> None:
         inner = [key for key, value in params.items() if isinstance(value, dict)]
         if inner and "rope_theta" not in params and len(params) == len(inner) + 1:
             raise InputError(
-                f"config.json: {where} is nested ({', '.join(inner[:3])}), but this model type has"
-                " one rotary embedding for all layers and wants a flat dict"
+                f"config.json: {where} is nested ({', '.join(map(named, inner[:3]))}), but this model"
+                " type has one rotary embedding for all layers and wants a flat dict"
             )
 
 

@@ -135,8 +135,11 @@ def _check_form(params: Params, dim: int) -> None:
     kind = params["rope_type"]
     if params["rope_theta"] <= 1:
         raise InputError(f"config.json: rope_theta must be above 1, was {params['rope_theta']:g}")
-    if params.get("original_max_position_embeddings", 2) < 2:
-        raise InputError("config.json: original_max_position_embeddings must be at least 2")
+    if kind == "longrope" and params["original_max_position_embeddings"] < 2:
+        raise InputError(
+            "config.json: original_max_position_embeddings of a longrope must be at least 2 (its"
+            " logarithm divides)"
+        )
     if kind == "dynamic" and params.get("alpha") and dim == 2:
         raise InputError("config.json: alpha changes theta, which a rotary dim of 2 does not have")
 

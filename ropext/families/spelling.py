@@ -11,6 +11,7 @@ from ropext.families.model import ABSENT, Model, Problem
 from ropext.families.params import FORM_KEYS, LENGTHS, Conflict
 from ropext.families.reading import interpret
 from ropext.families.table import Family, family
+from ropext.families.typed import named
 from ropext.families.writing import LENGTH_KEYS, write
 
 ROPE_KEYS = ("rope_scaling", "rope_parameters", "rope_theta")
@@ -112,7 +113,7 @@ def _dicts(text: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield key, found
             for label, inner in found.items():
                 if isinstance(inner, dict):
-                    yield f"{key}.{label}", inner
+                    yield f"{key}.{named(label)}", inner
 
 
 def _dict_types(text: Mapping[str, Any], row: Family) -> Iterator[Problem]:

@@ -53,9 +53,12 @@ class Family:
     fixed_partial: float = 0.0  # the class sets the factor itself, whatever the config says
     dim: str = "head_dim"  # the key that sizes the rotation
     head_multiple: int = 0  # heads are this many times hidden_size / heads, whatever head_dim says
-    # Which spelling of the type transformers 4.x wants in the legacy dict; "absent" where no 4.x
-    # reader exists and 5.x is disturbed by legacy keys, "theta" where it reads the thetas alone.
+    # What transformers 4.x wants in the legacy dict: "type" or "rope_type" for the type's name,
+    # "three keys" where it takes longrope's type and factors alone, "theta" where it reads the
+    # top-level thetas and no dict, "absent" where no 4.x reader exists and 5.x is disturbed by legacy keys.
     legacy: str = "type"
+    legacy_dict_always: bool = False  # 4.x indexes the dict, so that null breaks it
+    write_head_dim: bool = False  # 4.57 leaves an absent one at None and fails on scaled types
     forms: tuple[str, ...] = ALL
     temperature: str = "whole"
     softmax_mscale: bool = False
@@ -137,8 +140,10 @@ FAMILIES: dict[str, Family] = {
     ),
     "recurrent_gemma": replace(PARTIAL, forms=("default",), rotates_only_windows=True),
     # Phi-3 and kin.
-    "phi3": replace(PARTIAL, forms=PHI3, every_layer_windowed=True),
-    "phi4_multimodal": replace(PARTIAL, forms=PHI3, every_layer_windowed=True),
+    **_rows(
+        "phi3 phi4_multimodal",
+        replace(PARTIAL, legacy="three keys", forms=PHI3, every_layer_windowed=True),
+    ),
     "phimoe": Family(mscale_keys=True, every_layer_windowed=True),
     # DeepSeek's latent attention: a rotary part of its own size; the softmax reads mscale.
     **_rows(
@@ -226,7 +231,8 @@ FAMILIES: dict[str, Family] = {
         CANCELLED,
     ),
     # transformers 4.57 refuses `type` alone here.
-    **_rows("granite granitemoe granitemoeshared", ROPE_TYPE),
+    **_rows("granite granitemoe granitemoeshared emu3_text_model", ROPE_TYPE),
+    "mllama_text_model": replace(ROPE_TYPE, legacy_dict_always=True),
     "cohere": replace(ROPE_TYPE, interleaved=True),
     **_rows("ernie4_5 ernie4_5_moe helium", replace(FLAT, interleaved=True)),
     # Conditions.
@@ -239,11 +245,12 @@ FAMILIES: dict[str, Family] = {
         head_multiple=2, gate=Gate("use_mem_rope", True, "rotates only where use_mem_rope is true")
     ),
     "granitemoehybrid": Family(
+        legacy="rope_type",
         gate=Gate(
             "position_embedding_type",
             "rope",
             'rotates only where position_embedding_type is "rope"',
-        )
+        ),
     ),
     "granite_swa": Family(layer_thetas=True),
     "granitemoe_swa": Family(layer_thetas=True),
@@ -252,8 +259,9 @@ FAMILIES: dict[str, Family] = {
         interleaved=True, remark="its lengths count patches of several bytes each"
     ),
     # sliding_window, where set, holds for every layer.
+    "mistral": replace(WINDOWED, write_head_dim=True),
     **_rows(
-        "mistral mixtral starcoder2 moshi blt_patcher openai_privacy_filter voxtral_realtime_text",
+        "mixtral starcoder2 moshi blt_patcher openai_privacy_filter voxtral_realtime_text",
         WINDOWED,
     ),
     **_rows("esmc eurobert gte jina_embeddings_v3 nomic_bert", MASKED),

@@ -21,6 +21,11 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def named(key: str) -> str:
+    """A key as it may stand in a sentence: as it is, unless it is long or would not print."""
+    return key if len(key) <= 60 and key.isprintable() else shown(key)
+
+
 class Dict:
     """One JSON object of a config, with its path for messages. null counts as absent."""
 
@@ -29,7 +34,7 @@ class Dict:
         self.where = where
 
     def name(self, key: str) -> str:
-        return f"{self.where}.{key}" if self.where else key
+        return f"{self.where}.{named(key)}" if self.where else named(key)
 
     def _wrong(self, key: str, wanted: str) -> InputError:
         found = shown(self.values[key])
@@ -56,8 +61,10 @@ class Dict:
             raise self._wrong(key, f"a whole number of {low} to {high}")
         return value
 
-    def number(self, key: str, low: float = 0.0, *, zero: bool = False) -> float | None:
-        """A finite number above `low` (or equal to it with `zero`)."""
+    def number(
+        self, key: str, low: float = 0.0, *, zero: bool = False, smallest: float = SMALLEST
+    ) -> float | None:
+        """A finite number above `low` by `smallest` (or equal to it with `zero`)."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -66,7 +73,7 @@ class Dict:
         # An integer of hundreds of digits does not fit a float (so no isfinite before the bound);
         # 1e300 does, and breaks powers. NaN fails every comparison.
         good = -1e30 < value < 1e30
-        good = good and (value >= low + SMALLEST or (zero and value == low))
+        good = good and (value >= low + smallest or (zero and value == low))
         if not good:
             raise self._wrong(key, f"a number {'from' if zero else 'above'} {low:g}")
         return float(value)

@@ -11,7 +11,7 @@ from ropext.families import data
 from ropext.families.geometry import derived_head_dim, names_of, size, stated
 from ropext.families.locating import text_part
 from ropext.families.model import Model, Site
-from ropext.families.params import FORM_KEYS, LENGTHS, LISTS
+from ropext.families.params import FORM_KEYS, LENGTHS, LISTS, follows_from_lengths
 from ropext.families.table import Family, Label, family
 from ropext.families.typed import Dict
 from ropext.forms import Params
@@ -69,12 +69,14 @@ def _legacy(modern: Params, row: Family, current: Any) -> Params | None:
     }
     spelling = "rope_type" if row.legacy == "rope_type" or kind == "llama3" else "type"
     if kind == "default":
-        if not body:
+        if not body and not row.legacy_dict_always:
             return None
         # mrope_section and its like are read from this dict in 4.x, so it stays, with its type.
-        if isinstance(current, dict):
+        if isinstance(current, dict) and not row.legacy_dict_always:
             spelling = "type" if "type" in current and "rope_type" not in current else "rope_type"
             kind = current.get(spelling, kind) if _plain(current) else kind
+    if row.legacy == "three keys" and kind == "longrope" and follows_from_lengths(modern):
+        body = {key: body[key] for key in LISTS}
     return {spelling: kind, **body}
 
 
@@ -211,7 +213,10 @@ def _write_sizes(
         hidden = stated(reader, "hidden_size", defaults, 1 << 24)
         heads = stated(reader, "num_attention_heads", defaults, 1 << 24)
         by_class = value is not None or defaults.get("head_dim_may_stay_null") or name in text
-        if not by_class and derived_head_dim(hidden, heads) == model.head_dim:
+        if (
+            not (by_class or row.write_head_dim)
+            and derived_head_dim(hidden, heads) == model.head_dim
+        ):
             return  # every version derives it from keys that stand in the config
         value = model.head_dim
     if value is not None:

@@ -34,6 +34,11 @@ def rotary_modules(model, text_type):
             yield name, buffer[: -len("inv_freq")].rstrip("_"), module
 
 
+def theta_of(module):
+    rope = getattr(getattr(module, "config", None), "rope_parameters", None)
+    return rope.get("rope_theta") if isinstance(rope, dict) else None
+
+
 def describe(model, text_type):
     sites = []
     for name, label, module in rotary_modules(model, text_type):
@@ -42,7 +47,7 @@ def describe(model, text_type):
             {
                 "module": name,
                 "label": label,
-                "theta": (getattr(module.config, "rope_parameters", None) or {}).get("rope_theta"),
+                "theta": theta_of(module),
                 "inv_freq": getattr(module, prefix + "inv_freq").double().tolist(),
                 "attention": float(getattr(module, prefix + "attention_scaling", 1.0)),
             }
