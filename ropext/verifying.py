@@ -1,6 +1,5 @@
 """Check a directory, ropext's own or anybody's: spectrum, spellings, lengths, limits, weights."""
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from ropext.checkpoint.comparing import compare_weights
 from ropext.checkpoint.jsontext import dump, read_object
 from ropext.checkpoint.provenance import Record
 from ropext.checkpoint.records import read_record
+from ropext.checkpoint.staging import replace_file
 from ropext.checkpoint.tokenizer import length_edits
 from ropext.errors import InputError, ProofFailed
 from ropext.families import Model
@@ -68,7 +68,7 @@ def check_directory(
     """
     snapshot = open_snapshot(str(directory), weights=True)
     record = read_record(snapshot.directory)
-    model = families.read(snapshot.config)
+    model = families.as_read(snapshot.config)
     plan, base = _against(against)
     wanted = _expected(model, record, plan)
     checks = [
@@ -256,18 +256,10 @@ def _endpoint(
 def repair(directory: str | Path) -> tuple[dict[str, Any], tuple[families.Edit, ...]]:
     """The config with every spelling written anew from what stock transformers 5 reads of it."""
     snapshot = open_snapshot(str(directory))
-    model = families.read(snapshot.config)
-    params = {site.label: site.params for site in model.scaled_sites}
-    fixed = families.write(snapshot.config, model, params, model.context)
+    fixed = families.respell(snapshot.config)
     return fixed, tuple(families.diff(snapshot.config, fixed))
 
 
 def write_config(directory: str | Path, config: Mapping[str, Any]) -> None:
     """Replace config.json in one step, so that a reader sees the old or the new one whole."""
-    path = Path(directory) / "config.json"
-    new = path.with_name(f".config.json.tmp-{os.getpid()}")
-    with open(new, "xb") as file:
-        file.write(dump(config))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
+    replace_file(Path(directory) / "config.json", dump(config))
