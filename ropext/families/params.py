@@ -218,8 +218,8 @@ def _refuse_nested(given: list[tuple[str, Params]]) -> None:
         inner = [key for key, value in params.items() if isinstance(value, dict)]
         if inner and "rope_theta" not in params and len(params) == len(inner) + 1:
             raise InputError(
-                f"config.json: {where} is nested ({', '.join(map(named, inner[:3]))}), but this model"
-                " type has one rotary embedding for all layers and wants a flat dict"
+                f"config.json: {where} is nested ({', '.join(map(named, inner[:3]))}), but this"
+                " model type has one rotary embedding for all layers and wants a flat dict"
             )
 
 

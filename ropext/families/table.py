@@ -55,7 +55,8 @@ class Family:
     head_multiple: int = 0  # heads are this many times hidden_size / heads, whatever head_dim says
     # What transformers 4.x wants in the legacy dict: "type" or "rope_type" for the type's name,
     # "three keys" where it takes longrope's type and factors alone, "theta" where it reads the
-    # top-level thetas and no dict, "absent" where no 4.x reader exists and 5.x is disturbed by legacy keys.
+    # top-level thetas and no dict, "absent" where no 4.x reader exists and 5.x is disturbed by
+    # legacy keys.
     legacy: str = "type"
     legacy_dict_always: bool = False  # 4.x indexes the dict, so that null breaks it
     write_head_dim: bool = False  # 4.57 leaves an absent one at None and fails on scaled types
