@@ -3,8 +3,10 @@
 Kept apart from the pipeline so that these commands start at once.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.checkpoint.jsontext import read_bytes
 from ropext.checkpoint.provenance import Record
 from ropext.checkpoint.records import read_record
-from ropext.errors import UsageError
+from ropext.errors import InputError, RopextError, UsageError
 from ropext.families import Model, Site
 from ropext.planning import Plan, make_plan
 from ropext.rope import Spectrum
@@ -127,18 +129,22 @@ class Served:
 
 def read_again(snapshot: Snapshot) -> Served:
     """What loaders make of a config as it stands, and how to serve it."""
-    model = families.read(snapshot.config)
+    model = families.as_read(snapshot.config)
     record = read_record(snapshot.directory)
     main = next(iter(model.scaled_sites), model.sites[0])
     text = _text(snapshot.config, model)
-    readings = loaders.readings(
+    told = partial(
+        loaders.readings,
         model.text_type,
         main.params,
         model_type=model.model_type,
         length=model.stated_context,
         target=model.context,
-        v5_only="rope_parameters" in text and "rope_scaling" not in text,
     )
+    readings = told(v5_only="rope_parameters" in text and "rope_scaling" not in text)
+    if _contradicts_itself(snapshot.config):
+        agrees = _older_agrees(snapshot.config, model)
+        readings = _of_two_spellings(told(), told(v5_only=True), agrees)
     serving = loaders.serving_lines(
         snapshot.name,
         model.text_type,
@@ -149,6 +155,47 @@ def read_again(snapshot: Snapshot) -> Served:
         masked_lm=model.masked_lm,
     )
     return Served(snapshot.name, model, record, readings, serving)
+
+
+def _contradicts_itself(config: dict[str, Any]) -> bool:
+    try:
+        families.read(config)
+    except InputError:
+        return True
+    return False
+
+
+def _older_agrees(config: dict[str, Any], model: Model) -> bool:
+    """Whether the spellings of transformers 4, alone, say what stock transformers 5 takes."""
+    older = copy.deepcopy(config)
+    text: Any = _text(older, model)
+    text.pop("rope_parameters", None)
+    try:
+        alone = families.as_read(older)
+    except RopextError:
+        return False
+    return [site.params for site in alone.sites] == [site.params for site in model.sites]
+
+
+def _of_two_spellings(
+    plain: Iterable[loaders.Reading], modern: Iterable[loaders.Reading], older_agrees: bool
+) -> tuple[loaders.Reading, ...]:
+    """Who reads what of two spellings that disagree.
+
+    A loader to which rope_parameters alone (`modern`) says nothing goes by the older spelling; of
+    those that know both, only transformers was measured.
+    """
+    out = []
+    for reading, alone in zip(plain, modern, strict=True):
+        if reading.verdict == "same" and alone.verdict != "same":
+            if not older_agrees:
+                why = "takes the older spelling, which disagrees with what transformers 5 takes"
+                reading = replace(reading, verdict="different", why=why, flag="")
+        elif reading.verdict == "same" and reading.loader != "transformers":
+            why = "two spellings disagree; which one it takes was not measured"
+            reading = replace(reading, verdict="not measured", why=why, flag="")
+        out.append(reading)
+    return tuple(out)
 
 
 def _text(config: Mapping[str, Any], model: Model) -> Mapping[str, Any]:

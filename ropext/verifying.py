@@ -134,18 +134,30 @@ def _from_plan(site: Any, plan: Mapping[str, Any]) -> Expected:
     try:
         short = site["short_inv_freq"]
         return Expected(
-            site["label"],
-            tuple(site["inv_freq"]),
-            site["attention_factor"],
-            site["softmax_factor"],
-            site["rope"].get("rope_type", "default"),
-            plan["factor"],
-            site["scaled"],
-            tuple(short) if short else None,
+            _a(str, site["label"]),
+            tuple(map(_number, site["inv_freq"])),
+            _number(site["attention_factor"]),
+            _number(site["softmax_factor"]),
+            _a(str, site["rope"].get("rope_type", "default")),
+            _number(plan["factor"]),
+            _a(bool, site["scaled"]),
+            tuple(map(_number, short)) if short else None,
             forms.steepness(site["rope"]),
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise InputError(f"--against: the plan is damaged at its sites ({error})") from None
+
+
+def _a(kind: type, value: Any) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"{repr(value)[:60]} is no {kind.__name__}")
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{repr(value)[:60]} is no number")
+    return float(value)
 
 
 def _spellings(config: dict[str, Any]) -> Iterable[Check]:

@@ -102,8 +102,33 @@ def test_for_a_loader_only_what_it_reads_exactly_is_carried():
         plan(configs.LLAMA, temperature=0.5, for_loaders=("llama.cpp",))
 
 
+def test_a_refusal_names_what_the_loader_would_read():
+    with pytest.raises(NotExpressible, match="--from-original --target 524288 --method yarn"):
+        plan(configs.LLAMA31, for_loaders=("llama.cpp",))
+    with pytest.raises(NotExpressible, match=r"these methods can: pi, ntk, dynamic$"):
+        plan(configs.LLAMA, for_loaders=("ctranslate2",))
+    with pytest.raises(NotExpressible, match=r"without that factor these methods can: .*yarn"):
+        plan(configs.LLAMA, temperature=0.5, for_loaders=("llama.cpp",))
+
+
+def test_the_row_of_the_chosen_method_has_the_given_knobs():
+    rows = {row.method: row for row in plan(configs.LLAMA, method="abf", theta=5e5).methods}
+    assert rows["abf"].form == "default"
+    # Mean over 64 pairs of (2i/128) ln 50, as a factor: 50^(63/128).
+    assert rows["abf"].explanation.mean_compression == pytest.approx(50 ** (63 / 128), rel=1e-9)
+    assert rows["longrope"].explanation is None
+    wide = {r.method: r for r in plan(configs.LLAMA, beta_fast=64.0).methods}["yarn"]
+    assert wide.explanation.mean_compression > rows["yarn"].explanation.mean_compression
+    assert plan(configs.LLAMA, method="abf", theta=5e5).spectra()["abf"].inv_freq[1] < 1
+
+
+def test_a_temperature_is_counted_in_every_row():
+    rows = {row.method: row.form for row in plan(configs.LLAMA, temperature=0.64).methods}
+    assert (rows["pi"], rows["ntk"], rows["yarn"]) == ("longrope", "yarn", "yarn")
+
+
 def test_a_loader_that_was_not_measured_is_refused_unless_even_so():
-    with pytest.raises(NotExpressible):
+    with pytest.raises(NotExpressible, match="was not measured; --even-so"):
         plan(configs.GEMMA2, for_loaders=("vllm",))
     assert plan(configs.GEMMA2, for_loaders=("vllm",), even_so=True).main.scaled
 

@@ -118,7 +118,3 @@ def main() -> None:
         sys.exit(error.exit_code)
     except Interrupted:
         sys.exit(130)
-    except BrokenPipeError:
-        # The reader of stdout went away (`ropext plan … | head`); Python would complain at exit.
-        sys.stdout = None  # type: ignore[assignment]
-        sys.exit(0)

@@ -55,10 +55,10 @@ class Out:
         try:
             sys.stdout.write(body.rstrip("\n") + "\n")
             sys.stdout.flush()
-        except BrokenPipeError:
-            raise  # the reader had enough, which is no error
         except OSError as error:
             sys.stdout = None  # type: ignore[assignment]  # or Python complains again at exit
+            if isinstance(error, BrokenPipeError):
+                return  # the reader had enough (`ropext plan ... | head`)
             raise InputError(f"the result cannot be printed: {error.strerror}") from None
 
     def picture(

@@ -82,6 +82,7 @@ def test_configs_that_cannot_be_read(refused, llama, changes, words):
         (["--factor", "4", "--method", "abf"], "--theta"),
         (["--factor", "4", "--method", "abf", "--theta", "10"], "--theta"),
         (["--factor", "4", "--for", "vlm"], "vllm"),
+        (["--factor", "4", "--for", ","], "names of loaders"),
         (["--factor", "4", "--method", "longrope", "--pair-factors", "nowhere.csv"], "nowhere.csv"),
         (["--no-such-option"], "--no-such-option"),
     ],
@@ -90,6 +91,50 @@ def test_configs_that_cannot_be_read(refused, llama, changes, words):
 def test_options_that_do_not_fit(refused, llama, tmp_path, command, options, words):
     where = ["-o", tmp_path / "out"] if command == "extend" else []
     assert words in refused(command, llama, *options, *where)
+
+
+def test_extend_names_the_commands_for_what_it_does_not_do(refused, llama, tmp_path):
+    words = ["extend", llama, "--factor", 4, "-o", tmp_path / "out"]
+    said = refused(*words, "--finetune", "books.jsonl", "--eval", "held-out.jsonl")
+    assert "`ropext finetune OUT --data books.jsonl -o TUNED`" in said
+    assert "`ropext eval OUT --data held-out.jsonl`" in said
+    assert "finetune" not in refused(*words, "--eval", "held-out.jsonl")
+
+
+@pytest.mark.parametrize("command", ["inspect", "plan"])
+def test_a_picture_that_cannot_be_written(refused, llama, tmp_path, command):
+    said = refused(command, llama, "--factor", 4, "--plot", tmp_path / "nowhere" / "x.png")
+    assert "--plot" in said
+    assert "No such file or directory" in said
+
+
+def test_a_result_that_cannot_be_printed(llama):
+    import subprocess
+    import sys
+
+    words = [sys.executable, "-m", "ropext", "plan", str(llama), "--factor", "4"]
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert run.returncode == 2
+    assert run.stderr == "error: the result cannot be printed: No space left on device\n"
+
+
+def test_a_reader_that_had_enough_is_no_error(llama):
+    import subprocess
+    import sys
+
+    words = [sys.executable, "-m", "ropext", "plan", str(llama), "--factor", "4", "--json"]
+    run = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    run.stdout.close()
+    assert run.stderr.read() == b""
+    assert run.wait() == 0
+
+
+def test_options_are_not_dropped_on_an_extended_directory(ropext, refused, llama, tmp_path):
+    words = ["extend", llama, "--factor", 4, "-o", tmp_path / "out", "--no-verify"]
+    assert ropext(*words)[0] == 0
+    assert "extended from 128 by yarn" in ropext("plan", tmp_path / "out")[1]
+    assert "say how far" in refused("plan", tmp_path / "out", "--method", "pi")
 
 
 def test_pair_factors_are_counted(refused, llama, tmp_path):

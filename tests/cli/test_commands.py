@@ -143,6 +143,33 @@ def test_methods_are_listed_and_described(ropext):
     assert "did you mean yarn" in err
 
 
+def test_every_knob_that_is_listed_is_an_option(ropext):
+    page = "".join(ropext("methods", name)[1] for name in ("yarn", "longrope", "abf", "llama3"))
+    shown = {word for word in page.split() if word.startswith("--")}
+    assert {"--truncate", "--pair-factors", "--theta", "--low-freq-factor"} <= shown
+    takes = ropext("plan", "--help")[1]
+    assert all(flag in takes for flag in shown), shown
+
+
+def test_the_program_has_one_name_also_as_a_module(llama):
+    words = [sys.executable, "-m", "ropext", "--help"]
+    run = subprocess.run(words, capture_output=True, text=True)
+    assert run.stdout.startswith("Usage: ropext ")
+
+
+def test_the_plan_groups_loaders_by_the_nearest_form_they_read(ropext, tmp_path):
+    from conftest import make_llama
+
+    rope = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 16}
+    rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    out = ropext("plan", make_llama(tmp_path / "scaled", rope_scaling=rope), "--factor", 4)[1]
+    lines = [line.split("  ") for line in out.splitlines() if "--from-original --target" in line]
+    groups = {line[1]: line[-1].strip() for line in lines if line[0] == ""}
+    # The factor would count from 16 tokens there, so the target is named.
+    assert "llama.cpp" in groups["--from-original --target 512 --method yarn"]
+    assert groups["--from-original --target 512 --method ntk"] == "ctranslate2"
+
+
 def test_an_extended_directory_is_extended_again_from_where_it_stands(ropext, llama, tmp_path):
     for source, target in ((llama, "one"), (tmp_path / "one", "two")):
         words = ["extend", source, "--method", "pi", "--factor", 2, "-o", tmp_path / target]
