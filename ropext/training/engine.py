@@ -196,6 +196,7 @@ class Job:
     options: Options
     folder: Path
     evaluate: Evaluate | None = None
+    recompute: bool = True  # run layers again in the backward pass instead of keeping all of them
 
     @property
     def eval_every(self) -> int:
@@ -227,7 +228,7 @@ def arguments(job: Job, processes: int) -> transformers.TrainingArguments:
         max_grad_norm=settings.gradient_norm.value,
         optim="adamw_torch",
         bf16=_dtype(job.model) == torch.bfloat16,
-        **_checkpointing(),
+        **(_recomputing() if job.recompute else {}),
         logging_steps=1,
         logging_nan_inf_filter=False,
         save_strategy="steps",
@@ -250,7 +251,7 @@ def arguments(job: Job, processes: int) -> transformers.TrainingArguments:
     )
 
 
-def _checkpointing() -> dict[str, Any]:
+def _recomputing() -> dict[str, Any]:
     """Layers run again in the backward pass; transformers 5.2x renamed the switch."""
     known = {own.name for own in fields(transformers.TrainingArguments)}
     name = "activation_checkpointing"

@@ -1,8 +1,9 @@
 """What a run takes, counted before it starts: tokens, FLOPs, peak memory. And what would fit.
 
-FLOPs of one row of n tokens with frozen weights and recomputed layers: the layers run forward,
-forward again and backward (input gradients only), 3 x 2 P n; the head forward and backward, 2 x
-2 h V n; attention 2 + 2 + 4 times layers x width x n^2 / 1, half of it for being causal.
+FLOPs of one row of n tokens with frozen weights: the layers run forward, forward again (where they
+are recomputed) and backward (input gradients only), 2 P n each; the head forward and backward,
+2 h V n each; causal attention 2 w n^2 forward, again, and 4 w n^2 backward, with w = layers x heads
+x head_dim.
 Both numbers are within a factor of two of what three measured shapes take (benchmarks/).
 """
 
@@ -18,6 +19,9 @@ from ropext.training.loss import slice_tokens
 TRAINED_BYTES = 16
 # Share of the free memory that a run may plan to take.
 USABLE = 0.9
+# Layers are run again in the backward pass unless all activations take less than this share of the
+# free memory: then a quarter of the time is saved.
+PLENTY = 0.125
 # Activations of one layer in the backward pass, in multiples of their single sizes: each input of a
 # linear layer is kept, and with LoRA once more for the low-rank path.
 KEPT = 2.0
@@ -33,6 +37,7 @@ class Estimate:
     trained_bytes: int
     activation_bytes: int
     loss_bytes: int
+    recompute: bool  # layers are run again in the backward pass
 
     @property
     def peak_bytes(self) -> int:
@@ -43,19 +48,20 @@ class Estimate:
         return asdict(self) | {"peak_bytes": self.peak_bytes}
 
 
-def row_flops(shape: Shape, tokens: int) -> float:
+def row_flops(shape: Shape, tokens: int, recompute: bool = True) -> float:
     """Of one row, forward and backward."""
-    dense = tokens * (6 * shape.body_parameters + 4 * shape.hidden * shape.vocabulary)
-    attention = 8 * shape.layers * shape.heads * shape.head_dim * tokens**2
+    body, square = (6, 8) if recompute else (4, 6)
+    dense = tokens * (body * shape.body_parameters + 4 * shape.hidden * shape.vocabulary)
+    attention = square * shape.layers * shape.heads * shape.head_dim * tokens**2
     return float(dense + attention)
 
 
-def activation_bytes(shape: Shape, rows: int, tokens: int) -> int:
-    """Each layer's input is kept, and all of one layer while it is run again."""
+def activation_bytes(shape: Shape, rows: int, tokens: int, recompute: bool = True) -> int:
+    """Each layer's input is kept, and all of one layer while it is run again; or all of all."""
     at_once = rows * tokens
     width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     layer = 6 * shape.hidden + 3 * width + 4 * shape.feed_forward
-    kept = shape.layers * shape.hidden + KEPT * layer
+    kept = shape.layers * shape.hidden + KEPT * layer * (1 if recompute else shape.layers)
     return int(at_once * shape.dtype_bytes * kept)
 
 
@@ -74,20 +80,23 @@ def estimate(
     trained: int,
     micro: int,
     *,
+    free: int = 0,
     sliced: bool = True,
     four_bits: bool = False,
 ) -> Estimate:
-    """Of the whole run; `trained` counts parameters, `micro` rows read at once."""
+    """Of the whole run; `trained` counts parameters, `micro` rows read at once, `free` bytes."""
     rows = settings.rows.value * settings.steps.value
     tokens = settings.row_tokens.value
+    recompute = activation_bytes(shape, micro, tokens, recompute=False) > PLENTY * free
     bytes_each = 0.6 if four_bits else float(shape.dtype_bytes)
     return Estimate(
         tokens=settings.tokens,
-        flops=rows * row_flops(shape, tokens),
+        flops=rows * row_flops(shape, tokens, recompute),
         weight_bytes=int(shape.all_parameters * bytes_each),
         trained_bytes=trained * TRAINED_BYTES,
-        activation_bytes=activation_bytes(shape, micro, tokens),
+        activation_bytes=activation_bytes(shape, micro, tokens, recompute),
         loss_bytes=loss_bytes(shape, micro, tokens, sliced),
+        recompute=recompute,
     )
 
 

@@ -1,11 +1,13 @@
 """The model in memory, as training wants it."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ropext.errors import InputError, UnsupportedModel, UsageError
-from ropext.evaluation.loading import local_rank
+from ropext.evaluation.loading import free_memory, local_rank
 from ropext.training.options import Options
 from ropext.training.origin import Origin
 
@@ -35,6 +37,24 @@ def dtype(options: Options, where: torch.device) -> torch.dtype:
         found: torch.dtype = getattr(torch, options.dtype)
         return found
     return torch.bfloat16 if where.type == "cuda" else torch.float32
+
+
+def memory_left(where: torch.device) -> int:
+    """Bytes that this process may still take; on a CPU a share of what its machine has left.
+
+    Page cache counts as free, for the kernel gives it back; a container's own limit counts too.
+    """
+    if where.type == "cuda":
+        return int(torch.cuda.mem_get_info(where)[0])
+    found = [free_memory(where)]
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+        found = [int(lines["MemAvailable"].split()[0]) * 1024] if "MemAvailable" in lines else found
+    limit, used = (Path("/sys/fs/cgroup") / f"memory.{name}" for name in ("max", "current"))
+    if limit.exists() and used.exists() and (most := limit.read_text().strip()).isdigit():
+        found.append(int(most) - int(used.read_text()))
+    return min(found) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def skeleton(origin: Origin) -> Any:

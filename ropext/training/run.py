@@ -259,7 +259,6 @@ def plan(prepared: Prepared) -> Planned:
     from accelerate import init_empty_weights
 
     from ropext.evaluation.costs import shape_of
-    from ropext.evaluation.loading import free_memory
     from ropext.training import adapters, estimates, loading
 
     options, settings = prepared.options, prepared.settings
@@ -278,10 +277,11 @@ def plan(prepared: Prepared) -> Planned:
     share = max(1, settings.rows.value // prepared.processes)
     micro = defaults.micro_rows(options, settings.row_tokens.value, share)
     reason = loading.caps_logits(base)
+    free = loading.memory_left(device)
     found = estimates.estimate(
-        shape, settings, trained, micro, sliced=reason is None, four_bits=options.qlora
+        shape, settings, trained, micro, free=free, sliced=reason is None, four_bits=options.qlora
     )
-    estimates.check_fits(found, shape, free_memory(device), sliced=reason is None)
+    estimates.check_fits(found, shape, free, sliced=reason is None)
     return Planned(prepared, found, trained, tuple(names), reason)
 
 

@@ -134,6 +134,7 @@ class Session:
             options=self.options,
             folder=self.folder / label,
             evaluate=evaluate,
+            recompute=self.planned.estimate.recompute,
         )
         self.say(
             f"training {label}: {settings.steps.value} steps of "

@@ -126,6 +126,16 @@ def test_what_cannot_fit_is_refused_with_the_longest_row_that_would():
         estimates.check_fits(found, shape, found.weight_bytes)
 
 
+def test_layers_are_run_again_only_where_memory_is_short():
+    shape = shape_of(new_llama())
+    run = settings(1e7, 64, 256, batch_tokens=512)
+    short, ample = (estimates.estimate(shape, run, 0, 2, free=f) for f in (10**6, 10**9))
+    assert short.recompute
+    assert not ample.recompute
+    assert ample.flops < short.flops
+    assert ample.activation_bytes > short.activation_bytes
+
+
 def test_pose_costs_the_same_memory_at_any_target():
     shape = shape_of(new_llama())
     peaks = set()
