@@ -7,7 +7,8 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, make_dataclass
-from typing import TYPE_CHECKING, Any
+from types import NoneType
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from ropext import scaling
 from ropext.errors import InputError, UsageError
@@ -67,8 +68,10 @@ class _Wishes:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise UsageError(f"{flag(name)} must be finite and above 0, was {value}")
-        if self.context is not None and self.context < 1:
-            raise UsageError(f"--context must be at least 1 token, was {self.context}")
+        if self.context is not None and not 1 <= self.context <= LONGEST_TARGET:
+            raise UsageError(
+                f"--context must be 1 to {LONGEST_TARGET} tokens, was {self.context:.6g}"
+            )
 
     @property
     def attention(self) -> float | None:
@@ -113,6 +116,14 @@ else:
     # The knobs come from the list of methods, so that a new one needs no second mention here.
     Recipe = make_dataclass("Recipe", _knobs(), bases=(_Wishes,), frozen=True)
     Recipe.__module__ = __name__
+
+
+def _kind(declared: Any) -> Any:
+    """The type of a field without its None."""
+    return next((k for k in get_args(declared) if k is not NoneType), declared)
+
+
+KINDS = {f.name: f.type if get_origin(f.type) is tuple else _kind(f.type) for f in fields(Recipe)}
 
 
 def flag(name: str) -> str:
@@ -201,8 +212,8 @@ def _numbers(items: object, name: str) -> tuple[float, ...]:
         if any(isinstance(item, bool) for item in items):
             raise TypeError("true and false are not numbers")
         return tuple(float(item) for item in items)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"--pair-factors {name}: not a number: {error}") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"--pair-factors {name}: not a number: {str(error)[:80]}") from None
 
 
 def _json_factors(text: str, name: str) -> PairFactors:
@@ -240,7 +251,39 @@ def build(options: Mapping[str, Any], read_file: Callable[[str], str] | None = N
         long, short = parse_pair_factors(read_file(pairs), pairs)
         values["pair_factors"] = long
         values.setdefault("short_pair_factors", short)
-    for key in ("pair_factors", "short_pair_factors", "for_loaders"):
-        if isinstance(values.get(key), list):
-            values[key] = tuple(values[key])
-    return Recipe(**values)
+    return Recipe(**{key: _typed(key, value) for key, value in values.items()})
+
+
+_WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+def _typed(key: str, value: Any) -> Any:
+    """The value as the field's type says; a recipe file or a script may hold anything."""
+    if value is None:
+        return None
+    kind = KINDS[key]
+    if get_origin(kind) is tuple:
+        item = get_args(kind)[0]
+        if not isinstance(value, list | tuple):
+            raise UsageError(f"{flag(key)} must be a list, was {repr(value)[:60]}")
+        return tuple(_single(key, one, item) for one in value)
+    return _single(key, value, kind)
+
+
+def _single(key: str, value: Any, kind: type) -> Any:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if number and kind is float:
+        return _float(value)
+    if number and kind is int and _float(value).is_integer():
+        return int(value)
+    if kind is int or kind is float or not isinstance(value, kind):
+        raise UsageError(f"{flag(key)} must be {_WANTED[kind]}, was {repr(value)[:60]}")
+    return value
+
+
+def _float(value: float) -> float:
+    """An integer of hundreds of digits does not fit a float; no option wants one."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

@@ -175,6 +175,7 @@ def _spectrum_to_json(spectrum: Spectrum) -> dict[str, Any]:
     }
     if spectrum.short_inv_freq is not None:
         out["short_inv_freq"] = list(spectrum.short_inv_freq)
+        out["short_context"] = spectrum.short_context
     return out
 
 

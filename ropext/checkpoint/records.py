@@ -31,8 +31,8 @@ def read_record(directory: Path) -> Record | None:
         base=reader.object("base", known["base"]),
         method=reader.text("method", known["method"]),
         knobs=reader.object("knobs", known["knobs"]),
-        context=reader.count("context", known["context"]),
-        target=reader.count("target", known["target"]),
+        context=reader.count("context", known["context"], least=1),
+        target=reader.count("target", known["target"], least=1),
         sites=tuple(map(reader.site, reader.array("sites", known["sites"]))),
         edits=tuple(reader.object("edits", edit) for edit in reader.array("edits", known["edits"])),
         weights=reader.weights(known["weights"]),
@@ -74,9 +74,9 @@ class _Reader:
             raise self.wrong(key, "a text")
         return value
 
-    def count(self, key: str, value: Any) -> int:
-        if type(value) is not int or value < 0:
-            raise self.wrong(key, "a whole number of at least 0")
+    def count(self, key: str, value: Any, least: int = 0) -> int:
+        if type(value) is not int or not least <= value < 1 << 63:
+            raise self.wrong(key, f"a whole number of at least {least}")
         return value
 
     def number(self, key: str, value: Any) -> float:
@@ -129,6 +129,7 @@ class _Reader:
             self.number("attention_factor", entry.get("attention_factor")),
             self.number("softmax_factor", entry.get("softmax_factor")),
             None if short is None else self.numbers("short_inv_freq", short),
+            0 if short is None else self.count("short_context", entry.get("short_context")),
         )
         if found.digest() != entry.get("digest"):
             raise InputError(f"{self.path} is damaged: a spectrum does not have its digest")

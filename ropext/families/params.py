@@ -184,7 +184,7 @@ def read_flat(text: Dict, family: Family, defaults: Mapping[str, Any]) -> Found:
     """The one dict of a flat family, complete."""
     sources = [text.object("rope_scaling"), text.object("rope_parameters")]
     given = [(s.where, normalised(s, family)) for s in sources if s is not None and s.values]
-    _refuse_nested(given)
+    _refuse_nested([s for s in sources if s is not None])
     conflicts: list[Conflict] = []
     if len(given) == 2:
         (winner, first), (other, second) = given
@@ -213,12 +213,12 @@ def _lost(given: list[tuple[str, Params]], current: Params) -> Iterator[Conflict
             yield Conflict(keys, (ignored[key], current.get(key)))
 
 
-def _refuse_nested(given: list[tuple[str, Params]]) -> None:
-    for where, params in given:
-        inner = [key for key, value in params.items() if isinstance(value, dict)]
-        if inner and "rope_theta" not in params and len(params) == len(inner) + 1:
+def _refuse_nested(sources: list[Dict]) -> None:
+    for source in sources:
+        inner = [key for key, value in source.values.items() if isinstance(value, dict)]
+        if inner and len(inner) == len(source.values):
             raise InputError(
-                f"config.json: {where} is nested ({', '.join(map(named, inner[:3]))}), but this"
+                f"config.json: {source.where} is nested ({', '.join(map(named, inner[:3]))}), but this"
                 " model type has one rotary embedding for all layers and wants a flat dict"
             )
 

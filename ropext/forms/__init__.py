@@ -8,6 +8,7 @@ is exact or it raises.
 from ropext.forms.carrying import (
     EXACT,
     GENERAL,
+    LARGEST_THETA,
     candidates,
     carry,
     longrope_form,
@@ -40,6 +41,7 @@ __all__ = [
     "BETA_SLOW",
     "EXACT",
     "GENERAL",
+    "LARGEST_THETA",
     "NAMES",
     "REQUIRED",
     "Params",

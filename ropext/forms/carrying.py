@@ -14,6 +14,9 @@ from ropext.rope import Rope, Spectrum, plain_inv_freq
 # Relative difference that counts as equal between two float64 routes to the same number.
 EXACT = 1e-9
 
+# Stock raises theta to a power in float32, which ends at 3.4e38; families reads none from 1e30 on.
+LARGEST_THETA = 1e30
+
 
 def _close(a: float, b: float) -> bool:
     return a == b or math.isclose(a, b, rel_tol=EXACT)
@@ -197,7 +200,7 @@ def candidates(
         except NotExpressible:
             continue
     for params in offers:
-        if same(read(params, rope, target), wanted):
+        if params["rope_theta"] < LARGEST_THETA and same(read(params, rope, target), wanted):
             yield params
 
 

@@ -29,7 +29,7 @@ def find(name: str) -> Method:
         return METHODS[name]
     near = difflib.get_close_matches(name, METHODS, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(METHODS)}"
-    raise UsageError(f"--method {name!r} is not a method; {hint}")
+    raise UsageError(f"--method {name[:60]!r} is not a method; {hint}")
 
 
 def compose(rope: Rope, scaling: Scaling, target: int) -> Spectrum:

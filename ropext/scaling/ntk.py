@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from ropext.errors import UsageError
+from ropext.forms import LARGEST_THETA
 from ropext.rope import Rope
 from ropext.scaling.method import Method, NoKnobs, Scaling
 
@@ -53,9 +54,10 @@ def abf(rope: Rope, target: int, knobs: AbfKnobs) -> Scaling:
     _needs_two_pairs(rope, "abf")
     if knobs.theta is None:
         raise UsageError("--method abf needs --theta, the new rotary base (e.g. --theta 1e6)")
-    if not rope.theta <= knobs.theta < float("inf"):
+    if not rope.theta <= knobs.theta < LARGEST_THETA:
         raise UsageError(
-            f"--theta {knobs.theta:g} must be finite and not below the model's own {rope.theta:g}"
+            f"--theta {knobs.theta:g} must be below {LARGEST_THETA:g} and not below the model's "
+            f"own {rope.theta:g}"
         )
     return _by_theta(rope, knobs.theta / rope.theta)
 

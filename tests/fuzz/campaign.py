@@ -1,0 +1,261 @@
+"""One input after another through everything that reads files, and what came of each.
+
+The promise: a result, or a RopextError of one printable line; no other exception, nothing written
+but the output.
+"""
+
+import json
+import math
+import os
+import shutil
+import signal
+import time
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from fuzz import mutating, seeds
+
+from ropext import families, forms, looking, pipeline, verifying
+from ropext.checkpoint import open_snapshot
+from ropext.checkpoint.records import read_record
+from ropext.cli import output
+from ropext.errors import RopextError
+from ropext.planning import Plan
+from ropext.report import text
+
+LONGEST_SENTENCE = 500  # characters
+HANGS = 20  # seconds; a guard against a hang, not a measure of speed
+
+METHODS: tuple[dict[str, Any], ...] = (
+    {},
+    {"method": "pi"},
+    {"method": "ntk"},
+    {"method": "dynamic"},
+    {"method": "by-parts"},
+    {"method": "llama3"},
+    {"method": "yarn", "attention_factor": 1.25},
+    {"method": "ntk", "attention_factor": 1.25},
+    {"method": "abf", "theta": 1e13},
+    {"from_original": True},
+    {"method": "pi", "context": 100},
+)
+FACTORS: tuple[dict[str, Any], ...] = (
+    *({"factor": f} for f in (4.0, 4.0, 4.0, 1.0001, 4096.0, 3.7)),
+    {"target": 2**31 - 1},
+    {"target": 10**6},
+)
+
+
+class Broken(AssertionError):
+    """The promise was not kept."""
+
+
+@dataclass
+class Input:
+    """One checkpoint directory with one file spoiled, and what is asked of it."""
+
+    number: int
+    file: str
+    data: bytes
+    options: dict[str, Any]
+    extend: bool
+
+
+@dataclass
+class Tally:
+    """What came of the inputs."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    sentences: Counter[str] = field(default_factory=Counter)
+    planned: list[tuple[dict[str, Any], Plan]] = field(default_factory=list)
+    slowest: tuple[float, int] = (0.0, -1)
+
+
+def make_input(random: Random, number: int) -> Input:
+    """The input of one seed."""
+    file = "config.json" if random.random() < 0.8 else random.choice(seeds.FILES)
+    options = random.choice(METHODS) | random.choice(FACTORS)
+    data = _content(file, random)
+    return Input(number, file, data, options, extend=random.random() < 0.05)
+
+
+def _content(file: str, random: Random) -> bytes:
+    if file == seeds.SHARD:
+        return mutating.damaged(seeds.safetensors(), random)
+    if file == "config.json":
+        some = seeds.rotary_configs() if random.random() < 0.9 else seeds.model_configs()
+        document = random.choice(some)
+    else:
+        document = random.choice(seeds.records()) if file == "ropext.json" else seeds.OTHERS[file]
+    if random.random() < 0.85:
+        data = mutating.encoded(mutating.spoiled(document, random))
+        return data if random.random() < 0.9 else mutating.damaged(data, random)
+    return mutating.damaged(mutating.encoded(document), random)
+
+
+@contextmanager
+def guarded(number: int) -> Any:
+    """Turns a hang into a failure that names the input."""
+
+    def stop(signum: int, frame: Any) -> None:
+        raise Broken(f"input {number} ran for {HANGS} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(HANGS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def check_sentence(sentence: str) -> None:
+    if not sentence or len(sentence) >= LONGEST_SENTENCE or not sentence.isprintable():
+        raise Broken(f"not one printable sentence of < {LONGEST_SENTENCE}: {sentence[:600]!r}")
+
+
+def check_json(document: Any) -> None:
+    """What --json prints is JSON, and text that a terminal or pipe takes."""
+    check_text(printed := output.as_json(document))
+    json.loads(printed, parse_constant=_refuse)
+
+
+def _refuse(token: str) -> None:
+    raise Broken(f"{token} is no JSON")
+
+
+def check_text(shown: str) -> None:
+    bad = next((s for s in output.visible(shown).split("\n") if not s.isprintable()), None)
+    if bad is not None:
+        raise Broken(f"a control character reaches the terminal: {bad[:300]!r}")
+
+
+def attempt(step: Any, *args: Any, **kwargs: Any) -> Any:
+    """The result of a step, or the RopextError, whose sentence is checked."""
+    try:
+        return step(*args, **kwargs)
+    except RopextError as error:
+        check_sentence(str(error))
+        return error
+
+
+def _files(directory: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in directory.iterdir()}
+
+
+def lay_out(directory: Path, item: Input) -> dict[str, bytes]:
+    """The checkpoint with its spoiled file; only what differs is written."""
+    directory.mkdir(exist_ok=True)
+    before, files = _files(directory), seeds.good_files() | {item.file: item.data}
+    for name in before.keys() - files:
+        (directory / name).unlink()
+    for name, content in files.items():
+        if before.get(name) != content:
+            (directory / name).write_bytes(content)
+    return files
+
+
+def run(item: Input, room: Path, tally: Tally) -> str:
+    """One input through inspect, plan, verify's file checks and, for some, extend."""
+    directory = room / "base"
+    before = lay_out(directory, item)
+    with guarded(item.number):
+        start = time.perf_counter()
+        outcome = _steps(item, directory, room, tally)
+        tally.slowest = max(tally.slowest, (time.perf_counter() - start, item.number))
+    if _files(directory) != before or set(os.listdir(room)) - {"out"} != {"base"}:
+        raise Broken(f"input {item.number} changed something beside the output")
+    shutil.rmtree(room / "out", ignore_errors=True)
+    tally.outcomes[f"{item.file}: {outcome}"] += 1
+    return outcome
+
+
+def _steps(item: Input, directory: Path, room: Path, tally: Tally) -> str:
+    _inspect(directory)
+    served = attempt(looking.serving, str(directory))
+    if isinstance(served, looking.Served):
+        check_json(served.to_json())
+        check_text(text.served(served))
+    _check_files(directory)
+    made = attempt(looking.plan, str(directory), **item.options)
+    if isinstance(made, RopextError):
+        tally.sentences[_shape(str(made))] += 1
+        outcome = f"refused ({type(made).__name__})"
+    else:
+        check_plan(made)
+        outcome = "planned"
+        if item.file == "config.json":
+            tally.planned.append((json.loads(item.data), made))
+    if item.extend:
+        options = {"prove": False, "hash_weights": True} | item.options
+        done = attempt(pipeline.extend, str(directory), room / "out", **options)
+        if isinstance(done, RopextError):
+            if (room / "out").exists():
+                raise Broken("a failed extend left an output")
+            return f"{outcome}, extension refused ({type(done).__name__})"
+        check_json(done.to_json())
+        check_text(text.extended(done))
+        if read_record(room / "out") is None:
+            raise Broken("no record")
+        return f"{outcome}, extended"
+    return outcome
+
+
+def _shape(sentence: str) -> str:
+    """A sentence without its names and numbers, for counting kinds."""
+    words = sentence.partition("config.json")[2] if "config.json" in sentence else sentence
+    return " ".join(w for w in words.split() if w.isalpha())[:60]
+
+
+def _inspect(directory: Path) -> None:
+    seen = attempt(looking.inspect, str(directory))
+    if isinstance(seen, looking.Inspection):
+        check_json(seen.to_json())
+        check_text(text.inspection(seen.name, seen.model, seen.limits, seen.target))
+
+
+def _check_files(directory: Path) -> None:
+    """What verify says without building the model, and its repair."""
+    snapshot = attempt(open_snapshot, str(directory), weights=True)
+    if isinstance(snapshot, RopextError):
+        return
+    for problem in families.check_spellings(snapshot.config):
+        check_sentence(problem.sentence)
+    record = attempt(read_record, directory)
+    model = attempt(families.read, snapshot.config)
+    attempt(verifying.repair, directory)
+    if isinstance(model, RopextError) or isinstance(record, RopextError):
+        return
+    attempt(verifying._expected, model, record, None)
+    lengths = attempt(lambda: [*verifying._lengths(snapshot, model, record, None)])
+    weights = attempt(lambda: [*verifying._weights(snapshot, record, None, True)])
+    for found in (lengths, weights):
+        for check in found if isinstance(found, list) else ():
+            check_sentence(check.sentence)
+
+
+def check_plan(plan: Plan) -> None:
+    """A plan is finite, can be shown, and its config reads back as what was planned."""
+    check_json(plan.to_json())
+    check_text(text.plan(plan))
+    for warning in plan.warnings:
+        if not warning.isprintable():
+            raise Broken(f"unprintable warning {warning[:300]!r}")
+    again = families.read(json.loads(json.dumps(plan.config, allow_nan=False)))
+    spectra = {site.label: site.rope.spectrum for site in again.sites}
+    for site in plan.sites:
+        check_spectrum(site.wanted.inv_freq, site.wanted.attention_factor)
+        read = spectra.get(site.label)
+        if site.label.startswith("theta "):
+            continue  # named after the theta, which an extension may change
+        if read is None or not forms.same(read, site.wanted):
+            raise Broken(f"site {site.label!r} of {plan.model.text_type} reads back otherwise")
+
+
+def check_spectrum(inv_freq: tuple[float, ...], attention: float) -> None:
+    if not all(0 <= f < math.inf for f in inv_freq) or not 0 < attention < math.inf:
+        raise Broken(f"not a spectrum: {inv_freq[:3]}.., attention {attention}")

@@ -1,0 +1,245 @@
+"""What the fuzzer and the attacks found, each by itself."""
+
+import copy
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from configs import LLAMA
+from fuzz import seeds
+
+from ropext import families, forms, looking, pipeline, planning, recipe
+from ropext.checkpoint.records import read_record
+from ropext.cli.output import as_json, visible
+from ropext.errors import InputError, RopextError, UsageError
+from ropext.verifying import check_directory
+
+SMALL = seeds.SMALL_LLAMA
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    directory = tmp_path / "base"
+    directory.mkdir()
+    for name, content in seeds.good_files().items():
+        (directory / name).write_bytes(content)
+    return directory
+
+
+def plan(config, **options):
+    made = planning.make_plan(config, recipe.build(options))
+    again = families.read(json.loads(json.dumps(made.config, allow_nan=False)))
+    assert forms.same(again.scaled_sites[0].rope.spectrum, made.main.wanted)
+    return made
+
+
+@pytest.mark.parametrize("key", ["a\nb", "\x1b[2J", "\ud800", "x" * 300])
+def test_keys_that_do_not_print_are_quoted_in_sentences(key):
+    nested = {"rope_scaling": {key: {"factor": "x"}}}
+    with pytest.raises(InputError, match="is nested") as caught:
+        families.read(SMALL | nested)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 300
+    for problem in families.check_spellings(
+        SMALL | {"rope_parameters": {"a": 1, key: {"factor": 4}}}
+    ):
+        assert problem.sentence.isprintable()
+    with pytest.raises(InputError) as caught:
+        families.read(SMALL | {"model_type": key})
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 300
+
+
+def test_a_terminal_is_shown_no_control_character():
+    assert visible("a\x1b[31m\u202eb\ud800\n\tc é") == "a\\x1b[31m\\u202eb\\ud800\n\tc é"
+    data = {"k\x9b": ["\ud800", math.inf, "é"]}
+    printed = as_json(data)
+    assert printed.replace("\n", "").isprintable()
+    assert json.loads(printed) == {"k\x9b": ["\ud800", None, "é"]}
+    assert "é" in as_json({"k": "é"})
+
+
+def test_two_sets_of_factors_survive_the_record(checkpoint, tmp_path):
+    factors = {"long_factor": [1.5] * 16, "short_factor": [1.1] * 16}
+    (tmp_path / "factors.json").write_text(json.dumps(factors))
+    done = pipeline.extend(
+        str(checkpoint),
+        tmp_path / "out",
+        prove=False,
+        method="longrope",
+        factor=4.0,
+        pair_factors=str(tmp_path / "factors.json"),
+    )
+    record = read_record(tmp_path / "out")
+    assert record is not None
+    assert record.sites[0].spectrum == done.plan.main.wanted
+    assert record.sites[0].spectrum.short_context == 2048
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("context", 0), ("target", 0), ("context", 10**400), ("target", 2**63)]
+)
+def test_a_record_with_an_impossible_length_is_damaged(checkpoint, key, value):
+    content = copy.deepcopy(seeds.records()[0]) | {key: value}
+    (checkpoint / "ropext.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=f"damaged: {key}"):
+        check_directory(checkpoint)
+
+
+DAMAGE = {
+    "inv_freq": ["x", None, [1, "a"], {"a": 1}, [10**400], [True]],
+    "attention_factor": ["x", None, [1.0], 10**400, True],
+    "factor": ["x", None, {"a": 1}, 10**400],
+    "rope": ["x", None, [1], {"rope_type": 3}],
+    "label": [None, 3, ["full_attention"]],
+    "scaled": [1, "yes"],
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [(k, v) for k, values in DAMAGE.items() for v in values],
+    ids=lambda v: str(v)[:20],
+)
+def test_a_damaged_plan_is_told(checkpoint, tmp_path, monkeypatch, key, value):
+    made = looking.plan(str(checkpoint), factor=4.0).to_json()
+    made["sites"][0][key] = value
+    made[key] = value
+    (tmp_path / "plan.json").write_text(json.dumps(made))
+    monkeypatch.setattr("ropext.proof.build", lambda *a, **k: pytest.fail("not worth a build"))
+    with pytest.raises(InputError, match="damaged"):
+        check_directory(checkpoint, against=str(tmp_path / "plan.json"))
+
+
+def test_a_theta_that_float32_cannot_hold_is_not_written():
+    """Stock raises theta to a power in float32; ntk on a dim of 4 squares the factor."""
+    tiny = SMALL | {"head_dim": 4, "rope_theta": 9e29}
+    made = plan(tiny, method="ntk", factor=4096.0)
+    assert made.main.params["rope_type"] == "longrope"
+    with pytest.raises(UsageError, match="below 1e"):
+        plan(SMALL, method="abf", factor=4.0, theta=1e300)
+
+
+def test_a_temperature_over_a_large_theta_reads_back():
+    """The ramp that is moved beyond the last pair has ends near 1/theta^2."""
+    made = plan(SMALL | {"rope_theta": 1e12}, method="ntk", factor=4096.0, attention_factor=1.25)
+    assert made.main.params["rope_type"] == "yarn"
+    assert made.main.params["beta_slow"] < 1e-12
+
+
+CORNERS = [
+    {"head_dim": 2},
+    {"head_dim": 4},
+    {"rope_theta": 1.0000001},
+    {"rope_theta": 1e12},
+    {"rope_theta": 9e29},
+    {"max_position_embeddings": 1},
+    {"max_position_embeddings": 2},
+    {"max_position_embeddings": 3},
+    {"max_position_embeddings": 524288},
+]
+REQUESTS = [{"factor": 1.0001}, {"factor": 4096.0}, {"factor": 3.7}, {"target": 2**31 - 1}]
+
+
+@pytest.mark.parametrize("corner", CORNERS, ids=str)
+@pytest.mark.parametrize("request_", REQUESTS, ids=str)
+def test_corners_are_exact_or_refused(corner, request_):
+    planned = 0
+    for method in ("pi", "ntk", "dynamic", "by-parts", "llama3", "yarn"):
+        for extra in ({}, {"attention_factor": 1.5}):
+            try:
+                made = plan(SMALL | corner, method=method, **request_, **extra)
+            except RopextError:
+                continue
+            planned += 1
+            spectrum = made.main.wanted
+            assert all(0 < f < math.inf for f in spectrum.inv_freq)
+            json.loads(as_json(made.to_json()), parse_constant=pytest.fail)
+    context = corner.get("max_position_embeddings", 2048)
+    target = request_.get("target", context * request_.get("factor", 1))
+    possible = target <= min(4096 * context, 2**31 - 1)
+    assert bool(planned) == possible
+
+
+@pytest.mark.parametrize("head_dim", [1, 3, 5, 63])
+def test_odd_dims_are_refused(head_dim):
+    with pytest.raises(InputError, match="even number"):
+        families.read(SMALL | {"head_dim": head_dim})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"factor": "4"}, "--factor must be a number, was '4'"),
+        ({"factor": True}, "--factor must be a number"),
+        ({"target": 8192.5}, "--target must be a whole number"),
+        ({"target": "x" * 5000}, "--target must be a whole number"),
+        ({"method": ["yarn"]}, "--method must be a text"),
+        ({"method": "x" * 5000}, "is not a method"),
+        ({"even_so": 1}, "--even-so must be true or false"),
+        ({"for_loaders": 3}, "--for must be a list"),
+        ({"method": "longrope", "pair_factors": [1, "a"]}, "--pair-factors must be a number"),
+        ({"context": 10**300}, "--context must be"),
+        ({"theta": 10**400, "method": "abf", "factor": 2}, "--theta"),
+        ({"__class__": "x"}, "unknown option"),
+        ({"!!python/object": "os.system"}, "unknown option"),
+    ],
+)
+def test_recipes_of_the_wrong_types_are_refused(options, words):
+    with pytest.raises((UsageError, InputError)) as caught:
+        planning.make_plan(LLAMA, recipe.build(options))
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_whole_numbers_may_be_written_as_floats():
+    assert recipe.build({"target": 8192.0, "factor": None}).target == 8192
+    assert recipe.build({"factor": 4}).factor == 4.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os').system('x')",
+        '{"pair_factors": "os.system"}',
+        '{"__class__": "x", "long_factor": {"a": 1}}',
+        "!!python/object/apply:os.system [x]",
+        "[1" + "0" * 400 + "]",
+        "x" * 100_000,
+        "[" * 100_000,
+    ],
+)
+def test_factor_files_hold_numbers_and_nothing_else(tmp_path, text):
+    (tmp_path / "f").write_text(text)
+    with pytest.raises(InputError) as caught:
+        recipe.build({"pair_factors": str(tmp_path / "f")}, looking.read_text)
+    assert len(str(caught.value)) < 500 + len(str(tmp_path))
+    assert str(caught.value).isprintable()
+
+
+def test_a_nested_stranger_in_a_rope_dict_is_kept():
+    config = SMALL | {"rope_scaling": {"type": "default", "other": {"a": 1}}}
+    made = plan(config, method="ntk", factor=4.0)
+    assert made.config["rope_scaling"]["other"] == {"a": 1}
+
+
+def test_an_original_of_one_token_is_no_longrope():
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1}
+    assert families.read(SMALL | {"rope_scaling": yarn}).context
+    longrope = yarn | {"type": "longrope", "long_factor": [1.0] * 16, "short_factor": [1.0] * 16}
+    with pytest.raises(InputError, match="at least 2"):
+        families.read(SMALL | {"rope_scaling": longrope})
+
+
+def test_a_plan_of_other_peoples_text_is_shown_safely(checkpoint):
+    from ropext.report import text
+
+    config = SMALL | {
+        "layer_types": ["\x1b]0;x\x07"] * 2,
+        "quantization_config": {"quant_method": "\x1b"},
+    }
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    seen = looking.inspect(str(checkpoint))
+    assert "\x1b" not in visible(text.inspection(seen.name, seen.model, seen.limits, seen.target))
+    assert replace(seen, target=5).to_json()["target"] == 5
