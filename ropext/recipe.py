@@ -123,7 +123,9 @@ def _kind(declared: Any) -> Any:
     return next((k for k in get_args(declared) if k is not NoneType), declared)
 
 
-KINDS = {f.name: f.type if get_origin(f.type) is tuple else _kind(f.type) for f in fields(Recipe)}
+KINDS: dict[str, Any] = {
+    f.name: f.type if get_origin(f.type) is tuple else _kind(f.type) for f in fields(Recipe)
+}
 
 
 def flag(name: str) -> str:

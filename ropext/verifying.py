@@ -193,7 +193,7 @@ def _lengths(
         yield Check(
             "limits",
             False,
-            f"{edit.file}: {edit.key} of {edit.before} caps the target of {target}",
+            f"{edit.file}: {edit.key} of {str(edit.before)[:80]} caps the target of {target}",
         )
     if not edits:
         yield Check("limits", True, "no tokenizer or generation limit caps it")
