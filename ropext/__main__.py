@@ -1,6 +1,17 @@
-"""`python -m ropext`."""
+"""The program `ropext`, also `python -m ropext`."""
 
-from ropext.cli.app import main
+import sys
+
+
+def main() -> None:
+    """Run the command line; until it is imported it cannot answer a Ctrl-C itself."""
+    try:
+        from ropext.cli.app import main as run
+    except KeyboardInterrupt:
+        sys.stderr.write("error: interrupted\n")
+        sys.exit(130)
+    run()
+
 
 if __name__ == "__main__":
     main()

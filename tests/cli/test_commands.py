@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import signal
 import subprocess
 import sys
 
@@ -113,6 +115,30 @@ def test_extend_without_proof_imports_no_heavy_library(llama, tmp_path):
     )
     assert run.returncode == 0, run.stderr
     assert (tmp_path / "out/model.safetensors").samefile(llama / "model.safetensors")
+
+
+@pytest.mark.parametrize("moment", ["at once", "while it proves"])
+def test_an_interrupt_is_answered_and_leaves_nothing(llama, tmp_path, moment):
+    words = [sys.executable, "-m", "ropext", "extend", str(llama), "--factor", "2", "-o"]
+    if moment == "at once":
+        # The interpreter imports the command line when the signal comes.
+        stop = "import os, signal, sys; sys.argv = ['ropext', *sys.argv[1:]]\n"
+        stop += "class Finder:\n    def find_spec(self, name, path=None, target=None):\n"
+        stop += "        if name == 'typer': os.kill(os.getpid(), signal.SIGINT)\n"
+        stop += "sys.meta_path.insert(0, Finder())\nfrom ropext.__main__ import main\nmain()\n"
+        words[1:3] = ["-c", stop]
+    # A session of its own: as on a terminal, the signal reaches the proof's process too.
+    run = subprocess.Popen(
+        [*words, str(tmp_path / "out")], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    if moment == "while it proves":
+        assert "proving" in run.stderr.readline()
+        os.killpg(run.pid, signal.SIGINT)
+    said = run.communicate(timeout=60)[1]
+    assert said.startswith("error: interrupted")
+    assert "Traceback" not in said
+    assert run.returncode == 130
+    assert [path.name for path in tmp_path.iterdir()] == ["base"]
 
 
 def test_dry_run_is_the_plan(ropext, llama, tmp_path):
