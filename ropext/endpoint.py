@@ -184,7 +184,7 @@ def transformers_reference(
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=dtype, trust_remote_code=trust_remote_code
+        directory, dtype=dtype, trust_remote_code=trust_remote_code, use_safetensors=True
     )
     model = model.to(device).eval()
     # The logits of a whole long prompt would not fit.

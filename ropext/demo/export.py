@@ -101,7 +101,7 @@ def spell_for_both_majors(path: Path) -> None:
 def export(run: Path, out: Path, seed: int) -> None:
     from transformers import AutoTokenizer
 
-    state = torch.load(run / "state.pt")
+    state = torch.load(run / "state.pt", weights_only=True)
     model = new_model(seed)
     model.load_state_dict(state["model"])
     model.generation_config.bos_token_id = None

@@ -140,7 +140,7 @@ class Trainer:
         self.progress = Progress()
         self.losses: dict[str, float] = {}
         if self.state_file.is_file():
-            state = torch.load(self.state_file)
+            state = torch.load(self.state_file, weights_only=True)
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.progress = Progress(**state["progress"])

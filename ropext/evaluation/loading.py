@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext.checkpoint import Snapshot
@@ -75,7 +76,11 @@ def load_model(snapshot: Snapshot, options: "Options", trust_remote_code: bool) 
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            snapshot.directory, dtype=dtype, trust_remote_code=trust_remote_code, **placement
+            snapshot.directory,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,  # a pickle beside them is never opened
+            **placement,
         )
     except (OSError, ValueError, ImportError) as error:
         raise InputError(
@@ -88,6 +93,11 @@ def add_adapter(model: Any, adapter: str) -> Any:
     """A LoRA on top of a loaded model."""
     from peft import PeftModel
 
+    if not Path(adapter, "adapter_model.safetensors").is_file():
+        raise InputError(
+            f"--adapter {adapter} must be a directory with adapter_model.safetensors; a pickled "
+            "adapter (adapter_model.bin) is never opened"
+        )
     try:
         return PeftModel.from_pretrained(model, adapter).eval()
     except (OSError, ValueError, KeyError, RuntimeError) as error:

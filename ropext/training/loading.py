@@ -61,7 +61,9 @@ def skeleton(origin: Origin) -> Any:
     """The model from its config alone; inside of init_empty_weights it takes no memory."""
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(origin.snapshot.directory)
+    config = transformers.AutoConfig.from_pretrained(
+        origin.snapshot.directory, trust_remote_code=False
+    )
     try:
         return transformers.AutoModelForCausalLM.from_config(config)
     except ValueError as error:
@@ -87,6 +89,8 @@ def load(origin: Origin, options: Options) -> Any:
 
     where = device(options)
     keywords: dict[str, Any] = {"dtype": dtype(options, where), "attn_implementation": "sdpa"}
+    # Neither code from the model nor a pickle beside its weights.
+    keywords |= {"trust_remote_code": False, "use_safetensors": True}
     if options.qlora:
         keywords["quantization_config"] = four_bits(where)
         keywords["device_map"] = {"": where}

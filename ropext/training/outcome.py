@@ -84,7 +84,9 @@ def merge(snapshot: Snapshot, adapter: Path, directory: Path) -> None:
     import peft
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(snapshot.directory, dtype="auto")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        snapshot.directory, dtype="auto", trust_remote_code=False, use_safetensors=True
+    )
     joined = peft.PeftModel.from_pretrained(model, adapter)
     merged = joined.merge_and_unload()
     largest = max(snapshot.files[name] for name in snapshot.weight_files)

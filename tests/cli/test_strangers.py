@@ -1,0 +1,188 @@
+"""No code from strangers: what could run or unpickle something, call by call, and by attack."""
+
+import ast
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_checkpoint import make_llama
+
+import ropext
+from ropext.errors import InputError
+
+PACKAGE = Path(ropext.__file__).parent
+FORBIDDEN_NAMES = {"eval", "exec", "compile", "__import__"}
+FORBIDDEN_MODULES = {
+    "pickle",
+    "cloudpickle",
+    "dill",
+    "joblib",
+    "marshal",
+    "shelve",
+    "tarfile",
+    "zipfile",
+}
+# The tokenizer and the state that `benchmarks/demo_checkpoint.py` made itself.
+OWN_FILES = ("demo/",)
+# From a config and an empty state dict, on the meta device: no file is read.
+NO_FILES = {("proof_child.py", "cls.from_pretrained")}
+
+
+def calls():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name, tree = path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                yield name, ast.unparse(node.func), node
+
+
+def keywords(node):
+    return {k.arg: ast.unparse(k.value) for k in node.keywords}
+
+
+def test_models_are_loaded_without_code_and_without_pickles():
+    """Every from_pretrained says both; `**keywords` comes from a dict in that file which does."""
+    seen = 0
+    for name, called, node in calls():
+        if not called.endswith(".from_pretrained") or (name, called) in NO_FILES:
+            continue
+        seen += 1
+        given = keywords(node)
+        if None in given:  # **keywords
+            source = (PACKAGE / name).read_text()
+            given |= {
+                k: "True" for k in ("trust_remote_code", "use_safetensors") if f'"{k}"' in source
+            }
+        if called.startswith("PeftModel") or called.endswith("PeftModel.from_pretrained"):
+            continue  # takes neither; see test_pickled_adapters
+        if not name.startswith(OWN_FILES):
+            assert given.get("trust_remote_code"), f"{name}:{node.lineno}"
+        if "Tokenizer" not in called and "Config" not in called and not name.startswith(OWN_FILES):
+            assert given.get("use_safetensors") == "True", f"{name}:{node.lineno}"
+    assert seen >= 8
+
+
+def test_nothing_is_unpickled_or_evaluated():
+    for name, called, node in calls():
+        where, given = f"{name}:{node.lineno}", keywords(node)
+        assert called not in FORBIDDEN_NAMES, where
+        if called == "torch.load":
+            assert given.get("weights_only") == "True", where
+        if called == "np.load":
+            assert given.get("allow_pickle", "False") == "False", where
+        if called == "yaml.load":
+            assert "yaml.BaseLoader" in ast.unparse(node) or "SafeLoader" in ast.unparse(node), (
+                where
+            )
+        assert given.get("shell", "False") == "False", where
+        assert given.get("trust_remote_code") != "True", where
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            assert not FORBIDDEN_MODULES.intersection(n.partition(".")[0] for n in names), path
+
+
+class Bomb:
+    def __init__(self, target):
+        self.target = target
+
+    def __reduce__(self):
+        return Path.touch, (Path(self.target),)
+
+
+def test_a_pickled_adapter_is_not_opened(tmp_path):
+    from ropext.evaluation.loading import add_adapter
+
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2}')
+    (tmp_path / "adapter_model.bin").write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
+    with pytest.raises(InputError, match="pickled adapter"):
+        add_adapter(None, str(tmp_path))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.slow
+def test_a_pickle_beside_other_safetensors_is_not_opened(tmp_path):
+    """Stock would take pytorch_model.bin where no file is called model.safetensors."""
+    from ropext.checkpoint import open_snapshot
+    from ropext.evaluation.loading import load_model
+    from ropext.evaluation.options import Options
+
+    base = make_llama(tmp_path / "base")
+    (base / "model.safetensors").rename(base / "other.safetensors")
+    (base / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
+    options = Options(tasks=("passkey",), device="cpu")
+    with pytest.raises(InputError, match="cannot be loaded"):
+        load_model(open_snapshot(str(base), weights=True), options, False)
+    assert not (tmp_path / "ran").exists()
+
+
+CANARY = "hf_CaNaRyCaNaRyCaNaRyCaNaRyCaNaRyCaNa"
+EVIL_CODE = "import pathlib\npathlib.Path({ran!r}).touch()\nclass C: pass\n"
+
+
+@pytest.mark.slow
+def test_no_command_shows_the_token_or_runs_the_models_code(tmp_path):
+    """Every command, its failures among them; all output and every file written is searched."""
+    base = make_llama(tmp_path / "base")
+    config = json.loads((base / "config.json").read_text())
+    config |= {"auto_map": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.C"}}
+    (base / "config.json").write_text(json.dumps(config))
+    (base / "evil.py").write_text(EVIL_CODE.format(ran=str(tmp_path / "ran")))
+    home = tmp_path / "home"
+    env = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    env |= {
+        "HF_TOKEN": CANARY,
+        "HUGGING_FACE_HUB_TOKEN": CANARY,
+        "HF_HOME": str(home),
+        "HF_ENDPOINT": f"http://user:{CANARY}@127.0.0.1:9",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]),
+    }
+    out = tmp_path / "out"
+    (tmp_path / "data.txt").write_text("word " * 3000)
+    wishes = ["--factor", "2"]
+    runs = [
+        ["--version"],
+        ["methods", "yarn"],
+        ["inspect", base, "--json"],
+        ["plan", base, *wishes, "--json"],
+        ["plan", "nobody/nothing", *wishes],
+        ["plan", base, "--factor", CANARY],
+        ["extend", base, *wishes, "-o", out],
+        ["extend", base, *wishes, "-o", out],
+        ["extend", base, *wishes, "-o", tmp_path / "out2", "--no-verify", "--link", "symlink"],
+        ["verify", out],
+        ["verify", out, "--endpoint", f"http://user:{CANARY}@127.0.0.1:9"],
+        ["eval", out, "--data", tmp_path / "data.txt", "-o", tmp_path / "eval"],
+        ["finetune", out, "--data", tmp_path / "data.txt", "-o", tmp_path / "fine", "--steps", "1"],
+        ["compare", tmp_path / "eval"],
+    ]
+    codes = {}
+    for words in runs:
+        done = subprocess.run(
+            [sys.executable, "-m", "ropext", *map(str, words)],
+            env=env,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        codes[" ".join(map(str, words[:2]))] = done.returncode
+        said = done.stdout + done.stderr
+        if CANARY not in map(str, words):  # typer repeats a wrong value that the user typed
+            assert CANARY not in said, words
+        assert "Traceback" not in said, said[-2000:]
+    assert codes[f"extend {base}"] == 0
+    assert not (tmp_path / "ran").exists()
+    shutil.rmtree(home, ignore_errors=True)
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            assert CANARY.encode() not in path.read_bytes(), path
