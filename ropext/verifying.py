@@ -124,6 +124,7 @@ def _expected(model: Model, record: Record | None, plan: dict[str, Any] | None) 
             site.params.get("rope_type", "default"),
             site.rope.context / site.rope.original_context,
             site.scaled,
+            site.rope.spectrum.short_inv_freq,
             steepness=forms.steepness(site.params),
         )
         for site in model.sites
