@@ -24,10 +24,10 @@ def run_tasks(
     try:
         import lm_eval
         from lm_eval.models.huggingface import HFLM
-    except ImportError:
+    except ImportError as error:
         raise UsageError(
-            "--lm-eval needs lm-evaluation-harness: pip install 'ropext[lm-eval]'"
-        ) from None
+            f"--lm-eval needs lm-evaluation-harness: pip install 'ropext[lm-eval]' ({error})"
+        ) from error
     # The harness runs code that comes with a dataset when this is set; it stays off.
     os.environ.pop("HF_DATASETS_TRUST_REMOTE_CODE", None)
     results: dict[str, Any] = {}

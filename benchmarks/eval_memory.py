@@ -1,0 +1,117 @@
+"""Peak memory of a reading above the model, and the estimate of --dry-run beside it.
+
+    OMP_NUM_THREADS=1 python benchmarks/eval_memory.py > benchmarks/results/eval-memory-DATE.md
+
+Random Llamas of hidden 256 and 4 layers in float32, each case in a process of its own: resident
+memory at its highest, less what it was with the model loaded and 64 tokens read. FLOPs are those
+that torch's counter sees.
+"""
+
+import argparse
+import json
+import platform
+import resource
+import subprocess
+import sys
+from typing import Any
+
+CASES = (
+    # vocabulary, tokens, chunk
+    (8_000, 8_192, None),
+    (128_256, 4_096, None),
+    (128_256, 8_192, None),
+    (128_256, 8_192, 2_048),
+    (128_256, 16_384, None),
+    (128_256, 32_768, None),
+)
+SLICE_BYTES = 256 << 20
+
+
+def peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def measure(vocabulary: int, tokens: int, chunk: int | None) -> dict[str, Any]:
+    """In a child process: one reading."""
+    import numpy as np
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from ropext.evaluation.costs import choose_manner, shape_of
+    from ropext.evaluation.forward import TokenScorer
+
+    torch.set_num_threads(1)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=256,
+        intermediate_size=688,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=65536,
+    )
+    model = LlamaForCausalLM(config).eval()
+    shape = shape_of(model)
+    manner = choose_manner(shape, tokens, 1 << 60, chunk, SLICE_BYTES)
+    scorer = TokenScorer(model, manner)
+    ids = np.random.default_rng(0).integers(3, vocabulary, tokens).astype(np.int32)
+    with torch.inference_mode():
+        scorer.self_check()
+        scorer.token_nll(ids[:64])
+        before = peak()
+        scorer.token_nll(ids)
+        after = peak()
+        # The counter sees no FLOPs in SDPA on a CPU; eager attention computes the whole square,
+        # masked half included, and is counted.
+        small = min(tokens, 2048)
+        model.set_attn_implementation("eager")
+        with FlopCounterMode(display=False) as counter:
+            scorer.token_nll(ids[:small])
+    return {
+        "measured": after - before,
+        "estimated": shape.peak_bytes(tokens, manner),
+        "flops_measured": counter.get_total_flops(),
+        "flops_estimated": shape.flops(small),
+        "full_logits": tokens * vocabulary * 4,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--case", help="(for the child process)")
+    options = parser.parse_args()
+    if options.case:
+        print(json.dumps(measure(*json.loads(options.case))))
+        return
+    import torch
+    import transformers
+
+    print("# Memory of evaluation\n")
+    print("Command: `OMP_NUM_THREADS=1 python benchmarks/eval_memory.py`\n")
+    print(
+        f"Machine: CPU, {platform.system()}. Versions: torch {torch.__version__}, transformers "
+        f"{transformers.__version__}.\n"
+    )
+    print(
+        "| vocabulary | tokens | chunk | peak above the model, MiB | estimated, MiB | ratio | "
+        "one tensor of full logits, MiB | FLOPs estimated / counted |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for case in CASES:
+        command = [sys.executable, __file__, "--case", json.dumps(case)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        found = json.loads(done.stdout.splitlines()[-1])
+        vocabulary, tokens, chunk = case
+        print(
+            f"| {vocabulary} | {tokens} | {chunk or 'none'} | {found['measured'] / 2**20:.0f} | "
+            f"{found['estimated'] / 2**20:.0f} | "
+            f"{found['estimated'] / max(found['measured'], 1):.2f} | "
+            f"{found['full_logits'] / 2**20:.0f} | "
+            f"{found['flops_estimated'] / max(found['flops_measured'], 1):.2f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
