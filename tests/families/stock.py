@@ -31,6 +31,8 @@ def rotary_modules(model, text_type):
                 continue
             if own is None and ("vision" in name or "audio" in name or "visual" in name):
                 continue
+            if config is None and "Rotary" not in type(module).__name__:
+                continue  # Voxtral's sinusoids of times, which are added and turn nothing
             yield name, buffer[: -len("inv_freq")].rstrip("_"), module
 
 

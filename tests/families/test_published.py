@@ -89,7 +89,10 @@ def test_the_softmax_scale_is_kept(stock, model_type):
     for method in ("", "pi", "yarn", "longrope"):
         wanted, new = model.sites[0].rope.spectrum, base
         if method:
-            wanted, params = scaled(model, method, 2 * model.context)[""]
+            try:
+                wanted, params = scaled(model, method, 2 * model.context)[""]
+            except NotExpressible:  # Mistral 4 builds no longrope
+                continue
             new = families.write(base, model, {"": params}, 2 * model.context)
         answer = stock.build(Case(model_type, method, new))
         assert wanted.softmax_factor > 1.2
