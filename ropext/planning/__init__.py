@@ -1,0 +1,9 @@
+"""Recipe + config dict -> Plan: all that `extend` would do, computed without touching a file.
+
+The plan is the prediction; the proof compares it with what stock transformers builds.
+"""
+
+from ropext.planning.making import make_plan, require_help
+from ropext.planning.plan import MethodRow, Plan, PlannedSite
+
+__all__ = ["MethodRow", "Plan", "PlannedSite", "make_plan", "require_help"]

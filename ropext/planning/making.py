@@ -1,0 +1,70 @@
+"""The order in which a plan is made."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from ropext import families, loaders, scaling
+from ropext.errors import UnsupportedModel
+from ropext.families import Model
+from ropext.planning.carrying import method_row, plan_site
+from ropext.planning.plan import Plan
+from ropext.planning.warnings import warnings_of
+from ropext.recipe import Recipe, knobs_for, resolve_target
+from ropext.recommending import recommend
+
+
+def make_plan(config: Mapping[str, Any], recipe: Recipe, name: str = "MODEL") -> Plan:
+    """The plan for a config dict; raises where the request cannot be carried exactly."""
+    model = families.read(dict(config), context=recipe.context)
+    context = _context(model, recipe)
+    target = resolve_target(recipe, context)
+    method = recipe.method or "yarn"
+    knobs = knobs_for(recipe, method)
+    sites = tuple(plan_site(model, site, method, target, knobs, recipe) for site in model.sites)
+    written = families.write(
+        dict(config), model, {s.label: s.params for s in sites if s.scaled}, target
+    )
+    rows = tuple(method_row(model, each, method, target, recipe) for each in scaling.METHODS)
+    main = next(site for site in sites if site.scaled)
+    return Plan(
+        name=name,
+        model=model,
+        recipe=recipe,
+        method=method,
+        knobs=asdict(knobs),  # type: ignore[call-overload]
+        context=context,
+        target=target,
+        sites=sites,
+        config=written,
+        edits=tuple(families.diff(dict(config), written)),
+        methods=rows,
+        recommendation=recommend(model, recipe, {r.method: r.form for r in rows}),
+        warnings=warnings_of(model, recipe, sites, context, target),
+        readings=loaders.readings(
+            model.text_type,
+            main.params,
+            model_type=model.model_type,
+            length=target,
+            target=target,
+        ),
+    )
+
+
+def require_help(plan: Plan) -> None:
+    """Raise where scaling cannot help this model and the user did not ask for it all the same."""
+    if plan.model.obstacles and not plan.recipe.even_so:
+        raise UnsupportedModel(
+            f"{plan.name}: {'; '.join(plan.model.obstacles)}; --even-so extends it all the same"
+        )
+
+
+def _context(model: Model, recipe: Recipe) -> int:
+    """The context that the factor counts from."""
+    scaled = [site.rope for site in model.sites if site.scaled]
+    if not scaled:
+        raise UnsupportedModel(
+            f"{model.model_type}: none of its rotary embeddings sits in a full-attention layer, so "
+            "there is nothing to extend"
+        )
+    return scaled[0].original_context if recipe.from_original else model.context
