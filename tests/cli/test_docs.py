@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import typer
-from conftest import make_llama
+from tiny_checkpoint import make_llama
 
 from ropext.cli.app import COMMANDS, build
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/guide.md", "docs/finetuning.md")
+PAGES = ("README.md", "docs/guide.md", "docs/finetuning.md", "docs/evaluation.md")
 
 
 def commands(page):
