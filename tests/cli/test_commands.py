@@ -184,7 +184,7 @@ def test_the_program_has_one_name_also_as_a_module(llama):
 
 
 def test_the_plan_groups_loaders_by_the_nearest_form_they_read(ropext, tmp_path):
-    from conftest import make_llama
+    from tiny_checkpoint import make_llama
 
     rope = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 16}
     rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}

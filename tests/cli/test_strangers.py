@@ -159,6 +159,7 @@ def test_no_command_shows_the_token_or_runs_the_models_code(tmp_path):
         ["extend", base, *wishes, "-o", tmp_path / "out2", "--no-verify", "--link", "symlink"],
         ["verify", out],
         ["verify", out, "--endpoint", f"http://user:{CANARY}@127.0.0.1:9"],
+        ["verify", out, "--endpoint", "http://127.0.0.1:9"],
         ["eval", out, "--data", tmp_path / "data.txt", "-o", tmp_path / "eval"],
         ["finetune", out, "--data", tmp_path / "data.txt", "-o", tmp_path / "fine", "--steps", "1"],
         ["compare", tmp_path / "eval"],
