@@ -30,7 +30,8 @@ shown on any machine without a network. It is good for nothing else.
   what pretraining gives.
 - Held out from training, and measured beside the trained formats: the wording "{held_out}",
   its filler sentences, random words as filler, and all text of the held-out packages.
-- {tokens:,} tokens in {steps:,} steps, seed {seed}: {stages}.
+- {tokens:,} tokens in {steps:,} steps, seed {seed}:
+  {stages}.
   The next window began once at least 85 % of fresh passkeys were found at the last.
 - Losses at the last check, on fresh rows of the training text (nats per scored token):
   {losses}.
