@@ -218,8 +218,8 @@ def _refuse_nested(sources: list[Dict]) -> None:
         inner = [key for key, value in source.values.items() if isinstance(value, dict)]
         if inner and len(inner) == len(source.values):
             raise InputError(
-                f"config.json: {source.where} is nested ({', '.join(map(named, inner[:3]))}), but this"
-                " model type has one rotary embedding for all layers and wants a flat dict"
+                f"config.json: {source.where} is nested ({', '.join(map(named, inner[:3]))}), but"
+                " this model type has one rotary embedding for all layers and wants a flat dict"
             )
 
 
@@ -266,8 +266,8 @@ def _read_label(
 ) -> tuple[Params | None, list[Conflict]]:
     class_default: Mapping[str, Any] | None = defaults.get("rope", {}).get(label.name)
     there, own = _label_source(modern, label)
-    if there and own is None and not flat:
-        return None, []
+    if there and own is None and family.legacy == "absent":
+        return None, []  # no rotation; the older families take null for the class default
     given = [(s.where, normalised(s, family)) for s in (flat, own) if s is not None and s.values]
     if not given and not class_default:
         return None, []

@@ -1,5 +1,6 @@
 """A config dict in, its rotary embeddings out."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -209,6 +210,8 @@ def _listed_sites(
 ) -> tuple[Site, ...]:
     """One embedding per theta in layer_rope_theta (0 = these layers do not rotate)."""
     thetas = sorted({theta for theta in sized.layer_thetas if theta})
+    if thetas and thetas[-1] == math.inf:
+        raise InputError("config.json: layer_rope_theta must hold finite numbers")
     if not thetas:
         raise UnsupportedModel("layer_rope_theta is 0 for every layer, so nothing rotates")
     sites = []

@@ -120,8 +120,9 @@ def _dict_types(text: Mapping[str, Any], row: Family) -> Iterator[Problem]:
     for where, rope in _dicts(text):
         for key, value in rope.items():
             number = isinstance(value, int | float) and not isinstance(value, bool)
+            number = number and -1e30 < value < 1e30  # a dict that is not read may hold anything
             wanted: float
-            if key in LENGTHS and isinstance(value, float):
+            if key in LENGTHS and number and isinstance(value, float):
                 wanted, sentence = int(value), "must be a whole number"
             elif key in FORM_KEYS and key not in LENGTHS and number and isinstance(value, int):
                 wanted, sentence = float(value), "should be a float: vLLM refuses an integer"

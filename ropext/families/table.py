@@ -231,6 +231,8 @@ FAMILIES: dict[str, Family] = {
         "hunyuan_v1_dense hunyuan_v1_moe hunyuan_vl_text nanochat",
         CANCELLED,
     ),
+    # Its class takes no scaled type.
+    "cosmos3_edge_text": Family(forms=("default",)),
     # transformers 4.57 refuses `type` alone here.
     **_rows("granite granitemoe granitemoeshared emu3_text_model", ROPE_TYPE),
     "mllama_text_model": replace(ROPE_TYPE, legacy_dict_always=True),

@@ -12,6 +12,7 @@ from ropext.errors import InputError
 
 LONGEST_LIST = 1 << 16  # pairs of a head, or layers of a model: far above any real one
 LARGEST = 1 << 40
+MOST = 1e12  # above it a sum with 1 loses the 1 (no theta, factor or length is near)
 SMALLEST = 1e-12  # below it a logarithm or a quotient leaves the range of a float
 
 
@@ -72,7 +73,7 @@ class Dict:
             raise self._wrong(key, "a number")
         # An integer of hundreds of digits does not fit a float (so no isfinite before the bound);
         # 1e300 does, and breaks powers. NaN fails every comparison.
-        good = -1e30 < value < 1e30
+        good = -MOST < value < MOST
         good = good and (value >= low + smallest or (zero and value == low))
         if not good:
             raise self._wrong(key, f"a number {'from' if zero else 'above'} {low:g}")

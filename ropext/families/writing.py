@@ -153,7 +153,7 @@ def _write_nested(
         if label.theta and nested.get(label.name) and _keeps_theta(text, row, label):
             text[label.theta] = nested[label.name]["rope_theta"]
     if row.legacy == "rope_type":
-        full = nested.get(row.flat_into[0], {"rope_type": "default"})
+        full = nested.get(row.flat_into[0]) or {"rope_type": "default"}
         text["rope_scaling"] = _legacy(full, row, text.get("rope_scaling"))
     else:
         _drop(text, "rope_scaling")

@@ -189,6 +189,11 @@ REFUSED = {
         "short_factor",
     ),
     "a list for a dict": (BASE | {"rope_scaling": [4.0]}, "rope_scaling"),
+    "infinite thetas": (
+        LLAMA | {"model_type": "granite_swa", "layer_rope_theta": [math.inf] * 4},
+        "layer_rope_theta",
+    ),
+    "a factor of 1e30": (BASE | {"rope_scaling": {"type": "yarn", "factor": 1e30}}, "factor"),
     "an unknown type": (BASE | {"rope_scaling": {"type": "yarnn", "factor": 4.0}}, "yarnn"),
     "a missing key": (BASE | {"rope_scaling": {"type": "yarn"}}, "factor"),
     "flat where nested is wanted": (
