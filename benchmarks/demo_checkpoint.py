@@ -245,7 +245,7 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     measure = Measurement(options.checkpoint, options.factors, options.far)
     print("# The demo checkpoint, measured\n")
-    print(f"Command: `python benchmarks/demo_checkpoint.py {' '.join(sys.argv[1:])}`".strip())
+    print(f"Command: `{' '.join(['python', 'benchmarks/demo_checkpoint.py', *sys.argv[1:]])}`")
     print(
         f"Machine: {platform.machine()} CPU, {os.cpu_count()} cores, {torch.get_num_threads()}"
         f" thread(s); Python {platform.python_version()}, torch {torch.__version__},"
