@@ -29,6 +29,7 @@ LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 # Token ids -> the log-probability of every next token.
 Reference = Callable[[Sequence[int]], Sequence[float]]
+ANSWER_LIMIT = 64 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -75,20 +76,36 @@ class Server:
 
     def _call(self, path: str, data: bytes | None) -> Any:
         headers = {"Content-Type": "application/json"}
-        if self.key:
-            headers["Authorization"] = f"Bearer {self.key}"
         request = urllib.request.Request(self.root + path, data=data, headers=headers)
+        if self.key:  # never passed on to where a server redirects to
+            request.add_unredirected_header("Authorization", f"Bearer {self.key}")
         near = urllib.parse.urlsplit(self.root).hostname in LOOPBACK
         proxies = [urllib.request.ProxyHandler({})] if near else []
         with urllib.request.build_opener(*proxies).open(request, timeout=TIMEOUT) as answer:
-            return json.load(answer)
+            body = answer.read(ANSWER_LIMIT + 1)
+        if len(body) > ANSWER_LIMIT:
+            raise ValueError(f"its answer has more than {ANSWER_LIMIT >> 20} MiB")
+        try:
+            return json.loads(body)
+        except RecursionError:
+            raise ValueError("its answer is nested too deeply") from None
 
 
 def server_at(url: str) -> Server:
     """A server by its address, with or without the trailing /v1."""
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InputError(f"--endpoint {url!r} is no http address such as http://localhost:8000")
+    try:
+        parts = urllib.parse.urlsplit(url)
+        known = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:  # half an IPv6 address
+        known = False
+    if "@" in url:
+        raise InputError(
+            f"--endpoint takes an address without user or password; a key is read from {KEY}"
+        )
+    if not known:
+        raise InputError(
+            f"--endpoint {url[:100]!r} is no http address such as http://localhost:8000"
+        )
     return Server(url.rstrip("/").removesuffix("/v1"), os.environ.get(KEY))
 
 
@@ -101,6 +118,16 @@ def served_model(server: Server, url: str) -> tuple[str, int | None]:
         raise InputError(f"--endpoint {url}: no answer from the server ({reason})") from None
     if not isinstance(models, dict) or not models.get("data"):
         raise InputError(f"--endpoint {url} is no OpenAI-compatible server: it lists no models")
+    try:
+        return _first_model(server, models)
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OSError) as error:
+        raise InputError(
+            f"--endpoint {url} is no OpenAI-compatible server: its model has no name and limit "
+            f"({type(error).__name__})"
+        ) from None
+
+
+def _first_model(server: Server, models: Mapping[str, Any]) -> tuple[str, int | None]:
     entry = models["data"][0]
     if entry.get("max_model_len"):  # vLLM and SGLang
         return entry["id"], int(entry["max_model_len"])
@@ -143,7 +170,7 @@ def _matched(told: Sequence[tuple[int | None, float]], wanted: Sequence[float]) 
     A dict by text holds one entry where two tokens look alike, so a rank may be skipped for each
     that is missing.
     """
-    if all(token is not None and token < len(wanted) for token, _ in told):
+    if all(type(token) is int and 0 <= token < len(wanted) for token, _ in told):
         return [wanted[token] for token, _ in told if token is not None]
     ranked = sorted(wanted, reverse=True)[:TOP]
     out, rank = [], 0

@@ -115,13 +115,18 @@ def pinned_attention(module: Any, label: str, last: int) -> float | None:
     return None
 
 
+def turns(module: Any) -> bool:
+    """Whether a module with inverse frequencies rotates (Voxtral's embedding of times adds)."""
+    return hasattr(module, "config") or "Rotary" in type(module).__name__
+
+
 def rotary(modules: list[tuple[str, Any]]) -> list[dict]:
     """Every rotary embedding's inverse frequencies and attention factor at the full length."""
     found = []
     for name, module in modules:
         for buffer in [b for b in module._buffers if b.endswith("inv_freq")]:
             prefix = buffer.removesuffix("inv_freq")
-            if prefix.endswith("original_"):
+            if prefix.endswith("original_") or not turns(module):
                 continue
             label = prefix.rstrip("_")
             first = getattr(module, buffer).clone()

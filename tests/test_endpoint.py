@@ -234,3 +234,55 @@ def test_lengths_lie_inside_and_beyond() -> None:
     assert endpoint.lengths(4096, 16384) == (2048, 5120, 8192)
     inside, first, second = endpoint.lengths(1000, 1100)
     assert inside < 1000 < first < second < 1100
+
+
+@pytest.mark.parametrize("url", ["http://[", "ftp://x", "localhost:8000", "http://", "x" * 9999])
+def test_addresses_that_are_none(url):
+    with pytest.raises(InputError, match="no http address") as caught:
+        endpoint.server_at(url)
+    assert len(str(caught.value)) < 300
+
+
+def test_a_password_in_the_address_is_not_repeated():
+    with pytest.raises(InputError, match="without user or password") as caught:
+        endpoint.server_at("http://user:secret@localhost:8000")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "models",
+    [{"data": 3}, {"data": {"a": 1}}, {"data": ["x"]}, {"data": [{"max_model_len": "many"}]}],
+)
+def test_a_server_that_answers_nonsense(monkeypatch, models):
+    server = endpoint.server_at("http://localhost:8000")
+    monkeypatch.setattr(
+        endpoint.Server, "get", lambda self, path: models if "models" in path else None
+    )
+    with pytest.raises(InputError, match="OpenAI-compatible"):
+        endpoint.served_model(server, "http://localhost:8000")
+
+
+def test_a_key_is_not_sent_on_to_where_a_server_redirects(monkeypatch):
+    """A server that hands the request on to another must not hand on the key."""
+    seen = []
+
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append(self.headers.get("Authorization"))
+            self.send_response(200 if self.path == "/other" else 302)
+            if self.path != "/other":
+                self.send_header("Location", "/other")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *args):
+            pass
+
+    monkeypatch.setenv(endpoint.KEY, "secret")
+    with HTTPServer(("127.0.0.1", 0), Elsewhere) as stub:
+        thread = threading.Thread(target=stub.serve_forever, daemon=True)
+        thread.start()
+        server = endpoint.server_at(f"http://127.0.0.1:{stub.server_address[1]}")
+        assert server.get("/v1/models") == {}
+        stub.shutdown()
+    assert seen == ["Bearer secret", None]

@@ -7,7 +7,7 @@ from typing import Any
 from ropext.errors import InputError
 from ropext.families.table import Family, Label
 from ropext.families.typed import Dict
-from ropext.forms import Params
+from ropext.forms import LARGEST_THETA, Params
 
 MOST_LAYERS = 1 << 14
 MOST_CHANNELS = 1 << 24
@@ -117,7 +117,9 @@ def sizes(
         )
     layer_types = _layer_types(text, layers, defaults)
     window, layer_types = _window(text, layer_types, defaults)
-    thetas = text.numbers("layer_rope_theta", zero=True) if family.layer_thetas else None
+    thetas = None
+    if family.layer_thetas:
+        thetas = text.numbers("layer_rope_theta", zero=True, most=LARGEST_THETA)
     return Sizes(
         context,
         layers,

@@ -14,7 +14,7 @@ from typing import Any
 from ropext import forms
 from ropext.errors import InputError
 from ropext.families.table import Family, Label
-from ropext.families.typed import SMALLEST, Dict, named, shown
+from ropext.families.typed import MOST, SMALLEST, Dict, named, shown
 from ropext.forms import Params
 
 # The keys that a form is made of; every other key of a rope dict is kept as it stands.
@@ -76,7 +76,8 @@ def normalised(source: Dict, family: Family) -> Params:
             out[key] = source.numbers(key)
         elif key in NUMBERS or key == "partial_rotary_factor":
             smallest = SMALLEST_BETA if key in BETAS else SMALLEST
-            out[key] = source.number(key, zero=key in MAY_BE_ZERO, smallest=smallest)
+            most = forms.LARGEST_THETA if key == "rope_theta" else MOST
+            out[key] = source.number(key, zero=key in MAY_BE_ZERO, smallest=smallest, most=most)
         elif key == "truncate":
             out[key] = source.flag(key)
         else:
@@ -121,7 +122,7 @@ def scalar_conflicts(
     everything = list(found)
     for path in aliases:
         holder, key = text.at(path)
-        value = holder.number(key)
+        value = holder.number(key, most=forms.LARGEST_THETA)
         if value is not None:
             everything.append((holder.name(key), value))
     for (a, x), (b, y) in itertools.pairwise(everything):
@@ -165,7 +166,7 @@ class Found:
 def _top_level(text: Dict, paths: tuple[str, ...]) -> float | None:
     for path in paths:
         holder, key = text.at(path)
-        value = holder.number(key)
+        value = holder.number(key, most=forms.LARGEST_THETA)
         if value is not None:
             return value
     return None

@@ -12,7 +12,7 @@ from ropext.errors import InputError
 
 LONGEST_LIST = 1 << 16  # pairs of a head, or layers of a model: far above any real one
 LARGEST = 1 << 40
-MOST = 1e12  # above it a sum with 1 loses the 1 (no theta, factor or length is near)
+MOST = 1e12  # above it a sum with 1 loses the 1 (no factor or length is near)
 SMALLEST = 1e-12  # below it a logarithm or a quotient leaves the range of a float
 
 
@@ -63,9 +63,15 @@ class Dict:
         return value
 
     def number(
-        self, key: str, low: float = 0.0, *, zero: bool = False, smallest: float = SMALLEST
+        self,
+        key: str,
+        low: float = 0.0,
+        *,
+        zero: bool = False,
+        smallest: float = SMALLEST,
+        most: float = MOST,
     ) -> float | None:
-        """A finite number above `low` by `smallest` (or equal to it with `zero`)."""
+        """A number above `low` by `smallest` (or equal to it with `zero`), and below `most`."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -73,10 +79,11 @@ class Dict:
             raise self._wrong(key, "a number")
         # An integer of hundreds of digits does not fit a float (so no isfinite before the bound);
         # 1e300 does, and breaks powers. NaN fails every comparison.
-        good = -MOST < value < MOST
+        good = -most < value < most
         good = good and (value >= low + smallest or (zero and value == low))
         if not good:
-            raise self._wrong(key, f"a number {'from' if zero else 'above'} {low:g}")
+            since = "from" if zero else "above"
+            raise self._wrong(key, f"a number {since} {low:g} and below {most:g}")
         return float(value)
 
     def text(self, key: str) -> str | None:
@@ -107,7 +114,7 @@ class Dict:
             raise self._wrong(key, f"a list of at most {LONGEST_LIST} {of}")
         return value
 
-    def numbers(self, key: str, *, zero: bool = False) -> list[float] | None:
+    def numbers(self, key: str, *, zero: bool = False, most: float = MOST) -> list[float] | None:
         """A list of numbers; transformers' {"__float__": "Infinity"} counts as one."""
         found = self._list(key, "numbers")
         if found is None:
@@ -119,7 +126,8 @@ class Dict:
             if value == math.inf and not isinstance(value, bool):
                 out.append(math.inf)
                 continue
-            number = Dict({f"{key}[{i}]": value}, self.where).number(f"{key}[{i}]", zero=zero)
+            item = Dict({f"{key}[{i}]": value}, self.where)
+            number = item.number(f"{key}[{i}]", zero=zero, most=most)
             if number is None:
                 raise self._wrong(key, "a list of numbers without null")
             out.append(number)

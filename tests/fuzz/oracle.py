@@ -1,12 +1,13 @@
 """Stock transformers as the judge of what ropext read and planned, in a process without ropext."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tiny
 from building import Case, Stock, differences
 
 from ropext.planning import Plan
+from ropext.rope import Spectrum
 
 
 @dataclass
@@ -37,14 +38,21 @@ def _small(config: dict[str, Any]) -> bool:
 
 def _cases(number: int, config: dict[str, Any], plan: Plan) -> list[Case]:
     kind = plan.model.model_type
-    before = {site.label: site.rope.spectrum for site in plan.model.sites}
+    before = {site.label: _as_built(site.rope.spectrum) for site in plan.model.sites}
     thetas = {site.label: site.params["rope_theta"] for site in plan.model.sites}
-    after = {site.label: site.wanted for site in plan.sites}
+    after = {site.label: _as_built(site.wanted) for site in plan.sites}
     new_thetas = {site.label: site.params["rope_theta"] for site in plan.sites}
     return [
         Case(kind, f"base of plan {number}", config, before, thetas),
         Case(kind, f"plan {number} by-parts", plan.config, after, new_thetas),
     ]
+
+
+def _as_built(spectrum: Spectrum) -> Spectrum:
+    """Of two sets stock builds the module with the short one."""
+    if spectrum.short_inv_freq is None:
+        return spectrum
+    return replace(spectrum, inv_freq=spectrum.short_inv_freq)
 
 
 def judge(planned: list[tuple[dict[str, Any], Plan]], most: int) -> Verdicts:

@@ -12,7 +12,7 @@ from fuzz import seeds
 from ropext import families, forms, looking, pipeline, planning, recipe
 from ropext.checkpoint.records import read_record
 from ropext.cli.output import as_json, visible
-from ropext.errors import InputError, RopextError, UsageError
+from ropext.errors import InputError, NotExpressible, RopextError, UsageError
 from ropext.verifying import check_directory
 
 SMALL = seeds.SMALL_LLAMA
@@ -243,3 +243,12 @@ def test_a_plan_of_other_peoples_text_is_shown_safely(checkpoint):
     seen = looking.inspect(str(checkpoint))
     assert "\x1b" not in visible(text.inspection(seen.name, seen.model, seen.limits, seen.target))
     assert replace(seen, target=5).to_json()["target"] == 5
+
+
+def test_a_class_that_takes_plain_rope_alone_is_given_a_theta():
+    """Cosmos 3 Edge's validator refuses every other type."""
+    config = {"model_type": "cosmos3_edge_text", "hidden_size": 128, "num_attention_heads": 4}
+    assert families.read(config).forms == ("default",)
+    assert plan(config, method="ntk", factor=4.0).main.params["rope_type"] == "default"
+    with pytest.raises(NotExpressible, match="ntk"):
+        planning.make_plan(config, recipe.build({"method": "yarn", "factor": 4.0}))
