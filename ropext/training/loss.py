@@ -83,15 +83,17 @@ class SlicedForward:
         num_items_in_batch: torch.Tensor | int | None = None,
         **inputs: Any,
     ) -> Any:
-        if labels is None and shift_labels is None:
-            return type(self.model).forward(self.model, input_ids=input_ids, **inputs)
+        if shift_labels is None:
+            if labels is None:
+                return type(self.model).forward(self.model, input_ids=input_ids, **inputs)
+            shift_labels = shift(labels)
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
         inputs.pop("use_cache", None)
         hidden = self.model.base_model(
             input_ids=input_ids, use_cache=False, **inputs
         ).last_hidden_state
-        wanted = (shift(labels) if shift_labels is None else shift_labels).flatten()
+        wanted = shift_labels.flatten()
         head = plain_head(self.model)
         total = sliced_cross_entropy(
             hidden.flatten(0, 1).to(head.weight.dtype), head.weight, head.bias, wanted

@@ -18,8 +18,8 @@ from ropext.checkpoint import Snapshot, card, open_snapshot, provenance
 from ropext.checkpoint.card import README, Card, Table
 from ropext.checkpoint.jsontext import dump
 from ropext.checkpoint.provenance import NAME, Record
-from ropext.checkpoint.staging import check_space, os_errors, staged
-from ropext.checkpoint.transfer import copy_file, place
+from ropext.checkpoint.staging import check_space, staged
+from ropext.checkpoint.transfer import copy_file, os_errors, place
 from ropext.training.origin import Origin
 
 BASE, ADAPTER, TRAINING = "base", "adapter", "training"

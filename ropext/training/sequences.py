@@ -5,13 +5,14 @@ that goes on after an interrupt, or on more processes, reads the same rows in th
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ropext.errors import InputError
 
-Ids = npt.NDArray[np.int64]
+Ids = npt.NDArray[np.signedinteger[Any]]
 Flags = npt.NDArray[np.bool_]
 
 
@@ -94,7 +95,7 @@ class Rows(Sequence[Row]):
     ) -> None:
         self.documents = [d for d in documents if len(d) >= strategy.length]
         self.too_short = len(documents) - len(self.documents)
-        self.strategy, self.count, self.seed = strategy, count, seed
+        self.strategy, self.size, self.seed = strategy, count, seed
         self.per_pass = sum(len(d) // strategy.length for d in self.documents)
         if not self.per_pass:
             longest = max((len(d) for d in documents), default=0)
@@ -102,7 +103,7 @@ class Rows(Sequence[Row]):
         self._order = lru_cache(maxsize=2)(self._pass_order)
 
     def __len__(self) -> int:
-        return self.count
+        return self.size
 
     def _pass_order(self, number: int) -> npt.NDArray[np.int64]:
         """(document, start) of each row of a pass."""
@@ -115,7 +116,7 @@ class Rows(Sequence[Row]):
         return rng.permutation(np.array(places))
 
     def __getitem__(self, number: int) -> Row:  # type: ignore[override]
-        if not 0 <= number < self.count:
+        if not 0 <= number < self.size:
             raise IndexError(number)
         turn, at = divmod(number, self.per_pass)
         index, start = self._order(turn)[at]

@@ -188,7 +188,7 @@ class Session:
         import peft
 
         model = self._load()
-        return peft.PeftModel.from_pretrained(model, history.checkpoint).eval()
+        return peft.PeftModel.from_pretrained(model, str(history.checkpoint)).eval()
 
     def _write(
         self, history: History, control: History | None, numbers: dict[str, dict[str, Value]]
