@@ -150,7 +150,7 @@ FAMILIES = [
     ("transformers", "4.57", "modernbert", "yarn", "ignored"),
     ("transformers", "4.57", "nemotron", "llama3", "ignored"),
     ("transformers", "4.57", "phi3", "theta", "same"),
-    ("transformers", "4.57", "phi3", "longrope", "error"),
+    ("transformers", "4.57", "phi3", "longrope", "same"),
     ("transformers", "4.57", "llama4_text", "llama3", "same"),
     ("transformers", "4.57", "bamba", "yarn", "not measured"),
     ("transformers", "4.57", "llama4_text", "yarn", "error"),

@@ -93,7 +93,7 @@ def small(model_type):
     config = tiny.legacy(model_type) | sizes | {"architectures": [ARCHITECTURES[model_type]]}
     if model_type == "cohere":
         config["logit_scale"] = 1.0  # its default of 1/16 would hide a difference
-    if model_type in ("gpt_neox", "phi", "granite", "cohere", "olmo2"):
+    if model_type in ("gpt_neox", "phi", "phi3", "granite", "cohere", "olmo2"):
         del config["head_dim"]  # no field there
     return config
 
@@ -108,6 +108,7 @@ ARCHITECTURES = {
     "cohere": "CohereForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
 }
 
 
@@ -166,6 +167,22 @@ def test_old_readers_compute_the_same_logits(readers, bases, model_type, method)
         assert np.abs(found - wanted).max() <= 1e-3, version
         assert said is not None
         assert said.verdict == "same", (version, said)
+
+
+@pytest.mark.parametrize("method", ["ntk", "longrope"])
+def test_phi3_is_read_with_its_three_keys(readers, bases, method):
+    """Its 4.x config class refuses a dict of more; what is left out follows from the lengths."""
+    if not (bases / "phi3").exists():
+        job = {"config": small("phi3"), "directory": str(bases / "phi3")}
+        assert readers[OLD[-1]].ask(do="make", **job) == {}
+    directory, params = written(bases, "phi3", method)
+    error, wanted = readers[""].logits(directory)
+    assert error is None
+    for version in OLD:
+        error, found = readers[version].logits(directory)
+        assert error is None, version
+        assert np.abs(found - wanted).max() <= 1e-3, version
+        assert verdict("phi3", params, version).verdict == "same"
 
 
 def test_the_rotation_shows_in_the_logits(readers, bases):
