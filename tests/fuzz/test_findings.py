@@ -252,3 +252,22 @@ def test_a_class_that_takes_plain_rope_alone_is_given_a_theta():
     assert plan(config, method="ntk", factor=4.0).main.params["rope_type"] == "default"
     with pytest.raises(NotExpressible, match="ntk"):
         planning.make_plan(config, recipe.build({"method": "yarn", "factor": 4.0}))
+
+
+@pytest.mark.slow
+def test_sinusoids_that_are_added_are_no_rotary_embedding():
+    """Voxtral Realtime embeds times with a buffer of the same name, and keeps no config there."""
+    from torch import nn, zeros
+
+    from ropext.proof_child import rotary
+
+    class TimeEmbedding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("inv_freq", zeros(4))
+
+    class VisionlessRotaryEmbedding(TimeEmbedding):
+        pass
+
+    modules = [("time_embedding", TimeEmbedding()), ("rotary_emb", VisionlessRotaryEmbedding())]
+    assert [found["module"] for found in rotary(modules)] == ["rotary_emb"]
