@@ -15,7 +15,7 @@ CARD = """\
 license: apache-2.0
 tags: [ropext, demo]
 ---
-# The checkpoint of `ropext demo`
+# The demo checkpoint of ropext
 
 A Llama of {parameters:,} parameters (4 layers, hidden 128, 4 heads of 32, tied embeddings; trained
 context {context}, theta 10000), trained from scratch so that extending a context window can be

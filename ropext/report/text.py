@@ -279,7 +279,8 @@ def extended(done: "Extended") -> str:
     else:
         parts.append("not proved (--no-verify); `ropext verify` does it later")
     parts += [f"note: {note}" for note in done.written.notes]
-    parts += [f"left out: {name}: {reason}" for name, reason in done.written.left.items()]
+    left = {name: reason for name, reason in done.written.left.items() if name != "README.md"}
+    parts += [f"left out: {name}: {reason}" for name, reason in left.items()]
     parts += ["", "to serve it", serving(made.serving(str(done.output)))]
     return "\n".join(parts)
 
