@@ -86,8 +86,6 @@ class Options:
             raise UsageError("nothing to measure: give --data for perplexity, --tasks, or both")
         if self.haystack == "text" and not self.data:
             raise UsageError("--haystack text is made of --data; give it, or another haystack")
-        if self.tasks and not self.data and not self.lengths:
-            return
         for bad in [d for d in self.depths if not 0 <= d <= 1]:
             raise UsageError(f"--depths lie between 0 and 1, was {bad:g}")
 

@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from ropext.evaluation.options import Options, build
 from ropext.evaluation.pinning import pass_lengths
 from ropext.evaluation.preparing import Prepared, manifest_of, prepare
 from ropext.evaluation.reading import Reader, Unit
-from ropext.evaluation.variants import Lineup, Variant, applied, line_up
+from ropext.evaluation.variants import Lineup, Variant, applied, fetched, line_up
 from ropext.evaluation.windows import hf_stride, short_windows, strided_windows
 from ropext.evaluation.work import Progress, Worker, processes, wait_for
 from ropext.report.evaluated import write_report
@@ -153,6 +153,7 @@ def evaluate(
     setting = settle(model, revision, trust_remote_code, values)
     for warning in setting.prepared.warnings if rank == 0 else ():
         hooks.say(f"warning: {warning}")
+    setting = replace(setting, lineup=fetched(setting.lineup))
     with _run_directory(output, rank) as path, loading.silenced():
         manifest = manifest_of(
             setting.lineup, setting.options, setting.prepared, setting.tokenizer, command
@@ -170,6 +171,7 @@ def evaluate(
         if rank != 0:
             return Evaluation(Path(output) if output else None, {}, None)
         worker.wait_for_others()
+        rundir.sweep(path)
         if setting.prepared.documents is not None:
             longest = setting.prepared.frame.longest
             rundir.write_documents(path, setting.prepared.documents, longest)

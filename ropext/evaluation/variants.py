@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ropext import families
 from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.checkpoint.provenance import Record
 from ropext.checkpoint.records import read_record
+from ropext.checkpoint.snapshot import with_weights
 from ropext.errors import InputError, RopextError, UnsupportedModel
 from ropext.evaluation.options import Options
 from ropext.evaluation.pinning import PINNED
@@ -73,6 +74,14 @@ def line_up(model: str, revision: str | None, options: Options) -> Lineup:
         own = Variant("untouched", "untouched", snapshot)
     variants += _with_adapter(own, options.adapter)
     return Lineup(tuple(variants), context, limit, tuple(warnings))
+
+
+def fetched(lineup: Lineup) -> Lineup:
+    """The same lineup with every weight file there; those of hub models are fetched."""
+    whole = {own.snapshot.name: own.snapshot for own in lineup.variants}
+    whole = {name: with_weights(snapshot) for name, snapshot in whole.items()}
+    variants = (replace(own, snapshot=whole[own.snapshot.name]) for own in lineup.variants)
+    return replace(lineup, variants=tuple(variants))
 
 
 def _times(factor: float) -> str:

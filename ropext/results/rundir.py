@@ -7,10 +7,10 @@
     variants/LABEL/short/HASH.npy          NLL through the short window
     variants/LABEL/stride-LENGTH/HASH.npy  weighted sum and weight of the strided loop
     variants/LABEL/items/UNIT.json         retrieval scores
-    items.jsonl, results.json, report.md, report.html, plots/*.png, log.txt
+    items.jsonl, results.json, report.md, report.html, plots/*.png
 
 A unit of work is one file under variants/; it is written beside its name and renamed, so a file
-that is there is complete. Nothing but log.txt holds a time.
+that is there is complete. Nothing here holds a time.
 """
 
 import hashlib
@@ -104,7 +104,6 @@ def _discard(path: Path) -> None:
         "results.json",
         "items.jsonl",
         "report.*",
-        "log.txt",
         "documents/*.npy",
         "plots/*.png",
         "variants/*/*/*",
@@ -112,6 +111,12 @@ def _discard(path: Path) -> None:
         for file in path.glob(pattern):
             if file.is_file() or file.is_symlink():
                 file.unlink()
+
+
+def sweep(path: Path) -> None:
+    """Delete what killed writers left half-written; for when nobody writes any more."""
+    for stale in path.rglob(".*.tmp"):
+        stale.unlink(missing_ok=True)
 
 
 def write_documents(path: Path, documents: Documents, longest: int) -> None:
