@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ropext import families, loaders, scaling
-from ropext.errors import UnsupportedModel
+from ropext.errors import InputError, NotExpressible, UnsupportedModel
 from ropext.families import Model
 from ropext.planning.carrying import method_row, plan_site
 from ropext.planning.plan import Plan
@@ -25,6 +25,7 @@ def make_plan(config: Mapping[str, Any], recipe: Recipe, name: str = "MODEL") ->
     written = families.write(
         dict(config), model, {s.label: s.params for s in sites if s.scaled}, target
     )
+    _read_again(written, method)
     rows = tuple(method_row(model, each, method, target, recipe) for each in scaling.METHODS)
     main = next(site for site in sites if site.scaled)
     return Plan(
@@ -49,6 +50,17 @@ def make_plan(config: Mapping[str, Any], recipe: Recipe, name: str = "MODEL") ->
             target=target,
         ),
     )
+
+
+def _read_again(written: dict[str, Any], method: str) -> None:
+    """The new config stays within the ranges that ropext itself reads."""
+    try:
+        families.read(written)
+    except InputError as error:
+        raise NotExpressible(
+            f"--method {method}: the result leaves the range of numbers that a config may hold: "
+            f"{error}"
+        ) from None
 
 
 def require_help(plan: Plan) -> None:
