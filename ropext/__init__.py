@@ -17,24 +17,37 @@ if TYPE_CHECKING:
     from ropext.looking import inspect, plan
     from ropext.memory import patch, save
     from ropext.pipeline import extend, verify
+    from ropext.training import run_finetune as finetune
 
 # Imported on first use: `import ropext` costs nothing, and planning never loads torch.
-_ROOMS = {
-    "evaluate": "ropext.evaluation.session",
-    "inspect": "ropext.looking",
-    "plan": "ropext.looking",
-    "extend": "ropext.pipeline",
-    "verify": "ropext.pipeline",
-    "patch": "ropext.memory",
-    "save": "ropext.memory",
+_PLACES = {
+    "evaluate": "ropext.evaluation.session:evaluate",
+    "extend": "ropext.pipeline:extend",
+    "finetune": "ropext.training:run_finetune",
+    "inspect": "ropext.looking:inspect",
+    "patch": "ropext.memory:patch",
+    "plan": "ropext.looking:plan",
+    "save": "ropext.memory:save",
+    "verify": "ropext.pipeline:verify",
 }
 
-__all__ = ["__version__", "evaluate", "extend", "inspect", "patch", "plan", "save", "verify"]
+__all__ = [
+    "__version__",
+    "evaluate",
+    "extend",
+    "finetune",
+    "inspect",
+    "patch",
+    "plan",
+    "save",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
-        return getattr(import_module(_ROOMS[name]), name)
+    if name in _PLACES:
+        room, _, function = _PLACES[name].partition(":")
+        return getattr(import_module(room), function)
     raise AttributeError(f"module 'ropext' has no attribute {name!r}")
 
 

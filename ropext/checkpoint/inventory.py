@@ -17,6 +17,9 @@ FOLDERS_LEFT = {
     "coreml": "an exported graph, not extended",
     "gguf": "another format, not extended",
     "runs": "training logs",
+    "training": "a training's record",
+    "adapter": "an adapter of this very checkpoint, not extended",
+    "base": "the checkpoint before its training",
     "__pycache__": "compiled code",
 }
 
