@@ -79,7 +79,7 @@ class Dict:
             raise self._wrong(key, "a number")
         # An integer of hundreds of digits does not fit a float (so no isfinite before the bound);
         # 1e300 does, and breaks powers. NaN fails every comparison.
-        good = -most < value < most
+        good = -most < value < most and float(value) < most  # 10**30 < 1e30 rounds up to it
         good = good and (value >= low + smallest or (zero and value == low))
         if not good:
             since = "from" if zero else "above"

@@ -121,6 +121,11 @@ def test_a_theta_that_float32_cannot_hold_is_not_written():
         plan(SMALL, method="abf", factor=4.0, theta=1e300)
 
 
+def test_a_whole_number_that_rounds_up_to_the_bound_is_refused():
+    with pytest.raises(InputError, match="below 1e"):
+        families.read(SMALL | {"rope_theta": 10**30})
+
+
 def test_a_temperature_over_a_large_theta_reads_back():
     """The ramp that is moved beyond the last pair has ends near 1/theta^2."""
     made = plan(SMALL | {"rope_theta": 1e12}, method="ntk", factor=4096.0, attention_factor=1.25)
