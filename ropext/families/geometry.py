@@ -11,6 +11,7 @@ from ropext.forms import LARGEST_THETA, Params
 
 MOST_LAYERS = 1 << 14
 MOST_CHANNELS = 1 << 24
+MOST_ROTARY = 1 << 13  # the widest real heads have 512
 NOT_ATTENTION = ("linear", "conv", "mamba", "recurrent", "moe", "ssm")
 
 
@@ -184,10 +185,10 @@ def rotary_dim(
         dim = head  # its pairs count over the whole head, also those that stand still
     else:
         dim = int(head * partial_factor(family, params))
-    if dim < 2 or dim % 2:
+    if dim < 2 or dim % 2 or dim > MOST_ROTARY:
         raise InputError(
             f"config.json: this model rotates {dim} of {head} channels per head, but a rotary"
-            " embedding needs an even number of at least 2"
+            f" embedding needs an even number of 2 to {MOST_ROTARY}"
         )
     return dim
 

@@ -121,6 +121,13 @@ def test_a_theta_that_float32_cannot_hold_is_not_written():
         plan(SMALL, method="abf", factor=4.0, theta=1e300)
 
 
+def test_heads_of_a_million_channels_are_refused():
+    """450 bytes of config would make every method compute half a million pairs."""
+    with pytest.raises(InputError, match="even number of 2 to 8192"):
+        families.read(SMALL | {"head_dim": 10**6})
+    assert families.read(SMALL | {"head_dim": 8192}).sites[0].rope.dim == 8192
+
+
 def test_a_whole_number_that_rounds_up_to_the_bound_is_refused():
     with pytest.raises(InputError, match="below 1e"):
         families.read(SMALL | {"rope_theta": 10**30})
