@@ -55,7 +55,7 @@ def make_plan(config: Mapping[str, Any], recipe: Recipe, name: str = "MODEL") ->
 def _read_again(written: dict[str, Any], method: str) -> None:
     """The new config stays within the ranges that ropext itself reads."""
     try:
-        families.read(written)
+        families.as_read(written)
     except InputError as error:
         raise NotExpressible(
             f"--method {method}: the result leaves the range of numbers that a config may hold: "
