@@ -2,9 +2,10 @@
 
     OMP_NUM_THREADS=1 python benchmarks/eval_memory.py > benchmarks/results/eval-memory-DATE.md
 
-Random Llamas of hidden 256 and 4 layers in float32, each case in a process of its own: resident
-memory at its highest, less what it was with the model loaded and 64 tokens read. FLOPs are those
-that torch's counter sees.
+Random Llamas of hidden 256 and 4 layers, each case in a process of its own: resident memory at its
+highest, less what it was with the model loaded and 64 tokens read. What full logits take is counted
+from their shape (in float32, one tensor: no log-softmax yet), and measured where they are small.
+FLOPs are those that torch's counter sees.
 """
 
 import argparse
@@ -12,18 +13,21 @@ import json
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 CASES = (
-    # vocabulary, tokens, chunk
-    (8_000, 8_192, None),
-    (128_256, 8_192, None),
-    (128_256, 8_192, 2_048),
-    (128_256, 16_384, None),
-    (128_256, 32_768, None),
+    # vocabulary, tokens, chunk, dtype
+    (8_000, 8_192, None, "float32"),
+    (128_256, 8_192, None, "float32"),
+    (128_256, 8_192, 2_048, "float32"),
+    (128_256, 4_096, None, "bfloat16"),
+    (128_256, 16_384, None, "float32"),
+    (128_256, 32_768, None, "float32"),
 )
 SLICE_BYTES = 256 << 20
+MEASURABLE = 3 << 30  # bytes of one tensor of full logits
 
 
 def resident(name: str) -> int:
@@ -32,7 +36,15 @@ def resident(name: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
 
 
-def measure(vocabulary: int, tokens: int, chunk: int | None) -> dict[str, Any]:
+def highest(work: Callable[[], Any]) -> int:
+    """How far resident memory rises while something runs."""
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    work()
+    return resident("VmHWM") - before
+
+
+def measure(vocabulary: int, tokens: int, chunk: int | None, dtype: str) -> dict[str, Any]:
     """In a child process: one reading."""
     import numpy as np
     import torch
@@ -52,7 +64,7 @@ def measure(vocabulary: int, tokens: int, chunk: int | None) -> dict[str, Any]:
         num_key_value_heads=4,
         max_position_embeddings=65536,
     )
-    model = LlamaForCausalLM(config).eval()
+    model = LlamaForCausalLM(config).to(getattr(torch, dtype)).eval()
     shape = shape_of(model)
     manner = choose_manner(shape, tokens, 1 << 60, chunk, SLICE_BYTES)
     scorer = TokenScorer(model, manner)
@@ -60,10 +72,11 @@ def measure(vocabulary: int, tokens: int, chunk: int | None) -> dict[str, Any]:
     with torch.inference_mode():
         scorer.self_check()
         scorer.token_nll(ids[:64])
-        before = resident("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
-        scorer.token_nll(ids)
-        after = resident("VmHWM")
+        measured = highest(lambda: scorer.token_nll(ids))
+        row, full = torch.as_tensor(ids).long()[None], tokens * vocabulary * 4
+        peer = None
+        if full <= MEASURABLE:
+            peer = highest(lambda: model(row, labels=row, use_cache=False).loss.item())
         # The counter sees no FLOPs in SDPA on a CPU; eager attention computes the whole square,
         # masked half included, and is counted.
         small = min(tokens, 2048)
@@ -71,11 +84,12 @@ def measure(vocabulary: int, tokens: int, chunk: int | None) -> dict[str, Any]:
         with FlopCounterMode(display=False) as counter:
             scorer.token_nll(ids[:small])
     return {
-        "measured": after - before,
+        "measured": measured,
         "estimated": shape.peak_bytes(tokens, manner),
         "flops_measured": counter.get_total_flops(),
         "flops_estimated": shape.flops(small),
-        "full_logits": tokens * vocabulary * 4,
+        "full_logits": full,
+        "peer": peer,
     }
 
 
@@ -96,20 +110,23 @@ def main() -> None:
         f"{transformers.__version__}.\n"
     )
     print(
-        "| vocabulary | tokens | chunk | peak above the model, MiB | estimated, MiB | ratio | "
-        "one tensor of full logits, MiB | FLOPs estimated / counted |"
+        "| vocabulary | tokens | chunk | dtype | peak above the model, MiB | estimated, MiB | "
+        "ratio | one tensor of full logits, MiB | peak of model(ids, labels=ids), MiB | "
+        "FLOPs estimated / counted |"
     )
-    print("|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for case in CASES:
         command = [sys.executable, __file__, "--case", json.dumps(case)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         found = json.loads(done.stdout.splitlines()[-1])
-        vocabulary, tokens, chunk = case
+        vocabulary, tokens, chunk, dtype = case
+        peer = "not run" if found["peer"] is None else f"{found['peer'] / 2**20:.0f}"
         print(
-            f"| {vocabulary} | {tokens} | {chunk or 'none'} | {found['measured'] / 2**20:.0f} | "
+            f"| {vocabulary} | {tokens} | {chunk or 'none'} | {dtype} | "
+            f"{found['measured'] / 2**20:.0f} | "
             f"{found['estimated'] / 2**20:.0f} | "
             f"{found['estimated'] / max(found['measured'], 1):.2f} | "
-            f"{found['full_logits'] / 2**20:.0f} | "
+            f"{found['full_logits'] / 2**20:.0f} | {peer} | "
             f"{found['flops_estimated'] / max(found['flops_measured'], 1):.2f} |",
             flush=True,
         )

@@ -1,18 +1,24 @@
 """One pass against the loops that other tools run, and sixteen questions over one prefix.
 
-    OMP_NUM_THREADS=1 python benchmarks/eval_speed.py > benchmarks/results/eval-speed-DATE.md
+    OMP_NUM_THREADS=1 python benchmarks/eval_speed.py --lengths 1024,2048
+    OMP_NUM_THREADS=1 python benchmarks/eval_speed.py --lengths 4096 --rounds 3
+    OMP_NUM_THREADS=1 python benchmarks/eval_speed.py --questions 4096
 
 A random Llama of hidden 256, 4 layers, vocabulary 32,000. The peers are written here from their
 protocols: one truncated forward per length (as yarn, LongRoPE and PoSE evaluate) and the strided
-loop of the transformers documentation. Rounds are interleaved; CPU seconds of one thread, since
-cores may be shared; the claims are ratios of medians in one run.
+loop of the transformers documentation. The bare forward is the model's own over the same tokens,
+its logits included (`model(ids, use_cache=False).logits`): what a peer has before it takes a loss.
+Rounds are interleaved; CPU seconds of one thread, time in the kernel included; the claims are
+ratios of medians in one run. A first round, not counted, warms up.
 """
 
 import argparse
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,11 +27,13 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ropext.evaluation.answers import score_items
-from ropext.evaluation.forward import Manner, TokenScorer, slice_for
+from ropext.evaluation.costs import choose_manner, shape_of
+from ropext.evaluation.forward import TokenScorer
 from ropext.tasks import Item
 
 VOCABULARY = 32_000
 POINTS = 16
+STEP = 256  # of a grid whose lengths grow in number with N, as yarn's do (there 2048)
 WINDOW, STRIDE = 1024, 256
 QUESTIONS = 16
 
@@ -44,9 +52,9 @@ def model_of() -> Any:
     return LlamaForCausalLM(config).eval()
 
 
-def truncated_grid(model: Any, ids: torch.Tensor, lengths: list[int]) -> list[float]:
-    """A forward per length; the loss over the whole prefix."""
-    return [float(model(ids[:, :n], labels=ids[:, :n]).loss) for n in lengths]
+def truncated(model: Any, ids: torch.Tensor, length: int) -> float:
+    """A forward of one length; the loss over the whole prefix."""
+    return float(model(ids[:, :length], labels=ids[:, :length]).loss)
 
 
 def strided_loop(model: Any, ids: torch.Tensor, window: int, stride: int) -> float:
@@ -82,7 +90,10 @@ def text_round(model: Any, scorer: TokenScorer, ids: np.ndarray) -> dict[str, fl
     lengths = [len(ids) * k // POINTS for k in range(1, POINTS + 1)]
     took: dict[str, float] = {}
     took["ours"], ours = clock(lambda: one_pass(scorer, ids, lengths))
-    took["grid"], grid = clock(lambda: truncated_grid(model, row, lengths))
+    forwards = {n: clock(lambda n=n: truncated(model, row, n)) for n in lengths}
+    took["grid"] = sum(seconds for seconds, _ in forwards.values())
+    took["step"] = sum(seconds for n, (seconds, _) in forwards.items() if n % STEP == 0)
+    grid = [loss for _, loss in forwards.values()]
     took["strided"], _ = clock(lambda: strided_loop(model, row, WINDOW, STRIDE))
     took["bare"], _ = clock(lambda: model(row, use_cache=False).logits.shape)
     assert np.allclose(ours, grid, rtol=1e-5), "not the same numbers"
@@ -117,83 +128,84 @@ def questions(model: Any, scorer: TokenScorer, length: int) -> dict[str, float]:
     return took
 
 
-def large_model() -> None:
-    """A 7B-shaped random model at 128k tokens against its bare body and head, on a GPU."""
-    print("\n7B-shaped model, 128k tokens, against its bare forward: ", end="")
-    if not torch.cuda.is_available():
-        print("not run (no GPU).")
-        return
-    config = LlamaConfig(max_position_embeddings=131072)  # its defaults are Llama-2-7B's
-    with torch.device("cuda"):
-        model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
-    scorer = TokenScorer(model, Manner(None, slice_for(1 << 30, config.vocab_size)))
-    ids = np.random.default_rng(0).integers(3, config.vocab_size, 131072).astype(np.int32)
-    row = torch.as_tensor(ids).long()[None].cuda()
-    took: dict[str, list[float]] = {"bare": [], "ours": []}
-    with torch.inference_mode():
-        scorer.self_check()
-        for _ in range(4):  # the first round warms up
-            for name, work in (
-                ("bare", lambda: model(row, use_cache=False, logits_to_keep=1).logits),
-                ("ours", lambda: scorer.token_nll(ids)),
-            ):
-                torch.cuda.synchronize()
-                start = time.perf_counter()
-                work()
-                torch.cuda.synchronize()
-                took[name].append(time.perf_counter() - start)
-    rate = statistics.median(took["bare"][1:]) / statistics.median(took["ours"][1:])
-    print(f"{100 * rate:.0f} % of its rate (one last token's head there, every token's here).")
-
-
 def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.median(own[name] for own in rounds) for name in rounds[0]}
 
 
+def head_lines(arguments: list[str]) -> None:
+    """What was run, and where."""
+    model = next(
+        (line.split(":", 1)[1].strip() for line in cpu_lines() if line.startswith("model name")),
+        platform.processor(),
+    )
+    print(f"Command: `OMP_NUM_THREADS=1 python benchmarks/eval_speed.py {' '.join(arguments)}`\n")
+    print(
+        f"Machine: {model}, one thread, {torch.backends.cpu.get_cpu_capability()}, "
+        f"{platform.system()}. Python {platform.python_version()}, torch {torch.__version__}, "
+        f"transformers {transformers.__version__}.\n"
+    )
+
+
+def cpu_lines() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def compare_text(model: Any, scorer: TokenScorer, lengths: list[int], count: int) -> None:
+    print(
+        "| N | rounds | one pass | grid of 16 | grid of step 256 | strided 1024/256 | bare forward"
+        " | 16 / one pass | step 256 / one pass | strided / one pass | over bare |\n"
+        "|---|---|---|---|---|---|---|---|---|---|---|"
+    )
+    every = {}
+    for length in lengths:
+        ids = np.random.default_rng(1).integers(3, VOCABULARY, length).astype(np.int32)
+        scorer.token_nll(ids[:512])
+        every[length] = rounds = [text_round(model, scorer, ids) for _ in range(count)]
+        took = medians(rounds)
+        print(
+            f"| {length} | {count} | {took['ours']:.2f} | {took['grid']:.2f} | "
+            f"{took['step']:.2f} | {took['strided']:.2f} | {took['bare']:.2f} | "
+            f"{took['grid'] / took['ours']:.1f} | {took['step'] / took['ours']:.1f} | "
+            f"{took['strided'] / took['ours']:.1f} | "
+            f"{100 * (took['ours'] / took['bare'] - 1):+.1f} % |",
+            flush=True,
+        )
+    for length, rounds in every.items():
+        raw(f"N = {length}", rounds)
+
+
+def raw(title: str, rounds: list[dict[str, float]]) -> None:
+    print(f"\nRaw, {title}, CPU seconds by round: ", end="")
+    print("; ".join(f"{k} {', '.join(f'{own[k]:.3f}' for own in rounds)}" for k in rounds[0]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lengths", default="1024,2048,4096")
+    parser.add_argument("--lengths", default="", help="e.g. 1024,2048,4096")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--questions", type=int, default=4096, help="length of the shared prefix")
-    parser.add_argument("--question-rounds", type=int, default=3)
+    parser.add_argument("--questions", type=int, default=0, help="length of the shared prefix")
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = model_of()
-    scorer = TokenScorer(model, Manner(None, slice_for(256 << 20, VOCABULARY)))
-    print("# Speed of evaluation\n")
-    print("Command: `OMP_NUM_THREADS=1 python benchmarks/eval_speed.py`\n")
-    print(f"Machine: CPU, {platform.system()}, one thread; other work may share the cores.")
-    print(
-        f"Versions: Python {platform.python_version()}, torch {torch.__version__}, "
-        f"transformers {transformers.__version__}.\n"
-    )
-    print(f"Random Llama, hidden 256, 4 layers, vocabulary {VOCABULARY}; CPU seconds, medians.\n")
-    print(
-        "| N | rounds | one pass | grid of 16 | strided 1024/256 | bare forward | grid / one pass |"
-        " strided / one pass | over bare |\n|---|---|---|---|---|---|---|---|---|"
-    )
+    head_lines(sys.argv[1:])
+    shape = shape_of(model)
+    scorer = TokenScorer(model, choose_manner(shape, 1024, 1 << 60, None, 256 << 20))
+    lengths = [int(length) for length in options.lengths.split(",") if length]
     with torch.inference_mode():
         scorer.self_check()
-        for length in map(int, options.lengths.split(",")):
-            ids = np.random.default_rng(1).integers(3, VOCABULARY, length).astype(np.int32)
-            took = medians([text_round(model, scorer, ids) for _ in range(options.rounds)])
-            print(
-                f"| {length} | {options.rounds} | {took['ours']:.2f} | {took['grid']:.2f} | "
-                f"{took['strided']:.2f} | {took['bare']:.2f} | {took['grid'] / took['ours']:.1f} | "
-                f"{took['strided'] / took['ours']:.1f} | "
-                f"{100 * (took['ours'] / took['bare'] - 1):+.1f} % |",
-                flush=True,
-            )
-        rounds = [
-            questions(model, scorer, options.questions) for _ in range(options.question_rounds)
-        ]
-    took = medians(rounds)
-    print(f"\nSixteen questions over one prefix of {options.questions} tokens, ", end="")
-    print(f"{options.question_rounds} rounds (same scores asserted):\n")
-    print("| way | CPU s | against the shared prefix |\n|---|---|---|")
-    for name, seconds in took.items():
-        print(f"| {name} | {seconds:.2f} | {seconds / took['shared']:.1f} |")
-    large_model()
+        if lengths:
+            compare_text(model, scorer, lengths, options.rounds)
+        if options.questions:
+            questions(model, scorer, 512)
+            rounds = [questions(model, scorer, options.questions) for _ in range(options.rounds)]
+            took = medians(rounds)
+            print(f"Sixteen questions over one prefix of {options.questions} tokens, ", end="")
+            print(f"{options.rounds} rounds (same scores asserted):\n")
+            print("| way | CPU s | against the shared prefix |\n|---|---|---|")
+            for name, seconds in took.items():
+                print(f"| {name} | {seconds:.2f} | {seconds / took['shared']:.1f} |")
+            raw("questions", rounds)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from 1k to 128k. Each peak is that of a process of its own.
 import argparse
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -21,79 +20,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from finetune_engines import Model, Run, estimated, status, trainer
+
 VOCABULARIES = (1024, 131072)
-
-
-def status(key: str) -> float:
-    """Megabytes, from the kernel's own accounting of this process."""
-    text = Path("/proc/self/status").read_text()
-    found = re.search(rf"{key}:\s+(\d+)", text)
-    assert found is not None
-    return int(found[1]) / 1024
-
-
-def new_model(vocabulary: int) -> Any:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=256,
-        intermediate_size=688,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=8192,
-        use_cache=False,
-    )
-    return LlamaForCausalLM(config)
-
-
-def settings(tokens: int, steps: int) -> Any:
-    from ropext.training import defaults
-    from ropext.training.options import Options
-
-    asked = Options(steps=steps, batch_tokens=tokens, device="cpu")
-    return asked, defaults.settings(asked, 50_000_000, tokens // 4, tokens)
-
-
-def trainer(engine: str, vocabulary: int, tokens: int, steps: int, folder: Path) -> Any:
-    """One step at a time is asked of it; both sides have the same adapter and checkpointing."""
-    import numpy as np
-    import transformers
-
-    from ropext.training import adapters
-    from ropext.training import engine as ours
-    from ropext.training.collating import Collator
-    from ropext.training.loss import use_sliced_loss
-    from ropext.training.sequences import Document, Full, Rows
-
-    options, chosen = settings(tokens, steps)
-    model = new_model(vocabulary)
-    if engine == "ropext":
-        assert use_sliced_loss(model) is None
-    joined = adapters.add_adapter(model, options, chosen)
-    ids = np.random.default_rng(0).integers(0, vocabulary, 4 * tokens)
-    rows = Rows([Document(ids)], Full(tokens), steps, 0)
-    job = ours.Job(joined, rows, 1, tokens, 0, chosen, options, folder)
-    kind = ours._Trainer if engine == "ropext" else transformers.Trainer
-    return kind(
-        model=joined,
-        args=ours.arguments(job, 1),
-        train_dataset=ours._Rows(rows),
-        data_collator=Collator(0),
-    )
 
 
 def one_peak(engine: str, vocabulary: int, tokens: int, folder: Path) -> None:
     """In a process of its own: print the peak above what the model itself takes."""
-    from transformers import PrinterCallback
-
-    runner = trainer(engine, vocabulary, tokens, 1, folder)
-    runner.remove_callback(PrinterCallback)
+    runner = trainer(engine, Model(vocabulary).build(), vocabulary, Run(tokens), folder)
     before = status("VmRSS")
-    runner.args.save_strategy = "no"
     runner.train()
     losses = [entry["loss"] for entry in runner.state.log_history if "loss" in entry]
     print(json.dumps({"peak": status("VmHWM") - before, "loss": losses[0]}))
@@ -111,21 +46,14 @@ def measured(engine: str, vocabulary: int, tokens: int) -> dict[str, float]:
     return told
 
 
-def estimated(vocabulary: int, tokens: int) -> float:
-    """What --dry-run would say, in MB above the weights."""
-    from ropext.evaluation.costs import shape_of
-    from ropext.training import estimates
-
-    _, chosen = settings(tokens, 1)
-    shape = shape_of(new_model(vocabulary))
-    # Rank times in plus out, of q, k, v, o, gate, up, down.
-    trained = 16 * shape.layers * (4 * 256 + 2 * (256 + 128) + 3 * (256 + 688))
-    found = estimates.estimate(shape, chosen, trained, 1)
-    return (found.peak_bytes - found.weight_bytes) / 2**20
+def guess(vocabulary: int, tokens: int) -> float:
+    """What --dry-run would say, in MiB above the weights."""
+    found = estimated(Model(vocabulary).build(), Run(tokens))
+    return float(found.peak_bytes - found.weight_bytes) / 2**20
 
 
 def peaks(tokens: int) -> None:
-    print("| engine | vocabulary | tokens | peak above the weights, MB | estimated | first loss |")
+    print("| engine | vocabulary | tokens | peak above the weights, MiB | estimated | first loss |")
     print("|---|---|---|---|---|---|")
     found: dict[tuple[str, int], float] = {}
     small, large = VOCABULARIES
@@ -133,9 +61,9 @@ def peaks(tokens: int) -> None:
     for engine, vocabulary, size in [*shapes, ("ropext", 32768, tokens // 2)]:
         told = measured(engine, vocabulary, size)
         found[engine, vocabulary] = told["peak"]
-        guess = f"{estimated(vocabulary, size):.0f}" if engine == "ropext" else ""
+        said = f"{guess(vocabulary, size):.0f}" if engine == "ropext" else ""
         print(
-            f"| {engine} | {vocabulary} | {size} | {told['peak']:.0f} | {guess} | "
+            f"| {engine} | {vocabulary} | {size} | {told['peak']:.0f} | {said} | "
             f"{told['loss']:.5f} |",
             flush=True,
         )
@@ -155,7 +83,8 @@ def speed(tokens: int, rounds: int) -> None:
     steps: dict[str, Callable[[], None]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for engine in ("plain", "ropext"):
-            runner = trainer(engine, VOCABULARIES[1], tokens, 1, Path(folder))
+            large = VOCABULARIES[1]
+            runner = trainer(engine, Model(large).build(), large, Run(tokens), Path(folder))
             inputs = Collator(0)([runner.train_dataset[0]])
             count = torch.tensor(tokens - 1)
 

@@ -1,0 +1,65 @@
+"""What `ropext demo` measures, as a dated result, and the README's picture of it.
+
+    python benchmarks/demo.py [--far] [--folder DIR] [--picture docs/images/demo.png]
+        > benchmarks/results/demo-DATE.md
+
+A directory that holds a finished demo is read back, and then no time is told.
+"""
+
+import argparse
+import os
+import platform
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import transformers
+
+from ropext.demo import running, steps, telling
+from ropext.report import measured
+
+
+def told(sentence: str) -> None:
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {sentence}\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Run the demo and write down what it found.")
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--far", action="store_true")
+    parser.add_argument("--picture", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as spare:
+        folder = options.folder or Path(spare) / "demo"
+        begun = time.monotonic()
+        ran: list[str] = []
+        chosen = steps.steps(finetune=True, far=options.far)
+        done = running.run(chosen, folder, running.Hooks(say=lambda s: (ran.append(s), told(s))))
+        shown = telling.show(done, folder)
+        minutes = (time.monotonic() - begun) / 60
+        if options.picture is not None:
+            options.picture.parent.mkdir(parents=True, exist_ok=True)
+            options.picture.write_bytes((folder / "plots" / "overview.png").read_bytes())
+    print("# What `ropext demo` measures\n")
+    print(f"Command: `{' '.join(['python', 'benchmarks/demo.py', *sys.argv[1:]])}`\n")
+    took = f" The whole demo took {minutes:.1f} minutes there." if len(ran) == len(done) else ""
+    print(
+        f"Machine: {platform.machine()} CPU, {os.cpu_count()} cores, {torch.get_num_threads()} "
+        f"thread(s); Python {platform.python_version()}, torch {torch.__version__}, transformers "
+        f"{transformers.__version__}.{took}\n"
+    )
+    print(measured.as_markdown(shown.tables), "\n")
+    print("\n".join(f"- {target.sentence}" for target in shown.targets), "\n")
+    print("## Cost of each step, in tokens\n")
+    print("| step | read | trained on | forward-token equivalents |\n|---|---|---|---|")
+    for name, own in done.items():
+        spent = own.spent
+        print(f"| {name} | {spent.forward:,} | {spent.trained:,} | {spent.equivalents:,} |")
+    print("\n## Commands\n")
+    print("\n".join(f"    {' '.join(own.step.words(Path('DIR')))}" for own in done.values()))
+
+
+if __name__ == "__main__":
+    main()

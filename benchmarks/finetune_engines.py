@@ -1,0 +1,131 @@
+"""The two engines that the fine-tuning benchmarks compare, on one random model: ropext's own, and
+plain Trainer + PEFT with the same adapter, rows, optimiser and recomputation. No benchmark itself.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PLAIN, ROPEXT = "plain", "ropext"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A random Llama."""
+
+    vocabulary: int
+    hidden: int = 256
+    feed_forward: int = 688
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 2
+
+    def build(self, dtype: Any = None, device: str = "cpu") -> Any:
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=self.vocabulary,
+            hidden_size=self.hidden,
+            intermediate_size=self.feed_forward,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            max_position_embeddings=8192,
+            use_cache=False,
+        )
+        with torch.device(device):
+            model = LlamaForCausalLM(config)
+        return model if dtype is None else model.to(dtype)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Rows of `tokens` tokens, `rows` of them a step; `window` > 0 is pose to `tokens`."""
+
+    tokens: int
+    rows: int = 1
+    steps: int = 1
+    window: int = 0
+    recompute: bool = True
+    device: str = "cpu"
+
+    @property
+    def row_tokens(self) -> int:
+        return self.window or self.tokens
+
+    def settings(self) -> Any:
+        from ropext.training import defaults
+        from ropext.training.options import Options
+
+        asked = Options(
+            steps=self.steps,
+            batch_tokens=self.rows * self.row_tokens,
+            device=self.device,
+            strategy="pose" if self.window else "full",
+            window=self.window or None,
+        )
+        return asked, defaults.settings(asked, 50_000_000, self.tokens // 4, self.tokens)
+
+
+def trainer(engine: str, model: Any, vocabulary: int, run: Run, folder: Path) -> Any:
+    """One that trains the model on random tokens."""
+    import numpy as np
+    import transformers
+
+    from ropext.training import adapters
+    from ropext.training import engine as ours
+    from ropext.training.collating import Collator
+    from ropext.training.loss import use_sliced_loss
+    from ropext.training.sequences import Document, Full, Pose, Rows
+
+    options, settings = run.settings()
+    if engine == ROPEXT:
+        assert use_sliced_loss(model) is None
+    joined = adapters.add_adapter(model, options, settings)
+    if run.recompute:  # Trainer does it in train(), single steps go without that
+        joined.gradient_checkpointing_enable({"use_reentrant": False})
+    # The same document for every target of pose: its ids take memory too.
+    length = 2**20 if run.window else 4 * run.tokens
+    ids = np.random.default_rng(0).integers(0, vocabulary, length)
+    strategy = Pose(run.window, run.tokens) if run.window else Full(run.tokens)
+    rows = Rows([Document(ids)], strategy, run.rows * run.steps, 0)
+    job = ours.Job(
+        joined, rows, run.rows, run.row_tokens, 0, settings, options, folder, None, run.recompute
+    )
+    kind = ours._Trainer if engine == ROPEXT else transformers.Trainer
+    made = kind(
+        model=joined,
+        args=ours.arguments(job, 1),
+        train_dataset=ours._Rows(rows),
+        data_collator=Collator(0),
+    )
+    made.remove_callback(transformers.PrinterCallback)
+    made.args.save_strategy = "no"
+    return made
+
+
+def estimated(model: Any, run: Run) -> Any:
+    """What --dry-run would say of the same run."""
+    from ropext.evaluation.costs import shape_of
+    from ropext.training import defaults, estimates
+
+    options, settings = run.settings()
+    shape = shape_of(model)
+    # Rank times in plus out, of q, k, v, o, gate, up, down.
+    width, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    sides = 2 * (shape.hidden + width) + 2 * (shape.hidden + narrow)
+    trained = 16 * shape.layers * (sides + 3 * (shape.hidden + shape.feed_forward))
+    micro = defaults.micro_rows(options, run.row_tokens, run.rows)
+    free = 0 if run.recompute else 2**60
+    return estimates.estimate(shape, settings, trained, micro, free=free)
+
+
+def status(key: str) -> float:
+    """MiB, from the kernel's own accounting of this process."""
+    text = Path("/proc/self/status").read_text()
+    found = re.search(rf"{key}:\s+(\d+)", text)
+    assert found is not None
+    return int(found[1]) / 1024

@@ -1,0 +1,121 @@
+"""Killed at six moments, a fine-tuning goes on and ends with the same bytes as without a kill.
+
+Claim: losses, evaluations, numbers, merged weights and adapter are identical. The bundled
+checkpoint at 4 times its context, with the control; each process gets SIGKILL at the moment named,
+and the same command is started again.
+
+    python benchmarks/finetune_resume.py [--folder DIR]
+"""
+
+import argparse
+import hashlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ropext import extend
+
+WORDS = (
+    *("--steps", "12", "--batch-tokens", "4096", "--save-every", "2", "--eval-every", "6"),
+    *("--eval", "ropext://held-out", "--eval-documents", "2", "--control"),
+)
+COMPARED = (
+    "model.safetensors",
+    "adapter/adapter_model.safetensors",
+    "training/losses.json",
+    "training/numbers.json",
+)
+
+Moment = Callable[[str, Path], bool]  # from what was said, and the output's place
+
+
+def half_written(folder: Path) -> bool:
+    """Whether a checkpoint lies there that was not written to its end."""
+    return any(not (path / "complete").exists() for path in folder.glob("checkpoint-*"))
+
+
+def said(words: str) -> Moment:
+    return lambda told, output: words in told
+
+
+MOMENTS: dict[str, Moment] = {
+    "reading documents before the training": said("before the training"),
+    "after the third step": said("step 3 of 12"),
+    "while a checkpoint is written": lambda told, output: (
+        "step 5 of 12" in told and half_written(output.with_name("out.run") / "tuned")
+    ),
+    "in the evaluation after step 6": said("step 6 of 12"),
+    "in the training of the control": lambda told, output: (
+        output.with_name("out.run") / "control/checkpoint-4/complete"
+    ).exists(),
+    "while the result is written": lambda told, output: any(
+        output.parent.glob(".out.tmp-*/model.safetensors")
+    ),
+}
+
+
+def start(extended: Path, output: Path, log: Path) -> "subprocess.Popen[bytes]":
+    words = ["finetune", str(extended), "--data", "ropext://tuning", "-o", str(output), *WORDS]
+    with open(log, "wb") as told:
+        return subprocess.Popen(
+            [sys.executable, "-m", "ropext", *words], stdout=subprocess.DEVNULL, stderr=told
+        )
+
+
+def killed(extended: Path, output: Path, moment: Moment) -> str:
+    """Start, kill at the moment; what the run said last."""
+    log = output.with_name("log.txt")
+    running = start(extended, output, log)
+    while running.poll() is None:
+        if moment(log.read_text(errors="replace"), output):
+            running.kill()
+            break
+        time.sleep(0.002)
+    running.wait()
+    lines = log.read_text(errors="replace").splitlines()
+    if running.returncode != -9:
+        raise SystemExit(f"ended with {running.returncode} before the moment came: {lines[-1:]}")
+    return lines[-1] if lines else ""
+
+
+def finished(extended: Path, output: Path) -> list[str]:
+    """Run to the end; digests of what it left."""
+    log = output.with_name("log.txt")
+    if start(extended, output, log).wait():
+        raise SystemExit(log.read_text())
+    for line in log.read_text().splitlines():
+        if line.startswith("going on"):
+            print(f"last run: {line}")
+    return [hashlib.sha256((output / name).read_bytes()).hexdigest() for name in COMPARED]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=given.folder) as name:
+        extended = Path(name) / "extended"
+        extend("ropext://demo", extended, method="yarn", factor=4, prove=False)
+        broken = Path(name) / "broken" / "out"
+        broken.parent.mkdir()
+        print("| killed | last said |\n|---|---|")
+        for title, moment in MOMENTS.items():
+            print(f"| {title} | {killed(extended, broken, moment)} |", flush=True)
+        one = finished(extended, broken)
+        whole = Path(name) / "whole" / "out"
+        whole.parent.mkdir()
+        two = finished(extended, whole)
+        left = [path.name for path in broken.parent.iterdir() if path.name != "log.txt"]
+    print("\n| file | after six kills | without |\n|---|---|---|")
+    for name, a, b in zip(COMPARED, one, two, strict=True):
+        print(f"| {name} | {a[:12]} | {b[:12]} |{'' if a == b else ' DIFFERENT'}")
+    print(f"\nLeft beside it: {', '.join(sorted(left))}.")
+    if one != two:
+        raise SystemExit("the runs differ")
+
+
+if __name__ == "__main__":
+    main()

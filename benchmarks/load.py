@@ -1,0 +1,152 @@
+"""Large inputs in the memory of small ones: what is counted, and resident memory at its highest.
+
+Claims: a corpus of a million short documents is searched for long ones in the memory of one of ten
+thousand; an evaluation of 256 documents of 4,096 tokens takes the memory of one of 8 documents, and
+one document of 131,072 tokens stays within the estimate that the dry run prints. (A checkpoint of
+100 GB by link: benchmarks/extend.py.)
+
+    OMP_NUM_THREADS=1 python benchmarks/load.py [--only corpus,many,long] [--folder DIR]
+
+The model is a random Llama of two layers and 32 channels. Each case in a process of its own.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+CONTEXT = 2048
+WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "and", "runs")
+CASES = {
+    "corpus": ((10_000,), (1_000_000,)),  # documents
+    "many": ((8, 4096), (256, 4096)),  # documents, tokens
+    "long": ((1, 32_768), (1, 131_072)),
+}
+
+
+def highest() -> int:
+    """VmHWM of this process, in bytes. Linux."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024
+
+
+def write_corpus(path: Path, count: int, words: int, long_ones: int = 0) -> None:
+    """`count` documents of `words` words; every (count / long_ones)-th has a hundred times that."""
+    every = count // long_ones if long_ones else count + 1
+    with path.open("w") as out:
+        for number in range(count):
+            length = words * 100 if number % every == every - 1 else words
+            text = " ".join(random.Random(number).choices(WORDS, k=length))
+            out.write(json.dumps({"text": text}) + "\n")
+
+
+def write_model(directory: Path) -> None:
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    vocabulary = {word: k for k, word in enumerate(("<s>", "</s>", "<unk>", *WORDS))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    ).save_pretrained(directory)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+    )
+    LlamaForCausalLM(config).save_pretrained(directory)
+
+
+def corpus_case(folder: Path, count: int) -> dict[str, Any]:
+    """The search of an evaluation for documents that are long enough."""
+    from ropext.checkpoint import open_snapshot
+    from ropext.corpus import DocumentEncoder, Source, Wanted, choose_documents, read_documents
+    from ropext.evaluation.loading import load_tokenizer
+
+    path = folder / f"{count}.jsonl"
+    write_corpus(path, count, 12, long_ones=16)
+    tokenizer = load_tokenizer(open_snapshot(str(folder / "model")), False)
+    before = highest()
+    found = choose_documents(
+        read_documents(Source(str(path))),
+        DocumentEncoder(tokenizer, 13, 0),
+        Wanted((512,), True, 16),
+    )
+    return {
+        "read": found.num_read,
+        "kept": len(found.documents),
+        "bytes": os.path.getsize(path),
+        "peak": highest(),
+        "grown": highest() - before,
+    }
+
+
+def reading_case(folder: Path, count: int, tokens: int) -> dict[str, Any]:
+    """`ropext eval`, whole."""
+    import torch
+
+    from ropext.evaluation import estimate_evaluation, evaluate
+
+    torch.set_num_threads(1)
+    path = folder / f"{count}-{tokens}.jsonl"
+    write_corpus(path, count, tokens + 8)
+    values = {"data": str(path), "lengths": (tokens,), "max_docs": count, "device": "cpu"}
+    _, estimate = estimate_evaluation(str(folder / "model"), **values)
+    before = highest()
+    done = evaluate(str(folder / "model"), folder / f"run-{count}-{tokens}", **values)
+    return {
+        "read": count,
+        "kept": len(done.run.contenders["base"].documents.names) if done.run else 0,
+        "bytes": os.path.getsize(path),
+        "peak": highest(),
+        "grown": highest() - before,
+        "estimated": estimate.peak_bytes,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default=",".join(CASES))
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--case", help="(for the child process)")
+    given = parser.parse_args()
+    if given.case:
+        kind, *numbers = json.loads(given.case)
+        case = corpus_case if kind == "corpus" else reading_case
+        print(json.dumps(case(given.folder, *numbers)))
+        return
+    print("| case | documents | tokens | input, MB | peak, MB | grown, MB | estimate, MB | ratio |")
+    print("|---|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        write_model(Path(folder) / "model")
+        for kind in given.only.split(","):
+            first = 0.0
+            for numbers in CASES[kind]:
+                words = [sys.executable, __file__, "--folder", folder]
+                words += ["--case", json.dumps([kind, *numbers])]
+                done = subprocess.run(words, capture_output=True, text=True, check=True)
+                found = json.loads(done.stdout.splitlines()[-1])
+                first = first or found["peak"]
+                cells = [kind, f"{found['kept']} of {found['read']}"]
+                cells += [str(numbers[1]) if numbers[1:] else "12 to 1200"]
+                cells += [f"{found[key] / 1e6:.1f}" for key in ("bytes", "peak", "grown")]
+                cells += [f"{found['estimated'] / 1e6:.1f}" if "estimated" in found else "-"]
+                print(
+                    "| " + " | ".join([*cells, f"{found['peak'] / first:.2f}"]) + " |", flush=True
+                )
+
+
+if __name__ == "__main__":
+    main()
