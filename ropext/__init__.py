@@ -16,17 +16,20 @@ if TYPE_CHECKING:
     from ropext.evaluation.session import evaluate
     from ropext.looking import inspect, plan
     from ropext.memory import patch, save
-    from ropext.pipeline import extend, verify
+    from ropext.pipeline import extend, run, verify
     from ropext.training import run_finetune as finetune
+    from ropext.training import run_fit as fit
 
 # Imported on first use: `import ropext` costs nothing, and planning never loads torch.
 _PLACES = {
     "evaluate": "ropext.evaluation.session:evaluate",
     "extend": "ropext.pipeline:extend",
     "finetune": "ropext.training:run_finetune",
+    "fit": "ropext.training:run_fit",
     "inspect": "ropext.looking:inspect",
     "patch": "ropext.memory:patch",
     "plan": "ropext.looking:plan",
+    "run": "ropext.pipeline:run",
     "save": "ropext.memory:save",
     "verify": "ropext.pipeline:verify",
 }
@@ -36,9 +39,11 @@ __all__ = [
     "evaluate",
     "extend",
     "finetune",
+    "fit",
     "inspect",
     "patch",
     "plan",
+    "run",
     "save",
     "verify",
 ]

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ropext.checkpoint.transfer import open_to_readers
 from ropext.errors import InputError, OutputExists, UsageError
 
 Model = TypeVar("Model")
@@ -207,6 +208,7 @@ def save(model: Any, directory: str | os.PathLike[str], config: Mapping[str, Any
         # The weights have the dtype of the model in memory, under either spelling.
         merged |= {k: written["dtype"] for k in ("dtype", "torch_dtype") if k in merged}
         path.write_text(json.dumps(merged, indent=2) + "\n", encoding="utf-8")
+        open_to_readers(temporary)
         temporary.chmod(0o755)
         temporary.rename(target)
     except BaseException:

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ropext import forms
+from ropext.checkpoint.provenance import Record
 from ropext.errors import ProofFailed
+from ropext.rope import Spectrum
 
 CHILD = Path(__file__).with_name("proof_child.py")
 TIMEOUT = 1800.0  # seconds for one child process
@@ -95,21 +97,33 @@ class Proof:
         return asdict(self) | {"worst": asdict(self.worst) | {"error": self.worst.error}}
 
 
+def promise(
+    label: str, spectrum: Spectrum, params: Mapping[str, Any], factor: float, scaled: bool
+) -> Expected:
+    """What stock should build of one embedding whose dict is `params`."""
+    return Expected(
+        label,
+        spectrum.inv_freq,
+        spectrum.attention_factor,
+        spectrum.softmax_factor,
+        params.get("rope_type", "default"),
+        factor,
+        scaled,
+        spectrum.short_inv_freq,
+        forms.steepness(params),
+    )
+
+
 def expected(sites: Iterable[Any], factor: float) -> list[Expected]:
     """From a plan's sites (label, wanted, params, scaled) and its whole factor."""
+    return [promise(own.label, own.wanted, own.params, factor, own.scaled) for own in sites]
+
+
+def recorded(record: Record) -> list[Expected]:
+    """From what ropext.json says."""
+    factor = record.target / record.context
     return [
-        Expected(
-            site.label,
-            site.wanted.inv_freq,
-            site.wanted.attention_factor,
-            site.wanted.softmax_factor,
-            site.params.get("rope_type", "default"),
-            factor,
-            site.scaled,
-            site.wanted.short_inv_freq,
-            forms.steepness(site.params),
-        )
-        for site in sites
+        promise(own.label, own.spectrum, own.params, factor, own.scaled) for own in record.sites
     ]
 
 

@@ -288,6 +288,7 @@ def build(job: dict, entry: dict) -> dict:
     directory = entry["directory"]
     trust = job["trust_remote_code"]
     config = AutoConfig.from_pretrained(directory, trust_remote_code=trust)
+    config._attn_implementation = None  # a config may name one that this machine lacks
     quantised = getattr(config, "quantization_config", None) is not None
     if quantised:
         # Its loader would want its own packages or a GPU, and changes nothing about positions.

@@ -1,4 +1,4 @@
-"""What the user wants, checked. One model for the command line, recipe files and the Python API.
+"""How to extend, checked. One model for the command line, recipe files and the Python API.
 
 A field's name is its flag (`beta_fast` is `--beta-fast`); its help text is written once, here.
 """
@@ -48,7 +48,6 @@ class _Wishes:
         False, "go on where scaling cannot help, or where a named loader was not measured"
     )
     finetune: str | None = _field(None, "data to fine-tune on afterwards")
-    evaluate: str | None = _field(None, "data to evaluate on, before and after")
 
     def __post_init__(self) -> None:
         if self.method is not None:
@@ -130,7 +129,7 @@ KINDS: dict[str, Any] = {
 
 def flag(name: str) -> str:
     """The flag of a field."""
-    return {"for_loaders": "--for", "evaluate": "--eval"}.get(name, "--" + name.replace("_", "-"))
+    return {"for_loaders": "--for"}.get(name, "--" + name.replace("_", "-"))
 
 
 KNOBS = tuple(

@@ -20,6 +20,39 @@ class Recommendation:
     reason: str
 
 
+SCALED_FOR_GGUF = Recommendation(
+    "yarn",
+    True,
+    "the model is scaled already; composed, its spectrum becomes a longrope, which llama.cpp "
+    "ignores, while one yarn from the original context is read exactly",
+)
+SCALED = Recommendation(
+    "by-parts",
+    False,
+    "the model is scaled already: scaling its current wavelengths keeps what it was trained on, "
+    "and its temperature, if it has one, stays as trained",
+)
+SHARED = Recommendation(
+    "by-parts",
+    False,
+    "sliding and full layers share one rope dict: by-parts keeps the fast pairs that the windows "
+    "use, and has no temperature, which would act on those layers too",
+)
+TUNED_LATER = Recommendation(
+    "llama3",
+    False,
+    "it will be fine-tuned: this one has no temperature, which training replaces, leaves short "
+    "inputs closest, and is how Llama 3.1 was extended",
+)
+UNTRAINED = Recommendation(
+    "yarn",
+    False,
+    "without fine-tuning: yarn extrapolates no pair, keeps the fast ones, and its temperature "
+    "makes up for the longer context",
+)
+WIDELY_READ = Recommendation("ntk", False, "a theta is what every loader reads")
+
+
 def recommend(model: Model, recipe: Recipe, carried: Mapping[str, str | None]) -> Recommendation:
     """The first rule that applies and whose method can be carried here."""
     for choice in _choices(model, recipe):
@@ -39,58 +72,18 @@ def _choices(model: Model, recipe: Recipe) -> list[Recommendation]:
     windowed = any("sliding" in kind or "chunked" in kind for kind in model.layer_types)
     shared = windowed and len(model.sites) == 1
     gguf = any(name.startswith("llama.cpp") for name in recipe.for_loaders)
-    out = []
-    if rope.is_scaled and gguf:
-        out.append(
-            Recommendation(
-                "yarn",
-                True,
-                "the model is scaled already; composed, its spectrum becomes a longrope, which "
-                "llama.cpp ignores, while one yarn from the original context is read exactly",
-            )
-        )
-    elif rope.is_scaled:
-        out.append(
-            Recommendation(
-                "by-parts",
-                False,
-                "the model is scaled already: scaling its current wavelengths keeps what it was "
-                "trained on, and its temperature, if it has one, stays as trained",
-            )
-        )
-    if shared:
-        out.append(
-            Recommendation(
-                "by-parts",
-                False,
-                "sliding and full layers share one rope dict: by-parts keeps the fast pairs that "
-                "the windows use, and has no temperature, which would act on those layers too",
-            )
-        )
-    if rope.dim // 2 < FEW_PAIRS:
-        out.append(
-            Recommendation(
-                "dynamic",
-                False,
-                f"only {rope.dim // 2} pairs rotate, too few for a ramp; a theta moves all",
-            )
-        )
-    if recipe.finetune:
-        out.append(
-            Recommendation(
-                "llama3",
-                False,
-                "it will be fine-tuned: this one has no temperature, which training replaces, "
-                "leaves short inputs closest, and is how Llama 3.1 was extended",
-            )
-        )
-    out.append(
-        Recommendation(
-            "yarn",
-            False,
-            "without fine-tuning: yarn extrapolates no pair, keeps the fast ones, and its "
-            "temperature makes up for the longer context",
-        )
+    few = Recommendation(
+        "dynamic",
+        False,
+        f"only {rope.dim // 2} pairs rotate, too few for a ramp; a theta moves all",
     )
-    out.append(Recommendation("ntk", False, "a theta is what every loader reads"))
-    return out
+    rules = (
+        (rope.is_scaled and gguf, SCALED_FOR_GGUF),
+        (rope.is_scaled and not gguf, SCALED),
+        (shared, SHARED),
+        (rope.dim // 2 < FEW_PAIRS, few),
+        (bool(recipe.finetune), TUNED_LATER),
+        (True, UNTRAINED),
+        (True, WIDELY_READ),
+    )
+    return [choice for applies, choice in rules if applies]

@@ -100,35 +100,13 @@ def _expected(model: Model, record: Record | None, plan: dict[str, Any] | None) 
     if plan is not None:
         return [_from_plan(site, plan) for site in plan["sites"]]
     if record is not None:
-        factor = record.target / record.context
-        return [
-            Expected(
-                site.label,
-                site.spectrum.inv_freq,
-                site.spectrum.attention_factor,
-                site.spectrum.softmax_factor,
-                site.params.get("rope_type", "default"),
-                factor,
-                site.scaled,
-                site.spectrum.short_inv_freq,
-                forms.steepness(site.params),
-            )
-            for site in record.sites
-        ]
-    return [
-        Expected(
-            site.label,
-            site.rope.spectrum.inv_freq,
-            site.rope.attention_factor,
-            site.rope.softmax_factor,
-            site.params.get("rope_type", "default"),
-            site.rope.context / site.rope.original_context,
-            site.scaled,
-            site.rope.spectrum.short_inv_freq,
-            steepness=forms.steepness(site.params),
-        )
-        for site in model.sites
-    ]
+        return proof.recorded(record)
+    found = []
+    for site in model.sites:
+        rope = site.rope
+        factor = rope.context / rope.original_context
+        found.append(proof.promise(site.label, rope.spectrum, site.params, factor, site.scaled))
+    return found
 
 
 def _from_plan(site: Any, plan: Mapping[str, Any]) -> Expected:

@@ -149,6 +149,8 @@ def added_by(model_type: str, key: str, text_type: str) -> dict[str, Any]:
     out = {k: v for k, v in out.items() if field_default(bare, k) != v}
     if theta is not None and theta == offered.get("rope_theta"):
         out["rope_theta"] = theta
+    if isinstance(offered.get("rope_parameters"), dict):  # hides a theta beside it
+        out["rope_parameters"] = offered["rope_parameters"]
     # head_dim alone may agree because it is derived; these are given or they are not.
     return out if {"hidden_size", "max_position_embeddings", "rope_theta"} & out.keys() else {}
 

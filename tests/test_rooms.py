@@ -19,6 +19,7 @@ REPOSITORY = PACKAGE.parent
 ABOVE_THE_LINE = (
     "version",
     "errors",
+    "bundled",
     "rope",
     "forms",
     "scaling",
@@ -29,6 +30,7 @@ ABOVE_THE_LINE = (
     "recommending",
     "planning",
     "checkpoint",
+    "recipefile",
     "describing",
     "results",
     "report",

@@ -18,6 +18,9 @@ FRONT_LIMIT = 64 * 10**3  # characters of front matter
 
 BEGIN, END = "<!-- ropext: begin -->", "<!-- ropext: end -->"
 BASE_CARD = "<!-- ropext: base card -->"
+CLOSING = (
+    "Written by ropext; `ropext.json` has the record, `ropext verify` checks it against the files."
+)
 _SECTION = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END) + r"\n*", re.DOTALL)
 _FRONT = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 _TOP_KEY = re.compile(r"([A-Za-z_][\w-]*)[ \t]*:(?:[ \t\n]|\Z)")
@@ -96,10 +99,7 @@ def section(card: Card) -> str:
         parts.append("### Serving")
         for loader, command in card.serving:
             parts += [f"{escape(loader)}:", code_block(command, "sh")]
-    parts.append(
-        "Written by ropext; `ropext.json` has the record, `ropext verify` checks it against the "
-        "files."
-    )
+    parts.append(CLOSING)
     return "\n\n".join([*parts, END]) + "\n"
 
 
@@ -115,6 +115,17 @@ def render(card: Card, base: str | None = None) -> str:
             f"about the model before its extension.*\n\n{body}"
         )
     return f"---\n{_front(card, front)}---\n\n{section(card)}\n{body}\n"
+
+
+def with_evidence(text: str, sentences: Iterable[str], numbers: Iterable[tuple[str, Table]]) -> str:
+    """A card of ours with what was measured of the model, at the end of its section."""
+    parts = ["### What was measured", *map(escape, sentences)]
+    for caption, table in numbers:
+        parts += [f"**{escape(caption)}**", _table(table)]
+    head, closing, tail = text.partition(f"{CLOSING}\n\n{END}")
+    if not closing:
+        raise InputError("the card has no section of ropext's to put the evidence into")
+    return head + "\n\n".join(parts) + "\n\n" + closing + tail
 
 
 def split(text: str) -> tuple[str, str]:
@@ -149,6 +160,13 @@ def _blocks(front: str) -> list[tuple[str, str]]:
         else:
             blocks[-1] = (blocks[-1][0], blocks[-1][1] + line)
     return blocks
+
+
+def with_key(text: str, key: str, block: str) -> str:
+    """A card whose front matter has this block of YAML for a top-level key, in place of its own."""
+    front, body = split(text)
+    kept = "".join(own for name, own in _blocks(front) if name != key)
+    return f"---\n{kept}{block.rstrip()}\n---\n\n{body.lstrip()}"
 
 
 def _list(block: str) -> Sequence[str]:

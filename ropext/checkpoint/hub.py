@@ -89,7 +89,7 @@ class _Sentences:
             )
         if isinstance(error, errors.HFValidationError):
             return f"{self.repo} is neither a local directory nor a possible hub id"
-        if isinstance(error, errors.OfflineModeIsEnabled) or _offline(error):
+        if isinstance(error, errors.OfflineModeIsEnabled) or is_offline(error):
             return (
                 f"{at} is not in the local cache, and offline mode is on (HF_HUB_OFFLINE); fetch "
                 "it once with a network, or name a local directory"
@@ -102,7 +102,7 @@ class _Sentences:
                 f"{at} is not in the local cache, and the hub answered with HTTP status {status}; "
                 "try again later"
             )
-        if isinstance(error, errors.LocalEntryNotFoundError) or _network(error):
+        if isinstance(error, errors.LocalEntryNotFoundError) or is_network(error):
             return (
                 f"{at} is not in the local cache, and the hub cannot be reached (no network, or "
                 "HF_ENDPOINT is wrong); try again, or name a local directory"
@@ -112,13 +112,14 @@ class _Sentences:
         return None
 
 
-def _offline(error: Exception) -> bool:
+def is_offline(error: Exception) -> bool:
+    """Whether a file was missing because offline mode is on."""
     from huggingface_hub import constants, errors
 
     return isinstance(error, errors.LocalEntryNotFoundError) and bool(constants.HF_HUB_OFFLINE)
 
 
-def _network(error: Exception) -> bool:
+def is_network(error: Exception) -> bool:
     """Whether an exception comes from the HTTP client that huggingface_hub uses (requests in 0.x,
     httpx in 1.x, httpx2 later), which this package does not depend on by name."""
     names = {kind.__name__ for kind in type(error).__mro__}

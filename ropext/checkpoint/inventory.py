@@ -20,6 +20,7 @@ FOLDERS_LEFT = {
     "training": "a training's record",
     "adapter": "an adapter of this very checkpoint, not extended",
     "base": "the checkpoint before its training",
+    "fit": "a fit's record",
     "__pycache__": "compiled code",
 }
 
@@ -42,7 +43,11 @@ PICKLED = re.compile(
 )
 
 # Written anew, so the base's is not carried as it is.
-WRITTEN_ANEW = {"ropext.json": "the base's own record", "README.md": "replaced by the new card"}
+WRITTEN_ANEW = {
+    "ropext.json": "the base's own record",
+    "README.md": "replaced by the new card",
+    "pair-factors.json": "the base's own fitted spectrum",
+}
 
 # Subfolders carry what describes a model (code, chat templates, tokenizers, modules); weights only
 # in the folders that sentence-transformers numbers (1_Pooling, 2_Dense).

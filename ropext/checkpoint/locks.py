@@ -25,6 +25,7 @@ def locked(real: Path, output: Path) -> Iterator[None]:
     """Hold the lock of the output whose real path is `real`; refuse while another run has it."""
     path = real.parent / f".{real.name}.lock"
     with os_errors(output):
+        path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _acquire(path, output)
     try:
         yield

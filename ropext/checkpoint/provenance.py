@@ -3,11 +3,13 @@
 The same inputs give the same bytes: no time stamp, no host, no path that the user did not name.
 """
 
+import hashlib
+import json
 import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from ropext.rope import Spectrum
 from ropext.version import __version__
 
 NAME = "ropext.json"
+SAMPLES, SAMPLE_BYTES = 64, 65536  # blocks of a weight file that are hashed to know it again
 SCHEMA = 1
 
 # What can change a result. Looked up by their metadata, never imported.
@@ -127,6 +130,38 @@ def weigh(path: Path, *, content: bool = False) -> WeightFile:
     header.tensors  # noqa: B018 - raises where the file is cut short or its table damaged
     sha256 = headers.content_digest(path) if content else headers.blob_digest(path)
     return WeightFile(header.size, header.digest, sha256)
+
+
+def digest(data: Any) -> str:
+    """SHA-256 of a value as JSON, whatever the order of its keys."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def identity(snapshot: Snapshot) -> dict[str, Any]:
+    """What tells a checkpoint from another without reading all of its weights."""
+    weights = {
+        name: [asdict(weigh(snapshot.path(name))), sample(snapshot.path(name))]
+        for name in snapshot.weight_files
+    }
+    return {
+        "hub_id": snapshot.hub_id,
+        "commit": snapshot.commit,
+        "config_sha256": digest(snapshot.config),
+        "weights_sha256": digest(weights),
+        "weights": f"sizes, headers, and {SAMPLES} blocks of {SAMPLE_BYTES} bytes of each file",
+    }
+
+
+def sample(path: Path) -> str:
+    """SHA-256 of blocks spread over a file: weights that were trained again have other bytes
+    nearly everywhere, while the whole of a large model takes minutes."""
+    found, size = hashlib.sha256(), path.stat().st_size
+    with path.open("rb") as stream:
+        for number in range(SAMPLES):
+            stream.seek(max(0, size - SAMPLE_BYTES) * number // (SAMPLES - 1))
+            found.update(stream.read(SAMPLE_BYTES))
+    return found.hexdigest()
 
 
 def to_json(record: Record) -> dict[str, Any]:

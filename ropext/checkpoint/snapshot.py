@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ropext import bundled
 from ropext.checkpoint import inventory
 from ropext.checkpoint.jsontext import INDEX_LIMIT, parse_object, read_bytes, read_object
 from ropext.errors import InputError, UsageError
 
 INDEX = "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
 
 # An index is flat: two objects. A shard table of a million tensors is ten times the largest known.
 INDEX_CONTAINERS = 1_000
@@ -19,6 +21,10 @@ INDEX_TENSORS = 1_000_000
 
 # Text files whose keys an extension may have to raise; sentence_bert_config.json also caps lengths.
 LENGTH_FILES = ("tokenizer_config.json", "generation_config.json", "sentence_bert_config.json")
+
+# transformers fetches kernels of its own organisation by itself; code of others, where a config
+# names it, is nobody's choice.
+TRUSTED_KERNEL = re.compile(r"(?:paged\|)?kernels-community/[\w.-]+(?:@[\w.-]+)?(?::\w+)?\Z")
 
 CACHED = re.compile(r"models--(?P<repo>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})")
 
@@ -64,6 +70,8 @@ class Snapshot:
     @property
     def short_name(self) -> str:
         """What a card may say without telling where things lie on the user's disk."""
+        if self.name in bundled.MODELS:
+            return self.name
         return self.hub_id or self.directory.resolve().name
 
     def path(self, name: str) -> Path:
@@ -121,7 +129,7 @@ def _locate(model: str, revision: str | None, weights: bool) -> tuple[Path, str 
     if not model or "\0" in model:
         reason = "not a name" if model else "empty"
         raise InputError(f"MODEL is {reason}; name a local directory or a hub id")
-    path = Path(os.path.expanduser(model))
+    path = bundled.find_model(model) or Path(os.path.expanduser(model))
     if path.is_dir():
         if revision is not None:
             raise UsageError(
@@ -162,15 +170,36 @@ def _missing(path: Path) -> str:
 
 def _config(directory: Path, model: str) -> dict[str, Any]:
     path = directory / "config.json"
-    if os.path.lexists(path):
-        return read_object(path)
-    raise InputError(no_config(model, os.listdir(directory)))
+    if not os.path.lexists(path):
+        raise InputError(no_config(model, os.listdir(directory)))
+    if os.path.lexists(directory / ADAPTER):
+        raise InputError(
+            f"{model} holds a model and, beside it, an adapter ({ADAPTER}), for which transformers "
+            "would load another model, the adapter's own base; move one of them into a directory "
+            "of its own"
+        )
+    config = read_object(path)
+    _refuse_kernels(config, path)
+    return config
+
+
+def _refuse_kernels(config: Mapping[str, Any], path: Path) -> None:
+    """Raise where a config names code on the hub that transformers would fetch and run."""
+    for part in (config, *(value for value in config.values() if isinstance(value, dict))):
+        for key in ("attn_implementation", "_attn_implementation"):
+            found = part.get(key)
+            for name in found.values() if isinstance(found, dict) else [found]:
+                if isinstance(name, str) and "/" in name and not TRUSTED_KERNEL.match(name):
+                    raise InputError(
+                        f"{path}: {key} {name[:80]!r} names a kernel on the hub, which transformers"
+                        " would fetch and run; remove the key"
+                    )
 
 
 def no_config(model: str, names: Iterable[str]) -> str:
     """The sentence for a directory or repository without config.json, by what else is there."""
     names = set(names)
-    if "adapter_config.json" in names:
+    if ADAPTER in names:
         return (
             f"{model} is an adapter without its model; merge it into its base (peft's "
             "merge_and_unload) and name the merged directory"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ropext.checkpoint.locks import locked
-from ropext.checkpoint.transfer import os_errors, sync, sync_tree
+from ropext.checkpoint.transfer import open_to_readers, os_errors, sync, sync_tree
 from ropext.errors import InputError, OutputExists, UsageError
 
 # What --force may replace: a directory that holds one of these, or nothing.
@@ -52,9 +52,16 @@ def check_output(output: Path, *, force: bool, inputs: Iterable[Path] = ()) -> P
     return real
 
 
+def check_apart(output: Path, inputs: Iterable[Path]) -> None:
+    """Refuse an output that is, holds or lies in something that is read."""
+    _real(output, inputs)
+
+
 def _real(output: Path, inputs: Iterable[Path]) -> Path:
     if output.name in ("", ".", ".."):
         raise UsageError(f"{output} (--output) does not name a directory of its own")
+    if output.parts[0] == "ropext:":  # ropext://demo, as a path
+        raise UsageError(f"{output} (--output) names something bundled, which is not written to")
     real = Path(os.path.realpath(output.parent)) / output.name
     for source in inputs:
         _check_apart(output, real, Path(os.path.realpath(source)))
@@ -114,6 +121,7 @@ def staged(output: Path, *, force: bool = False, inputs: Iterable[Path] = ()) ->
                     stage.directory.mkdir()
                 yield stage
                 with os_errors(output):
+                    open_to_readers(stage.directory)
                     sync_tree(stage.directory)
                     _commit(stage, real, output, force)
                 finished = True

@@ -3,6 +3,7 @@ linked or symlinked; and made to last (fsync)."""
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -133,6 +134,22 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def open_to_readers(directory: Path) -> None:
+    """Give every file of its own in a directory the mode that a plain `open` would have given it.
+
+    safetensors writes files that only their owner can read. A hard link shares its mode with the
+    base, so it is left alone.
+    """
+    mask = os.umask(0)
+    os.umask(mask)
+    for folder, _, files in os.walk(directory):
+        for name in files:
+            path = Path(folder, name)
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+                path.chmod(0o666 & ~mask)
 
 
 def sync_tree(directory: Path) -> None:

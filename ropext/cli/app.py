@@ -23,10 +23,16 @@ COMMANDS = {
     "plan": "Show what an extension would do.",
     "extend": "Write an extended checkpoint and prove it.",
     "verify": "Check a directory against its plan.",
+    "fit": "Learn a spectrum from text, weights untouched.",
     "finetune": "Train an extended checkpoint briefly.",
+    "run": "Do what a recipe says.",
+    "recipes": "List the recipes that come with ropext, or print one.",
+    "schema": "Print the JSON schema of a recipe.",
     "eval": "Measure a model at its long lengths.",
     "compare": "Compare evaluations on the same tokens.",
+    "push": "Upload an output to the hub.",
     "methods": "List the scaling methods, or show one.",
+    "demo": "Show it all on a small bundled model.",
 }
 
 
@@ -109,12 +115,43 @@ def _root(
 
 def main() -> None:
     """Run the command line; a user's mistake is one sentence, a bug keeps its traceback."""
+    _open_closed_streams()
     signal.signal(signal.SIGINT, _on_interrupt)
+    words = sys.argv[1:] or ["--help"]
+    _silence(words)
     try:
         # The name also under `python -m ropext`: completion scripts are made from it.
-        build(_asked(sys.argv[1:]))(prog_name="ropext")
+        code = build(_asked(words))(words, prog_name="ropext", standalone_mode=False)
     except RopextError as error:
         fail(str(error))
         sys.exit(error.exit_code)
+    except typer.TyperException as error:
+        fail(_sentence(error))
+        sys.exit(2)
     except Interrupted:
         sys.exit(130)
+    if code:
+        sys.exit(code)
+
+
+def _open_closed_streams() -> None:
+    """A stream that the caller closed (`>&-`, some daemons) is None in Python, and its number would
+    be given to the next file that is opened, into which children would then write."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
+
+
+def _silence(words: list[str]) -> None:
+    """The libraries draw bars even into a file; they read this when they are imported."""
+    if {"--quiet", "-q"} & {*words} or not sys.stderr.isatty():
+        for library in ("HF_HUB", "HF_DATASETS"):
+            os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")
+
+
+def _sentence(error: typer.TyperException) -> str:
+    """What the option parser has against the command line, and where the options are listed."""
+    said = error.format_message().rstrip(".")
+    at = getattr(error, "ctx", None)
+    return f"{said[:1].lower()}{said[1:]}; see {at.command_path if at else 'ropext'} --help"

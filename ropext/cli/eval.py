@@ -1,21 +1,17 @@
 """`ropext eval MODEL --data DATA`."""
 
-import inspect
 import os
-import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ropext.cli import options
-from ropext.cli.output import Out, fail
+from ropext.cli.output import Out
+from ropext.cli.progress import Bar, interruptible
+from ropext.cli.signatures import option, takes
 from ropext.evaluation.options import Options, gates_of
 
 if TYPE_CHECKING:
@@ -39,47 +35,7 @@ Force = Annotated[bool, typer.Option("--force", help="replace RUN if it holds an
 DryRun = Annotated[bool, typer.Option("--dry-run", help="passes, FLOPs, peak memory; runs nothing")]
 
 
-def _takes_options(command: Callable[..., None]) -> Callable[..., None]:
-    """One option per field of Options; the command gets those given as `values`."""
-    own = inspect.signature(command, eval_str=True)
-    added = []
-    for wish in fields(Options):
-        default = wish.default if wish.default is not MISSING else None
-        kind: Any = str | None
-        if wish.type is bool:
-            kind = bool
-        elif wish.type in (int, int | None):
-            kind = int | None
-        flag = "--" + wish.name.replace("_", "-")
-        names = [flag, "-m"] if wish.name == "method" else [flag]
-        words = wish.metadata["help"]
-        if isinstance(default, str | int) and not isinstance(default, bool):
-            words = f"{words} [{default}]"
-        info = typer.Option(*names, metavar=wish.metadata["metavar"], help=words)
-        added.append(
-            inspect.Parameter(
-                wish.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=False if kind is bool else None,
-                annotation=Annotated[kind, info],
-            )
-        )
-
-    def with_options(**values: Any) -> None:
-        chosen = {p.name: values.pop(p.name) for p in added}
-        given = {key: value for key, value in chosen.items() if value not in (None, False)}
-        command(values=given, **values)
-
-    kept = [p for name, p in own.parameters.items() if name != "values"]
-    kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in kept]
-    merged = [*kept[:1], *added, *kept[1:]]
-    with_options.__signature__ = inspect.Signature(merged)  # type: ignore[attr-defined]
-    with_options.__annotations__ = {p.name: p.annotation for p in merged}
-    with_options.__doc__ = command.__doc__
-    return with_options
-
-
-@_takes_options
+@takes("values", [option(wish) for wish in fields(Options)])
 def command(
     model: options.ModelArg,
     values: dict[str, Any],
@@ -105,8 +61,8 @@ def command(
             out.say(f"warning: {warning}")
         out.result(_estimate_text(estimate), estimate.to_json())
         return
-    with _interruptible() as stop:
-        hooks = Hooks(say=out.say, show=_Bar(out).show, stop=stop)
+    with interruptible() as stop:
+        hooks = Hooks(say=out.say, show=Bar(out).show, stop=stop)
         done = evaluate(
             model, output, **common, force=force, command=sys.argv, hooks=hooks, **values
         )
@@ -150,6 +106,10 @@ def _estimate_text(estimate: Any) -> str:
     from ropext.report.text import size, table
 
     manner = f"in chunks of {estimate.chunk}" if estimate.chunk else "each document in one piece"
+    if estimate.columns is None:
+        manner += f", logits in slices of {estimate.slice_tokens} tokens"
+    else:
+        manner += f", logits in tiles {estimate.columns} entries of the vocabulary wide"
     rows = [(part.what, str(part.passes), str(part.tokens)) for part in estimate.work]
     return "\n".join(
         [
@@ -159,58 +119,6 @@ def _estimate_text(estimate: Any) -> str:
             f"tokens       {estimate.tokens:,}",
             f"FLOPs        {estimate.flops:.3g}",
             f"weights      {size(estimate.weight_bytes)}",
-            f"peak memory  {size(estimate.peak_bytes)} above the weights, read {manner}, logits in "
-            f"slices of {estimate.slice_tokens} tokens",
+            f"peak memory  {size(estimate.peak_bytes)} above the weights, read {manner}",
         ]
     )
-
-
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C asks for a stop at the next unit of work; a second one ends now."""
-    asked: list[bool] = []
-
-    def on_interrupt(signum: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        fail("interrupted; stopping after the document in hand (Ctrl-C again ends at once)")
-        asked.append(True)
-
-    before = signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        yield lambda: bool(asked)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-class _Bar:
-    """Progress with the time that is left, on one line of a terminal; a sentence now and then
-    elsewhere."""
-
-    SECONDS = 0.2
-    SECONDS_IN_LOGS = 30.0
-
-    def __init__(self, out: Out) -> None:
-        self.out = out
-        self.begun = time.monotonic()
-        self.last = self.begun
-
-    def show(self, done: int, total: int, what: str) -> None:
-        now = time.monotonic()
-        pause = self.SECONDS if self.out.animated else self.SECONDS_IN_LOGS
-        finished = done >= total
-        if self.out.quiet or (now - self.last < pause and not (finished and self.out.animated)):
-            return
-        self.last = now
-        left = (now - self.begun) * (total - done) / max(done, 1)
-        text = f"{100 * done / max(total, 1):3.0f} %  about {_time(left)} left  {what}"
-        if self.out.animated:
-            sys.stderr.write(f"\r\x1b[2K{text[:100]}" + ("\n" if finished else ""))
-            sys.stderr.flush()
-        else:
-            self.out.say(text)
-
-
-def _time(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,4 +1,4 @@
-"""`ropext extend MODEL -o OUT`."""
+"""`ropext extend MODEL -o OUT`, and with later steps the run of a recipe made of the options."""
 
 import sys
 from pathlib import Path
@@ -6,12 +6,23 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ropext.cli import options, plan
+from ropext.cli import options, plan, pushing
 from ropext.cli.output import Out
 from ropext.errors import UsageError
 
 NAME = "extend"
 
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="keys of the later steps, e.g. finetune.steps=60"),
+]
+Fit = Annotated[
+    str | None, typer.Option("--fit", metavar="DATA", help="data to fit a spectrum on afterwards")
+]
+Evaluate = Annotated[
+    str | None,
+    typer.Option("--eval", metavar="DATA", help="data to evaluate on, before and after"),
+]
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="OUT", help="directory to write")
 ]
@@ -33,6 +44,9 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="show the plan and write
 def command(
     model: options.ModelArg,
     wishes: dict[str, Any],
+    words: Words = None,
+    fit: Fit = None,
+    evaluate: Evaluate = None,
     output: Output = None,
     link: Link = "copy",
     force: Force = False,
@@ -41,6 +55,8 @@ def command(
     dry_run: DryRun = False,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
+    push_to_hub: pushing.PushToHub = None,
+    public: pushing.Public = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -48,16 +64,28 @@ def command(
     from ropext import looking
 
     out = Out(as_json, quiet)
+    if output is None and not dry_run:
+        raise UsageError("say where to: -o OUT (or --dry-run to see the plan)")
+    if words or fit or evaluate or wishes.get("finetune"):
+        from ropext.cli import run
+        from ropext.pipeline import job
+
+        top = {"model": model, "revision": revision, "trust_remote_code": trust_remote_code}
+        writing = {"link": link, "no_verify": no_verify, "hash": hash_weights}
+        later = {"fit": fit, "finetune": wishes.pop("finetune", None), "evaluate": evaluate}
+        asked = job.from_options(top, wishes | writing, later, words or ())
+        push = pushing.wish(push_to_hub, public)
+        run.do(out, asked, output, push, dry_run=dry_run, force=force)
+        return
     if dry_run:
         plan.show(out, looking.plan(model, revision=revision, **wishes))
         return
-    if output is None:
-        raise UsageError("say where to: -o OUT (or --dry-run to see the plan)")
+    push = pushing.wish(push_to_hub, public)
     from ropext import pipeline
 
     done = pipeline.extend(
         model,
-        output,
+        output,  # type: ignore[arg-type]
         revision=revision,
         link=link,
         force=force,
@@ -70,4 +98,4 @@ def command(
     )
     from ropext.report import text
 
-    out.result(text.extended(done), done.to_json())
+    pushing.result(out, text.extended(done), done.to_json(), done.output, push)

@@ -8,7 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from ropext.cli import options as shared
+from ropext.cli import pushing
 from ropext.cli.output import Out
+from ropext.cli.signatures import takes
 from ropext.errors import UsageError
 from ropext.training.options import Options, flag
 
@@ -48,13 +50,16 @@ def _option(wish: "Field[Any]") -> inspect.Parameter:
     )
 
 
-def _finetune(
+@takes("wishes", [_option(wish) for wish in fields(Options)], after=3)
+def command(
     directory: Directory,
     data: Data,
     wishes: dict[str, Any],
     output: Output = None,
     force: Force = False,
     dry_run: DryRun = False,
+    push_to_hub: pushing.PushToHub = None,
+    public: pushing.Public = False,
     as_json: shared.Json = False,
     quiet: shared.Quiet = False,
 ) -> None:
@@ -72,30 +77,7 @@ def _finetune(
         return
     if output is None:
         raise UsageError("say where to: -o OUT (or --dry-run to see the settings)")
+    wanted = pushing.wish(push_to_hub, public)
     done = training.run_finetune(directory, data, output, force=force, say=out.say, **wishes)
     if run.is_main():
-        out.result(showing.result_text(done), done.to_json())
-
-
-def _assembled() -> Any:
-    """The command with one option per field of training.options.Options."""
-    added = [_option(wish) for wish in fields(Options)]
-    own = inspect.signature(_finetune, eval_str=True).parameters
-
-    def command(**values: Any) -> None:
-        wishes = {parameter.name: values.pop(parameter.name) for parameter in added}
-        _finetune(wishes=wishes, **values)
-
-    kept = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, parameter in own.items()
-        if name != "wishes"
-    ]
-    merged = [*kept[:3], *added, *kept[3:]]
-    command.__signature__ = inspect.Signature(merged)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in merged}
-    command.__doc__ = _finetune.__doc__
-    return command
-
-
-command = _assembled()
+        pushing.result(out, showing.result_text(done), done.to_json(), done.output, wanted)

@@ -40,9 +40,10 @@ def _page(method: Method) -> str:
 def command(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="one method")] = None,
     as_json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """List the scaling methods, or show one. With its knobs, its paper and how it is carried."""
-    out = Out(as_json)
+    out = Out(as_json, quiet)
     if name is not None:
         method = scaling.find(name)
         out.result(_page(method), _data(method))

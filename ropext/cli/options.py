@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ropext.cli.signatures import Command, takes
 from ropext.loaders import parse_for
 from ropext.recipe import Recipe, flag
 
@@ -36,7 +37,6 @@ _METAVARS = {
     "pair_factors": "FILE",
     "for_loaders": "LOADERS",
     "finetune": "DATA",
-    "evaluate": "DATA",
 }
 
 
@@ -64,35 +64,13 @@ def recipe_parameters(names: tuple[str, ...] = tuple(RECIPE)) -> list[inspect.Pa
     return out
 
 
-def takes_recipe(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes_recipe(*names: str) -> Callable[[Command], Command]:
     """Give a command recipe options (all, by default); it gets those given as `wishes`."""
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = inspect.signature(command, eval_str=True)
-        added = recipe_parameters(names or tuple(RECIPE))
-
-        def with_recipe(**values: Any) -> None:
-            wishes = {p.name: values.pop(p.name) for p in added}
-            command(wishes=wishes_given(wishes), **values)
-
-        kept = [p for name, p in own.parameters.items() if name != "wishes"]
-        kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in kept]
-        # The model comes first, then how far and how, then where to and how loud.
-        merged = [*kept[:1], *added, *kept[1:]]
-        with_recipe.__signature__ = inspect.Signature(merged)  # type: ignore[attr-defined]
-        with_recipe.__annotations__ = {p.name: p.annotation for p in merged}
-        with_recipe.__doc__ = command.__doc__
-        return with_recipe
-
-    return decorate
+    return takes("wishes", recipe_parameters(names or tuple(RECIPE)), read=with_loaders)
 
 
-def wishes_given(values: dict[str, Any]) -> dict[str, Any]:
-    """What the user gave; a switch that was not turned counts as not given."""
-    out = {key: value for key, value in values.items() if value is not None}
-    for name, value in values.items():
-        if value is False and RECIPE[name].type is bool:
-            del out[name]
-    if isinstance(out.get("for_loaders"), str):
-        out["for_loaders"] = parse_for(out["for_loaders"])
-    return out
+def with_loaders(given: dict[str, Any]) -> dict[str, Any]:
+    """The list of --for as a list."""
+    if "for_loaders" in given:
+        given["for_loaders"] = parse_for(given["for_loaders"])
+    return given

@@ -1,5 +1,6 @@
 """`ropext plan MODEL`."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,23 +8,45 @@ import typer
 
 from ropext.cli import options
 from ropext.cli.output import Out
+from ropext.cli.signatures import option, takes
+from ropext.errors import UsageError
+from ropext.evaluation.options import Options
 
 if TYPE_CHECKING:
     from ropext.planning import Plan
 
 NAME = "plan"
+# Of the evaluation's options those that say which documents are read, and how.
+READING = (
+    *("column", "split", "data_revision", "max_docs", "pack"),
+    *("dtype", "device", "device_map", "attn_implementation", "chunk", "slice_memory", "seed"),
+)
 
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE.png", help="draw the spectra of all methods")
 ]
+Measure = Annotated[
+    str | None,
+    typer.Option(
+        "--measure",
+        metavar="DATA",
+        help="rank the methods by tail perplexity at the target on documents: txt, jsonl, "
+        "parquet, a folder, or a datasets id (needs torch; loads the model)",
+    ),
+]
+_FIELDS = {wish.name: wish for wish in fields(Options)}
 
 
 @options.takes_recipe()
+@takes("reading", [option(_FIELDS[name]) for name in READING])
 def command(
     model: options.ModelArg,
     wishes: dict[str, Any],
+    reading: dict[str, Any],
+    measure: Measure = None,
     plot: Plot = None,
     revision: options.Revision = None,
+    trust_remote_code: options.TrustRemoteCode = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -31,6 +54,12 @@ def command(
     from ropext import looking
 
     out = Out(as_json, quiet)
+    if measure is not None:
+        _measure(out, model, measure, wishes, reading, plot, revision, trust_remote_code)
+        return
+    if reading or trust_remote_code:
+        flag = "--" + next(iter(reading), "trust_remote_code").replace("_", "-")
+        raise UsageError(f"{flag} says how documents are read; it goes with --measure DATA")
     if not wishes and plot is None:
         served = looking.serving(model, revision=revision)
         if served is not None:
@@ -48,3 +77,36 @@ def show(out: Out, plan: "Plan", plot: Path | None = None) -> None:
     if plot is not None:
         out.picture(plot, plan.main.rope, plan.spectra(), plan.target, plan.name)
     out.result(text.plan(plan), plan.to_json())
+
+
+def _measure(
+    out: Out,
+    model: str,
+    data: str,
+    wishes: dict[str, Any],
+    reading: dict[str, Any],
+    plot: Path | None,
+    revision: str | None,
+    trust_remote_code: bool,
+) -> None:
+    """The ranking, then the plan of the method that was named, else of the one to take."""
+    from ropext.cli.progress import Bar, interruptible
+    from ropext.evaluation import Hooks
+    from ropext.evaluation.ranking import measure
+    from ropext.report import ranked, text
+
+    with interruptible() as stop:
+        found = measure(
+            model,
+            data,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            reading=reading,
+            hooks=Hooks(say=out.say, show=Bar(out).show, stop=stop),
+            **wishes,
+        )
+    made = found.plans[wishes["method"]] if "method" in wishes else found.taken
+    if plot is not None:
+        out.picture(plot, made.main.rope, made.spectra(), made.target, made.name)
+    body = ranked.text(found.ranking, found.plans, found.left_out)
+    out.result(f"{text.plan(made)}\n\n{body}", made.to_json() | {"measured": found.to_json()})

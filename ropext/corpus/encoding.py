@@ -78,9 +78,15 @@ class DocumentEncoder:
 
     def text_of(self, raw: RawDocument) -> str:
         """Plain text as it is; messages through the chat template."""
-        if isinstance(raw.content, str):
-            return raw.content
-        return self._render(raw.name, raw.content)
+        text = raw.content
+        if not isinstance(text, str):
+            text = self._render(raw.name, text)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            # JSON can escape half of a surrogate pair, which no tokenizer takes.
+            return text.encode("utf-8", "replace").decode()
+        return text
 
     def _render(self, name: str, messages: Messages) -> str:
         if not getattr(self.tokenizer, "chat_template", None):

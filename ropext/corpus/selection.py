@@ -26,6 +26,8 @@ class Wanted:
     lengths: tuple[int, ...]
     given: bool
     max_documents: int
+    # What to do where no document is long enough, in the options of the command that asks.
+    remedy: str = "give shorter --lengths, longer documents, or --pack to glue them"
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,7 @@ def _too_short(
     tokens = len(encoder.document(*longest, limit=needed))
     return InputError(
         f"none of the {num_read} documents reaches {length_text(needed)} tokens; the longest "
-        f"({longest[0]}) has {tokens}: give shorter --lengths, longer documents, or --pack to glue "
-        "them"
+        f"({longest[0]}) has {tokens}: {wanted.remedy}"
     )
 
 
@@ -164,7 +165,7 @@ def pack_documents(raw: Iterable[RawDocument], encoder: DocumentEncoder, wanted:
     if not packs:
         raise InputError(
             f"--pack: all {num_read} documents together have {filled} tokens, fewer than "
-            f"{length_text(length)}; give shorter --lengths or more text"
+            f"{length_text(length)}; give more text, or a shorter length"
         )
     return Corpus(tuple(packs), wanted.lengths, num_read, 0, 0, 0, packed=True)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ropext import bundled
 from ropext.errors import InputError
 
 Messages = list[dict[str, Any]]
@@ -32,7 +33,7 @@ class RawDocument:
 
 def read_documents(source: Source) -> Iterator[RawDocument]:
     """Every document of a source, in its own order."""
-    path = Path(source.data)
+    path = bundled.find_data(source.data) or Path(source.data)
     if path.is_dir():
         yield from _read_folder(path, source.column)
     elif path.exists():
@@ -54,6 +55,11 @@ def _read_folder(folder: Path, column: str | None) -> Iterator[RawDocument]:
 
 def _read_file(path: Path, name: str, column: str | None, *, named: bool) -> Iterator[RawDocument]:
     """`named`: the user named this very file, so that any suffix is read as text."""
+    if named and path.suffix in TABLES:
+        raise InputError(
+            f"--data {path}: {path.suffix} is not read; convert it to jsonl (one object with a "
+            "text column a line) or parquet"
+        )
     reader = READERS.get(path.suffix, _read_text if named else None)
     if reader is None:
         return
@@ -69,14 +75,14 @@ def _read_file(path: Path, name: str, column: str | None, *, named: bool) -> Ite
 
 
 def _read_text(path: Path, name: str, column: str | None) -> Iterator[RawDocument]:
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8-sig")  # a byte-order mark is no text
     if "\x00" in text:
         raise InputError(f"--data {path} is binary (it holds zero bytes), not a text")
     yield RawDocument(name, text)
 
 
 def _read_jsonl(path: Path, name: str, column: str | None) -> Iterator[RawDocument]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
@@ -106,6 +112,8 @@ def _read_parquet(path: Path, name: str, column: str | None) -> Iterator[RawDocu
         raise InputError(f"--data {path} is not a parquet file: {error}") from None
 
 
+# Read as one long text, their syntax would be measured.
+TABLES = (".json", ".csv", ".tsv")
 Reader = Callable[[Path, str, str | None], Iterator[RawDocument]]
 READERS: dict[str, Reader] = {
     ".txt": _read_text,

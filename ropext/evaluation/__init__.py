@@ -8,14 +8,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ropext.evaluation.estimating import estimate_evaluation
     from ropext.evaluation.options import Options
-    from ropext.evaluation.session import Evaluation, Hooks, estimate_evaluation, evaluate
+    from ropext.evaluation.session import Evaluation, Hooks, evaluate
 
 _HOMES = {
     "Options": "ropext.evaluation.options",
     "Evaluation": "ropext.evaluation.session",
     "Hooks": "ropext.evaluation.session",
-    "estimate_evaluation": "ropext.evaluation.session",
+    "estimate_evaluation": "ropext.evaluation.estimating",
     "evaluate": "ropext.evaluation.session",
 }
 

@@ -4,10 +4,11 @@ FLOPs of a causal pass over N tokens: N (2 P_body + 2 h V) + 2 layers d_attentio
 above the weights. Both are within a factor of two of what is then measured (benchmarks/).
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ropext.evaluation.forward import HEAD_BYTES, Manner, slice_for
+from ropext.evaluation.heads import TILE_TOKENS, bends_logits, columns_for, plain_head
 
 # Chunks shorter than this cost more time than they save memory.
 SHORTEST_CHUNK, LONGEST_CHUNK = 1024, 16384
@@ -30,6 +31,8 @@ class Shape:
     all_parameters: int
     dtype_bytes: int
     eager: bool = False
+    plain_head: bool = True
+    device: str = "cpu"  # its type
 
     def flops(self, num_tokens: int) -> float:
         """One causal pass over `num_tokens`."""
@@ -49,12 +52,21 @@ class Shape:
             values = 2 * self.kv_heads * self.head_dim * num_tokens * self.dtype_bytes
             # A layer's cache grows by concatenation, which holds the old and the new one.
             cache = values * (self.layers + 1)
-            mask = at_once * num_tokens
+            # Booleans, and what SDPA adds to the logits in their place.
+            mask = at_once * num_tokens * (1 + self.dtype_bytes)
             # With a mask, SDPA repeats keys and values for every query head.
             cache += 2 * self.heads * self.head_dim * num_tokens * self.dtype_bytes
         hidden = at_once * self.hidden * self.dtype_bytes
-        head = int(HEAD_BYTES * min(manner.slice_tokens, num_tokens) * self.vocabulary)
-        return cache + max(activations + scores + mask, hidden + head)
+        return cache + max(activations + scores + mask, hidden + self._head_bytes(at_once, manner))
+
+    def _head_bytes(self, num_tokens: int, manner: Manner) -> int:
+        """A tile or a slice of logits."""
+        if manner.columns is None:
+            return int(HEAD_BYTES * min(manner.slice_tokens, num_tokens) * self.vocabulary)
+        # In the dtype of the weights, and in float32 where that is another one.
+        entry = self.dtype_bytes if self.dtype_bytes == 4 else self.dtype_bytes + 4
+        columns = min(manner.columns, self.vocabulary)
+        return entry * min(TILE_TOKENS, num_tokens) * columns
 
 
 def shape_of(model: Any) -> Shape:
@@ -84,6 +96,8 @@ def shape_of(model: Any) -> Shape:
         all_parameters=total,
         dtype_bytes=_dtype_bytes(model),
         eager=getattr(model.config, "_attn_implementation", "") == "eager",
+        plain_head=plain_head(model) is not None and not bends_logits(config),
+        device=model.get_input_embeddings().weight.device.type,
     )
 
 
@@ -105,19 +119,22 @@ def _dtype_bytes(model: Any) -> int:
 def choose_manner(
     shape: Shape, longest: int, free: int, chunk: int | None, slice_bytes: int
 ) -> Manner:
-    """Whole if it fits into the free memory, else the longest chunk that does."""
-    slice_tokens = slice_for(slice_bytes, shape.vocabulary)
+    """Whole if it fits into the free memory, else the longest chunk that does, else what takes
+    least."""
+    whole = Manner(
+        None,
+        slice_for(slice_bytes, shape.vocabulary),
+        columns=columns_for(slice_bytes, shape.device) if shape.plain_head else None,
+    )
     if chunk is not None:
-        return Manner(chunk if chunk < longest else None, slice_tokens)
-    whole = Manner(None, slice_tokens)
-    if shape.peak_bytes(longest, whole) <= USABLE * free:
-        return whole
-    size = LONGEST_CHUNK
-    while size > SHORTEST_CHUNK and (
-        size >= longest or shape.peak_bytes(longest, Manner(size, slice_tokens)) > USABLE * free
-    ):
+        return replace(whole, chunk=chunk) if chunk < longest else whole
+    ways, size = [whole], LONGEST_CHUNK
+    while size >= SHORTEST_CHUNK:
+        ways += [replace(whole, chunk=size)] if size < longest else []
         size //= 2
-    return Manner(size, slice_tokens) if size < longest else whole
+    fitting = [way for way in ways if shape.peak_bytes(longest, way) <= USABLE * free]
+    # A chunk's mask over all that came before can be larger than what it saves.
+    return fitting[0] if fitting else min(ways, key=lambda way: shape.peak_bytes(longest, way))
 
 
 @dataclass(frozen=True)
@@ -141,6 +158,7 @@ class Estimate:
     peak_bytes: int  # above the weights
     chunk: int | None
     slice_tokens: int
+    columns: int | None
 
     def to_json(self) -> dict[str, Any]:
         """As --dry-run --json prints it."""
@@ -158,4 +176,5 @@ def estimate(shape: Shape, work: list[Work], manner: Manner) -> Estimate:
         peak_bytes=max((shape.peak_bytes(part.tokens, manner) for part in work), default=0),
         chunk=manner.chunk,
         slice_tokens=manner.slice_tokens,
+        columns=manner.columns,
     )

@@ -1,9 +1,10 @@
 """NLL of every token of one sequence, in memory that does not grow with the vocabulary.
 
-The body runs once over the whole sequence (or in chunks, with a cache), and the head in slices. The
-slices go through the model's own forward, its body replaced by the hidden states that are there
-already, so that softcapping, logit scaling and the like are the model's own. A self-check proves
-this before it is used; a model on which it fails is read whole, in chunks with a cache.
+The body runs once over the whole sequence (or in chunks, with a cache), and the head on parts of
+it. A head that is a plain matrix is applied in tiles. Any other goes in slices through the model's
+own forward, its body replaced by the hidden states that are there already, so that softcapping,
+logit scaling and the like are the model's own. A self-check proves either before it is used; a
+model on which both fail is read whole, in chunks with a cache.
 """
 
 from collections.abc import Iterator
@@ -15,6 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ropext.errors import InputError
+from ropext.evaluation.heads import (
+    STRETCH,
+    TILE_COLUMNS,
+    TILE_TOKENS,
+    plain_head,
+    same_logits,
+    tiled_nll,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +31,9 @@ if TYPE_CHECKING:
 # Measured bytes per token and vocabulary entry of a slice: logits, their float32 copy, exponents.
 HEAD_BYTES = 9.5
 SHORTEST_SLICE, LONGEST_SLICE = 16, 4096
+# Larger blocks go back to the system after every slice, and are cleared when they come again;
+# below so many tokens matrix products lose more than that.
+KEPT_BYTES, KEPT_SLICE = 32 << 20, 128
 PROBE_TOKENS = 48
 # Largest difference of logits, relative to the largest logit, that rounding explains.
 TOLERANCE = {"torch.float32": 1e-4, "torch.float64": 1e-8}
@@ -33,17 +45,20 @@ Ids = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Manner:
-    """How sequences are read: body in one piece (`chunk` None) or in chunks; head in slices."""
+    """How sequences are read: body in one piece (`chunk` None) or in chunks; head in tiles of so
+    many columns, or (`columns` None) in slices of whole rows."""
 
     chunk: int | None
     slice_tokens: int
     split: bool = True
+    columns: int | None = None
 
 
 def slice_for(budget: int, vocabulary: int) -> int:
     """Tokens of one head slice within a memory budget (bytes), a power of two."""
-    wanted = max(SHORTEST_SLICE, min(LONGEST_SLICE, int(budget / (HEAD_BYTES * vocabulary))))
-    return 1 << (wanted.bit_length() - 1)
+    fast = max(KEPT_SLICE, KEPT_BYTES // (4 * vocabulary))
+    wanted = min(LONGEST_SLICE, fast, int(budget / (HEAD_BYTES * vocabulary)))
+    return 1 << (max(SHORTEST_SLICE, wanted).bit_length() - 1)
 
 
 class NanInLogits(InputError):
@@ -82,8 +97,9 @@ class TokenScorer:
             (Manner(16, 16, split=False), replace(self.manner, split=False)),
         ):
             if self._difference(ids.numpy(), trial, truth) <= bound:
-                self.manner = chosen
-                return chosen
+                tiled = chosen.split and chosen.columns and self._plain(ids.numpy(), truth, bound)
+                self.manner = chosen if tiled else replace(chosen, columns=None)
+                return self.manner
         raise InputError(
             "the model gives other logits read in chunks with a cache than read whole; "
             "evaluation of this architecture is not supported"
@@ -103,6 +119,29 @@ class TokenScorer:
             return float("inf")
         return float((read.float() - truth.to(read.device)).abs().max())
 
+    def _plain(self, ids: Ids, truth: "torch.Tensor", bound: float) -> bool:
+        """Whether the head is a matrix and nothing else, and tiles of it give the right NLL."""
+        import torch
+
+        head = plain_head(self.model)
+        if head is None:
+            return False
+        output = self.body(input_ids=self._row(ids), use_cache=False)
+        hidden, wanted = output.last_hidden_state, self._row(ids)[0, 1:]
+        try:
+            for factor in (1, STRETCH):
+                own, bare = self._head(output, hidden * factor), head(hidden[0] * factor)
+                if not same_logits(own.float(), bare.float(), self._dtype()):
+                    return False
+            found = tiled_nll(head, hidden[0, :-1], wanted.to(hidden.device), TILE_COLUMNS)
+        except (TypeError, ValueError, NotImplementedError, RuntimeError):
+            return False  # weights that are packed, or lie elsewhere
+        rows = truth[:-1].to(found.device)
+        expected = torch.nn.functional.cross_entropy(
+            rows, wanted.to(found.device), reduction="none"
+        )
+        return bool((found - expected).abs().max() <= bound)
+
     def _dtype(self) -> Any:
         return self.model.get_input_embeddings().weight.dtype
 
@@ -113,43 +152,58 @@ class TokenScorer:
 
     def token_nll(self, ids: Ids) -> TokenNll:
         """NLL of every token given all before it, float32; position 0 is not-a-number."""
-        import torch
-
         nll = np.full(len(ids), np.nan, np.float32)
         targets = self._row(ids)[0]
-        for begin, logits in self._logits(ids):
-            end = min(begin + len(logits), len(ids) - 1)
-            if end > begin:
-                own = logits[: end - begin].float()
-                wanted = targets[begin + 1 : end + 1].to(own.device)
-                found = torch.logsumexp(own, -1) - own.gather(1, wanted[:, None])[:, 0]
-                nll[begin + 1 : end + 1] = found.cpu().numpy()
+        tiled = self.manner.split and self.manner.columns is not None
+        for first, found in self._tiled(ids, targets) if tiled else self._sliced(ids, targets):
+            nll[first : first + len(found)] = found.cpu().numpy()
         wrong = np.flatnonzero(~np.isfinite(nll[1:]))
         if len(wrong):
             raise NanInLogits(f"the logits are not finite at token {int(wrong[0]) + 1}")
         return nll
 
+    def _tiled(self, ids: Ids, targets: "torch.Tensor") -> Iterator[tuple[int, "torch.Tensor"]]:
+        """(position, NLL from there on), the head a plain matrix."""
+        head = plain_head(self.model)
+        for begin, output in self._bodies(ids):
+            hidden = output.last_hidden_state[0]
+            for at in range(0, len(hidden), TILE_TOKENS):
+                first = begin + at + 1
+                wanted = targets[first : begin + min(at + TILE_TOKENS, len(hidden)) + 1]
+                if len(wanted):
+                    rows, wanted = hidden[at : at + len(wanted)], wanted.to(hidden.device)
+                    yield first, tiled_nll(head, rows, wanted, self.manner.columns or TILE_COLUMNS)
+
+    def _sliced(self, ids: Ids, targets: "torch.Tensor") -> Iterator[tuple[int, "torch.Tensor"]]:
+        """(position, NLL from there on), the head in slices of whole rows."""
+        import torch
+
+        for begin, logits in self._logits(ids):
+            wanted = targets[begin + 1 : begin + 1 + len(logits)].to(logits.device)
+            if len(wanted):
+                rows = logits[: len(wanted)].float()
+                yield (
+                    begin + 1,
+                    torch.nn.functional.cross_entropy(rows, wanted, reduction="none"),
+                )
+
     def last_logits(self, ids: Ids, count: int) -> "torch.Tensor":
         """Logits at the last `count` positions, float32, (count, vocabulary)."""
         import torch
 
-        kept = [
-            logits[max(0, len(ids) - count - begin) :].float()
-            for begin, logits in self._logits(ids, first=len(ids) - count)
-        ]
-        return torch.cat(kept)
+        kept = [logits.float() for _, logits in self._logits(ids, first=len(ids) - count)]
+        return torch.cat(kept)[-count:]
 
     def _logits(self, ids: Ids, first: int = 0) -> Iterator[tuple[int, "torch.Tensor"]]:
-        """(begin, logits) slice by slice, from the one that holds position `first` on."""
+        """(begin, logits) slice by slice; those wholly before `first` may be left out."""
         if not self.manner.split:
             yield from self._whole_chunks(ids, first)
             return
         for begin, output in self._bodies(ids):
             hidden = output.last_hidden_state
-            for at in range(0, hidden.shape[1], self.manner.slice_tokens):
+            for at in range(max(0, first - begin), hidden.shape[1], self.manner.slice_tokens):
                 part = hidden[:, at : at + self.manner.slice_tokens]
-                if begin + at + part.shape[1] > first:
-                    yield begin + at, self._head(output, part)
+                yield begin + at, self._head(output, part)
 
     def _bodies(self, ids: Ids) -> Iterator[tuple[int, Any]]:
         chunk = self.manner.chunk

@@ -1,47 +1,82 @@
 """lm-evaluation-harness on the model that is loaded already: short-context regressions."""
 
+import importlib.util
+import math
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropext.errors import UsageError
+from ropext.errors import InputError, RopextError, UsageError
+from ropext.results import rundir
 
 if TYPE_CHECKING:
     from ropext.evaluation.options import Options
     from ropext.evaluation.variants import Variant
 
 
+def check(tasks: Sequence[str]) -> None:
+    """Before anything is read: the harness is there, and it knows the tasks."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise UsageError(
+            "--lm-eval needs lm-evaluation-harness, which is not installed: "
+            "pip install 'ropext[lm-eval]'"
+        )
+    from lm_eval.tasks import TaskManager
+
+    known = set(TaskManager().all_tasks)
+    for task in tasks:
+        if task not in known:
+            raise UsageError(
+                f"--lm-eval {task}: the installed lm-evaluation-harness has no such task; "
+                "`lm-eval ls tasks` lists them"
+            )
+
+
 def run_tasks(
-    model: Any, tokenizer: Any, options: "Options", length: int, variants: Sequence["Variant"]
+    model: Any,
+    tokenizer: Any,
+    options: "Options",
+    length: int,
+    variants: Sequence["Variant"],
+    path: Path,
 ) -> dict[str, Any]:
-    """Per variant and task the harness's own metrics.
+    """Per variant and task the harness's own metrics; what is in `path` already is not run again.
 
     The context length is passed on, since the harness cuts longer prompts from the left with no
     more than a warning; log-softmax is taken in float32, not in the dtype of the weights.
     """
     from ropext.evaluation.variants import applied
 
-    try:
-        import lm_eval
-        from lm_eval.models.huggingface import HFLM
-    except ImportError as error:
-        raise UsageError(
-            f"--lm-eval needs lm-evaluation-harness: pip install 'ropext[lm-eval]' ({error})"
-        ) from error
-    # The harness runs code that comes with a dataset when this is set; it stays off.
-    os.environ.pop("HF_DATASETS_TRUST_REMOTE_CODE", None)
     results: dict[str, Any] = {}
     for variant in variants:
         if variant.is_base:
             continue
-        with applied(model, variant):
-            wrapped = HFLM(
-                pretrained=model,
-                tokenizer=tokenizer,
-                max_length=length,
-                batch_size=1,
-                softmax_dtype="float32",
-            )
+        kept = path / "variants" / variant.label / "lm-eval" / "results.json"
+        if not kept.exists():
+            with applied(model, variant):
+                rundir.write_json(kept, _run(model, tokenizer, options, length))
+        results[variant.label] = rundir.read_json(kept)
+    return results
+
+
+def _run(model: Any, tokenizer: Any, options: "Options", length: int) -> Any:
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+
+    # The harness runs code that comes with a dataset when this is set; it stays off.
+    os.environ.pop("HF_DATASETS_TRUST_REMOTE_CODE", None)
+    wrapped = HFLM(
+        pretrained=model,
+        tokenizer=tokenizer,
+        max_length=length,
+        batch_size=1,
+        softmax_dtype="float32",
+    )
+    try:
+        with redirect_stdout(sys.stderr):  # it prints while it works
             found = lm_eval.simple_evaluate(
                 model=wrapped,
                 tasks=list(options.lm_eval),
@@ -49,5 +84,22 @@ def run_tasks(
                 numpy_random_seed=options.seed,
                 torch_random_seed=options.seed,
             )
-        results[variant.label] = (found or {}).get("results", {})
-    return results
+    except RopextError:
+        raise
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise InputError(
+            f"--lm-eval {','.join(map(str, options.lm_eval))}: the harness stopped: {first}; what "
+            "was read before is kept (with -o RUN)"
+        ) from error
+    return _plain((found or {}).get("results", {}))
+
+
+def _plain(data: Any) -> Any:
+    """JSON's own types alone; a number that is not finite becomes null."""
+    if isinstance(data, Mapping):
+        return {str(key): _plain(value) for key, value in data.items()}
+    if data is None or isinstance(data, str | bool | int):
+        return data
+    number = float(data) if hasattr(data, "__float__") else math.nan
+    return number if math.isfinite(number) else None

@@ -1,7 +1,7 @@
 """A model and its tokenizer in memory, with errors that a user can act on."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import torch
 
     from ropext.evaluation.options import Options
+
+MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 def local_rank() -> int:
@@ -64,6 +66,7 @@ def load_tokenizer(snapshot: Snapshot, trust_remote_code: bool) -> Any:
 def load_model(snapshot: Snapshot, options: "Options", trust_remote_code: bool) -> Any:
     """The causal language model, in evaluation mode."""
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     placement: dict[str, Any] = (
@@ -71,22 +74,39 @@ def load_model(snapshot: Snapshot, options: "Options", trust_remote_code: bool) 
         if options.device_map
         else {"device_map": {"": device_of(options)}}
     )
-    if options.attn_implementation:
-        placement["attn_implementation"] = options.attn_implementation
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            snapshot.directory,
-            dtype=dtype,
-            trust_remote_code=trust_remote_code,
-            use_safetensors=True,  # a pickle beside them is never opened
-            **placement,
+        model = with_attention(
+            options.attn_implementation,
+            lambda kind: AutoModelForCausalLM.from_pretrained(
+                snapshot.directory,
+                dtype=dtype,
+                trust_remote_code=trust_remote_code,
+                use_safetensors=True,  # a pickle beside them is never opened
+                attn_implementation=kind,
+                **placement,
+            ),
         )
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise InputError(
             f"{snapshot.name} cannot be loaded as a causal language model: {_first_line(error)}"
         ) from error
     return model.eval()
+
+
+def with_attention(wanted: str | None, build: Callable[[str], Any]) -> Any:
+    """A model built with the attention asked for, or with SDPA where it has that, else eager.
+
+    Always said, for a config may name another one, and transformers fetches kernels by such names.
+    """
+    if wanted:
+        return build(wanted)
+    try:
+        return build("sdpa")
+    except ValueError as error:
+        if "sdpa" not in str(error).lower() and "scaled_dot_product" not in str(error):
+            raise
+        return build("eager")
 
 
 def add_adapter(model: Any, adapter: str) -> Any:
@@ -135,9 +155,25 @@ def _out_of_memory(what: str) -> RopextError:
 
 
 def free_memory(device: "torch.device") -> int:
-    """Bytes that can still be taken."""
+    """Bytes that this process may still take; on a CPU a share of what its machine has left.
+
+    Page cache counts as free, for the kernel gives it back; a container's own limit counts too.
+    """
     import torch
 
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    found = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    if available := _entries(MEMINFO).get("MemAvailable"):
+        found = [available * 1024]
+    limit, used = (CGROUP / f"memory.{name}" for name in ("max", "current"))
+    if limit.exists() and used.exists() and (most := limit.read_text().strip()).isdigit():
+        cached = _entries(CGROUP / "memory.stat").get("inactive_file", 0)
+        found.append(int(most) - int(used.read_text()) + cached)
+    return min(found) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def _entries(path: Path) -> dict[str, int]:
+    """Lines `name: number unit` or `name number`; nothing where there is no such file."""
+    lines = path.read_text().replace(":", " ").splitlines() if path.exists() else []
+    return {parts[0]: int(parts[1]) for line in lines if len(parts := line.split()) > 1}

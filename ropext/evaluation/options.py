@@ -1,5 +1,6 @@
 """What an evaluation is asked to do. A field's name is its flag, its help text is written here."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -13,6 +14,7 @@ from ropext.tasks import TASKS, find_task
 
 HAYSTACKS = ("repeat", "noise", "text")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+TASK_NAME = re.compile(r"[\w-]+(\.(?!ya?ml\b)[\w-]+)*")  # of lm-evaluation-harness
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
@@ -80,12 +82,25 @@ class Options:
         for name in ("items", "max_docs", "slice_memory"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1")
+        if self.seed < 0:
+            raise UsageError(f"--seed must be at least 0, was {self.seed}")
+        if self.base is not None and self.method:
+            raise UsageError(
+                "--base goes with a checkpoint that is extended already; with --method the model "
+                "itself is the base"
+            )
         if self.chunk is not None and self.chunk < 16:
             raise UsageError(f"--chunk must be at least 16 tokens, was {self.chunk}")
         if not self.data and not self.tasks and not self.lm_eval:
             raise UsageError("nothing to measure: give --data for perplexity, --tasks, or both")
         if self.haystack == "text" and not self.data:
             raise UsageError("--haystack text is made of --data; give it, or another haystack")
+        for task in self.lm_eval:
+            # A path would be a file of tasks, which may name functions that are then run.
+            if isinstance(task, str) and not TASK_NAME.fullmatch(task):
+                raise UsageError(
+                    f"--lm-eval takes names of installed tasks, not files: {task!r} is none"
+                )
         for bad in [d for d in self.depths if not 0 <= d <= 1]:
             raise UsageError(f"--depths lie between 0 and 1, was {bad:g}")
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+LENGTH_DEPENDENT = ("dynamic", "longrope", "su")  # rope types; the last is longrope's old name
 PINNED = "ropext_pinned"  # a rope_type that transformers' update function does not know
 
 

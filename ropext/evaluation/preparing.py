@@ -1,7 +1,6 @@
 """What is read, settled before any weight is loaded: documents, questions, and the manifest."""
 
 import hashlib
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -9,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ropext.checkpoint import Snapshot, provenance
+from ropext.checkpoint import provenance
 from ropext.corpus import (
     Corpus,
     Document,
@@ -160,8 +159,8 @@ def manifest_of(
 ) -> dict[str, Any]:
     """What exactly is run; the part under `run` decides the numbers and makes the run key."""
     settings = {key: value for key, value in asdict(options).items() if key not in NOT_IN_KEY}
-    snapshots = {variant.snapshot.name: variant.snapshot for variant in lineup.variants}
-    identities = {name: _identity(snapshot) for name, snapshot in snapshots.items()}
+    snapshots = {own.snapshot.directory: own.snapshot for own in lineup.variants}
+    identities = {place: provenance.identity(snapshot) for place, snapshot in snapshots.items()}
     longest = prepared.frame.longest if prepared.documents else 0
     run = {
         "schema": rundir.SCHEMA,
@@ -173,7 +172,7 @@ def manifest_of(
         "variants": {
             own.label: {
                 "kind": own.kind,
-                "model": identities[own.snapshot.name],
+                "model": identities[own.snapshot.directory],
                 "adapter_sha256": _adapter_digest(own.adapter),
                 **{key: value for key, value in own.info.items() if key != "adapter"},
             }
@@ -182,7 +181,7 @@ def manifest_of(
         "tokens_sha256": [hashes[longest] for hashes in prepared.documents.prefix_hashes]
         if prepared.documents
         else [],
-        "questions_sha256": _digest(
+        "questions_sha256": provenance.digest(
             [asdict(item) for group in prepared.questions for item in group]
         ),
         "tokenizer_sha256": _tokenizer_digest(tokenizer),
@@ -201,19 +200,6 @@ def manifest_of(
     return manifest
 
 
-def _identity(snapshot: Snapshot) -> dict[str, Any]:
-    weights = {
-        name: asdict(provenance.weigh(snapshot.path(name))) for name in snapshot.weight_files
-    }
-    return {
-        "hub_id": snapshot.hub_id,
-        "commit": snapshot.commit,
-        "config_sha256": _digest(snapshot.config),
-        "weights_sha256": _digest(weights),
-        "weights": "sizes and hashes of the safetensors headers",
-    }
-
-
 def _adapter_digest(adapter: str | None) -> str | None:
     if adapter is None:
         return None
@@ -225,14 +211,9 @@ def _adapter_digest(adapter: str | None) -> str | None:
     return digest.hexdigest()
 
 
-def _digest(data: Any) -> str:
-    text = json.dumps(data, sort_keys=True, separators=(",", ":"), default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def _tokenizer_digest(tokenizer: Any) -> str:
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
-    return _digest([vocabulary, str(getattr(tokenizer, "chat_template", None))])
+    return provenance.digest([vocabulary, str(getattr(tokenizer, "chat_template", None))])
 
 
 def _versions() -> dict[str, str]:

@@ -8,23 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from ropext.checkpoint.locks import locked
-from ropext.corpus import DocumentEncoder
 from ropext.errors import UsageError
-from ropext.evaluation import costs, harness, loading
+from ropext.evaluation import borrowing, costs, harness, loading
 from ropext.evaluation.assembling import assemble
+from ropext.evaluation.estimating import MIB, asked_lengths, work_of
 from ropext.evaluation.forward import Manner, TokenScorer
-from ropext.evaluation.options import Options, build
 from ropext.evaluation.pinning import pass_lengths
-from ropext.evaluation.preparing import Prepared, manifest_of, prepare
+from ropext.evaluation.preparing import manifest_of
 from ropext.evaluation.reading import Reader, Unit
-from ropext.evaluation.variants import Lineup, Variant, applied, fetched, line_up
-from ropext.evaluation.windows import hf_stride, short_windows, strided_windows
+from ropext.evaluation.setting import Setting, settle
+from ropext.evaluation.variants import Lineup, Variant, applied, fetched
 from ropext.evaluation.work import Progress, Worker, processes, wait_for
 from ropext.report.evaluated import write_report
 from ropext.results import rundir
 
 Say = Callable[[str], None]
-MIB = 1 << 20
 
 
 def _silent(sentence: str) -> None:
@@ -40,6 +38,9 @@ class Hooks:
     stop: Callable[[], bool] = lambda: False
 
 
+SILENT = Hooks()
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """What came out; `path` is None where nothing was kept."""
@@ -50,88 +51,6 @@ class Evaluation:
     resumed: int = 0
 
 
-@dataclass(frozen=True)
-class Setting:
-    """Everything that is settled before weights are loaded."""
-
-    options: Options
-    lineup: Lineup
-    prepared: Prepared
-    tokenizer: Any
-    trust_remote_code: bool
-
-
-def settle(
-    model: str, revision: str | None, trust_remote_code: bool, values: Mapping[str, Any]
-) -> Setting:
-    """Options, variants, documents and questions."""
-    options = build(values)
-    lineup = line_up(model, revision, options)
-    with loading.silenced():
-        tokenizer = loading.load_tokenizer(lineup.variants[-1].snapshot, trust_remote_code)
-    config = lineup.variants[-1].snapshot.config
-    vocabulary = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
-    encoder = DocumentEncoder(tokenizer, vocabulary, options.seed)
-    prepared = prepare(lineup, options, encoder)
-    return Setting(options, lineup, prepared, tokenizer, trust_remote_code)
-
-
-def estimate_evaluation(
-    model: str,
-    *,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    **values: Any,
-) -> tuple[Setting, costs.Estimate]:
-    """What `evaluate` would take; no weight is read."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    setting = settle(model, revision, trust_remote_code, values)
-    snapshot, options = setting.lineup.variants[-1].snapshot, setting.options
-    config = AutoConfig.from_pretrained(snapshot.directory, trust_remote_code=trust_remote_code)
-    if options.attn_implementation:
-        config._attn_implementation = options.attn_implementation
-    dtype = config.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
-    with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(
-            config, dtype=dtype or torch.float32, trust_remote_code=trust_remote_code
-        )
-    shape = costs.shape_of(skeleton)
-    free = loading.free_memory(torch.device(loading.device_of(options)))
-    manner = costs.choose_manner(
-        shape,
-        setting.prepared.frame.longest,
-        free - shape.all_parameters * shape.dtype_bytes,
-        options.chunk,
-        options.slice_memory * MIB,
-    )
-    return setting, costs.estimate(shape, _work_of(setting), manner)
-
-
-def _work_of(setting: Setting) -> list[costs.Work]:
-    """Passes by kind, from configs alone."""
-    frame, options = setting.prepared.frame, setting.options
-    num = len(setting.prepared.documents or ())
-    work = list[costs.Work]()
-    for own in setting.lineup.variants if num else ():
-        if own.is_base:
-            windows = sum(1 for _ in short_windows(frame.longest, frame.context))
-            size = min(frame.context, frame.longest)
-            work.append(costs.Work("base, short window", num * windows, size))
-            continue
-        work.append(costs.Work(f"{own.label}, whole", num, frame.longest))
-        for length in frame.lengths if options.protocol == "hf-stride" else ():
-            count = sum(1 for _ in strided_windows(frame.longest, length, hf_stride(length)))
-            work.append(costs.Work(f"{own.label}, strided at {length}", num * count, length))
-    readers = sum(not own.is_base for own in setting.lineup.variants)
-    for group in setting.prepared.questions:
-        shared = group[0].shared if len(group) > 1 else 0
-        tokens = shared + sum(item.length - shared for item in group)
-        work.append(costs.Work(group[0].task, readers, tokens))
-    return work
-
-
 def evaluate(
     model: str,
     output: str | Path | None = None,
@@ -140,17 +59,21 @@ def evaluate(
     trust_remote_code: bool = False,
     force: bool = False,
     command: Sequence[str] = (),
-    hooks: Hooks = Hooks(),
+    hooks: Hooks = SILENT,
+    lineup: Lineup | None = None,
+    earlier: Sequence[Path] = (),
     **values: Any,
 ) -> Evaluation:
     """Measure a model on long text and by retrieval; `values` are the fields of Options.
 
     With `output` every finished piece is kept there, and the same call goes on where it stopped.
+    `lineup` names the models to be read, where they are not those that follow from `model`; what
+    an `earlier` run directory has of the same model on the same tokens is not read again.
     """
     rank, world = processes()
     if output is None and world > 1:
         raise UsageError("several processes share their work through a directory; give -o RUN")
-    setting = settle(model, revision, trust_remote_code, values)
+    setting = settle(model, revision, trust_remote_code, values, lineup)
     for warning in setting.prepared.warnings if rank == 0 else ():
         hooks.say(f"warning: {warning}")
     setting = replace(setting, lineup=fetched(setting.lineup))
@@ -160,6 +83,8 @@ def evaluate(
         )
         if rank == 0:
             rundir.open_run(path, manifest, force)
+            for other in earlier:
+                borrowing.borrow(path, manifest, other)
         else:
             wait_for(path / "manifest.json", lambda: _same(path, manifest), hooks.stop)
         worker = Worker(
@@ -191,7 +116,6 @@ def _run_directory(output: str | Path | None, rank: int) -> Iterator[Path]:
             return
         path = Path(output)
         if rank == 0:
-            path.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(path.resolve(), path))
         yield path
 
@@ -201,7 +125,7 @@ def _same(path: Path, manifest: Mapping[str, Any]) -> bool:
 
 
 def _expected_tokens(setting: Setting) -> int:
-    return sum(part.passes * part.tokens for part in _work_of(setting))
+    return sum(part.passes * part.tokens for part in work_of(setting))
 
 
 def _read_all(
@@ -211,6 +135,7 @@ def _read_all(
     import torch
 
     passes, more = dict[str, dict[str, int]](), dict[str, Any]()
+    longest = setting.prepared.frame.longest
     manner: Manner | None = None
     for own, others in _by_weights(setting.lineup):
         with loading.memory_errors(f"the weights of {own.snapshot.name}"):
@@ -222,15 +147,16 @@ def _read_all(
             with torch.inference_mode(), applied(loaded, variant):
                 manner = manner or _manner(setting, loaded)
                 scorer = TokenScorer(loaded, manner)
-                if scorer.self_check() != manner:
+                if not scorer.self_check().split:
                     hooks.say(f"{variant.label}: this architecture is read whole, in chunks")
                 reader = Reader(path, variant.label, loaded, scorer)
                 passes[variant.label] = _passes(setting, variant, loaded, hooks)
                 worker.do(_units(setting, variant, reader, passes[variant.label]))
         if setting.options.lm_eval and worker.rank == 0 and any(not v.is_base for v in others):
-            more["lm_eval"] = harness.run_tasks(
-                loaded, setting.tokenizer, setting.options, setting.prepared.frame.longest, others
+            found = harness.run_tasks(
+                loaded, setting.tokenizer, setting.options, longest, others, path
             )
+            more["lm_eval"] = more.get("lm_eval", {}) | found
     ordered = {own.label: passes[own.label] for own in setting.lineup.variants}
     return ordered, more
 
@@ -264,8 +190,7 @@ def _passes(setting: Setting, variant: Variant, loaded: Any, hooks: Hooks) -> di
         return {}
     if variant.is_base:
         return {"short": frame.longest}
-    inside = [frame.context] if frame.context < frame.longest else []
-    lengths = pass_lengths(loaded, [*frame.lengths, *inside])
+    lengths = pass_lengths(loaded, asked_lengths(frame))
     if len(lengths) > 1:
         hooks.say(
             f"{variant.label}: its spectrum depends on the length; it is read in "

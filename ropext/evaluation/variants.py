@@ -7,7 +7,7 @@ from typing import Any
 
 from ropext import families
 from ropext.checkpoint import Snapshot, open_snapshot
-from ropext.checkpoint.provenance import Record
+from ropext.checkpoint.provenance import Record, SiteRecord
 from ropext.checkpoint.records import read_record
 from ropext.checkpoint.snapshot import with_weights
 from ropext.errors import InputError, RopextError, UnsupportedModel
@@ -19,6 +19,7 @@ from ropext.rope import Spectrum
 
 # The section of ropext.json that says that weights were trained after the extension.
 TRAINED = "finetune"
+BESIDE = "base"  # the extended, untuned checkpoint inside of a tuned one
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
 
@@ -30,7 +31,7 @@ class Variant:
     kind: str  # "base", "untouched", "extended"
     snapshot: Snapshot
     config: Mapping[str, Any] | None = None  # applied in memory
-    original: Mapping[str, Spectrum] = field(default_factory=dict)  # by site, applied in memory
+    original: Mapping[str, SiteRecord] = field(default_factory=dict)  # applied in memory
     adapter: str | None = None
     target: int | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
@@ -76,11 +77,41 @@ def line_up(model: str, revision: str | None, options: Options) -> Lineup:
     return Lineup(tuple(variants), context, limit, tuple(warnings))
 
 
+def line_up_checkpoints(
+    base: Snapshot,
+    checkpoints: Mapping[str, Snapshot],
+    *,
+    context: int,
+    limit: int,
+    contents: Mapping[str, str],
+) -> Lineup:
+    """A base, the base read beyond its window, and checkpoints made from it, by their labels.
+
+    `contents` are digests of all bytes by label (`base` has that of the base): weights that were
+    trained again have the headers of those before.
+    """
+
+    def content(label: str) -> dict[str, Any]:
+        return {"content_sha256": contents[label]}
+
+    variants = [
+        Variant("base", "base", base, info=content("base")),
+        Variant("untouched", "untouched", base, info=content("base")),
+    ]
+    for label, snapshot in checkpoints.items():
+        record = read_record(snapshot.directory)
+        info = _recorded(record) | content(label)
+        target = record.target if record else limit
+        variants.append(Variant(label, "extended", snapshot, target=target, info=info))
+    return Lineup(tuple(variants), context, limit)
+
+
 def fetched(lineup: Lineup) -> Lineup:
     """The same lineup with every weight file there; those of hub models are fetched."""
-    whole = {own.snapshot.name: own.snapshot for own in lineup.variants}
-    whole = {name: with_weights(snapshot) for name, snapshot in whole.items()}
-    variants = (replace(own, snapshot=whole[own.snapshot.name]) for own in lineup.variants)
+    # By directory: two revisions of one model have the same name.
+    whole = {own.snapshot.directory: own.snapshot for own in lineup.variants}
+    whole = {directory: with_weights(snapshot) for directory, snapshot in whole.items()}
+    variants = (replace(own, snapshot=whole[own.snapshot.directory]) for own in lineup.variants)
     return replace(lineup, variants=tuple(variants))
 
 
@@ -119,7 +150,8 @@ def _with_adapter(variant: Variant, adapter: str | None) -> list[Variant]:
 
 def _in_memory(snapshot: Snapshot, options: Options, context: int) -> Lineup:
     """The table every paper prints: base, untouched, and a grid of methods and factors."""
-    variants = [Variant("base", "base", snapshot), Variant("untouched", "untouched", snapshot)]
+    base = Variant("base", "base", snapshot, info=_turning(snapshot))
+    variants = [base, Variant("untouched", "untouched", snapshot)]
     warnings: list[str] = []
     limit = context
     for method in options.method:
@@ -154,19 +186,52 @@ def _base(
     if options.base is not None:
         found = open_snapshot(options.base)
         own_context, _ = _context(found, options.context)
-        return Variant("base", "base", found), own_context, ""
+        return Variant("base", "base", found, info=_turning(found)), own_context, ""
     if record is None:
-        return Variant("base", "base", snapshot), context, ""
-    if not record.more.get(TRAINED):
-        original = {site.label: site.base for site in record.sites if site.scaled}
-        return Variant("base", "base", snapshot, original=original), context, ""
+        return Variant("base", "base", snapshot, info=_turning(snapshot)), context, ""
+    untrained = _untrained(snapshot, record)
+    if untrained is not None:
+        original = {
+            site.label: replace(site, base=_at(site.base, context))
+            for site in record.sites
+            if site.scaled
+        }
+        first = next(iter(original.values()), None)
+        info = {"inv_freq": list(first.base.inv_freq)} if first else {}
+        return Variant("base", "base", untrained, original=original, info=info), context, ""
     hub_id = record.base.get("hub_id")
     try:
         revision = str(record.base["commit"]) if hub_id and record.base.get("commit") else None
         found = open_snapshot(str(hub_id or record.base.get("name") or ""), revision=revision)
     except RopextError as error:
         return None, context, f"no base to compare with ({error}); name it with --base MODEL"
-    return Variant("base", "base", found), context, ""
+    return Variant("base", "base", found, info=_turning(found)), context, ""
+
+
+def _at(spectrum: Spectrum, length: int) -> Spectrum:
+    """Of two sets of frequencies the one that windows of this length are read with."""
+    if spectrum.short_inv_freq is None:
+        return spectrum
+    near = spectrum.short_inv_freq if length <= spectrum.short_context else spectrum.inv_freq
+    return replace(spectrum, inv_freq=near, short_inv_freq=None, short_context=0)
+
+
+def _turning(snapshot: Snapshot) -> dict[str, Any]:
+    """The frequencies of a base, for the pictures."""
+    try:
+        sites = families.read(snapshot.config).sites
+    except UnsupportedModel:
+        return {}  # no rotary embeddings
+    return {"inv_freq": list(sites[0].rope.spectrum.inv_freq)} if sites else {}
+
+
+def _untrained(snapshot: Snapshot, record: Record) -> Snapshot | None:
+    """The checkpoint whose weights are those of before the extension: itself where nothing was
+    trained (a fit changes no weight), else the one that a fine-tuning leaves beside its result."""
+    if not record.more.get(TRAINED):
+        return snapshot
+    beside = snapshot.directory / BESIDE
+    return open_snapshot(str(beside)) if (beside / "config.json").is_file() else None
 
 
 def _context(snapshot: Snapshot, stated: int | None) -> tuple[int, int]:
@@ -205,7 +270,7 @@ def applied(model: Any, variant: Variant) -> Iterator[None]:
 
 
 @contextmanager
-def recorded_spectrum(model: Any, original: Mapping[str, Spectrum]) -> Iterator[None]:
+def recorded_spectrum(model: Any, original: Mapping[str, SiteRecord]) -> Iterator[None]:
     """The same weights with the original spectra that ropext.json recorded, by site."""
     import torch
 
@@ -213,10 +278,10 @@ def recorded_spectrum(model: Any, original: Mapping[str, Spectrum]) -> Iterator[
     for module in list(model.modules()):
         for name in [n for n in module._buffers if n.endswith("inv_freq")]:
             label = name.removesuffix("inv_freq").removesuffix("_")
-            base = original.get(label)
-            buffer = module._buffers[name]
-            if base is None or buffer is None or len(base.inv_freq) != buffer.numel():
+            site, buffer = original.get(label), module._buffers[name]
+            if site is None or buffer is None or len(site.base.inv_freq) != buffer.numel():
                 continue
+            base = site.base
             undo.append((module, name, buffer))
             values = torch.tensor(base.inv_freq, dtype=torch.float64)
             module.register_buffer(
@@ -237,6 +302,7 @@ def recorded_spectrum(model: Any, original: Mapping[str, Spectrum]) -> Iterator[
             "the original spectrum in ropext.json fits no rotary embedding of this model; name the "
             "base with --base MODEL"
         )
+    undo += _softmax_scales(model, original)
     try:
         yield
     finally:
@@ -245,3 +311,18 @@ def recorded_spectrum(model: Any, original: Mapping[str, Spectrum]) -> Iterator[
                 module.register_buffer(name, value, persistent=False)
             else:
                 setattr(module, name, value)
+
+
+def _softmax_scales(model: Any, original: Mapping[str, SiteRecord]) -> list[tuple[Any, str, Any]]:
+    """Set the softmax scales of before, where the extension changed them (DeepSeek's
+    mscale_all_dim); what was there."""
+    undo: list[tuple[Any, str, Any]] = []
+    site = next(iter(original.values()))
+    ratio = site.base.softmax_factor / site.spectrum.softmax_factor
+    for module in model.modules() if ratio != 1 else ():
+        for name in ("scaling", "softmax_scale"):
+            found = getattr(module, name, None)
+            if "Attention" in type(module).__name__ and isinstance(found, float):
+                undo.append((module, name, found))
+                setattr(module, name, found * ratio)
+    return undo

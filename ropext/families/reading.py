@@ -55,6 +55,8 @@ def _with_added(model_type: str, part: dict[str, Any]) -> dict[str, Any]:
     """The text config with what its composite adds; a theta in a rope dict comes before that."""
     added = data.added(model_type)
     dicts = [part.get("rope_parameters"), part.get("rope_scaling")]
+    if any(isinstance(d, dict) and d for d in dicts):
+        added = {key: value for key, value in added.items() if key != "rope_parameters"}
     if any(isinstance(d, dict) and d.get("rope_theta") is not None for d in dicts):
         added = {key: value for key, value in added.items() if key != "rope_theta"}
     return added | part

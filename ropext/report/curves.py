@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # An exploded model would flatten all others: the axis ends this far above the best one's worst.
 HEADROOM_NATS = 1.5
+BASE = "base"
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Curve:
     places: tuple[float, ...]
     values: tuple[Value, ...]
     reference: bool = False  # drawn grey, as what the others are held against
+    index: int | None = None  # which colour, where several pictures are to agree
 
 
 def _style(index: int, curve: Curve) -> dict[str, Any]:
@@ -45,13 +47,16 @@ def png(figure: "Figure") -> bytes:
     return stream.getvalue()
 
 
-def _axes(title: str, y: str, x: str = "position (tokens)") -> tuple["Figure", "Axes"]:
+def _axes(
+    title: str, y: str, x: str = "position (tokens)", note: str = ""
+) -> tuple["Figure", "Axes"]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.6, 5.2), dpi=110)
+    figure = Figure(figsize=(9.6, 5.4), dpi=110)
     figure.set_layout_engine("constrained")
     axis = figure.subplots()
-    axis.set_title(title, loc="left", fontsize=12, color=INK)
+    axis.set_title(f"{title}\n" if note else title, loc="left", fontsize=12, color=INK)
+    axis.text(0, 1.02, note, transform=axis.transAxes, fontsize=9, color=GREY)
     axis.set_xlabel(x, color=INK)
     axis.set_ylabel(y, color=INK)
     axis.spines[["top", "right"]].set_visible(False)
@@ -75,24 +80,32 @@ def _positions(axis: "Axes", context: int, longest: int, places: Sequence[float]
         axis.axvline(context, color=GREY, lw=0.8, ls=":")
     axis.text(
         low * 1.03,
-        0.985,
+        0.015,
         "trained context",
         transform=axis.get_xaxis_transform(),
         fontsize=9,
-        color=GREY,
-        va="top",
+        color=INK,
+        va="bottom",
+        bbox={"facecolor": FAINT, "edgecolor": "none", "pad": 1.5},
+        zorder=5,
     )
 
 
 def lines(
-    title: str, y: str, curves: Sequence[Curve], context: int, longest: int, zero: bool = False
+    title: str,
+    y: str,
+    curves: Sequence[Curve],
+    context: int,
+    longest: int,
+    zero: bool = False,
+    note: str = "",
 ) -> bytes:
     """Lines with ribbons over positions or lengths; with `zero`, differences around a zero line."""
-    figure, axis = _axes(title, y)
+    figure, axis = _axes(title, y, note=note)
     floor, ceiling = _limits(curves, zero)
     index = 0
     for curve in curves:
-        style = _style(index, curve)
+        style = _style(index if curve.index is None else curve.index, curve)
         index += not curve.reference
         middle = [value.value for value in curve.values]
         outside = not any(floor <= value <= ceiling for value in middle)
@@ -128,12 +141,13 @@ def heat_maps(
 ) -> bytes:
     """Depth by length, one panel per model; `read` gives a cell's share answered exactly."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
 
     columns = min(4, len(maps))
     rows = -(-len(maps) // columns)
     figure = Figure(figsize=(1.0 + 3.0 * columns, 0.9 + 2.5 * rows), dpi=110)
     figure.set_layout_engine("constrained")
-    figure.suptitle(title, fontsize=12, color=INK)
+    figure.suptitle(title, fontsize=12, color=INK, x=0.01, ha="left")
     panels = figure.subplots(rows, columns, squeeze=False)
     image = None
     for number, axis in enumerate(panels.flat):
@@ -143,7 +157,9 @@ def heat_maps(
         label, cells = list(maps.items())[number]
         image = _heat_map(axis, label, cells, read)
     if image is not None:
-        figure.colorbar(image, ax=list(panels.flat), shrink=0.8, label="share answered exactly")
+        bar = figure.colorbar(image, ax=list(panels.flat), shrink=0.8)
+        bar.set_label("share answered exactly", color=INK)
+        bar.ax.yaxis.set_major_formatter(PercentFormatter(1))
     return png(figure)
 
 
@@ -161,20 +177,30 @@ def _heat_map(
     for row, values in enumerate(grid):
         for column, share in enumerate(values):
             colour = "white" if share < 0.5 else "black"
-            axis.text(column, row, f"{share:.2f}".lstrip("0") if share < 1 else "1", ha="center",
-                      va="center", fontsize=8, color=colour)  # fmt: skip
+            text = "" if math.isnan(share) else f"{share:.0%}"
+            axis.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
     axis.set_title(label, loc="left", fontsize=10, color=INK)
     axis.set_xticks(range(len(lengths)), [length_text(length) for length in lengths], fontsize=8)
     axis.set_yticks(range(len(depths)), [f"{depth:g}" for depth in depths], fontsize=8)
     axis.set_xlabel("length", fontsize=9)
-    axis.set_ylabel("depth", fontsize=9)
+    axis.set_ylabel("depth (0 start, 1 end)", fontsize=9)
     return image
 
 
-def spectra(title: str, models: Mapping[str, Sequence[float]]) -> bytes:
-    """Wavelength of each pair, one line per model."""
-    figure, axis = _axes(title, "tokens per full turn", x="pair")
-    for index, (label, inv_freq) in enumerate(models.items()):
+def spectra(
+    title: str,
+    models: Mapping[str, Sequence[float]],
+    colours: Mapping[str, int] | None = None,
+    context: int | None = None,
+) -> bytes:
+    """Wavelength of each pair, one line per model; the base's, if it is there, is grey."""
+    figure, axis = _axes(title, "tokens per full turn", x="pair (0 turns fastest)")
+    if context is not None:
+        axis.axhline(context, color=GREY, lw=0.8, ls=":")
+        last = max(len(inv_freq) for inv_freq in models.values()) - 1
+        axis.text(last, context, "trained context", fontsize=9, color=GREY, ha="right", va="bottom")
+    for number, (label, inv_freq) in enumerate(models.items()):
+        index = number if colours is None else colours.get(label, number)
         turning = [(pair, 6.283185307179586 / f) for pair, f in enumerate(inv_freq) if f]
         axis.plot(
             [pair for pair, _ in turning],
@@ -182,8 +208,8 @@ def spectra(title: str, models: Mapping[str, Sequence[float]]) -> bytes:
             label=label,
             marker="o" if len(inv_freq) <= 32 else "",
             ms=3,
-            **_style(index, Curve(label, (), ())),
+            **_style(index, Curve(label, (), (), reference=label == BASE)),
         )
     axis.set_yscale("log")
-    axis.legend(frameon=False, fontsize=9, labelcolor=INK)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=9, labelcolor=INK)
     return png(figure)

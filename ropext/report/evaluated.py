@@ -2,12 +2,12 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ropext.report import curves, measured, page
-from ropext.report.curves import Curve
+from ropext.report.curves import BASE, Curve
 from ropext.results import rundir
 from ropext.results.comparison import Comparison, Contender, difference
 from ropext.results.lengths import octaves
@@ -17,6 +17,12 @@ from ropext.results.retrieval import heat_map
 from ropext.results.values import Value
 
 PARTS = 4  # steps of an octave in the pictures
+# Under a picture's title. Below eight documents the band is from the smallest to the largest.
+READS = (
+    "base: the model before extension, which sees its trained window and no more; bands: 95 % "
+    "over documents"
+)
+PAIRED = "difference on the same tokens; bands: 95 % over documents"
 
 
 def write_report(run: rundir.Run) -> None:
@@ -74,20 +80,35 @@ def pictures(run: rundir.Run) -> dict[str, tuple[str, bytes]]:
     """File name to (caption, PNG) for everything that was measured."""
     drawn: dict[str, tuple[str, bytes]] = {}
     readers = {label: own for label, own in run.contenders.items() if own.reading is not None}
+    colours = _colours(run.contenders)
     if readers:
-        drawn |= _text_pictures(list(readers.values()))
+        drawn |= _text_pictures(list(readers.values()), colours)
     drawn |= heat_pictures(run.contenders)
     found = {label: own.get("inv_freq") for label, own in run.results["variants"].items()}
     spectra = {label: inv_freq for label, inv_freq in found.items() if inv_freq}
-    if spectra:
+    if set(spectra) - {BASE}:
         caption = "Wavelength of each rotary pair"
-        drawn["spectra"] = caption, curves.spectra(caption, spectra)
+        context = int(run.results["context"])
+        drawn["spectra"] = caption, curves.spectra(caption, spectra, colours, context)
     return drawn
 
 
-def _text_pictures(readers: Sequence[Contender]) -> dict[str, tuple[str, bytes]]:
+def _colours(labels: Iterable[str]) -> dict[str, int]:
+    """The colour of every model but the base, the same in all pictures of a report."""
+    return {label: number for number, label in enumerate(own for own in labels if own != BASE)}
+
+
+def _text_pictures(
+    readers: Sequence[Contender], colours: Mapping[str, int]
+) -> dict[str, tuple[str, bytes]]:
     frame = readers[0].frame
     spans = _spans(frame)
+
+    def _curve(own: Contender, values: Sequence[tuple[tuple[int, int], Value]]) -> Curve:
+        places = tuple(math.sqrt(start * stop) for (start, stop), _ in values)
+        found = tuple(value for _, value in values)
+        return Curve(own.label, places, found, own.label == BASE, colours.get(own.label))
+
     by_position = [
         _curve(own, [(span, frame.bootstrap.ratio(*_reading(own).sums(*span))) for span in spans])
         for own in readers
@@ -100,16 +121,20 @@ def _text_pictures(readers: Sequence[Contender]) -> dict[str, tuple[str, bytes]]
                 frame.bootstrap.ratio(*_reading(own).sums(*frame.tail_span(length)))
                 for length in frame.lengths
             ),
-            reference=own.label == "base",
+            reference=own.label == BASE,
+            index=colours.get(own.label),
         )
         for own in readers
     ]
     shape = frame.context, frame.longest
-    caption, y = "NLL by position (base: short window)", "NLL (nats per token)"
-    drawn = {"nll-by-position": (caption, curves.lines(caption, y, by_position, *shape))}
-    caption = f"NLL of the last {frame.tail} tokens before each length"
-    drawn["tail"] = caption, curves.lines(caption, y, at_lengths, *shape)
-    base = next((own for own in readers if own.label == "base"), None)
+    y = "NLL (nats per token)"
+    caption = "Loss by position: lower is better"
+    picture = curves.lines(caption, y, by_position, *shape, note=READS)
+    drawn = {"nll-by-position": (caption, picture)}
+    caption = f"Loss of the last {frame.tail} tokens before each length: lower is better"
+    picture = curves.lines(caption, y, at_lengths, *shape, note=READS)
+    drawn["tail"] = caption, picture
+    base = next((own for own in readers if own.label == BASE), None)
     others = [own for own in readers if own is not base]
     if base is not None and others:
         against = _reading(base)
@@ -119,7 +144,8 @@ def _text_pictures(readers: Sequence[Contender]) -> dict[str, tuple[str, bytes]]
         ]
         caption = "Context gain by position: above zero the long context helps"
         y = "gain over the base's short window (nats)"
-        drawn["gain"] = caption, curves.lines(caption, y, gains, *shape, zero=True)
+        picture = curves.lines(caption, y, gains, *shape, zero=True, note=PAIRED)
+        drawn["gain"] = caption, picture
     return drawn
 
 
@@ -132,11 +158,6 @@ def _spans(frame: Frame) -> tuple[tuple[int, int], ...]:
 def _reading(own: Contender) -> Reading:
     assert own.reading is not None, own.label  # callers pass readers only
     return own.reading
-
-
-def _curve(own: Contender, values: Sequence[tuple[tuple[int, int], Value]]) -> Curve:
-    places = tuple(math.sqrt(start * stop) for (start, stop), _ in values)
-    return Curve(own.label, places, tuple(v for _, v in values), reference=own.label == "base")
 
 
 def heat_pictures(contenders: Mapping[str, Contender]) -> dict[str, tuple[str, bytes]]:
@@ -164,26 +185,30 @@ def write_comparison(
     """The report of `ropext compare`."""
     drawn: dict[str, tuple[str, bytes]] = {}
     if compared is not None:
-        drawn |= _difference_pictures(compared.frame, compared)
+        drawn |= _difference_pictures(compared.frame, compared, _colours(contenders))
     drawn |= heat_pictures(contenders)
     if spectra:
         caption = "Wavelength of each rotary pair"
-        drawn["spectra"] = caption, curves.spectra(caption, spectra)
+        drawn["spectra"] = caption, curves.spectra(caption, spectra, _colours(contenders))
     title = f"ropext compare: {', '.join(contenders)}"
     subtitle = "paired by the hash of each document's tokens; the first run is the reference"
     _write(path, title, subtitle, [], [], tables, drawn, details)
 
 
-def _difference_pictures(frame: Frame, compared: Comparison) -> dict[str, tuple[str, bytes]]:
+def _difference_pictures(
+    frame: Frame, compared: Comparison, colours: Mapping[str, int]
+) -> dict[str, tuple[str, bytes]]:
     caption = f"NLL difference to {compared.reference} by position: below zero is better"
     deltas = [
         Curve(
             label,
             tuple(math.sqrt(start * stop) for start, stop, _ in rows),
             tuple(value for _, _, value in rows),
+            index=colours.get(label),
         )
         for label, rows in ((label, own[1:] or own) for label, own in compared.positions.items())
     ]
     y = "ΔNLL (nats per token)"
-    picture = curves.lines(caption, y, deltas, frame.context, frame.longest, zero=True)
+    shape = frame.context, frame.longest
+    picture = curves.lines(caption, y, deltas, *shape, zero=True, note=PAIRED)
     return {"difference-by-position": (caption, picture)}

@@ -97,7 +97,7 @@ def text_tables(results: Results) -> list[Table]:
             digits=4,
             sign=True,
         ),
-        _summary(results),
+        summary(results),
         _per_length(
             results,
             "cumulative",
@@ -110,7 +110,7 @@ def text_tables(results: Results) -> list[Table]:
     return [part for part in found if part is not None]
 
 
-def _summary(results: Results) -> Table | None:
+def summary(results: Results) -> Table | None:
     rows = []
     for label in results["variants"]:
         values = metrics_of(results, label)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ropext.families import ABSENT, Edit, Model, Site
+from ropext.families.typed import named
 from ropext.rope import phase_ratio, turns
 
 if TYPE_CHECKING:
@@ -92,7 +93,9 @@ def _facts(model: Model, limits: Mapping[str, Any]) -> list[tuple[str, str]]:
         )
     if model.layer_types:
         kinds = dict.fromkeys(model.layer_types)
-        facts.append(("layers", ", ".join(f"{model.layer_types.count(k)} {k}" for k in kinds)))
+        facts.append(
+            ("layers", ", ".join(f"{model.layer_types.count(k)} {named(k)}" for k in kinds))
+        )
     if model.sliding_window:
         reach = f"; nothing reaches further back than {model.reach:,}" if model.reach else ""
         facts.append(("window", f"{model.sliding_window:,} tokens in windowed layers{reach}"))
@@ -187,7 +190,7 @@ def method_table(plan: "Plan") -> str:
 def value(item: Any) -> str:
     """A config value short enough for one line of a diff."""
     if isinstance(item, dict):
-        return "{" + ", ".join(f"{key}: {value(v)}" for key, v in item.items()) + "}"
+        return "{" + ", ".join(f"{named(key)}: {value(v)}" for key, v in item.items()) + "}"
     if isinstance(item, list) and len(item) > 4:
         return f"[{value(item[0])}, {value(item[1])}, ... {value(item[-1])}] ({len(item)} values)"
     if isinstance(item, float):
@@ -199,7 +202,7 @@ def edit_lines(edits: Iterable[Edit]) -> str:
     """The config diff."""
     lines = []
     for edit in edits:
-        key = ".".join(edit.path)
+        key = ".".join(map(named, edit.path))
         if edit.before is not ABSENT:
             lines.append(f"- {key}: {value(edit.before)}")
         if edit.after is not ABSENT:

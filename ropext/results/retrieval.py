@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Value, wilson
+from ropext.results.values import Bootstrap, Value, wilson
 
 # NoLiMa's rule: effective while the score is at least this share of the short-context score.
 EFFECTIVE_SHARE = 0.85
@@ -55,7 +55,7 @@ def effective_retrieval(items: Sequence[ItemScore], context: int) -> Value:
     """The longest length up to which a task keeps 85 % of its score inside the trained context.
 
     The short score is that over all items inside the context (of the shortest length, where none
-    is). 0 = the task is not done even there.
+    is). 0 = the task is not done even there. A step of the grid of lengths has no interval.
     """
     lengths = sorted({item.length for item in items})
     inside = [length for length in lengths if length <= context] or lengths[:1]
@@ -67,8 +67,7 @@ def effective_retrieval(items: Sequence[ItemScore], context: int) -> Value:
             break
         reached = length
     fewest = min(sum(item.length == length for item in items) for length in lengths)
-    sure = fewest >= FEWEST_DOCUMENTS
-    return Value(float(reached), None, (float(reached),) * 2 if sure else None, fewest)
+    return Value(float(reached), None, None, fewest)
 
 
 def _share(items: Sequence[ItemScore]) -> float:

@@ -16,6 +16,7 @@ that is there is complete. Nothing here holds a time.
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from ropext.results.retrieval import ItemScore
 from ropext.results.values import Bootstrap
 
 SCHEMA = 1
+_HALF_WRITTEN = re.compile(r"\..+\.[0-9]+\.tmp")
 
 
 def run_key(manifest: Mapping[str, Any]) -> str:
@@ -45,16 +47,22 @@ def _canonical(data: Any) -> bytes:
 
 def write_whole(path: Path, write: Callable[[Any], object]) -> None:
     """Write beside the name, flush to the disk, rename: a file is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as stream:
-            write(stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as stream:
+                write(stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be written: {error.strerror or type(error).__name__}; what is finished "
+            "is kept, and the same command goes on from there"
+        ) from error
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -91,7 +99,7 @@ def open_run(path: Path, manifest: Mapping[str, Any], force: bool) -> None:
                 "--force to replace it"
             )
         _discard(path)
-    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+    elif not is_empty(path):
         raise OutputExists(f"{path} exists and is no run directory; give another -o")
     write_json(known, manifest)
 
@@ -111,6 +119,13 @@ def _discard(path: Path) -> None:
         for file in path.glob(pattern):
             if file.is_file() or file.is_symlink():
                 file.unlink()
+
+
+def is_empty(path: Path) -> bool:
+    """Whether a directory holds nothing but what killed writers left half-written, or is absent."""
+    if not path.exists():
+        return True
+    return path.is_dir() and all(_HALF_WRITTEN.fullmatch(own.name) for own in path.iterdir())
 
 
 def sweep(path: Path) -> None:

@@ -128,6 +128,19 @@ class Bootstrap:
         drawn = np.concatenate([(draw @ top) / (draw @ bottom) for draw in self._draws(len(top))])
         return float(np.percentile(drawn, 95))
 
+    def shares_lowest(self, sums: npt.ArrayLike) -> tuple[float, ...] | None:
+        """Of `sums` (contenders, documents): in which share of the resamples each is the lowest.
+
+        Equal ones share a resample between them; None below eight documents.
+        """
+        rows = np.asarray(sums, np.float64)
+        if rows.shape[1] < FEWEST_DOCUMENTS:
+            return None
+        drawn = np.concatenate([draw @ rows.T for draw in self._draws(rows.shape[1])])
+        lowest = drawn == drawn.min(axis=1, keepdims=True)
+        shares = (lowest / lowest.sum(axis=1, keepdims=True)).mean(axis=0)
+        return tuple(float(share) for share in shares)
+
 
 def wilson(successes: int, n: int) -> Value:
     """A share of n items with its 95 % score interval (Wilson 1927).

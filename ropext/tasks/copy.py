@@ -14,9 +14,8 @@ from ropext.tasks.item import (
     Item,
     Task,
     Tokens,
-    check_depths,
-    derived_rng,
     occurs,
+    one_per_depth,
     room_for_filler,
     until_unambiguous,
 )
@@ -62,14 +61,12 @@ def build(
     index: int,
     seed: int,
 ) -> list[Item]:
-    check_depths(NAME, depths)
     source = noise(encoder)
-    items = []
-    for depth in depths:
-        rng = derived_rng(seed, NAME, length, depth, index)
-        prompt, answer = one_item(haystack, source, length=length, depth=depth, rng=rng)
-        items.append(Item(NAME, length, depth, index, seed, prompt, answer))
-    return items
+
+    def ask(depth: float, rng: random.Random) -> tuple[Tokens, Tokens]:
+        return one_item(haystack, source, length=length, depth=depth, rng=rng)
+
+    return one_per_depth(NAME, ask, length=length, depths=depths, index=index, seed=seed)
 
 
 TASK = Task(NAME, "a span of random words, to be repeated from its first tokens on", build)

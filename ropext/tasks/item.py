@@ -158,3 +158,21 @@ def until_unambiguous(
         f"The task {task} found no needle that its haystack does not hold already, in {ATTEMPTS}"
         " draws: use another haystack (--haystack repeat or noise)."
     )
+
+
+def one_per_depth(
+    task: str,
+    ask: Callable[[float, random.Random], tuple[Tokens, Tokens]],
+    *,
+    length: int,
+    depths: Sequence[float],
+    index: int,
+    seed: int,
+) -> list[Item]:
+    """An item of its own for each depth; `ask` gives prompt and answer."""
+    check_depths(task, depths)
+    items = []
+    for depth in depths:
+        prompt, answer = ask(depth, derived_rng(seed, task, length, depth, index))
+        items.append(Item(task, length, depth, index, seed, prompt, answer))
+    return items

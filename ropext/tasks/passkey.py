@@ -14,9 +14,8 @@ from ropext.tasks.item import (
     Task,
     Template,
     Tokens,
-    check_depths,
-    derived_rng,
     occurs,
+    one_per_depth,
     room_for_filler,
     until_unambiguous,
 )
@@ -77,13 +76,10 @@ def build(
     seed: int,
     template: Template = TERSE,
 ) -> list[Item]:
-    check_depths(NAME, depths)
-    items = []
-    for depth in depths:
-        rng = derived_rng(seed, NAME, length, depth, index)
-        prompt, answer = one_item(encoder, haystack, template, length=length, depth=depth, rng=rng)
-        items.append(Item(NAME, length, depth, index, seed, prompt, answer))
-    return items
+    def ask(depth: float, rng: random.Random) -> tuple[Tokens, Tokens]:
+        return one_item(encoder, haystack, template, length=length, depth=depth, rng=rng)
+
+    return one_per_depth(NAME, ask, length=length, depths=depths, index=index, seed=seed)
 
 
 TASK = Task(NAME, "one five-digit key in a haystack, asked for at the end", build)

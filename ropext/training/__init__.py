@@ -6,11 +6,13 @@ adapters (which layers), estimates (tokens, memory, FLOPs), engine (the Trainer)
 checkpoint and adapter), run (all of it in order).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ropext.training.fitted import Fitted
+    from ropext.training.fitting import PlannedFit
     from ropext.training.run import Finetuned, Planned
 
 Say = Callable[[str], None]
@@ -42,3 +44,43 @@ def plan_finetune(directory: str | Path, data: str, **options: Any) -> "Planned"
     from ropext.training.options import build
 
     return run.dry_run(Path(directory), data, build(options))
+
+
+def run_fit(
+    model: str | Path,
+    data: str,
+    output: str | Path,
+    *,
+    revision: str | None = None,
+    force: bool = False,
+    command: Sequence[str] = (),
+    say: Say = _silent,
+    **options: Any,
+) -> "Fitted | None":
+    """Fit a spectrum with the weights frozen; `options` are the fields of fit_options.FitOptions.
+
+    Under `accelerate launch` the first process has the result, the others None.
+    """
+    from ropext.training import fitting
+    from ropext.training.fit_options import build
+
+    return fitting.fit(
+        str(model),
+        data,
+        Path(output),
+        build(options),
+        say,
+        revision=revision,
+        force=force,
+        command=command,
+    )
+
+
+def plan_fit(
+    model: str | Path, data: str, *, revision: str | None = None, **options: Any
+) -> "PlannedFit":
+    """What `run_fit` would do, and what that would take."""
+    from ropext.training import fitting
+    from ropext.training.fit_options import build
+
+    return fitting.dry_run(str(model), data, build(options), revision)

@@ -35,9 +35,12 @@ class Collator:
             labels[at, :size] = torch.where(scored, read, IGNORED)
             mask[at, :size] = 1
             positions[at, :size] = torch.from_numpy(row.positions)
+        weights = [row.weight for row in rows]
+        weighed = {"row_weights": torch.tensor(weights)} if any(w != 1 for w in weights) else {}
         return {
             "input_ids": ids,
             "labels": labels,
             "attention_mask": mask,
             "position_ids": positions,
+            **weighed,
         }

@@ -47,7 +47,7 @@ def read(
     hold_out: int,
     count_held: int,
 ) -> Data:
-    """Documents with `wanted_tokens` tokens in those of at least `least` tokens, or all.
+    """Documents that hold `wanted_tokens` tokens in whole rows of `least` tokens, or all.
 
     Of the documents that reach `hold_out` tokens every tenth by its content is held out, and all
     that come after there is enough to train on, until `count_held` are (0: none is needed).
@@ -69,9 +69,9 @@ def read(
         if len(held) < count_held and drawn and len(coded) >= hold_out:
             held.append(own)
         elif not enough:
-            document = Document(coded.ids, _scored(own, text, coded, encoder))
+            document = Document(coded.ids, scored_tokens(own, text, coded, encoder))
             taken.append((own, document))
-            tokens += len(document) if len(document) >= least else 0
+            tokens += len(document) - len(document) % least  # in whole rows
         if tokens >= wanted_tokens and len(held) >= count_held:
             break
     if not count:
@@ -92,7 +92,7 @@ def _last_long(
     return [taken.pop(long[-1])[0]]
 
 
-def _scored(
+def scored_tokens(
     raw: corpus.RawDocument, text: str, coded: corpus.Document, encoder: corpus.DocumentEncoder
 ) -> Flags | None:
     """Of a conversation the assistant's turns alone."""

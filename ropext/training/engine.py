@@ -5,13 +5,11 @@ Nothing here is distributed by itself: DDP, FSDP2 and context parallelism come f
 
 import json
 import os
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import transformers
@@ -20,6 +18,7 @@ from torch.utils.data import Dataset, SequentialSampler
 from ropext.errors import InputError, Stopped
 from ropext.training.collating import Collator
 from ropext.training.defaults import Settings, micro_rows
+from ropext.training.interrupts import Signals
 from ropext.training.options import Options
 from ropext.training.sequences import Row
 
@@ -29,7 +28,7 @@ LARGEST_SEED = 2**32
 WAITING = 6 * 3600  # seconds that other processes wait while one evaluates
 
 Say = Callable[[str], None]
-Evaluate = Callable[[Any], float]
+Evaluate = Callable[[Any, int], float]  # of a model after so many steps
 
 
 @dataclass
@@ -41,6 +40,11 @@ class History:
     steps: int = 0
     stopped_early: bool = False
     checkpoint: Path | None = None  # of the weights that count
+
+    @property
+    def counted(self) -> int:
+        """Steps in the weights that count."""
+        return self.steps if self.checkpoint is None else _step(self.checkpoint)
 
     @staticmethod
     def of(entries: Sequence[dict[str, Any]]) -> "History":
@@ -84,10 +88,14 @@ class _Trainer(transformers.Trainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         loss = super().training_step(*args, **kwargs)
-        if not torch.isfinite(loss):
+        seen = loss.detach().reshape(1)
+        if self.args.world_size > 1:  # all stop at the same step, or the others would wait for one
+            seen = self.accelerator.gather(seen)
+        wrong = seen[~torch.isfinite(seen)]
+        if len(wrong):
             step = self.state.global_step + 1
             raise LossNotFinite(
-                f"the loss is {float(loss)} at step {step}; the last good checkpoint is kept: "
+                f"the loss is {float(wrong[0])} at step {step}; the last good checkpoint is kept: "
                 "lower --learning-rate, or lengthen --warmup, and give another -o or --force"
             )
         return loss
@@ -98,11 +106,11 @@ class _Trainer(transformers.Trainer):
         done = [e[TAIL] for e in entries if TAIL in e and e["step"] == self.state.global_step]
         if self.evaluation is None or done:  # the last step is also the end of the epoch
             return {TAIL: done[0]} if done else {}
-        value = self.evaluation(self.model)
+        value = self.evaluation(self.model, self.state.global_step)
         self.log({TAIL: value})
         # The best of all evaluated weights must be on the disk, also when a later one is worse.
         self.control.should_save = True
-        self.say(f"step {self.state.global_step}: tail loss {value:.4f} nats a token")
+        self.say(f"step {self.state.global_step}: held-out loss {value:.4f} nats a token")
         values = [entry[TAIL] for entry in self.state.log_history if TAIL in entry]
         if _no_better(values, self.patience):
             self.say(f"{self.patience} evaluations in a row were no better: stopping")
@@ -118,8 +126,9 @@ def _no_better(values: Sequence[float], patience: int) -> bool:
 class _Watch(transformers.TrainerCallback):
     """Narrates, marks checkpoints as complete, and stops when asked to."""
 
-    def __init__(self, signals: "Signals", say: Say) -> None:
-        self.signals, self.say = signals, say
+    def __init__(self, signals: Signals, say: Say, job: "Job") -> None:
+        self.signals, self.say, self.beside = signals, say, job.beside
+        self.last_step = job.last_step
         self.started, self.first = time.monotonic(), 0
         self.trainer: _Trainer | None = None
 
@@ -127,20 +136,24 @@ class _Watch(transformers.TrainerCallback):
         self.started, self.first = time.monotonic(), state.global_step
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        step, steps = state.global_step, state.max_steps
+        step, steps = state.global_step, self.last_step
         if not logs or "loss" not in logs or (step % max(1, steps // 20) and step != steps):
             return
         left = (time.monotonic() - self.started) / max(1, step - self.first) * (steps - step)
         self.say(f"step {step} of {steps}: loss {logs['loss']:.4f}, {_duration(left)} left")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        if self.signals.asked(self.trainer):
+        over = self.last_step <= state.global_step < state.max_steps
+        if self.signals.asked(self.trainer) or over:
             control.should_save = control.should_training_stop = True
         return control
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
-            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+            checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            if self.beside is not None:
+                self.beside.save(checkpoint)
+            (checkpoint / COMPLETE).touch()
 
 
 def _duration(seconds: float) -> str:
@@ -149,38 +162,12 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-class Signals:
-    """Ctrl-C and SIGTERM ask for a stop at the end of the step; a second one ends now."""
+class Beside(Protocol):
+    """What is kept in every checkpoint beside the model's own weights."""
 
-    def __init__(self, say: Say) -> None:
-        self.say, self.caught = say, False
+    def save(self, checkpoint: Path) -> None: ...
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        import threading
-
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        kinds = (signal.SIGINT, signal.SIGTERM)
-        old = [signal.signal(kind, self._catch) for kind in kinds]
-        try:
-            yield
-        finally:
-            for kind, handler in zip(kinds, old, strict=True):
-                signal.signal(kind, handler)
-
-    def _catch(self, number: int, frame: Any) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        self.caught = True
-        self.say("stopping after this step and saving (again: ends at once)")
-
-    def asked(self, trainer: Any) -> bool:
-        """Whether any process was asked; all of them then stop at the same step."""
-        if trainer is None or trainer.accelerator.num_processes == 1:
-            return self.caught
-        flag = torch.tensor(float(self.caught), device=trainer.accelerator.device)
-        return bool(trainer.accelerator.reduce(flag, "sum") > 0)
+    def load(self, checkpoint: Path) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -196,7 +183,13 @@ class Job:
     options: Options
     folder: Path
     evaluate: Evaluate | None = None
+    beside: "Beside | None" = None  # learns too, and is no part of what Trainer saves
     recompute: bool = True  # run layers again in the backward pass instead of keeping all of them
+    until: int | None = None  # ends after this step, with the schedule of all of them
+
+    @property
+    def last_step(self) -> int:
+        return self.until or self.settings.steps.value
 
     @property
     def eval_every(self) -> int:
@@ -304,8 +297,9 @@ def history_in(checkpoint: Path, patience: int) -> History:
 def train(job: Job, processes: int, say: Say) -> History:
     """Train, from the last checkpoint on where there is one."""
     signals = Signals(say)
-    watch = _Watch(signals, say)
-    start = last_checkpoint(job.folder)
+    watch = _Watch(signals, say, job)
+    settled = arguments(job, processes)
+    start = _agreed(last_checkpoint(job.folder), settled)
     if start is not None:
         history = history_in(start, job.options.patience)
         if _finished(history, job):
@@ -313,7 +307,7 @@ def train(job: Job, processes: int, say: Say) -> History:
         say(f"going on after step {history.steps}")
     trainer = _Trainer(
         model=job.model,
-        args=arguments(job, processes),
+        args=settled,
         train_dataset=_Rows(job.rows),
         eval_dataset=_Rows(()),  # evaluate() reads whole documents instead
         data_collator=Collator(job.padding),
@@ -324,6 +318,8 @@ def train(job: Job, processes: int, say: Say) -> History:
     trainer.remove_callback(transformers.trainer_callback.ProgressCallback)
     watch.trainer = trainer
     trainer.evaluation, trainer.patience, trainer.say = job.evaluate, job.options.patience, say
+    if start is not None and job.beside is not None:
+        job.beside.load(start)
     with signals.listening():
         trainer.train(resume_from_checkpoint=str(start) if start else None)
     last = last_checkpoint(job.folder)
@@ -332,11 +328,23 @@ def train(job: Job, processes: int, say: Say) -> History:
     history = history_in(last, job.options.patience)
     if signals.caught and not _finished(history, job):
         raise Stopped(
-            f"interrupted and saved after step {history.steps} of {job.settings.steps.value}; the "
+            f"interrupted and saved after step {history.steps} of {job.last_step}; the "
             "same command goes on from there"
         )
     return history
 
 
+def _agreed(start: Path | None, settled: transformers.TrainingArguments) -> Path | None:
+    """Where the first process goes on from: another one may have looked before the first had
+    cleared away what --force replaces."""
+    if settled.world_size == 1:
+        return start
+    from accelerate.utils import broadcast_object_list
+
+    found = [start]
+    broadcast_object_list(found)
+    return found[0]
+
+
 def _finished(history: History, job: Job) -> bool:
-    return history.stopped_early or history.steps >= job.settings.steps.value
+    return history.stopped_early or history.steps >= job.last_step

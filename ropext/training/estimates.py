@@ -58,11 +58,13 @@ def row_flops(shape: Shape, tokens: int, recompute: bool = True) -> float:
 
 
 def activation_bytes(shape: Shape, rows: int, tokens: int, recompute: bool = True) -> int:
-    """Each layer's input is kept, and all of one layer while it is run again; or all of all."""
+    """Each layer's input is kept, and all of one layer in its backward pass; all layers' own
+    once where none is run again."""
     at_once = rows * tokens
     width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     layer = 6 * shape.hidden + 3 * width + 4 * shape.feed_forward
-    kept = shape.layers * shape.hidden + KEPT * layer * (1 if recompute else shape.layers)
+    others = 0 if recompute else shape.layers - 1
+    kept = shape.layers * shape.hidden + (KEPT + others) * layer
     return int(at_once * shape.dtype_bytes * kept)
 
 
@@ -101,8 +103,11 @@ def estimate(
     )
 
 
-def check_fits(found: Estimate, shape: Shape, free: int, *, sliced: bool = True) -> None:
-    """Refuse a run that cannot fit, with the longest row that would."""
+def check_fits(
+    found: Estimate, shape: Shape, free: int, *, sliced: bool = True, lora: bool = True
+) -> None:
+    """Refuse a run that cannot fit, with the longest row that would; a fit (not `lora`) has fewer
+    options that help."""
     budget = int(USABLE * free)
     if found.peak_bytes <= budget:
         return
@@ -112,12 +117,21 @@ def check_fits(found: Estimate, shape: Shape, free: int, *, sliced: bool = True)
     if longest < 64:
         raise InputError(
             f"this run needs {need}; the weights alone ({found.weight_bytes / 1e9:.1f} GB) leave "
-            "no room for a row: --dtype bfloat16 halves them, --qlora takes a quarter (on a GPU), "
-            "accelerate launch with FSDP2 shares them"
+            "no room for a row: --dtype bfloat16 halves them"
+            + (
+                ", --qlora takes a quarter (on a GPU), accelerate launch with FSDP2 shares them"
+                if lora
+                else ""
+            )
         )
+    options = (
+        f"--strategy pose --window {longest}, or a checkpoint extended to a smaller target"
+        if lora
+        else "--dtype bfloat16, or a smaller --factor"
+    )
     raise InputError(
         f"this run needs {need}; rows of up to {longest} tokens would fit: --micro-rows 1, "
-        f"--strategy pose --window {longest}, or a checkpoint extended to a smaller target"
+        f"{options}"
     )
 
 

@@ -1,7 +1,8 @@
 """The evaluations of a run: ropext's own evaluator on held-out documents, before, during, after."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,12 @@ from ropext.results.values import Bootstrap, Value
 
 SLICE_BYTES = 256 << 20
 
+Pause = Callable[[], None]  # called after each document; may raise to stop
+
+
+def _never() -> None:
+    pass
+
 
 @dataclass(frozen=True)
 class Judge:
@@ -29,24 +36,26 @@ class Judge:
     documents: tuple[corpus.Document, ...]
     frame: Frame
 
-    def read_long(self, model: Any, label: str) -> Reading:
+    def read_long(self, model: Any, label: str, pause: Pause = _never) -> Reading:
         """Through windows of the target's length."""
-        scorer = self._scorer(model)
+        scorer = self.scorer(model)
         lengths = pass_lengths(scorer.model, self.frame.lengths)
-        found = {
-            length: [read_pass(scorer, scorer.model, d.ids, length) for d in self.documents]
-            for length in lengths
-        }
+        found: dict[int, list[TokenNll]] = {length: [] for length in lengths}
+        for length, document in product(lengths, self.documents):
+            found[length].append(read_pass(scorer, scorer.model, document.ids, length))
+            pause()
         return Reading(label, found)
 
-    def read_short(self, model: Any, label: str) -> Reading:
+    def read_short(self, model: Any, label: str, pause: Pause = _never) -> Reading:
         """Through the short window."""
-        scorer = self._scorer(model)
-        context = self.frame.context
-        found = [read_short(scorer, scorer.model, d.ids, context) for d in self.documents]
+        scorer = self.scorer(model)
+        found: list[TokenNll] = []
+        for document in self.documents:
+            found.append(read_short(scorer, scorer.model, document.ids, self.frame.context))
+            pause()
         return Reading(label, {self.frame.longest: found})
 
-    def _scorer(self, model: Any) -> TokenScorer:
+    def scorer(self, model: Any) -> TokenScorer:
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         shape = shape_of(base)
         device = base.get_input_embeddings().weight.device
@@ -83,17 +92,21 @@ def judge_of(
 
 
 def keep(folder: Path, reading: Reading) -> None:
-    """Write a reading, so that a run that goes on does not take it again."""
+    """Write a reading, so that a run that goes on does not take it again. The mark comes last: a
+    kill between two passes leaves none, and another process may look while this one writes."""
     for length, arrays in reading.passes.items():
         rundir.write_array(folder / f"{reading.label}-{length}.npy", np.stack(list(arrays)))
+    (folder / f"{reading.label}.whole").touch()
 
 
 def kept(folder: Path, label: str) -> Reading | None:
-    """A reading that was kept, or None."""
+    """A reading that was kept whole, or None."""
+    if not (folder / f"{label}.whole").is_file():
+        return None
     found: dict[int, list[TokenNll]] = {}
     for path in sorted(folder.glob(f"{label}-*.npy")):
         found[int(path.stem.rpartition("-")[2])] = list(np.load(path, allow_pickle=False))
-    return Reading(label, found) if found else None
+    return Reading(label, found)
 
 
 def to_json(values: Mapping[str, Value]) -> dict[str, Any]:

@@ -1,13 +1,11 @@
 """The model in memory, as training wants it."""
 
-import os
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ropext.errors import InputError, UnsupportedModel, UsageError
-from ropext.evaluation.loading import free_memory, local_rank
+from ropext.evaluation.loading import local_rank
 from ropext.training.options import Options
 from ropext.training.origin import Origin
 
@@ -39,24 +37,6 @@ def dtype(options: Options, where: torch.device) -> torch.dtype:
     return torch.bfloat16 if where.type == "cuda" else torch.float32
 
 
-def memory_left(where: torch.device) -> int:
-    """Bytes that this process may still take; on a CPU a share of what its machine has left.
-
-    Page cache counts as free, for the kernel gives it back; a container's own limit counts too.
-    """
-    if where.type == "cuda":
-        return int(torch.cuda.mem_get_info(where)[0])
-    found = [free_memory(where)]
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
-        found = [int(lines["MemAvailable"].split()[0]) * 1024] if "MemAvailable" in lines else found
-    limit, used = (Path("/sys/fs/cgroup") / f"memory.{name}" for name in ("max", "current"))
-    if limit.exists() and used.exists() and (most := limit.read_text().strip()).isdigit():
-        found.append(int(most) - int(used.read_text()))
-    return min(found) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
 def skeleton(origin: Origin) -> Any:
     """The model from its config alone; inside of init_empty_weights it takes no memory."""
     import transformers
@@ -65,7 +45,7 @@ def skeleton(origin: Origin) -> Any:
         origin.snapshot.directory, trust_remote_code=False
     )
     try:
-        return transformers.AutoModelForCausalLM.from_config(config)
+        return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     except ValueError as error:
         raise UnsupportedModel(
             f"{origin.snapshot.name}: transformers has no causal language model of type "
@@ -85,33 +65,47 @@ def caps_logits(model: Any) -> str | None:
 
 def load(origin: Origin, options: Options) -> Any:
     """The extended model with its weights."""
-    import transformers
-
     where = device(options)
-    keywords: dict[str, Any] = {"dtype": dtype(options, where), "attn_implementation": "sdpa"}
     # Neither code from the model nor a pickle beside its weights.
-    keywords |= {"trust_remote_code": False, "use_safetensors": True}
+    keywords = {
+        "dtype": dtype(options, where),
+        "trust_remote_code": False,
+        "use_safetensors": True,
+    }
     if options.qlora:
         keywords["quantization_config"] = four_bits(where)
+    # Packed weights cannot be moved once they are loaded.
+    packed = options.qlora or origin.snapshot.is_quantised
+    if packed:
         keywords["device_map"] = {"": where}
-    model = _from_pretrained(transformers.AutoModelForCausalLM, origin, keywords)
-    if not options.qlora:
+    model = _with_attention(origin, options.attn_implementation, keywords)
+    if not packed:
         model = model.to(where)
     model.config.use_cache = False
     return model
 
 
-def _from_pretrained(kind: Any, origin: Origin, keywords: dict[str, Any]) -> Any:
-    try:
-        return kind.from_pretrained(origin.snapshot.directory, **keywords)
-    except ValueError as error:
-        if "sdpa" not in str(error).lower() and "scaled_dot_product" not in str(error):
+def _with_attention(origin: Origin, asked: str | None, keywords: dict[str, Any]) -> Any:
+    """Loaded with the attention that was asked for, else sdpa, or eager where the model has none;
+    never with what its config may name, which could be code from a hub."""
+    import transformers
+    from safetensors import SafetensorError
+
+    for attention in (asked,) if asked else ("sdpa", "eager"):
+        try:
+            return transformers.AutoModelForCausalLM.from_pretrained(
+                origin.snapshot.directory, attn_implementation=attention, **keywords
+            )
+        except (ValueError, ImportError, SafetensorError) as error:
+            reason = str(error).strip().splitlines()[0]
+            if not asked and attention == "sdpa" and "scaled_dot_product" in str(error):
+                continue
+            if asked and ("attn_implementation" in str(error) or isinstance(error, ImportError)):
+                raise UsageError(f"--attn-implementation {asked}: {reason}") from error
             raise InputError(
-                f"{origin.snapshot.name} cannot be loaded as a causal language model: "
-                f"{str(error).splitlines()[0]}"
+                f"{origin.snapshot.name} cannot be loaded as a causal language model: {reason}"
             ) from error
-        keywords = keywords | {"attn_implementation": "eager"}
-        return kind.from_pretrained(origin.snapshot.directory, **keywords)
+    raise AssertionError("eager attention is in every model")
 
 
 TRACKERS = {"none": None, "tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}

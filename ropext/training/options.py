@@ -27,7 +27,7 @@ class Options:
         "full: rows of the target length; pose: rows of --window tokens whose positions skip "
         "ahead, up to the target",
     )
-    window: int | None = _field(None, "pose: tokens of a row [the context, at most 2048]")
+    window: int | None = _field(None, "pose: tokens of a row [twice the context, at most 2048]")
     packing: str = _field(
         "documents",
         "documents: a row comes from one document; glued: documents joined, attention crossing",
@@ -46,7 +46,17 @@ class Options:
     )
     train_norms: bool = _field(False, "train the norms too (LongLoRA)")
     train_embeddings: bool = _field(False, "train the token embeddings too (LongLoRA)")
+    train_spectrum: bool = _field(
+        False,
+        "fit the spectrum together with the LoRA: every pair and the attention factor; the base "
+        "beside the adapter then carries the final one",
+    )
     qlora: bool = _field(False, "hold the frozen weights in 4 bits (needs bitsandbytes and a GPU)")
+    retrieval_share: float = _field(
+        0.0,
+        "share of rows that state keys and ask for them, the loss on the answers alone; without "
+        "them, text alone seldom teaches to look far back",
+    )
     control: bool = _field(
         False, "also train the unextended base on the same tokens, at its own context"
     )
@@ -60,6 +70,9 @@ class Options:
     seed: int = _field(0, "seed of rows, LoRA and dropout")
     dtype: str = _field("auto", "of the frozen weights: auto, float32, bfloat16")
     device: str = _field("auto", "auto, cpu, cuda")
+    attn_implementation: str | None = _field(
+        None, "eager, sdpa, flash_attention_2 ... [sdpa, or eager where a model has none]"
+    )
     report_to: str = _field("none", "tensorboard, wandb or trackio")
     link: str = _field("copy", "how the weights get to OUT/base: copy, hard, symlink")
 
@@ -72,11 +85,15 @@ class Options:
             _at_least(self, name, 1)
         _at_least(self, "save_every", 1)
         _at_least(self, "window", 4)
-        for name in ("warmup", "eval_documents", "patience"):
+        for name in ("warmup", "eval_documents", "patience", "seed"):
             _at_least(self, name, 0)
         rate = self.learning_rate
         if rate is not None and not 0 < rate < math.inf:
             raise UsageError(f"--learning-rate must be finite and above 0, was {rate}")
+        if not 0 <= self.retrieval_share < 1:
+            raise UsageError(
+                f"--retrieval-share must be at least 0 and below 1, was {self.retrieval_share:g}"
+            )
         if not 0 <= self.dropout < 1:
             raise UsageError(f"--dropout must be at least 0 and below 1, was {self.dropout}")
         if self.window is not None and self.strategy != "pose":

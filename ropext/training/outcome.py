@@ -69,9 +69,10 @@ def write(
             _carry(snapshot, stage.directory, weights=False)
             _write_base(snapshot, stage.directory / BASE, link)
             _write_adapter(origin, adapter, stage.directory / ADAPTER)
-            (stage.directory / TRAINING).mkdir()
             for name, content in extras.items():
-                (stage.directory / TRAINING / name).write_bytes(content)
+                written = stage.directory / TRAINING / name
+                written.parent.mkdir(parents=True, exist_ok=True)
+                written.write_bytes(content)
         record = _record(origin, stage.directory, story)
         with os_errors(output):
             _write_card(origin, stage.directory, story, output.name)
@@ -84,8 +85,13 @@ def merge(snapshot: Snapshot, adapter: Path, directory: Path) -> None:
     import peft
     import transformers
 
+    # No attention is computed, and the config of a stranger does not choose it.
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        snapshot.directory, dtype="auto", trust_remote_code=False, use_safetensors=True
+        snapshot.directory,
+        dtype="auto",
+        trust_remote_code=False,
+        use_safetensors=True,
+        attn_implementation="eager",
     )
     joined = peft.PeftModel.from_pretrained(model, adapter)
     merged = joined.merge_and_unload()
@@ -126,6 +132,8 @@ def _write_adapter(origin: Origin, adapter: Path, directory: Path) -> None:
     hub_id = origin.snapshot.hub_id
     config["base_model_name_or_path"] = hub_id or f"../{BASE}"
     config["revision"] = origin.snapshot.commit
+    if isinstance(config.get("target_modules"), list):
+        config["target_modules"].sort()  # PEFT writes a set, in another order every time
     (directory / "adapter_config.json").write_bytes(dump(config))
     (directory / README).write_text(_adapter_card(hub_id, origin), encoding="utf-8")
 
@@ -163,21 +171,7 @@ def _adapter_card(hub_id: str | None, origin: Origin) -> str:
 def _record(origin: Origin, directory: Path, story: Story) -> Record:
     """The base's record with the new weights, the run, and a proof of the merged checkpoint."""
     record = origin.record
-    factor = record.target / record.context
-    sites = [
-        proof.Expected(
-            site.label,
-            site.spectrum.inv_freq,
-            site.spectrum.attention_factor,
-            site.spectrum.softmax_factor,
-            site.params.get("rope_type", "default"),
-            factor,
-            site.scaled,
-            site.spectrum.short_inv_freq,
-        )
-        for site in record.sites
-    ]
-    proved = proof.prove(directory, sites, text_path=origin.model.path)
+    proved = proof.prove(directory, proof.recorded(record), text_path=origin.model.path)
     names = sorted(path.name for path in directory.glob("*.safetensors"))
     return replace(
         record,
@@ -190,7 +184,8 @@ def _record(origin: Origin, directory: Path, story: Story) -> Record:
 
 def _write_card(origin: Origin, directory: Path, story: Story, title: str) -> None:
     record = origin.record
-    served = looking.read_again(open_snapshot(str(directory)))
+    # Under its title: a command in a card tells nobody where the directory lies.
+    served = looking.read_again(replace(open_snapshot(str(directory)), name=title))
     base = str(record.base.get("hub_id") or Path(str(record.base.get("name", ""))).name)
     rows = tuple((r.loader, r.versions, r.verdict, r.flag or r.why) for r in served.readings)
     text = Card(
@@ -207,16 +202,12 @@ def _write_card(origin: Origin, directory: Path, story: Story, title: str) -> No
                 ("method", record.method),
                 ("context", record.context),
                 ("target", record.target),
-                ("trained", "LoRA, merged; `adapter` has it alone, `base` what it was trained on"),
+                ("trained", "LoRA, merged; where it was made, `adapter` has it alone"),
             ]
         ),
         numbers=story.numbers,
         readings=Table(("loader", "versions", "reads it", "note"), rows),
-        serving=tuple(
-            (line.loader, line.command.replace(str(directory), title))
-            for line in served.serving
-            if line.command
-        ),
+        serving=tuple((line.loader, line.command) for line in served.serving if line.command),
     )
     readme, _ = card.read_readme(origin.snapshot.path(README))
     (directory / README).write_bytes(card.render(text, readme).encode(errors="replace"))

@@ -5,27 +5,29 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ropext import corpus
+from ropext.checkpoint import Snapshot
 from ropext.checkpoint.headers import read_header
 from ropext.checkpoint.jsontext import read_object
 from ropext.checkpoint.locks import locked
 from ropext.checkpoint.staging import check_output
-from ropext.errors import OutputExists
+from ropext.errors import OutputExists, UsageError
 from ropext.results import rundir
 from ropext.training import data as training_data
 from ropext.training import defaults
+from ropext.training.asking import Questions
 from ropext.training.data import Data
 from ropext.training.defaults import Settings
 from ropext.training.estimates import Estimate
 from ropext.training.options import Options
 from ropext.training.origin import Origin, open_origin
-from ropext.training.sequences import Full, Pose, Rows, glue
+from ropext.training.sequences import Document, Full, Pose, Rows, glue
 
 Say = Callable[[str], None]
 
@@ -56,28 +58,33 @@ class Prepared:
         shared = int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", "1"))
         return max(1, int(os.environ.get("WORLD_SIZE", "1")) // shared)
 
+    @property
+    def evaluated(self) -> int:
+        """Documents that are read before, during and after; fewer where some are too short."""
+        return min(len(self.judged), self.options.eval_documents)
+
     def manifest(self) -> dict[str, Any]:
         """What decides the numbers; a run directory belongs to one of these."""
         deciding = (
             "strategy", "packing", "dropout", "targets", "train_norms", "train_embeddings",
-            "qlora", "seed", "dtype", "eval_every", "eval_documents", "patience",
+            "train_spectrum", "qlora", "retrieval_share", "seed", "dtype", "attn_implementation",
+            "eval_every", "eval_documents", "patience",
         )  # fmt: skip
         options = asdict(self.options)
         return {
-            "model": self.origin.snapshot.name,
-            "config": _digest(self.origin.snapshot.config),
+            "config": digest(self.origin.snapshot.config),
             "weights": {
                 name: read_header(self.origin.snapshot.path(name)).digest
                 for name in self.origin.snapshot.weight_files
             },
             "data": self.data.digest(),
-            "evaluation": _digest([repr(raw) for raw in self.judged]),
+            "evaluation": digest([repr(raw) for raw in self.judged]),
             "settings": {k: v["value"] for k, v in self.settings.to_json().items()},
             "options": {name: options[name] for name in deciding},
         }
 
 
-def _digest(value: Any) -> str:
+def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
@@ -105,7 +112,8 @@ class Planned:
             "estimate": self.estimate.to_json(),
             "documents": len(prepared.rows.documents),
             "documents_too_short": prepared.rows.too_short,
-            "evaluation_documents": len(prepared.judged),
+            "passes": prepared.rows.passes,
+            "evaluation_documents": prepared.evaluated,
             "loss": "sliced" if self.sliced is None else f"whole logits: {self.sliced}",
         }
 
@@ -156,7 +164,7 @@ def finetune(
         real = check_output(output, force=force, inputs=inputs)
         planned = plan(prepared)
         folder = real.parent / f"{real.name}.run"
-        with _claimed(folder, output, prepared, force):
+        with claimed(folder, output, prepared.manifest(), force):
             from ropext.training import session
 
             return session.Session(planned, folder, output, force, say).run()
@@ -193,7 +201,7 @@ def _silent(sentence: str) -> None:
 def prepare(model: str, source: str, options: Options) -> Prepared:
     """Read model, tokenizer and data; settle the settings."""
     origin = open_origin(model)
-    parameters = _parameters(origin)
+    parameters = stored_parameters(origin.snapshot)
     settings = defaults.settings(options, parameters, origin.context, origin.target)
     tokenizer = _tokenizer(origin)
     vocabulary = origin.model.vocab_size
@@ -217,7 +225,7 @@ def prepare(model: str, source: str, options: Options) -> Prepared:
     documents = list(data.documents)
     if glued:
         documents = glue(documents, tokenizer.eos_token_id, options.seed)
-    rows = Rows(documents, strategy, count, options.seed)
+    rows = Rows(documents, strategy, count, options.seed, _questions(options, encoder, documents))
     judged = data.held_out
     if judging and options.evaluate is not None:
         # A datasets id is evaluated on its test split, as `ropext eval` does.
@@ -228,6 +236,14 @@ def prepare(model: str, source: str, options: Options) -> Prepared:
     )
 
 
+def _questions(
+    options: Options, encoder: corpus.DocumentEncoder, documents: Sequence[Document]
+) -> Questions | None:
+    if not options.retrieval_share:
+        return None
+    return Questions(encoder, documents, options.retrieval_share, options.seed)
+
+
 def _strategy(origin: Origin, options: Options, settings: Settings) -> Full | Pose:
     length = settings.row_tokens.value
     if options.strategy == "full":
@@ -235,11 +251,11 @@ def _strategy(origin: Origin, options: Options, settings: Settings) -> Full | Po
     return Pose(length, origin.target, origin.two_sets_up_to)
 
 
-def _parameters(origin: Origin) -> int:
+def stored_parameters(snapshot: Snapshot) -> int:
     """As stored, from the headers."""
     total = 0
-    for name in origin.snapshot.weight_files:
-        for tensor in read_header(origin.snapshot.path(name)).tensors.values():
+    for name in snapshot.weight_files:
+        for tensor in read_header(snapshot.path(name)).tensors.values():
             size = 1
             for side in tensor.shape:
                 size *= side
@@ -259,13 +275,19 @@ def plan(prepared: Prepared) -> Planned:
     from accelerate import init_empty_weights
 
     from ropext.evaluation.costs import shape_of
-    from ropext.training import adapters, estimates, loading
+    from ropext.evaluation.loading import free_memory
+    from ropext.training import adapters, engine, estimates, loading
 
     options, settings = prepared.options, prepared.settings
     loading.check_tracker(options.report_to)
     device = loading.device(options)
     if options.qlora:
         loading.four_bits(device)
+    if engine.is_fsdp() and device.type == "cpu":
+        raise UsageError(
+            "launched with FSDP, but on a CPU, where accelerate makes DDP of it without a word: "
+            "use GPUs, or the config that `ropext.training.launch` calls ddp"
+        )
     with init_empty_weights(include_buffers=False):
         model = loading.skeleton(prepared.origin)
         names = adapters.target_names(model, options.targets)
@@ -277,7 +299,7 @@ def plan(prepared: Prepared) -> Planned:
     share = max(1, settings.rows.value // prepared.processes)
     micro = defaults.micro_rows(options, settings.row_tokens.value, share)
     reason = loading.caps_logits(base)
-    free = loading.memory_left(device)
+    free = free_memory(device)
     found = estimates.estimate(
         shape, settings, trained, micro, free=free, sliced=reason is None, four_bits=options.qlora
     )
@@ -286,14 +308,12 @@ def plan(prepared: Prepared) -> Planned:
 
 
 @contextmanager
-def _claimed(folder: Path, output: Path, prepared: Prepared, force: bool) -> Iterator[None]:
+def claimed(folder: Path, output: Path, manifest: dict[str, Any], force: bool) -> Iterator[None]:
     """Hold the run directory: a new one, or the one that this very run has begun."""
     if not is_main():
         yield
         return
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder, output):
-        manifest = prepared.manifest()
         known = folder / MANIFEST
         if known.is_file():
             found = read_object(known)
@@ -301,7 +321,7 @@ def _claimed(folder: Path, output: Path, prepared: Prepared, force: bool) -> Ite
                 if not force:
                     raise OutputExists(_other_run(folder, found, manifest))
                 shutil.rmtree(folder)
-        elif folder.exists() and any(folder.iterdir()):
+        elif not rundir.is_empty(folder):
             raise OutputExists(
                 f"{folder} is where the run would keep its checkpoints, and holds something else; "
                 "give another -o"

@@ -5,12 +5,15 @@ that goes on after an interrupt, or on more processes, reads the same rows in th
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ropext.errors import InputError
+
+if TYPE_CHECKING:
+    from ropext.training.asking import Questions
 
 Ids = npt.NDArray[np.signedinteger[Any]]
 Flags = npt.NDArray[np.bool_]
@@ -37,6 +40,7 @@ class Row:
     ids: Ids
     positions: Ids
     scored: Flags
+    weight: float = 1.0  # of its mean loss, where rows count and not tokens (a fit)
 
 
 @dataclass(frozen=True)
@@ -91,16 +95,27 @@ class Rows(Sequence[Row]):
     """
 
     def __init__(
-        self, documents: Sequence[Document], strategy: Full | Pose, count: int, seed: int
+        self,
+        documents: Sequence[Document],
+        strategy: Full | Pose,
+        count: int,
+        seed: int,
+        questions: "Questions | None" = None,
     ) -> None:
         self.documents = [d for d in documents if len(d) >= strategy.length]
         self.too_short = len(documents) - len(self.documents)
         self.strategy, self.size, self.seed = strategy, count, seed
+        self.questions = questions
         self.per_pass = sum(len(d) // strategy.length for d in self.documents)
         if not self.per_pass:
             longest = max((len(d) for d in documents), default=0)
             raise InputError(_too_short(len(documents), longest, strategy))
         self._order = lru_cache(maxsize=2)(self._pass_order)
+
+    @property
+    def passes(self) -> float:
+        """How often the run goes through its documents."""
+        return self.size / self.per_pass
 
     def __len__(self) -> int:
         return self.size
@@ -118,14 +133,29 @@ class Rows(Sequence[Row]):
     def __getitem__(self, number: int) -> Row:  # type: ignore[override]
         if not 0 <= number < self.size:
             raise IndexError(number)
+        rng = np.random.default_rng((self.seed, 1, number))
+        if self.asks(number):
+            return self.strategy.row(self.question(number, self.strategy.length), 0, rng)
         turn, at = divmod(number, self.per_pass)
         index, start = self._order(turn)[at]
-        rng = np.random.default_rng((self.seed, 1, number))
         return self.strategy.row(self.documents[index], int(start), rng)
+
+    def asks(self, number: int) -> bool:
+        """Whether a row holds questions in the place of text."""
+        return self.questions is not None and self.questions.falls_on(number)
+
+    def question(self, number: int, length: int) -> Document:
+        """The questions of a row, in so many tokens."""
+        assert self.questions is not None, number  # only where `asks` says so
+        return self.questions.document(number, length)
 
 
 class Pieces(Sequence[Row]):
-    """The rows of the control: the same tokens, in windows of the base's own context."""
+    """The rows of the control: the same tokens, in windows of the base's own context.
+
+    Questions cut from what they ask for would teach it to guess: it gets as many tokens of
+    questions that fit its windows.
+    """
 
     def __init__(self, rows: Rows, context: int) -> None:
         self.rows, self.context = rows, context
@@ -136,8 +166,12 @@ class Pieces(Sequence[Row]):
 
     def __getitem__(self, number: int) -> Row:  # type: ignore[override]
         index, at = divmod(number, self.per_row)
-        row = self.rows[index]
         piece = slice(at * self.context, (at + 1) * self.context)
+        if self.rows.asks(index):
+            length = len(range(self.rows.strategy.length)[piece])
+            document = self.rows.question(number, length)
+            return Row(document.ids, np.arange(length), document.mask())
+        row = self.rows[index]
         ids = row.ids[piece]
         return Row(ids, np.arange(len(ids)), row.scored[piece])
 

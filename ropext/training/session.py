@@ -1,12 +1,14 @@
 """One run, once everything about it is settled: models are loaded, trained, measured and merged."""
 
 import gc
+import re
 import shutil
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -14,9 +16,19 @@ from ropext.errors import InputError, Stopped
 from ropext.patching import patch
 from ropext.results.readings import Reading
 from ropext.results.values import Value
-from ropext.training import adapters, engine, evaluating, loading, outcome, probes, showing
+from ropext.training import (
+    adapters,
+    engine,
+    evaluating,
+    joint,
+    loading,
+    outcome,
+    probes,
+    showing,
+)
 from ropext.training.engine import History, Job
 from ropext.training.evaluating import Judge
+from ropext.training.interrupts import Signals
 from ropext.training.loss import use_sliced_loss
 from ropext.training.run import Finetuned, Planned, is_main
 from ropext.training.sequences import Pieces, Row
@@ -48,15 +60,50 @@ class Session:
         self.judge = self._judge()
 
     def run(self) -> Finetuned:
-        with memory_errors():
-            before = self._before()
-            history = self._train(TUNED, self.prepared.rows, 1)
-            control = self._control() if self.options.control else None
+        rows = self.prepared.rows
+        if rows.passes > 1:
+            self._note(f"{showing.passes_text(rows)} (more text is better than the same again)")
+        with memory_errors(), writing_errors(self.folder):
+            with self._readings() as pause:
+                before = self._before(pause)
+            history = self._train(TUNED, rows, 1)
+            if self.options.train_spectrum and is_main():
+                self._settle_spectrum(history)
+            control = self._control(history) if self.options.control else None
             if not is_main():
                 return self._result(history, {}, None)
-            numbers = self._numbers(history, control, before)
-        self._write(history, control, numbers)
+            with self._readings() as pause:
+                numbers = self._numbers(history, control, before, pause)
+        with writing_errors(self.output):
+            self._write(history, control, numbers)
         return self._result(history, numbers, control)
+
+    @contextmanager
+    def _readings(self) -> Iterator[evaluating.Pause]:
+        """An interrupt while documents are read stops after the one in hand."""
+        signals = Signals(self.say, "stopping after the document in hand")
+
+        def pause() -> None:
+            if signals.caught:
+                raise KeyboardInterrupt
+
+        try:
+            with signals.listening():
+                yield pause
+                pause()
+        except KeyboardInterrupt:
+            self._stop()
+
+    def _stop(self) -> NoReturn:
+        """An interrupt outside of the training; where nothing is kept yet, the caller's to tell."""
+        done = engine.last_checkpoint(self.folder / TUNED)
+        if done is None:
+            signal.raise_signal(signal.SIGINT)  # to the handler that was there before ours
+            raise KeyboardInterrupt
+        raise Stopped(
+            f"interrupted; the training so far is kept ({done}), and the same command goes on "
+            "from there"
+        )
 
     def _judge(self) -> Judge | None:
         if not self.options.eval_documents:
@@ -84,7 +131,7 @@ class Session:
         torch.manual_seed(self.options.seed)
         return loading.load(self.origin, self.options)
 
-    def _before(self) -> dict[str, Reading]:
+    def _before(self, pause: evaluating.Pause) -> dict[str, Reading]:
         """The base through its short window, and the extended model before it is trained."""
         if self.judge is None or not is_main():
             return {}
@@ -94,15 +141,17 @@ class Session:
             self.say(f"reading {len(self.judge.documents)} documents before the training")
             with torch.inference_mode():
                 model = self._load().eval()
-                found[UNTUNED] = self.judge.read_long(model, UNTUNED)
+                found[UNTUNED] = self.judge.read_long(model, UNTUNED, pause)
                 patch(model, self.origin.base_config())
-                found[BASE] = self.judge.read_short(model, BASE)
+                found[BASE] = self.judge.read_short(model, BASE, pause)
             for reading in found.values():
                 if reading is not None:
                     evaluating.keep(folder, reading)
         return {label: reading for label, reading in found.items() if reading is not None}
 
-    def _train(self, label: str, rows: Sequence[Row], pieces: int) -> History:
+    def _train(
+        self, label: str, rows: Sequence[Row], pieces: int, until: int | None = None
+    ) -> History:
         model = self._load()
         if label == CONTROL:
             patch(model, self.origin.base_config())
@@ -116,12 +165,17 @@ class Session:
         reason = use_sliced_loss(model)
         if reason is not None and label == TUNED:
             self._note(f"the loss needs whole logits: {reason}")
+        moving = None
+        if self.options.train_spectrum and label == TUNED:
+            moving = joint.begin(model, self.origin, self.prepared.settings.learning_rate.value)
         if self.options.qlora:
             import peft
 
             model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
         torch.manual_seed(self.options.seed)
         joined = adapters.add_adapter(model, self.options, self.prepared.settings)
+        if moving is not None:
+            moving.join(joined)
         evaluate = self._evaluation() if label == TUNED else None
         settings = self.prepared.settings
         job = Job(
@@ -134,16 +188,28 @@ class Session:
             options=self.options,
             folder=self.folder / label,
             evaluate=evaluate,
+            beside=moving,
             recompute=self.planned.estimate.recompute,
+            until=until,
         )
         self.say(
-            f"training {label}: {settings.steps.value} steps of "
+            f"training {label}: {job.last_step} steps of "
             f"{settings.rows.value * settings.row_tokens.value} tokens"
         )
         history = engine.train(job, self.prepared.processes, self.say)
         del job, joined, model
         gc.collect()
         return history
+
+    def _settle_spectrum(self, history: History) -> None:
+        """From here on the extended checkpoint is the one that carries the trained spectrum."""
+        if history.checkpoint is None:
+            raise Stopped("no checkpoint was kept")
+        rate = self.prepared.settings.learning_rate.value
+        self.say("writing the base with its trained spectrum, and proving it")
+        settled = joint.settle(self.origin, history.checkpoint, rate, self.folder / "spectrum")
+        self._note(joint.moved_text(self.origin, settled))
+        self.origin = settled
 
     def _longest(self, label: str) -> int:
         return self.origin.context if label == CONTROL else self.origin.target
@@ -156,19 +222,26 @@ class Session:
             self._note("under FSDP the model is evaluated before and after the training only")
             return None
 
-        def evaluate(model: Any) -> float:
-            with torch.inference_mode():
+        def evaluate(model: Any, step: int) -> float:
+            # Not inference_mode: buffers that a pinned embedding makes anew would be inference
+            # tensors, which the next step cannot share among processes.
+            with torch.no_grad():
                 model.eval()
                 return judge.tail(judge.read_long(model, TUNED))
 
         return evaluate
 
-    def _control(self) -> History:
+    def _control(self, tuned: History) -> History:
+        """After an early stop as many steps as are in the weights that count: the same tokens."""
         rows = Pieces(self.prepared.rows, self.origin.context)
-        return self._train(CONTROL, rows, rows.per_row)
+        return self._train(CONTROL, rows, rows.per_row, tuned.counted)
 
     def _numbers(
-        self, history: History, control: History | None, before: dict[str, Reading]
+        self,
+        history: History,
+        control: History | None,
+        before: dict[str, Reading],
+        pause: evaluating.Pause,
     ) -> dict[str, dict[str, Value]]:
         """The table: what each model reads at the target, on the same tokens."""
         if self.judge is None:
@@ -176,11 +249,11 @@ class Session:
         readings = dict(before)
         with torch.inference_mode():
             model = self._with_adapter(history)
-            readings[TUNED] = self.judge.read_long(model, TUNED)
+            readings[TUNED] = self.judge.read_long(model, TUNED, pause)
             if control is not None:
                 model = self._with_adapter(control)
                 patch(model, self.origin.base_config())
-                readings[CONTROL] = self.judge.read_short(model, CONTROL)
+                readings[CONTROL] = self.judge.read_short(model, CONTROL, pause)
         base = readings[BASE]
         return {label: self.judge.values(own, base) for label, own in readings.items()}
 
@@ -196,19 +269,27 @@ class Session:
         if history.checkpoint is None:
             raise Stopped("no checkpoint was kept")
         self.say("merging, and proving what stock transformers builds from it")
-        outcome.write(
-            self.origin,
-            history.checkpoint,
-            showing.files(self.planned, history, control, numbers),
-            showing.story(self.planned, history, control, numbers),
-            self.output,
-            force=self.force,
-            link=self.options.link,
-        )
-        logs = self.folder / TUNED / "runs"  # what --report-to tensorboard wrote
-        if logs.is_dir():
-            shutil.copytree(logs, self.output / outcome.TRAINING / "runs")
+        try:
+            outcome.write(
+                self.origin,
+                history.checkpoint,
+                showing.files(self.planned, history, control, numbers) | self._trackers_files(),
+                showing.story(self.planned, history, control, numbers),
+                self.output,
+                force=self.force,
+                link=self.options.link,
+            )
+        except Exception:
+            raise
+        except BaseException:  # an interrupt, under whichever name the caller's handler raises it
+            self._stop()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _trackers_files(self) -> dict[str, bytes]:
+        """What --report-to tensorboard wrote."""
+        folder = self.folder / TUNED
+        found = sorted(path for path in folder.glob("runs/**/*") if path.is_file())
+        return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
     def _result(
         self,
@@ -230,14 +311,40 @@ class Session:
 
 
 @contextmanager
-def memory_errors() -> Iterator[None]:
+def memory_errors(sentence: str = OUT_OF_MEMORY) -> Iterator[None]:
     """Out of memory becomes a sentence with the options that help."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
-        raise Stopped(OUT_OF_MEMORY) from error
+        raise Stopped(sentence) from error
     except RuntimeError as error:
         # The CPU allocator raises a bare RuntimeError.
         if "can't allocate memory" not in str(error):
             raise
-        raise Stopped(OUT_OF_MEMORY) from error
+        raise Stopped(sentence) from error
+
+
+@contextmanager
+def writing_errors(folder: Path) -> Iterator[None]:
+    """A full or failing disk becomes a sentence; the checkpoints before it are kept."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # transformers' own, about a model
+            raise
+        reason = error.strerror or type(error).__name__
+    except (SafetensorError, RuntimeError) as error:
+        # What safetensors (Rust) and torch.save (C++) make of an error of the file system.
+        words = ("os error", "file write failed", "unexpected pos")
+        if not any(known in str(error) for known in words):
+            raise
+        found = re.search(r"[^:]*\(os error \d+\)", str(error))
+        reason = found[0].strip() if found else "a file could not be written whole"
+    else:
+        return
+    raise Stopped(
+        f"{folder} cannot be written: {reason}; finished checkpoints are kept, and the same "
+        "command goes on from there"
+    )

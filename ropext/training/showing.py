@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ropext.training.engine import History
     from ropext.training.outcome import Story
     from ropext.training.run import Finetuned, Planned
+    from ropext.training.sequences import Rows
 
 Numbers = dict[str, dict[str, Value]]
 
@@ -45,7 +46,9 @@ def plan_text(planned: "Planned") -> str:
         "",
         f"trained: {planned.trained:,} parameters in {', '.join(planned.targets)}",
         f"documents: {len(prepared.rows.documents)} used, {prepared.rows.too_short} too short, "
-        f"{len(prepared.judged)} to evaluate on",
+        f"{prepared.evaluated} to evaluate on",
+        passes_text(prepared.rows),
+        *_asked(prepared.options.retrieval_share),
         f"tokens: {found.tokens:,}; FLOPs: {found.flops:.2e}",
         f"memory of one device: about {found.peak_bytes / 1e6:,.0f} MB (weights "
         f"{found.weight_bytes / 1e6:,.0f}, trained {found.trained_bytes / 1e6:,.0f}, activations "
@@ -54,6 +57,24 @@ def plan_text(planned: "Planned") -> str:
     if planned.sliced is not None:
         lines.append(f"the loss needs whole logits: {planned.sliced}")
     return "\n".join(lines)
+
+
+def passes_text(rows: "Rows") -> str:
+    """How often the same text is read."""
+    text = f"rows: {len(rows):,}, and the documents hold {rows.per_pass:,}"
+    if rows.passes <= 1:
+        return text
+    return f"{text}: the run goes through them {rows.passes:.1f} times"
+
+
+def _asked(share: float) -> list[str]:
+    """What must be known to read a retrieval score of a model that was trained to retrieve."""
+    if not share:
+        return []
+    return [
+        f"Of the rows {share:.0%} state keys and ask for them, in the wording of the task mkey: "
+        "its retrieval scores are those of a trained task."
+    ]
 
 
 def _plain(value: Any) -> str:
@@ -149,10 +170,12 @@ def story(
         "targets": list(planned.targets),
         "train_norms": prepared.options.train_norms,
         "train_embeddings": prepared.options.train_embeddings,
+        "retrieval_share": prepared.options.retrieval_share,
         "seed": prepared.options.seed,
         "steps": history.steps,
         "stopped_early": history.stopped_early,
         "tokens": history.steps * prepared.settings.tokens // prepared.settings.steps.value,
+        "passes": prepared.rows.passes * history.steps / prepared.settings.steps.value,
         "data_sha256": prepared.data.digest(),
         "final_loss": history.losses[-1]["loss"] if history.losses else None,
         "control": control is not None,
@@ -163,6 +186,7 @@ def story(
         f"It was then trained for {section['steps']} steps ({section['tokens']:,} tokens, strategy "
         f"{section['strategy']}) with a LoRA of rank {prepared.settings.rank.value}, which is "
         "merged into the weights.",
+        *_asked(prepared.options.retrieval_share),
         *verdict(found, target),
     ]
     table = table_of(found, target)

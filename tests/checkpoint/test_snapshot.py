@@ -206,3 +206,30 @@ def test_spaces_and_letters_beyond_ascii(tmp_path: Path):
 def test_home_is_expanded(model: Path, monkeypatch):
     monkeypatch.setenv("HOME", str(model.parent))
     assert json.loads((open_snapshot("~/base").path("config.json")).read_text()) == CONFIG
+
+
+def test_an_adapter_beside_a_model_is_refused(model: Path):
+    """transformers' auto classes would load the model that adapter_config.json names."""
+    write_json(model / "adapter_config.json", {"base_model_name_or_path": "somebody/else"})
+    with pytest.raises(InputError, match="adapter's own base"):
+        open_snapshot(str(model))
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("attn_implementation", "evil/kernel"),
+        ("_attn_implementation", "evil/kernel@main:run"),
+        ("attn_implementation", {"text_config": "evil/kernel"}),
+        ("attn_implementation", "kernels-community/x/../../evil/kernel"),
+        ("attn_implementation", "paged|evil/kernel"),
+    ],
+)
+def test_a_config_that_names_a_kernel_of_others_is_refused(model: Path, key: str, name: object):
+    for config in (CONFIG | {key: name}, CONFIG | {"text_config": {key: name}}):
+        write_json(model / "config.json", config)
+        with pytest.raises(InputError, match="kernel on the hub"):
+            open_snapshot(str(model))
+    for fine in ("sdpa", "flash_attention_2", "kernels-community/flash-attn", None, {"a": 1}, 3):
+        write_json(model / "config.json", CONFIG | {key: fine})
+        open_snapshot(str(model))

@@ -52,6 +52,27 @@ def test_parents_are_made_and_odd_names_work(tmp_path: Path):
     assert names(tmp_path / "ein Ordner") == {"模型 (neu) [1]"}
 
 
+def test_files_are_as_readable_as_plain_ones(tmp_path: Path):
+    """safetensors creates files with mode 0600; a hard link shares its mode with the base."""
+    base = tmp_path / "base"
+    base.write_text("weights")
+    base.chmod(0o440)
+    plain = tmp_path / "plain"
+    plain.write_text("")
+    with staged(tmp_path / "out") as stage:
+        os.close(os.open(stage.directory / "model.safetensors", os.O_CREAT | os.O_WRONLY, 0o600))
+        os.link(base, stage.directory / "linked")
+    modes = {p.name: p.stat().st_mode & 0o777 for p in (tmp_path / "out").iterdir()}
+    assert modes == {"model.safetensors": plain.stat().st_mode & 0o777, "linked": 0o440}
+
+
+def test_a_bundled_name_is_no_output(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="bundled"):
+        write(Path("ropext://demo"))
+    assert names(tmp_path) == set()
+
+
 def test_everything_is_flushed_before_the_rename(tmp_path: Path, monkeypatch):
     calls: list[str] = []
     fsync, rename = os.fsync, os.rename

@@ -93,12 +93,12 @@ def test_options_that_do_not_fit(refused, llama, tmp_path, command, options, wor
     assert words in refused(command, llama, *options, *where)
 
 
-def test_extend_names_the_commands_for_what_it_does_not_do(refused, llama, tmp_path):
+def test_data_of_a_later_step_that_is_not_there_is_told_at_once(refused, llama, tmp_path):
     words = ["extend", llama, "--factor", 4, "-o", tmp_path / "out"]
     said = refused(*words, "--finetune", "books.jsonl", "--eval", "held-out.jsonl")
-    assert "`ropext finetune OUT --data books.jsonl -o TUNED`" in said
-    assert "`ropext eval OUT --data held-out.jsonl`" in said
-    assert "finetune" not in refused(*words, "--eval", "held-out.jsonl")
+    assert "finetune.data is books.jsonl, and there is no such file" in said
+    assert "evaluate.data is held-out.jsonl" in refused(*words, "--eval", "held-out.jsonl")
+    assert not (tmp_path / "out.run").exists()
 
 
 @pytest.mark.parametrize("command", ["inspect", "plan"])
@@ -117,6 +117,17 @@ def test_a_result_that_cannot_be_printed(llama):
         run = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
     assert run.returncode == 2
     assert run.stderr == "error: the result cannot be printed: No space left on device\n"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_no_error(llama, closed):
+    import subprocess
+    import sys
+
+    line = f'"{sys.executable}" -m ropext plan "{llama}" --factor 4 {closed}'
+    run = subprocess.run(["sh", "-c", line], capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert (run.stdout == "") == (" >&-" in f" {closed}")
 
 
 def test_a_reader_that_had_enough_is_no_error(llama):

@@ -199,6 +199,32 @@ def test_readers(tmp_path):
     ]
 
 
+def test_a_datasets_id_is_streamed(tmp_path, monkeypatch):
+    """A dataset repository on the disk, by the name that `datasets` knows it by here."""
+    (tmp_path / "books").mkdir()
+    card = ["---", "configs:", "- config_name: short", "  data_files:"]
+    card += ["  - split: test", "    path: test.jsonl", "  - split: train", "    path: train.jsonl"]
+    (tmp_path / "books" / "README.md").write_text("\n".join([*card, "---", ""]))
+    for split, count in (("test", 3), ("train", 5)):
+        rows = [json.dumps({"body": f"{split} {k}", "id": k}) for k in range(count)]
+        (tmp_path / "books" / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
+    monkeypatch.chdir(tmp_path)
+    found = list(read_documents(Source("books:short", column="body")))
+    assert [(own.name, own.content) for own in found] == [
+        (f"books:{k}", f"test {k}") for k in range(3)
+    ]
+    assert len(list(read_documents(Source("books:short", column="body", split="train")))) == 5
+    with pytest.raises(InputError, match="no column text or messages; there are body, id"):
+        list(read_documents(Source("books:short")))
+    for wrong in (
+        Source("books:short", split="nope"),
+        Source("books:long"),
+        Source("no/such/id:x"),
+    ):
+        with pytest.raises(InputError, match="neither a local file nor a dataset"):
+            list(read_documents(wrong))
+
+
 def test_messages_go_through_the_chat_template(tmp_path):
     tokenizer = make_tokenizer(bos=True)
     row = {"messages": [{"role": "user", "content": "the fox"}]}
@@ -242,3 +268,26 @@ def test_data_that_is_not_there(tmp_path):
     (tmp_path / "c.jsonl").write_text('{"text": "one"}\n')
     with pytest.raises(InputError, match="no column body; there are text"):
         list(read_documents(Source(str(tmp_path / "c.jsonl"), column="body")))
+
+
+def test_half_of_a_surrogate_pair_becomes_a_question_mark(tokenizer, tmp_path):
+    path = tmp_path / "docs.jsonl"
+    path.write_text('{"text": "the quick \\ud800 fox"}\n')
+    encoder = DocumentEncoder(tokenizer)
+    (own,) = read_documents(Source(str(path)))
+    assert encoder.text_of(own) == "the quick ? fox"
+    assert len(encoder.document(own.name, encoder.text_of(own), 50)) > 3
+
+
+@pytest.mark.parametrize("name", ["docs.json", "docs.csv", "docs.tsv"])
+def test_a_table_is_not_read_as_one_long_text(tmp_path, name):
+    (tmp_path / name).write_text('[{"text": "the fox"}]')
+    with pytest.raises(InputError, match=f"{name}: .* convert it to jsonl"):
+        list(read_documents(Source(str(tmp_path / name))))
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfhello")
+    (tmp_path / "b.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "hello"}\r\n{"text": "again"}\r\n')
+    found = [document.content for document in read_documents(Source(str(tmp_path)))]
+    assert found == ["hello", "hello", "again"]

@@ -222,3 +222,19 @@ def test_compare_refuses_an_unfinished_run(runs, capsys, tmp_path):
     code, said = run("compare", str(tmp_path), str(runs / "one"), capsys=capsys)
     assert code == 2
     assert "not finished" in said.err
+
+
+def test_nought_is_an_answer_and_not_an_option_left_out(runs, capsys):
+    code, said = evaluated(runs, "--max-docs", "0", capsys=capsys)
+    assert code == 2
+    assert "--max-docs must be at least 1" in said.err
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [(("--seed", "-1"), "--seed must be at least 0"), (("--base", "x"), "--base goes with")],
+)
+def test_what_would_be_ignored_or_crash_is_refused(runs, capsys, more, what):
+    code, said = evaluated(runs, *more, capsys=capsys)
+    assert code == 2
+    assert what in said.err

@@ -9,7 +9,8 @@ from small_models import CONTEXT, VOCABULARY, random_ids, rope, tiny
 from ropext.evaluation.forward import HEAD_BYTES, Manner, NanInLogits, TokenScorer, slice_for
 from ropext.evaluation.pinning import pass_lengths, pinned
 
-STATIC = ["default", "linear", "yarn", "llama3"]
+STATIC = ["default", "linear", "yarn", "llama3", "proportional"]
+DYNAMIC = ["dynamic", "longrope"]
 LENGTH = 4 * CONTEXT
 
 
@@ -20,8 +21,8 @@ def plain_nll(model, ids):
     return F.cross_entropy(logits[:-1], row[0, 1:], reduction="none").numpy()
 
 
-def checked(model, chunk=None, slice_tokens=16):
-    scorer = TokenScorer(model, Manner(chunk, slice_tokens))
+def checked(model, chunk=None, slice_tokens=16, columns=None):
+    scorer = TokenScorer(model, Manner(chunk, slice_tokens, columns=columns))
     scorer.self_check()
     return scorer
 
@@ -41,7 +42,13 @@ def test_single_pass_equals_a_forward_per_prefix(rope_type):
         assert nll[1:length] == pytest.approx(plain_nll(model, ids[:length]), abs=2e-5)
 
 
-@pytest.mark.parametrize("rope_type", [*STATIC, "dynamic", "longrope"])
+def test_no_rope_type_of_transformers_is_forgotten():
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    assert {"default", *ROPE_INIT_FUNCTIONS} == {*STATIC, *DYNAMIC}
+
+
+@pytest.mark.parametrize("rope_type", [*STATIC, *DYNAMIC])
 def test_chunked_equals_full_when_pinned(rope_type):
     model, ids = extended(rope_type), random_ids(LENGTH)
     truth = plain_nll(extended(rope_type), ids)
@@ -50,7 +57,7 @@ def test_chunked_equals_full_when_pinned(rope_type):
     assert chunked[1:] == pytest.approx(truth, abs=5e-5)
 
 
-@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
+@pytest.mark.parametrize("rope_type", DYNAMIC)
 def test_chunked_differs_from_full_when_not_pinned(rope_type):
     """Why pinning is needed; where transformers changes this, pinning can go."""
     model, ids = extended(rope_type), random_ids(LENGTH)
@@ -59,7 +66,7 @@ def test_chunked_differs_from_full_when_not_pinned(rope_type):
     assert np.abs(scorer.token_nll(ids)[1:] - truth).max() > 0.05
 
 
-@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
+@pytest.mark.parametrize("rope_type", DYNAMIC)
 def test_pinning_leaves_the_module_as_it_found_it(rope_type):
     model, ids = extended(rope_type), random_ids(LENGTH)
     model(input_ids=torch.as_tensor(ids).long()[None])  # dynamic has grown now
@@ -107,6 +114,43 @@ def test_sliced_head_is_the_models_own(kind, chunk):
     scorer = checked(model, chunk=chunk)
     assert scorer.manner.split
     assert scorer.token_nll(ids)[1:] == pytest.approx(plain_nll(model, ids), abs=1e-4)
+
+
+PLAIN = ["llama", "mixtral", "qwen3", "gpt_neox", "phi3", "mistral", "gemma3_text"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tiles_are_used_where_the_head_is_a_plain_matrix_only(kind, dtype):
+    """A cap of 100 hides from bfloat16 logits of usual size, and is found all the
+    same; the numbers are the model's own either way."""
+    changes = KINDS[kind] | ({"final_logit_softcapping": 100.0} if kind == "gemma2" else {})
+    model, ids = tiny(kind, dtype=dtype, **changes), random_ids(96)
+    scorer = checked(model, columns=48)  # 128 entries: two whole tiles and a part
+    assert (scorer.manner.columns is not None) == (kind in PLAIN)
+    near = 1e-4 if dtype == torch.float32 else 0.02
+    assert scorer.token_nll(ids)[1:] == pytest.approx(plain_nll(model, ids), abs=near)
+
+
+def test_tiles_over_many_slices_of_tokens(monkeypatch):
+    from ropext.evaluation import forward
+
+    monkeypatch.setattr(forward, "TILE_TOKENS", 20)
+    for bias in (False, True):
+        model, ids = tiny(), random_ids(LENGTH)
+        if bias:
+            model.lm_head.bias = torch.nn.Parameter(torch.linspace(-3, 3, VOCABULARY))
+        scorer = checked(model, chunk=64, columns=50)
+        assert scorer.manner.columns == 50
+        assert scorer.token_nll(ids)[1:] == pytest.approx(plain_nll(model, ids), abs=5e-5)
+
+
+def test_a_wrapped_head_is_not_taken_for_its_matrix():
+    model, ids = tiny(), random_ids(96)
+    model.lm_head.register_forward_hook(lambda module, args, output: output * 0.5)
+    scorer = checked(model, columns=64)
+    assert scorer.manner.columns is None
+    assert scorer.token_nll(ids)[1:] == pytest.approx(plain_nll(model, ids), abs=5e-5)
 
 
 def test_the_cap_matters_here():

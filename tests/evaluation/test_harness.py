@@ -1,6 +1,8 @@
-"""lm-evaluation-harness on our loaded model, with a task made here (its own need a network)."""
+"""lm-evaluation-harness on our loaded model, with tasks made here (its own need a network)."""
 
 import importlib.util
+import json
+from functools import partialmethod
 from types import SimpleNamespace
 
 import pytest
@@ -9,13 +11,32 @@ from checkpoints import write_checkpoint
 from small_tokenizer import make_tokenizer
 
 from ropext.errors import UsageError
-from ropext.evaluation import harness
+from ropext.evaluation import evaluate, harness
 from ropext.evaluation.variants import Variant
 
 QUESTIONS = [
     {"question": "the quick brown", "choices": [" fox", " dog"], "answer": 0},
     {"question": "the lazy", "choices": [" fox", " dog"], "answer": 1},
 ]
+# Data files beside the task, as a task that was written for a firm's own questions has them.
+TASK = """\
+task: ropext_local
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {data}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: choices
+doc_to_target: answer
+metric_list:
+  - metric: acc
+"""
+
+needed = pytest.mark.skipif(
+    importlib.util.find_spec("lm_eval") is None, reason="lm-eval (an optional extra) is not here"
+)
 
 
 @pytest.fixture
@@ -30,10 +51,8 @@ def variants():
     return [Variant(label, label, None) for label in ("base", "untouched")]
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("lm_eval") is None, reason="lm-eval (an optional extra) is not here"
-)
-def test_scores_are_those_of_the_model_and_the_base_is_not_run_twice(loaded):
+@needed
+def test_scores_are_those_of_the_model_and_the_base_is_not_run(loaded, tmp_path, capsys):
     import datasets
 
     task = {
@@ -48,7 +67,7 @@ def test_scores_are_those_of_the_model_and_the_base_is_not_run_twice(loaded):
     }
     options = SimpleNamespace(lm_eval=(task,), seed=0)
     tokenizer = make_tokenizer()
-    found = harness.run_tasks(loaded, tokenizer, options, 64, variants())
+    found = harness.run_tasks(loaded, tokenizer, options, 64, variants(), tmp_path / "run")
     assert list(found) == ["untouched"]
     right = 0
     for own in QUESTIONS:
@@ -60,11 +79,42 @@ def test_scores_are_those_of_the_model_and_the_base_is_not_run_twice(loaded):
             sums.append(sum(float(logp[t - 1, ids[0, t]]) for t in range(start, ids.shape[1])))
         right += sums.index(max(sums)) == own["answer"]
     assert found["untouched"]["ropext_choice"]["acc,none"] == right / 2
+    assert capsys.readouterr().out == ""
+    # What was finished is not run again.
+    again = harness.run_tasks(None, None, options, 64, variants(), tmp_path / "run")
+    assert again == found
 
 
-def test_without_the_extra_a_sentence_names_it(loaded, monkeypatch):
-    import sys
+@needed
+def test_an_installed_task_is_run_on_every_model_with_its_length(tmp_path, monkeypatch):
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
 
-    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    (tmp_path / "tasks").mkdir()
+    data = tmp_path / "questions.jsonl"
+    data.write_text("".join(json.dumps(own) + "\n" for own in QUESTIONS))
+    (tmp_path / "tasks" / "choice.yaml").write_text(TASK.format(data=data))
+    installed = partialmethod(TaskManager.__init__, include_path=tmp_path / "tasks")
+    monkeypatch.setattr(TaskManager, "__init__", installed)
+    lengths, own = [], HFLM.__init__
+
+    def noting(self, *args, **kwargs):
+        lengths.append(kwargs["max_length"])
+        own(self, *args, **kwargs)
+
+    monkeypatch.setattr(HFLM, "__init__", noting)
+    write_checkpoint(tmp_path / "model")
+    options = {"lm_eval": "ropext_local", "method": "pi", "factor": "4"}
+    done = evaluate(str(tmp_path / "model"), tmp_path / "run", **options)
+    assert set(done.results["lm_eval"]) == {"untouched", "pi-4x"}
+    assert 0 <= done.results["lm_eval"]["pi-4x"]["ropext_local"]["acc,none"] <= 1
+    assert lengths == [256, 256]
+    assert "ropext_local" in (tmp_path / "run" / "report.html").read_text()
+    with pytest.raises(UsageError, match="has no such task"):
+        evaluate(str(tmp_path / "model"), lm_eval="nobody_knows")
+
+
+def test_without_the_extra_a_sentence_names_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'ropext\[lm-eval\]'"):
-        harness.run_tasks(loaded, None, SimpleNamespace(lm_eval=("arc_easy",), seed=0), 64, [])
+        harness.check(["arc_easy"])

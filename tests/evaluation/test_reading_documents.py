@@ -7,6 +7,7 @@ import pytest
 import torch
 from small_models import CONTEXT, VOCABULARY, random_ids, rope, tiny
 
+from ropext.checkpoint.provenance import SiteRecord
 from ropext.evaluation.forward import Manner, TokenScorer
 from ropext.evaluation.reading import read_pass, read_short, read_strided
 from ropext.evaluation.variants import recorded_spectrum
@@ -122,7 +123,8 @@ def test_uniform_logits_have_the_vocabulary_as_perplexity_under_every_protocol()
 def test_recorded_spectrum_makes_the_base_out_of_the_extended_weights():
     base, ids = tiny(), random_ids(64)
     extended = tiny(max_position_embeddings=256, rope_parameters=rope("yarn"))
-    original = {"": Spectrum(tuple(10000.0 ** (-2 * i / 8) for i in range(4)))}
+    plain = Spectrum(tuple(10000.0 ** (-2 * i / 8) for i in range(4)))
+    original = {"": SiteRecord("", 8, 64, base=plain, spectrum=plain, params={})}
     truth = scorer_of(base).token_nll(ids)[1:]
     before = scorer_of(extended).token_nll(ids)[1:]
     with recorded_spectrum(extended, original):

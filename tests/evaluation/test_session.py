@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from checkpoints import LENGTHS, write_checkpoint, write_documents
 from small_models import CONTEXT, rope, tiny
 
 from ropext import pipeline
+from ropext.checkpoint import open_snapshot
 from ropext.errors import InputError, OutputExists, Stopped, UnsupportedModel, UsageError
 from ropext.evaluation import Hooks, estimate_evaluation, evaluate
+from ropext.evaluation.variants import Lineup, Variant, fetched
 from ropext.evaluation.work import NothingKept
 
 
@@ -87,6 +90,34 @@ def test_in_memory_equals_the_saved_extension_and_its_recorded_base(place, whole
         metric(whole, "base", "tail@256"), rel=1e-5
     )
     assert done.results["context"] == CONTEXT
+
+
+def test_the_recorded_base_has_its_own_softmax_scale_too(place, tmp_path):
+    """DeepSeek's mscale_all_dim scales the softmax by the whole factor."""
+    scaled = rope("yarn", 2.0) | {"mscale": 1.0, "mscale_all_dim": 1.0}
+    scaled["original_max_position_embeddings"] = CONTEXT // 2
+    write_checkpoint(
+        tmp_path / "model", kind="deepseek_v3", q_lora_rank=None, kv_lora_rank=16,
+        qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, num_key_value_heads=4,
+        first_k_dense_replace=2, n_routed_experts=4, rope_parameters=scaled,
+    )  # fmt: skip
+    saved = tmp_path / "saved"
+    pipeline.extend(str(tmp_path / "model"), saved, method="yarn", factor=4.0, prove=False)
+    asked_for = {"data": str(place / "docs.jsonl"), "lengths": LENGTHS}
+    own = evaluate(str(tmp_path / "model"), **asked_for)
+    recorded = evaluate(str(saved), **asked_for)
+    for name in ("tail@64", "tail@256"):
+        expected = metric(own, "base", name)
+        assert metric(recorded, "base", name) == pytest.approx(expected, rel=1e-5)
+
+
+def test_two_revisions_of_one_name_stay_two(place, tmp_path):
+    write_checkpoint(tmp_path / "other", seed=1)
+    one = open_snapshot(str(place / "model"))
+    other = replace(open_snapshot(str(tmp_path / "other")), name=one.name)
+    pair = (Variant("base", "base", other), Variant("untouched", "untouched", one))
+    whole = fetched(Lineup(pair, CONTEXT, CONTEXT))
+    assert [own.snapshot.directory for own in whole.variants] == [other.directory, one.directory]
 
 
 def test_interrupted_and_resumed_gives_the_same_bytes(place, whole):
@@ -168,6 +199,32 @@ def test_a_directory_of_another_run_is_refused(place, whole):
     assert (place / "mine" / "thesis.txt").read_text() == "x"
 
 
+def test_weights_that_were_trained_again_are_another_run(tmp_path):
+    """The same names, shapes and file size; other numbers inside."""
+    from safetensors.numpy import load_file, save_file
+
+    write_checkpoint(tmp_path / "model")
+    few = {"tasks": "copy", "items": 1, "depths": "0.5", "lengths": "64", "haystack": "noise"}
+    evaluate(str(tmp_path / "model"), tmp_path / "run", **few)
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    changed = {name: own * 1.01 for name, own in weights.items()}
+    save_file(changed, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(OutputExists, match="holds another run"):
+        evaluate(str(tmp_path / "model"), tmp_path / "run", **few)
+
+
+def test_the_attention_that_a_config_names_is_not_followed(tmp_path):
+    """transformers would follow it, and here has nothing to do so with."""
+    write_checkpoint(tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"attn_implementation": "flash_attention_2"}))
+    few = {"tasks": "copy", "items": 1, "depths": "0.5", "lengths": "64", "haystack": "noise"}
+    done = evaluate(str(tmp_path / "model"), **few)
+    assert done.results["variants"]["untouched"]["retrieval"]
+    estimate_evaluation(str(tmp_path / "model"), **few)
+
+
 def test_force_replaces_another_run_and_nothing_else(place):
     path = place / "forced"
     few = {"tasks": "copy", "items": 1, "depths": "0.5", "lengths": "64", "haystack": "noise"}
@@ -211,7 +268,28 @@ def test_a_longrope_with_two_sets_is_read_in_two_passes(place):
     (label,) = [own for own in done.results["variants"] if own != "base"]
     passes = done.results["variants"][label]["passes"]
     assert passes == {"pass-64": 64, "pass-256": 256}
+    _, estimate = estimate_evaluation(str(path), **options)
+    whole = [(own.passes, own.tokens) for own in estimate.work if "whole" in own.what]
+    assert whole == [(9, 64), (9, 256)]
     assert any("2 passes, each with the rotation held still" in line for line in heard)
+
+
+def test_the_base_of_an_extended_longrope_reads_its_window_with_the_set_of_that_length(place):
+    """A longrope with two sets, extended once more: its base is what it was before, which is read
+    from the directory itself, and from the record of the extended one."""
+    short, long = place / "two-sets", place / "two-sets-more"
+    write_checkpoint(short, max_position_embeddings=128, rope_parameters=rope("longrope", 2.0))
+    for context in (CONTEXT, 128):
+        pipeline.extend(
+            str(short), long, method="pi", factor=2.0, context=context, prove=False, force=True
+        )
+        options = {"data": str(place / "docs.jsonl"), "lengths": "64,256"}
+        found = evaluate(str(long), **options)
+        expected = evaluate(str(short), **options, context=context)
+        for name in ("tail_nll@64", "tail_nll@256"):
+            assert metric(found, "base", name) == pytest.approx(
+                metric(expected, "base", name), abs=1e-5
+            )
 
 
 def test_an_adapter_is_compared_with_and_without(place, whole):
@@ -298,12 +376,37 @@ def test_a_tokenizer_of_another_model(place, tmp_path):
         ({"data": None, "haystack": "text"}, "made of --data"),
         ({"lengths": "16", "tasks": "mkey"}, "takes at least"),
         ({"nonsense": 1}, "unknown option 'nonsense'"),
+        ({"lm_eval": "tasks/mine.yaml"}, "names of installed tasks, not files"),
+        ({"lm_eval": "mine.yml"}, "names of installed tasks, not files"),
+        ({"lm_eval": "/etc/tasks"}, "names of installed tasks, not files"),
         ({"data": "/gone.jsonl"}, "no such file"),
     ],
 )
 def test_mistakes_get_one_sentence(place, changes, says):
     with pytest.raises((UsageError, InputError), match=says):
         evaluate(str(place / "model"), **asked(place, **changes))
+
+
+def test_out_of_memory_names_the_options_and_keeps_what_is_finished(place, whole, monkeypatch):
+    from ropext.evaluation.forward import TokenScorer
+
+    own, read = TokenScorer.token_nll, []
+
+    def fails_at_last(self, ids):
+        read.append(len(ids))
+        if len(read) > 70:
+            # What torch's CPU allocator says when it is asked for too much.
+            torch.empty(1 << 60, dtype=torch.uint8)
+        return own(self, ids)
+
+    path = place / "memory"
+    monkeypatch.setattr(TokenScorer, "token_nll", fails_at_last)
+    with pytest.raises(Stopped, match=r"finished documents are kept.*--chunk.*--dtype") as caught:
+        evaluate(str(place / "model"), path, **asked(place))
+    assert caught.value.exit_code == 4
+    monkeypatch.undo()
+    assert evaluate(str(place / "model"), path, **asked(place)).resumed > 9
+    same_files(path, whole.path, *KEPT)
 
 
 def test_weights_that_are_not_numbers_stop_with_the_document(place, tmp_path):

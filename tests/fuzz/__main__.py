@@ -1,7 +1,6 @@
 """The long campaign: `python -m tests.fuzz --inputs 20000`; exits 1 when the promise was broken."""
 
 import argparse
-import resource
 import sys
 import tempfile
 from collections import Counter
@@ -49,10 +48,11 @@ def show(tally: campaign.Tally, broken: list[str]) -> None:
         print(f"{count:7}  {shape}")
     total = sum(tally.outcomes.values()) + len(broken)
     planned = sum(n for name, n in tally.outcomes.items() if ": planned" in name)
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     seconds, number = tally.slowest
+    memory, largest = tally.largest
     print(f"\n{total} inputs: {planned} planned ({planned / total:.0%}), {len(broken)} broken;")
-    print(f"slowest {seconds:.2f} s (input {number}), peak memory {memory:.0f} MiB")
+    print(f"slowest {seconds:.2f} s (input {number}); most memory for one input ", end="")
+    print(f"{memory / 2**20:.0f} MiB (input {largest})")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ from ropext.planning import Plan
 from ropext.report import text
 
 LONGEST_SENTENCE = 500  # characters
+LARGEST_GROWTH = 10**9  # bytes of memory for one input
+FORGERY = "\nforged line"  # of one of the words that the inputs are spoiled with
 HANGS = 20  # seconds; a guard against a hang, not a measure of speed
 
 METHODS: tuple[dict[str, Any], ...] = (
@@ -73,6 +75,7 @@ class Tally:
     sentences: Counter[str] = field(default_factory=Counter)
     planned: list[tuple[dict[str, Any], Plan]] = field(default_factory=list)
     slowest: tuple[float, int] = (0.0, -1)
+    largest: tuple[int, int] = (0, -1)  # bytes of memory above what was held before, and the input
 
 
 def make_input(random: Random, number: int) -> Input:
@@ -132,6 +135,8 @@ def check_text(shown: str) -> None:
     bad = next((s for s in output.visible(shown).split("\n") if not s.isprintable()), None)
     if bad is not None:
         raise Broken(f"a control character reaches the terminal: {bad[:300]!r}")
+    if FORGERY in shown:
+        raise Broken("a text of the input begins a line of its own")
 
 
 def attempt(step: Any, *args: Any, **kwargs: Any) -> Any:
@@ -141,6 +146,17 @@ def attempt(step: Any, *args: Any, **kwargs: Any) -> Any:
     except RopextError as error:
         check_sentence(str(error))
         return error
+
+
+def resident(name: str, anew: bool = False) -> int:
+    """VmRSS (now) or VmHWM (highest since it was reset with `anew`), in bytes; 0 off Linux."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return 0
+    if anew:
+        Path("/proc/self/clear_refs").write_text("5")
+    lines = status.read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
 
 
 def _files(directory: Path) -> dict[str, bytes]:
@@ -164,9 +180,13 @@ def run(item: Input, room: Path, tally: Tally) -> str:
     directory = room / "base"
     before = lay_out(directory, item)
     with guarded(item.number):
-        start = time.perf_counter()
+        start, held = time.perf_counter(), resident("VmRSS", anew=True)
         outcome = _steps(item, directory, room, tally)
         tally.slowest = max(tally.slowest, (time.perf_counter() - start, item.number))
+        grown = resident("VmHWM") - held
+        tally.largest = max(tally.largest, (grown, item.number))
+        if grown > LARGEST_GROWTH:
+            raise Broken(f"input {item.number} took {grown:,} bytes of memory")
     if _files(directory) != before or set(os.listdir(room)) - {"out"} != {"base"}:
         raise Broken(f"input {item.number} changed something beside the output")
     shutil.rmtree(room / "out", ignore_errors=True)

@@ -20,7 +20,15 @@ NUMBERS: tuple[Any, ...] = (
 WORDS = (
     *("", "4", "1e4", "NaN", "Infinity", "yarn", "linear", "longrope", "llama3", "default", "null"),
     *("dynamic", "proportional", "mrope", "su", "full_attention", "sliding_attention", "../../x"),
-    *("a\nb", "\x1b[31mred", "<script>alert(1)</script>", "\ud800", "é" * 5, "x" * 3000, "`x`|*y*"),
+    *(
+        "a\nforged line",
+        "\x1b[31mred",
+        "<script>alert(1)</script>",
+        "\ud800",
+        "é" * 5,
+        "x" * 3000,
+        "`x`|*y*",
+    ),
 )
 GARBAGE = (
     *(None, True, False, [], {}, [[]], {"": {}}, [None], [1, "a"], {"a": [1, {"b": None}]}),

@@ -58,7 +58,7 @@ def _as_built(spectrum: Spectrum) -> Spectrum:
 def judge(planned: list[tuple[dict[str, Any], Plan]], most: int) -> Verdicts:
     """Compare up to `most` plans, spread over the campaign, with what stock builds."""
     fit = [(i, config, plan) for i, (config, plan) in enumerate(planned) if _judged(config, plan)]
-    chosen = fit[:: max(1, len(fit) // most)][:most]
+    chosen = fit[:: max(1, len(fit) // most)][:most] if most else []
     verdicts = Verdicts()
     stock = Stock()
     try:

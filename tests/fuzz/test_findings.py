@@ -140,6 +140,45 @@ def test_a_temperature_over_a_large_theta_reads_back():
     assert made.main.params["beta_slow"] < 1e-12
 
 
+def test_a_channel_that_never_turns_is_written_into_the_record(checkpoint, tmp_path):
+    """LFM3 turns half of its channels; composed, the others have factors of infinity."""
+    text = next(c for c in seeds.rotary_configs() if c["model_type"] == "lfm3")
+    (checkpoint / "config.json").write_text(json.dumps(text))
+    done = pipeline.extend(str(checkpoint), tmp_path / "out", prove=False, method="yarn", factor=4)
+    assert math.inf in done.plan.main.params["long_factor"]
+    record = read_record(tmp_path / "out")
+    assert record is not None
+    assert {"__float__": "Infinity"} in next(s for s in record.sites if s.scaled).params[
+        "long_factor"
+    ]
+
+
+def test_the_theta_that_a_composite_hides_is_a_conflict():
+    """GLM-ASR's config class fills in a whole rope dict, which hides a theta beside it."""
+    text = {k: v for k, v in SMALL.items() if k != "rope_theta"}
+    glm = {"model_type": "glmasr", "text_config": text}
+    assert families.read(glm).sites[0].rope.theta == 10000.0
+    text["rope_theta"] = 12345.0
+    with pytest.raises(InputError, match="12345"):
+        families.read(glm)
+    text["rope_scaling"] = {"rope_type": "linear", "factor": 2.0}
+    assert families.read(glm).sites[0].rope.theta == 12345.0
+
+
+def test_a_line_cannot_be_forged_by_the_name_of_a_layer(checkpoint):
+    from ropext.report import text
+
+    config = SMALL | {"layer_types": ["full\nlicense      free", "full_attention"]}
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    seen = looking.inspect(str(checkpoint))
+    told = text.inspection(seen.name, seen.model, seen.limits, seen.target)
+    assert not [line for line in told.splitlines() if line.startswith("license")]
+    scaled = {"type": "linear", "factor": 2.0, "a\nlicense      free": 1}
+    (checkpoint / "config.json").write_text(json.dumps(SMALL | {"rope_scaling": scaled}))
+    shown = text.plan(looking.plan(str(checkpoint), factor=4.0, method="pi"))
+    assert not [line for line in shown.splitlines() if line.startswith("license")]
+
+
 CORNERS = [
     {"head_dim": 2},
     {"head_dim": 4},

@@ -237,7 +237,7 @@ def test_retrieval_numbers():
     assert values["passkey@128"].ci95 == pytest.approx((0.4902, 0.9433), abs=1e-4)
     assert values["passkey_nll@128"].value == pytest.approx(0.5)
     # 0.85 * 0.9 = 0.765: 0.8 holds, 0.7 does not.
-    assert values["effective_context.passkey"].value == 128
+    assert values["effective_context.passkey"] == Value(128.0, None, None, 10)
     cells = heat_map(items)["passkey"]
     assert [(cell["length"], cell["exact"].value) for cell in cells] == [
         (64, 0.9),

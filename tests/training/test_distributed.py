@@ -22,14 +22,20 @@ pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).with_name("two_processes.py")
 
 
+def launched(config):
+    """`accelerate launch` with a config that the package ships, for two processes."""
+    words = ("--num_processes", "2", "--main_process_port", "0")
+    start = (sys.executable, "-m", "accelerate.commands.launch", "--config_file")
+    return [*start, str(launch.config(config)), *words]
+
+
 @pytest.fixture(scope="module")
 def two(extended, stories, tmp_path_factory):
     """What each of two processes saw, and where their run lies."""
     output = tmp_path_factory.mktemp("two") / "out"
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"),
-            *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
+            *launched("ddp"),
             *(str(SCRIPT), str(extended), str(stories), str(output), json.dumps(RUN)),
         ],
         env=os.environ | {"PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"},
@@ -76,6 +82,23 @@ def test_fsdp2_gives_the_loss_and_gradients_of_one_process(two):
         assert fsdp2["worst"] < 1e-5
         assert fsdp2["largest"] > 1e-3
         assert fsdp2["local_share"] == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="FSDP2 would really run")
+def test_fsdp2_on_a_cpu_is_refused_where_accelerate_would_make_ddp_of_it(
+    extended, stories, tmp_path
+):
+    words = ("--data", str(stories), "-o", str(tmp_path / "out"), "--steps", "2")
+    done = subprocess.run(
+        [*launched("fsdp2"), "-m", "ropext", "finetune", str(extended), *words],
+        env=os.environ | {"PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "error: launched with FSDP, but on a CPU" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_shipped_configs_are_what_accelerate_reads():

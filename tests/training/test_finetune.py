@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ import ropext
 from ropext import verifying
 from ropext.checkpoint.card import escape
 from ropext.errors import InputError, OutputExists, Stopped, UsageError
-from ropext.training import engine, run_finetune
+from ropext.training import engine, interrupts, run_finetune
 
 pytestmark = pytest.mark.slow
 
@@ -161,7 +162,7 @@ def test_the_cards_two_lines_load_the_adapter_from_another_directory(tuned, tmp_
 
 KILLED = """
 import os, signal, sys
-from ropext.training import engine, run_finetune
+from ropext.training import engine, interrupts, run_finetune
 step = engine._Trainer.training_step
 def dies(self, *args, **kwargs):
     if self.state.global_step == 5:
@@ -211,15 +212,55 @@ def test_an_interrupt_saves_and_the_same_call_goes_on(
 ):
     asked = []
     monkeypatch.setattr(
-        engine.Signals, "asked", lambda self, trainer: bool(asked.append(1) or len(asked) == 2)
+        interrupts.Signals, "asked", lambda self, trainer: bool(asked.append(1) or len(asked) == 2)
     )
-    monkeypatch.setattr(
-        engine.Signals, "caught", property(lambda self: True, lambda s, v: None), raising=False
-    )
+    caught = property(lambda self: len(asked) >= 2, lambda self, value: None)
+    monkeypatch.setattr(interrupts.Signals, "caught", caught, raising=False)
     with pytest.raises(Stopped, match="saved after step 2 of 8; the same command goes on"):
         run_finetune(extended, str(stories), tmp_path / "out", **RUN | {"eval_every": 8})
     assert Stopped.exit_code == 4
     assert (tmp_path / "out.run" / "tuned" / "checkpoint-2" / "complete").exists()
+
+
+def interrupt(monkeypatch, label):
+    """Send a real SIGINT after the first document that is read for a label, the evaluations inside
+    of the training left out."""
+    from ropext.training import evaluating
+
+    read = evaluating.Judge.read_long
+
+    def asks(self, model, own, pause=evaluating._never):
+        def signals():
+            os.kill(os.getpid(), signal.SIGINT)
+            pause()
+
+        wanted = own == label and pause is not evaluating._never
+        return read(self, model, own, signals if wanted else pause)
+
+    monkeypatch.setattr(evaluating.Judge, "read_long", asks)
+
+
+def test_an_interrupt_while_documents_are_read_stops_after_the_one_in_hand(
+    tuned, extended, stories, tmp_path, monkeypatch
+):
+    output = tmp_path / "out"
+    told = []
+    with monkeypatch.context() as early:
+        interrupt(early, "untuned")
+        with pytest.raises(KeyboardInterrupt):
+            run_finetune(extended, str(stories), output, say=told.append, **RUN)
+    assert "stopping after the document in hand (again: ends at once)" in told
+    assert not list((tmp_path / "out.run").glob("*/checkpoint-*"))
+    # After the training all of it is kept: the same call only reads and merges.
+    with monkeypatch.context() as late:
+        interrupt(late, "tuned")
+        with pytest.raises(Stopped, match=r"training so far is kept .*checkpoint-8"):
+            run_finetune(extended, str(stories), output, **RUN)
+    assert not output.exists()
+    monkeypatch.setattr(engine._Trainer, "train", None)
+    done = run_finetune(extended, str(stories), output, **RUN)
+    assert done.losses == tuned[0].losses
+    assert done.numbers["tuned"] == tuned[0].numbers["tuned"]
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_checkpoint(
@@ -243,10 +284,14 @@ def test_early_stopping_merges_the_best_evaluated_weights(extended, stories, tmp
 
     values = iter([3.0, 2.0, 2.5, 2.25])
     monkeypatch.setattr(evaluating.Judge, "tail", lambda self, reading: next(values))
-    options = RUN | {"eval_every": 1, "patience": 2, "save_every": 100}
+    options = RUN | {"eval_every": 1, "patience": 2, "save_every": 100, "control": True}
     done = run_finetune(extended, str(stories), tmp_path / "out", **options)
     assert done.stopped_early
     assert done.steps == 4
+    # The control is trained on the tokens that are in the merged weights, by the same schedule.
+    assert done.control["steps"] == len(done.control["losses"]) == 2
+    rates = [[own["learning_rate"] for own in log] for log in (done.control["losses"], done.losses)]
+    assert rates[0] == rates[1][:2]
     two = RUN | {"eval_every": 100, "save_every": 2}
     stopped = engine._Trainer.training_step
 
@@ -263,25 +308,12 @@ def test_early_stopping_merges_the_best_evaluated_weights(extended, stories, tmp
     assert all(torch.equal(best[name], merged[name]) for name in best)
 
 
-def test_norms_and_tied_embeddings_can_be_trained_and_stay_tied(extended, stories, tmp_path):
-    output = tmp_path / "out"
-    options = RUN | {"steps": 2, "eval_documents": 0, "targets": ("q_proj",)}
-    run_finetune(extended, str(stories), output, train_norms=True, train_embeddings=True, **options)
-    old, new = (load_file(folder / "model.safetensors") for folder in (extended, output))
-    assert old.keys() == new.keys()
-    changed = {name for name in old if not torch.equal(old[name], new[name])}
-    assert changed == {
-        name for name in old if "norm" in name or "q_proj" in name or "embed" in name
-    }
-    assert verifying.check_directory(output).passed
-
-
 def test_pose_trains_the_target_inside_the_context(extended, stories, tmp_path):
     options = RUN | {"steps": 4, "strategy": "pose"}
     done = run_finetune(extended, str(stories), tmp_path / "out", **options)
     settings = done.planned.prepared.settings
-    assert settings.row_tokens.value == 64
-    assert settings.rows.value == 8
+    assert settings.row_tokens.value == 128
+    assert settings.rows.value == 4
     record = json.loads((tmp_path / "out" / "ropext.json").read_text())
     assert record["finetune"]["strategy"] == "pose"
 
@@ -296,6 +328,8 @@ def test_mistakes_are_told_in_a_sentence(base, extended, stories, tmp_path):
         run_finetune(extended, str(stories), output, rank=17)
     with pytest.raises(UsageError, match="qlora needs a CUDA device"):
         run_finetune(extended, str(stories), output, qlora=True)
+    with pytest.raises(UsageError, match=r"--attn-implementation nonsense: .*sdpa"):
+        run_finetune(extended, str(stories), output, attn_implementation="nonsense", **RUN)
     with pytest.raises(InputError, match=r"no column story.*there are text"):
         run_finetune(extended, str(stories), output, column="story")
     short = tmp_path / "short.jsonl"
@@ -308,4 +342,28 @@ def test_mistakes_are_told_in_a_sentence(base, extended, stories, tmp_path):
     (again / "ropext.json").write_text(json.dumps(record))
     with pytest.raises(InputError, match=r"its extended, untuned base"):
         run_finetune(again, str(stories), output)
-    assert not list(tmp_path.glob("out*"))
+    assert not output.exists()
+
+
+def test_a_reading_of_two_passes_that_a_kill_cut_short_is_taken_again(tmp_path, monkeypatch):
+    import numpy as np
+
+    from ropext.results import rundir
+    from ropext.results.readings import Reading
+    from ropext.training import evaluating
+
+    reading = Reading("untuned", {64: [np.ones(64)], 128: [np.ones(128)]})
+    write = rundir.write_array
+
+    def killed(path, array):
+        if array.shape[-1] == 128:
+            raise KeyboardInterrupt
+        write(path, array)
+
+    monkeypatch.setattr(rundir, "write_array", killed)
+    with pytest.raises(KeyboardInterrupt):
+        evaluating.keep(tmp_path, reading)
+    assert evaluating.kept(tmp_path, "untuned") is None
+    monkeypatch.undo()
+    evaluating.keep(tmp_path, reading)
+    assert set(evaluating.kept(tmp_path, "untuned").passes) == {64, 128}

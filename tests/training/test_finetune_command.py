@@ -65,6 +65,22 @@ def test_ctrl_c_ends_after_the_step_saves_and_exits_with_4(extended, stories, tm
     assert not output.exists()
 
 
+def test_ctrl_c_before_the_training_keeps_nothing_and_exits_with_130(extended, stories, tmp_path):
+    words = ("--eval-documents", "8", "--steps", "9", "-o", str(tmp_path / "out"))
+    with subprocess.Popen(
+        command(extended, stories, *words), env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stderr is not None
+        for line in running.stderr:
+            if line.startswith("reading"):
+                running.send_signal(signal.SIGINT)
+                break
+        rest = running.stderr.read()
+    assert running.returncode == 130, rest
+    assert rest.startswith("stopping after the document in hand")
+    assert "Traceback" not in rest
+
+
 def test_dry_run_shows_settings_with_sources_and_writes_nothing(extended, stories, tmp_path):
     done = subprocess.run(
         command(extended, stories, "--dry-run", "--learning-rate", "0.5"),

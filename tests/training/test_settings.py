@@ -7,6 +7,7 @@ from tiny_llama import new_llama
 from ropext.errors import InputError, UsageError
 from ropext.evaluation.costs import shape_of
 from ropext.training import defaults, estimates
+from ropext.training.fit_options import FitOptions
 from ropext.training.options import Options, build
 
 
@@ -37,12 +38,14 @@ def test_what_is_asked_for_wins_and_says_so():
     assert found.alpha.value == 16
 
 
-def test_pose_reads_windows_of_the_context_and_warms_up_for_ten_steps():
+def test_pose_reads_windows_of_twice_the_context_and_warms_up_for_ten_steps():
     found = settings(7e9, 4096, 131072, strategy="pose")
     assert found.row_tokens.value == 2048
     assert found.warmup.value == 10
     assert found.rows.value == 128
-    assert settings(7e9, 1024, 8192, strategy="pose").row_tokens.value == 1024
+    assert settings(7e9, 1024, 8192, strategy="pose").row_tokens.value == 2048
+    assert settings(7e9, 256, 2048, strategy="pose").row_tokens.value == 512
+    assert settings(7e9, 1024, 2048, strategy="pose").row_tokens.value == 1024
     assert settings(7e9, strategy="pose", window=300).row_tokens.value == 300
 
 
@@ -124,6 +127,11 @@ def test_what_cannot_fit_is_refused_with_the_longest_row_that_would():
     assert longest >= 2**16
     with pytest.raises(InputError, match="weights alone"):
         estimates.check_fits(found, shape, found.weight_bytes)
+    # A fit has no other strategy, and shares or packs no weights.
+    for free in (found.peak_bytes // 4, found.weight_bytes):
+        with pytest.raises(InputError, match="--dtype bfloat16") as refused:
+            estimates.check_fits(found, shape, free, lora=False)
+        assert not any(own in str(refused.value) for own in ("pose", "qlora", "FSDP"))
 
 
 def test_layers_are_run_again_only_where_memory_is_short():
@@ -134,6 +142,10 @@ def test_layers_are_run_again_only_where_memory_is_short():
     assert not ample.recompute
     assert ample.flops < short.flops
     assert ample.activation_bytes > short.activation_bytes
+    # A layer in its backward pass takes four times its activations, the other eight once each.
+    one, nine = (shape_of(new_llama(num_hidden_layers=count)) for count in (1, 9))
+    alone, all_kept = (estimates.activation_bytes(s, 1, 64, recompute=False) for s in (one, nine))
+    assert 2.5 < all_kept / alone < 3.5
 
 
 def test_pose_costs_the_same_memory_at_any_target():
@@ -143,3 +155,10 @@ def test_pose_costs_the_same_memory_at_any_target():
         run = settings(1e7, 2048, target, strategy="pose", batch_tokens=2**17)
         peaks.add(estimates.estimate(shape, run, trained=0, micro=1).peak_bytes)
     assert len(peaks) == 1
+
+
+def test_a_seed_that_no_generator_takes_is_refused_at_once():
+    with pytest.raises(UsageError, match="--seed must be at least 0, was -1"):
+        Options(seed=-1)
+    with pytest.raises(UsageError, match="--seed must be at least 0, was -1"):
+        FitOptions(seed=-1)

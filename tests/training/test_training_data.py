@@ -66,6 +66,11 @@ def test_reading_ends_when_there_is_enough_to_train_and_to_evaluate_on(encoder):
     assert len(taken) < 60
 
 
+def test_only_whole_rows_count_as_enough(encoder):
+    # Each has 51 tokens with its start: one row of 40. Six rows take six of them, not five.
+    assert len(read(texts(30), encoder, wanted_tokens=240, least=40, count_held=0).documents) == 6
+
+
 def test_where_none_is_drawn_the_last_long_document_is_held_out(encoder):
     raw = [d for d in texts(200) if int(encoder.key(d.content)[:8], 16) % 10][:3]
     found = read([*raw, corpus.RawDocument("short", "abcabcabcabc")], encoder)

@@ -1,7 +1,4 @@
-"""The order of things: plan, write, prove. The only room that knows it.
-
-Nothing here prints, and nothing imports torch.
-"""
+"""Plan, write, prove: one extended checkpoint. Nothing here imports torch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -9,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from ropext import proof, recipe
-from ropext.checkpoint import open_snapshot, provenance, with_weights
+from ropext.checkpoint import Snapshot, open_snapshot, provenance, with_weights
 from ropext.checkpoint.transfer import Link
 from ropext.checkpoint.writing import Written, write_checkpoint
 from ropext.describing import card_of, record_of
-from ropext.errors import UsageError
 from ropext.looking import read_text
 from ropext.planning import Plan, make_plan, require_help
 from ropext.verifying import Verification, check_directory
@@ -48,22 +44,6 @@ class Extended:
         }
 
 
-def _refuse_later_steps(wish: recipe.Recipe) -> None:
-    """Training and measuring have commands of their own; asked for here, neither is skipped."""
-    asked, then = [], []
-    if wish.finetune:
-        asked.append(f"--finetune {wish.finetune}")
-        then.append(f"`ropext finetune OUT --data {wish.finetune} -o TUNED`")
-    if wish.evaluate:
-        asked.append(f"--eval {wish.evaluate}")
-        then.append(f"`ropext eval OUT --data {wish.evaluate}`")
-    if asked:
-        raise UsageError(
-            f"{' '.join(asked)}: extend writes and proves a checkpoint, no more; leave "
-            f"{'them' if then[1:] else 'it'} out, then run {' and '.join(then)}"
-        )
-
-
 def extend(
     model: str,
     output: str | Path,
@@ -80,13 +60,39 @@ def extend(
 ) -> Extended:
     """Write an extended checkpoint and prove it; `options` are the fields of a Recipe."""
     wish = recipe.build(options, read_text)
-    _refuse_later_steps(wish)
     snapshot = open_snapshot(model, revision=revision)
     made = make_plan(snapshot.config, wish, model)
     require_help(made)
     for warning in made.warnings:
         say(f"warning: {warning}")
-    snapshot = with_weights(snapshot)
+    return write_extension(
+        with_weights(snapshot),
+        made,
+        Path(output),
+        link=link,
+        force=force,
+        prove=prove,
+        hash_weights=hash_weights,
+        trust_remote_code=trust_remote_code,
+        command=command,
+        say=say,
+    )
+
+
+def write_extension(
+    snapshot: Snapshot,
+    made: Plan,
+    output: Path,
+    *,
+    link: Link,
+    force: bool,
+    prove: bool,
+    hash_weights: bool,
+    trust_remote_code: bool,
+    command: Sequence[str],
+    say: Say,
+) -> Extended:
+    """Write what a plan says, proved before it gets its name."""
 
     def run_proof(directory: Path) -> dict[str, Any]:
         say("proving: stock transformers builds the model from the written config")
@@ -97,13 +103,12 @@ def extend(
             trust_remote_code=trust_remote_code,
         ).to_json()
 
-    name = Path(output).name
     written = write_checkpoint(
         snapshot,
-        Path(output),
+        output,
         config=made.config,
         record=record_of(made, snapshot, command),
-        card=lambda proved: card_of(made, snapshot, name, proved),
+        card=lambda proved: card_of(made, snapshot, output.name, proved),
         link=link,
         force=force,
         hash_weights=hash_weights,

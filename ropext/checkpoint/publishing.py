@@ -1,0 +1,323 @@
+"""Send a finished checkpoint to the hub: its files, its card, and its numbers in the card's head.
+
+One commit holds everything, so a repository is as it was or complete; what an interrupted upload
+sent is known to the hub by its hash and is not sent again. The token is huggingface_hub's own
+(HF_TOKEN, or what `hf auth login` stored), never an option and never in a message.
+"""
+
+import hashlib
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropext.checkpoint import card, inventory, provenance
+from ropext.checkpoint.hub import is_network, is_offline
+from ropext.checkpoint.snapshot import Snapshot, open_snapshot
+from ropext.errors import InputError, RopextError, Stopped, UsageError
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi, ModelInfo
+
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+# Records of how it was made. `adapter` and `base` stay: the one needs the other, and `base` would
+# double what everyone downloads.
+RECORD_FOLDERS = ("training", "fit")
+KEPT_THERE = frozenset((".gitattributes",))  # the hub writes it into every new repository
+MESSAGE = "Upload with ropext"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured number, as the hub's model-index lists it."""
+
+    dataset: str  # as it is shown
+    metric: str  # "perplexity" or "accuracy"
+    name: str  # what exactly was measured
+    value: float
+    details: Mapping[str, Any] = field(default_factory=dict)  # n, ci95
+    dataset_id: str | None = None  # on the hub
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What the hub has now."""
+
+    repository: str
+    url: str
+    commit: str
+    private: bool
+    files: Mapping[str, int]  # bytes by name
+    figures: int
+    changed: bool
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """For --json."""
+        return vars(self) | {"files": dict(self.files), "notes": list(self.notes)}
+
+
+def ready(repository: str) -> str:
+    """The token, before anything is computed; a sentence says what is missing."""
+    from huggingface_hub import constants, get_token
+
+    if not REPOSITORY.fullmatch(repository) or ".." in repository or "--" in repository:
+        raise UsageError(
+            f"--push-to-hub wants ORG/NAME (letters, digits, '-', '_', '.'), not {repository[:100]}"
+        )
+    if constants.HF_HUB_OFFLINE:
+        raise UsageError("nothing can be pushed in offline mode; unset HF_HUB_OFFLINE")
+    token = get_token()
+    if not token:
+        raise UsageError(
+            f"pushing to {repository} needs a token with write access: set the environment "
+            "variable HF_TOKEN, or log in once with `hf auth login`"
+        )
+    return token
+
+
+def files_of(snapshot: Snapshot) -> dict[str, Path]:
+    """What goes up, by its name there: the checkpoint, its card and record, how it was trained."""
+    directory = snapshot.directory
+    found = {name: snapshot.path(name) for name in snapshot.files}
+    for name in (card.README, provenance.NAME):
+        if (directory / name).is_file():
+            found[name] = directory / name
+    for folder in RECORD_FOLDERS:
+        if (directory / folder).is_dir():
+            listed = inventory.take_inventory(directory / folder).sizes
+            found |= {f"{folder}/{name}": directory / folder / name for name in listed}
+    return {name: path for name, path in sorted(found.items()) if not name.endswith(".log")}
+
+
+def push(
+    directory: str | Path,
+    repository: str,
+    private: bool = True,
+    *,
+    figures: Sequence[Figure] = (),
+    force: bool = False,
+    bars: bool = False,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> Pushed:
+    """Upload a finished output of ropext; `force` replaces what else the repository holds."""
+    token = ready(repository)
+    if not (Path(directory) / provenance.NAME).is_file():
+        raise InputError(f"{directory} is no output of ropext (it has no {provenance.NAME})")
+    snapshot = open_snapshot(str(directory), weights=True)
+    files = files_of(snapshot)
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=token, library_name="ropext")
+    with _quiet_library(bars, say), _sentences(repository):
+        before = _repository(api, repository, private)
+        stale = _stale(api, repository, before, files, force)
+        size = sum(path.stat().st_size for path in files.values())
+        say(f"pushing {len(files)} files, {size / 1e6:,.1f} MB, to {repository}")
+        commit = _commit(api, repository, before, _contents(files, repository, figures), stale)
+    notes = []
+    if before.private and not private:
+        notes.append(f"{repository} was private before and stays so; its settings make it public")
+    return Pushed(
+        repository=repository,
+        url=f"{api.endpoint}/{repository}",
+        commit=commit,
+        private=bool(before.private),
+        files={name: path.stat().st_size for name, path in files.items()},
+        figures=len(figures),
+        changed=commit != before.sha,
+        notes=tuple(notes),
+    )
+
+
+def _repository(api: "HfApi", repository: str, private: bool) -> "ModelInfo":
+    """The repository as it stands, made where it does not exist."""
+    from huggingface_hub import errors
+
+    try:
+        found = api.model_info(repository)
+    except errors.RepositoryNotFoundError:
+        api.create_repo(repository, private=private, exist_ok=True)
+        found = api.model_info(repository)
+    if private and found.private is False:
+        raise UsageError(
+            f"{repository} is a public repository; --public publishes there, another ORG/NAME "
+            "keeps it private"
+        )
+    return found
+
+
+def _stale(
+    api: "HfApi", repository: str, before: "ModelInfo", files: Mapping[str, Path], force: bool
+) -> list[str]:
+    """Files of the repository that this commit removes; other content is refused without force."""
+    there = {own.rfilename for own in before.siblings or ()} - KEPT_THERE
+    if not there or _same_record(api, repository, before, files):
+        return []
+    if not force:
+        shown = ", ".join(sorted(there)[:3]) + (", ..." if len(there) > 3 else "")
+        raise UsageError(
+            f"{repository} holds something else already ({shown}); push to another ORG/NAME, or "
+            "replace it with `ropext push DIR ORG/NAME --force` (its history keeps the old files)"
+        )
+    return sorted(there - set(files))
+
+
+def _same_record(
+    api: "HfApi", repository: str, before: "ModelInfo", files: Mapping[str, Path]
+) -> bool:
+    """Whether the repository's ropext.json is this one, by its git hash."""
+    content = files[provenance.NAME].read_bytes()
+    digest = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    found = api.get_paths_info(repository, [provenance.NAME], revision=before.sha)
+    return any(getattr(entry, "blob_id", None) == digest for entry in found)
+
+
+def _contents(
+    files: Mapping[str, Path], repository: str, figures: Sequence[Figure]
+) -> dict[str, Path | bytes]:
+    """The files, the card with its figures among them."""
+    contents: dict[str, Path | bytes] = dict(files)
+    if figures and card.README in files:
+        text = files[card.README].read_text(encoding="utf-8")
+        contents[card.README] = with_figures(text, repository, figures).encode()
+    return contents
+
+
+def with_figures(text: str, repository: str, figures: Sequence[Figure]) -> str:
+    """A card whose front matter lists the figures as the model-index of huggingface_hub."""
+    import yaml  # late: only a push needs it
+    from huggingface_hub import EvalResult
+    from huggingface_hub.repocard_data import eval_results_to_model_index
+
+    results = [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=own.dataset_id or _slug(own.dataset),
+            dataset_name=own.dataset,
+            metric_type=own.metric,
+            metric_name=own.name,
+            metric_value=own.value,
+            metric_args=dict(own.details) or None,
+        )
+        for own in figures
+    ]
+    index = eval_results_to_model_index(repository.partition("/")[2], results)
+    block = yaml.safe_dump({"model-index": index}, sort_keys=False, allow_unicode=True)
+    return card.with_key(text, "model-index", block)
+
+
+def _slug(name: str) -> str:
+    """A dataset that is not on the hub still needs an identifier there."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "text"
+
+
+def _commit(
+    api: "HfApi",
+    repository: str,
+    before: "ModelInfo",
+    contents: Mapping[str, Path | bytes],
+    stale: Sequence[str],
+) -> str:
+    """One commit on top of what was looked at; nothing where nothing changed."""
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    operations: list[Any] = [CommitOperationDelete(name) for name in stale]
+    operations += [CommitOperationAdd(name, content) for name, content in contents.items()]
+    done = api.create_commit(
+        repository, operations, commit_message=MESSAGE, parent_commit=before.sha
+    )
+    return str(done.oid)
+
+
+@contextmanager
+def _quiet_library(bars: bool, say: Callable[[str], None]) -> Iterator[None]:
+    """huggingface_hub prints bars, logs and warnings by itself; here `say` has the only voice."""
+    from huggingface_hub.utils.tqdm import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    logger, without = logging.getLogger("huggingface_hub"), are_progress_bars_disabled()
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if not bars:
+            disable_progress_bars()
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+            if not (bars or without):
+                enable_progress_bars()
+    for own in caught:
+        say(f"the hub says: {provenance.scrub(' '.join(str(own.message).split()))[:300]}")
+
+
+@contextmanager
+def _sentences(repository: str) -> Iterator[None]:
+    """What can go wrong on the way, each in one sentence without the library's own words, which
+    can quote request headers."""
+    try:
+        yield
+    except RopextError:
+        raise
+    except Exception as error:
+        told = _told(repository, error)
+        if told is None:
+            raise
+        raise told from None
+    except BaseException:  # an interrupt, under whichever name the caller's handler raises it
+        raise Stopped(
+            f"interrupted; {repository} is as it was, and what was uploaded is not sent again by "
+            "the same command"
+        ) from None
+
+
+def _told(repository: str, error: Exception) -> RopextError | None:
+    from huggingface_hub import errors
+
+    # What the hub says of the card is the one text that is passed on: it names the key.
+    if isinstance(error, ValueError) and "README.md" in str(error):
+        reason = " ".join(provenance.scrub(str(error)).split())[:300]
+        return InputError(f"the hub refuses the head of the card: {reason}")
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None and isinstance(cause, Exception):
+        causes.append(cause)
+    for own in causes:
+        if isinstance(own, errors.HfHubHTTPError):
+            return _refused(repository, getattr(own.response, "status_code", 0))
+    if any(is_network(own) or is_offline(own) for own in causes) or type(
+        error
+    ).__module__.startswith("hf_xet"):
+        return Stopped(
+            f"the hub cannot be reached, or the connection broke (no network, or HF_ENDPOINT is "
+            f"wrong); {repository} is as it was, and the same command goes on"
+        )
+    if isinstance(error, OSError) and error.filename:
+        return InputError(f"{error.filename} cannot be read: {error.strerror}")
+    return None
+
+
+def _refused(repository: str, status: int) -> RopextError:
+    if status == 401:
+        return UsageError(
+            "the hub does not know this token: set HF_TOKEN anew, or log in with `hf auth login`"
+        )
+    if status == 403:
+        return UsageError(
+            f"this token may not write to {repository}: take one with write access to "
+            f"{repository.partition('/')[0]}, or push to an ORG/NAME of yours"
+        )
+    if status in (409, 412):
+        return Stopped(f"{repository} was changed by someone else meanwhile; push again")
+    return Stopped(
+        f"the hub answered with HTTP status {status}; {repository} is as it was, and the same "
+        "command goes on"
+    )

@@ -1,0 +1,57 @@
+"""`ropext recipes ls | cat NAME`."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from ropext import bundled
+from ropext.cli import options
+from ropext.cli.output import Out
+from ropext.errors import UsageError
+
+NAME = "recipes"
+
+Action = Annotated[
+    Literal["ls", "cat"], typer.Argument(help="ls lists them, cat NAME prints one to be edited")
+]
+Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="of the recipe, for cat")]
+
+
+def header(path: Path) -> dict[str, str]:
+    """The lines above the keys: what for, needs, command, run."""
+    found: dict[str, str] = {}
+    key = ""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        named = re.match(r"# ([A-Z][a-z ]+):\s+(.*)", line)
+        if named:
+            key = named[1].lower()
+            found[key] = named[2].strip()
+        elif key:
+            found[key] += f" {line.lstrip('# ').strip()}"
+    return found
+
+
+def command(
+    action: Action, name: Name = None, as_json: options.Json = False, quiet: options.Quiet = False
+) -> None:
+    """List the recipes that come with ropext, or print one. `ropext run NAME` runs it."""
+    out = Out(as_json, quiet)
+    if action == "cat":
+        if name is None:
+            raise UsageError("recipes cat wants a NAME; `ropext recipes ls` lists them")
+        path = bundled.find_recipe(name)
+        text = path.read_text(encoding="utf-8")
+        out.result(text, {"name": path.stem, "text": text, **header(path)})
+        return
+    found: list[dict[str, Any]] = [
+        {"name": own, **header(path)} for own, path in bundled.recipes().items()
+    ]
+    lines = []
+    for own in found:
+        lines += [own["name"], f"  {own['what for']}", f"  needs: {own['needs']}"]
+        lines += [f"  run: {own['run']}", ""]
+    out.result("\n".join(lines), found)

@@ -1,0 +1,128 @@
+"""`ropext run RECIPE -o OUT`."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ropext.cli import options, pushing
+from ropext.cli.output import Out
+from ropext.errors import Stopped, UsageError
+
+if TYPE_CHECKING:
+    from ropext.pipeline.job import Job
+
+NAME = "run"
+
+RecipeArg = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="a recipe file, or the name of a bundled one")
+]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="override a key, e.g. finetune.steps=60"),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="OUT", help="directory to write; OUT.run is beside it"),
+]
+From = Annotated[
+    str | None,
+    typer.Option("--from", metavar="STAGE", help="do this stage and all later ones again"),
+]
+Only = Annotated[str | None, typer.Option("--only", metavar="STAGE", help="do this stage alone")]
+Force = Annotated[bool, typer.Option("--force", help="replace OUT where this run did not write it")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="show the plan and what each stage takes; write nothing")
+]
+
+
+def command(
+    recipe: RecipeArg,
+    words: Words = None,
+    output: Output = None,
+    begin: From = None,
+    only: Only = None,
+    force: Force = False,
+    dry_run: DryRun = False,
+    push_to_hub: pushing.PushToHub = None,
+    public: pushing.Public = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Do what a recipe says. Plan, extend, prove, fit, fine-tune, evaluate, report; resumable."""
+    from ropext.pipeline import job
+
+    asked = job.from_file(recipe, words or ())
+    push = pushing.wish(push_to_hub, public)
+    choice = {"begin": begin, "only": only, "force": force}
+    do(Out(as_json, quiet), asked, output, push, dry_run=dry_run, **choice)
+
+
+def do(
+    out: Out,
+    asked: "Job",
+    output: Path | None,
+    push: pushing.Push | None,
+    *,
+    dry_run: bool = False,
+    **choice: Any,
+) -> None:
+    """Run a job and tell what came of it; `ropext extend` with later steps does the same."""
+    from ropext.evaluation.work import processes
+    from ropext.report import ran as telling
+
+    if dry_run:
+        from ropext.pipeline import estimating
+
+        found = estimating.estimate(asked, output, out.say)
+        out.result(telling.estimate_text(found), found)
+        return
+    from ropext import pipeline
+    from ropext.cli.progress import Bar
+
+    if push is not None and len(asked.cells()) > 1:
+        raise UsageError("--push-to-hub takes one checkpoint, and this recipe makes a grid")
+    with _resumable(asked, output):
+        show = Bar(out).show
+        done = pipeline.run(asked, output, command=sys.argv, say=out.say, show=show, **choice)
+    if processes()[0] != 0:
+        return
+    _summarise(done.folder / "report.md")
+    if push is not None and done.is_whole:
+        push = replace(push, runs=done.measured)
+        pushing.result(out, telling.ran_text(done), done.to_json(), done.output, push)
+        return
+    out.result(telling.ran_text(done), done.to_json())
+    done.raise_if_failed()
+
+
+def _summarise(report: Path) -> None:
+    """Append the report to the summary of a GitHub job, where this runs in one."""
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if summary and report.is_file():
+        with Path(summary).open("a", encoding="utf-8") as stream:
+            stream.write(report.read_text(encoding="utf-8") + "\n")
+
+
+@contextmanager
+def _resumable(asked: "Job", output: Path | None) -> Iterator[None]:
+    """An interrupt with a finished stage behind it is told with what goes on from there."""
+    from ropext.cli.app import Interrupted
+    from ropext.pipeline.stages import any_finished
+
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt):
+        place = Path(output or asked.output or "")
+        folder = place.parent / f"{place.name}.run"
+        if not any_finished(folder):
+            raise
+        raise Stopped(
+            f"interrupted; finished stages are kept in {folder}: the same command goes on from "
+            "there"
+        ) from None

@@ -1,0 +1,252 @@
+"""A recipe, checked: from a file or from options, with its overrides, cut into the cells of a grid.
+
+Everything that can be found wrong without opening the model is found here, and told with the line.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ropext.evaluation.options as evaluation_options
+import ropext.training.fit_options as fit_options
+import ropext.training.options as training_options
+from ropext import bundled, recipe, recipefile
+from ropext.checkpoint.transfer import LINKS
+from ropext.corpus.sources import READERS
+from ropext.errors import InputError, RopextError, UsageError
+from ropext.looking import read_text
+from ropext.pipeline.sections import EVALUATE, EXTEND, FINETUNE, FIT, NOT_HERE, TABLE, Writing
+from ropext.recipe import Recipe
+from ropext.recipefile import Given, Key
+from ropext.results.gates import Gate, parse_gate
+
+PLAN, REPORT = "plan", "report"
+STAGES = (PLAN, EXTEND, FIT, FINETUNE, EVALUATE, REPORT)
+LATER = (FIT, FINETUNE, EVALUATE)
+WRITING = ("link", "no_verify", "hash")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, as it was asked for."""
+
+    given: Given
+    name: str  # of the recipe, for messages: a file's name, or "the command line"
+    text: str | None = None  # the file, verbatim
+
+    @property
+    def model(self) -> str:
+        return str(self.given.place("model"))
+
+    @property
+    def output(self) -> str | None:
+        return self.given.place("output")
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """One value by its dotted key."""
+        entry = self.given.entries.get(key)
+        return default if entry is None else entry.value
+
+    def has(self, section: str) -> bool:
+        return section in self.given.sections
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages of this run, in their order."""
+        return tuple(name for name in STAGES if name not in LATER or self.has(name))
+
+    def options(self, section: str) -> dict[str, Any]:
+        """A section's values by the fields of its options, places as they lie from here."""
+        out: dict[str, Any] = {}
+        for key in TABLE[section]:
+            dotted = f"{section}.{key.name}"
+            if dotted not in self.given.entries:
+                continue
+            value = self.given.entries[dotted].value
+            placed = key.place and isinstance(value, str)
+            out[key.field] = self.given.place(dotted) if placed else value
+        seed = self.value("seed")
+        if seed is not None and any(key.name == "seed" for key in TABLE[section]):
+            out.setdefault("seed", seed)
+        return out
+
+    @property
+    def writing(self) -> Writing:
+        """How the extension is written."""
+        own = self.options(EXTEND)
+        return Writing(**{name: own[name] for name in WRITING if name in own})
+
+    @property
+    def gates(self) -> tuple[Gate, ...]:
+        return tuple(parse_gate(text) for text in self.value("evaluate.fail_if", ()))
+
+    def cells(self) -> "tuple[Cell, ...]":
+        """The grid of methods and factors; one cell where neither is a list."""
+        own = {k: v for k, v in self.options(EXTEND).items() if k not in WRITING}
+        if self.has(FINETUNE):  # some methods suit a training better
+            own["finetune"] = self.value("finetune.data")
+        methods = own.pop("method", None)
+        factors = own.pop("factor", None)
+        is_grid = isinstance(methods, tuple) or isinstance(factors, tuple)
+        cells = []
+        for method in methods if isinstance(methods, tuple) else (methods,):
+            for factor in factors if isinstance(factors, tuple) else (factors,):
+                far = f"{factor:g}x" if factor is not None else str(own.get("target"))
+                wish = own | {"method": method, "factor": factor}
+                cells.append(Cell(f"{method or 'yarn'}-{far}" if is_grid else "", wish))
+        names = [cell.name for cell in cells]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UsageError(f"{self._where(EXTEND)}: the grid has {twice} twice")
+        return tuple(cells)
+
+    def resolved(self) -> dict[str, Any]:
+        """All values, those of the defaults too, in the order of the table; places as written."""
+        out: dict[str, Any] = {}
+        for section, keys in TABLE.items():
+            if section and not self.has(section):
+                continue
+            own = self.given.section(section)
+            values = {key.name: self._value_of(key, own, section) for key in keys}
+            values = {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+            values = {k: v for k, v in values.items() if v not in (None, [])}
+            out |= {section: values} if section else values
+        return out
+
+    def _value_of(self, key: Key, own: Mapping[str, Any], section: str) -> Any:
+        if key.name in own:
+            return own[key.name]
+        if section and key.name == "seed":
+            return self.value("seed", key.default)
+        return key.default
+
+    def check(self) -> None:
+        """Build every option class once, so that what is wrong is told before anything is done."""
+        if not self.value("model"):
+            raise UsageError(f"{self.name} names no model; add model: (a directory or a hub id)")
+        if not self.has(EXTEND):
+            raise UsageError(f"{self.name} has no section extend, with method and factor or target")
+        with self._told(EXTEND):
+            if self.writing.link not in LINKS:
+                raise UsageError(f"link is one of {', '.join(LINKS)}, was {self.writing.link!r}")
+            for cell in self.cells():
+                cell.recipe()
+        for section in (FIT, FINETUNE):
+            if self.has(section) and self.value(f"{section}.data") is None:
+                raise UsageError(f"{self._where(section)}: {section} needs data")
+        if self.has(FIT):
+            with self._told(FIT):
+                for cell in self.cells():
+                    fit_options.build(self.fitting(cell))
+        if self.has(FINETUNE):
+            with self._told(FINETUNE):
+                self.finetuning()
+        if self.has(EVALUATE):
+            with self._told(EVALUATE):
+                evaluation_options.build(self.evaluation())
+                _ = self.gates
+
+    def fitting(self, cell: "Cell") -> dict[str, Any]:
+        """The options of the fit: how far and for whom is said by extend, and where from too."""
+        own = self.options(FIT)
+        own.pop("data", None)
+        said = {name: cell.wish.get(name) for name in NOT_HERE[FIT]}
+        start = {"start": cell.wish.get("method"), "link": self.writing.link}
+        return {k: v for k, v in (start | said | own).items() if v is not None}
+
+    def check_data(self) -> None:
+        """Documents that should be here and are not are told before hours of other work."""
+        for dotted, entry in self.given.entries.items():
+            if dotted.rpartition(".")[2] not in ("data", "eval"):
+                continue
+            place = str(self.given.place(dotted))
+            is_local = place.startswith((".", "~", "/")) or Path(place).suffix in READERS
+            if "://" not in place and is_local and not Path(place).exists():
+                raise InputError(
+                    f"{entry.where}: {dotted} is {place}, and there is no such file or folder"
+                )
+
+    def finetuning(self) -> training_options.Options:
+        """The options of the fine-tuning."""
+        own = self.options(FINETUNE)
+        own.pop("data", None)
+        # The run's own checkpoint, in the run's own folder: nobody else edits it.
+        return training_options.build({"link": "hard"} | own)
+
+    def evaluation(self) -> dict[str, Any]:
+        """The options of the evaluation."""
+        return {key: value for key, value in self.options(EVALUATE).items() if key != "fail_if"}
+
+    def _where(self, section: str) -> str:
+        return self.given.sections.get(section, self.name)
+
+    @contextmanager
+    def _told(self, section: str) -> Iterator[None]:
+        """A complaint of an option class, with the section and where it stands."""
+        try:
+            yield
+        except RopextError as error:
+            raise type(error)(f"{self._where(section)} ({section}): {error}") from None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One extension of the grid."""
+
+    name: str  # "" where there is no grid
+    wish: Mapping[str, Any]
+
+    def recipe(self) -> Recipe:
+        return recipe.build(self.wish, read_text)
+
+
+def from_file(path: str | Path, words: Sequence[str] = ()) -> Job:
+    """The job of a recipe file, with `key=value` overrides; where there is no such file, of the
+    bundled recipe of that name, whose relative paths count from the working directory."""
+    file, folder = Path(path), Path(path).parent
+    if not file.exists():
+        if "/" in str(path):
+            raise InputError(f"{path} does not exist; name a recipe file")
+        file, folder = bundled.find_recipe(str(path)), Path()
+    given, text = recipefile.read(file, TABLE, folder)
+    return _checked(Job(given, file.name, text), words)
+
+
+def from_mapping(values: Mapping[str, Any], words: Sequence[str] = ()) -> Job:
+    """The job of a recipe that Python holds: the same sections as nested mappings."""
+    import json
+
+    text = json.dumps(values, indent=1)  # JSON is YAML: one reader checks both
+    given = recipefile.from_text(text, "the recipe", TABLE, Path())
+    return _checked(Job(given, "the recipe"), words)
+
+
+def from_options(
+    top: Mapping[str, Any],
+    extend: Mapping[str, Any],
+    later: Mapping[str, str | None],
+    words: Sequence[str] = (),
+) -> Job:
+    """The job of a command line: what stands above the sections, the fields of extend, and the data
+    of each later section; `key=value` words say the rest."""
+    given, where = Given(), "the command line"
+    for name, value in top.items():
+        if value not in (None, False):
+            given.put(name, value, where)
+    spelled = {key.field: key.name for key in TABLE[EXTEND]}
+    given.sections[EXTEND] = where
+    for field, value in extend.items():
+        given.put(f"{EXTEND}.{spelled[field]}", value, where)
+    for section, data in later.items():
+        if data is not None:
+            given.put(f"{section}.data", data, where)
+    return _checked(Job(given, where), words)
+
+
+def _checked(job: Job, words: Sequence[str]) -> Job:
+    for word in words:
+        recipefile.override(job.given, word, TABLE)
+    job.check()
+    return job

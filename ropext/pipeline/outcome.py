@@ -1,0 +1,277 @@
+"""What a run leaves in the end: the finished checkpoint with its evidence, and the report.
+
+The checkpoint is the last one of the run under the name that was asked for: weights by hard link,
+card and record with what was measured. Where a gate failed it does not get its name.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ropext.checkpoint import card, provenance
+from ropext.checkpoint.card import README
+from ropext.checkpoint.jsontext import read_object
+from ropext.checkpoint.records import read_record
+from ropext.checkpoint.staging import check_output, staged
+from ropext.checkpoint.transfer import copy_file, os_errors, place
+from ropext.errors import OutputExists, UsageError
+from ropext.pipeline.job import REPORT
+from ropext.pipeline.stages import Flat, Stage, digest
+from ropext.pipeline.steps import TUNED, Work
+from ropext.report import measured, page
+from ropext.results import contest, rundir
+from ropext.results.gates import Gate, Outcome
+
+SECTION = "run"  # of ropext.json
+OWNED = "output.json"  # digests of the outputs that this run has written
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was measured in one cell."""
+
+    results: Mapping[str, Any] | None  # of the evaluation
+    gates: tuple[Outcome, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(gate.passed for gate in self.gates)
+
+
+def evidence_of(work: Work) -> Evidence:
+    """Read back from the run directory; a gate that names no variant is about the finished one."""
+    if not (work.evaluation / "results.json").is_file():
+        return Evidence(None, ())
+    run = rundir.read_run(work.evaluation)
+    return Evidence(run.results, tuple(contest.judge(run, _gates(work))))
+
+
+def _gates(work: Work) -> list[Gate]:
+    """The recipe's gates with whom they are about; the path of another run as it lies from here."""
+    gates = []
+    for gate in work.job.gates:
+        other = gate.run
+        if other is not None and other not in work.labels:
+            other = str(work.job.given.entries["evaluate.fail_if"].folder / other)
+        gates.append(replace(gate, variant=gate.variant or work.final, run=other))
+    return gates
+
+
+def check_gates(work: Work) -> None:
+    """A gate about a variant or a run that is not there is told before hours of other work."""
+    names = ", ".join(work.labels)
+    for gate in _gates(work):
+        if gate.variant not in work.labels:
+            raise UsageError(
+                f"evaluate.fail_if {gate.text!r}: no variant {gate.variant!r}; this run has {names}"
+            )
+        if gate.run is None or gate.run in work.labels:
+            continue
+        if not contest.split_spec(gate.run)[0].is_dir():
+            raise UsageError(
+                f"evaluate.fail_if {gate.text!r}: {gate.run} is neither the directory of an "
+                f"evaluation nor a variant of this run ({names})"
+            )
+
+
+def report_stage(work: Work) -> Stage:
+    """The last stage of a cell."""
+    page_path = work.folder / "report.html"
+
+    def inputs() -> Flat:
+        return {
+            "recipe": digest(work.job.text),
+            "resolved": digest(work.job.resolved()),
+            "gates": list(work.job.value("evaluate.fail_if", ())),
+            "output": work.output.name,
+            **{f"checkpoint.{label}": own for label, own in work.contents().items()},
+            "results": work.hashes.of(work.evaluation / "results.json")
+            if (work.evaluation / "results.json").is_file()
+            else None,
+        }
+
+    def look() -> Flat | None:
+        if not page_path.is_file():
+            return None
+        return {
+            "report": work.hashes.of(page_path),
+            "output": work.hashes.of_tree(work.output),
+        }
+
+    def do() -> None:
+        found = evidence_of(work)
+        if found.passed:
+            write_output(work, found)
+        write_report(work, found)
+
+    def clear() -> None:
+        page_path.unlink(missing_ok=True)
+
+    return Stage(REPORT, inputs, look, do, clear)
+
+
+def check_free(work: Work, force: bool) -> None:
+    """An output that is there may be replaced with --force, or when this run wrote it."""
+    if not os.path.lexists(work.output):
+        return
+    note = work.ledger.folder / OWNED
+    owned = rundir.read_json(note) if note.is_file() else []
+    if work.hashes.of_tree(work.output) in owned:
+        return
+    if not force:
+        raise OutputExists(
+            f"{work.output} (--output) is there, and not as a run of this recipe left it; --force "
+            "replaces it as a whole"
+        )
+    check_output(work.output, force=True)
+
+
+def write_output(work: Work, found: Evidence) -> None:
+    """OUT, as a whole or not at all."""
+    source = work.checkpoints[work.final]
+    force = os.path.lexists(work.output)  # check_free has said that it may go
+    with staged(work.output, force=force, inputs=[source]) as stage:
+        with os_errors(work.output):
+            _carry(source, stage.directory)
+        record = read_record(source)
+        assert record is not None  # every stage writes one
+        record = replace(
+            record,
+            command=provenance.clean_command(work.command) if work.command else (),
+            more=dict(record.more) | {SECTION: section(work, found)},
+        )
+        text = (source / README).read_text(encoding="utf-8")
+        sentences, tables = _for_card(found)
+        with os_errors(work.output):
+            provenance.write(record, stage.directory)
+            if sentences or tables:
+                text = card.with_evidence(text, sentences, tables)
+            (stage.directory / README).write_text(text, encoding="utf-8")
+        # Known before it has its name: after a kill in between it is still known as ours.
+        before = work.hashes.of_tree(work.output)
+        owned = [own for own in (before, work.hashes.of_tree(stage.directory)) if own]
+        rundir.write_json(work.ledger.folder / OWNED, owned)
+
+
+def _carry(source: Path, target: Path) -> None:
+    """All files: weights by link, so that a run takes the room of its weights once."""
+    for folder, _, names in os.walk(source):
+        for name in sorted(names):
+            file = Path(folder, name)
+            copy = target / file.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            if name in (README, provenance.NAME) and folder == str(source):
+                continue
+            if file.is_symlink():
+                os.symlink(os.readlink(file), copy)
+            elif name.endswith(".safetensors"):
+                place(file, copy, "hard")
+            else:
+                copy_file(file, copy)
+
+
+def section(work: Work, found: Evidence) -> dict[str, Any]:
+    """What ropext.json says of the run: no time, no path but those that the recipe names."""
+    stages = {}
+    for name in work.job.stages:
+        record = work.ledger.read(name)
+        if record is not None and name != REPORT:
+            stages[name] = {"inputs": record.inputs, "outputs": record.outputs}
+    return {
+        "recipe": work.job.text and provenance.scrub(work.job.text),
+        "resolved": work.job.resolved(),
+        "cell": work.cell.name or None,
+        "stages": stages,
+        "evaluation": None if found.results is None else _numbers(found.results),
+        "gates": [vars(gate) for gate in found.gates],
+    }
+
+
+def _numbers(results: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("protocol", "protocol_text", "context", "lengths", "tail_tokens", "documents", "seed")
+    return {name: results[name] for name in names} | {
+        "variants": {
+            label: {"kind": own["kind"], "target": own["target"], "metrics": own["metrics"]}
+            for label, own in results["variants"].items()
+        }
+    }
+
+
+def _for_card(found: Evidence) -> tuple[list[str], list[tuple[str, card.Table]]]:
+    tables = []
+    if found.results is not None:
+        shown = [measured.headline(found.results), measured.summary(found.results)]
+        shown += measured.retrieval_tables(found.results)
+        tables = [(f"{t.title}. {t.note}.", card.Table(t.header, t.rows)) for t in shown if t]
+    return [gate_line(gate) for gate in found.gates], tables
+
+
+def gate_line(gate: Outcome) -> str:
+    return f"gate {'passed' if gate.passed else 'FAILED'}: {gate.gate} ({gate.reason})"
+
+
+def write_report(work: Work, found: Evidence) -> None:
+    """report.md and report.html of one cell; the pictures are those of its stages."""
+    plan, tables, verdicts = work.plan, [_facts(work)], [gate_line(gate) for gate in found.gates]
+    pictures: dict[str, Path] = {}
+    trained = _training_table(work)
+    tables += [trained] if trained else []
+    if TUNED in work.checkpoints:
+        pictures["Loss of the training"] = work.checkpoints[TUNED] / "training" / "loss.png"
+    warnings = list(plan.warnings)
+    if found.results is not None:
+        tables += measured.text_tables(found.results) + measured.retrieval_tables(found.results)
+        verdicts += measured.verdict_lines(found.results)
+        warnings += found.results["warnings"]
+        for file in sorted((work.evaluation / "plots").glob("*.png")):
+            pictures[file.stem.replace("-", " ")] = file
+    pictures = {caption: file for caption, file in pictures.items() if file.is_file()}
+    title = f"ropext run: {work.output.name}"
+    subtitle = (
+        f"{work.base.short_name} extended from {plan.context:,} to {plan.target:,} tokens by "
+        f"{plan.method}; stages: {', '.join(work.job.stages)}"
+    )
+    details = json.dumps(
+        section(work, found) | {"versions": provenance.versions()}, indent=1, ensure_ascii=False
+    )
+    lines = [f"# {title}", "", subtitle, ""]
+    lines += [f"- {line}" for line in (*verdicts, *(f"Note: {note}" for note in warnings))]
+    lines += ["", measured.as_markdown(tables), ""]
+    for caption, file in pictures.items():
+        lines.append(f"![{caption}]({file.relative_to(work.folder).as_posix()})\n")
+    rundir.write_text(work.folder / "report.md", "\n".join(lines).rstrip() + "\n")
+    drawn = {caption: file.read_bytes() for caption, file in pictures.items()}
+    html = page.page(title, subtitle, verdicts, warnings, tables, drawn, details)
+    rundir.write_text(work.folder / "report.html", html)
+
+
+def _facts(work: Work) -> measured.Table:
+    plan = work.plan
+    record = read_object(work.checkpoints[work.final] / provenance.NAME)
+    proved = record.get("proof")
+    rows: Sequence[tuple[str, str]] = (
+        ("base", work.base.short_name),
+        ("method", plan.method),
+        *((name, str(v)) for name, v in plan.knobs.items() if not isinstance(v, tuple)),
+        ("context", f"{plan.context:,}"),
+        ("target", f"{plan.target:,} (factor {plan.factor:g})"),
+        ("spectrum (SHA-256)", plan.main.wanted.digest()[:16]),
+        ("proved", f"with transformers {proved['transformers']}" if proved else "no"),
+    )
+    return measured.Table("What was made", "config.json carries it", ("", ""), tuple(rows))
+
+
+def _training_table(work: Work) -> measured.Table | None:
+    if TUNED not in work.checkpoints:
+        return None
+    from ropext.training import showing
+
+    told = read_object(work.checkpoints[TUNED] / provenance.NAME).get("finetune") or {}
+    table = showing.table_of(told.get("numbers") or {}, work.plan.target)
+    if table is None:
+        return None
+    note = f"{told['steps']} steps, {told['tokens']:,} tokens; documents held out of the training"
+    return measured.Table("Fine-tuning", note, table.header, table.rows)

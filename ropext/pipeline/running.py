@@ -1,0 +1,311 @@
+"""A whole run, from a recipe to the finished checkpoint: in order, skipping what is done.
+
+OUT/              the finished checkpoint (a grid: OUT/CELL)
+OUT.run/          recipe.yaml, run.json (resolved, versions, command), log.txt (the time stamps)
+  stages/         a record of each stage
+  extended/ …     the checkpoints, weights hard-linked to one another
+  evaluation/     as `ropext eval -o` writes it
+  report.html, report.md
+  cells/CELL/     in a grid all of this for each cell; report.html is then the comparison
+"""
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from ropext.checkpoint import open_snapshot, provenance, with_weights
+from ropext.checkpoint.locks import locked
+from ropext.checkpoint.staging import check_apart
+from ropext.errors import OutputExists, RopextError, UsageError
+from ropext.evaluation.work import processes, wait_for
+from ropext.pipeline import comparing, job, outcome, stages
+from ropext.pipeline.job import REPORT, STAGES, Job
+from ropext.pipeline.outcome import Evidence
+from ropext.pipeline.ran import CellRan, Choice, Ran
+from ropext.pipeline.sections import EVALUATE
+from ropext.pipeline.stages import Hashes, Ledger, Record, Stage
+from ropext.pipeline.steps import EVALUATION, Say, Show, Work
+from ropext.results import rundir
+
+MANIFEST, LOG, RECIPE = "run.json", "log.txt", "recipe.yaml"
+SCHEMA = 1
+DONE, SKIPPED = "done", "skipped"
+
+
+def _silent(sentence: str) -> None:
+    pass
+
+
+def _hidden(done: int, total: int, what: str) -> None:
+    pass
+
+
+def run(
+    recipe: str | Path | Mapping[str, Any] | Job,
+    output: str | Path | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    begin: str | None = None,
+    only: str | None = None,
+    force: bool = False,
+    command: Sequence[str] = (),
+    say: Say = _silent,
+    show: Show = _hidden,
+) -> Ran:
+    """Do what a recipe says: plan, extend, prove, fit, fine-tune, evaluate, report.
+
+    A stage whose inputs did not change is skipped, so a second run does nothing. `recipe` is a
+    file, or its content as a mapping; `overrides` are `key=value`; `begin` and `only` name a stage.
+    `Ran.raise_if_failed` turns failed cells and gates into an error. `show` gets the progress of an
+    evaluation: what is done, of how much, and what it is.
+    """
+    asked = asked_for(recipe, overrides)
+    place = output or asked.output
+    if place is None:
+        raise UsageError(f"{asked.name} names no output; add output: DIR, or give -o OUT")
+    whole = Run(asked, Path(place), Choice(begin, only), force, command, say, show)
+    return whole.go()
+
+
+def asked_for(recipe: str | Path | Mapping[str, Any] | Job, words: Sequence[str] = ()) -> Job:
+    """The job of whatever `run` takes."""
+    if isinstance(recipe, Job):
+        return recipe
+    if isinstance(recipe, Mapping):
+        return job.from_mapping(recipe, words)
+    return job.from_file(recipe, words)
+
+
+class Run:
+    """One run and its directory."""
+
+    def __init__(
+        self,
+        asked: Job,
+        output: Path,
+        choice: Choice,
+        force: bool,
+        command: Sequence[str],
+        say: Say,
+        show: Show,
+    ) -> None:
+        choice.check(asked)
+        self.job, self.output, self.choice, self.force = asked, output, choice, force
+        self.command, self.show = command, show
+        self.folder = output.parent / f"{output.name}.run"
+        self.rank, self.world = processes()
+        self._say = say if self.rank == 0 else _silent
+        if output.name in ("", ".", ".."):
+            raise UsageError(f"{output} (--output) does not name a directory of its own")
+
+    def say(self, sentence: str) -> None:
+        """To the user, and with the time to the log."""
+        self._say(sentence)
+        self.note(sentence)
+
+    def note(self, sentence: str) -> None:
+        """To the log alone; the one place that holds times."""
+        if self.rank == 0:
+            stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            with (self.folder / LOG).open("a", encoding="utf-8") as stream:
+                stream.write(f"{stamp} {provenance.scrub(sentence)}\n")
+
+    def go(self) -> Ran:
+        """All cells; one that fails does not keep the others from their end."""
+        self.job.check_data()
+        base = open_snapshot(self.job.model, revision=self.job.value("revision"))
+        if base.hub_id != base.name:
+            with_weights(base)  # weights that should lie here and do not
+        self.hashes = Hashes(self.folder / ".hashes.json")
+        works = self._works(base)
+        for work in works:
+            check_apart(work.output, [base.directory])
+            outcome.check_gates(work)
+        if not works[0].cell.name:
+            _ = works[0].plan  # what cannot be planned leaves no directory
+        with self._claimed():
+            self.note(f"begin: {' '.join(provenance.clean_command(self.command))}")
+            try:
+                return self._all(works)
+            finally:
+                if self.rank == 0:
+                    self.hashes.save()
+                    self.note("end")
+
+    def _works(self, base: Any) -> list[Work]:
+        works = []
+        for cell in self.job.cells():
+            own = self.folder / "cells" / cell.name if cell.name else self.folder
+            works.append(
+                Work(
+                    job=self.job,
+                    cell=cell,
+                    output=self.output / cell.name if cell.name else self.output,
+                    folder=own,
+                    base=base,
+                    hashes=self.hashes,
+                    say=self._cell_say(cell.name),
+                    command=self.command,
+                    show=self.show,
+                )
+            )
+        return works
+
+    def _cell_say(self, name: str) -> Say:
+        return (lambda sentence: self.say(f"{name}: {sentence}")) if name else self.say
+
+    def _all(self, works: list[Work]) -> Ran:
+        ran, failed = list[CellRan](), dict[str, str]()
+        ready = []
+        for work in works:
+            with self._kept(work, failed):
+                _ = work.plan
+                if self.rank == 0:
+                    outcome.check_free(work, self.force)
+                ready.append(work)
+        limit = max((work.plan.target for work in ready), default=0)
+        for work in ready:
+            work.limit = limit
+            others = [other.folder / EVALUATION for other in ready if other is not work]
+            work.siblings = tuple(others)
+            with self._kept(work, failed):
+                ran.append(self._cell(work))
+        compared = self._compare([work for work in ready if work.cell.name not in failed])
+        return Ran(self.output, self.folder, tuple(ran), failed, compared)
+
+    @contextmanager
+    def _kept(self, work: Work, failed: dict[str, str]) -> Iterator[None]:
+        """In a grid a cell's error is told and kept; alone it is the run's."""
+        try:
+            yield
+        except RopextError as error:
+            # An interrupt is the end of the run, not of a cell.
+            if not work.cell.name or str(error).startswith("interrupted"):
+                raise
+            failed[work.cell.name] = str(error)
+            self.say(f"{work.cell.name} failed: {error}")
+
+    def _cell(self, work: Work) -> CellRan:
+        done: dict[str, str] = {}
+        for stage in (*work.stages(), outcome.report_stage(work)):
+            if self.choice.only not in (None, stage.name):
+                self._require(stage, work)
+                continue
+            done[stage.name] = self._stage(stage, work)
+        measured = REPORT in done or EVALUATE in done
+        found = outcome.evidence_of(work) if measured else Evidence(None, ())
+        output = work.output if REPORT in done and found.passed else None
+        return CellRan(work.cell.name, output, work.folder, work.final, done, found)
+
+    def _require(self, stage: Stage, work: Work) -> None:
+        """With --only, the stages before must be done; those after are left as they are."""
+        chosen = str(self.choice.only)
+        if STAGES.index(stage.name) > STAGES.index(chosen):
+            return
+        if not _is_done(work.ledger, stage):
+            raise UsageError(
+                f"--only {chosen} needs {stage.name}, which is not done with this recipe; run "
+                f"without --only, or --only {stage.name} first"
+            )
+
+    def _stage(self, stage: Stage, work: Work) -> str:
+        """Do one stage, or find that it is done."""
+        inputs = stage.inputs()
+        if not self.choice.again(stage.name) and _is_done(work.ledger, stage, inputs):
+            record = work.ledger.read(stage.name)
+            other = stages.other_versions(record) if record else ""
+            hint = f" ({other}; --from {stage.name} does it again)" if other else ""
+            work.say(f"{stage.name}: done before, skipped{hint}")
+            return SKIPPED
+        if self.rank == 0:
+            self._prepare(stage, work, inputs)
+        if self.rank == 0 or stage.everyone:
+            begun = time.monotonic()
+            stage.do()
+            self.note(f"{stage.name}: took {time.monotonic() - begun:.1f} s")
+        if self.rank == 0:
+            work.ledger.write(stage.name, inputs, stage.look())
+            self.hashes.save()
+        else:
+            path = work.ledger.folder / f"{stage.name}.json"
+            wait_for(path, lambda: work.ledger.is_finished(stage.name, inputs), lambda: False)
+        return DONE
+
+    def _prepare(self, stage: Stage, work: Work, inputs: stages.Flat) -> None:
+        """Say what is done and why; begin its record, without what another one left."""
+        record = work.ledger.read(stage.name)
+        goes_on = record is not None and record.outputs is None
+        same = record is not None and stages.same(record, stage.name, inputs)
+        if goes_on and same and not self.choice.again(stage.name):
+            work.say(f"{stage.name}: goes on from where it was interrupted")
+        else:
+            work.say(f"{stage.name}{self._why(record, stage, inputs, same)}")
+            stage.clear()
+        work.ledger.write(stage.name, inputs, None)
+
+    def _why(self, record: Record | None, stage: Stage, inputs: stages.Flat, same: bool) -> str:
+        if record is None:
+            return ": begins"
+        if self.choice.again(stage.name):
+            return ": again, as asked"
+        if same:
+            return ": again, for what it wrote is gone or was edited"
+        return f": again ({stages.differences(record, stage.name, inputs)})"
+
+    def _compare(self, works: list[Work]) -> Mapping[str, Any] | None:
+        """The end of a grid."""
+        evaluated = [work for work in works if (work.evaluation / "results.json").is_file()]
+        if self.rank != 0 or self.choice.only not in (None, REPORT) or len(evaluated) < 2:
+            return None
+        return comparing.compare(evaluated, self.folder)
+
+    @contextmanager
+    def _claimed(self) -> Iterator[None]:
+        """Hold the run directory; one that holds something else is refused."""
+        real = Path(os.path.realpath(self.folder.parent)) / self.folder.name
+        known = self.folder / MANIFEST
+        with locked(real, self.folder) if self.rank == 0 else nullcontext():
+            if self.rank == 0:
+                if not known.is_file() and not rundir.is_empty(self.folder):
+                    raise OutputExists(
+                        f"{self.folder} is where the run keeps its stages, and holds something "
+                        "else; give another -o"
+                    )
+                rundir.sweep(self.folder)
+                self._write_manifest(known)
+            else:
+                wait_for(known, lambda: True, lambda: False)
+            yield
+
+    def _write_manifest(self, path: Path) -> None:
+        content = {
+            "schema": SCHEMA,
+            "recipe": self.job.name,
+            "resolved": self.job.resolved(),
+            "command": list(provenance.clean_command(self.command)) if self.command else [],
+            "versions": provenance.versions(),
+        }
+        rundir.write_json(path, content)
+        (self.folder / RECIPE).unlink(missing_ok=True)
+        if self.job.text is not None:
+            rundir.write_text(self.folder / RECIPE, provenance.scrub(self.job.text))
+
+
+def _is_done(ledger: Ledger, stage: Stage, inputs: stages.Flat | None = None) -> bool:
+    """The rule: the same schema and inputs, and the outputs as they were left.
+
+    A record that was begun counts when all outputs are there: they get their names in one step.
+    """
+    inputs = stage.inputs() if inputs is None else inputs
+    record = ledger.read(stage.name)
+    if record is None or not stages.same(record, stage.name, inputs):
+        return False
+    seen = stage.look()
+    if seen is None or record.outputs not in (None, seen):
+        return False
+    if record.outputs is None and processes()[0] == 0:
+        ledger.write(stage.name, inputs, seen)
+    return True

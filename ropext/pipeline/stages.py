@@ -1,0 +1,183 @@
+"""What was done, and with what: the record of a stage, and the rule by which it is skipped.
+
+A stage is skipped when its schema and inputs are those of its record and its outputs are there as
+they were left. The record holds no time. It is begun before the work and finished after it; a stage
+whose record was begun with the same inputs goes on from what is there.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ropext import bundled
+from ropext.checkpoint import Snapshot, headers, provenance
+from ropext.corpus.sources import READERS
+from ropext.results import rundir
+
+# A number goes up when what a stage does with the same inputs changes.
+SCHEMAS = {"plan": 1, "extend": 1, "fit": 1, "finetune": 1, "evaluate": 1, "report": 1}
+ABSENT = object()
+
+Flat = dict[str, Any]
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a JSON value."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Hashes:
+    """SHA-256 of files, remembered by size and time of change, so that a second run reads none."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.known: dict[str, list[Any]] = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError):
+            self.known = {}
+
+    def of(self, file: Path) -> str:
+        """Of one file's content."""
+        by_name = headers.blob_digest(file)
+        if by_name is not None:  # the hub's cache names a file by its hash
+            return by_name
+        status = os.stat(file)
+        key = f"{status.st_dev}:{status.st_ino}"
+        state = [status.st_size, status.st_mtime_ns]
+        found = self.known.get(key)
+        if found is None or found[:-1] != state:
+            found = [*state, headers.content_digest(file)]
+            self.known[key] = found
+        return str(found[-1])
+
+    def save(self) -> None:
+        """Keep what was hashed."""
+        rundir.write_json(self.path, self.known)
+
+    def of_tree(self, directory: Path) -> str | None:
+        """Of everything in a directory, by name; None where it is none."""
+        if not directory.is_dir():
+            return None
+        return digest(
+            {str(file.relative_to(directory)): self.of(file) for file in _files(directory)}
+        )
+
+    def of_model(self, snapshot: Snapshot) -> str:
+        """Of a checkpoint: the commit of a hub model, else the content of what is carried."""
+        if snapshot.commit is not None:
+            return f"{snapshot.hub_id}@{snapshot.commit}"
+        return digest({name: self.of(snapshot.path(name)) for name in snapshot.files})
+
+    def of_data(self, source: str) -> str:
+        """Of documents: their files' content, or a dataset's name."""
+        path = bundled.find_data(source) or Path(source)
+        if path.is_file():
+            return self.of(path)
+        if path.is_dir():
+            files = [file for file in _files(path) if file.suffix in READERS]
+            return digest({str(file.relative_to(path)): self.of(file) for file in files})
+        return f"dataset {source}"
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    for folder, folders, names in os.walk(directory):
+        folders.sort()
+        yield from (Path(folder, name) for name in sorted(names))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of a run."""
+
+    name: str
+    inputs: Callable[[], Flat]  # what decides its result, by name
+    look: Callable[[], Flat | None]  # digests of what it left, None where that is not whole
+    do: Callable[[], None]
+    clear: Callable[[], None] = lambda: None  # what another run of it left
+    everyone: bool = False  # under accelerate launch all processes take part
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a stage did."""
+
+    schema: int
+    inputs: Flat
+    outputs: Flat | None  # None: begun, not finished
+    versions: Mapping[str, str]
+
+
+class Ledger:
+    """The records of one cell, one file each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read(self, stage: str) -> Record | None:
+        """None where there is none, or one that cannot be read: then the stage is done again."""
+        try:
+            found = json.loads((self.folder / f"{stage}.json").read_text("utf-8"))
+            return Record(found["schema"], found["inputs"], found["outputs"], found["versions"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def write(self, stage: str, inputs: Flat, outputs: Flat | None) -> None:
+        """Begin (outputs None) or finish a record."""
+        content = {
+            "schema": SCHEMAS[stage],
+            "inputs": inputs,
+            "outputs": outputs,
+            "versions": provenance.versions(),
+        }
+        rundir.write_json(self.folder / f"{stage}.json", content)
+
+    def is_finished(self, stage: str, inputs: Flat) -> bool:
+        """For the processes that wait for the first one."""
+        found = self.read(stage)
+        return found is not None and found.outputs is not None and same(found, stage, inputs)
+
+
+def any_finished(folder: Path) -> bool:
+    """Whether a run directory keeps something that need not be done again."""
+    ledgers = {path.parent for path in folder.glob("**/stages/*.json")}
+    found = (Ledger(place).read(name) for place in ledgers for name in SCHEMAS)
+    return any(record is not None and record.outputs is not None for record in found)
+
+
+def plain(inputs: Flat) -> Flat:
+    """As JSON gives it back: tuples are lists."""
+    return json.loads(json.dumps(inputs, default=str))
+
+
+def same(record: Record, stage: str, inputs: Flat) -> bool:
+    """Whether a record is of this very work."""
+    return record.schema == SCHEMAS[stage] and record.inputs == plain(inputs)
+
+
+def differences(record: Record, stage: str, inputs: Flat) -> str:
+    """Why a stage is done again, by the names of what changed."""
+    if record.schema != SCHEMAS[stage]:
+        return "this ropext does it in another way"
+    new = plain(inputs)
+    names = [
+        name
+        for name in dict.fromkeys([*new, *record.inputs])
+        if new.get(name, ABSENT) != record.inputs.get(name, ABSENT)
+    ]
+    return f"changed: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}"
+
+
+def other_versions(record: Record) -> str:
+    """Libraries that changed since; said, not silently a reason to do a stage again."""
+    now = provenance.versions()
+    lines = [
+        f"{name} {record.versions.get(name, 'absent')}, now {now.get(name, 'absent')}"
+        for name in dict.fromkeys([*now, *record.versions])
+        if now.get(name) != record.versions.get(name)
+    ]
+    return ", ".join(lines)

@@ -1,0 +1,298 @@
+"""The stages of one cell: what decides each, what it leaves, and how it is done."""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ropext.checkpoint import Snapshot, open_snapshot, with_weights
+from ropext.checkpoint.jsontext import dump
+from ropext.pipeline.extending import write_extension
+from ropext.pipeline.job import PLAN, Cell, Job
+from ropext.pipeline.sections import EVALUATE, EXTEND, FINETUNE, FIT
+from ropext.pipeline.stages import Flat, Hashes, Ledger, Stage, digest
+from ropext.planning import Plan, make_plan, require_help
+from ropext.results import rundir
+
+Say = Callable[[str], None]
+Show = Callable[[int, int, str], None]
+
+# The folder of each stage's checkpoint, which is also its label in the evaluation.
+EXTENDED, FITTED, TUNED = "extended", "fitted", "tuned"
+LABELS = {EXTEND: EXTENDED, FIT: FITTED, FINETUNE: TUNED}
+EVALUATION = "evaluation"
+# Evaluated in every run, beside its checkpoints.
+READ_ALWAYS = ("base", "untouched")
+# Of the recipe, but no part of what a checkpoint or a number is.
+UNDECIDING = ("device", "device_map", "report_to", "chunk", "slice_memory")
+
+
+@dataclass
+class Work:
+    """One cell at work: where it keeps what, and what it has found out."""
+
+    job: Job
+    cell: Cell
+    output: Path  # the finished checkpoint
+    folder: Path  # everything else
+    base: Snapshot
+    hashes: Hashes
+    say: Say
+    command: Sequence[str]
+    show: Show | None = None
+    limit: int = 0  # the longest target of the grid: all cells are evaluated up to it
+    siblings: tuple[Path, ...] = ()  # evaluations of the grid's other cells
+
+    @cached_property
+    def plan(self) -> Plan:
+        """What the extension does; made anew every time, from the config alone."""
+        made = make_plan(self.base.config, self.cell.recipe(), self.base.name)
+        require_help(made)
+        return made
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        return Ledger(self.folder / "stages")
+
+    def checkpoint(self, stage: str) -> Path:
+        """Where a stage writes its checkpoint: under the name of the finished one, so that its
+        card and its commands say the right name."""
+        return self.folder / LABELS[stage] / self.output.name
+
+    @property
+    def checkpoints(self) -> dict[str, Path]:
+        """Label to directory, in the order in which they are made."""
+        made = [name for name in self.job.stages if name in LABELS]
+        return {LABELS[name]: self.checkpoint(name) for name in made}
+
+    @property
+    def final(self) -> str:
+        """The label of the checkpoint that becomes the output."""
+        return list(self.checkpoints)[-1]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Who is evaluated."""
+        return (*READ_ALWAYS, *self.checkpoints)
+
+    @property
+    def evaluation(self) -> Path:
+        return self.folder / EVALUATION
+
+    def stages(self) -> tuple[Stage, ...]:
+        """All but the report, in their order."""
+        makers = {
+            PLAN: self._plan,
+            EXTEND: self._extend,
+            FIT: self._fit,
+            FINETUNE: self._finetune,
+            EVALUATE: self._evaluate,
+        }
+        return tuple(makers[name]() for name in self.job.stages if name in makers)
+
+    # What decides, and what is there.
+
+    def _section(self, name: str) -> Flat:
+        """The section's values by dotted key; places count by what lies there."""
+        own = self.job.resolved()[name]
+        left = (*UNDECIDING, "fail_if", "data", "eval")
+        return {f"{name}.{key}": value for key, value in own.items() if key not in left}
+
+    def _data(self, name: str, *keys: str) -> Flat:
+        """The content of the documents that a section names."""
+        found = {key: self.job.given.place(f"{name}.{key}") for key in keys}
+        return {f"{name}.{key}": self.hashes.of_data(own) for key, own in found.items() if own}
+
+    def _left(self, stage: str) -> Flat | None:
+        content = self.hashes.of_tree(self.checkpoint(stage))
+        return None if content is None else {LABELS[stage]: content}
+
+    def _before(self, stage: str) -> Flat:
+        """The checkpoint that a training starts from."""
+        names = [name for name in self.job.stages if name in LABELS]
+        earlier = names[names.index(stage) - 1]
+        return self._left(earlier) or {}
+
+    def _clear(self, stage: str) -> Callable[[], None]:
+        def clear() -> None:
+            place = self.checkpoint(stage)
+            shutil.rmtree(place, ignore_errors=True)
+            # A training's own checkpoints, of other weights or settings.
+            shutil.rmtree(place.with_name(f"{place.name}.run"), ignore_errors=True)
+
+        return clear
+
+    # The stages.
+
+    def _plan(self) -> Stage:
+        path = self.folder / "plan.json"
+
+        def do() -> None:
+            for warning in self.plan.warnings:
+                self.say(f"warning: {warning}")
+            rundir.write_bytes(path, dump(self.plan.to_json()))
+
+        def inputs() -> Flat:
+            wish = {
+                key: value for key, value in vars(self.cell.recipe()).items() if value is not None
+            }
+            return {
+                "config": digest(self.base.config),
+                **{f"extend.{k}": v for k, v in wish.items()},
+            }
+
+        def look() -> Flat | None:
+            return {"plan": self.hashes.of(path)} if path.is_file() else None
+
+        return Stage(PLAN, inputs, look, do, lambda: path.unlink(missing_ok=True))
+
+    def _extend(self) -> Stage:
+        writing = self.job.writing
+
+        def inputs() -> Flat:
+            return {
+                "base": self.hashes.of_model(self._whole_base),
+                "config": digest(self.plan.config),
+                "extend.link": writing.link,
+                "extend.no_verify": writing.no_verify,
+                "extend.hash": writing.hash,
+                "output": self.output.name,
+            }
+
+        def do() -> None:
+            write_extension(
+                self._whole_base,
+                self.plan,
+                self.checkpoint(EXTEND),
+                link=writing.link,
+                force=True,
+                prove=not writing.no_verify,
+                hash_weights=writing.hash,
+                trust_remote_code=bool(self.job.value("trust_remote_code")),
+                command=self.command,
+                say=self.say,
+            )
+
+        return Stage(EXTEND, inputs, lambda: self._left(EXTEND), do, self._clear(EXTEND))
+
+    @cached_property
+    def _whole_base(self) -> Snapshot:
+        return with_weights(self.base)
+
+    def _fit(self) -> Stage:
+        options = self.job.fitting(self.cell)
+
+        def inputs() -> Flat:
+            return (
+                self._section(FIT)
+                | {f"fit.{key}": own for key, own in options.items() if key not in UNDECIDING}
+                | self._data(FIT, "data")
+                | {"base": self.hashes.of_model(self._whole_base)}
+                | {"config": digest(self.base.config)}
+            )
+
+        def do() -> None:
+            from ropext.training import run_fit
+
+            run_fit(
+                self.base.name,
+                str(self.job.given.place("fit.data")),
+                self.checkpoint(FIT),
+                revision=self.base.commit if self.base.hub_id == self.base.name else None,
+                force=True,
+                command=self.command,
+                say=self.say,
+                **options,
+            )
+
+        return Stage(FIT, inputs, lambda: self._left(FIT), do, self._clear(FIT), everyone=True)
+
+    def _finetune(self) -> Stage:
+        def inputs() -> Flat:
+            return (
+                self._section(FINETUNE)
+                | self._data(FINETUNE, "data", "eval")
+                | self._before(FINETUNE)
+            )
+
+        def do() -> None:
+            from ropext.training import run_finetune
+
+            options = self.job.finetuning()
+            given = {name: value for name, value in vars(options).items() if value is not None}
+            names = [name for name in self.job.stages if name in LABELS]
+            source = self.checkpoint(names[names.index(FINETUNE) - 1])
+            run_finetune(
+                source,
+                str(self.job.given.place("finetune.data")),
+                self.checkpoint(FINETUNE),
+                force=True,
+                say=self.say,
+                **given,
+            )
+
+        return Stage(
+            FINETUNE, inputs, lambda: self._left(FINETUNE), do, self._clear(FINETUNE), everyone=True
+        )
+
+    def _evaluate(self) -> Stage:
+        results = self.evaluation / "results.json"
+        old = self.evaluation.with_name(f"{EVALUATION}.old")
+
+        def inputs() -> Flat:
+            contents = {f"checkpoint.{label}": own for label, own in self.contents().items()}
+            return (
+                self._section(EVALUATE)
+                | self._data(EVALUATE, "data")
+                | contents
+                | {"context": self.plan.context, "limit": self.limit}
+            )
+
+        def look() -> Flat | None:
+            whole = results.is_file() and (self.evaluation / "report.html").is_file()
+            return {"results": self.hashes.of(results)} if whole else None
+
+        def clear() -> None:
+            # Kept beside it: what was read of models that are still the same is not read again.
+            if self.evaluation.is_dir() and not old.is_dir():
+                self.evaluation.rename(old)
+            shutil.rmtree(self.evaluation, ignore_errors=True)
+
+        def do() -> None:
+            from ropext.evaluation import Hooks, evaluate
+
+            evaluate(
+                str(self.job.model),
+                self.evaluation,
+                trust_remote_code=bool(self.job.value("trust_remote_code")),
+                force=True,
+                command=self.command,
+                hooks=Hooks(say=self.say) if self.show is None else Hooks(self.say, self.show),
+                lineup=self.lineup(),
+                earlier=(old, *self.siblings),
+                **self.job.evaluation(),
+            )
+            shutil.rmtree(old, ignore_errors=True)
+
+        return Stage(EVALUATE, inputs, look, do, clear, everyone=True)
+
+    def contents(self) -> dict[str, str]:
+        """Digests of all bytes of the base and of each checkpoint, by label."""
+        made = {label: str(self.hashes.of_tree(place)) for label, place in self.checkpoints.items()}
+        return {"base": self.hashes.of_model(self._whole_base)} | made
+
+    def lineup(self, checkpoints: Mapping[str, Path] | None = None) -> Any:
+        """Who is evaluated."""
+        from ropext.evaluation.variants import line_up_checkpoints
+
+        places = self.checkpoints if checkpoints is None else checkpoints
+        contents = self.contents() if checkpoints is None else dict.fromkeys(["base", *places], "")
+        return line_up_checkpoints(
+            self.base if checkpoints is not None else self._whole_base,
+            {label: open_snapshot(str(place)) for label, place in places.items()},
+            context=self.plan.context,
+            limit=self.limit,
+            contents=contents,
+        )

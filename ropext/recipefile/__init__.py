@@ -1,0 +1,278 @@
+"""The text of a recipe, read strictly: plain YAML in which every value has its line.
+
+Tags (which name code), anchors and aliases (which multiply), merges and several documents are
+refused, and a value becomes what its key says, never what YAML guesses (`no` is a text where a text
+is wanted; 2e-4 is a number). What a section takes is told by a table of keys.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from ropext.checkpoint.jsontext import read_bytes
+from ropext.errors import InputError, UsageError
+from ropext.recipefile.tree import Branch, Many, Node, Scalar, parse
+
+SIZE_LIMIT = 1 << 16  # bytes; a recipe has a few dozen lines
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_SECRET = re.compile(r"token|secret|password|passwd|api_?key|credential", re.IGNORECASE)
+_NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key that a section takes; `kind` is bool, int, float, str or a tuple of one of them."""
+
+    name: str  # as it is spelled in the file: the flag with _ for -
+    field: str  # of the options that it fills
+    kind: Any
+    help: str
+    default: Any = None
+    place: bool = False  # names a file, a folder or a hub id: relative to the recipe, may hold ${X}
+    local: bool = False  # a place that is never on the hub
+    matrix: bool = False  # a list of values is a grid
+
+    @property
+    def item(self) -> Any:
+        """The type of one value."""
+        return get_args(self.kind)[0] if get_origin(self.kind) is tuple else self.kind
+
+    @property
+    def takes_list(self) -> bool:
+        return self.matrix or get_origin(self.kind) is tuple
+
+
+Table = Mapping[str, tuple[Key, ...]]  # section -> its keys; "" has those of the top
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A value that was given, and where: for messages, and for what a path counts from."""
+
+    value: Any
+    where: str
+    folder: Path
+    local: bool = False
+
+
+@dataclass
+class Given:
+    """All that was given, by dotted key (`finetune.steps`), and the sections that are there."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    sections: dict[str, str] = field(default_factory=dict)  # name -> where it begins
+
+    def section(self, name: str) -> dict[str, Any]:
+        """The values of a section by their keys."""
+        prefix = f"{name}." if name else ""
+        return {
+            key.removeprefix(prefix): entry.value
+            for key, entry in self.entries.items()
+            if key.startswith(prefix) and ("." in key) == bool(name)
+        }
+
+    def place(self, key: str) -> str | None:
+        """A place as the file system finds it from here, its variables filled in."""
+        entry = self.entries.get(key)
+        return None if entry is None else place(entry)
+
+    def put(self, key: str, value: Any, where: str, folder: Path = Path()) -> None:
+        """A value from the command line's own options."""
+        self.entries[key] = Entry(value, where, folder)
+        section = key.rpartition(".")[0]
+        if section:
+            self.sections.setdefault(section, where)
+
+
+def read(path: Path, table: Table, folder: Path) -> tuple[Given, str]:
+    """(what a recipe file gives, its text verbatim); relative paths count from `folder`."""
+    try:
+        data = read_bytes(path, SIZE_LIMIT)
+    except InputError:
+        if path.is_file() and path.stat().st_size > SIZE_LIMIT:
+            raise InputError(
+                f"{path} has more than the {SIZE_LIMIT // 1024} KiB that a recipe may have"
+            ) from None
+        raise
+    return from_text(data, path.name, table, folder), data.decode("utf-8", "replace")
+
+
+def from_text(data: bytes | str, name: str, table: Table, folder: Path) -> Given:
+    """What a recipe's text gives; relative paths count from `folder`."""
+    tree = parse(data, name)
+    given = Given()
+    for key, (line, node) in tree.entries.items():
+        where = f"{name}, line {line}"
+        if key in table and key:
+            _read_section(given, key, node, name, line, table, folder)
+        else:
+            found = _known(key, "", table, where)
+            _put(given, found, "", node, name, folder)
+    return given
+
+
+def _read_section(
+    given: Given, section: str, node: Node, name: str, line: int, table: Table, folder: Path
+) -> None:
+    if isinstance(node, Scalar) and node.is_null:
+        return
+    if not isinstance(node, Branch):
+        raise InputError(
+            f"{name}, line {line}: {section} is a section, with keys such as "
+            f"{table[section][0].name} below it"
+        )
+    given.sections[section] = f"{name}, line {line}"
+    for key, (at, value) in node.entries.items():
+        found = _known(key, section, table, f"{name}, line {at}")
+        _put(given, found, section, value, name, folder)
+
+
+def _put(given: Given, key: Key, section: str, node: Node, name: str, folder: Path) -> None:
+    dotted = f"{section}.{key.name}" if section else key.name
+    where = f"{name}, line {node.line}" if node.line else name  # an override has no lines
+    value = typed(key, dotted, node, where)
+    if value is None:
+        given.entries.pop(dotted, None)
+        return
+    given.entries[dotted] = Entry(value, where, folder, key.local)
+    if section:
+        given.sections.setdefault(section, where)
+    if key.place:
+        place(given.entries[dotted])  # so that a missing variable is told at once
+
+
+def override(given: Given, word: str, table: Table) -> None:
+    """Apply one `key=value` of the command line; paths count from the working directory."""
+    dotted, equals, text = word.partition("=")
+    if not equals:
+        raise UsageError(f"{word!r} is no KEY=VALUE, such as finetune.steps=60")
+    section, _, name = dotted.strip().rpartition(".")
+    if name and not section and name in table:
+        if text.strip() != "null":
+            raise UsageError(f"{word}: {name} is a section; write {name}.KEY=VALUE, or {name}=null")
+        given.sections.pop(name, None)
+        for own in [own for own in given.entries if own.startswith(f"{name}.")]:
+            del given.entries[own]
+        return
+    if section not in table:
+        raise UsageError(f"{word}: there is no section {section!r}{_near(section, list(table))}")
+    key = _known(name, section, table, word, UsageError)
+    node: Node = Scalar(text.strip(), 0)
+    if key.takes_list and text.strip().startswith("["):
+        node = _only_value(text, word)
+    try:
+        _put(given, key, section, node, word, Path())
+    except InputError as error:
+        raise UsageError(str(error)) from None
+
+
+def _only_value(text: str, word: str) -> Node:
+    line, node = parse(f"value: {text}", word).entries["value"]
+    assert line == 1
+    return node
+
+
+def _known(
+    key: str, section: str, table: Table, where: str, kind: type[Exception] = InputError
+) -> Key:
+    """The key of that name; an unknown one is refused with its nearest neighbours."""
+    for known in table[section]:
+        if known.name == key:
+            return known
+    here = section or "a recipe"
+    names = [known.name for known in table[section]] + ([] if section else [s for s in table if s])
+    owners = [name for name, keys in table.items() if name and key in [k.name for k in keys]]
+    if owners and not difflib.get_close_matches(key, names, 1, 0.8):
+        raise kind(f"{where}: {here} has no key {key!r}; it is a key of {' and of '.join(owners)}")
+    raise kind(f"{where}: {here} has no key {key!r}{_near(key, names)}")
+
+
+def _near(word: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(word, [name for name in names if name], 3, 0.5)
+    if near:
+        return f"; did you mean {' or '.join(near)}?"
+    return f"; known are {', '.join(name for name in names if name)}"
+
+
+def place(entry: Entry) -> str:
+    """Where a place lies, seen from here: hub ids, `ropext://` names and absolute paths as they
+    are; a relative path counts from the recipe's folder."""
+    text = _VARIABLE.sub(lambda found: _variable(found[1], entry.where), str(entry.value))
+    if "$" in text:
+        raise InputError(
+            f"{entry.where}: {str(entry.value)!r} holds a $ that names no variable; write ${{NAME}}"
+        )
+    text = os.path.expanduser(text)
+    if "://" in text or entry.folder == Path():
+        return text
+    looks_local = text.startswith((".", "~", "/")) or Path(text).suffix in _DATA_SUFFIXES
+    if entry.local or looks_local or (entry.folder / text).exists():
+        return str(entry.folder / text)
+    return text
+
+
+_DATA_SUFFIXES = (".txt", ".md", ".jsonl", ".parquet", ".json", ".csv")
+
+
+def _variable(name: str, where: str) -> str:
+    if _SECRET.search(name):
+        raise InputError(
+            f"{where}: ${{{name}}} looks like a secret, which has no place in a recipe"
+        )
+    if name not in os.environ:
+        raise InputError(f"{where}: the environment variable {name} is not set")
+    return os.environ[name]
+
+
+def typed(key: Key, dotted: str, node: Node, where: str) -> Any:
+    """The value as its key says; None where it was left empty."""
+    if isinstance(node, Branch):
+        raise InputError(f"{where}: {dotted} takes {_wanted(key)}, not keys of its own")
+    if isinstance(node, Many):
+        if not key.takes_list:
+            raise InputError(f"{where}: {dotted} takes {_wanted(key)}, not a list")
+        items = tuple(_single(key, dotted, item, where) for item in node.items)
+        return items if items or not key.matrix else None
+    if node.is_null:
+        return None
+    if get_origin(key.kind) is tuple:
+        if key.place:
+            return node.text  # a file that has the list
+        parts = [part.strip() for part in node.text.split(",") if part.strip()]
+        return tuple(_single(key, dotted, Scalar(part, node.line), where) for part in parts)
+    return _single(key, dotted, node, where)
+
+
+def _single(key: Key, dotted: str, node: Node, where: str) -> Any:
+    if not isinstance(node, Scalar):
+        raise InputError(f"{where}: {dotted} takes {_wanted(key)}, not lists in a list")
+    text, kind = node.text, key.item
+    if kind is str:
+        return text
+    if kind is bool and not node.quoted and text in ("true", "false"):
+        return text == "true"
+    if kind in (int, float) and not node.quoted and _NUMBER.fullmatch(text) and len(text) < 400:
+        number = float(text.replace("_", ""))
+        if kind is float:
+            return number
+        if number.is_integer():
+            return int(number)
+    shown = repr(text[:60]) if node.quoted else text[:60]
+    raise InputError(f"{where}: {dotted} takes {_wanted(key)}, was {shown}")
+
+
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+def _wanted(key: Key) -> str:
+    words = _WORDS[key.item]
+    if key.matrix:
+        return f"{words} or a list of them"
+    if get_origin(key.kind) is tuple:
+        return f"a list, each item {words}" + (", or the path of a file" if key.place else "")
+    return words

@@ -1,0 +1,121 @@
+"""What was measured of a checkpoint, as the figures of its card on the hub.
+
+From the sections of its own ropext.json, and from runs of `ropext eval` that read this very
+checkpoint: the identity in a run's manifest must be that of the directory.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+from ropext.bundled import SCHEME
+from ropext.checkpoint import open_snapshot
+from ropext.checkpoint.provenance import Record, identity
+from ropext.checkpoint.publishing import Figure
+from ropext.checkpoint.records import read_record
+from ropext.errors import InputError
+from ropext.results.contest import split_spec
+from ropext.results.rundir import Run, read_run
+from ropext.results.values import Value
+from ropext.tasks import TASKS
+
+_METRIC = re.compile(r"([a-z_-]+)@([0-9]+)")
+_DATASET_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+# The last stage that wrote numbers speaks; (section, the models in it that can be the output).
+SECTIONS = (("finetune", ("tuned",)), ("fit", ("fitted", "start")))
+HELD_OUT = "documents that were not trained on"
+
+
+def figures(directory: str | Path, runs: Sequence[str] = ()) -> list[Figure]:
+    """The figures of a checkpoint: those of the runs, or else those of its record."""
+    found = [figure for spec in runs for figure in _of_run(spec, Path(directory))]
+    record = read_record(Path(directory)) if not found else None
+    return found or (list(_of_record(record)) if record else [])
+
+
+def _of_record(record: Record) -> Iterator[Figure]:
+    for section, labels in SECTIONS:
+        own = record.more.get(section)
+        numbers = own.get("numbers") if isinstance(own, Mapping) else None
+        if not isinstance(numbers, Mapping):
+            continue
+        kept = own.get("kept") if isinstance(own, Mapping) else None
+        label = kept if kept in labels else labels[0]
+        if isinstance(metrics := numbers.get(label), Mapping):
+            yield from _of_metrics(metrics, HELD_OUT, None, None)
+            return
+
+
+def _of_run(spec: str, directory: Path) -> Iterator[Figure]:
+    path, wanted = split_spec(spec)
+    run = read_run(path)
+    label = _label(run, directory, wanted)
+    data = run.manifest["names"].get("data")
+    shown, dataset_id = _dataset(data if isinstance(data, str) else None)
+    tail = int(run.results["tail_tokens"])
+    yield from _of_metrics(run.results["variants"][label]["metrics"], shown, dataset_id, tail)
+
+
+def _label(run: Run, directory: Path, wanted: str | None) -> str:
+    """The variant that read this directory's own config and weights."""
+    own = identity(open_snapshot(str(directory)))
+    keys = ("config_sha256", "weights_sha256")
+    found = [
+        str(label)
+        for label, variant in run.manifest["run"]["variants"].items()
+        # A base in its short window, or files read with an adapter, are another model.
+        if variant["kind"] != "base" and not variant.get("adapter_sha256")
+        if all(variant["model"][key] == own[key] for key in keys)
+    ]
+    chosen = [label for label in found if wanted in (None, label)]
+    if not chosen:
+        raise InputError(
+            f"{run.path} did not measure {directory}{f' as {wanted!r}' if wanted else ''} (its "
+            f"config or weights are others); evaluate it: ropext eval {directory} -o RUN"
+        )
+    if len(chosen) > 1:
+        raise InputError(
+            f"{run.path} measured the same files under several names ({', '.join(chosen)}); say "
+            f"which one {directory} is: --results {run.path}:{chosen[-1]}"
+        )
+    return chosen[0]
+
+
+def _dataset(data: str | None) -> tuple[str, str | None]:
+    """How a source is called on the card, and its id where it is one of the hub's."""
+    if data is None:
+        return "retrieval", None
+    if data.startswith(SCHEME):
+        return data, None
+    if _DATASET_ID.fullmatch(data) and not Path(data).exists() and not _is_file(data):
+        return data, data
+    return PurePath(data).name, None
+
+
+def _is_file(data: str) -> bool:
+    return PurePath(data).suffix in (".txt", ".md", ".jsonl", ".json", ".parquet")
+
+
+def _of_metrics(
+    metrics: Mapping[str, Any], dataset: str, dataset_id: str | None, tail: int | None
+) -> Iterator[Figure]:
+    """Tail perplexities, and the share of retrieval questions answered exactly."""
+    names = {task.name for task in TASKS}
+    last = f"last {tail} tokens before" if tail else "last tokens before"
+    for key, data in metrics.items():
+        matched = _METRIC.fullmatch(key)
+        if not matched or not isinstance(data, Mapping):
+            continue
+        name, length = matched[1], int(matched[2])
+        value = Value.from_json(dict(data))
+        if not math.isfinite(value.value):
+            continue
+        details = {"n": value.n} | ({"ci95": list(value.ci95)} if value.ci95 else {})
+        if name == "tail":
+            said = f"tail perplexity at {length:,} tokens ({last} it)"
+            yield Figure(dataset, "perplexity", said, value.value, details, dataset_id)
+        elif name in names:
+            said = f"{name} retrieval at {length:,} tokens, exact answers"
+            yield Figure(f"ropext {name}", "accuracy", said, value.value, details)

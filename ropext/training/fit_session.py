@@ -1,0 +1,347 @@
+"""One fit, once everything about it is settled: measure the starts, fit, judge, write."""
+
+import gc
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ropext.checkpoint.staging import check_output
+from ropext.errors import Stopped
+from ropext.patching import patch, unpatch
+from ropext.planning import Plan, make_plan
+from ropext.results.readings import Reading
+from ropext.results.retrieval import ItemScore
+from ropext.results.values import Value
+from ropext.training import (
+    engine,
+    evaluating,
+    fit_showing,
+    fit_writing,
+    loading,
+    searching,
+    spectrum,
+)
+from ropext.training.engine import History, Job, LossNotFinite
+from ropext.training.fit_judging import Steps, Verdict, keep_scores, kept_scores, read_long
+from ropext.training.fitted import BASE, FITTED, START, Fitted
+from ropext.training.fitting import PlannedFit, engine_options
+from ropext.training.interrupts import Signals
+from ropext.training.learner import Learner, LeftGuards
+from ropext.training.probes import why_not_sliced
+from ropext.training.run import is_main
+from ropext.training.session import memory_errors, writing_errors
+
+OUT_OF_MEMORY = (
+    "out of memory; three options help most: --micro-rows 1, --dtype bfloat16, and a smaller "
+    "--factor. The last checkpoint is kept"
+)
+
+
+@dataclass
+class FitSession:
+    """The state of one process of a fit."""
+
+    planned: PlannedFit
+    folder: Path
+    output: Path
+    force: bool
+    command: Sequence[str]
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self.prepared = self.planned.prepared
+        self.options = engine_options(self.prepared.options)
+        self.judge = self.prepared.judge
+        self.notes: list[str] = []
+        self.steps = Steps(self.folder / "steps")
+        self.closed: dict[str, Reading] = {}
+        self.scores: dict[str, list[ItemScore]] = {}
+        self.trials: list[searching.Trial] = []
+        for note in self.prepared.notes:
+            self._note(note)
+
+    def _note(self, sentence: str) -> None:
+        self.notes.append(sentence)
+        self.say(sentence)
+
+    def run(self) -> Fitted | None:
+        """The result; None in all processes but the first."""
+        with memory_errors(OUT_OF_MEMORY), writing_errors(self.folder):
+            model = loading.load(self.prepared.base, self.options)  # type: ignore[arg-type]
+            model.requires_grad_(False)
+            with self._pauses() as pause:
+                base, start = self._before(model, pause)
+                searched = self._search(model, start, pause) if self.planned.search else None
+            history = searched or self._fit(model, start)
+            if not is_main():
+                return None
+            with self._pauses() as pause:
+                verdict, fitted, plan = self._decide(model, start, history, pause)
+        with writing_errors(self.output):
+            return self._finish(base, start, fitted, verdict, plan, history)
+
+    @contextmanager
+    def _pauses(self) -> Iterator[evaluating.Pause]:
+        """An interrupt while documents are read stops after the one in hand."""
+        signals = Signals(self.say, "stopping after the document in hand")
+
+        def pause() -> None:
+            if signals.caught:
+                raise KeyboardInterrupt
+
+        with signals.listening():
+            yield pause
+            pause()
+
+    def _before(self, model: Any, pause: evaluating.Pause) -> tuple[Reading, str]:
+        """The base through its short window, every start, and the best of these."""
+        judge, folder = self.judge, self.folder / "readings"
+        count = len(judge.judge.documents)
+        base = evaluating.kept(folder, BASE)
+        if base is None:
+            self.say(f"reading {count} held-out documents by the base")
+            with torch.no_grad():
+                base = judge.judge.read_short(model, BASE, pause)
+            self._keep(folder, base)
+        for method, plan in self.prepared.starts.items():
+            found = evaluating.kept(folder, method)
+            if found is None:
+                self.say(f"reading them by {method}")
+                patch(model, plan.config)
+                found = read_long(judge, model, method, pause)
+                self._keep(folder, found)
+            self.closed[method] = found
+        losses = {method: judge.loss(reading) for method, reading in self.closed.items()}
+        allowed = {m: loss for m, loss in losses.items() if self._outside(m) is None} or losses
+        start = min(allowed, key=lambda method: allowed[method])
+        if len(losses) > 1:
+            shown = ", ".join(f"{method} {loss:.4f}" for method, loss in losses.items())
+            self.say(f"far half, nats a token: {shown}; starting from {start}")
+        unpatch(model)
+        self._ask(BASE, model, judge.near, pause)
+        self._without_answers()
+        patch(model, self.prepared.starts[start].config)
+        self._ask(START, model, self.judge.far, pause)
+        return base, start
+
+    def _keep(self, folder: Path, reading: Reading) -> None:
+        if is_main():
+            evaluating.keep(folder, reading)
+
+    def _outside(self, method: str) -> str | None:
+        """Why a closed form cannot be the start: it lies outside of the guards."""
+        prepared = self.prepared
+        space = spectrum.space_of(
+            prepared.within, prepared.starts[method].main, prepared.plan.target, prepared.ceiling
+        )
+        return space.outside()
+
+    def _ask(self, label: str, model: Any, items: Sequence[Any], pause: evaluating.Pause) -> None:
+        path = self.folder / "readings" / f"{label}-items.json"
+        found = kept_scores(path)
+        if found is None:
+            if items:
+                self.say(f"asking {label} {len(items)} questions")
+            with torch.no_grad():
+                found = self.judge.ask(model, items, pause)
+            if is_main():
+                keep_scores(path, found)
+        self.scores[label] = found
+
+    def _search(self, model: Any, start: str, pause: evaluating.Pause) -> History:
+        """Try knobs on the documents to fit on; the best of them is judged as a step would be."""
+        space, file = self._space_method(start), self.folder / "trials.json"
+        passages = searching.passages(self.prepared.documents.fitted, self.prepared.plan.target)
+        search = searching.Search(space, passages, self.judge.frame.bootstrap, file, self.say)
+        scorer = self.judge.judge.scorer(model)
+
+        def apply(knobs: Mapping[str, Any]) -> None:
+            patch(model, self._plan(space.method, dict(knobs)).config)
+
+        self.trials = search.run(searching.measuring(scorer, apply, passages, pause))
+        self._note(search.summary())
+        step = max(k for k, trial in enumerate(self.trials) if trial.taken)
+        if step:
+            apply(space.knobs())
+            reading = read_long(self.judge, model, "step", pause)
+            if is_main():
+                self.steps.keep(step, space.knobs(), reading)
+        return History()
+
+    def _fit(self, model: Any, start: str) -> History:
+        """Train the spectrum; stopped at a guard or at a loss that is no number, what was judged
+        before that stays."""
+        prepared = self.prepared
+        plan = prepared.starts[start]
+        space = spectrum.space_of(prepared.within, plan.main, plan.target, prepared.ceiling)
+        patch(model, self._plan_of(space).config)
+        reason = why_not_sliced(model)
+        if reason is not None:
+            self._note(f"the loss needs whole logits: {reason}")
+        spectrum.make_live(model, plan.sites, plan.target, space)
+        learner = Learner(model, space, sliced=reason is None)
+        job = Job(
+            model=learner,
+            rows=prepared.rows,
+            rows_per_step=prepared.rows.per_step,
+            row_tokens=plan.target,
+            padding=prepared.padding,
+            settings=prepared.settings,
+            options=self.options,
+            folder=self.folder / FITTED,
+            evaluate=self._evaluation(learner),
+            recompute=self.planned.estimate.recompute,
+        )
+        settings = prepared.settings
+        self.say(
+            f"fitting {self.planned.moving} numbers from {start}: {settings.steps.value} steps of "
+            f"{prepared.rows.tokens // settings.steps.value} tokens"
+        )
+        try:
+            return engine.train(job, self._processes(), self.say)
+        except LeftGuards as error:
+            self._note(f"stopped: {error}; the steps judged before count")
+        except LossNotFinite:
+            self._note("stopped: the loss became no number; the steps judged before count")
+        finally:
+            spectrum.remove(model)
+            del job, learner
+            gc.collect()
+        last = engine.last_checkpoint(self.folder / FITTED)
+        return History() if last is None else engine.history_in(last, 0)
+
+    def _without_answers(self) -> None:
+        """A base that cannot answer inside its own context is not asked at the target: it has
+        nothing to lose there, and its wrong answers would teach nothing about distance."""
+        if not self.judge.near or self.judge.answers(self.scores[BASE]):
+            return
+        self.judge = replace(self.judge, far=())
+        self.prepared.rows.questions = None
+        self._note(
+            "no questions at the target: the base does not answer them inside its own context"
+        )
+
+    def _processes(self) -> int:
+        import os
+
+        return int(os.environ.get("WORLD_SIZE", "1"))
+
+    def _plan_of(self, space: spectrum.Space) -> Plan:
+        return self._plan(space.method, space.knobs())
+
+    def _plan(self, method: str, knobs: dict[str, Any]) -> Plan:
+        base = self.prepared.base
+        recipe = self.prepared.options.recipe(method, **knobs)
+        return make_plan(base.snapshot.config, recipe, base.snapshot.name)
+
+    def _evaluation(self, learner: Learner) -> engine.Evaluate:
+        def evaluate(model: Any, step: int) -> float:
+            reason = learner.space.outside()
+            if reason is not None:
+                raise LeftGuards(reason)
+            learner.model.eval()
+            reading = read_long(self.judge, learner.model, "step", lambda: None)
+            if is_main():
+                self.steps.keep(step, learner.space.knobs(), reading)
+            return self.judge.loss(reading)
+
+        return evaluate
+
+    def _decide(
+        self, model: Any, start: str, history: History, pause: evaluating.Pause
+    ) -> tuple[Verdict, Reading | None, Plan]:
+        """The lowest step, if it beats the start surely and loses no retrieval."""
+        judge, before = self.judge, self.closed[start]
+        closed = self.prepared.starts[start]
+        found = self.steps.found()
+        if not found:
+            sentence = "nothing was found to judge: the start is written"
+            return Verdict(START, 0, sentence), None, closed
+        step = min(found, key=lambda number: judge.loss(found[number]))
+        space = self._space_method(start)
+        plan = self._plan(space.method, self.steps.knobs(step))
+        # Once more, by stock arithmetic from the config that is written.
+        patch(model, plan.config)
+        what = "setting" if self.planned.search else "step"
+        self.say(f"reading them by the spectrum of {what} {step}, as its config says")
+        fitted = read_long(judge, model, FITTED, pause)
+        self._ask(FITTED, model, judge.far, pause)
+        change = judge.change(fitted, before)
+        said = fit_showing.change_text(change)
+        if not judge.better(fitted, before):
+            sentence = f"no {what} is surely better than {start} ({said}): the start is written"
+            return Verdict(START, 0, sentence), fitted, closed
+        lost = judge.lost(self.scores[FITTED], self.scores[START])
+        if lost is not None:
+            sentence = (
+                f"the fit answers fewer questions than {start} ({fit_showing.share_text(lost)}): "
+                "the start is written"
+            )
+            return Verdict(START, 0, sentence), fitted, closed
+        return Verdict(FITTED, step, f"{what} {step} is kept: {said}"), fitted, plan
+
+    def _space_method(self, start: str) -> spectrum.Space:
+        prepared = self.prepared
+        plan = prepared.starts[start]
+        return spectrum.space_of(prepared.within, plan.main, plan.target, prepared.ceiling)
+
+    def _finish(
+        self,
+        base: Reading,
+        start: str,
+        fitted: Reading | None,
+        verdict: Verdict,
+        plan: Plan,
+        history: History,
+    ) -> Fitted:
+        self._note(verdict.reason)
+        held = spectrum.held(fit_showing.pair_factors(plan.main), self.prepared.ceiling)
+        if verdict.kept == FITTED and held:
+            self._note(f"held at a guard: pair {', '.join(map(str, held))}")
+        judge = self.judge
+        readings = {BASE: base, START: self.closed[start]}
+        if fitted is not None:
+            readings[FITTED] = fitted
+        numbers = {
+            label: judge.values(reading, base, self.scores.get(label, ()))
+            for label, reading in readings.items()
+        }
+        change: Value | None = None
+        if fitted is not None:
+            change = judge.change(fitted, self.closed[start])
+        done = Fitted(
+            output=self.output,
+            plan=plan,
+            kept=verdict.kept,
+            reason=verdict.reason,
+            start=start,
+            steps=verdict.step,
+            tokens=self.prepared.rows.tokens * history.steps // self.prepared.options.steps,
+            numbers=numbers,
+            change=None if change is None else change.to_json(),
+            pair_factors=fit_showing.pair_factors(plan.main),
+            attention_factor=plan.main.wanted.attention_factor,
+            notes=tuple(self.notes),
+            planned=self.planned,
+            losses=tuple(history.losses),
+            judgements={k: judge.loss(own) for k, own in self.steps.found().items()},
+            trials=tuple(self.trials),
+        )
+        extras = fit_showing.files(done, judge, readings, self.closed)
+        check_output(self.output, force=self.force, inputs=[self.prepared.base.snapshot.directory])
+        self.say("writing, and proving what stock transformers builds from it")
+        try:
+            fit_writing.write(done, extras, self.command, force=self.force)
+        except Exception:
+            raise
+        except BaseException as error:  # an interrupt, under whichever name it is raised
+            raise Stopped(
+                f"interrupted; the fit is kept in {self.folder}, and the same command writes it"
+            ) from error
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return done

@@ -1,0 +1,57 @@
+"""What a fit leaves: an extended checkpoint as `extend` writes it, the factors, the evidence.
+
+OUT/                    the base's weights, the new config, record and card
+OUT/pair-factors.json   what --method longrope --pair-factors reads
+OUT/fit/                numbers.json, losses.json, pair-factors.png, positions.png
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropext import proof
+from ropext.checkpoint.card import Card
+from ropext.checkpoint.writing import Written, write_checkpoint
+from ropext.describing import card_of, record_of
+from ropext.training import fit_showing
+
+if TYPE_CHECKING:
+    from ropext.training.fitted import Fitted
+
+FOLDER = "fit"
+
+
+def write(
+    done: "Fitted", extras: Mapping[str, bytes], command: Sequence[str], *, force: bool
+) -> Written:
+    """Write OUT as a whole or not at all, and prove it."""
+    prepared, made = done.planned.prepared, done.plan
+    snapshot = prepared.base.snapshot
+
+    def prove(directory: Path) -> dict[str, Any]:
+        (directory / FOLDER).mkdir()
+        for name, content in extras.items():
+            (directory / name).write_bytes(content)
+        expected = proof.expected(made.sites, made.factor)
+        return proof.prove(directory, expected, text_path=made.model.path).to_json()
+
+    def card(proved: Mapping[str, Any] | None) -> Card:
+        plain = card_of(made, snapshot, done.output.name, proved)
+        return replace(
+            plain,
+            summary=(*plain.summary, *fit_showing.summary(done)),
+            numbers=fit_showing.tables(done),
+        )
+
+    record = record_of(made, snapshot, command)
+    return write_checkpoint(
+        snapshot,
+        done.output,
+        config=made.config,
+        record=replace(record, more=dict(record.more) | {"fit": fit_showing.section(done)}),
+        card=card,
+        link=prepared.options.link,  # type: ignore[arg-type]
+        force=force,
+        prove=prove,
+    )

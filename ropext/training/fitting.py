@@ -1,0 +1,325 @@
+"""A fit before its training: read, divide, plan, estimate. The order of what follows is in
+fit_session."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ropext import corpus
+from ropext.checkpoint import Snapshot, open_snapshot, with_weights
+from ropext.checkpoint.headers import read_header
+from ropext.checkpoint.staging import check_output
+from ropext.errors import UnsupportedModel, UsageError
+from ropext.families import Model
+from ropext.planning import Plan, require_help
+from ropext.training import defaults, fit_data
+from ropext.training.defaults import Setting, Settings
+from ropext.training.estimates import Estimate
+from ropext.training.fit_data import Documents, FitRows, Questions
+from ropext.training.fit_judging import FitJudge, few, judge_of
+from ropext.training.fit_options import FitOptions
+from ropext.training.fit_starts import check_geometry, choose_starts
+from ropext.training.options import Options
+from ropext.training.run import claimed, digest, is_main, quiet_libraries
+from ropext.training.searching import DOCUMENTS, most_tokens
+
+Say = Callable[[str], None]
+
+# Measured on the bundled model (docs/fitting.md): the peak of a cosine after a short warm-up.
+LEARNING_RATE = 0.02
+BETAS = (0.9, 0.95)
+MEASURED = "measured on the bundled model (docs/fitting.md)"
+NOT_TRAINED = Setting(0, "no LoRA")
+
+
+@dataclass(frozen=True)
+class Base:
+    """The model that is fitted."""
+
+    snapshot: Snapshot
+    model: Model
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All that is known before a weight is loaded."""
+
+    base: Base
+    options: FitOptions
+    within: str
+    starts: Mapping[str, Plan]  # the closed forms to choose from
+    settings: Settings
+    documents: Documents
+    questions: Questions | None
+    rows: FitRows
+    judge: FitJudge
+    padding: int
+    notes: tuple[str, ...]
+
+    @property
+    def plan(self) -> Plan:
+        """Any of the starts: what they share (context, target, geometry)."""
+        return next(iter(self.starts.values()))
+
+    @property
+    def ceiling(self) -> float:
+        """On every pair factor."""
+        return self.options.ceiling * self.plan.factor
+
+    def manifest(self) -> dict[str, Any]:
+        """What decides the numbers; a run directory belongs to one of these."""
+        snapshot = self.base.snapshot
+        irrelevant = ("link", "device", "report_to", "micro_rows", "column", "split")
+        options = {k: v for k, v in asdict(self.options).items() if k not in irrelevant}
+        return {
+            "config": digest(snapshot.config),
+            "weights": {
+                name: read_header(snapshot.path(name)).digest for name in snapshot.weight_files
+            },
+            "fitted": digest([[int(t) for t in d.ids] for d in self.documents.fitted]),
+            "judging": [own.key for own in self.documents.judging],
+            "within": self.within,
+            "starts": list(self.starts),
+            "options": options,
+        }
+
+
+@dataclass(frozen=True)
+class PlannedFit:
+    """What `--dry-run` shows."""
+
+    prepared: Prepared
+    estimate: Estimate
+    moving: int  # numbers
+    forward_tokens: int  # read without gradients: starts, judgements, questions
+    sliced: str | None
+
+    @property
+    def search(self) -> bool:
+        """Whether knobs are tried by forward passes, in place of gradient steps."""
+        return self.prepared.options.search
+
+    @property
+    def tokens(self) -> int:
+        """Read with gradients."""
+        return 0 if self.search else self.prepared.rows.tokens
+
+    def to_json(self) -> dict[str, Any]:
+        prepared = self.prepared
+        return {
+            "model": prepared.base.snapshot.name,
+            "context": prepared.plan.context,
+            "target": prepared.plan.target,
+            "within": prepared.within,
+            "starts": list(prepared.starts),
+            "moving": self.moving,
+            "settings": {
+                name: {"value": own.value, "source": own.source}
+                for name, own in vars(prepared.settings).items()
+                if own is not NOT_TRAINED
+            },
+            "documents": len(prepared.rows.texts.documents),
+            "documents_too_short": prepared.documents.too_short,
+            "judging_documents": len(prepared.documents.judging),
+            "tokens": self.tokens,
+            "forward_tokens": self.forward_tokens,
+            "estimate": self.estimate.to_json(),
+            "notes": list(prepared.notes),
+        }
+
+
+def prepare(model: str, source: str, options: FitOptions, revision: str | None) -> Prepared:
+    """Read model, tokenizer and data; settle what moves and from where."""
+    from ropext.evaluation.loading import load_tokenizer
+
+    snapshot = open_snapshot(model, revision=revision)
+    within, starts = choose_starts(snapshot, model, options)
+    plan = next(iter(starts.values()))
+    if plan.model.masked_lm:
+        raise UnsupportedModel(
+            f"{model} is a masked language model ({plan.model.model_type}); fit reads causal ones"
+        )
+    require_help(plan)
+    check_geometry(plan)
+    snapshot = with_weights(snapshot)
+    tokenizer = load_tokenizer(snapshot, False)
+    encoder = corpus.DocumentEncoder(tokenizer, plan.model.vocab_size, options.seed)
+    raw = corpus.read_documents(
+        corpus.Source(source, options.column, options.split or "train", None)
+    )
+    enough = options.steps * max(options.batch_tokens, plan.target)
+    documents = fit_data.read(
+        raw, encoder, options, plan.target, max(enough, DOCUMENTS * plan.target)
+    )
+    questions, notes = _questions(encoder, documents, options, plan)
+    rows = FitRows(documents.fitted, questions, options, plan.context, plan.target)
+    warning = few(documents.judging)
+    padding = tokenizer.pad_token_id
+    return Prepared(
+        Base(snapshot, plan.model),
+        options,
+        within,
+        starts,
+        _settings(options, rows, plan.target),
+        documents,
+        questions,
+        rows,
+        _judge(documents, questions, options, plan, encoder.bos),
+        0 if padding is None else padding,
+        (*notes, *([warning] if warning else [])),
+    )
+
+
+def _questions(
+    encoder: corpus.DocumentEncoder, documents: Documents, options: FitOptions, plan: Plan
+) -> tuple[Questions | None, list[str]]:
+    if not options.retrieval_share and not options.retrieval_items:
+        return None, []
+    questions = Questions(encoder, documents.fitted, plan.target, options.seed)
+    reason = questions.why_none(min(plan.context, plan.target))
+    if reason is not None:
+        return None, [f"retrieval is left out: {reason}"]
+    return questions, []
+
+
+def _judge(
+    documents: Documents,
+    questions: Questions | None,
+    options: FitOptions,
+    plan: Plan,
+    bos: int | None,
+) -> FitJudge:
+    count = options.retrieval_items if questions is not None else 0
+    near, far = (
+        questions.measured(length, count) if questions is not None and count else []
+        for length in (plan.context, plan.target)
+    )
+    lengths = (plan.context, plan.target)
+    return judge_of(documents.judging, near, far, bos, lengths, options.seed)
+
+
+def _settings(options: FitOptions, rows: FitRows, target: int) -> Settings:
+    rate = options.learning_rate
+    return Settings(
+        row_tokens=Setting(target, "the target"),
+        rows=Setting(rows.per_step, "--batch-tokens and --keep-short"),
+        steps=Setting(options.steps, "--steps"),
+        learning_rate=Setting(LEARNING_RATE, MEASURED)
+        if rate is None
+        else Setting(rate, defaults.ASKED),
+        warmup=Setting(max(1, options.steps // 10), MEASURED),
+        schedule=Setting("cosine", MEASURED),
+        rank=NOT_TRAINED,
+        alpha=NOT_TRAINED,
+        betas=Setting(BETAS, MEASURED),
+        weight_decay=Setting(0.0, "the start is no origin"),
+        gradient_norm=Setting(defaults.GRADIENT_NORM, "usual"),
+    )
+
+
+def engine_options(options: FitOptions) -> Options:
+    """What the engine of `finetune` asks of its own options."""
+    return Options(
+        micro_rows=options.micro_rows,
+        eval_every=options.eval_every or max(1, options.steps // 8),
+        eval_documents=options.held_out,
+        patience=0,
+        seed=options.seed,
+        dtype=options.dtype,
+        device=options.device,
+        attn_implementation=options.attn_implementation,
+        report_to=options.report_to,
+    )
+
+
+def plan_fit(prepared: Prepared) -> PlannedFit:
+    """What it takes, from a model without weights."""
+    import os
+
+    import torch
+    from accelerate import init_empty_weights
+
+    from ropext.evaluation.costs import shape_of
+    from ropext.evaluation.loading import free_memory
+    from ropext.training import estimates, loading, spectrum
+
+    options, settings = engine_options(prepared.options), prepared.settings
+    loading.check_tracker(options.report_to)
+    device = loading.device(options)
+    with init_empty_weights(include_buffers=False):
+        model = loading.skeleton(prepared.base)  # type: ignore[arg-type]
+    width = torch.empty((), dtype=loading.dtype(options, device)).element_size()
+    shape = replace(shape_of(model), dtype_bytes=width)
+    moving = spectrum.space_of(
+        prepared.within, prepared.plan.main, prepared.plan.target, prepared.ceiling
+    )
+    count = sum(own.numel() for own in moving.parameters())
+    share = max(1, settings.rows.value // int(os.environ.get("WORLD_SIZE", "1")))
+    micro = defaults.micro_rows(options, settings.row_tokens.value, share)
+    reason = loading.caps_logits(model)
+    free = free_memory(device)
+    found = estimates.estimate(
+        shape, settings, count, micro, free=free, sliced=reason is None, four_bits=False
+    )
+    if not prepared.options.search:
+        estimates.check_fits(found, shape, free, sliced=reason is None, lora=False)
+    return PlannedFit(prepared, found, count, _forward_tokens(prepared, options), reason)
+
+
+def _forward_tokens(prepared: Prepared, options: Options) -> int:
+    """Tokens read without gradients."""
+    target, context = prepared.plan.target, prepared.plan.context
+    judged = len(prepared.documents.judging)
+    judgements = -(-prepared.options.steps // (options.eval_every or 1))
+    base = judged * context * (2 * target // context)
+    questions = 2 * len(prepared.judge.far) * target + len(prepared.judge.near) * context
+    searched = 0
+    if prepared.options.search:
+        searched, judgements = most_tokens(prepared.documents.fitted, target), 1
+    passes = len(prepared.starts) + judgements + 1
+    return passes * judged * target + base + questions + searched
+
+
+def fit(
+    model: str,
+    source: str,
+    output: Path,
+    options: FitOptions,
+    say: Say,
+    *,
+    revision: str | None = None,
+    force: bool = False,
+    command: Sequence[str] = (),
+) -> Any:
+    """Everything, from the last checkpoint on where the same fit was interrupted."""
+    from ropext.training.engine import is_fsdp
+
+    if is_fsdp():
+        raise UsageError(
+            "fit moves a few numbers and shards nothing: launch it with DDP, not with FSDP (the "
+            "configs are in ropext.training.launch)"
+        )
+    with quiet_libraries():
+        prepared = prepare(model, source, options, revision)
+        if not is_main():
+            say = _silent
+        real = check_output(output, force=force, inputs=[prepared.base.snapshot.directory])
+        planned = plan_fit(prepared)
+        folder = real.parent / f"{real.name}.run"
+        manifest = json.loads(json.dumps(prepared.manifest()))
+        with claimed(folder, output, manifest, force):
+            from ropext.training.fit_session import FitSession
+
+            return FitSession(planned, folder, output, force, command, say).run()
+
+
+def dry_run(model: str, source: str, options: FitOptions, revision: str | None) -> PlannedFit:
+    """All but the training."""
+    with quiet_libraries():
+        return plan_fit(prepare(model, source, options, revision))
+
+
+def _silent(sentence: str) -> None:
+    pass

@@ -1,0 +1,340 @@
+"""A spectrum that learns: what may move, and the rotary modules of a model that compute with it.
+
+The numbers that move are offsets from a start, all zero at first, in float64. The rotary module's
+own arithmetic turns them into cos and sin, without the `no_grad` that stock puts around it, so that
+gradients arrive and what is computed is what stock computes from the same numbers.
+"""
+
+import inspect
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ropext.errors import InputError, UnsupportedModel, UsageError
+from ropext.forms import LARGEST_THETA, yarn_bounds
+from ropext.planning import PlannedSite
+from ropext.rope import Rope
+from ropext.training.probes import PROBE
+
+# A pair may end this much faster than the model was trained with: wavelengths of 0.9 and more.
+SHORTEST = 0.9
+# By how much a unit of each offset moves what it stands for. The optimiser moves every offset by
+# about the learning rate; so much as a relative change suits a wavelength.
+ATTENTION_UNIT = 0.25  # of the logarithm of the attention factor
+RAMP_UNIT = 4.0  # pairs, of the ramp's beginning; of the logarithm of its width: a quarter
+THETA_UNIT = 4.0  # of the logarithm of theta
+
+Moved = tuple[torch.Tensor, torch.Tensor]
+
+
+class Space(nn.Module):
+    """What may move. `forward` gives pair factors and attention factor, both float64 and relative
+    to the spectrum that is extended."""
+
+    method: str  # by which the result is planned and written
+
+    def __init__(self, rope: Rope, ceiling: float) -> None:
+        super().__init__()
+        self.rope = rope
+        self.ceiling = ceiling  # on every pair factor
+
+    def forward(self) -> Moved:
+        raise NotImplementedError
+
+    def knobs(self) -> dict[str, Any]:
+        """The fields of a recipe that plan the present values."""
+        raise NotImplementedError
+
+    def values(self) -> tuple[tuple[float, ...], float]:
+        """The present pair factors and attention factor as plain numbers."""
+        with torch.no_grad():
+            factors, attention = self()
+        return tuple(factors.cpu().tolist()), float(attention)
+
+    def outside(self) -> str | None:
+        """None inside of the guards, else which one does not hold."""
+        factors, attention = self.values()
+        if not all(map(math.isfinite, (*factors, attention))):
+            return "a number of the spectrum is not finite"
+        # 1e-9: a start at the bound itself must not fall to rounding.
+        for pair, factor in enumerate(factors):
+            if factor < SHORTEST * (1 - 1e-9):
+                return f"pair {pair} became faster than the model was trained with ({factor:.3f})"
+            if factor > self.ceiling * (1 + 1e-9):
+                return f"pair {pair} was slowed {factor:.3g} times, beyond {self.ceiling:g}"
+        return None
+
+
+def _zeros(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.zeros(shape, dtype=torch.float64))
+
+
+class EveryPair(Space):
+    """Every pair and the attention factor; written as a longrope.
+
+    `gain` multiplies every offset, for an optimiser whose learning rate is that of other weights.
+    """
+
+    method = "longrope"
+    start: torch.Tensor
+
+    def __init__(self, site: PlannedSite, ceiling: float, gain: float = 1.0) -> None:
+        super().__init__(site.rope, ceiling)
+        self.gain = gain
+        now, start = site.rope.spectrum, site.wanted
+        factors = [f / w for f, w in zip(now.inv_freq, start.inv_freq, strict=True)]
+        attention = start.attention_factor / now.attention_factor
+        self.register_buffer("start", torch.tensor(factors, dtype=torch.float64).log(), False)
+        self.start_attention = math.log(attention)
+        self.offsets = _zeros(len(factors))
+        self.attention = _zeros()
+
+    def forward(self) -> Moved:
+        moved = self.gain * self.offsets
+        held = moved.clamp(math.log(SHORTEST) - self.start, math.log(self.ceiling) - self.start)
+        # Held at a guard, and still moved by the gradient: a pair can come back.
+        offsets = moved + (held - moved).detach()
+        attention = self.start_attention + self.gain * ATTENTION_UNIT * self.attention
+        return (self.start + offsets).exp(), attention.exp()
+
+    def knobs(self) -> dict[str, Any]:
+        factors, attention = self.values()
+        return {"pair_factors": factors, "attention_factor": attention}
+
+
+class Ramp(Space):
+    """YaRN's two ramp ends and the attention factor; written as a yarn with betas of its own.
+
+    The ramp is linear in the pair index from `low` to `high`, not rounded to whole pairs, as
+    `truncate: false` reads it. The start is the default YaRN, whose ends are whole.
+    """
+
+    method = "yarn"
+
+    def __init__(self, site: PlannedSite, target: int, ceiling: float) -> None:
+        super().__init__(site.rope, ceiling)
+        rope, params = site.rope, site.params
+        self.s = target / rope.context
+        self.low, high = yarn_bounds(
+            rope.dim,
+            rope.theta,
+            rope.context,
+            params.get("beta_fast") or 32.0,
+            params.get("beta_slow") or 1.0,
+            params.get("truncate") is not False,
+        )
+        self.width = max(high - self.low, 1.0)
+        self.start_attention = math.log(site.wanted.attention_factor)
+        self.ends = _zeros(2)  # the beginning, and the logarithm of the width
+        self.attention = _zeros()
+
+    def _ends(self) -> Moved:
+        low = self.low + RAMP_UNIT * self.ends[0]
+        return low, low + self.width * self.ends[1].exp()
+
+    def forward(self) -> Moved:
+        low, high = self._ends()
+        # Stock clamps both ends to 0 .. dim - 1.
+        low, high = low.clamp(min=0.0), high.clamp(max=self.rope.dim - 1.0)
+        pairs = torch.arange(self.rope.dim // 2, dtype=torch.float64, device=self.ends.device)
+        ramp = ((pairs - low) / (high - low)).clamp(0.0, 1.0)
+        attention = self.start_attention + ATTENTION_UNIT * self.attention
+        return 1 / (ramp / self.s + 1 - ramp), attention.exp()
+
+    def outside(self) -> str | None:
+        with torch.no_grad():
+            low, high = self._ends()
+        if not max(float(low), 0.0) < min(float(high), self.rope.dim - 1):
+            return "the ramp's two ends crossed"
+        return super().outside()
+
+    def knobs(self) -> dict[str, Any]:
+        with torch.no_grad():
+            low, high = (float(end) for end in self._ends())
+
+        def beta(index: float) -> float:
+            """Turns inside the context of the pair at an index: the inverse of yarn_bounds."""
+            wavelength: float = 2 * math.pi * self.rope.theta ** (2 * index / self.rope.dim)
+            return self.rope.context / wavelength
+
+        return {
+            "beta_fast": beta(low),
+            "beta_slow": beta(high),
+            "truncate": False,
+            "attention_factor": self.values()[1],
+        }
+
+
+class Theta(Space):
+    """Theta alone, upwards from the model's own; written as another theta."""
+
+    method = "abf"
+
+    def __init__(self, site: PlannedSite, ceiling: float) -> None:
+        super().__init__(site.rope, ceiling)
+        self.start = math.log(float(site.params["rope_theta"]) / site.rope.theta)
+        self.offset = _zeros()
+
+    def _shift(self) -> torch.Tensor:
+        return self.start + THETA_UNIT * self.offset
+
+    def forward(self) -> Moved:
+        dim = self.rope.dim
+        index = torch.arange(0, dim, 2, dtype=torch.float64, device=self.offset.device)
+        shift = self._shift()
+        return (shift * index / dim).exp(), torch.ones_like(shift)
+
+    def outside(self) -> str | None:
+        shift = float(self._shift().detach())
+        if shift < 0:
+            return "theta fell below the model's own"
+        if self.rope.theta * math.exp(min(shift, 700.0)) >= LARGEST_THETA:
+            return f"theta reached {LARGEST_THETA:g}, beyond which no config is read"
+        return super().outside()
+
+    def knobs(self) -> dict[str, Any]:
+        return {"theta": self.rope.theta * math.exp(float(self._shift().detach()))}
+
+
+def space_of(within: str, site: PlannedSite, target: int, ceiling: float) -> Space:
+    """What moves, beginning at a planned start."""
+    wanted = {"yarn": "yarn", "ntk": "default"}.get(within)
+    if wanted is not None and site.params["rope_type"] != wanted:
+        raise UsageError(
+            f"--within {within} moves what one {wanted} rope dict says, and this start is written "
+            f"as {site.params['rope_type']} (a model that is scaled already needs --within "
+            "longrope, or --from-original)"
+        )
+    if within == "yarn":
+        return Ramp(site, target, ceiling)
+    return Theta(site, ceiling) if within == "ntk" else EveryPair(site, ceiling)
+
+
+class _Live:
+    """Stands in for a rotary module's forward: the module's own arithmetic, on moving numbers."""
+
+    def __init__(self, module: nn.Module, site: PlannedSite, space: Space) -> None:
+        self.module, self.space, self.label = module, space, site.label
+        self.own = module.forward
+        self.arithmetic = inspect.unwrap(type(module).forward)
+        now = site.rope.spectrum
+        self.inv_freq = torch.tensor(now.inv_freq, dtype=torch.float64)
+        self.attention_factor = now.attention_factor
+        # Up to this length a longrope of two sets reads the other one, which does not move.
+        self.beyond = now.short_context
+
+    def __call__(self, x: Any, position_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        layer_type = kwargs.get("layer_type", args[0] if args else None)
+        other = layer_type is not None and self.label and layer_type != self.label
+        if other or (self.beyond and int(position_ids.max()) < self.beyond):
+            return self.own(x, position_ids, *args, **kwargs)
+        factors, attention = self.space()
+        inv_freq = (self.inv_freq.to(factors.device) / factors).float()
+        prefix = f"{self.label}_" if self.label else ""
+        frequency, scaling = f"{prefix}inv_freq", f"{prefix}attention_scaling"
+        buffers, kept = self.module._buffers, getattr(self.module, scaling)
+        held = buffers[frequency]
+        buffers[frequency] = inv_freq.to(x.device)
+        setattr(self.module, scaling, (self.attention_factor * attention).float().to(x.device))
+        try:
+            return self.arithmetic(self.module, x, position_ids, *args, **kwargs)
+        finally:
+            buffers[frequency] = held
+            setattr(self.module, scaling, kept)
+
+
+def install(model: Any, sites: Sequence[PlannedSite], space: Space) -> int:
+    """Make the rotary modules of a model that computes by a plan read the space instead; how many.
+
+    Which modules those are is told by their numbers: the plan's, before anything has moved.
+    """
+    count = 0
+    for module in model.modules():
+        for site in sites:
+            if site.scaled and _is_of(module, site):
+                module.forward = _Live(module, site, space)
+                count += 1
+    return count
+
+
+def _is_of(module: nn.Module, site: PlannedSite) -> bool:
+    prefix = f"{site.label}_" if site.label else ""
+    found = module._buffers.get(f"{prefix}inv_freq")
+    if found is None or not hasattr(module, f"{prefix}attention_scaling"):
+        return False
+    sets = (site.wanted.inv_freq, site.wanted.short_inv_freq)
+    return any(
+        own is not None
+        and found.numel() == len(own)
+        and torch.allclose(found.double().cpu(), torch.tensor(own, dtype=torch.float64), rtol=1e-4)
+        for own in sets
+    )
+
+
+def held(factors: Sequence[float], ceiling: float) -> tuple[int, ...]:
+    """The pairs that a guard holds back."""
+    return tuple(
+        pair
+        for pair, factor in enumerate(factors)
+        if math.isclose(factor, SHORTEST, rel_tol=1e-6)
+        or math.isclose(factor, ceiling, rel_tol=1e-6)
+    )
+
+
+def remove(model: Any) -> None:
+    """Stock's own forwards again."""
+    for module in model.modules():
+        if isinstance(module.__dict__.get("forward"), _Live):
+            del module.forward
+
+
+def make_live(model: Any, sites: Sequence[PlannedSite], target: int, space: Space) -> None:
+    """Install the space and prove on the model itself that it computes the same as before, and
+    that a gradient arrives."""
+    with torch.no_grad():
+        before = _probe(model, target)
+    kind = model.config.model_type
+    if not install(model, sites, space):
+        raise UnsupportedModel(
+            f"{kind}: no rotary module holds the planned frequencies, so that they cannot be "
+            "fitted; ropext extend takes a closed form"
+        )
+    space.to(before.device)
+    after = _probe(model, target)
+    difference = float((after.detach() - before).abs().max())
+    bound = 1e-3 if model.get_input_embeddings().weight.dtype == torch.float32 else 5e-2
+    if not difference <= bound * max(1.0, float(before.abs().max())):
+        raise UnsupportedModel(
+            f"{kind}: its rotary modules compute something else from the same frequencies "
+            f"(logits differ by {difference:.2g}), so that they cannot be fitted"
+        )
+    wanted = [own for own in space.parameters() if own.requires_grad]
+    found = (
+        torch.autograd.grad(after.float().square().mean(), wanted, allow_unused=True)
+        if after.requires_grad
+        else ()
+    )
+    if not any(own is not None and bool(own.abs().sum() > 0) for own in found):
+        raise InputError(
+            f"no gradient reaches the frequencies of this model ({kind}{_quantiser(model)}); fit "
+            "the unquantised model, or take a closed form with ropext extend"
+        )
+
+
+def _quantiser(model: Any) -> str:
+    own = getattr(model, "hf_quantizer", None)
+    return f", {type(own).__name__}" if own is not None else ""
+
+
+def _probe(model: Any, target: int) -> torch.Tensor:
+    """Logits of random tokens at the far end of the target."""
+    weight = model.get_input_embeddings().weight
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, weight.shape[0], (1, PROBE), generator=generator).to(weight.device)
+    positions = torch.arange(target - PROBE, target, device=ids.device)[None]
+    inputs = {"attention_mask": torch.ones_like(ids), "position_ids": positions}
+    logits: torch.Tensor = model(input_ids=ids, use_cache=False, **inputs).logits
+    return logits

@@ -1,0 +1,184 @@
+"""What holds for every command: stdout, stderr, --json, --quiet, exit codes, no escape codes.
+
+Each command has a row; a new one fails until it has its own. All rows run in one interpreter whose
+standard output and error are files, so that what a library prints past Python is seen too.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ropext.cli.app import COMMANDS
+
+QUICK = ("--factor", "4", "--force", "-o", "OUT")
+TRAINED = ("--data", "ropext://tuning", "--batch-tokens", "1024", "--force", "-o", "OUT")
+ROWS = {
+    "inspect": ("ropext://demo",),
+    "plan": ("ropext://demo", "--factor", "4"),
+    "extend": ("ropext://demo", *QUICK),
+    "verify": ("extended",),
+    "fit": ("ropext://demo", "--start", "yarn", "--factor", "2", "--steps", "1", *TRAINED),
+    "finetune": ("extended", "--steps", "1", "--eval-documents", "0", *TRAINED),
+    "run": ("smoke.yaml", "-o", "OUT", "--force"),
+    "recipes": ("ls",),
+    "schema": (),
+    "eval": ("extended", "--data", "ropext://held-out", "--max-docs", "1", "-o", "evaluation"),
+    "compare": ("evaluation",),
+    "methods": (),
+}
+# Rows that their own tests run, with --json and with --quiet.
+ELSEWHERE = {
+    "push": "tests/checkpoint/test_publishing.py, which has a hub",
+    "demo": "tests/demo, for its length",
+}
+SMOKE = """\
+model: ropext://demo
+extend: {method: ntk, factor: 2}
+evaluate: {data: ropext://held-out, max_docs: 1, lengths: "256,512"}
+"""
+DRIVER = """
+import json, os, sys, traceback
+from ropext.cli.app import main
+for number, words in enumerate(json.loads(sys.argv[1])):
+    saved = os.dup(1), os.dup(2)
+    for stream in (1, 2):
+        file = os.open(f"said-{stream}", os.O_CREAT | os.O_TRUNC | os.O_RDWR)
+        os.dup2(file, stream)
+        os.close(file)
+    sys.argv, code = ["ropext", *words], 0
+    try:
+        main()
+    except SystemExit as stop:
+        code = stop.code or 0
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    for stream in (1, 2):
+        (sys.stdout, sys.stderr)[stream - 1].flush()
+        os.dup2(saved[stream - 1], stream)
+        os.close(saved[stream - 1])
+    said = [open(f"said-{stream}", encoding="utf-8", newline="").read() for stream in (1, 2)]
+    print(json.dumps([code, *said]), flush=True)
+"""
+
+
+def environment(home, **extra):
+    keep = {key: os.environ[key] for key in ("PATH", "OMP_NUM_THREADS") if key in os.environ}
+    own = {"HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path), "HF_HUB_OFFLINE": "1"}
+    return keep | own | {"FORCE_COLOR": "1", "NO_COLOR": "1"} | extra
+
+
+def drive(folder, lines):
+    """(exit code, stdout, stderr) of each command line, all in one interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, json.dumps(lines)],
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_every_command_has_a_row():
+    assert set(ROWS) | set(ELSEWHERE) == set(COMMANDS)
+    assert not set(ROWS) & set(ELSEWHERE)
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What each command says with --json and with --quiet."""
+    folder = tmp_path_factory.mktemp("every")
+    (folder / "smoke.yaml").write_text(SMOKE)
+    lines, keys = [["extend", "ropext://demo", "--factor", "2", "-o", "extended", "-q"]], [None]
+    for name, words in ROWS.items():
+        for way in ("--json", "--quiet"):
+            own = [f"out-{name}" if word == "OUT" else word for word in words]
+            lines.append([name, *own, way])
+            keys.append((name, way))
+    return dict(zip(keys, drive(folder, lines), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROWS)
+def test_json_is_one_document_on_stdout(said, name):
+    code, out, err = said[name, "--json"]
+    assert code == 0, err
+    json.loads(out)  # exactly one: anything before or after it is an error
+    assert out.endswith("\n")
+    assert "\x1b" not in out + err  # no colour, no cursor: this is no terminal
+    assert "\r" not in err  # no bar either
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROWS)
+def test_quiet_leaves_stderr_empty_and_still_gives_the_result(said, name):
+    code, out, err = said[name, "--quiet"]
+    assert (code, err) == (0, "")
+    assert out.strip()
+    assert "\x1b" not in out
+
+
+MISTAKES = [
+    *([name, "--no-such-option"] for name in COMMANDS),
+    *([name, "one", "two", "three", "--json", "--factor"] for name in ("plan", "extend")),
+    *([name, "no/such/thing", "--json"] for name in ("inspect", "verify", "compare", "run")),
+    ["plan", "ropext://demo", "--factor", "much"],
+    ["extend", "ropext://demo", "--factor", "4"],
+    ["finetune", "ropext://demo", "--data", "ropext://tuning"],
+    ["eval", "ropext://demo", "--data", "gone.jsonl", "--quiet"],
+    # Said before anything is computed: nothing can be pushed from here (no token, offline mode).
+    ["extend", "ropext://demo", "--factor", "4", "-o", "out", "--push-to-hub", "org/name"],
+    ["finetune", "gone", "--data", "gone.jsonl", "-o", "out", "--push-to-hub", "org/name"],
+    ["fit", "gone", "--factor", "4", "--data", "gone", "-o", "out", "--push-to-hub", "org/name"],
+    ["run", "smoke-test", "-o", "out", "--push-to-hub", "org/name"],
+    ["extend", "ropext://demo", "--factor", "4", "-o", "out", "--public"],
+    ["methods", "nope"],
+    ["nope"],
+    ["--nope"],
+]
+
+
+def test_a_mistake_exits_2_with_one_sentence_on_stderr(tmp_path):
+    for words, (code, out, err) in zip(MISTAKES, drive(tmp_path, MISTAKES), strict=True):
+        assert (code, out) == (2, ""), (words, err)
+        assert err.startswith("error: "), (words, err)
+        assert err.count("\n") == 1, (words, err)
+        assert "\x1b" not in err, words
+        if "--push-to-hub" in words:
+            assert "HF_HUB_OFFLINE" in err, words
+    assert {path.name for path in tmp_path.iterdir()} == {"said-1", "said-2"}
+
+
+INTERRUPT = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "ropext.cli." + sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from ropext.__main__ import main
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_interrupt_before_the_work_is_a_sentence_and_130(tmp_path, name):
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPT, name],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (130, ""), done.stderr
+    assert done.stderr.startswith("error: interrupted")
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())

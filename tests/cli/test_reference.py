@@ -1,0 +1,38 @@
+"""docs/cli.md is what the script makes of the commands as they are."""
+
+import importlib.util
+from pathlib import Path
+
+from ropext.cli.app import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+
+
+def generator():
+    spec = importlib.util.spec_from_file_location(
+        "make_cli_reference", ROOT / "scripts/make_cli_reference.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_command_line_reference_is_up_to_date():
+    text = (ROOT / "docs/cli.md").read_text("utf-8")
+    assert text == generator().render(), "run: python scripts/make_cli_reference.py docs/cli.md"
+
+
+def test_the_reference_has_every_option_that_help_shows():
+    import typer
+
+    from ropext.cli.app import build
+
+    text = generator().render()
+    for name, command in typer.main.get_command(build()).commands.items():
+        section = text.partition(f"\n## ropext {name}\n")[2].partition("\n## ")[0]
+        assert section, name
+        for parameter in command.params:
+            for word in (*parameter.opts, *parameter.secondary_opts):
+                if word.startswith("--") and word != "--help":
+                    assert word in section, (name, word)
+    assert len(COMMANDS) == text.count("\n## ropext ")

@@ -1,0 +1,122 @@
+"""`ropext run`, `recipes`, `schema`, and `extend` with later steps, as a user types them."""
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "r.yaml"
+    path.write_text(
+        "model: ropext://demo\nextend:\n  method: yarn\n  factor: 2\n  no_verify: true\n"
+    )
+    return path
+
+
+def test_run_says_what_was_done_and_what_comes_next(ropext, recipe, tmp_path):
+    code, out, err = ropext("run", "r.yaml", "-o", "out")
+    assert code == 0, err
+    assert "plan done, extend done, report done" in out
+    assert "next: ropext verify out" in out
+    assert err.splitlines() == [f"{name}: begins" for name in ("plan", "extend", "report")]
+    code, out, err = ropext("run", "r.yaml", "-o", "out", "--json", "--quiet")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["cells"][0]["stages"] == {
+        "plan": "skipped",
+        "extend": "skipped",
+        "report": "skipped",
+    }
+    assert json.loads((tmp_path / "out/ropext.json").read_text())["command"][:2] == [
+        "ropext",
+        "run",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "nowhere.yaml", "-o", "out"], "no recipe of the name nowhere.yaml comes with"),
+        (["run", "smoke-tset", "-o", "out"], "did you mean smoke-test?"),
+        (["run", "r.yaml"], "r.yaml names no output; add output: DIR, or give -o OUT"),
+        (["run", "r.yaml", "-o", "out", "extend.facter=3"], "did you mean factor"),
+        (["run", "r.yaml", "-o", "out", "--only", "fit"], "the recipe has no such section"),
+        (["run", "r.yaml", "-o", "out", "--from", "extend", "--only", "plan"], "give one"),
+        (
+            ["extend", "ropext://demo", "--factor", "2", "-o", "out", "--finetune", "books.jsonl"],
+            "the command line: finetune.data is books.jsonl, and there is no such file or folder",
+        ),
+        (["run", "r.yaml", "-o", "out", "extend.method=longrope"], "--pair-factors"),
+        (["run", "r.yaml", "-o", "out", "model=.."], "is not a model directory"),
+        (["run", "r.yaml", "-o", "out", "=4"], "a recipe has no key ''"),
+        (["recipes", "cat"], "recipes cat wants a NAME"),
+        (["recipes", "cat", "grid"], "did you mean method-grid?"),
+        (
+            ["extend", "ropext://demo", "-o", "out", "finetune.steps=3"],
+            "finetune.steps=3: finetune needs data",
+        ),
+        (["extend", "ropext://dem", "--factor", "2", "-o", "out"], "did you mean ropext://demo?"),
+        (
+            ["extend", "ropext://demo", "--factor", "2", "-o", "out", "evaluate.items=x"],
+            "evaluate.items takes a whole number, was x",
+        ),
+    ],
+)
+def test_a_mistake_is_one_sentence(ropext, recipe, tmp_path, words, said):
+    code, out, err = ropext(*words)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.startswith("error: ")
+    assert len(err.splitlines()) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.yaml"]
+
+
+def test_a_grid_with_a_failed_cell_exits_4_and_names_it(ropext, recipe):
+    words = ["run", "r.yaml", "-o", "out", "extend.method=[yarn, longrope]"]
+    code, out, err = ropext(*words)
+    assert code == 4
+    assert "wrote out/yarn-2x" in out
+    assert "error: 1 of 2 cells failed, the others are kept (longrope-2x: " in err
+
+
+def test_extend_with_overrides_alone_is_a_run_too(ropext, recipe, tmp_path):
+    words = ["extend", "ropext://demo", "--factor", "2", "--no-verify", "-o", "out"]
+    code, _, err = ropext(*words, "seed=3")
+    assert code == 0, err
+    assert json.loads((tmp_path / "out.run/run.json").read_text())["resolved"] == {
+        "model": "ropext://demo",
+        "trust_remote_code": False,
+        "seed": 3,
+        "extend": {
+            "factor": 2.0,
+            "from_original": False,
+            "even_so": False,
+            "link": "copy",
+            "no_verify": True,
+            "hash": False,
+        },
+    }
+
+
+def test_plain_extend_leaves_no_run_directory(ropext, recipe, tmp_path):
+    assert ropext("extend", "ropext://demo", "--factor", "2", "--no-verify", "-o", "out")[0] == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "r.yaml"]
+
+
+def test_recipes_are_listed_and_printed(ropext):
+    from ropext.bundled import recipes
+
+    code, out, _ = ropext("recipes", "ls")
+    assert code == 0
+    for name, path in recipes().items():
+        assert f"{name}\n" in out
+        assert ropext("recipes", "cat", name)[1] == path.read_text()
+    found = json.loads(ropext("recipes", "ls", "--json")[1])
+    assert {own["name"] for own in found} == set(recipes())
+
+
+def test_the_schema_is_one_json_document(ropext):
+    code, out, _ = ropext("schema")
+    assert code == 0
+    assert json.loads(out)["required"] == ["model", "extend"]

@@ -1,0 +1,288 @@
+"""`ropext demo`, for real, once, without a network; everything is asserted from that one run.
+
+Without fine-tuning it is the demo as it stands. The fine-tuning has fewer steps here and leaves out
+the wider target, so that all of it takes minutes on one core; its bounds are looser for that.
+"""
+
+import json
+import re
+import shutil
+import socket
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from ropext.cli.app import main
+from ropext.demo import running, steps, telling
+from ropext.demo.counting import Spent
+from ropext.demo.targets import BASE, CONTROL, EXTENDED, FITTED, TUNED, UNTOUCHED
+from ropext.errors import InputError, OutputExists, Stopped
+from ropext.results.values import Value
+
+FEW_STEPS = 16
+WINDOW, TARGET = 256, 1024
+
+pytestmark = pytest.mark.slow
+
+
+class Network:
+    """Stands for one that is switched off; it remembers who asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def refuse(self, *arguments, **options):
+        self.asked.append(arguments)
+        raise OSError("the network is switched off")
+
+
+@pytest.fixture(scope="module")
+def network():
+    off = Network()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("connect", "connect_ex", "sendto"):
+            patch.setattr(socket.socket, name, off.refuse)
+        for name in ("create_connection", "getaddrinfo", "gethostbyname"):
+            patch.setattr(socket, name, off.refuse)
+        patch.delenv("HF_HUB_OFFLINE", raising=False)
+        yield off
+
+
+@pytest.fixture(scope="module")
+def said():
+    return []
+
+
+@pytest.fixture(scope="module")
+def demo(network, said, tmp_path_factory):
+    """The finished steps, in a directory."""
+    folder = tmp_path_factory.mktemp("demo") / "it"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(steps, "STEPS", FEW_STEPS)
+        chosen = [
+            step
+            for step in steps.steps(finetune=True, far=False)
+            if not step.name.endswith(f"{steps.WIDER}x")
+        ]
+        done = running.run(chosen, folder, running.Hooks(say=said.append))
+    return done, folder
+
+
+@pytest.fixture(scope="module")
+def shown(demo):
+    return telling.show(*demo)
+
+
+def test_nothing_asked_for_a_network(demo, network):
+    assert network.asked == []
+
+
+def test_one_sentence_stands_before_each_step(demo, said):
+    done, _ = demo
+    assert len(said) == len(done)
+    for number, (sentence, own) in enumerate(zip(said, done.values(), strict=True), 1):
+        assert sentence == f"[{number}/{len(done)}] {own.step.sentence}"
+
+
+def test_the_base_finds_keys_inside_its_window_and_explodes_beyond_it(shown):
+    untouched = shown.read[UNTOUCHED]
+    excess = untouched.value(f"tail_nll@{TARGET}") - untouched.value(f"in_window_nll@{TARGET}")
+    assert excess >= 1.5
+    assert untouched.retrieval(WINDOW).value >= 0.95
+    assert untouched.retrieval(TARGET).value <= 0.05
+
+
+def test_closed_forms_separate(shown):
+    tails = {name: own.value(f"tail_nll@{TARGET}") for name, own in shown.read.items()}
+    assert tails[EXTENDED] < tails["ntk-4x"] < tails["pi-4x"] < tails[UNTOUCHED]
+    assert tails[BASE] < tails[EXTENDED] < tails[BASE] + 0.4
+    assert shown.read["pi-4x"].retrieval(TARGET).value <= 0.05
+    assert 0.5 <= shown.read[EXTENDED].retrieval(TARGET).value <= 0.95
+
+
+def test_the_fitted_spectrum_comes_near_the_window_with_untouched_weights(shown):
+    fitted = shown.read[FITTED]
+    in_window = fitted.value(f"in_window_nll@{TARGET}")
+    assert fitted.value(f"tail_nll@{TARGET}") <= 1.04 * in_window
+    assert fitted.value(f"tail_nll@{TARGET}") < shown.read[EXTENDED].value(f"tail_nll@{TARGET}")
+    assert fitted.retrieval(TARGET).value >= shown.read[EXTENDED].retrieval(TARGET).value - 0.1
+
+
+def test_a_short_fine_tuning_recovers_the_window_and_more(shown):
+    tuned = shown.read[TUNED]
+    tail, in_window = (tuned.value(f"{name}@{TARGET}") for name in ("tail_nll", "in_window_nll"))
+    assert tail <= in_window + 0.05
+    assert tail <= shown.read[CONTROL].value(f"tail_nll@{TARGET}") + 0.05
+    assert tail <= shown.read[EXTENDED].value(f"tail_nll@{TARGET}") - 0.1
+    assert tuned.value("short_tax") <= 0.05
+    own = shown.read[UNTOUCHED].retrieval(WINDOW).value
+    assert tuned.retrieval(TARGET).value >= 0.85 * own
+
+
+def test_all_were_read_on_the_same_tokens(demo, shown):
+    done, _ = demo
+    base = shown.read[BASE].metrics[f"tail_nll@{TARGET}"].value
+    for label in (UNTOUCHED, EXTENDED, FITTED, TUNED, CONTROL):
+        assert shown.read[label].value(f"in_window_nll@{TARGET}") == pytest.approx(base, abs=1e-6)
+    judged = Value.from_json(done["tune"].result["numbers"]["tuned"][f"tail_nll@{TARGET}"])
+    # Merged, saved, read back by stock transformers: the same number.
+    assert shown.read[TUNED].value(f"tail_nll@{TARGET}") == pytest.approx(judged.value, abs=1e-4)
+
+
+def test_what_it_costs_is_counted_and_within_the_budget(demo, shown):
+    done, _ = demo
+    tuning = ("tune", "measure-tuned")
+    without = sum((own.spent for name, own in done.items() if name not in tuning), Spent())
+    assert 1_000_000 < without.equivalents <= steps.MOST_UNTUNED
+    # Two runs (the control has as many tokens), one pass of every row each.
+    assert done["tune"].spent.trained == 2 * FEW_STEPS * 8192
+    # A fit asks its model once, on a few tokens, whether gradients reach the spectrum.
+    assert 0 <= done["fit"].spent.trained - done["fit"].step.trains <= 256
+    assert shown.spent == sum((own.spent for own in done.values()), Spent())
+    # The whole demo: what was left out of this run is trained and read once more.
+    more = 2 * (steps.STEPS - FEW_STEPS) + steps.WIDER_STEPS
+    assert shown.spent.equivalents + 3 * 8192 * more + 300_000 <= steps.MOST
+
+
+def test_every_target_is_judged_in_words(shown):
+    assert len(shown.targets) == 5
+    for target in shown.targets:
+        assert target.sentence.startswith("Reached: " if target.reached else "MISSED: ")
+
+
+def test_the_outputs_are_proved(demo):
+    done, folder = demo
+    assert done["verify"].result["passed"]
+    for name in ("pi-4x", "ntk-4x", "yarn-4x", "fitted", "tuned"):
+        record = json.loads((folder / name / "ropext.json").read_text())
+        assert record["base"]["name"] == "ropext://demo"
+        assert record["proof"]
+
+
+class Page(HTMLParser):
+    """Every address in it, and its text."""
+
+    def __init__(self):
+        super().__init__()
+        self.addresses, self.text = [], ""
+
+    def handle_starttag(self, tag, attributes):
+        self.addresses += [v for k, v in attributes if k in ("src", "href", "srcset")]
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_report_is_one_file_with_everything_in_it(demo, shown):
+    _, folder = demo
+    page = Page()
+    page.feed((folder / "report.html").read_text("utf-8"))
+    assert page.addresses
+    assert all(address.startswith("data:image/png;base64,") for address in page.addresses)
+    for target in shown.targets:
+        assert target.sentence in page.text
+    for command in shown.commands:
+        assert command in page.text
+    for word in ("base", "control", "extended (YaRN 4x)", "extended + tuned"):
+        assert word in page.text
+    pictures = list((folder / "plots").glob("*.png"))
+    assert len(pictures) == len(page.addresses) == 6
+    assert all(own.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for own in pictures)
+
+
+def test_no_path_of_this_machine_is_in_what_it_leaves(demo):
+    _, folder = demo
+    bundled = str(running.Path(running.__file__).parent)
+    for path in folder.rglob("*"):
+        if path.suffix in (".json", ".md", ".html"):
+            assert bundled not in path.read_text("utf-8"), path
+
+
+def test_a_second_run_does_nothing_again_and_the_command_prints_it(
+    demo, network, monkeypatch, capsys
+):
+    """The command without fine-tuning: all but its own verification is there already."""
+    _, folder = demo
+    monkeypatch.setattr(sys, "argv", ["ropext", "demo", "-o", str(folder), "--no-finetune"])
+    main()
+    said = capsys.readouterr()
+    (sentence,) = said.err.splitlines()
+    assert "Verify the fitted checkpoint" in sentence
+    assert re.search(r"^(Reached|MISSED): loss at 1024 with the fitted spectrum", said.out, re.M)
+    assert "ropext fit ropext://demo --data ropext://tuning" in said.out
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--json"])
+    main()
+    said = capsys.readouterr()
+    assert said.err == ""
+    found = json.loads(said.out)
+    assert len(found["targets"]) == 2
+    assert found["tokens"]["equivalents"] <= steps.MOST_UNTUNED
+    assert [own["name"] for own in found["steps"]] == [
+        step.name for step in steps.steps(finetune=False, far=False)
+    ]
+    assert network.asked == []
+
+
+def test_a_stopped_step_keeps_what_it_cost_and_goes_on(demo, tmp_path):
+    """Stopped in the middle of an evaluation: the pieces read so far are read once."""
+    done, _ = demo
+    chosen = [step for step in steps.steps(finetune=False, far=False) if step.command == "eval"][:1]
+    begun = []
+
+    def bar():
+        return lambda done, total, what: begun.append(what)
+
+    with pytest.raises(Stopped):
+        running.run(chosen, tmp_path / "it", running.Hooks(bar=bar, stop=lambda: len(begun) >= 20))
+    kept = json.loads((tmp_path / "it" / "demo.json").read_text())
+    partly = kept["unfinished"][chosen[0].name]["forward"]
+    again = running.run(chosen, tmp_path / "it", running.Hooks())[chosen[0].name]
+    whole = done[chosen[0].name].spent
+    assert 0 < partly < whole.forward
+    # Loading twice checks the model's own head twice, on a few tokens.
+    assert whole.forward <= again.spent.forward <= whole.forward + 2000
+
+
+def test_what_was_deleted_is_made_again(tmp_path):
+    quick = {"factor": 2, "prove": False}
+    step = steps.Step("extend", "Extend it.", "extend", steps.MODEL, quick, "it-2x")
+    said = []
+    for begun in (1, 1, 2):  # done, done before, done again
+        if begun == 2:
+            shutil.rmtree(tmp_path / "it" / "it-2x")
+        running.run([step], tmp_path / "it", running.Hooks(say=said.append))
+        assert len(said) == begun
+        assert (tmp_path / "it/it-2x/config.json").is_file()
+
+
+def test_an_interrupt_of_a_step_with_nothing_to_keep_keeps_the_demo(tmp_path, monkeypatch):
+    """A training that is interrupted before its first step raises what Ctrl-C raises."""
+
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    chosen, said = steps.steps(finetune=False, far=False)[:2], []
+    monkeypatch.setattr("ropext.plan", interrupted)
+    with pytest.raises(Stopped, match=r"what is finished is kept in .*it, and the same command"):
+        running.run(chosen, tmp_path / "it", running.Hooks(say=said.append))
+    kept = json.loads((tmp_path / "it" / running.RECORD).read_text())
+    assert (list(kept["steps"]), list(kept["unfinished"])) == (["inspect"], ["plan"])
+    monkeypatch.undo()
+    with pytest.raises(Stopped):  # asked between two steps: the next is not announced
+        running.run(chosen, tmp_path / "it", running.Hooks(say=said.append, stop=lambda: True))
+    assert len(said) == 2
+    running.run(chosen, tmp_path / "it", running.Hooks(say=said.append))
+    assert [sentence[:5] for sentence in said] == ["[1/2]", "[2/2]", "[2/2]"]
+
+
+def test_a_directory_of_something_else_is_refused(tmp_path):
+    (tmp_path / "mine.txt").write_text("kept")
+    with pytest.raises(OutputExists, match="holds no demo; give another directory with -o"):
+        running.run([], tmp_path, running.Hooks())
+    (tmp_path / "mine.txt").unlink()
+    (tmp_path / running.RECORD).write_text('{"schema": 1, "versions": {}}')
+    with pytest.raises(OutputExists, match="other versions"):
+        running.run([], tmp_path, running.Hooks())
+    with pytest.raises(InputError, match="cannot be written"):
+        running.run([], tmp_path / running.RECORD / "below", running.Hooks())

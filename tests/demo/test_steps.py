@@ -1,0 +1,107 @@
+"""Each step of the demo is said by a command of the same words; together they are affordable."""
+
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+import pytest
+import typer
+
+from ropext.cli.app import build
+from ropext.demo import steps
+from ropext.demo.steps import FACTOR, FLAGS, LENGTHS, WIDER
+
+FOLDER = Path("somewhere else") / "it"
+ALL = steps.steps(finetune=True, far=True)
+
+
+@pytest.fixture(scope="module")
+def group():
+    return typer.main.get_command(build())
+
+
+def parsed(group, words):
+    name, command, rest = group.resolve_command(group.make_context("ropext", words[:1]), words)
+    return command.make_context(name, list(rest)).params
+
+
+def told(value):
+    return ",".join(map(str, value)) if isinstance(value, tuple) else value
+
+
+@pytest.mark.parametrize("step", ALL, ids=lambda step: step.name)
+def test_the_command_of_a_step_asks_for_what_the_step_does(group, step):
+    words = step.words(FOLDER)
+    assert words[:2] == ["ropext", step.command]
+    params = parsed(group, words[1:])
+    subject = next(str(params.pop(name)) for name in ("model", "directory") if name in params)
+    assert subject == step.at(FOLDER, step.subject)
+    if step.output:
+        assert params.pop("output") == FOLDER / step.output
+    asked = {name: value for name, value in params.items() if name in step.options}
+    assert set(asked) == set(step.options)
+    for name, value in step.options.items():
+        given = told(asked[name])
+        assert str(given) in (str(told(value)), f"{value}.0"), name
+
+
+def test_every_option_is_known_to_the_function_that_is_called():
+    from ropext.evaluation.options import Options as Evaluation
+    from ropext.recipe import Recipe
+    from ropext.training.options import Options as Training
+
+    known = {"eval": Evaluation, "finetune": Training, "extend": Recipe, "plan": Recipe}
+    for step in ALL:
+        if step.command in known:
+            names = {field.name for field in fields(known[step.command])} | {"data"}
+            assert set(step.options) <= names, step.name
+
+
+def test_steps_work_on_what_is_bundled_or_was_made_before():
+    made = set()
+    for step in ALL:
+        assert step.subject == steps.MODEL or step.subject in made, step.name
+        assert step.output not in made, step.name
+        made |= {step.output} - {None}
+    assert len({step.name for step in ALL}) == len(ALL)
+
+
+def test_lengths_are_the_context_doubled_up_to_the_target():
+    from ropext import inspect
+
+    assert inspect(steps.MODEL).model.context == steps.CONTEXT
+    assert LENGTHS == (256, 512, 1024)
+    assert LENGTHS[-1] == FACTOR * steps.CONTEXT
+    assert WIDER == 2 * FACTOR
+
+
+def test_leaving_out_the_fine_tuning_leaves_out_all_that_trains_weights():
+    chosen = steps.steps(finetune=False, far=False)
+    assert not [step.name for step in chosen if step.command == "finetune"]
+    assert "fit" in {step.name for step in chosen}
+    assert not [step for step in steps.steps(finetune=True, far=False) if step.beyond]
+
+
+def test_the_short_run_is_as_short_as_promised():
+    tuning = [step for step in ALL if step.command == "finetune" and not step.beyond]
+    assert all(step.options["steps"] <= 60 for step in tuning)
+    assert all(step.options["batch_tokens"] <= 8192 for step in tuning)
+    trained = sum(step.trains for step in ALL if not step.beyond)
+    assert 3 * trained < steps.MOST  # the rest is for reading; the count of a real run is tested
+
+
+def test_flags_are_those_of_the_options():
+    from ropext.training import options
+
+    for name, flag in FLAGS.items():
+        assert options.flag(name) == f"--{flag}"
+
+
+def test_no_option_repeats_a_default():
+    """What the demo leaves to the defaults stays short to read and to type."""
+    from ropext.evaluation.options import Options as Evaluation
+
+    defaults = {f.name: f.default for f in fields(Evaluation) if f.default is not MISSING}
+    for step in ALL:
+        if step.command == "eval":
+            same = [k for k, v in step.options.items() if k in defaults and defaults[k] == v]
+            assert same in ([], ["max_docs"]), step.name

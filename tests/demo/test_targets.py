@@ -1,0 +1,108 @@
+"""Each target is judged by the numbers that it names, and says them."""
+
+import math
+
+import pytest
+
+from ropext.demo import steps, targets
+from ropext.demo.targets import (
+    CONTROL,
+    FITTED,
+    TUNED,
+    TUNED_WIDER,
+    UNTOUCHED,
+    Model,
+)
+from ropext.results.comparison import Contender
+from ropext.results.perplexity import Frame
+from ropext.results.retrieval import ItemScore
+from ropext.results.values import Bootstrap, Value
+
+
+def number(value):
+    return Value(value, None, None, 32)
+
+
+def asked(right, count, length, task="passkey"):
+    return [
+        ItemScore(task, length, 0.5, at, 0.0, 5, at < right, f"{at}", (1,), (1,))
+        for at in range(count)
+    ]
+
+
+def model(items=(), **metrics):
+    frame = Frame(256, (256, 512, 1024), 64, Bootstrap())
+    values = {name.replace("_at_", "@"): number(value) for name, value in metrics.items()}
+    return Model(values, Contender("it", frame, None, None, tuple(items)))
+
+
+def everything(**changes):
+    """A demo that reaches every target just so."""
+    found = {
+        "tuned": 2.40,
+        "base": 2.40,
+        "control": 2.40,
+        "fitted": 1.01 * 2.40,
+        "found": 95,
+        "wider": math.exp(2.3) * 1.0499,
+        "found_wider": 90,
+    } | changes
+    return {
+        UNTOUCHED: model(asked(100, 100, 256)),
+        FITTED: model(tail_nll_at_1024=found["fitted"], in_window_nll_at_1024=2.40),
+        CONTROL: Model({"tail_nll@1024": number(found["control"])}),
+        TUNED: model(
+            [*asked(found["found"], 100, 1024), *asked(0, 50, 512)],
+            tail_nll_at_1024=found["tuned"],
+            in_window_nll_at_1024=found["base"],
+        ),
+        TUNED_WIDER: model(
+            asked(found["found_wider"], 100, 2048),
+            tail_nll_at_2048=math.log(found["wider"]),
+            in_window_nll_at_2048=2.3,
+        ),
+    }
+
+
+def test_all_are_reached_at_their_bounds():
+    judged = targets.targets(everything(), steps.MOST)
+    assert [target.reached for target in judged] == [True] * 7
+    assert all(target.sentence.startswith("Reached: ") for target in judged)
+
+
+@pytest.mark.parametrize(
+    ("changes", "missed"),
+    [
+        ({"fitted": 2.4241}, [0]),
+        ({"base": 2.3999}, [1]),
+        ({"control": 2.3999}, [2]),
+        ({"found": 94}, [3]),
+        ({"wider": math.exp(2.3) * 1.0501}, [4]),
+        ({"found_wider": 89}, [5]),
+        ({"tuned": 2.45}, [1, 2]),
+    ],
+)
+def test_a_miss_is_said_with_its_number(changes, missed):
+    judged = targets.targets(everything(**changes), steps.MOST)
+    assert [at for at, target in enumerate(judged) if not target.reached] == missed
+    for at in missed:
+        assert judged[at].sentence.startswith("MISSED: ")
+        assert f"{judged[at].found:.3f}" in judged[at].sentence
+
+
+def test_the_budget_is_a_third_without_fine_tuning():
+    whole = everything()
+    untuned = {label: whole[label] for label in (UNTOUCHED, FITTED)}
+    assert steps.MOST == 8_000_000
+    for read, most in ((whole, 8_000_000), (untuned, 2_666_666)):
+        assert targets.targets(read, most)[-1].reached
+        assert not targets.targets(read, most + 1)[-1].reached
+    assert len(targets.targets(untuned, 0)) == 2
+
+
+def test_retrieval_takes_the_questions_of_all_tasks_together():
+    own = model([*asked(8, 10, 1024), *asked(3, 30, 1024, "mkey"), *asked(5, 5, 256)])
+    found = own.retrieval(1024)
+    assert (found.value, found.n) == (11 / 40, 40)
+    assert own.retrieval(512) is None
+    assert Model({}).retrieval(1024) is None

@@ -1,0 +1,30 @@
+"""A weight file that a broken download left short: both ways of loading say so in a sentence."""
+
+import pytest
+from checkpoints import write_checkpoint
+
+from ropext.checkpoint import open_snapshot
+from ropext.errors import InputError
+from ropext.evaluation.loading import load_model
+from ropext.evaluation.options import Options as EvaluationOptions
+from ropext.training import loading
+from ropext.training.fitting import Base
+from ropext.training.options import Options
+
+
+@pytest.fixture
+def short(tmp_path):
+    model = write_checkpoint(tmp_path / "model")
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    return open_snapshot(str(model))
+
+
+def test_eval_says_so(short):
+    with pytest.raises(InputError, match="cannot be loaded as a causal language model"):
+        load_model(short, EvaluationOptions(tasks=("passkey",)), False)
+
+
+def test_the_trainings_say_so(short):
+    with pytest.raises(InputError, match="cannot be loaded as a causal language model"):
+        loading.load(Base(short, None), Options(device="cpu"))

@@ -1,0 +1,210 @@
+"""Methods ranked on documents: the numbers are those of `ropext eval`, the order can be trusted."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import write_checkpoint, write_documents
+
+import ropext
+from ropext import recipe
+from ropext.checkpoint import open_snapshot
+from ropext.cli import app
+from ropext.errors import InputError, UnsupportedModel, UsageError
+from ropext.evaluation import Hooks, evaluate
+from ropext.evaluation.bench import frame_of, set_up
+from ropext.evaluation.ranking import closed_forms, expected_tokens, measure, preference, rank
+from ropext.planning import make_plan
+
+DEMO = Path(ropext.__file__).parent / "demo"
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory):
+    path = tmp_path_factory.mktemp("measured")
+    torch.set_num_threads(1)
+    write_checkpoint(path / "model")
+    write_documents(path / "docs.jsonl")
+    write_documents(path / "few.jsonl", count=7)
+    return path
+
+
+@pytest.fixture(scope="session")
+def found(place):
+    said, shown = [], []
+    hooks = Hooks(say=said.append, show=lambda *words: shown.append(words))
+    done = measure(str(place / "model"), str(place / "docs.jsonl"), factor=4.0, hooks=hooks)
+    return done, said, shown
+
+
+def test_the_numbers_are_those_of_eval(place, found):
+    ranking = found[0].ranking
+    done = evaluate(
+        str(place / "model"),
+        data=str(place / "docs.jsonl"),
+        lengths="256",
+        method="pi,ntk,dynamic,by-parts,llama3,yarn",
+        factor="4",
+    )
+    assert {own.label for own in ranking.standings} == {
+        *("pi", "ntk", "dynamic", "by-parts", "llama3", "yarn")
+    }
+    for own in ranking.standings:
+        metrics = done.results["variants"][f"{own.label}-4x"]["metrics"]
+        assert own.tail.to_json() == metrics["tail@256"]
+        assert own.tail_nll.to_json() == metrics["tail_nll@256"]
+        assert own.gain.to_json() == metrics["gain@256"]
+        assert own.short_tax.to_json() == metrics["short_tax"]
+        assert ranking.in_window.to_json() == metrics["in_window@256"]
+    tails = [own.tail.value for own in ranking.standings]
+    assert tails == sorted(tails)
+
+
+def test_the_cost_is_said_before_it_starts_and_is_what_was_spent(found):
+    done, said, shown = found
+    # 9 documents: six methods at 256 tokens, and 7 windows of 64 for the base.
+    assert done.tokens == 9 * (6 * 256 + 7 * 64)
+    assert f"{done.tokens:,} forward tokens" in said[0]
+    assert shown[0][1] == shown[-1][0] == shown[-1][1] == done.tokens
+
+
+def demo_bench(documents=8, factor=4):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(DEMO / "checkpoint").eval()
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "checkpoint")
+    rows = (DEMO / "data" / "held-out.jsonl").read_text(encoding="utf-8").splitlines()
+    ids = [tokenizer.encode(json.loads(row)["text"], verbose=False) for row in rows]
+    long = [own for own in ids if len(own) >= 256 * factor][:documents]
+    return set_up(model, long, frame_of(256, 256 * factor))
+
+
+@pytest.mark.slow
+def test_a_spectrum_spoilt_on_purpose_ranks_last_and_the_model_comes_back_as_it_was():
+    with torch.inference_mode(False):
+        bench = demo_bench()
+        config = open_snapshot(str(DEMO / "checkpoint")).config
+        plans = {
+            method: make_plan(config, recipe.build({"method": method, "factor": 4.0}))
+            for method in ("yarn", "dynamic")
+        }
+        # Every pair slowed by its own odd factor, the fast ones most: no position stays known.
+        spoilt = tuple(20.0 - i + (-1) ** i * 3 for i in range(16))
+        wish = {"method": "longrope", "factor": 4.0, "pair_factors": spoilt}
+        plans = {"spoilt": make_plan(config, recipe.build(wish))} | plans
+        ids = torch.as_tensor(bench.documents[0][:512], dtype=torch.long)[None]
+        with torch.no_grad():
+            before = bench.model(ids).logits
+        ranking = rank(bench, plans)
+        with torch.no_grad():
+            assert torch.equal(bench.model(ids).logits, before)
+        bench.model(ids, labels=ids).loss.backward()  # and it can be trained
+    assert ranking.standings[-1].label == "spoilt"
+    assert ranking.standings[-1].behind.ci95[0] > 1
+    assert ranking.taken != "spoilt"
+    assert bench.tokens == expected_tokens(bench.frame, 8, 3)
+
+
+def test_below_eight_documents_there_is_a_warning_and_no_interval(place):
+    said = []
+    done = measure(
+        str(place / "model"), str(place / "few.jsonl"), factor=4.0, hooks=Hooks(say=said.append)
+    )
+    assert said[0].startswith("warning: only 7 documents reach 256 tokens")
+    assert done.ranking.standings[1].behind.ci95 is None
+    assert done.ranking.taken == done.ranking.best.label
+
+
+def test_short_documents_can_be_glued_and_it_is_said(place):
+    said = []
+    done = measure(
+        str(place / "model"), str(place / "docs.jsonl"), factor=16.0,
+        reading={"pack": True}, hooks=Hooks(say=said.append),
+    )  # fmt: skip
+    assert done.to_json()["data"]["packed"] is True
+    assert any("glued" in sentence for sentence in said)
+
+
+def test_only_what_the_named_loaders_read_exactly_takes_part(place):
+    config = open_snapshot(str(place / "model")).config
+    forms = closed_forms(config, recipe.build({"factor": 4.0, "for_loaders": ("ctranslate2",)}))
+    assert "llama3" in forms.left_out
+    assert {"ntk", "dynamic"} <= set(forms.plans)
+    assert "ctranslate2" in forms.left_out["llama3"]
+    with pytest.raises(UsageError, match="--factor must be above 1"):
+        closed_forms(config, recipe.build({"factor": 0.5}))
+
+
+def test_the_named_method_takes_part_with_its_knobs(place):
+    config = open_snapshot(str(place / "model")).config
+    forms = closed_forms(config, recipe.build({"factor": 4.0, "method": "yarn", "beta_fast": 8.0}))
+    assert forms.plans["yarn"].knobs["beta_fast"] == 8.0
+    assert forms.plans["by-parts"].knobs["beta_fast"] == 32.0
+    assert "abf" not in forms.plans
+    assert "abf" not in forms.left_out
+
+
+def test_a_tie_goes_to_the_form_that_more_loaders_read(place):
+    config = open_snapshot(str(place / "model")).config
+    order = preference(closed_forms(config, recipe.build({"factor": 4.0})).plans)
+    assert order.index("ntk") < order.index("yarn")
+    assert order.index("pi") < order.index("llama3")
+
+
+def test_what_cannot_be_measured_is_refused_by_name(place):
+    from transformers import ModernBertConfig
+
+    model, docs = str(place / "model"), str(place / "docs.jsonl")
+    with pytest.raises(InputError, match=r"reaches 64k tokens.*give a smaller --factor.*--pack"):
+        measure(model, docs, factor=1024.0)
+    with pytest.raises(InputError, match=r"--measure .*no such file"):
+        measure(model, str(place / "none.jsonl"), factor=4.0)
+    with pytest.raises(InputError, match="there is no column body"):
+        measure(model, docs, factor=4.0, reading={"column": "body"})
+    ModernBertConfig(
+        vocab_size=300, hidden_size=32, num_hidden_layers=2, num_attention_heads=2
+    ).save_pretrained(place / "bert")
+    with pytest.raises(UnsupportedModel, match="masked language model"):
+        measure(str(place / "bert"), docs, factor=4.0)
+
+
+def run(*arguments, capsys):
+    before, sys.argv = sys.argv, ["ropext", *arguments]
+    try:
+        app.main()
+        code = 0
+    except SystemExit as stop:
+        code = stop.code or 0
+    finally:
+        sys.argv = before
+    return code, capsys.readouterr()
+
+
+def test_the_command_says_which_one_and_how_to_extend_with_it(place, found, capsys):
+    asked = ("plan", str(place / "model"), "--factor", "4", "--measure", str(place / "docs.jsonl"))
+    code, said = run(*asked, capsys=capsys)
+    assert code == 0
+    taken = found[0].ranking.taken
+    assert f"take {taken}: " in said.out
+    command = f"ropext extend {place / 'model'} --method {taken} --factor 4 -o OUT"
+    assert said.out.rstrip().endswith(command)
+    assert "forward tokens" in said.err
+    code, said = run(*asked, "--json", "--quiet", capsys=capsys)
+    data = json.loads(said.out)
+    assert data["method"] == taken
+    assert data["measured"]["taken"] == taken
+    assert len(data["measured"]["ranking"]) == 6
+    assert data["measured"]["data"]["used"] == 9
+    assert said.err == ""
+
+
+def test_how_documents_are_read_goes_with_measure_alone(place, capsys):
+    code, said = run(
+        "plan", str(place / "model"), "--factor", "4", "--max-docs", "3", capsys=capsys
+    )
+    assert code == 2
+    assert "--max-docs" in said.err
+    assert "--measure" in said.err

@@ -1,0 +1,337 @@
+"""Which stages are done, skipped or refused; extensions alone, so that no torch is needed."""
+
+import json
+import os
+
+import pytest
+
+from ropext import pipeline
+from ropext.errors import GateFailed, InputError, OutputExists, Stopped, UsageError
+from ropext.pipeline import stages
+from ropext.pipeline.outcome import Evidence
+from ropext.pipeline.ran import CellRan, Ran
+from ropext.results.gates import Outcome
+
+SMALL = {"model": "ropext://demo", "extend": {"method": "yarn", "factor": 2, "no_verify": True}}
+
+
+@pytest.fixture(autouse=True)
+def in_its_own_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def go(wish=SMALL, output="out", **more):
+    said = []
+    done = pipeline.run(wish, output, say=said.append, **more)
+    return done, said
+
+
+def bytes_of(directory):
+    return {
+        path.relative_to(directory): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_a_second_run_does_nothing(tmp_path):
+    first, _ = go()
+    assert first.cells[0].stages == {"plan": "done", "extend": "done", "report": "done"}
+    before = {p: os.stat(p).st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}
+    again, said = go()
+    assert set(again.cells[0].stages.values()) == {"skipped"}
+    assert said == [f"{name}: done before, skipped" for name in ("plan", "extend", "report")]
+    changed = {p.name for p, t in before.items() if os.stat(p).st_mtime_ns != t}
+    assert changed <= {"log.txt", "run.json", ".hashes.json"}
+
+
+def test_the_output_is_the_checkpoint_with_the_evidence_of_the_run(tmp_path):
+    go(command=["ropext", "run", "r.yaml", "--token", "hf_abcdefghijkl"])
+    record = json.loads((tmp_path / "out/ropext.json").read_text())
+    assert record["command"] == ["ropext", "run", "r.yaml", "--token", "***"]
+    assert record["run"]["resolved"]["extend"]["factor"] == 2.0
+    assert record["run"]["stages"]["extend"]["outputs"]["extended"]
+    assert str(tmp_path) not in json.dumps(record)
+    own = (tmp_path / "out/model.safetensors", tmp_path / "out.run/extended/out/model.safetensors")
+    assert own[0].samefile(own[1])  # the run takes the room of its weights once
+    assert "hf_abcdefghijkl" not in (tmp_path / "out.run/log.txt").read_text()
+    assert "What was made" in (tmp_path / "out.run/report.md").read_text()
+
+
+def test_the_same_recipe_gives_the_same_bytes_anywhere(tmp_path, monkeypatch):
+    found = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        go()
+        out = bytes_of(tmp_path / name / "out")
+        run = bytes_of(tmp_path / name / "out.run")
+        found.append(
+            (out, {k: v for k, v in run.items() if k.name not in ("log.txt", ".hashes.json")})
+        )
+    assert found[0] == found[1]
+
+
+def test_a_changed_key_does_the_stages_that_read_it_again(tmp_path):
+    go()
+    wish = SMALL | {"extend": SMALL["extend"] | {"factor": 4}}
+    done, said = go(wish)
+    assert set(done.cells[0].stages.values()) == {"done"}
+    assert "plan: again (changed: extend.factor)" in said
+    assert "extend: again (changed: config)" in said
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["max_position_embeddings"] == 1024
+    done, said = go(wish | {"extend": wish["extend"] | {"link": "hard"}})
+    assert done.cells[0].stages["plan"] == "skipped"
+    assert "extend: again (changed: extend.link)" in said
+
+
+def test_changed_weights_of_the_base_are_seen_though_their_header_is_the_same(tmp_path):
+    import shutil
+
+    from ropext.bundled import MODELS
+
+    shutil.copytree(MODELS["ropext://demo"], tmp_path / "base")
+    wish = SMALL | {"model": "base"}
+    go(wish)
+    weights = tmp_path / "base/model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    _, said = go(wish)
+    assert "extend: again (changed: base)" in said
+    assert (tmp_path / "out/model.safetensors").read_bytes() == bytes(content)
+
+
+def test_what_was_deleted_or_edited_is_made_again(tmp_path):
+    go()
+    (tmp_path / "out.run/extended/out/config.json").write_text("{}")
+    done, said = go()
+    assert done.cells[0].stages == {"plan": "skipped", "extend": "done", "report": "skipped"}
+    assert "extend: again, for what it wrote is gone or was edited" in said
+    import shutil
+
+    shutil.rmtree(tmp_path / "out")
+    done, _ = go()
+    assert done.cells[0].stages == {"plan": "skipped", "extend": "skipped", "report": "done"}
+    assert (tmp_path / "out/config.json").is_file()
+
+
+def test_an_output_that_this_run_did_not_write_needs_force(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/config.json").write_text("{}")
+    with pytest.raises(OutputExists, match="--force"):
+        go()
+    go(force=True)
+    (tmp_path / "out/README.md").write_text("mine")
+    with pytest.raises(OutputExists, match="not as a run of this recipe left it"):
+        go()
+    assert (tmp_path / "out/README.md").read_text() == "mine"
+
+
+def test_a_run_directory_that_holds_something_else_is_refused(tmp_path):
+    (tmp_path / "out.run").mkdir()
+    (tmp_path / "out.run/thesis.txt").write_text("mine")
+    with pytest.raises(OutputExists, match="holds something else"):
+        go()
+
+
+def test_from_and_only(tmp_path):
+    with pytest.raises(UsageError, match="--only report needs plan, which is not done"):
+        go(only="report")
+    done, _ = go(only="plan")
+    assert done.cells[0].stages == {"plan": "done"}
+    assert not (tmp_path / "out").exists()
+    go()
+    done, said = go(begin="extend")
+    assert done.cells[0].stages == {"plan": "skipped", "extend": "done", "report": "done"}
+    assert "extend: again, as asked" in said
+    for flag, name, words in (
+        ("only", "finetune", "the recipe has no such section"),
+        ("begin", "bake", "no such stage; the stages of this run are plan, extend, report"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            go(**{flag: name})
+
+
+def test_a_changed_version_is_said_and_nothing_is_done_again(tmp_path):
+    go()
+    path = tmp_path / "out.run/stages/extend.json"
+    record = json.loads(path.read_text())
+    record["versions"]["transformers"] = "5.0.0"
+    path.write_text(json.dumps(record))
+    done, said = go()
+    assert done.cells[0].stages["extend"] == "skipped"
+    assert any("transformers 5.0.0, now" in line and "--from extend" in line for line in said)
+
+
+def test_another_schema_or_a_torn_record_is_done_again(tmp_path, monkeypatch):
+    go()
+    monkeypatch.setitem(stages.SCHEMAS, "extend", 99)
+    _, said = go()
+    assert "extend: again (this ropext does it in another way)" in said
+    (tmp_path / "out.run/stages/extend.json").write_text('{"schema": 99')
+    done, _ = go()
+    assert done.cells[0].stages["extend"] == "done"
+
+
+def test_a_stage_that_was_begun_goes_on_and_one_that_is_whole_is_taken(tmp_path):
+    go()
+    path = tmp_path / "out.run/stages/extend.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"outputs": None}))
+    done, said = go()  # killed after its output got its name
+    assert done.cells[0].stages["extend"] == "skipped"
+    assert json.loads(path.read_text()) == record
+    import shutil
+
+    path.write_text(json.dumps(record | {"outputs": None}))
+    shutil.rmtree(tmp_path / "out.run/extended")
+    done, said = go()
+    assert "extend: goes on from where it was interrupted" in said
+
+
+def test_a_failed_cell_does_not_keep_the_others_from_their_end(tmp_path):
+    wish = SMALL | {
+        "extend": {"method": ["yarn", "longrope", "pi"], "factor": 2, "no_verify": True}
+    }
+    done, said = go(wish)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["pi-2x", "yarn-2x"]
+    assert list(done.failed) == ["longrope-2x"]
+    with pytest.raises(Stopped, match=r"1 of 3 cells failed, the others are kept \(longrope-2x: "):
+        done.raise_if_failed()
+    assert any(line.startswith("longrope-2x failed: ") for line in said)
+    none = {"extend": {"method": ["longrope", "abf"], "factor": 2, "no_verify": True}}
+    with pytest.raises(UsageError, match="all 2 cells failed"):
+        go(SMALL | none, "none")[0].raise_if_failed()
+    with pytest.raises(InputError, match=r"nowhere\.csv"):
+        go(
+            SMALL
+            | {"extend": SMALL["extend"] | {"method": "longrope", "pair_factors": "nowhere.csv"}}
+        )
+
+
+def test_gates_and_failed_cells_have_their_exit_codes(tmp_path):
+    bad = Outcome("g > 1", "tuned", False, 2.0, "tuned: g is 2")
+    cell = CellRan("", None, tmp_path / "out.run", "tuned", {}, Evidence(None, (bad,)))
+    with pytest.raises(GateFailed, match=r"g is 2\); what did not pass is kept in .*out\.run"):
+        Ran(tmp_path / "out", tmp_path / "out.run", (cell,)).raise_if_failed()
+    assert (GateFailed.exit_code, Stopped.exit_code) == (3, 4)
+
+
+def test_the_dry_run_writes_nothing(tmp_path):
+    from ropext.pipeline import estimating, job
+
+    found = estimating.estimate(job.from_mapping(SMALL), tmp_path / "out", lambda sentence: None)
+    told = found["cells"][0]["stages"]
+    assert list(told) == ["plan", "extend", "report"]
+    assert "256 to 512 tokens" in told["plan"]["what"]
+    assert "copied, not proved" in told["extend"]["what"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_needs_an_output():
+    with pytest.raises(UsageError, match="names no output; add output: DIR, or give -o OUT"):
+        pipeline.run(SMALL)
+    with pytest.raises(UsageError, match="does not name a directory of its own"):
+        pipeline.run(SMALL, "..")
+
+
+def test_the_recipes_output_counts_from_the_recipe(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/r.yaml").write_text(
+        "model: ropext://demo\nextend: {factor: 2, no_verify: true}\noutput: made\n"
+    )
+    pipeline.run("sub/r.yaml")
+    assert (tmp_path / "sub/made/config.json").is_file()
+    assert (tmp_path / "sub/made.run/recipe.yaml").read_text().startswith("model: ropext://demo")
+    record = json.loads((tmp_path / "sub/made/ropext.json").read_text())
+    assert record["run"]["recipe"] == (tmp_path / "sub/r.yaml").read_text()
+
+
+def test_killed_in_a_stage_whose_inputs_changed_the_old_output_is_not_taken(tmp_path, monkeypatch):
+    go()
+    wish = SMALL | {"extend": SMALL["extend"] | {"factor": 4}}
+    with monkeypatch.context() as broken:
+        broken.setattr("ropext.pipeline.steps.write_extension", lambda *args, **more: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            go(wish)
+    done, _ = go(wish)
+    assert done.cells[0].stages["extend"] == "done"
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["max_position_embeddings"] == 1024
+
+
+def test_where_it_runs_decides_nothing_and_how_it_reads_does(tmp_path):
+    from ropext.checkpoint import open_snapshot
+    from ropext.pipeline import job
+    from ropext.pipeline.steps import Work
+
+    def inputs(**evaluate):
+        wish = SMALL | {"evaluate": {"data": "ropext://held-out"} | evaluate}
+        asked = job.from_mapping(wish)
+        hashes = stages.Hashes(tmp_path / "hashes.json")
+        base = open_snapshot("ropext://demo")
+        where = (tmp_path / "out", tmp_path / "out.run")
+        work = Work(asked, asked.cells()[0], *where, base, hashes, print, ())
+        return next(own for own in work.stages() if own.name == "evaluate").inputs()
+
+    assert inputs(device="cpu", chunk=64) == inputs()
+    assert inputs(max_docs=9) != inputs()
+    # Documents count by their content, not by their name.
+    content = (tmp_path / "copy.jsonl", inputs()["evaluate.data"])
+    from ropext.bundled import DATA
+
+    content[0].write_bytes(DATA["ropext://held-out"].read_bytes())
+    assert inputs(data=str(content[0]))["evaluate.data"] == content[1]
+
+
+@pytest.mark.parametrize(
+    ("gate", "words"),
+    [
+        ("tail@512 > 0 vs untuched", "untuched is neither the directory of an evaluation nor"),
+        ("tuned:tail@512 > 0", "no variant 'tuned'; this run has base, untouched, extended"),
+    ],
+)
+def test_a_gate_about_nobody_is_refused_before_anything_is_written(tmp_path, gate, words):
+    judged = {"evaluate": {"data": "ropext://held-out", "fail_if": [gate]}}
+    with pytest.raises(UsageError, match=words):
+        go(SMALL | judged)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["file/out", "file/deeper/out"])
+def test_an_output_below_a_file_is_told_in_a_sentence(tmp_path, place):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match=f"{place}.* cannot be written"):
+        go(SMALL, place)
+
+
+def test_an_output_inside_the_model_is_refused_before_anything_is_written(tmp_path):
+    import shutil
+
+    from ropext.bundled import MODELS
+
+    shutil.copytree(MODELS["ropext://demo"], tmp_path / "base")
+    before = sorted(tmp_path.rglob("*"))
+    for output, words in (("base/out", "lies inside the input"), ("base", "is the input itself")):
+        with pytest.raises(UsageError, match=words):
+            go(SMALL | {"model": "base"}, output, force=True)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_token_in_a_recipe_is_not_copied(tmp_path):
+    text = "# hf_abcdefghijklmnop\nmodel: ropext://demo\nextend: {factor: 2, no_verify: true}\n"
+    (tmp_path / "r.yaml").write_text(text)
+    pipeline.run("r.yaml", "out")
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and path.name != "r.yaml":
+            assert b"hf_abcdefghijklmnop" not in path.read_bytes(), path
+
+
+def test_a_cell_that_was_only_begun_is_nothing_to_keep(tmp_path):
+    ledger = stages.Ledger(tmp_path / "out.run/stages")
+    ledger.write("plan", {}, None)
+    assert not stages.any_finished(tmp_path / "out.run")
+    ledger.write("plan", {}, {"plan": "x"})
+    assert stages.any_finished(tmp_path / "out.run")

@@ -1,0 +1,207 @@
+"""Whole runs on the bundled model: extended, fine-tuned, evaluated; killed and gone on with."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ropext
+from ropext import pipeline
+
+pytestmark = pytest.mark.slow
+
+RECIPE = """\
+model: ropext://demo
+extend: {method: yarn, factor: 2, no_verify: true}
+finetune: {data: ropext://tuning, steps: 3, batch_tokens: 1024, save_every: 1, eval_documents: 0}
+evaluate: {data: ropext://held-out, max_docs: 8, lengths: [128, 512]}
+"""
+ELSEWHERE = os.environ | {"PYTHONPATH": str(Path(ropext.__file__).parents[1])}
+WORDS = [sys.executable, "-m", "ropext", "run", "r.yaml", "-o", "out"]
+
+
+def start(folder):
+    (folder / "r.yaml").write_text(RECIPE)
+    return subprocess.Popen(
+        WORDS, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ELSEWHERE
+    )
+
+
+def finish(folder):
+    process = start(folder)
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    return out, err
+
+
+def tree(directory):
+    """Every file's bytes; run.json and the log may speak of this very call."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path.name not in ("log.txt", ".hashes.json")
+    }
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """A run that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("straight")
+    finish(folder)
+    return folder
+
+
+def test_the_output_is_tuned_measured_and_stock(straight):
+    record = json.loads((straight / "out/ropext.json").read_text())
+    variants = record["run"]["evaluation"]["variants"]
+    assert list(variants) == ["base", "untouched", "extended", "tuned"]
+    tails = {label: own["metrics"]["tail_nll@512"]["value"] for label, own in variants.items()}
+    assert tails["extended"] < tails["untouched"] - 0.5
+    assert record["finetune"]["steps"] == 3
+    assert record["run"]["recipe"] == RECIPE
+    card = (straight / "out/README.md").read_text()
+    assert "### What was measured" in card
+    assert "| tuned |" in card
+    report = (straight / "out.run/report.html").read_text()
+    assert "Loss of the training" in report
+    from ropext.results.figures import figures
+
+    # What a push shows on the hub: the finished checkpoint's own figures.
+    shown = figures(straight / "out", [f"{straight / 'out.run/evaluation'}:tuned"])
+    assert variants["tuned"]["metrics"]["tail@512"]["value"] in [own.value for own in shown]
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(straight / "out")
+    assert model.config.max_position_embeddings == 512
+
+
+def test_killed_at_any_stage_it_goes_on_and_ends_with_the_same_bytes(straight, tmp_path):
+    for line in ("extend", "step 2 of 3", "merging", "evaluate", "loading out.run/tuned", "report"):
+        process = start(tmp_path)
+        for said in process.stderr:
+            if said.startswith(line):
+                process.send_signal(signal.SIGKILL)
+                break
+        process.wait()
+        assert process.returncode in (-signal.SIGKILL, 0)
+        process.stdout.close()
+        process.stderr.close()
+    _, err = finish(tmp_path)
+    assert "extend: done before, skipped" in err
+    assert tree(tmp_path / "out") == tree(straight / "out")
+    mine, theirs = tree(tmp_path / "out.run"), tree(straight / "out.run")
+    assert mine == theirs
+
+
+def test_an_interrupt_is_told_with_what_goes_on_from_there(tmp_path):
+    process = start(tmp_path)
+    for said in process.stderr:
+        if said.startswith("evaluate"):
+            process.send_signal(signal.SIGINT)
+            break
+    err = process.stderr.read()
+    process.wait()
+    process.stdout.close()
+    process.stderr.close()
+    assert process.returncode == 4
+    assert "finished stages are kept in out.run: the same command goes on from there" in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_changed_key_trains_again_and_reads_only_what_is_new(straight, tmp_path, monkeypatch):
+    import shutil
+
+    shutil.copytree(straight, tmp_path / "copy", copy_function=os.link)
+    monkeypatch.chdir(tmp_path / "copy")
+    # A link to the log would write into the other test's.
+    before = sorted((straight / "out.run/evaluation/variants/base/short").iterdir())
+    said = []
+    done = pipeline.run("r.yaml", "out", overrides=["finetune.steps=2"], say=said.append)
+    assert done.cells[0].stages == {
+        "plan": "skipped",
+        "extend": "skipped",
+        "finetune": "done",
+        "evaluate": "done",
+        "report": "done",
+    }
+    assert any(line.startswith("finetune: again (changed: finetune.steps") for line in said)
+    after = sorted((tmp_path / "copy/out.run/evaluation/variants/base/short").iterdir())
+    assert [own.name for own in after] == [own.name for own in before]
+    assert all(own.samefile(other) for own, other in zip(after, before, strict=True))
+    tuned = tmp_path / "copy/out.run/evaluation/variants/tuned/pass-512"
+    first = straight / "out.run/evaluation/variants/tuned/pass-512"
+    for own in tuned.iterdir():
+        assert own.read_bytes() != (first / own.name).read_bytes()
+    assert json.loads((tmp_path / "copy/out/ropext.json").read_text())["finetune"]["steps"] == 2
+
+
+def test_a_fit_stands_between_the_extension_and_the_training(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    wish = {
+        "model": "ropext://demo",
+        "extend": {"method": "yarn", "factor": 2, "no_verify": True},
+        "fit": {
+            "data": "ropext://tuning",
+            "steps": 2,
+            "batch_tokens": 1024,
+            "retrieval_items": 0,
+            "held_out": 8,
+        },
+        "evaluate": {"data": "ropext://held-out", "max_docs": 8, "lengths": [128, 512]},
+    }
+    done = pipeline.run(wish, "out")
+    assert list(done.cells[0].stages) == ["plan", "extend", "fit", "evaluate", "report"]
+    assert list(done.cells[0].evidence.results["variants"])[-2:] == ["extended", "fitted"]
+    record = json.loads((tmp_path / "out/ropext.json").read_text())
+    assert record["fit"]
+    again = pipeline.run(wish, "out")
+    assert set(again.cells[0].stages.values()) == {"skipped"}
+
+
+def test_two_processes_make_what_one_makes(straight, tmp_path):
+    """Evaluations to the bit; the training within rounding: sums have another order."""
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    words = [*launch, "--master_port", "29617", *WORDS[1:]]
+    done = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, timeout=900, env=ELSEWHERE
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("wrote out") == 1
+    one, two = (json.loads((own / "out/ropext.json").read_text()) for own in (straight, tmp_path))
+    mine, theirs = (own["run"]["evaluation"]["variants"] for own in (two, one))
+    for label in ("base", "untouched", "extended"):
+        assert mine[label] == theirs[label]
+    tails = [own["tuned"]["metrics"]["tail_nll@512"]["value"] for own in (mine, theirs)]
+    assert tails[0] == pytest.approx(tails[1], abs=1e-4)
+    again = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, timeout=900, env=ELSEWHERE
+    )
+    assert again.returncode == 0
+    assert again.stderr.count("done before, skipped") == 5
+
+
+def test_the_dry_run_counts_every_stage(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    from ropext.pipeline import estimating, job
+
+    wish = {
+        "model": "ropext://demo",
+        "extend": {"method": "yarn", "factor": 2},
+        "fit": {"data": "ropext://tuning", "steps": 2, "batch_tokens": 1024},
+        "finetune": {"data": "ropext://tuning", "steps": 3, "batch_tokens": 1024},
+        "evaluate": {"data": "ropext://held-out", "max_docs": 8, "lengths": [128, 512]},
+    }
+    found = estimating.estimate(job.from_mapping(wish), None, lambda sentence: None)
+    told = found["cells"][0]["stages"]
+    assert list(told) == ["plan", "extend", "fit", "finetune", "evaluate", "report"]
+    assert not [own for own in told.values() if "refused" in own]
+    assert told["finetune"]["estimate"]["tokens"] == 3 * 1024
+    # Three checkpoints and the untouched base read 8 documents whole; the base 3 windows of each.
+    assert told["evaluate"]["passes"] == 4 * 8 + 3 * 8
+    assert list(tmp_path.iterdir()) == []

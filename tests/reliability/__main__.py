@@ -1,0 +1,94 @@
+"""The long campaign: `python -m tests.reliability --kills 1000`; exits 1 when a promise was broken.
+
+Kills at write boundaries, in the middle of writes and at random moments, and failing calls, of
+every command; then the table of where they fell and of what was found after them.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from reliability import campaign, commands
+
+# Of --kills, by command: a run of extend takes hundredths of a second, a fine-tuning seconds.
+SHARES = {
+    "extend": 0.26,
+    "extend --link hard": 0.12,
+    "extend --force": 0.26,
+    "extend, proved": 0.01,
+    "eval": 0.2,
+    "run": 0.08,
+    "finetune": 0.07,
+}
+AT_RANDOM = 0.2  # of a command's kills: at a random moment instead of a boundary
+WANTED = 50  # kills in each of the three middle phases
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=1000)
+    parser.add_argument("--faults", type=int, help="failing calls [a third of --kills]")
+    parser.add_argument("--only", help="names of commands, comma-separated")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--wanted", type=int, default=WANTED, help="kills in each middle phase")
+    asked = parser.parse_args()
+    campaign.preload()
+    with tempfile.TemporaryDirectory(prefix="ropext-reliability-") as folder:
+        inputs = commands.prepare(Path(folder))
+        known = commands.commands(inputs)
+        names = asked.only.split(",") if asked.only else list(SHARES)
+        running = campaign.Campaign(Path(folder), inputs, asked.seed)
+        for name in names:
+            command = known[name]
+            disturb(running, command, round(asked.kills * SHARES[name]))
+            wanted = asked.kills // 3 if asked.faults is None else asked.faults
+            if not command.proved:
+                campaign.faults(running, command, round(wanted * SHARES[name]))
+            show_line(running, name)
+    show(running.tally, names)
+    short = [p for p in campaign.PHASES[1:4] if running.tally.phase(p) < asked.wanted]
+    for phase in short:
+        print(f"too few kills {phase}")
+    return 1 if running.tally.broken or short else 0
+
+
+def disturb(running: campaign.Campaign, command: commands.Command, kills: int) -> None:
+    """The kills of one command."""
+    at_random = kills if command.proved else round(kills * AT_RANDOM)
+    for wish in running.wishes(command, kills - at_random):
+        running.kill(command, wish)
+    for _ in range(at_random):
+        running.kill_at_random(command)
+
+
+def show_line(running: campaign.Campaign, name: str) -> None:
+    steps = running.truths[name][1] if name in running.truths else []
+    said = len(running.tally.broken)
+    print(f"{name}: {len(steps)} calls change a file; {said} promises broken so far", flush=True)
+
+
+def show(tally: campaign.Tally, names: list[str]) -> None:
+    """Two tables as Markdown, and every broken promise."""
+    print("\n| killed | " + " | ".join(campaign.PHASES) + " | all |")
+    print("|---" * (len(campaign.PHASES) + 2) + "|")
+    for name in names:
+        row = [tally.phases[name, phase] for phase in campaign.PHASES]
+        print(f"| {name} | " + " | ".join(map(str, row)) + f" | {sum(row)} |")
+    row = [tally.phase(phase) for phase in campaign.PHASES]
+    print("| all | " + " | ".join(map(str, row)) + f" | {sum(row)} |")
+    print("\n| found afterwards | count |\n|---|---|")
+    for (name, state), count in sorted(tally.states.items()):
+        print(f"| {name}: {state} | {count} |")
+    print("\n| failing calls | count |\n|---|---|")
+    for (name, what), count in sorted(tally.faults.items()):
+        print(f"| {name}: {what} | {count} |")
+    print(f"\n{len(tally.broken)} promises broken")
+    for sentence in tally.broken[:40]:
+        print(f"BROKEN {sentence}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

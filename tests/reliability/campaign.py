@@ -1,0 +1,352 @@
+"""Commands killed and made to fail at their file layer, and what they may leave.
+
+After a SIGKILL: the output is absent, resumable, or complete; the input is as it was; the same
+command again ends with the bytes of an undisturbed run and leaves nothing beside them. After a
+failing call: the same, and the command said why in one sentence and exited with 2 or 4.
+"""
+
+import hashlib
+import itertools
+import os
+import resource
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from reliability.commands import Command
+from reliability.layer import FAULTS, Shared, Wish, arm
+
+PHASES = ("before any write", "between writes", "during a write", "between write and rename",
+          "after")  # fmt: skip
+OUT, RUN = "out", "out.run"  # the output, and what a run keeps beside it on its way
+# Of no byte comparison: the log, which holds the time stamps; when the run hashed which file; which
+# outputs it ever wrote under this name.
+HISTORY = (f"{RUN}/log.txt", f"{RUN}/.hashes.json", f"{RUN}/stages/output.json")
+
+
+# Bytes of the largest file that may be written: below a config, a report, the weights.
+LARGEST = (300, 3_000, 12_000)
+
+
+class Broken(AssertionError):
+    """A promise was not kept."""
+
+
+@dataclass
+class Ended:
+    """How a child ended."""
+
+    code: int | None  # None = killed
+    said: str
+    steps: list[str]
+    writing: bool
+
+
+@dataclass
+class Tally:
+    """What the campaign counted: (command, phase), (command, state), faults and their sentences."""
+
+    phases: Counter[tuple[str, str]] = field(default_factory=Counter)
+    states: Counter[tuple[str, str]] = field(default_factory=Counter)
+    faults: Counter[tuple[str, str]] = field(default_factory=Counter)
+    broken: list[str] = field(default_factory=list)
+
+    def phase(self, phase: str) -> int:
+        return sum(n for (_, p), n in self.phases.items() if p == phase)
+
+
+def tree(directory: Path) -> dict[str, str]:
+    """Every file below a directory by its SHA-256, every link by its target."""
+    found = {}
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory).as_posix()
+        if path.is_symlink():
+            found[name] = f"-> {os.readlink(path)}"
+        elif path.is_file():
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+PRELOADED = (
+    *("matplotlib.pyplot", "matplotlib.font_manager", "peft", "transformers.trainer"),
+    *(
+        "transformers.models.llama.modeling_llama",
+        "ropext.evaluation.session",
+        "ropext.proof_child",
+    ),
+    *("ropext.training.session", "ropext.report.measured", "ropext.cli.app", "ropext.pipeline"),
+)
+
+
+def files(room: Path) -> dict[str, str]:
+    """All that a command wrote, but for its history."""
+    return {name: digest for name, digest in tree(room).items() if name not in HISTORY}
+
+
+def below(folder: str, found: dict[str, str]) -> dict[str, str]:
+    """The files of one folder, by their names inside it."""
+    start = f"{folder}/"
+    return {n.removeprefix(start): own for n, own in found.items() if n.startswith(start)}
+
+
+def preload() -> None:
+    """Import what the commands need, so that a forked child starts at once."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    for name in PRELOADED:
+        import_module(name)
+    from ropext.cli import app
+
+    app.build()
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _prove_here(directories: Any, *, text_paths: Any = None, tensors: bool = True, **_: Any) -> Any:
+    """The proof's own code in this process: a fresh interpreter for each kill would take hours."""
+    import transformers
+
+    from ropext import proof_child
+
+    job = {"tensors": tensors, "trust_remote_code": False}
+    out = []
+    for directory, path in zip(directories, text_paths or [()] * len(directories), strict=True):
+        entry = {"directory": str(directory), "text_path": list(path)}
+        built = proof_child.build(job, entry)
+        about = {"directory": str(directory), "transformers": transformers.__version__}
+        out.append(about | built | {"error": None})
+    return out
+
+
+def run(
+    command: Command,
+    room: Path,
+    wish: Wish | None = None,
+    kill_after: float | None = None,
+    largest: int | None = None,
+) -> Ended:
+    """One command in a forked child, its file layer counted. `kill_after` seconds it is killed; the
+    kernel lets it write no file beyond `largest` bytes."""
+    shared, log = Shared(), room.parent / f"{room.name}.log"
+    child = os.fork()
+    if child == 0:
+        if largest is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
+        _child(command, room, shared, wish, log)
+    if kill_after is not None:
+        time.sleep(kill_after)
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    code = None if os.WIFSIGNALED(status) else os.waitstatus_to_exitcode(status)
+    said = log.read_text(errors="replace")
+    log.unlink()
+    steps, writing = shared.read()
+    return Ended(code, said, steps, writing)
+
+
+def _child(command: Command, room: Path, shared: Shared, wish: Wish | None, log: Path) -> None:
+    """Never returns."""
+    code = 70
+    try:
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        sys.stdout = os.fdopen(1, "w", buffering=1)
+        sys.stderr = os.fdopen(2, "w", buffering=1)
+        os.chdir(room)
+        from ropext import proof
+        from ropext.cli import app
+
+        if not command.proved:
+            proof.build = _prove_here
+        sys.argv = command.argv()
+        arm(room, shared, wish)
+        code = 0
+        try:
+            app.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+class Campaign:
+    """One input folder, the truth of each command, and any number of disturbed runs."""
+
+    def __init__(self, folder: Path, inputs: Path, seed: int = 0) -> None:
+        self.folder, self.inputs = folder, inputs
+        self.before, self.random = tree(inputs), Random(seed)
+        self.tally, self.number = Tally(), 0
+        self.truths: dict[str, tuple[dict[str, str], list[str], float]] = {}
+
+    def truth(self, command: Command) -> tuple[dict[str, str], list[str], float]:
+        """(files, steps, seconds) of an undisturbed run."""
+        if command.name not in self.truths:
+            room = self._room(command)
+            start = time.perf_counter()
+            ended = run(command, room)
+            seconds = time.perf_counter() - start
+            if ended.code != 0:
+                raise Broken(f"{command.name} undisturbed: exit {ended.code}: {ended.said[-2000:]}")
+            if stray := set(os.listdir(room)) - {OUT, *command.beside}:
+                raise Broken(f"{command.name} undisturbed leaves {stray}")
+            self.truths[command.name] = files(room), ended.steps, seconds
+            shutil.rmtree(room)
+        return self.truths[command.name]
+
+    def _room(self, command: Command) -> Path:
+        self.number += 1
+        room = self.folder / f"room {self.number} é"
+        room.mkdir()
+        if command.old:
+            (room / "out").mkdir()
+            (room / "out" / "config.json").write_text("{}")
+            (room / "out" / "old.txt").write_text("old")
+        return room
+
+    def wishes(self, command: Command, count: int) -> Iterator[Wish]:
+        """Boundaries and half-done writes, each phase of a run as often as the others."""
+        steps = self.truth(command)[1]
+        groups: dict[str, list[Wish]] = {}
+        for at, kind in enumerate(steps):
+            groups.setdefault(phase_at(steps, at), []).append(Wish(at, "before"))
+            if kind == "write":
+                groups.setdefault(PHASES[2], []).append(Wish(at, "middle"))
+        for group in groups.values():
+            self.random.shuffle(group)
+        turns = itertools.chain.from_iterable(itertools.zip_longest(*groups.values()))
+        yield from itertools.islice((wish for wish in turns if wish), count)
+
+    def kill(self, command: Command, wish: Wish) -> None:
+        """At one step."""
+        self._disturbed(command, wish, None)
+
+    def kill_at_random(self, command: Command) -> None:
+        """At any moment of the run's duration."""
+        seconds = self.truth(command)[2]
+        self._disturbed(command, None, self.random.uniform(0, seconds))
+
+    def fail(self, command: Command, step: int, code: int) -> None:
+        """One call fails."""
+        self._disturbed(command, Wish(step, code), None)
+
+    def limit(self, command: Command, largest: int) -> None:
+        """The kernel cuts a write short and refuses the rest, also below Rust and C++."""
+        self._disturbed(command, None, None, largest)
+
+    def _disturbed(
+        self, command: Command, wish: Wish | None, after: float | None, largest: int | None = None
+    ) -> None:
+        truth, steps, _ = self.truth(command)
+        room = self._room(command)
+        about = f"{command.name}, {wish or (f'{after:.3f} s' if after else f'{largest} bytes')}"
+        try:
+            ended = run(command, room, wish, after, largest)
+            if largest is not None:
+                self._count_fault(command, ended, "a short write")
+            elif wish is not None and isinstance(wish.how, int):
+                self._count_fault(command, ended, os.strerror(wish.how))
+            elif ended.code is None:
+                self.tally.phases[command.name, phase(ended, steps)] += 1
+            elif ended.code != 0:
+                raise Broken(f"exit {ended.code}: {ended.said[-600:]}")
+            state = self._state(command, room, truth)
+            self.tally.states[command.name, state] += 1
+            self._again(command, room, truth, state)
+        except Broken as error:
+            self.tally.broken.append(f"{about}: {error}")
+        shutil.rmtree(room, ignore_errors=True)
+
+    def _count_fault(self, command: Command, ended: Ended, what: str) -> None:
+        lines = [line for line in ended.said.splitlines() if line.strip()]
+        if ended.code == 0:
+            self.tally.faults[command.name, "withstood"] += 1
+            return
+        if ended.code not in (2, 4) or "Traceback" in ended.said:
+            raise Broken(f"exit {ended.code}: {' | '.join(lines[-3:])[:600]}")
+        if not any(line.startswith("error: ") for line in lines[-2:]):
+            raise Broken(f"no sentence: {' | '.join(lines[-3:])[:600]}")
+        self.tally.faults[command.name, what] += 1
+
+    def _state(self, command: Command, room: Path, truth: dict[str, str]) -> str:
+        """What is there; anything but these is a broken promise."""
+        if tree(self.inputs) != self.before:
+            raise Broken("the input was changed")
+        found, wanted = below(OUT, files(room)), below(OUT, truth)
+        if command.name == "eval":
+            return _state_of_run(found, wanted)
+        if not (room / OUT).exists():
+            return "resumable" if (room / RUN).exists() else "absent"
+        if found == wanted:
+            return "complete"
+        if command.old and set(found) == {"config.json", "old.txt"}:
+            return "the old one"
+        lacks = sorted(set(wanted) - set(found))[:3]
+        raise Broken(f"an incomplete output bears the name: it lacks {lacks}")
+
+    def _again(self, command: Command, room: Path, truth: dict[str, str], state: str) -> None:
+        ended = run(command, room)
+        # A complete output is refused, or found done.
+        if ended.code != 0 and not (state == "complete" and ended.code == 2):
+            raise Broken(f"the second run: exit {ended.code}: {ended.said[-900:]}")
+        found = files(room)
+        if state == "complete" and not below(RUN, truth):
+            # Beside a complete output the folder of its run may stay: nobody asks for it any more.
+            found = {name: own for name, own in found.items() if not name.startswith(f"{RUN}/")}
+        if found != truth:
+            names = [n for n in {*found, *truth} if found.get(n) != truth.get(n)]
+            raise Broken(f"the second run's bytes differ: {sorted(names)[:6]}")
+        if tree(self.inputs) != self.before:
+            raise Broken("the second run changed the input")
+
+
+def _state_of_run(found: dict[str, str], wanted: dict[str, str]) -> str:
+    """An evaluation's directory is written piece by piece; each piece is whole or absent."""
+    if not found:
+        return "absent"
+    found = {name: digest for name, digest in found.items() if not name.endswith(".tmp")}
+    if wrong := [name for name, digest in found.items() if wanted.get(name) != digest]:
+        raise Broken(f"torn or wrong files: {wrong[:4]}")
+    return "complete" if found == wanted else "resumable"
+
+
+def phase(ended: Ended, steps: list[str]) -> str:
+    """Where a kill fell."""
+    return PHASES[2] if ended.writing else phase_at(steps, len(ended.steps))
+
+
+def phase_at(steps: list[str], at: int) -> str:
+    """Between which calls a run is before its step `at`."""
+    left = steps[at:]
+    if "write" not in steps[:at]:
+        return PHASES[0]
+    if not {"make", "write", "name", "sync"} & set(left):
+        return PHASES[4]
+    # A content is on its way to its name once it is flushed, or about to be.
+    return PHASES[3] if left[0] in ("sync", "name") else PHASES[1]
+
+
+def faults(campaign: Campaign, command: Command, count: int) -> None:
+    """Failing calls, spread evenly over the run; then writes that the kernel cuts short."""
+    steps = campaign.truth(command)[1]
+    for largest in LARGEST[:count]:
+        campaign.limit(command, largest)
+    for number in range(count):
+        at = number * len(steps) // count
+        campaign.fail(command, at, FAULTS[number % len(FAULTS)])

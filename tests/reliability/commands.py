@@ -1,0 +1,70 @@
+"""The commands that the campaign runs, on a tiny checkpoint, each with what it reads and writes."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "evaluation"))
+
+SMALL_TRAINING = (
+    *("--steps", "4", "--save-every", "2", "--eval-every", "2", "--batch-tokens", "256"),
+    *("--rank", "2", "--eval-documents", "2", "--strategy", "full", "--seed", "3"),
+)
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command line. It runs in a fresh folder, where `out` is its output: records keep the
+    words of the command, so they must not differ between runs."""
+
+    name: str
+    words: tuple[str, ...]
+    proved: bool = False  # the proof in a process of its own, as users have it
+    beside: tuple[str, ...] = ()  # what it leaves beside `out`
+    old: bool = False  # `out` holds another checkpoint before it
+
+    def argv(self) -> list[str]:
+        return ["ropext", *self.words]
+
+
+def prepare(folder: Path) -> Path:
+    """The input: a base, its extension, and documents. Written once, hashed by the campaign."""
+    from checkpoints import write_checkpoint, write_documents
+
+    from ropext import pipeline
+
+    inputs = folder / "inputs of the campaign, read only ü"
+    inputs.mkdir(parents=True)
+    write_checkpoint(inputs / "base")
+    pipeline.extend(str(inputs / "base"), inputs / "ext", method="yarn", factor=2, prove=False)
+    write_documents(inputs / "train.jsonl", count=12, words=90, seed=1)
+    write_documents(inputs / "eval.jsonl", count=3, words=120)
+    recipe = {
+        "model": str(inputs / "base"),
+        "extend": {"method": "yarn", "factor": 2, "no_verify": True},
+        "evaluate": {"data": str(inputs / "eval.jsonl"), "lengths": [64, 128]},
+    }
+    (inputs / "recipe.yaml").write_text(json.dumps(recipe))
+    return inputs
+
+
+def commands(inputs: Path) -> dict[str, Command]:
+    """By name; the names are the rows of the campaign's table."""
+    base, ext = str(inputs / "base"), str(inputs / "ext")
+    extend = ("extend", base, "--method", "yarn", "--factor", "2", "-o", "out", "--quiet")
+    fine = ("finetune", ext, "--data", str(inputs / "train.jsonl"), "-o", "out", "--quiet")
+    read = ("eval", ext, "--data", str(inputs / "eval.jsonl"), "--lengths", "64,128", "--quiet")
+    found = (
+        Command("extend", (*extend, "--no-verify")),
+        Command("extend --link hard", (*extend, "--no-verify", "--link", "hard")),
+        Command("extend --force", (*extend, "--no-verify", "--force"), old=True),
+        Command("extend, proved", extend, proved=True),
+        Command("finetune", (*fine, *SMALL_TRAINING)),
+        Command(
+            "run", ("run", str(inputs / "recipe.yaml"), "-o", "out", "--quiet"), beside=("out.run",)
+        ),
+        Command("eval", (*read, "--tasks", "passkey", "--items", "1", "-o", "out")),
+    )
+    return {command.name: command for command in found}

@@ -1,0 +1,75 @@
+"""A short campaign of kills and failing calls, in a process of its own; the long one by command."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc"),
+]
+
+
+def campaign(*words, **more):
+    return subprocess.run(
+        [sys.executable, "-m", "tests.reliability", *words],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | more,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_killed_or_failing_commands_keep_their_promises(capsys):
+    done = campaign("--kills", "24", "--faults", "6", "--wanted", "2")
+    with capsys.disabled():
+        print("\n" + done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert "0 promises broken" in done.stdout
+    rows = re.findall(r"^\| all \| (.*) \|$", done.stdout, re.MULTILINE)
+    assert min(map(int, rows[0].split(" | ")[1:4])) >= 2
+
+
+BREAK = """
+import sys
+sys.path.insert(0, "tests")
+from ropext.checkpoint import staging
+import os
+{fault}
+sys.argv = ["tests.reliability", "--kills", "40", "--faults", "0", "--only", "extend"]
+import runpy
+runpy.run_module("tests.reliability", run_name="__main__")
+"""
+FAULTS = {
+    "named before it is written": (
+        "def staged(output, **_):\n"
+        "    from contextlib import nullcontext\n"
+        "    from pathlib import Path\n"
+        "    Path(output).mkdir()\n"
+        "    return nullcontext(staging.Stage(Path(output)))\n"
+        "import ropext.checkpoint.writing as writing\n"
+        "writing.staged = staged\n"
+    ),
+    "what was left is never swept up": "staging._clean_up = lambda real, output: None\n",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_campaign_notices_a_broken_writer(fault):
+    done = subprocess.run(
+        [sys.executable, "-c", BREAK.format(fault=FAULTS[fault])],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "BROKEN extend" in done.stdout, done.stdout + done.stderr[-2000:]

@@ -1,0 +1,54 @@
+"""Two runs on one output: the second is refused, and told who holds it."""
+
+import os
+import socket
+
+import pytest
+from reliability.commands import prepare
+
+from ropext import pipeline
+from ropext.checkpoint.locks import locked
+from ropext.errors import OutputExists
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    return prepare(tmp_path_factory.mktemp("two at once"))
+
+
+def extended(inputs, out):
+    pipeline.extend(str(inputs / "base"), out, method="yarn", factor=2, prove=False, force=True)
+
+
+def evaluated(inputs, out):
+    from ropext.evaluation import evaluate
+
+    evaluate(str(inputs / "ext"), out, data=str(inputs / "eval.jsonl"), lengths=(64,))
+
+
+def finetuned(inputs, out):
+    from ropext.training import run_finetune
+
+    run_finetune(str(inputs / "ext"), str(inputs / "train.jsonl"), out, steps=1, eval_documents=0)
+
+
+def ran(inputs, out):
+    pipeline.run(inputs / "recipe.yaml", out)
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [(extended, "out"), (evaluated, "out"), (finetuned, "out.run"), (ran, "out.run")],
+)
+def test_the_second_is_told_who_holds_the_output(inputs, tmp_path, command, name):
+    real = tmp_path / name
+    with locked(real, real):
+        with pytest.raises(OutputExists) as refused:
+            command(inputs, tmp_path / "out")
+        # Of the lock alone there is anything.
+        assert [path.name for path in tmp_path.iterdir()] == [f".{name}.lock"]
+    assert f"process {os.getpid()} on {socket.gethostname()}" in str(refused.value)
+    command(inputs, tmp_path / "out")  # and as soon as it is let go, it runs
+    assert (tmp_path / "out").is_dir()

@@ -1,0 +1,114 @@
+"""What is said of a ranking, and the command that follows from it."""
+
+import shlex
+
+import numpy as np
+import pytest
+
+from ropext import recipe
+from ropext.planning import make_plan
+from ropext.report.ranked import extend_command, table, text, verdict
+from ropext.results.perplexity import Frame
+from ropext.results.ranking import rank_readings
+from ropext.results.readings import Reading
+from ropext.results.values import Bootstrap
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 64,
+    "rope_theta": 10000.0,
+    "vocab_size": 100,
+}
+FRAME = Frame(context=64, lengths=(256,), tail=16, bootstrap=Bootstrap(0))
+LEVELS = np.linspace(2, 5, 10)
+SWAY = np.array([0.3, -0.3] * 5)
+
+
+def ranking(preference=(), base=None, **losses):
+    def reading(label, levels):
+        arrays = [np.full(256, level, np.float32) for level in levels]
+        return Reading(label, {256: arrays})
+
+    readings = {label: reading(label, own) for label, own in losses.items()}
+    beside = None if base is None else reading("base", base)
+    return rank_readings(FRAME, readings, beside, preference)
+
+
+def plan(**wishes):
+    return make_plan(CONFIG, recipe.build({"method": "yarn", "factor": 4.0} | wishes), "my model")
+
+
+@pytest.mark.parametrize(
+    ("losses", "preference", "said"),
+    [
+        (
+            {"yarn": LEVELS, "pi": LEVELS + 0.2},
+            ("pi", "yarn"),
+            "take yarn: surely the lowest, 0.2000 nats a token (0.2000 to 0.2000) below pi",
+        ),
+        (
+            {"yarn": LEVELS, "pi": LEVELS + SWAY + 0.01},
+            ("pi", "yarn"),
+            "take pi: yarn, pi cannot be told apart here (0.0100 nats a token (",
+        ),
+        (
+            {"yarn": LEVELS, "pi": LEVELS + SWAY + 0.01},
+            ("yarn", "pi"),
+            "take yarn: the lowest, and of those that cannot be told apart here (yarn, pi) the one",
+        ),
+        (
+            {"yarn": LEVELS[:5], "pi": LEVELS[:5] + 1},
+            ("pi", "yarn"),
+            "take yarn, the lowest by 1.0000 nats a token: how sure that is cannot be said of 5",
+        ),
+        ({"yarn": LEVELS}, (), "yarn is the only method that can be written as asked"),
+    ],
+)
+def test_the_verdict_says_which_and_how_sure(losses, preference, said):
+    assert verdict(ranking(preference, **losses)).startswith(said)
+
+
+def test_truncation_that_beats_the_best_is_said():
+    better = ranking(base=LEVELS - 0.5, yarn=LEVELS, pi=LEVELS + 0.2)
+    shown = text(better, {"yarn": plan()}, {"llama3": "no reason"})
+    assert "the base that sees only its last 64 tokens is 0.5000 nats a token lower" in shown
+    assert "not measured: llama3: no reason" in shown
+    assert shown.endswith("ropext extend 'my model' --method yarn --factor 4 -o OUT")
+    worse = ranking(base=LEVELS + 0.5, yarn=LEVELS, pi=LEVELS + 0.2)
+    assert "truncating" not in text(worse, {"yarn": plan()}, {})
+
+
+def test_the_table_marks_the_one_that_is_taken():
+    rows = table(ranking(base=LEVELS, yarn=LEVELS, pi=LEVELS + 0.2)).rows
+    assert [row[0] for row in rows] == ["yarn*", "pi", "base"]
+    assert rows[0][2] == "-"
+    assert rows[1][2] == "+0.2000 ±0.0000"
+    assert [row[3] for row in rows] == ["100%", "0%", "-"]
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"beta_fast": 8.5, "truncate": False},
+        {"factor": None, "target": 200, "for_loaders": ("vllm", "transformers")},
+        {"temperature": 0.8, "context": 32, "even_so": True},
+    ],
+)
+def test_the_command_asks_for_the_same_plan(wishes):
+    from typer.main import get_command
+
+    from ropext.cli.app import build
+
+    made = plan(**wishes)
+    words = shlex.split(extend_command(made))
+    command = get_command(build("extend")).commands["extend"]
+    given = command.make_context("extend", words[2:]).params
+    for name, value in wishes.items():
+        if isinstance(value, tuple):
+            value = ",".join(value)
+        assert given[name] == value
+    assert given["method"] == "yarn"
+    assert str(given["output"]) == "OUT"

@@ -1,0 +1,81 @@
+"""Ranking: who is first, who cannot be told from it, and what is taken then."""
+
+import math
+
+import numpy as np
+import pytest
+
+from ropext.results.perplexity import Frame
+from ropext.results.ranking import rank_readings
+from ropext.results.readings import Reading
+from ropext.results.values import Bootstrap
+
+FRAME = Frame(context=8, lengths=(32,), tail=2, bootstrap=Bootstrap(0))
+
+
+def reading(label, tails):
+    """One document per number; it is the NLL of both tail tokens, all other tokens cost 1."""
+    arrays = []
+    for nll in tails:
+        array = np.ones(32, np.float32)
+        array[0], array[30:] = np.nan, nll
+        arrays.append(array)
+    return Reading(label, {32: arrays})
+
+
+def ranked(preference=(), base=None, **tails):
+    readings = {label: reading(label, own) for label, own in tails.items()}
+    beside = None if base is None else reading("base", base)
+    return rank_readings(FRAME, readings, beside, preference)
+
+
+def test_a_clear_winner_is_taken_whatever_is_preferred():
+    levels = np.linspace(2, 5, 10)  # documents differ far more than the contenders do
+    found = ranked(("worse", "better"), worse=levels + 0.2, better=levels)
+    assert [own.label for own in found.standings] == ["better", "worse"]
+    assert (found.taken, found.sure, found.tied) == ("better", True, ("better",))
+    assert found.standings[1].behind.value == pytest.approx(0.2, abs=1e-6)
+    assert found.standings[1].behind.ci95 == pytest.approx((0.2, 0.2), abs=1e-6)
+    assert [own.share_lowest for own in found.standings] == [1.0, 0.0]
+    assert found.best.tail.value == pytest.approx(math.exp(3.5), rel=1e-6)
+
+
+def test_a_tie_is_said_and_the_preferred_one_taken():
+    levels, sway = np.linspace(2, 5, 10), np.array([0.3, -0.3] * 5)
+    contenders = {"odd": levels, "plain": levels + sway + 0.01, "far": levels + 1}
+    found = ranked(("plain", "far", "odd"), **contenders)
+    assert found.best.label == "odd"
+    assert found.tied == ("odd", "plain")
+    assert not found.sure
+    assert found.taken == "plain"
+    # "far" is preferred to "odd", but surely worse: it is no part of the tie.
+    assert ranked(("far", "odd", "plain"), **contenders).taken == "odd"
+    shares = {own.label: own.share_lowest for own in found.standings}
+    assert shares["far"] == 0
+    assert 0.3 < shares["odd"] < 0.7
+    assert sum(shares.values()) == pytest.approx(1)
+
+
+def test_below_eight_documents_nothing_is_sure_and_the_lowest_is_taken():
+    levels = np.linspace(2, 5, 7)
+    found = ranked(("worse", "better"), worse=levels + 2, better=levels)
+    assert found.taken == "better"
+    assert not found.sure
+    assert found.standings[1].behind.ci95 is None
+    assert found.standings[1].share_lowest is None
+
+
+def test_equal_contenders_share_the_resamples():
+    levels = np.linspace(2, 5, 10)
+    found = ranked(("second", "first"), first=levels, second=levels)
+    assert [own.share_lowest for own in found.standings] == [0.5, 0.5]
+    assert found.taken == "second"
+
+
+def test_gain_is_against_the_base_on_the_same_tokens():
+    levels = np.linspace(2, 5, 10)
+    found = ranked(base=levels, helped=levels - 0.25, hurt=levels + 0.5)
+    assert found.in_window.value == pytest.approx(math.exp(3.5), rel=1e-6)
+    assert found.standings[0].gain.value == pytest.approx(0.25, abs=1e-6)
+    assert found.standings[1].gain.value == pytest.approx(-0.5, abs=1e-6)
+    assert found.standings[0].short_tax.value == 0

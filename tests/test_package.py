@@ -1,0 +1,108 @@
+"""What a stranger gets: the wheel, the image's steps, the metadata."""
+
+import re
+import runpy
+import subprocess
+import sys
+import tomllib
+import zipfile
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+import yaml
+
+import ropext
+
+ROOT = Path(__file__).parents[1]
+STEPS = runpy.run_path(str(ROOT / "scripts/dockerfile_steps.py"), run_name="steps")
+DOCKERFILE = (ROOT / "Dockerfile").read_text("utf-8")
+
+
+def test_what_the_image_copies_is_there_and_not_ignored():
+    ignored = (ROOT / ".dockerignore").read_text("utf-8").split()
+    sources = [name for names, _ in STEPS["copied"](DOCKERFILE) for name in names]
+    assert {"ropext", "recipes", "pyproject.toml", "constraints.txt"} <= set(sources)
+    for name in sources:
+        assert (ROOT / name).exists(), name
+        assert not any(fnmatch(name, pattern) for pattern in ignored), name
+    # Everything that the build of the wheel reads is among them.
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    reads = [project["project"]["readme"], *project["project"]["license-files"]]
+    assert set(sources) >= {*reads, *wheel["packages"], *wheel["force-include"]}
+
+
+def test_the_image_runs_as_nobody_special_and_keeps_its_caches_outside():
+    words = list(STEPS["instructions"](DOCKERFILE))
+    names = [word for word, _ in words]
+    users = [rest for word, rest in words if word == "USER"]
+    assert users == ["ropext"]
+    assert names.index("USER") > max(k for k, word in enumerate(names) if word == "RUN")
+    runs = [rest for word, rest in words if word == "RUN"]
+    installing = [rest for rest in runs if "pip install" in rest]
+    assert len(installing) == 2
+    assert all("--mount=type=cache,target=/root/.cache/pip" in rest for rest in installing)
+    assert "$TORCH_INDEX" in installing[0]
+    assert ("ENTRYPOINT", '["ropext"]') in words
+    assert "HF_HOME=/cache" in dict(words)["ENV"]
+
+
+def test_constraints_name_every_dependency_within_its_floor():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    pinned = {}
+    for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines():
+        if matched := re.match(r"([\w-]+)==([\d.]+)", line):
+            pinned[matched[1].lower().replace("_", "-")] = matched[2]
+    for wish in project["dependencies"]:
+        name, floor = wish.split(">=")
+        have = tuple(map(int, pinned[name].split(".")))
+        assert have >= tuple(map(int, floor.split("."))), wish
+
+
+def test_the_citation_is_of_this_version():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert cited["version"] == ropext.__version__
+    assert cited["license"] == "Apache-2.0"
+
+
+@pytest.mark.slow
+def test_the_wheel_has_its_data_and_runs_from_anywhere(tmp_path):
+    pytest.importorskip("hatchling", reason="installed with the extra dev")
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q"]
+    subprocess.run([*build, "-w", tmp_path, ROOT], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        archive.extractall(tmp_path / "site")
+    package = ROOT / "ropext"
+    data = [p for p in package.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+    wanted = {f"ropext/{path.relative_to(package)}" for path in data}
+    wanted |= {f"ropext/recipes/{path.name}" for path in (ROOT / "recipes").glob("*.yaml")}
+    inside = {name for name in names if ".dist-info/" not in name}
+    assert inside == wanted
+    assert {"ropext/py.typed", "ropext/demo/checkpoint/model.safetensors"} <= inside
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    ran = subprocess.run(
+        [sys.executable, "-m", "ropext", "recipes", "ls"],
+        cwd=tmp_path / "site",
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "smoke-test" in ran.stdout
+
+
+def test_the_readmes_first_line_sets_up_as_the_test_line_does():
+    """CI executes the test line as it stands; the first line differs in its last command."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    first, tests = (
+        re.search(rf"<!-- {name} -->\n```sh\n(.*)\n```", text)[1].split(" && ")
+        for name in ("main job", "test line")
+    )
+    assert [part.replace("-e '.[dev]'", ".") for part in tests[:-1]] == first[:-1]
+    assert first[-1] == "ropext demo"
+    assert tests[-1] == "OMP_NUM_THREADS=1 pytest -q -n 2 --dist loadfile"
+    assert text.index("```sh") == text.index("<!-- main job -->\n") + len("<!-- main job -->\n")

@@ -1,0 +1,168 @@
+"""Runs of other kinds: conversations, trained norms and embeddings, a base on the hub, repeats, no
+memory, trackers."""
+
+import importlib.util
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_finetune import RUN
+
+from ropext import verifying
+from ropext.errors import Stopped, UsageError
+from ropext.training import engine, outcome, run_finetune, session
+from ropext.training.options import Options
+from ropext.training.origin import open_origin
+from ropext.training.run import prepare
+from ropext.training.session import memory_errors
+from ropext.training.showing import passes_text
+
+pytestmark = pytest.mark.slow
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}. {{ m['content'] }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}assistant. {% endif %}"
+)
+SHORT = RUN | {"steps": 2, "eval_documents": 0}
+
+
+def test_norms_and_tied_embeddings_can_be_trained_and_stay_tied(extended, stories, tmp_path):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    output = tmp_path / "out"
+    options = SHORT | {"targets": ("q_proj",), "train_norms": True, "train_embeddings": True}
+    run_finetune(extended, str(stories), output, **options)
+    old, new = (load_file(folder / "model.safetensors") for folder in (extended, output))
+    assert old.keys() == new.keys()
+    changed = {name for name in old if not torch.equal(old[name], new[name])}
+    assert changed == {
+        name for name in old if "norm" in name or "q_proj" in name or "embed" in name
+    }
+    assert verifying.check_directory(output).passed
+    # The adapter has them too: on the base beside it, it is the merged model.
+    base, merged = (AutoModelForCausalLM.from_pretrained(p) for p in (output / "base", output))
+    ids = torch.arange(4, 60)[None]
+    with torch.no_grad():
+        before = base(input_ids=ids).logits
+        wanted = merged(input_ids=ids).logits
+        found = PeftModel.from_pretrained(base, output / "adapter")(input_ids=ids).logits
+    assert torch.allclose(found, wanted, atol=1e-5)
+    assert not torch.allclose(before, wanted, atol=1e-3)
+
+
+def test_of_conversations_the_assistants_turns_alone_move_the_weights(extended, tmp_path):
+    """Rows in which no assistant speaks give no gradient; one who does, gives one."""
+    model = tmp_path / "model"
+    shutil.copytree(extended, model)
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    words = "the cat sat on a mat and then it ran away " * 12
+    talk = [{"role": "user", "content": words}, {"role": "assistant", "content": "over the hill"}]
+    data = tmp_path / "talk.jsonl"
+    data.write_text(json.dumps({"messages": talk}))
+    prepared = prepare(str(model), str(data), Options(**SHORT))
+    (document,) = prepared.data.documents
+    decoded = prepared.encoder.tokenizer.decode(document.ids[document.mask()])
+    assert decoded == "over the hill</s>"
+    rows = [prepared.rows[i] for i in range(len(prepared.rows))]
+    done = run_finetune(model, str(data), tmp_path / "out", **SHORT)
+    told = [entry["grad_norm"] for entry in done.losses]
+    per_step = prepared.settings.rows.value
+    for step, norm in enumerate(told):
+        mine = rows[step * per_step : (step + 1) * per_step]
+        assert (norm > 0) == any(row.scored[1:].any() for row in mine)
+    assert any(norm > 0 for norm in told)
+
+
+def test_text_that_is_read_again_is_told(extended, stories, tmp_path):
+    prepared = prepare(str(extended), str(stories), Options(**SHORT))
+    # 700 characters hold two rows of 256: two documents were read for four rows, and no more.
+    assert prepared.rows.passes == 1
+    assert len(prepared.data.documents) == 2
+    assert passes_text(prepared.rows) == "rows: 4, and the documents hold 4"
+    one = tmp_path / "one.jsonl"
+    one.write_text(stories.read_text().splitlines()[0])
+    told = []
+    done = run_finetune(extended, str(one), tmp_path / "out", say=told.append, **SHORT)
+    sentence = "rows: 4, and the documents hold 2: the run goes through them 2.0 times"
+    assert any(line.startswith(sentence) for line in told)
+    assert any(note.startswith(sentence) for note in done.notes)
+    record = json.loads((tmp_path / "out" / "ropext.json").read_text())
+    assert record["finetune"]["passes"] == 2
+
+
+def test_the_adapter_of_a_base_on_the_hub_names_the_extended_one_there(extended, tmp_path):
+    origin = open_origin(str(extended))
+    there = replace(origin.snapshot, hub_id="org/extended-model", commit="0123abc")
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_model.safetensors").write_bytes(b"weights")
+    (adapter / "adapter_config.json").write_text(
+        json.dumps({"base_model_name_or_path": str(tmp_path), "r": 4})
+    )
+    outcome._write_adapter(replace(origin, snapshot=there), adapter, tmp_path / "out")
+    found = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    wanted = {"base_model_name_or_path": "org/extended-model", "revision": "0123abc", "r": 4}
+    assert found == wanted
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert 'from_pretrained("org/extended-model", dtype="auto")' in card
+    assert str(tmp_path) not in card
+
+
+def test_out_of_memory_names_three_options_and_the_same_call_goes_on(
+    extended, stories, tmp_path, monkeypatch
+):
+    step = engine._Trainer.training_step
+
+    def grows(self, *args, **kwargs):
+        if self.state.global_step == 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return step(self, *args, **kwargs)
+
+    options = RUN | {"eval_documents": 0}
+    with monkeypatch.context() as full:
+        full.setattr(engine._Trainer, "training_step", grows)
+        with pytest.raises(Stopped, match=r"--micro-rows 1.*--strategy pose.*--dtype bfloat16"):
+            run_finetune(extended, str(stories), tmp_path / "out", **options)
+    told = []
+    run_finetune(extended, str(stories), tmp_path / "out", say=told.append, **options)
+    assert "going on after step 3" in told
+
+
+def test_what_the_cpus_allocator_says_is_told_as_out_of_memory_too():
+    with pytest.raises(Stopped, match="out of memory"), memory_errors():
+        torch.empty(2**60)
+    with pytest.raises(RuntimeError, match="shape"), memory_errors():
+        torch.empty(2) @ torch.empty(3, 3)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("trackio") is not None, reason="trackio is installed here"
+)
+def test_a_tracker_whose_package_is_missing_is_refused_before_anything_runs(
+    extended, stories, tmp_path
+):
+    with pytest.raises(UsageError, match="--report-to trackio needs the package trackio"):
+        run_finetune(extended, str(stories), tmp_path / "out", report_to="trackio", **RUN)
+    with pytest.raises(UsageError, match="--report-to is one of none, tensorboard"):
+        run_finetune(extended, str(stories), tmp_path / "out", report_to="notebook", **RUN)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_tracker_wrote_is_part_of_the_result(extended, stories, tmp_path, monkeypatch):
+    """Trainer's own TensorBoard writer puts its files into runs/ of the folder it is given."""
+    begin = session.Session._train
+
+    def writes(self, label, rows, pieces):
+        history = begin(self, label, rows, pieces)
+        events = self.folder / label / "runs" / "Nov21"
+        events.mkdir(parents=True)
+        (events / "events.out").write_bytes(b"events")
+        return history
+
+    monkeypatch.setattr(session.Session, "_train", writes)
+    run_finetune(extended, str(stories), tmp_path / "out", **SHORT)
+    assert (tmp_path / "out/training/runs/Nov21/events.out").read_bytes() == b"events"

@@ -1,0 +1,466 @@
+"""A whole fit: what it leaves, that stock loads it, that it learned, that it goes on."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_finetune import ROOT
+
+import ropext
+from ropext import verifying
+from ropext.errors import (
+    InputError,
+    NotExpressible,
+    OutputExists,
+    Stopped,
+    UnsupportedModel,
+    UsageError,
+)
+from ropext.results.retrieval import ItemScore
+from ropext.training import engine, fit_session, loading, plan_fit, run_fit
+from ropext.training.fit_judging import judge_of
+
+pytestmark = pytest.mark.slow
+
+DEMO = Path(ropext.__file__).parent / "demo"
+# The bundled checkpoint knows 256 tokens. Told that it knows 128, the spectrum that a factor of two
+# needs is its own, every pair factor 1; PI begins with 2 everywhere.
+KNOWN = {
+    "context": 128,
+    "factor": 2,
+    "start": "pi",
+    "steps": 24,
+    "batch_tokens": 2048,
+    "retrieval_items": 10,
+    "held_out": 8,
+    "learning_rate": 0.1,
+    "eval_every": 6,
+}
+# On random weights nothing is learned, and everything else is as in earnest.
+RANDOM = {
+    "factor": 4,
+    "start": "yarn",
+    "steps": 6,
+    "batch_tokens": 1024,
+    "eval_every": 2,
+    "retrieval_share": 0.0,
+    "retrieval_items": 0,
+    "held_out": 8,
+}
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """A fit that learns, where it lies, what was told, and the weights in memory afterwards."""
+    output = tmp_path_factory.mktemp("fitted") / "out"
+    told, models = [], []
+    load = loading.load
+
+    def keeps(*args):
+        models.append(load(*args))
+        return models[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "load", keeps)
+        done = run_fit(
+            DEMO / "checkpoint", str(DEMO / "data" / "tuning.jsonl"), output,
+            say=told.append, command=["ropext", "fit"], **KNOWN,
+        )  # fmt: skip
+    return done, output, told, models[0]
+
+
+def test_it_finds_the_true_spectrum_again(fitted):
+    done, _, told, _ = fitted
+    assert done.kept == "fitted", told
+    assert done.change["ci95"][1] < -1
+    numbers = [done.numbers[label] for label in ("start", "fitted")]
+    start, found = (own["far_half_nll@256"]["value"] for own in numbers)
+    true = np.mean([half for half, _ in losses_of(DEMO / "checkpoint", done)])
+    assert start > true + 1
+    assert found - true < 0.1 * (start - true)
+    # The fast pairs, which turn often inside of 256 tokens, go back to 1.
+    assert np.mean(np.abs(np.log(done.pair_factors[:6]))) < 0.3 * np.log(2)
+
+
+def losses_of(directory, done):
+    """Far half and tail of every judging document, by stock transformers alone."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(directory).eval()
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    names = {own.name for own in done.planned.prepared.documents.judging}
+    losses = []
+    with open(DEMO / "data" / "tuning.jsonl", encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if f"tuning.jsonl:{number}" not in names:
+                continue
+            ids = torch.tensor(tokenizer(json.loads(line)["text"])["input_ids"][:256])
+            with torch.no_grad():
+                logits = model(ids[None]).logits[0].float()
+            nll = torch.nn.functional.cross_entropy(logits[:-1], ids[1:], reduction="none")
+            losses.append((float(nll[127:].mean()), float(nll[-32:].mean())))
+    assert len(losses) == len(names) == 8
+    return losses
+
+
+def test_frozen_weights_are_bit_equal_after_it(fitted):
+    _, output, _, model = fitted
+    base = load_file(DEMO / "checkpoint" / "model.safetensors")
+    state = model.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in base.items())
+    written = (output / "model.safetensors").read_bytes()
+    assert written == (DEMO / "checkpoint" / "model.safetensors").read_bytes()
+
+
+def test_stock_transformers_builds_the_fitted_spectrum_from_what_is_written(fitted):
+    from transformers import AutoModelForCausalLM
+
+    done, output, _, _ = fitted
+    model = AutoModelForCausalLM.from_pretrained(output)
+    rotary = model.model.rotary_emb
+    plain = 10000.0 ** (-np.arange(0, 32, 2) / 32)
+    assert rotary.inv_freq.numpy() == pytest.approx(plain / done.pair_factors, rel=1e-6)
+    assert rotary.attention_scaling == pytest.approx(done.attention_factor, rel=1e-6)
+    found = verifying.check_directory(output)
+    assert found.passed, found.failures()
+
+
+def test_the_numbers_are_those_of_stock_transformers_on_what_is_written(fitted):
+    done, output, _, _ = fitted
+    half, tail = np.mean(losses_of(output, done), axis=0)
+    assert done.numbers["fitted"]["far_half_nll@256"]["value"] == pytest.approx(half, abs=1e-4)
+    assert done.numbers["fitted"]["tail_nll@256"]["value"] == pytest.approx(tail, abs=1e-4)
+
+
+def test_what_it_leaves_tells_the_fit(fitted):
+    done, output, told, _ = fitted
+    record = json.loads((output / "ropext.json").read_text())
+    assert record["method"] == "longrope"
+    assert record["command"] == ["ropext", "fit"]
+    section = record["fit"]
+    assert (section["kept"], section["start"], section["step"]) == ("fitted", "pi", done.steps)
+    assert section["tokens"] == 24 * 2048
+    assert len(section["judging"]) == 8
+    assert section["change"] == done.change
+    card = (output / "README.md").read_text()
+    assert "fitted on text with the weights frozen: 17 numbers" in card
+    assert "short tax" in card
+    stored = json.loads((output / "pair-factors.json").read_text())
+    assert stored["pair_factors"] == list(done.pair_factors)
+    for name in ("pair-factors.png", "positions.png"):
+        assert (output / "fit" / name).read_bytes().startswith(b"\x89PNG")
+    losses = json.loads((output / "fit" / "losses.json").read_text())
+    assert [own["step"] for own in losses["losses"]] == list(range(1, 25))
+    assert [own["step"] for own in losses["judgements"]] == [6, 12, 18, 24]
+    text = fit_session.fit_showing.result_text(done)
+    assert "pi" in text
+    assert "cost: 24 steps, 49,152 tokens with gradients" in text
+    assert "short tax" in text
+    assert any("step" in sentence and "is kept" in sentence for sentence in told)
+    assert not list(output.parent.glob("out.run"))
+
+
+def test_the_pair_factors_file_gives_the_same_spectrum_to_extend(fitted):
+    done, output, _, _ = fitted
+    plan = ropext.plan(
+        str(DEMO / "checkpoint"), method="longrope", context=128, factor=2,
+        pair_factors=str(output / "pair-factors.json"), attention_factor=done.attention_factor,
+    )  # fmt: skip
+    assert plan.main.wanted == done.plan.main.wanted
+
+
+def test_where_no_step_is_surely_better_the_start_is_written_and_said_so(tmp_path):
+    """Steps so wide that they only do harm."""
+    told = []
+    options = KNOWN | {"start": "yarn", "steps": 2, "eval_every": 1, "learning_rate": 1.5}
+    done = run_fit(
+        DEMO / "checkpoint",
+        str(DEMO / "data" / "tuning.jsonl"),
+        tmp_path / "out",
+        say=told.append,
+        **options,
+    )
+    assert (done.kept, done.steps) == ("start", 0)
+    assert done.change["value"] > -1e-5  # the first step of the warm-up moves nothing
+    assert done.judgements[2] > done.judgements[1] + 0.3
+    assert any("no step is surely better than yarn" in own for own in told)
+    assert done.numbers["fitted"]  # measured and shown all the same
+    yarn = tmp_path / "yarn"
+    wish = {"method": "yarn", "factor": 2, "context": 128}
+    ropext.extend(str(DEMO / "checkpoint"), yarn, prove=False, **wish)
+    written = (tmp_path / "out" / "config.json").read_bytes()
+    assert written == (yarn / "config.json").read_bytes()
+    record = json.loads((tmp_path / "out" / "ropext.json").read_text())
+    assert (record["method"], record["fit"]["kept"]) == ("yarn", "start")
+    assert verifying.check_directory(tmp_path / "out").passed
+
+
+@pytest.fixture(scope="module")
+def plain(base, stories, tmp_path_factory):
+    """A short fit of random weights."""
+    output = tmp_path_factory.mktemp("plain") / "out"
+    return run_fit(base, str(stories), output, **RANDOM)
+
+
+def test_a_killed_fit_goes_on_to_the_same_spectrum(plain, base, stories, tmp_path):
+    done = plain
+    script = (
+        "import json, os, sys\n"
+        "from ropext.training import engine, run_fit\n"
+        "own = engine._Trainer.training_step\n"
+        "def dies(self, *args, **kwargs):\n"
+        "    if self.state.global_step == 4: os.kill(os.getpid(), 9)\n"
+        "    return own(self, *args, **kwargs)\n"
+        "engine._Trainer.training_step = dies\n"
+        "run_fit(*sys.argv[1:4], **json.loads(sys.argv[4]))\n"
+    )
+    output = tmp_path / "out"
+    killed = subprocess.run(
+        [sys.executable, "-c", script, str(base), str(stories), str(output), json.dumps(RANDOM)],
+        env=os.environ | {"PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert killed.returncode == -9, killed.stderr
+    assert not output.exists()
+    kept = load_file(tmp_path / "out.run/fitted/checkpoint-4/model.safetensors")
+    assert set(kept) == {"offsets", "attention"}  # the weights are in no checkpoint
+    with pytest.raises(OutputExists, match=r"another run \(it differs in .*ceiling"):
+        run_fit(base, str(stories), output, **RANDOM | {"ceiling": 3.0})
+    told = []
+    again = run_fit(base, str(stories), output, say=told.append, **RANDOM)
+    assert any("going on after step 4" in sentence for sentence in told)
+    assert again.losses == done.losses
+    assert again.judgements == done.judgements
+    assert again.pair_factors == done.pair_factors
+
+
+def in_two_processes(script, base, stories, tmp_path):
+    path = tmp_path / "two.py"
+    path.write_text(script)
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"),
+            *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", str(path)),
+            *(str(base), str(stories), str(tmp_path / "out"), json.dumps(RANDOM)),
+        ],
+        env=os.environ | {"PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_two_processes_find_what_one_finds(plain, base, stories, tmp_path):
+    done = plain
+    script = (
+        "import json, sys\n"
+        "from ropext.training import run_fit\n"
+        "done = run_fit(*sys.argv[1:4], **json.loads(sys.argv[4]))\n"
+        "if done is not None: print(json.dumps(done.to_json()))\n"
+    )
+    both = in_two_processes(script, base, stories, tmp_path)
+    assert both.returncode == 0, both.stderr[-3000:]
+    found = json.loads(both.stdout.strip().splitlines()[-1])
+    for mine, theirs in zip(done.losses, found["losses"], strict=True):
+        assert theirs["loss"] == pytest.approx(mine["loss"], abs=1e-5)
+    mine = list(done.judgements.values())
+    theirs = [own["far_half_nll"] for own in found["judgements"]]
+    assert theirs == pytest.approx(mine, abs=1e-5)
+
+
+def test_a_loss_that_is_no_number_in_one_process_ends_all_at_the_same_step(base, stories, tmp_path):
+    script = (
+        "import json, os, sys\n"
+        "from ropext.training import engine, run_fit\n"
+        "own = engine._Trainer.compute_loss\n"
+        "def breaks(self, *args, **kwargs):\n"
+        "    bad = self.state.global_step == 4 and os.environ['RANK'] == '1'\n"
+        "    return own(self, *args, **kwargs) * (float('nan') if bad else 1.0)\n"
+        "engine._Trainer.compute_loss = breaks\n"
+        "done = run_fit(*sys.argv[1:4], **json.loads(sys.argv[4]))\n"
+        "if done is not None: print(json.dumps(done.to_json()))\n"
+    )
+    both = in_two_processes(script, base, stories, tmp_path)
+    assert both.returncode == 0, both.stderr[-3000:]
+    found = json.loads(both.stdout.strip().splitlines()[-1])
+    assert [own["step"] for own in found["judgements"]] == [2, 4]
+    assert any("the loss became no number" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize(
+    ("within", "start", "context", "form", "method"),
+    [("yarn", "yarn", 128, "yarn", "yarn"), ("ntk", "dynamic", 64, "default", "abf")],
+)
+def test_the_narrower_forms_are_written_by_their_own_keys(
+    within, start, context, form, method, tmp_path
+):
+    options = {"within": within, "start": start, "context": context, "steps": 8}
+    options |= {"factor": 256 / context, "retrieval_items": 0}
+    done = run_fit(
+        DEMO / "checkpoint",
+        str(DEMO / "data" / "tuning.jsonl"),
+        tmp_path / "out",
+        **KNOWN | options,
+    )
+    assert done.kept == "fitted"
+    assert (done.plan.method, done.plan.main.params["rope_type"]) == (method, form)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    if within == "yarn":
+        assert config["rope_parameters"]["truncate"] is False
+    else:
+        assert config["rope_theta"] == done.plan.knobs["theta"]
+        assert done.attention_factor == 1
+    assert verifying.check_directory(tmp_path / "out").passed
+
+
+def test_a_loader_decides_what_may_move(base, stories):
+    def within(**options):
+        return plan_fit(base, str(stories), **RANDOM | {"start": None} | options).prepared.within
+
+    assert within() == "longrope"
+    assert within(for_loaders=("vllm",)) == "longrope"
+    assert within(for_loaders=("llama.cpp",)) == "ntk"
+    with pytest.raises(NotExpressible, match=r"--for llama.cpp"):
+        within(for_loaders=("llama.cpp",), within="longrope")
+
+
+def test_a_loss_that_is_no_number_ends_the_fit_with_what_was_judged(
+    base, stories, tmp_path, monkeypatch
+):
+    compute = engine._Trainer.compute_loss
+
+    def breaks(self, *args, **kwargs):
+        loss = compute(self, *args, **kwargs)
+        return loss * float("nan") if self.state.global_step == 4 else loss
+
+    monkeypatch.setattr(engine._Trainer, "compute_loss", breaks)
+    done = run_fit(base, str(stories), tmp_path / "out", **RANDOM)
+    assert any("the loss became no number" in note for note in done.notes)
+    assert list(done.judgements) == [2, 4]
+    assert done.tokens == 4 * 1024
+
+
+def test_a_spectrum_that_leaves_the_guards_ends_the_fit_with_what_was_judged(
+    base, stories, tmp_path
+):
+    options = RANDOM | {"within": "ntk", "start": "ntk", "learning_rate": 0.5, "steps": 40}
+    done = run_fit(base, str(stories), tmp_path / "out", **options | {"ceiling": 1.5})
+    assert any("stopped: " in note and "judged before count" in note for note in done.notes)
+    assert 0 < len(done.losses) < 40
+
+
+def test_few_documents_are_warned_of(base, stories, tmp_path):
+    few = tmp_path / "few.jsonl"
+    few.write_text("\n".join(stories.read_text().splitlines()[:5]))
+    planned = plan_fit(base, str(few), **RANDOM)
+    assert len(planned.prepared.documents.judging) == 1
+    assert "only 1 held-out documents: no interval" in planned.prepared.notes[0]
+
+
+def test_no_document_is_in_both_parts(base, stories):
+    for packing in ("documents", "glued"):
+        found = plan_fit(base, str(stories), **RANDOM | {"packing": packing}).prepared.documents
+        judging = {bytes(own.ids[1:60].tobytes()) for own in found.judging}
+        for document in found.fitted:
+            text = document.ids.astype(np.int32).tobytes()
+            assert not any(own in text for own in judging)
+
+
+def test_mistakes_are_told_in_a_sentence(base, stories, tmp_path):
+    from transformers import ModernBertConfig
+
+    output = tmp_path / "out"
+
+    def fit(data=str(stories), **options):
+        return run_fit(base, str(data), output, **RANDOM | options)
+
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    with pytest.raises(InputError, match="--data holds no document"):
+        fit(empty)
+    short = tmp_path / "short.jsonl"
+    short.write_text("\n".join(json.dumps({"text": f"the cat sat {n}"}) for n in "abc"))
+    with pytest.raises(InputError, match=r"none of the 3 documents reaches 256.*--packing glued"):
+        fit(short)
+    with pytest.raises(UsageError, match="--start longrope is not inside of"):
+        fit(start="longrope")
+    with pytest.raises(UsageError, match=r"--start pi is not inside of --within yarn"):
+        fit(start="pi", within="yarn")
+    with pytest.raises(UsageError, match="--ceiling must be finite and at least 1"):
+        fit(ceiling=0.5)
+    with pytest.raises(UsageError, match="--retrieval-share must be at least 0 and below 1"):
+        fit(retrieval_share=1.0)
+    with pytest.raises(UsageError, match=r"--within is one of longrope, yarn, ntk"):
+        fit(within="all")
+    with pytest.raises(UsageError, match="unknown option 'rank'"):
+        fit(rank=4)
+    with pytest.raises(UsageError, match="say how far"):
+        fit(factor=None)
+    masked = tmp_path / "masked"
+    shutil.copytree(base, masked)
+    config = ModernBertConfig(architectures=["ModernBertForMaskedLM"])
+    (masked / "config.json").write_text(config.to_json_string())
+    with pytest.raises(UnsupportedModel, match="is a masked language model"):
+        run_fit(masked, str(stories), output, **RANDOM)
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_an_interrupt_saves_and_the_same_command_goes_on(base, stories, tmp_path, monkeypatch):
+    step = engine._Trainer.training_step
+
+    def asks(self, *args, **kwargs):
+        if self.state.global_step == 2:
+            os.kill(os.getpid(), 2)
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(engine._Trainer, "training_step", asks)
+    with pytest.raises(Stopped, match=r"saved after step 3 of 6; the same command goes on"):
+        run_fit(base, str(stories), tmp_path / "out", **RANDOM)
+    monkeypatch.undo()
+    assert run_fit(base, str(stories), tmp_path / "out", **RANDOM).judgements.keys() == {2, 4, 6}
+
+
+def test_a_full_disk_is_told_in_a_sentence_and_the_same_command_goes_on(
+    base, stories, tmp_path, monkeypatch
+):
+    def full(self, *args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(engine._Trainer, "_save_checkpoint", full)
+    with pytest.raises(Stopped, match=r"out\.run cannot be written: No space left on device"):
+        run_fit(base, str(stories), tmp_path / "out", **RANDOM)
+    monkeypatch.undo()
+    assert run_fit(base, str(stories), tmp_path / "out", **RANDOM).judgements.keys() == {2, 4, 6}
+
+
+def test_a_model_that_answers_nothing_is_not_asked_at_the_target(base, stories, tmp_path):
+    options = RANDOM | {"retrieval_items": 10, "retrieval_share": 0.5, "steps": 2}
+    done = run_fit(base, str(stories), tmp_path / "out", **options)
+    assert any("the base does not answer them inside its own context" in own for own in done.notes)
+    assert done.numbers["base"]["passkey@64"]["n"] == 10
+    assert not any(name.startswith("passkey") for name in done.numbers["start"])
+    assert done.planned.prepared.rows.questions is None
+
+
+def score(index, exact):
+    return ItemScore("passkey", 255, 0.5, index, 1.0, 5, exact, f"{index}", (1,), (1,))
+
+
+def test_a_fit_that_answers_surely_fewer_questions_has_lost():
+    judge = judge_of((), (), (), None, (64, 256), 0)
+    start = [score(index, True) for index in range(40)]
+    assert judge.lost([score(index, index >= 12) for index in range(40)], start) is not None
+    assert judge.lost([score(index, index >= 1) for index in range(40)], start) is None
+    assert judge.lost(start, [score(index, index >= 12) for index in range(40)]) is None
+    assert judge.lost([], []) is None
+    assert judge.answers(start[:10])
+    assert not judge.answers([score(index, False) for index in range(10)])
