@@ -137,19 +137,32 @@ def test_the_environment_is_read_in_places_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("BOOKS", "/data/books")
     monkeypatch.setenv("METHOD", "yarn")
     monkeypatch.delenv("NOWHERE", raising=False)
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
     found = given("finetune:\n  data: ${BOOKS}/a.jsonl\nextend:\n  method: ${METHOD}\n", tmp_path)
     assert found.place("finetune.data") == "/data/books/a.jsonl"
     assert found.section("finetune")["data"] == "${BOOKS}/a.jsonl"  # what is recorded
     assert found.section("extend")["method"] == "${METHOD}"
-    for name, words in (
-        ("NOWHERE", "line 2: the environment variable NOWHERE is not set"),
-        ("HF_TOKEN", "looks like a secret"),
-    ):
-        with pytest.raises(InputError, match=words):
-            given(f"finetune:\n  data: ${{{name}}}/a.jsonl\n", tmp_path)
+    with pytest.raises(InputError, match="line 2: the environment variable NOWHERE is not set"):
+        given("finetune:\n  data: ${NOWHERE}/a.jsonl\n", tmp_path)
     with pytest.raises(InputError, match=r"write \$\{NAME\}"):
         given("model: $BOOKS\n", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "TOKEN", "AWS_ACCESS_KEY", "apiKey", "db_password"])
+def test_a_variable_that_is_a_secret_is_not_read(tmp_path, monkeypatch, name):
+    monkeypatch.setenv(name, "hf_secret")
+    with pytest.raises(InputError, match="looks like a secret"):
+        given(f"model: ${{{name}}}/a\n", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["TOKENIZER_DIR", "TOKEN_COUNTS", "KEYS", "MONKEY", "SECRETARY"])
+def test_a_variable_whose_name_only_holds_such_a_word_is_read(tmp_path, monkeypatch, name):
+    monkeypatch.setenv(name, "/data")
+    assert given(f"model: ${{{name}}}/a\n", tmp_path).place("model") == "/data/a"
+
+
+def test_a_place_that_is_empty_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"line 2: finetune\.data is empty"):
+        given("finetune:\n  data: ''\n", tmp_path)
 
 
 def test_overrides_are_typed_like_the_file_and_count_from_the_working_directory(tmp_path):

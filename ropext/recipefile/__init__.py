@@ -20,7 +20,8 @@ from ropext.recipefile.tree import Branch, Many, Node, Scalar, parse
 SIZE_LIMIT = 1 << 16  # bytes; a recipe has a few dozen lines
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_SECRET = re.compile(r"token|secret|password|passwd|api_?key|credential", re.IGNORECASE)
+# Names that are or end in one of these words: HF_TOKEN, but not TOKENIZER_DIR or TOKEN_COUNTS.
+_SECRET = re.compile(r"(.*_)?(token|(api)?key|secret|password|passwd)", re.IGNORECASE)
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -143,6 +144,8 @@ def _put(given: Given, key: Key, section: str, node: Node, name: str, folder: Pa
     if section:
         given.sections.setdefault(section, where)
     if key.place:
+        if not str(value).strip():
+            raise InputError(f"{where}: {dotted} is empty; name a place, or leave the key out")
         place(given.entries[dotted])  # so that a missing variable is told at once
 
 
@@ -220,7 +223,7 @@ _DATA_SUFFIXES = (".txt", ".md", ".jsonl", ".parquet", ".json", ".csv")
 
 
 def _variable(name: str, where: str) -> str:
-    if _SECRET.search(name):
+    if _SECRET.fullmatch(name):
         raise InputError(
             f"{where}: ${{{name}}} looks like a secret, which has no place in a recipe"
         )
