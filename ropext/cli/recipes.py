@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -14,7 +14,7 @@ from ropext.errors import UsageError
 NAME = "recipes"
 
 Action = Annotated[
-    Literal["ls", "cat"], typer.Argument(help="ls lists them, cat NAME prints one to be edited")
+    str, typer.Argument(metavar="ls|cat", help="ls lists them, cat NAME prints one to be edited")
 ]
 Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="of the recipe, for cat")]
 
@@ -40,6 +40,10 @@ def command(
 ) -> None:
     """List the recipes that come with ropext, or print one. `ropext run NAME` runs it."""
     out = Out(as_json, quiet)
+    if action not in ("ls", "cat"):
+        raise UsageError(f"recipes takes ls, or cat NAME, and not {action!r}")
+    if action == "ls" and name is not None:
+        raise UsageError(f"recipes ls takes no name; `ropext recipes cat {name}` prints one")
     if action == "cat":
         if name is None:
             raise UsageError("recipes cat wants a NAME; `ropext recipes ls` lists them")

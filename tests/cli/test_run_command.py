@@ -50,6 +50,9 @@ def test_run_says_what_was_done_and_what_comes_next(ropext, recipe, tmp_path):
         (["run", "r.yaml", "-o", "out", "extend.method=longrope"], "--pair-factors"),
         (["run", "r.yaml", "-o", "out", "model=.."], "is not a model directory"),
         (["run", "r.yaml", "-o", "out", "=4"], "a recipe has no key ''"),
+        (["recipes"], "missing argument 'ls|cat'; see ropext recipes --help"),
+        (["recipes", "list"], "recipes takes ls, or cat NAME, and not 'list'"),
+        (["recipes", "ls", "grid"], "recipes ls takes no name"),
         (["recipes", "cat"], "recipes cat wants a NAME"),
         (["recipes", "cat", "grid"], "did you mean method-grid?"),
         (
