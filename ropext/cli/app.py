@@ -8,13 +8,14 @@ import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from itertools import pairwise
 from types import FrameType
 from typing import Annotated
 
 import typer
 
 from ropext.cli.output import fail
-from ropext.errors import RopextError
+from ropext.errors import RopextError, UsageError
 from ropext.version import __version__
 
 # Name -> the first sentence of its help, which `ropext --help` shows without importing it.
@@ -120,6 +121,7 @@ def main() -> None:
     words = sys.argv[1:] or ["--help"]
     _silence(words)
     try:
+        _check_words(words)
         # The name also under `python -m ropext`: completion scripts are made from it.
         code = build(_asked(words))(words, prog_name="ropext", standalone_mode=False)
     except RopextError as error:
@@ -132,6 +134,15 @@ def main() -> None:
         sys.exit(130)
     if code:
         sys.exit(code)
+
+
+def _check_words(words: list[str]) -> None:
+    """Refuse an empty word, such as a shell makes of "$OUT" where OUT is not set: as a path it
+    would be the working directory."""
+    for before, word in pairwise(["ropext", *words]):
+        if word == "" or (word.startswith("--") and word.endswith("=")):
+            named = word.removesuffix("=") or before
+            raise UsageError(f"{named} is followed by an empty word; say what is meant")
 
 
 def _open_closed_streams() -> None:

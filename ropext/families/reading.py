@@ -33,6 +33,8 @@ def interpret(
     """What stock transformers 5 makes of a config, and where its spellings contradict that."""
     model_type, text_type, path = locate(config)
     row, defaults = family(text_type), data.defaults(text_type)
+    for part in (config, text_part(config, path)):
+        Dict(part).object("quantization_config")  # decides how weights are carried and compared
     text = Dict(_with_added(model_type, text_part(config, path)), ".".join(path))
     _check_gate(text, text_type, row)
     _check_theta(text, text_type, row)

@@ -52,6 +52,7 @@ def test_invalid_json(refused, llama, text):
         ({"model_type": "bloom"}, "ALiBi"),
         ({"rope_scaling": {"type": "marvel", "factor": 2.0}}, "marvel"),
         ({"rope_scaling": {"type": "yarn"}}, "factor"),
+        ({"quantization_config": 5}, "quantization_config must be an object"),
         (
             {
                 "rope_scaling": {"type": "linear", "factor": 2.0},
@@ -99,6 +100,29 @@ def test_data_of_a_later_step_that_is_not_there_is_told_at_once(refused, llama, 
     assert "finetune.data is books.jsonl, and there is no such file" in said
     assert "evaluate.data is held-out.jsonl" in refused(*words, "--eval", "held-out.jsonl")
     assert not (tmp_path / "out.run").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["extend", "ropext://demo", "--factor", "2", "-o", ""],
+        ["extend", "ropext://demo", "--factor", "2", "--output="],
+        ["fit", "ropext://demo", "--factor", "2", "--data", "ropext://tuning", "-o", ""],
+        ["finetune", "somewhere", "--data", "ropext://tuning", "-o", ""],
+        ["run", "smoke-test", "-o", ""],
+        ["eval", "ropext://demo", "--data", "ropext://held-out", "-o", ""],
+        ["compare", "one", "two", "-o", ""],
+        ["demo", "-o", ""],
+        ["push", "", "ORG/NAME"],
+        ["verify", ""],
+        ["plan", "ropext://demo", "--factor", "2", "--plot="],
+    ],
+    ids=lambda words: words[0],
+)
+def test_an_empty_word_is_no_directory(refused, tmp_path, monkeypatch, words):
+    """As `-o "$OUT"` gives where OUT is not set; as a path it is the working directory."""
+    monkeypatch.chdir(tmp_path)
+    assert "is followed by an empty word" in refused(*words)
 
 
 @pytest.mark.parametrize("command", ["inspect", "plan"])
