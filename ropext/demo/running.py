@@ -16,7 +16,7 @@ from ropext.checkpoint.jsontext import read_object
 from ropext.checkpoint.locks import locked
 from ropext.demo.counting import Spent, counted
 from ropext.demo.steps import Step
-from ropext.errors import OutputExists, Stopped
+from ropext.errors import InputError, OutputExists, Stopped
 from ropext.results import rundir
 
 RECORD = "demo.json"
@@ -94,7 +94,26 @@ def _kept(folder: Path) -> dict[str, Any]:
             f"{folder} holds a demo that other versions of ropext or its libraries began; give "
             "another directory with -o"
         )
+    if not _is_record(kept):
+        raise InputError(
+            f"{folder / RECORD} is not as the demo left it; delete it with its directory, or give "
+            "another directory with -o"
+        )
     return kept
+
+
+def _is_record(kept: Mapping[str, Any]) -> bool:
+    """Whether a record holds, of every step that it names, what is read back of it."""
+    try:
+        spent = [*kept["unfinished"].values(), *(own["spent"] for own in kept["steps"].values())]
+        counted = all({type(own["forward"]), type(own["trained"])} == {int} for own in spent)
+        return counted and all(
+            isinstance(own["command"], list)
+            and set(KEPT.get(own["command"][1], ())) <= set(own["result"])
+            for own in kept["steps"].values()
+        )
+    except (AttributeError, IndexError, KeyError, TypeError):
+        return False
 
 
 def _do(step: Step, folder: Path, hooks: Hooks, kept: dict[str, Any]) -> dict[str, Any]:

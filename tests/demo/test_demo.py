@@ -286,3 +286,31 @@ def test_a_directory_of_something_else_is_refused(tmp_path):
         running.run([], tmp_path, running.Hooks())
     with pytest.raises(InputError, match="cannot be written"):
         running.run([], tmp_path / running.RECORD / "below", running.Hooks())
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda kept: kept.pop("steps"),
+        lambda kept: kept.update(unfinished=None),
+        lambda kept: kept.update(unfinished={"plan": {"forward": 1}}),
+        lambda kept: kept["steps"]["plan"].pop("spent"),
+        lambda kept: kept["steps"]["plan"].pop("command"),
+        lambda kept: kept["steps"]["plan"].update(command=["ropext"]),
+        lambda kept: kept["steps"]["plan"].update(result={}),
+        lambda kept: kept["steps"]["plan"]["spent"].update(forward="many"),
+        lambda kept: kept["steps"].update(plan=5),
+    ],
+)
+def test_a_record_that_was_edited_is_told_in_a_sentence(tmp_path, edit):
+    chosen = steps.steps(finetune=False, far=False)[:2]
+    running.run(chosen, tmp_path / "it", running.Hooks())
+    record = tmp_path / "it" / running.RECORD
+    kept = json.loads(record.read_text())
+    edit(kept)
+    record.write_text(json.dumps(kept))
+    with pytest.raises(InputError, match=r"demo\.json is not as the demo left it"):
+        running.run(chosen, tmp_path / "it", running.Hooks())
+    record.write_text(json.dumps(kept)[:-40])
+    with pytest.raises(InputError, match=r"demo\.json is cut short"):
+        running.run(chosen, tmp_path / "it", running.Hooks())
