@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from ropext import scaling
 from ropext.errors import InputError, UsageError
+from ropext.wishes import flag
 
 # Positions are 32-bit integers in most engines.
 LONGEST_TARGET = 2**31 - 1
@@ -125,11 +126,6 @@ def _kind(declared: Any) -> Any:
 KINDS: dict[str, Any] = {
     f.name: f.type if get_origin(f.type) is tuple else _kind(f.type) for f in fields(Recipe)
 }
-
-
-def flag(name: str) -> str:
-    """The flag of a field."""
-    return {"for_loaders": "--for"}.get(name, "--" + name.replace("_", "-"))
 
 
 KNOBS = tuple(

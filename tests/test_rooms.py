@@ -26,6 +26,7 @@ ABOVE_THE_LINE = (
     "families",
     "loaders",
     "tasks",
+    "wishes",
     "recipe",
     "recommending",
     "planning",

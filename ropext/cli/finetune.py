@@ -12,7 +12,8 @@ from ropext.cli import pushing
 from ropext.cli.output import Out
 from ropext.cli.signatures import takes
 from ropext.errors import UsageError
-from ropext.training.options import Options, flag
+from ropext.training.options import Options
+from ropext.wishes import flag
 
 NAME = "finetune"
 

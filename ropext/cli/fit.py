@@ -13,7 +13,8 @@ from ropext.cli import pushing
 from ropext.cli.output import Out
 from ropext.cli.signatures import takes
 from ropext.errors import UsageError
-from ropext.training.fit_options import FitOptions, flag
+from ropext.training.fit_options import FitOptions
+from ropext.wishes import flag
 
 NAME = "fit"
 

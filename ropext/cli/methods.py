@@ -8,8 +8,9 @@ import typer
 from ropext import scaling
 from ropext.cli import options
 from ropext.cli.output import Out
-from ropext.recipe import flag, shown_default
+from ropext.recipe import shown_default
 from ropext.scaling import Method
+from ropext.wishes import flag
 
 NAME = "methods"
 

@@ -13,7 +13,8 @@ import typer
 
 from ropext.cli.signatures import Command, takes
 from ropext.loaders import parse_for
-from ropext.recipe import Recipe, flag
+from ropext.recipe import Recipe
+from ropext.wishes import flag
 
 ModelArg = Annotated[
     str, typer.Argument(metavar="MODEL", help="a local directory or a Hugging Face hub id")

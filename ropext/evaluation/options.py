@@ -2,15 +2,17 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from ropext import scaling
 from ropext.errors import UsageError
+from ropext.recipe import LONGEST_TARGET
 from ropext.results.gates import Gate, parse_gate
 from ropext.results.lengths import length_text, parse_lengths
 from ropext.results.protocols import PROTOCOLS
-from ropext.tasks import TASKS, find_task
+from ropext.tasks import MOST_ITEMS, TASKS, find_task
+from ropext.wishes import LARGEST, LARGEST_SEED, Ranges, check_choices, check_ranges, known_values
 
 HAYSTACKS = ("repeat", "noise", "text")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -69,9 +71,7 @@ class Options:
     seed: int = _field(0, "seed of the choice of documents, of items and of the bootstrap", "N")
 
     def __post_init__(self) -> None:
-        _choice("--protocol", self.protocol, tuple(PROTOCOLS))
-        _choice("--haystack", self.haystack, HAYSTACKS)
-        _choice("--dtype", self.dtype, DTYPES)
+        check_choices(self, _CHOICES)
         for task in self.tasks:
             find_task(task)
         for method in self.method:
@@ -79,18 +79,16 @@ class Options:
         if bool(self.method) != bool(self.factor):
             given, other = ("--method", "--factor 4") if self.method else ("--factor", "--method")
             raise UsageError(f"{given} alone does not say how to extend in memory; add {other}")
-        for name in ("items", "max_docs", "slice_memory"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} must be at least 1")
-        if self.seed < 0:
-            raise UsageError(f"--seed must be at least 0, was {self.seed}")
+        check_ranges(self, _RANGES)
+        if self.lengths and self.lengths[-1] > LONGEST_TARGET:
+            raise UsageError(
+                f"--lengths go up to {LONGEST_TARGET} tokens, was {str(self.lengths[-1])[:40]}"
+            )
         if self.base is not None and self.method:
             raise UsageError(
                 "--base goes with a checkpoint that is extended already; with --method the model "
                 "itself is the base"
             )
-        if self.chunk is not None and self.chunk < 16:
-            raise UsageError(f"--chunk must be at least 16 tokens, was {self.chunk}")
         if not self.data and not self.tasks and not self.lm_eval:
             raise UsageError("nothing to measure: give --data for perplexity, --tasks, or both")
         if self.haystack == "text" and not self.data:
@@ -105,18 +103,19 @@ class Options:
             raise UsageError(f"--depths lie between 0 and 1, was {bad:g}")
 
 
-def _choice(flag: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UsageError(f"{flag} is one of {', '.join(known)}, was {value!r}")
+_CHOICES = {"protocol": tuple(PROTOCOLS), "haystack": HAYSTACKS, "dtype": DTYPES}
+_RANGES: Ranges = {
+    "items": (1, MOST_ITEMS),
+    "max_docs": (1, LARGEST),
+    "chunk": (16, LARGEST),
+    "slice_memory": (1, LARGEST),
+    "seed": (0, LARGEST_SEED),
+}
 
 
 def build(values: Mapping[str, Any]) -> Options:
     """Options from text or typed values; an unknown key is refused with those that are known."""
-    known = {f.name: f for f in fields(Options)}
-    unknown = sorted(set(values) - set(known))
-    if unknown:
-        raise UsageError(f"unknown option {unknown[0]!r}; known are {', '.join(known)}")
-    given = {key: value for key, value in values.items() if value is not None}
+    given = known_values(Options, values)
     for key in ("method", "tasks", "lm_eval"):
         given |= {key: _words(given[key])} if key in given else {}
     for key in ("factor", "depths"):

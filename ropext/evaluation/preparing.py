@@ -28,7 +28,7 @@ from ropext.results.perplexity import Frame
 from ropext.results.protocols import PROTOCOLS
 from ropext.results.readings import Documents
 from ropext.results.values import Bootstrap
-from ropext.tasks import Haystack, Item, Text, find_task, noise, repetition
+from ropext.tasks import Haystack, Item, Text, check_amount, find_task, noise, repetition
 
 LIBRARIES = ("ropext", "torch", "transformers", "tokenizers", "peft", "numpy")
 # What names an input or a place, and decides no number that the hashes do not decide.
@@ -115,6 +115,8 @@ def _questions(
     """
     if not options.tasks:
         return (), []
+    tokens = len(options.tasks) * options.items * len(options.depths) * sum(lengths)
+    check_amount(tokens, "give fewer --items or --depths, or shorter --lengths")
     around = _haystack(options.haystack, encoder, corpus)
     extra = 0 if encoder.bos is None else 1
     groups, warnings = list[tuple[Item, ...]](), list[str]()

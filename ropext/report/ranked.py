@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from ropext.recipe import KINDS, Recipe, flag
+from ropext.recipe import KINDS, Recipe
 from ropext.report.measured import NOTHING, Table, as_text, number, shown
 from ropext.results.lengths import length_text
 from ropext.results.ranking import Ranking, Standing
+from ropext.wishes import flag
 
 if TYPE_CHECKING:
     from ropext.planning import Plan

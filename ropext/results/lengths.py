@@ -17,7 +17,7 @@ def parse_length(text: str, flag: str = "--lengths") -> int:
     if match is None:
         raise UsageError(f"{flag} {text!r} is not a number of tokens; write 4096, 4k or 1m")
     tokens = float(match[1]) * {"": 1, "k": 1024, "m": 1024**2}[match[2].lower()]
-    if tokens != int(tokens) or tokens < 2:
+    if not tokens.is_integer() or tokens < 2:
         raise UsageError(f"{flag} {text!r} must be a whole number of tokens, at least 2")
     return int(tokens)
 

@@ -23,13 +23,13 @@ METHODS: dict[str, Method] = {
 __all__ = ["METHODS", "Method", "Scaling", "compose", "find", "native", "scale"]
 
 
-def find(name: str) -> Method:
+def find(name: str, flag: str = "--method") -> Method:
     """The method of that name; an unknown one is told with its nearest neighbours."""
     if name in METHODS:
         return METHODS[name]
     near = difflib.get_close_matches(name, METHODS, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(METHODS)}"
-    raise UsageError(f"--method {name[:60]!r} is not a method; {hint}")
+    raise UsageError(f"{flag} {name[:60]!r} is not a method; {hint}")
 
 
 def compose(rope: Rope, scaling: Scaling, target: int) -> Spectrum:

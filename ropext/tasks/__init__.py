@@ -7,7 +7,16 @@ A new task is one file and one entry in `TASKS`.
 from ropext.errors import UsageError
 from ropext.tasks import copy, mkey, passkey
 from ropext.tasks.haystack import Noise, Repetition, Text, noise, repetition
-from ropext.tasks.item import Build, Encoder, Haystack, Item, Task, Template
+from ropext.tasks.item import (
+    MOST_ITEMS,
+    Build,
+    Encoder,
+    Haystack,
+    Item,
+    Task,
+    Template,
+    check_amount,
+)
 
 TASKS: tuple[Task, ...] = (passkey.TASK, mkey.TASK, copy.TASK)
 
@@ -21,6 +30,7 @@ def find_task(name: str) -> Task:
 
 
 __all__ = [
+    "MOST_ITEMS",
     "TASKS",
     "Build",
     "Encoder",
@@ -31,6 +41,7 @@ __all__ = [
     "Task",
     "Template",
     "Text",
+    "check_amount",
     "find_task",
     "noise",
     "repetition",

@@ -14,6 +14,10 @@ from typing import Protocol, TypeVar
 
 from ropext.errors import UsageError
 
+# Of one task and length: 1,000 give a share to within 3 points, and more only cost.
+MOST_ITEMS = 1000
+MOST_TOKENS = 2**29  # of all items together, which are kept in memory: four gigabytes
+
 Tokens = tuple[int, ...]
 Drawn = TypeVar("Drawn")
 
@@ -140,6 +144,15 @@ def check_depths(task: str, depths: Sequence[float]) -> None:
         raise UsageError(
             f"The task {task} places needles at depths between 0 (start) and 1 (end);"
             f" found {bad[0] if bad else 'no depth'} (--depths)."
+        )
+
+
+def check_amount(tokens: int, remedy: str) -> None:
+    """Items that together would not fit into memory are refused before the first is built."""
+    if tokens > MOST_TOKENS:
+        raise UsageError(
+            f"the retrieval items asked for have {tokens} tokens together, and {MOST_TOKENS} are "
+            f"kept at most: {remedy}"
         )
 
 

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from ropext.errors import UsageError
 from ropext.recipe import Recipe
-from ropext.training.options import DEVICES, DTYPES, PACKINGS
+from ropext.tasks import MOST_ITEMS
+from ropext.training.options import DEVICES, DTYPES, MOST_JUDGING, PACKINGS, RANGES
+from ropext.wishes import LARGEST, Ranges, check_choices, check_ranges, known_values
 
 # From the widest to the narrowest: every pair and the attention factor; a ramp's two ends and the
 # attention factor; a theta.
@@ -83,14 +85,8 @@ class FitOptions:
     link: str = _field("copy", "how the weights get to OUT: copy, hard, symlink")
 
     def __post_init__(self) -> None:
-        for name, known in _CHOICES.items():
-            value = getattr(self, name)
-            if value is not None and value not in known:
-                raise UsageError(f"{flag(name)} is one of {', '.join(known)}, was {value!r}")
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UsageError(f"{flag(name)} must be at least {least}, was {value}")
+        check_choices(self, _CHOICES)
+        check_ranges(self, _RANGES)
         if self.search and self.within == "longrope":
             raise UsageError("--search explores --within yarn or ntk; longrope has too many knobs")
         rate = self.learning_rate
@@ -124,30 +120,17 @@ _CHOICES = {
     "device": DEVICES,
     "link": ("copy", "hard", "symlink"),
 }
-_LEAST = {
-    "steps": 1,
-    "batch_tokens": 1,
-    "micro_rows": 1,
-    "keep_short": 0,
-    "retrieval_items": 0,
-    "held_out": 1,
-    "eval_every": 1,
-    "seed": 0,
+_SHARED = ("steps", "batch_tokens", "micro_rows", "eval_every", "seed")
+_RANGES: Ranges = {name: RANGES[name] for name in _SHARED} | {
+    "keep_short": (0, LARGEST),
+    "retrieval_items": (0, MOST_ITEMS),
+    "held_out": (1, MOST_JUDGING),
 }
-
-
-def flag(name: str) -> str:
-    """The flag of a field."""
-    return {"for_loaders": "--for"}.get(name, "--" + name.replace("_", "-"))
 
 
 def build(values: Mapping[str, Any]) -> FitOptions:
     """Options from their values; a key that is none of them is refused with those that are."""
-    known = [f.name for f in fields(FitOptions)]
-    unknown = sorted(set(values) - set(known))
-    if unknown:
-        raise UsageError(f"unknown option {unknown[0]!r}; known are {', '.join(known)}")
-    given = {key: value for key, value in values.items() if value is not None}
+    given = known_values(FitOptions, values)
     if isinstance(given.get("for_loaders"), list):
         given["for_loaders"] = tuple(given["for_loaders"])
     return FitOptions(**given)

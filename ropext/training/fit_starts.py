@@ -47,7 +47,7 @@ def _closed_forms(
 ) -> dict[str, Plan]:
     allowed = STARTS.get(within, _without_numbers())
     if options.start is not None:
-        scaling.find(options.start)
+        scaling.find(options.start, "--start")
         if options.start not in allowed:
             raise UsageError(
                 f"--start {options.start} is not inside of --within {within}, which begins at one "

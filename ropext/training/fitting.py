@@ -14,6 +14,7 @@ from ropext.checkpoint.staging import check_output
 from ropext.errors import UnsupportedModel, UsageError
 from ropext.families import Model
 from ropext.planning import Plan, require_help
+from ropext.tasks import check_amount
 from ropext.training import defaults, fit_data
 from ropext.training.defaults import Setting, Settings
 from ropext.training.estimates import Estimate
@@ -192,6 +193,7 @@ def _judge(
     bos: int | None,
 ) -> FitJudge:
     count = options.retrieval_items if questions is not None else 0
+    check_amount(count * (plan.context + plan.target), "give fewer --retrieval-items")
     near, far = (
         questions.measured(length, count) if questions is not None and count else []
         for length in (plan.context, plan.target)

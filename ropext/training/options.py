@@ -2,16 +2,19 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from ropext.errors import UsageError
+from ropext.wishes import LARGEST, LARGEST_SEED, Ranges, check_choices, check_ranges, known_values
 
 STRATEGIES = ("full", "pose")
 PACKINGS = ("documents", "glued")
 SCHEDULES = ("linear", "constant", "cosine")
 DTYPES = ("auto", "float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
+# Documents held out: DATA, which may be a stream without an end, is read until there are as many.
+MOST_JUDGING = 10_000
 
 
 def _field(default: Any, help_text: str) -> Any:
@@ -77,16 +80,8 @@ class Options:
     link: str = _field("copy", "how the weights get to OUT/base: copy, hard, symlink")
 
     def __post_init__(self) -> None:
-        for name, known in _CHOICES.items():
-            value = getattr(self, name)
-            if value is not None and value not in known:
-                raise UsageError(f"{flag(name)} is one of {', '.join(known)}, was {value!r}")
-        for name in ("steps", "batch_tokens", "micro_rows", "rank", "alpha", "eval_every"):
-            _at_least(self, name, 1)
-        _at_least(self, "save_every", 1)
-        _at_least(self, "window", 4)
-        for name in ("warmup", "eval_documents", "patience", "seed"):
-            _at_least(self, name, 0)
+        check_choices(self, _CHOICES)
+        check_ranges(self, RANGES)
         rate = self.learning_rate
         if rate is not None and not 0 < rate < math.inf:
             raise UsageError(f"--learning-rate must be finite and above 0, was {rate}")
@@ -112,24 +107,26 @@ _CHOICES = {
 }
 
 
-def _at_least(options: Options, name: str, least: int) -> None:
-    value = getattr(options, name)
-    if value is not None and value < least:
-        raise UsageError(f"{flag(name)} must be at least {least}, was {value}")
-
-
-def flag(name: str) -> str:
-    """The flag of a field."""
-    return {"evaluate": "--eval"}.get(name, "--" + name.replace("_", "-"))
+# Those that --strategy, --data or a layer's size bounds further are told so where these are known.
+RANGES: Ranges = {
+    "steps": (1, LARGEST),
+    "batch_tokens": (1, LARGEST),
+    "micro_rows": (1, 2**16),
+    "rank": (1, LARGEST),
+    "alpha": (1, LARGEST),
+    "eval_every": (1, LARGEST),
+    "save_every": (1, LARGEST),
+    "window": (4, LARGEST),
+    "warmup": (0, LARGEST),
+    "eval_documents": (0, MOST_JUDGING),
+    "patience": (0, LARGEST),
+    "seed": (0, LARGEST_SEED),
+}
 
 
 def build(values: Mapping[str, Any]) -> Options:
     """Options from their values; a key that is none of them is refused with those that are."""
-    known = [f.name for f in fields(Options)]
-    unknown = sorted(set(values) - set(known))
-    if unknown:
-        raise UsageError(f"unknown option {unknown[0]!r}; known are {', '.join(known)}")
-    given = {key: value for key, value in values.items() if value is not None}
+    given = known_values(Options, values)
     if isinstance(given.get("targets"), list):
         given["targets"] = tuple(given["targets"])
     return Options(**given)

@@ -393,6 +393,8 @@ def test_mistakes_are_told_in_a_sentence(base, stories, tmp_path):
         fit(short)
     with pytest.raises(UsageError, match="--start longrope is not inside of"):
         fit(start="longrope")
+    with pytest.raises(UsageError, match=r"^--start 'foo' is not a method"):
+        fit(start="foo")
     with pytest.raises(UsageError, match=r"--start pi is not inside of --within yarn"):
         fit(start="pi", within="yarn")
     with pytest.raises(UsageError, match="--ceiling must be finite and at least 1"):

@@ -1,5 +1,7 @@
 """Defaults and their sources, options, estimates: all without a weight."""
 
+from dataclasses import fields
+
 import pytest
 import torch
 from tiny_llama import new_llama
@@ -158,7 +160,26 @@ def test_pose_costs_the_same_memory_at_any_target():
 
 
 def test_a_seed_that_no_generator_takes_is_refused_at_once():
-    with pytest.raises(UsageError, match="--seed must be at least 0, was -1"):
-        Options(seed=-1)
-    with pytest.raises(UsageError, match="--seed must be at least 0, was -1"):
-        FitOptions(seed=-1)
+    for options in (Options, FitOptions):
+        with pytest.raises(UsageError, match="--seed must be at least 0, was -1"):
+            options(seed=-1)
+        with pytest.raises(UsageError, match=f"--seed must be at most {2**63 - 1}"):
+            options(seed=2**64)
+        torch.manual_seed(options(seed=2**63 - 1).seed)
+
+
+@pytest.mark.parametrize("options", [Options, FitOptions])
+def test_no_count_is_so_large_that_a_run_would_hang_or_overflow(options):
+    counts = [f.name for f in fields(options) if f.type in (int, int | None)]
+    counts = [name for name in counts if name not in ("target", "context")]  # the recipe's
+    assert {"steps", "batch_tokens", "seed"} < set(counts)
+    for name in counts:
+        with pytest.raises(UsageError, match="--" + name.replace("_", "-") + " must be at most"):
+            options(**{name: 10**400})
+    with pytest.raises(UsageError, match="--micro-rows must be at most 65536, was 1000000000"):
+        options(micro_rows=10**9)  # a divisor of a step's rows is looked for among them all
+
+
+def test_questions_are_counted_before_they_are_made():
+    with pytest.raises(UsageError, match="--retrieval-items must be at most 1000, was 1000000000"):
+        FitOptions(retrieval_items=10**9)
