@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ropext.report.spectra import COLOURS, DASHES, FAINT, GREY, INK
+from ropext.report.spectra import COLOURS, DASHES, FAINT, GREY, INK, letters, plain, save
 from ropext.results.lengths import length_text
 from ropext.results.values import Value
 
@@ -39,11 +39,8 @@ def _style(index: int, curve: Curve) -> dict[str, Any]:
 
 def png(figure: "Figure") -> bytes:
     """Without the software's name or a date."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    FigureCanvasAgg(figure)
     stream = io.BytesIO()
-    figure.savefig(stream, format="png", metadata={"Software": None})
+    save(figure, stream, metadata={"Software": None})
     return stream.getvalue()
 
 
@@ -55,7 +52,8 @@ def _axes(
     figure = Figure(figsize=(9.6, 5.4), dpi=110)
     figure.set_layout_engine("constrained")
     axis = figure.subplots()
-    axis.set_title(f"{title}\n" if note else title, loc="left", fontsize=12, color=INK)
+    shown = letters(title)
+    axis.set_title(f"{shown}\n" if note else shown, loc="left", fontsize=12, color=INK)
     axis.text(0, 1.02, note, transform=axis.transAxes, fontsize=9, color=GREY)
     axis.set_xlabel(x, color=INK)
     axis.set_ylabel(y, color=INK)
@@ -109,7 +107,7 @@ def lines(
         index += not curve.reference
         middle = [value.value for value in curve.values]
         outside = not any(floor <= value <= ceiling for value in middle)
-        label = f"{curve.label} (off the scale)" if outside else curve.label
+        label = plain(curve.label) + (" (off the scale)" if outside else "")
         axis.plot(curve.places, middle, label=label, marker="o", ms=3, **style)
         ends = [value.ci95 or value.range or (value.value,) * 2 for value in curve.values]
         lows, highs = [low for low, _ in ends], [high for _, high in ends]
@@ -179,7 +177,7 @@ def _heat_map(
             colour = "white" if share < 0.5 else "black"
             text = "" if math.isnan(share) else f"{share:.0%}"
             axis.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
-    axis.set_title(label, loc="left", fontsize=10, color=INK)
+    axis.set_title(plain(label), loc="left", fontsize=10, color=INK)
     axis.set_xticks(range(len(lengths)), [length_text(length) for length in lengths], fontsize=8)
     axis.set_yticks(range(len(depths)), [f"{depth:g}" for depth in depths], fontsize=8)
     axis.set_xlabel("length", fontsize=9)
@@ -205,7 +203,7 @@ def spectra(
         axis.plot(
             [pair for pair, _ in turning],
             [wavelength for _, wavelength in turning],
-            label=label,
+            label=plain(label),
             marker="o" if len(inv_freq) <= 32 else "",
             ms=3,
             **_style(index, Curve(label, (), (), reference=label == BASE)),

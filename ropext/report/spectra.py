@@ -5,6 +5,7 @@ g(D) = a^2 * mean cos(D f): the mean over pairs of what rotation leaves of a log
 """
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +20,33 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette, which colour-blind readers can tell apart; the model as it is is grey.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00")
 UNTOUCHED = "untouched"
+LONGEST_NAME = 48  # letters of a name in a legend
 GREY, INK, FAINT = "#6b6b6b", "#222222", "#e9e9e9"
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 2, 2)))
 
 Lines = Sequence[tuple[str, Spectrum, str, Any]]  # name, spectrum, colour, dashes
+
+
+def letters(text: str) -> str:
+    """A text with names in it, as matplotlib shows it letter by letter: a $ begins no formula."""
+    return "".join(c if c.isprintable() else "�" for c in text).replace("$", r"\$")
+
+
+def plain(name: str) -> str:
+    """A model's or a run's name in a legend, where a long one would leave no room for the axes and
+    one with a leading _ would be left out."""
+    shown = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME // 2]}…{name[-15:]}"
+    return letters(f" {shown}" if shown.startswith("_") else shown)
+
+
+def save(figure: "Figure", target: Any, **more: Any) -> None:
+    """As PNG. What matplotlib warns of, a letter that its font lacks, nobody asked for."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(figure)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        figure.savefig(target, format="png", **more)
 
 
 def kernel(spectrum: Spectrum, distances: "np.ndarray") -> "np.ndarray":
@@ -66,11 +90,7 @@ def plot(
     rope: Rope, spectra: Mapping[str, Spectrum], target: int, path: Path | str, title: str = ""
 ) -> None:
     """Write the four panels as a PNG of 1600 x 1000 pixels."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    figure = draw(rope, spectra, target, title)
-    FigureCanvasAgg(figure)
-    figure.savefig(path, format="png")
+    save(draw(rope, spectra, target, title), path)
 
 
 def draw(rope: Rope, spectra: Mapping[str, Spectrum], target: int, title: str = "") -> "Figure":
@@ -82,7 +102,7 @@ def draw(rope: Rope, spectra: Mapping[str, Spectrum], target: int, title: str = 
     figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.15)
     axes = figure.subplots(2, 2)
     heading = f"rotary dim {rope.dim}, theta {rope.theta:g}: {rope.context} to {target} tokens"
-    figure.suptitle(f"{title}   {heading}".strip(), fontsize=15, color=INK)
+    figure.suptitle(f"{letters(title)}   {heading}".strip(), fontsize=15, color=INK)
     _wavelengths(axes[0][0], rope, lines, target)
     _phases(axes[0][1], rope, lines, target)
     _compressions(axes[1][0], rope, lines)

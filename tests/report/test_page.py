@@ -1,14 +1,12 @@
 """The HTML file: self-contained, with a policy, and with everything from elsewhere escaped."""
 
 import base64
-import hashlib
-import re
-from html.parser import HTMLParser
 
 import pytest
+from pages import check
 
 from ropext.report.measured import Table, as_markdown, as_text, number, shown
-from ropext.report.page import STYLE, page
+from ropext.report.page import page
 from ropext.results.values import Value
 
 HOSTILE = '<script>alert(1)</script>"><img src=http://x.example/a onerror=alert(2)>'
@@ -17,66 +15,15 @@ PNG = base64.b64decode(
 )
 
 
-class Elements(HTMLParser):
-    """Every start tag with its attributes, and all text."""
-
-    def __init__(self, html):
-        super().__init__(convert_charrefs=True)
-        self.tags, self.words = [], []
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data):
-        self.words.append(data)
-
-
 @pytest.fixture
 def html():
     table = Table(HOSTILE, HOSTILE, (HOSTILE, "1k"), ((HOSTILE, "3.1"),))
     return page(HOSTILE, HOSTILE, [HOSTILE], [HOSTILE], [table, table], {HOSTILE: PNG}, HOSTILE)
 
 
-def test_nothing_hostile_becomes_markup(html):
-    found = Elements(html)
-    tags = {tag for tag, _ in found.tags}
-    assert tags <= {
-        *("html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "ul", "li"),
-        *("div", "table", "thead", "tbody", "tr", "th", "td", "img", "pre"),
-    }
-    assert not any(name.startswith("on") for _, attrs in found.tags for name in attrs)
+def test_nothing_hostile_becomes_markup_and_nothing_is_fetched(html):
     # It is there, as text.
-    assert "".join(found.words).count("<script>alert(1)</script>") >= 8
-
-
-def test_nothing_is_fetched_from_anywhere(html):
-    found = Elements(html)
-    for _, attrs in found.tags:
-        assert attrs.get("src", "data:").startswith("data:image/png;base64,") or "src" not in attrs
-        assert not {"href", "action", "srcset", "style", "background"} & set(attrs)
-    assert "@import" not in html
-    assert "url(" not in html
-
-
-def test_the_policy_allows_this_style_sheet_and_inline_pictures_alone(html):
-    found = Elements(html)
-    (policy,) = [
-        attrs["content"]
-        for tag, attrs in found.tags
-        if attrs.get("http-equiv") == "Content-Security-Policy"
-    ]
-    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
-    assert rules["default-src"] == "'none'"
-    assert rules["img-src"] == "data:"
-    assert "unsafe" not in policy
-    style = re.search(r"<style>(.*?)</style>", html, re.DOTALL)[1]
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    assert rules["style-src"] == f"'sha256-{digest}'"
-    assert style == STYLE
-    # The policy comes before anything that it should hold for.
-    assert html.index("Content-Security-Policy") < html.index("<style>")
+    assert check(html).text.count("<script>alert(1)</script>") >= 8
 
 
 def test_markdown_cells_cannot_break_out():

@@ -1,0 +1,65 @@
+"""A report as a browser takes it apart, and what has to hold for it."""
+
+import base64
+import hashlib
+import re
+from html.parser import HTMLParser
+
+from ropext.report.page import STYLE
+
+TAGS = {
+    *("html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "ul", "li"),
+    *("div", "table", "thead", "tbody", "tr", "th", "td", "img", "pre"),
+}
+
+
+class Elements(HTMLParser):
+    """Every start tag with its attributes, and all text."""
+
+    def __init__(self, html):
+        super().__init__(convert_charrefs=True)
+        self.tags, self.words = [], []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    @property
+    def text(self):
+        return "".join(self.words)
+
+
+def check(html):
+    """No markup but our own, nothing fetched, and the policy before anything that it holds for."""
+    found = Elements(html)
+    assert {tag for tag, _ in found.tags} <= TAGS
+    for _, attrs in found.tags:
+        assert not any(name.startswith("on") for name in attrs)
+        assert not {"href", "action", "srcset", "style", "background"} & set(attrs)
+        assert attrs.get("src", "data:").startswith("data:image/png;base64,") or "src" not in attrs
+    assert "@import" not in html
+    assert "url(" not in html
+    check_policy(html, found)
+    return found
+
+
+def check_policy(html, found):
+    """This style sheet and inline pictures alone."""
+    (policy,) = [
+        attrs["content"]
+        for tag, attrs in found.tags
+        if attrs.get("http-equiv") == "Content-Security-Policy"
+    ]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'"
+    assert rules["img-src"] == "data:"
+    assert "unsafe" not in policy
+    style = re.search(r"<style>(.*?)</style>", html, re.DOTALL)[1]
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert rules["style-src"] == f"'sha256-{digest}'"
+    assert style == STYLE
+    assert html.index("Content-Security-Policy") < html.index("<style>")
