@@ -16,6 +16,7 @@ import transformers
 from torch.utils.data import Dataset, SequentialSampler
 
 from ropext.errors import InputError, Stopped
+from ropext.evaluation.forward import NanInLogits
 from ropext.training.collating import Collator
 from ropext.training.defaults import Settings, micro_rows
 from ropext.training.interrupts import Signals
@@ -73,7 +74,14 @@ class _Rows(Dataset[Row]):
 
 
 class LossNotFinite(Stopped):
-    """The loss became infinite or not-a-number."""
+    """The loss became infinite or not-a-number; `where` says when, and of what."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        super().__init__(
+            f"{where}; the checkpoints before it are kept: lower --learning-rate, or lengthen "
+            "--warmup, and give another -o or --force"
+        )
 
 
 class _Trainer(transformers.Trainer):
@@ -94,10 +102,7 @@ class _Trainer(transformers.Trainer):
         wrong = seen[~torch.isfinite(seen)]
         if len(wrong):
             step = self.state.global_step + 1
-            raise LossNotFinite(
-                f"the loss is {float(wrong[0])} at step {step}; the last good checkpoint is kept: "
-                "lower --learning-rate, or lengthen --warmup, and give another -o or --force"
-            )
+            raise LossNotFinite(f"the loss is {float(wrong[0])} at step {step}")
         return loss
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -106,7 +111,12 @@ class _Trainer(transformers.Trainer):
         done = [e[TAIL] for e in entries if TAIL in e and e["step"] == self.state.global_step]
         if self.evaluation is None or done:  # the last step is also the end of the epoch
             return {TAIL: done[0]} if done else {}
-        value = self.evaluation(self.model, self.state.global_step)
+        try:
+            value = self.evaluation(self.model, self.state.global_step)
+        except NanInLogits as error:  # in every process, for all read the same documents
+            raise LossNotFinite(
+                f"after step {self.state.global_step} held-out documents cannot be read: {error}"
+            ) from error
         self.log({TAIL: value})
         # The best of all evaluated weights must be on the disk, also when a later one is worse.
         self.control.should_save = True

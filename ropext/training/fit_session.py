@@ -12,6 +12,7 @@ import torch
 
 from ropext.checkpoint.staging import check_output
 from ropext.errors import Stopped
+from ropext.evaluation.forward import NanInLogits
 from ropext.patching import patch, unpatch
 from ropext.planning import Plan, make_plan
 from ropext.results.readings import Reading
@@ -206,8 +207,11 @@ class FitSession:
             return engine.train(job, self._processes(), self.say)
         except LeftGuards as error:
             self._note(f"stopped: {error}; the steps judged before count")
-        except LossNotFinite:
-            self._note("stopped: the loss became no number; the steps judged before count")
+        except LossNotFinite as error:
+            self._note(
+                f"stopped: {error.where}; the steps judged before count (a lower --learning-rate "
+                "may go further)"
+            )
         finally:
             spectrum.remove(model)
             del job, learner
@@ -269,7 +273,10 @@ class FitSession:
         patch(model, plan.config)
         what = "setting" if self.planned.search else "step"
         self.say(f"reading them by the spectrum of {what} {step}, as its config says")
-        fitted = read_long(judge, model, FITTED, pause)
+        try:
+            fitted = read_long(judge, model, FITTED, pause)
+        except NanInLogits as error:
+            return Verdict(START, 0, f"{what} {step}: {error}: the start is written"), None, closed
         self._ask(FITTED, model, judge.far, pause)
         change = judge.change(fitted, before)
         said = fit_showing.change_text(change)

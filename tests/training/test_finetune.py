@@ -17,7 +17,8 @@ import ropext
 from ropext import verifying
 from ropext.checkpoint.card import escape
 from ropext.errors import InputError, OutputExists, Stopped, UsageError
-from ropext.training import engine, interrupts, run_finetune
+from ropext.evaluation.forward import NanInLogits
+from ropext.training import engine, evaluating, interrupts, run_finetune
 
 pytestmark = pytest.mark.slow
 
@@ -225,8 +226,6 @@ def test_an_interrupt_saves_and_the_same_call_goes_on(
 def interrupt(monkeypatch, label):
     """Send a real SIGINT after the first document that is read for a label, the evaluations inside
     of the training left out."""
-    from ropext.training import evaluating
-
     read = evaluating.Judge.read_long
 
     def asks(self, model, own, pause=evaluating._never):
@@ -279,9 +278,21 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_checkpoint(
     assert kept.name == "checkpoint-3"
 
 
-def test_early_stopping_merges_the_best_evaluated_weights(extended, stories, tmp_path, monkeypatch):
-    from ropext.training import evaluating
+def test_an_evaluation_that_is_no_number_stops_the_run_and_keeps_the_last_checkpoint(
+    extended, stories, tmp_path, monkeypatch
+):
+    def breaks(self, reading):
+        raise NanInLogits("the logits are not finite at token 7")
 
+    monkeypatch.setattr(evaluating.Judge, "tail", breaks)
+    words = r"^after step 4 held-out documents cannot be read: .* at token 7; .*--learning-rate"
+    with pytest.raises(Stopped, match=words):
+        run_finetune(extended, str(stories), tmp_path / "out", **RUN)
+    kept = engine.last_checkpoint(tmp_path / "out.run" / "tuned")
+    assert kept.name == "checkpoint-3"
+
+
+def test_early_stopping_merges_the_best_evaluated_weights(extended, stories, tmp_path, monkeypatch):
     values = iter([3.0, 2.0, 2.5, 2.25])
     monkeypatch.setattr(evaluating.Judge, "tail", lambda self, reading: next(values))
     options = RUN | {"eval_every": 1, "patience": 2, "save_every": 100, "control": True}
@@ -350,7 +361,6 @@ def test_a_reading_of_two_passes_that_a_kill_cut_short_is_taken_again(tmp_path, 
 
     from ropext.results import rundir
     from ropext.results.readings import Reading
-    from ropext.training import evaluating
 
     reading = Reading("untuned", {64: [np.ones(64)], 128: [np.ones(128)]})
     write = rundir.write_array

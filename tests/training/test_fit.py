@@ -23,6 +23,7 @@ from ropext.errors import (
     UnsupportedModel,
     UsageError,
 )
+from ropext.evaluation.forward import NanInLogits, TokenScorer
 from ropext.results.retrieval import ItemScore
 from ropext.training import engine, fit_session, loading, plan_fit, run_fit
 from ropext.training.fit_judging import judge_of
@@ -293,7 +294,7 @@ def test_a_loss_that_is_no_number_in_one_process_ends_all_at_the_same_step(base,
     assert both.returncode == 0, both.stderr[-3000:]
     found = json.loads(both.stdout.strip().splitlines()[-1])
     assert [own["step"] for own in found["judgements"]] == [2, 4]
-    assert any("the loss became no number" in note for note in found["notes"])
+    assert any("the loss is nan at step 5" in note for note in found["notes"])
 
 
 @pytest.mark.parametrize(
@@ -344,9 +345,30 @@ def test_a_loss_that_is_no_number_ends_the_fit_with_what_was_judged(
 
     monkeypatch.setattr(engine._Trainer, "compute_loss", breaks)
     done = run_fit(base, str(stories), tmp_path / "out", **RANDOM)
-    assert any("the loss became no number" in note for note in done.notes)
+    assert any("the loss is nan at step 5; the steps judged" in note for note in done.notes)
     assert list(done.judgements) == [2, 4]
     assert done.tokens == 4 * 1024
+
+
+def test_a_judgement_that_is_no_number_ends_the_fit_with_what_was_judged(
+    base, stories, tmp_path, monkeypatch
+):
+    read, count = TokenScorer.token_nll, []
+
+    def breaks(self, ids):
+        nll = read(self, ids)
+        count.append(len(ids))
+        # The base reads 8 documents in 7 windows each, the start reads them once; then 2 steps do.
+        if len(count) == 8 * (7 + 1 + 2) + 3:
+            raise NanInLogits("the logits are not finite at token 200")
+        return nll
+
+    monkeypatch.setattr(TokenScorer, "token_nll", breaks)
+    done = run_fit(base, str(stories), tmp_path / "out", **RANDOM)
+    said = next(note for note in done.notes if note.startswith("stopped: after step 6 held-out"))
+    assert "the logits are not finite at token 200; the steps judged before count" in said
+    assert list(done.judgements) == [2, 4]
+    assert (tmp_path / "out" / "config.json").is_file()
 
 
 def test_a_spectrum_that_leaves_the_guards_ends_the_fit_with_what_was_judged(
