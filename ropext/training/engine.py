@@ -6,7 +6,7 @@ Nothing here is distributed by itself: DDP, FSDP2 and context parallelism come f
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -89,6 +89,7 @@ class _Trainer(transformers.Trainer):
 
     evaluation: Evaluate | None = None
     patience = 0
+    beside: "Beside | None" = None
     say: Say
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
@@ -104,6 +105,20 @@ class _Trainer(transformers.Trainer):
             step = self.state.global_step + 1
             raise LossNotFinite(f"the loss is {float(wrong[0])} at step {step}")
         return loss
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        """What learns beside the model is clipped by itself: a few numbers on which every token
+        depends have by far the larger gradient, and would shrink that of all others with it."""
+        others = [] if self.beside is None else list(self.beside.parameters())
+        if others:
+            self.accelerator.clip_grad_norm_(others, self.args.max_grad_norm)
+        kept = [own.grad for own in others]
+        for own in others:
+            own.grad = None
+        norm = super()._clip_grad_norm(model)
+        for own, gradient in zip(others, kept, strict=True):
+            own.grad = gradient
+        return norm
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Trainer calls this every eval_steps, after the step's log and before its checkpoint."""
@@ -173,7 +188,9 @@ def _duration(seconds: float) -> str:
 
 
 class Beside(Protocol):
-    """What is kept in every checkpoint beside the model's own weights."""
+    """What learns beside the model's own weights, and is kept in every checkpoint beside them."""
+
+    def parameters(self) -> Iterable[torch.nn.Parameter]: ...
 
     def save(self, checkpoint: Path) -> None: ...
 
@@ -328,6 +345,7 @@ def train(job: Job, processes: int, say: Say) -> History:
     trainer.remove_callback(transformers.trainer_callback.ProgressCallback)
     watch.trainer = trainer
     trainer.evaluation, trainer.patience, trainer.say = job.evaluate, job.options.patience, say
+    trainer.beside = job.beside
     if start is not None and job.beside is not None:
         job.beside.load(start)
     with signals.listening():

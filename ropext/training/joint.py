@@ -5,7 +5,7 @@ own, extended like any other, and the adapter is merged into that one and saved 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,9 @@ class Moving:
         """Make its numbers the model's own, so that they are trained with the adapter."""
         self.space.requires_grad_(True)
         model.add_module("ropext_spectrum", self.space)
+
+    def parameters(self) -> Iterable[Any]:
+        return self.space.parameters()
 
     def save(self, checkpoint: Path) -> None:
         state = {name: own.contiguous().cpu() for name, own in self.space.state_dict().items()}

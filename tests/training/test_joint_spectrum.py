@@ -64,6 +64,37 @@ def test_adapter_and_base_together_are_the_merged_checkpoint(trained, tmp_path):
     assert done.evaluations[-1]["tail_nll"] == pytest.approx(tail, abs=1e-4)
 
 
+def test_the_spectrums_gradient_takes_nothing_from_the_adapters(
+    extended, stories, tmp_path, monkeypatch
+):
+    clip, seen = engine._Trainer._clip_grad_norm, []
+
+    def norms(trainer):
+        found = {True: [], False: []}
+        for name, own in trainer.model.named_parameters():
+            if own.grad is not None:
+                found["ropext_spectrum" in name].append(own.grad.float().flatten())
+        return [float(torch.cat(found[kind]).norm()) for kind in (True, False)]
+
+    def watched(trainer, model):
+        for own in trainer.beside.parameters():
+            own.grad *= 1e8  # a random model hardly feels its spectrum
+        before = norms(trainer)
+        told = clip(trainer, model)
+        seen.append((before, norms(trainer), float(told)))
+        return told
+
+    monkeypatch.setattr(engine._Trainer, "_clip_grad_norm", watched)
+    options = JOINT | {"steps": 2, "eval_documents": 0}
+    run_finetune(extended, str(stories), tmp_path / "out", **options)
+    assert len(seen) == 2
+    for (spectrum, adapter), (clipped, same), told in seen:
+        assert spectrum > 100
+        assert clipped == pytest.approx(1, rel=1e-4)
+        assert same == pytest.approx(min(adapter, 1), rel=1e-4)
+        assert told == pytest.approx(adapter, rel=1e-4)
+
+
 def test_the_start_is_the_extended_checkpoint_itself(extended):
     origin = open_origin(str(extended))
     plan = joint.start_plan(origin)
