@@ -65,6 +65,11 @@ def _real(output: Path, inputs: Iterable[Path]) -> Path:
     real = Path(os.path.realpath(output.parent)) / output.name
     for source in inputs:
         _check_apart(output, real, Path(os.path.realpath(source)))
+    place = existing_parent(output)
+    if not place.is_dir():
+        raise InputError(f"{output} (--output) cannot be written: {place} is no directory")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise InputError(f"{output} (--output) cannot be written: Permission denied in {place}")
     return real
 
 
@@ -82,7 +87,7 @@ def _check_apart(output: Path, real: Path, source: Path) -> None:
 def existing_parent(output: Path) -> Path:
     """The innermost directory above an output that is there already."""
     place = Path(os.path.realpath(output.parent))
-    while not place.exists():
+    while not os.path.lexists(place):
         place = place.parent
     return place
 

@@ -54,9 +54,11 @@ def command(
 
     out = Out(as_json, quiet)
     gates = gates_of(tuple(fail_if or ()))
-    common = {"revision": revision, "trust_remote_code": trust_remote_code}
+    common = {"revision": revision, "trust_remote_code": trust_remote_code, "gates": gates}
     if dry_run:
-        setting, estimate = estimate_evaluation(model, **common, **values)
+        setting, estimate = estimate_evaluation(
+            model, **common, output=output, force=force, **values
+        )
         for warning in setting.prepared.warnings:
             out.say(f"warning: {warning}")
         out.result(_estimate_text(estimate), estimate.to_json())

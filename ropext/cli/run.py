@@ -76,17 +76,18 @@ def do(
     from ropext.evaluation.work import processes
     from ropext.report import ran as telling
 
+    if push is not None and len(asked.cells()) > 1:
+        raise UsageError("--push-to-hub takes one checkpoint, and this recipe makes a grid")
     if dry_run:
         from ropext.pipeline import estimating
 
-        found = estimating.estimate(asked, output, out.say)
+        found = estimating.estimate(asked, output, out.say, **choice)
         out.result(telling.estimate_text(found), found)
+        estimating.raise_if_refused(found)
         return
     from ropext import pipeline
     from ropext.cli.progress import Bar
 
-    if push is not None and len(asked.cells()) > 1:
-        raise UsageError("--push-to-hub takes one checkpoint, and this recipe makes a grid")
     with _resumable(asked, output):
         show = Bar(out).show
         done = pipeline.run(asked, output, command=sys.argv, say=out.say, show=show, **choice)

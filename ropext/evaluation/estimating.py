@@ -2,15 +2,21 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from ropext.checkpoint import with_weights
 from ropext.evaluation import costs, loading
 from ropext.evaluation.pinning import LENGTH_DEPENDENT, pass_lengths
+from ropext.evaluation.preparing import manifest_of
 from ropext.evaluation.setting import Setting, settle
 from ropext.evaluation.variants import Lineup, Variant
 from ropext.evaluation.windows import hf_stride, short_windows, strided_windows
 from ropext.patching import patch, unpatch
+from ropext.results import rundir
+from ropext.results.gates import Gate
 from ropext.results.lengths import length_text
 from ropext.results.perplexity import Frame
 
@@ -23,14 +29,18 @@ def estimate_evaluation(
     revision: str | None = None,
     trust_remote_code: bool = False,
     lineup: Lineup | None = None,
+    gates: Sequence[Gate] = (),
+    output: Path | None = None,
+    force: bool = False,
     **values: Any,
 ) -> tuple[Setting, costs.Estimate]:
-    """What `evaluate` would take; no weight is read."""
+    """What `evaluate` would take; no weight is read, and what it would refuse is refused."""
     import torch
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    setting = settle(model, revision, trust_remote_code, values, lineup)
+    setting = settle(model, revision, trust_remote_code, values, lineup, gates)
+    _check_places(setting, output, force)
     snapshot, options = setting.lineup.variants[-1].snapshot, setting.options
     config = AutoConfig.from_pretrained(snapshot.directory, trust_remote_code=trust_remote_code)
     dtype = config.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
@@ -55,6 +65,19 @@ def estimate_evaluation(
         options.slice_memory * MIB,
     )
     return setting, costs.estimate(shape, work_of(setting, skeleton), manner)
+
+
+def _check_places(setting: Setting, output: Path | None, force: bool) -> None:
+    """Weights that should lie here and do not; an output that holds something else."""
+    for own in setting.lineup.variants:
+        if own.snapshot.hub_id != own.snapshot.name:
+            with_weights(own.snapshot)
+        elif not own.snapshot.weight_files:
+            return  # fetched first, and part of what says which run it is
+    if output is not None:
+        lineup, options, prepared = setting.lineup, setting.options, setting.prepared
+        manifest = manifest_of(lineup, options, prepared, setting.tokenizer, ())
+        rundir.check_run(output, manifest, force)
 
 
 def _pass_lengths(setting: Setting, own: Variant, skeleton: Any) -> tuple[int, ...]:

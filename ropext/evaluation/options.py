@@ -1,13 +1,14 @@
 """What an evaluation is asked to do. A field's name is its flag, its help text is written here."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ropext import scaling
 from ropext.errors import UsageError
 from ropext.recipe import LONGEST_TARGET
+from ropext.results.coming import Coming
 from ropext.results.gates import Gate, parse_gate
 from ropext.results.lengths import length_text, parse_lengths
 from ropext.results.protocols import PROTOCOLS
@@ -147,6 +148,17 @@ def _lengths(value: Any) -> tuple[int, ...]:
 def gates_of(texts: tuple[str, ...]) -> tuple[Gate, ...]:
     """`--fail-if`, once or several times."""
     return tuple(parse_gate(text) for text in texts)
+
+
+def coming(options: Options, labels: Sequence[str], lengths: Sequence[int]) -> Coming:
+    """What gates may ask of an evaluation with these options."""
+    return Coming(
+        tuple(labels),
+        tuple(lengths),
+        has_text=options.data is not None,
+        tasks=options.tasks,
+        is_strided=options.protocol == "hf-stride",
+    )
 
 
 def describe_lengths(lengths: tuple[int, ...]) -> str:

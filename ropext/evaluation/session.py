@@ -21,6 +21,7 @@ from ropext.evaluation.variants import Lineup, Variant, applied, fetched
 from ropext.evaluation.work import Progress, Worker, processes, wait_for
 from ropext.report.evaluated import write_report
 from ropext.results import rundir
+from ropext.results.gates import Gate
 
 Say = Callable[[str], None]
 
@@ -62,18 +63,20 @@ def evaluate(
     hooks: Hooks = SILENT,
     lineup: Lineup | None = None,
     earlier: Sequence[Path] = (),
+    gates: Sequence[Gate] = (),
     **values: Any,
 ) -> Evaluation:
     """Measure a model on long text and by retrieval; `values` are the fields of Options.
 
     With `output` every finished piece is kept there, and the same call goes on where it stopped.
     `lineup` names the models to be read, where they are not those that follow from `model`; what
-    an `earlier` run directory has of the same model on the same tokens is not read again.
+    an `earlier` run directory has of the same model on the same tokens is not read again. `gates`
+    will be held against the result: one about what is not measured is refused here.
     """
     rank, world = processes()
     if output is None and world > 1:
         raise UsageError("several processes share their work through a directory; give -o RUN")
-    setting = settle(model, revision, trust_remote_code, values, lineup)
+    setting = settle(model, revision, trust_remote_code, values, lineup, gates)
     for warning in setting.prepared.warnings if rank == 0 else ():
         hooks.say(f"warning: {warning}")
     setting = replace(setting, lineup=fetched(setting.lineup))

@@ -1,14 +1,15 @@
 """What is settled before weights are loaded: options, models, documents, questions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ropext.corpus import DocumentEncoder
 from ropext.evaluation import harness, loading
-from ropext.evaluation.options import Options, build
+from ropext.evaluation.options import Options, build, coming
 from ropext.evaluation.preparing import Prepared, prepare
 from ropext.evaluation.variants import Lineup, line_up
+from ropext.results.gates import Gate
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,9 @@ def settle(
     trust_remote_code: bool,
     values: Mapping[str, Any],
     lineup: Lineup | None = None,
+    gates: Sequence[Gate] = (),
 ) -> Setting:
-    """Options, variants, documents and questions."""
+    """Options, variants, documents and questions; gates about anything else are refused."""
     options = build(values)
     if options.lm_eval:
         harness.check(options.lm_eval)
@@ -40,4 +42,6 @@ def settle(
     vocabulary = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
     encoder = DocumentEncoder(tokenizer, vocabulary, options.seed)
     prepared = prepare(lineup, options, encoder)
+    labels = [own.label for own in lineup.variants]
+    coming(options, labels, prepared.frame.lengths).check(gates)
     return Setting(options, lineup, prepared, tokenizer, trust_remote_code)

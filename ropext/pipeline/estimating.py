@@ -1,62 +1,87 @@
-"""What each stage of a run would take, without writing anything that stays.
+"""What each stage of a run would take, without writing anything that stays, and whether it would be
+refused.
 
 Training and evaluation are counted on a checkpoint whose config is the extended one and whose
 weights are links, in a temporary directory.
 """
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ropext.checkpoint import open_snapshot, with_weights
+from ropext.checkpoint import with_weights
 from ropext.checkpoint.snapshot import Snapshot
-from ropext.errors import RopextError
+from ropext.errors import RopextError, UsageError
 from ropext.pipeline.extending import write_extension
 from ropext.pipeline.job import PLAN, REPORT, Job
+from ropext.pipeline.outcome import report_stage
+from ropext.pipeline.ran import Choice
+from ropext.pipeline.running import Run, is_done, require
 from ropext.pipeline.sections import EVALUATE, EXTEND, FINETUNE, FIT
-from ropext.pipeline.stages import Hashes
-from ropext.pipeline.steps import Say, Work
+from ropext.pipeline.steps import LABELS, Say, Work
 from ropext.report.text import size
 
 Estimate = dict[str, Any]
+SKIPPED: Estimate = {"what": "done before, skipped", "skipped": True}
 
 
-def estimate(asked: Job, output: Path | None, say: Say) -> dict[str, Any]:
-    """Every cell, every stage: a sentence under `what`, and the numbers behind it."""
-    base = open_snapshot(asked.model, revision=asked.value("revision"))
+def estimate(
+    asked: Job,
+    output: Path | None,
+    say: Say,
+    *,
+    begin: str | None = None,
+    only: str | None = None,
+    force: bool = False,
+) -> dict[str, Any]:
+    """Every cell, every stage that would be done: a sentence under `what`, the numbers behind it,
+    and under `refused` why it would not get done. What a run refuses at once is refused."""
     place = Path(output or asked.output or "OUT")
+    choice = Choice(begin, only)
+    works, failed = Run(asked, place, choice, force, say=say).ready()
     cells = []
     with tempfile.TemporaryDirectory(prefix="ropext-estimate-") as room:
-        works = [
-            Work(
-                job=asked,
-                cell=cell,
-                output=place / cell.name if cell.name else place,
-                folder=Path(room) / (cell.name or "cell"),
-                base=base,
-                hashes=Hashes(Path(room) / "hashes.json"),
-                say=say,
-                command=(),
-            )
-            for cell in asked.cells()
-        ]
-        limit = max(_target(work) for work in works)
         for work in works:
-            work.limit = limit
-            cells.append({"cell": work.cell.name or None, "stages": _stages(work)})
-    return {"model": asked.model, "cells": cells}
+            aside = replace(work, folder=Path(room) / (work.cell.name or "cell"))
+            told = {
+                name: SKIPPED if is_kept else _stage(name, aside)
+                for name, is_kept in _coming(work, choice).items()
+            }
+            cells.append({"cell": work.cell.name or None, "stages": told})
+    return {"model": asked.model, "cells": cells, "failed": failed}
 
 
-def _target(work: Work) -> int:
-    """0 where it cannot be planned, which its stage then says."""
-    try:
-        return work.plan.target
-    except RopextError:
-        return 0
+def raise_if_refused(found: Mapping[str, Any]) -> None:
+    """UsageError where the run would not get through."""
+    reasons = [f"{name}: {why}" for name, why in found["failed"].items()]
+    for cell in found["cells"]:
+        reasons += [
+            f"{cell['cell']}, {name}: {own['refused']}" if cell["cell"] else own["refused"]
+            for name, own in cell["stages"].items()
+            if "refused" in own
+        ]
+    if reasons:
+        raise UsageError("; ".join(reasons))
 
 
-def _stages(work: Work) -> dict[str, Estimate]:
+def _coming(work: Work, choice: Choice) -> dict[str, bool]:
+    """The stages that are asked for, and whether each would be skipped."""
+    found: dict[str, bool] = {}
+    changed = False  # a checkpoint that later stages start from
+    for stage in (*work.stages(), report_stage(work)):
+        if choice.only not in (None, stage.name):
+            require(stage, work, str(choice.only))
+            continue
+        starts_anew = changed and stage.name != FIT  # a fit starts from the base
+        again = choice.again(stage.name) or starts_anew
+        found[stage.name] = not again and is_done(work.ledger, stage) is not None
+        changed = changed or (stage.name in LABELS and not found[stage.name])
+    return found
+
+
+def _stage(name: str, work: Work) -> Estimate:
     counts: dict[str, Callable[[Work], Estimate]] = {
         PLAN: _plan,
         EXTEND: _extend,
@@ -65,13 +90,10 @@ def _stages(work: Work) -> dict[str, Estimate]:
         EVALUATE: _evaluate,
         REPORT: lambda work: {"what": "the report, and the weights once more by hard link"},
     }
-    found: dict[str, Estimate] = {}
-    for name in work.job.stages:
-        try:
-            found[name] = counts[name](work)
-        except RopextError as error:
-            found[name] = {"what": f"not as things are here: {error}", "refused": str(error)}
-    return found
+    try:
+        return counts[name](work)
+    except RopextError as error:
+        return {"what": "refused, see below", "refused": str(error)}
 
 
 def _plan(work: Work) -> Estimate:
@@ -156,7 +178,7 @@ def _evaluate(work: Work) -> Estimate:
     place = _extended(work)
     places = dict.fromkeys(work.checkpoints, place)
     _, found = estimate_evaluation(
-        work.job.model, lineup=work.lineup(places), **work.job.evaluation()
+        work.job.model, lineup=work.lineup(places), gates=work.gates, **work.job.evaluation()
     )
     what = (
         f"{found.passes:,} passes, {found.tokens:,} tokens, {found.flops:.2e} FLOPs, "

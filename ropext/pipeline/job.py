@@ -128,7 +128,7 @@ class Job:
             raise UsageError(f"{self.name} names no model; add model: (a directory or a hub id)")
         if not self.has(EXTEND):
             raise UsageError(f"{self.name} has no section extend, with method and factor or target")
-        with self._told(EXTEND):
+        with self.told(EXTEND):
             if self.writing.link not in LINKS:
                 raise UsageError(f"link is one of {', '.join(LINKS)}, was {self.writing.link!r}")
             for cell in self.cells():
@@ -137,14 +137,14 @@ class Job:
             if self.has(section) and self.value(f"{section}.data") is None:
                 raise UsageError(f"{self._where(section)}: {section} needs data")
         if self.has(FIT):
-            with self._told(FIT):
+            with self.told(FIT):
                 for cell in self.cells():
                     fit_options.build(self.fitting(cell))
         if self.has(FINETUNE):
-            with self._told(FINETUNE):
+            with self.told(FINETUNE):
                 self.finetuning()
         if self.has(EVALUATE):
-            with self._told(EVALUATE):
+            with self.told(EVALUATE):
                 evaluation_options.build(self.evaluation())
                 _ = self.gates
 
@@ -183,7 +183,7 @@ class Job:
         return self.given.sections.get(section, self.name)
 
     @contextmanager
-    def _told(self, section: str) -> Iterator[None]:
+    def told(self, section: str) -> Iterator[None]:
         """A complaint of an option class, with the section and where it stands."""
         try:
             yield

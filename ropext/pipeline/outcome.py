@@ -17,13 +17,13 @@ from ropext.checkpoint.jsontext import read_object
 from ropext.checkpoint.records import read_record
 from ropext.checkpoint.staging import check_output, staged
 from ropext.checkpoint.transfer import copy_file, os_errors, place
-from ropext.errors import OutputExists, UsageError
+from ropext.errors import OutputExists
 from ropext.pipeline.job import REPORT
 from ropext.pipeline.stages import Flat, Stage, digest
 from ropext.pipeline.steps import TUNED, Work
 from ropext.report import measured, page
 from ropext.results import contest, rundir
-from ropext.results.gates import Gate, Outcome
+from ropext.results.gates import Outcome
 
 SECTION = "run"  # of ropext.json
 OWNED = "output.json"  # digests of the outputs that this run has written
@@ -46,35 +46,7 @@ def evidence_of(work: Work) -> Evidence:
     if not (work.evaluation / "results.json").is_file():
         return Evidence(None, ())
     run = rundir.read_run(work.evaluation)
-    return Evidence(run.results, tuple(contest.judge(run, _gates(work))))
-
-
-def _gates(work: Work) -> list[Gate]:
-    """The recipe's gates with whom they are about; the path of another run as it lies from here."""
-    gates = []
-    for gate in work.job.gates:
-        other = gate.run
-        if other is not None and other not in work.labels:
-            other = str(work.job.given.entries["evaluate.fail_if"].folder / other)
-        gates.append(replace(gate, variant=gate.variant or work.final, run=other))
-    return gates
-
-
-def check_gates(work: Work) -> None:
-    """A gate about a variant or a run that is not there is told before hours of other work."""
-    names = ", ".join(work.labels)
-    for gate in _gates(work):
-        if gate.variant not in work.labels:
-            raise UsageError(
-                f"evaluate.fail_if {gate.text!r}: no variant {gate.variant!r}; this run has {names}"
-            )
-        if gate.run is None or gate.run in work.labels:
-            continue
-        if not contest.split_spec(gate.run)[0].is_dir():
-            raise UsageError(
-                f"evaluate.fail_if {gate.text!r}: {gate.run} is neither the directory of an "
-                f"evaluation nor a variant of this run ({names})"
-            )
+    return Evidence(run.results, tuple(contest.judge(run, work.gates)))
 
 
 def report_stage(work: Work) -> Stage:
@@ -113,7 +85,7 @@ def report_stage(work: Work) -> Stage:
     return Stage(REPORT, inputs, look, do, clear)
 
 
-def check_free(work: Work, force: bool) -> None:
+def check_free(work: Work) -> None:
     """An output that is there may be replaced with --force, or when this run wrote it."""
     if not os.path.lexists(work.output):
         return
@@ -121,7 +93,7 @@ def check_free(work: Work, force: bool) -> None:
     owned = rundir.read_json(note) if note.is_file() else []
     if work.hashes.of_tree(work.output) in owned:
         return
-    if not force:
+    if not work.force:
         raise OutputExists(
             f"{work.output} (--output) is there, and not as a run of this recipe left it; --force "
             "replaces it as a whole"
@@ -132,7 +104,8 @@ def check_free(work: Work, force: bool) -> None:
 def write_output(work: Work, found: Evidence) -> None:
     """OUT, as a whole or not at all."""
     source = work.checkpoints[work.final]
-    force = os.path.lexists(work.output)  # check_free has said that it may go
+    check_free(work)  # again: hours may have passed
+    force = os.path.lexists(work.output)
     with staged(work.output, force=force, inputs=[source]) as stage:
         with os_errors(work.output):
             _carry(source, stage.directory)

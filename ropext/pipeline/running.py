@@ -88,9 +88,9 @@ class Run:
         output: Path,
         choice: Choice,
         force: bool,
-        command: Sequence[str],
-        say: Say,
-        show: Show,
+        command: Sequence[str] = (),
+        say: Say = _silent,
+        show: Show = _hidden,
     ) -> None:
         choice.check(asked)
         self.job, self.output, self.choice, self.force = asked, output, choice, force
@@ -115,25 +115,40 @@ class Run:
 
     def go(self) -> Ran:
         """All cells; one that fails does not keep the others from their end."""
-        self.job.check_data()
-        base = open_snapshot(self.job.model, revision=self.job.value("revision"))
-        if base.hub_id != base.name:
-            with_weights(base)  # weights that should lie here and do not
-        self.hashes = Hashes(self.folder / ".hashes.json")
-        works = self._works(base)
-        for work in works:
-            check_apart(work.output, [base.directory])
-            outcome.check_gates(work)
-        if not works[0].cell.name:
-            _ = works[0].plan  # what cannot be planned leaves no directory
+        works, failed = self.ready()
         with self._claimed():
             self.note(f"begin: {' '.join(provenance.clean_command(self.command))}")
+            for name, reason in failed.items():
+                self.note(f"{name} failed: {reason}")
             try:
-                return self._all(works)
+                return self._all(works, failed)
             finally:
                 if self.rank == 0:
                     self.hashes.save()
                     self.note("end")
+
+    def ready(self) -> tuple[list[Work], dict[str, str]]:
+        """The cells that can begin, and why the others cannot: all that is refused before anything
+        is written, which a dry run refuses too. Alone, a cell's error is the run's."""
+        self.job.check_data()
+        base = open_snapshot(self.job.model, revision=self.job.value("revision"))
+        if base.hub_id != base.name:
+            with_weights(base)  # weights that should lie here and do not
+        if self.rank == 0:
+            self._check_folder()
+        self.hashes = Hashes(self.folder / ".hashes.json")
+        works, failed = self._works(base), dict[str, str]()
+        for work in works:
+            check_apart(work.output, [base.directory])
+            with self._kept(work, failed, self._say):
+                _ = work.plan
+                if self.rank == 0:
+                    outcome.check_free(work)
+        works = [work for work in works if work.cell.name not in failed]
+        for work in works:
+            work.limit = max(own.plan.target for own in works)
+            work.check_gates()
+        return works, failed
 
     def _works(self, base: Any) -> list[Work]:
         works = []
@@ -149,6 +164,7 @@ class Run:
                     hashes=self.hashes,
                     say=self._cell_say(cell.name),
                     command=self.command,
+                    force=self.force,
                     show=self.show,
                 )
             )
@@ -157,27 +173,17 @@ class Run:
     def _cell_say(self, name: str) -> Say:
         return (lambda sentence: self.say(f"{name}: {sentence}")) if name else self.say
 
-    def _all(self, works: list[Work]) -> Ran:
-        ran, failed = list[CellRan](), dict[str, str]()
-        ready = []
+    def _all(self, works: list[Work], failed: dict[str, str]) -> Ran:
+        ran = list[CellRan]()
         for work in works:
-            with self._kept(work, failed):
-                _ = work.plan
-                if self.rank == 0:
-                    outcome.check_free(work, self.force)
-                ready.append(work)
-        limit = max((work.plan.target for work in ready), default=0)
-        for work in ready:
-            work.limit = limit
-            others = [other.folder / EVALUATION for other in ready if other is not work]
-            work.siblings = tuple(others)
-            with self._kept(work, failed):
+            work.siblings = tuple(own.folder / EVALUATION for own in works if own is not work)
+            with self._kept(work, failed, self.say):
                 ran.append(self._cell(work))
-        compared = self._compare([work for work in ready if work.cell.name not in failed])
+        compared = self._compare([work for work in works if work.cell.name not in failed])
         return Ran(self.output, self.folder, tuple(ran), failed, compared)
 
     @contextmanager
-    def _kept(self, work: Work, failed: dict[str, str]) -> Iterator[None]:
+    def _kept(self, work: Work, failed: dict[str, str], say: Say) -> Iterator[None]:
         """In a grid a cell's error is told and kept; alone it is the run's."""
         try:
             yield
@@ -186,13 +192,13 @@ class Run:
             if not work.cell.name or str(error).startswith("interrupted"):
                 raise
             failed[work.cell.name] = str(error)
-            self.say(f"{work.cell.name} failed: {error}")
+            say(f"{work.cell.name} failed: {error}")
 
     def _cell(self, work: Work) -> CellRan:
         done: dict[str, str] = {}
         for stage in (*work.stages(), outcome.report_stage(work)):
             if self.choice.only not in (None, stage.name):
-                self._require(stage, work)
+                require(stage, work, str(self.choice.only))
                 continue
             done[stage.name] = self._stage(stage, work)
         measured = REPORT in done or EVALUATE in done
@@ -200,23 +206,15 @@ class Run:
         output = work.output if REPORT in done and found.passed else None
         return CellRan(work.cell.name, output, work.folder, work.final, done, found)
 
-    def _require(self, stage: Stage, work: Work) -> None:
-        """With --only, the stages before must be done; those after are left as they are."""
-        chosen = str(self.choice.only)
-        if STAGES.index(stage.name) > STAGES.index(chosen):
-            return
-        if not _is_done(work.ledger, stage):
-            raise UsageError(
-                f"--only {chosen} needs {stage.name}, which is not done with this recipe; run "
-                f"without --only, or --only {stage.name} first"
-            )
-
     def _stage(self, stage: Stage, work: Work) -> str:
         """Do one stage, or find that it is done."""
         inputs = stage.inputs()
-        if not self.choice.again(stage.name) and _is_done(work.ledger, stage, inputs):
-            record = work.ledger.read(stage.name)
-            other = stages.other_versions(record) if record else ""
+        left = None if self.choice.again(stage.name) else is_done(work.ledger, stage, inputs)
+        record = work.ledger.read(stage.name)
+        if left is not None and record is not None:
+            if record.outputs is None and self.rank == 0:
+                work.ledger.write(stage.name, inputs, left)
+            other = stages.other_versions(record)
             hint = f" ({other}; --from {stage.name} does it again)" if other else ""
             work.say(f"{stage.name}: done before, skipped{hint}")
             return SKIPPED
@@ -269,16 +267,19 @@ class Run:
         known = self.folder / MANIFEST
         with locked(real, self.folder) if self.rank == 0 else nullcontext():
             if self.rank == 0:
-                if not known.is_file() and not rundir.is_empty(self.folder):
-                    raise OutputExists(
-                        f"{self.folder} is where the run keeps its stages, and holds something "
-                        "else; give another -o"
-                    )
+                self._check_folder()
                 rundir.sweep(self.folder)
                 self._write_manifest(known)
             else:
                 wait_for(known, lambda: True, lambda: False)
             yield
+
+    def _check_folder(self) -> None:
+        if not (self.folder / MANIFEST).is_file() and not rundir.is_empty(self.folder):
+            raise OutputExists(
+                f"{self.folder} is where the run keeps its stages, and holds something else; give "
+                "another -o"
+            )
 
     def _write_manifest(self, path: Path) -> None:
         content = {
@@ -294,18 +295,27 @@ class Run:
             rundir.write_text(self.folder / RECIPE, provenance.scrub(self.job.text))
 
 
-def _is_done(ledger: Ledger, stage: Stage, inputs: stages.Flat | None = None) -> bool:
-    """The rule: the same schema and inputs, and the outputs as they were left.
+def require(stage: Stage, work: Work, chosen: str) -> None:
+    """With --only, the stages before must be done; those after are left as they are."""
+    if STAGES.index(stage.name) > STAGES.index(chosen):
+        return
+    if is_done(work.ledger, stage) is None:
+        raise UsageError(
+            f"--only {chosen} needs {stage.name}, which is not done with this recipe; run "
+            f"without --only, or --only {stage.name} first"
+        )
+
+
+def is_done(ledger: Ledger, stage: Stage, inputs: stages.Flat | None = None) -> stages.Flat | None:
+    """What a stage left, where it need not be done again: the same schema and inputs, and the
+    outputs as they were left.
 
     A record that was begun counts when all outputs are there: they get their names in one step.
     """
-    inputs = stage.inputs() if inputs is None else inputs
     record = ledger.read(stage.name)
-    if record is None or not stages.same(record, stage.name, inputs):
-        return False
+    if record is None:
+        return None
+    if not stages.same(record, stage.name, stage.inputs() if inputs is None else inputs):
+        return None
     seen = stage.look()
-    if seen is None or record.outputs not in (None, seen):
-        return False
-    if record.outputs is None and processes()[0] == 0:
-        ledger.write(stage.name, inputs, seen)
-    return True
+    return seen if record.outputs in (None, seen) else None

@@ -2,11 +2,12 @@
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import ropext.evaluation.options as evaluation_options
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
 from ropext.checkpoint.jsontext import dump
 from ropext.pipeline.extending import write_extension
@@ -15,6 +16,8 @@ from ropext.pipeline.sections import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.pipeline.stages import Flat, Hashes, Ledger, Stage, digest
 from ropext.planning import Plan, make_plan, require_help
 from ropext.results import rundir
+from ropext.results.gates import Gate
+from ropext.results.lengths import doubling_grid
 
 Say = Callable[[str], None]
 Show = Callable[[int, int, str], None]
@@ -41,6 +44,7 @@ class Work:
     hashes: Hashes
     say: Say
     command: Sequence[str]
+    force: bool = False  # an output that this run did not write may be replaced
     show: Show | None = None
     limit: int = 0  # the longest target of the grid: all cells are evaluated up to it
     siblings: tuple[Path, ...] = ()  # evaluations of the grid's other cells
@@ -76,6 +80,28 @@ class Work:
     def labels(self) -> tuple[str, ...]:
         """Who is evaluated."""
         return (*READ_ALWAYS, *self.checkpoints)
+
+    @property
+    def gates(self) -> tuple[Gate, ...]:
+        """The recipe's gates, each with whom it is about (the finished checkpoint where it says
+        nothing); the path of another run as it lies from here."""
+        gates = []
+        for gate in self.job.gates:
+            other = gate.run
+            if other is not None and other not in self.labels:
+                other = str(self.job.given.entries["evaluate.fail_if"].folder / other)
+            gates.append(replace(gate, variant=gate.variant or self.final, run=other))
+        return tuple(gates)
+
+    def check_gates(self) -> None:
+        """A gate about what will not be measured is told before hours of other work. Of lengths
+        that are not given, documents that are too short may leave some out: that is told later."""
+        if not self.job.has(EVALUATE):
+            return
+        options = evaluation_options.build(self.job.evaluation())
+        grid = options.lengths or doubling_grid(self.plan.context, self.limit)
+        with self.job.told(EVALUATE):
+            evaluation_options.coming(options, self.labels, grid).check(self.gates)
 
     @property
     def evaluation(self) -> Path:
@@ -271,6 +297,7 @@ class Work:
                 command=self.command,
                 hooks=Hooks(say=self.say) if self.show is None else Hooks(self.say, self.show),
                 lineup=self.lineup(),
+                gates=self.gates,
                 earlier=(old, *self.siblings),
                 **self.job.evaluation(),
             )

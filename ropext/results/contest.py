@@ -2,21 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from ropext.errors import GateFailed, InputError, UsageError
 from ropext.results.comparison import Contender, differences
-from ropext.results.gates import Gate, Outcome, check_gate
+from ropext.results.gates import Gate, Outcome, check_gate, split_spec
 from ropext.results.rundir import Run, read_run
 from ropext.results.values import Value
-
-
-def split_spec(spec: str) -> tuple[Path, str | None]:
-    """`RUN` or `RUN:VARIANT`; a directory whose name holds a colon comes first."""
-    if Path(spec).is_dir():
-        return Path(spec), None
-    path, colon, variant = spec.rpartition(":")
-    return (Path(path), variant) if colon and path else (Path(spec), None)
 
 
 def gather(specs: Sequence[str]) -> tuple[list[Run], dict[str, Contender]]:

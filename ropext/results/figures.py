@@ -16,7 +16,7 @@ from ropext.checkpoint.provenance import Record, identity
 from ropext.checkpoint.publishing import Figure
 from ropext.checkpoint.records import read_record
 from ropext.errors import InputError
-from ropext.results.contest import split_spec
+from ropext.results.gates import split_spec
 from ropext.results.rundir import Run, read_run
 from ropext.results.values import Value
 from ropext.tasks import TASKS

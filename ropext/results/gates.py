@@ -14,6 +14,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ropext.errors import UsageError
@@ -83,6 +84,14 @@ def parse_gate(text: str) -> Gate:
         match["variant"],
         match["run"],
     )
+
+
+def split_spec(spec: str) -> tuple[Path, str | None]:
+    """`RUN` or `RUN:VARIANT`; a directory whose name holds a colon comes first."""
+    if Path(spec).is_dir():
+        return Path(spec), None
+    path, colon, variant = spec.rpartition(":")
+    return (Path(path), variant) if colon and path else (Path(spec), None)
 
 
 def check_gate(gate: Gate, variant: str, values: "Mapping[str, Value]") -> Outcome:

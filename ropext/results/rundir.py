@@ -86,22 +86,31 @@ def write_array(path: Path, array: npt.NDArray[Any]) -> None:
     write_whole(path, lambda stream: np.save(stream, array, allow_pickle=False))
 
 
-def open_run(path: Path, manifest: Mapping[str, Any], force: bool) -> None:
-    """Claim a directory for this run: a new one, or one that was begun with the same run key."""
+def check_run(path: Path, manifest: Mapping[str, Any], force: bool) -> bool:
+    """Whether a directory has this very run, begun or finished; one that may not be taken for it is
+    refused. Changes nothing."""
     known = path / "manifest.json"
-    if known.exists():
-        found = read_json(known).get("run_key")
-        if found == manifest["run_key"]:
-            return
+    found = read_json(known) if known.exists() else None
+    if isinstance(found, dict) and "run_key" in found:
+        if found["run_key"] == manifest["run_key"]:
+            return True
         if not force:
             raise OutputExists(
                 f"{path} holds another run (other model, data or settings); give another -o, or "
                 "--force to replace it"
             )
-        _discard(path)
     elif not is_empty(path):
         raise OutputExists(f"{path} exists and is no run directory; give another -o")
-    write_json(known, manifest)
+    return False
+
+
+def open_run(path: Path, manifest: Mapping[str, Any], force: bool) -> None:
+    """Claim a directory for this run: a new one, or one that was begun with the same run key."""
+    if check_run(path, manifest, force):
+        return
+    if (path / "manifest.json").exists():
+        _discard(path)
+    write_json(path / "manifest.json", manifest)
 
 
 def _discard(path: Path) -> None:

@@ -10,6 +10,8 @@ from checkpoints import write_checkpoint, write_documents
 from ropext.cli import app
 from ropext.errors import RopextError
 from ropext.results import contest
+from ropext.results.coming import Coming
+from ropext.results.comparison import differences
 from ropext.results.gates import parse_gate
 from ropext.results.rundir import read_run
 
@@ -105,6 +107,49 @@ def test_gates(runs, gate, code):
     assert judged(runs, gate.format(runs=runs)) == code
 
 
+@pytest.mark.parametrize("words", [["-o", "never"], ["--dry-run"]])
+@pytest.mark.parametrize(
+    ("gate", "said"),
+    [
+        ("tail@4k > 1", "4k is none of the lengths that are measured (64, 256)"),
+        ("passkey@256 < 1", "no such metric; there are tail@LENGTH, tail_nll@LENGTH, "),
+        ("base:gain@256 > 1", "no such metric; there are tail@LENGTH, "),
+        ("nobody:tail@256 > 1", "no variant 'nobody'; there are base, untouched"),
+        ("tail@256 > 1 vs nowhere", "nowhere is neither the directory of an evaluation nor a"),
+    ],
+)
+def test_a_gate_about_what_is_not_measured_is_refused_before_anything_is_read(
+    runs, capsys, tmp_path, monkeypatch, words, gate, said
+):
+    monkeypatch.chdir(tmp_path)
+    asked = [str(runs / "model"), "--data", str(runs / "docs.jsonl"), "--lengths", "64,256"]
+    code, captured = run("eval", *asked, "--fail-if", gate, *words, capsys=capsys)
+    assert (code, captured.out) == (2, "")
+    assert said in captured.err
+    assert "loading" not in captured.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_gates_may_ask_is_what_is_measured(runs, tmp_path, capsys):
+    """The names that are known before are those of the results, of each variant and of pairs."""
+    arguments = [str(runs / "model"), "--data", str(runs / "docs.jsonl"), "--lengths", "64,256"]
+    arguments += ["--protocol", "hf-stride", "--tasks", "passkey", "--items", "1", "--quiet"]
+    arguments += ["--method", "yarn", "--factor", "4", "-o", str(tmp_path / "run")]
+    assert run("eval", *arguments, capsys=capsys)[0] == 0
+    done = read_run(tmp_path / "run")
+    labels = tuple(done.contenders)
+    coming = Coming(labels, (64, 256), has_text=True, tasks=("passkey",), is_strided=True)
+
+    def flat(at, whole):
+        return {f"{name}@{length}" for name in at for length in (64, 256)} | {*whole}
+
+    for label in labels:
+        assert flat(*coming.metrics(label)) == set(done.results["variants"][label]["metrics"])
+        for other in {*labels} - {label}:
+            pair = differences(done.contenders[label], done.contenders[other])
+            assert flat(*coming.metrics(label, other)) == set(pair)
+
+
 def test_failed_gates_end_with_3_after_the_result(runs, capsys):
     gates = ["--fail-if", "tail@256 > 1", "--fail-if", "tail@256 > 1e9"]
     code, said = evaluated(runs, *gates, "--json", capsys=capsys)
@@ -136,6 +181,24 @@ def test_dry_run_reads_nothing_and_writes_nothing(runs, capsys, tmp_path):
     code, said = run("eval", *arguments, *out, capsys=capsys)
     assert "FLOPs" in said.out
     assert "above the weights" in said.out
+
+
+def test_a_dry_run_refuses_the_directories_that_the_run_refuses(runs, capsys, tmp_path):
+    asked = [str(runs / "model"), "--data", str(runs / "docs.jsonl"), "--lengths", "64,256"]
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "manifest.json").write_text("[]")  # somebody else's
+    for where, force, said in (
+        (runs / "one", [], "holds another run"),
+        (mine, [], "is no run directory"),
+        (mine, ["--force"], "is no run directory"),
+    ):
+        for dry in ([], ["--dry-run"]):
+            code, captured = run("eval", *asked, "-o", str(where), *force, *dry, capsys=capsys)
+            assert (code, captured.out) == (2, "")
+            assert said in captured.err
+    assert run("eval", *asked, "-o", str(runs / "apart"), "--force", "--dry-run")[0] == 0
+    assert [own.name for own in mine.iterdir()] == ["manifest.json"]
 
 
 def test_report_files(runs):

@@ -222,12 +222,86 @@ def test_gates_and_failed_cells_have_their_exit_codes(tmp_path):
 def test_the_dry_run_writes_nothing(tmp_path):
     from ropext.pipeline import estimating, job
 
-    found = estimating.estimate(job.from_mapping(SMALL), tmp_path / "out", lambda sentence: None)
+    found = estimating.estimate(job.from_mapping(SMALL), tmp_path / "out", print)
     told = found["cells"][0]["stages"]
     assert list(told) == ["plan", "extend", "report"]
     assert "256 to 512 tokens" in told["plan"]["what"]
     assert "copied, not proved" in told["extend"]["what"]
     assert list(tmp_path.iterdir()) == []
+
+
+def estimated(tmp_path, wish=SMALL, **choice):
+    """What a dry run says of each stage; that it wrote nothing."""
+    from ropext.pipeline import estimating, job
+
+    before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
+    found = estimating.estimate(job.from_mapping(wish), tmp_path / "out", print, **choice)
+    assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
+    told = found["cells"][0]["stages"]
+    return {name: own["what"].startswith("done before") for name, own in told.items()}
+
+
+def test_the_dry_run_says_which_stages_are_done_and_heeds_from_and_only(tmp_path):
+    with pytest.raises(UsageError, match="--only report needs plan, which is not done"):
+        estimated(tmp_path, only="report")
+    with pytest.raises(UsageError, match="no such stage"):
+        estimated(tmp_path, begin="bake")
+    assert estimated(tmp_path, only="plan") == {"plan": False}
+    go()
+    done = {"plan": True, "extend": True, "report": True}
+    assert estimated(tmp_path) == done
+    assert estimated(tmp_path, begin="extend") == done | {"extend": False, "report": False}
+    assert estimated(tmp_path, only="report") == {"report": False}
+    again = estimated(tmp_path, SMALL | {"extend": SMALL["extend"] | {"link": "hard"}})
+    assert again == done | {"extend": False, "report": False}
+    # As the run itself then does.
+    ran, _ = go(SMALL | {"extend": SMALL["extend"] | {"link": "hard"}})
+    assert ran.cells[0].stages == {"plan": "skipped", "extend": "done", "report": "done"}
+
+
+def test_the_dry_run_refuses_what_the_run_refuses(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/mine.txt").write_text("mine")
+    with pytest.raises(OutputExists, match="not as a run of this recipe left it"):
+        estimated(tmp_path)
+    (tmp_path / "out/mine.txt").unlink()
+    (tmp_path / "out").rmdir()
+    (tmp_path / "out.run").write_text("mine")
+    with pytest.raises(OutputExists, match="holds something else"):
+        estimated(tmp_path)
+    (tmp_path / "out.run").unlink()
+    judged = {"evaluate": {"data": "ropext://held-out", "fail_if": ["tail@4k > 9"]}}
+    with pytest.raises(UsageError, match="4k is none of the lengths"):
+        estimated(tmp_path, SMALL | judged)
+    nowhere = {"evaluate": {"data": "nowhere.jsonl"}}
+    with pytest.raises(InputError, match="there is no such file"):
+        estimated(tmp_path, SMALL | nowhere)
+
+
+def test_the_dry_run_of_a_grid_names_the_cells_that_fail(tmp_path):
+    from ropext.pipeline import estimating, job
+
+    wish = SMALL | {"extend": {"method": ["yarn", "longrope"], "factor": 2, "no_verify": True}}
+    found = estimating.estimate(job.from_mapping(wish), tmp_path / "out", print)
+    assert [cell["cell"] for cell in found["cells"]] == ["yarn-2x"]
+    with pytest.raises(UsageError, match=r"longrope-2x: .*--pair-factors"):
+        estimating.raise_if_refused(found)
+
+
+def test_an_output_that_appears_while_the_run_goes_on_is_not_replaced(tmp_path, monkeypatch):
+    from ropext.pipeline import steps
+
+    extend = steps.write_extension
+
+    def meanwhile(*args, **more):
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out/mine.txt").write_text("mine")
+        return extend(*args, **more)
+
+    monkeypatch.setattr(steps, "write_extension", meanwhile)
+    with pytest.raises(OutputExists, match="not as a run of this recipe left it"):
+        go()
+    assert (tmp_path / "out/mine.txt").read_text() == "mine"
 
 
 def test_a_run_needs_an_output():
@@ -290,10 +364,14 @@ def test_where_it_runs_decides_nothing_and_how_it_reads_does(tmp_path):
     ("gate", "words"),
     [
         ("tail@512 > 0 vs untuched", "untuched is neither the directory of an evaluation nor"),
-        ("tuned:tail@512 > 0", "no variant 'tuned'; this run has base, untouched, extended"),
+        ("tuned:tail@512 > 0", "no variant 'tuned'; there are base, untouched, extended"),
+        ("tail@128k > 8", r"128k is none of the lengths .*measured \(64, 128, 256, 512\)"),
+        ("passkey@512 < 1", "no such metric; there are tail@LENGTH, "),
     ],
 )
-def test_a_gate_about_nobody_is_refused_before_anything_is_written(tmp_path, gate, words):
+def test_a_gate_about_what_is_not_measured_is_refused_before_anything_is_written(
+    tmp_path, gate, words
+):
     judged = {"evaluate": {"data": "ropext://held-out", "fail_if": [gate]}}
     with pytest.raises(UsageError, match=words):
         go(SMALL | judged)
