@@ -61,6 +61,15 @@ def draw(read: Mapping[str, Model]) -> Pictures:
     return {"overview": (title, overview(losses, places, _found(shown)))} | drawn
 
 
+def draw_far(far: Mapping[str, Model]) -> Pictures:
+    """Depth by length of the keys found far out; nothing where none were asked for."""
+    own = {label: model.contender for label, model in far.items() if model.contender}
+    return {
+        f"far-{name}": (f"Far beyond: {caption}", picture)
+        for name, (caption, picture) in evaluated.heat_pictures(own).items()
+    }
+
+
 def _by_position(shown: Mapping[str, Model], spans: Sequence[tuple[int, int]]) -> tuple[Lines, ...]:
     """Loss of every model, and what it gains over the base, on the same tokens."""
     own = [replace(m.contender, label=label) for label, m in shown.items() if m.contender]

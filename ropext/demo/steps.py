@@ -11,8 +11,10 @@ CONTEXT = 256  # tokens that the bundled checkpoint was trained on
 FACTOR, WIDER, FARTHEST = 4, 8, 32
 LENGTHS = tuple(CONTEXT << k for k in range(FACTOR.bit_length()))
 DOCUMENTS = 32
-STEPS, WIDER_STEPS, FAR_STEPS, FIT_STEPS = 60, 60, 60, 60
+STEPS, WIDER_STEPS, FAR_STEPS, FIT_STEPS = 60, 100, 60, 40
 STEP_TOKENS = 8192
+FAR_LENGTHS = tuple(CONTEXT * factor for factor in (8, 16, FARTHEST))
+FAR_WINDOW = 2048  # tokens of a row of pose
 
 MOST = 8_000_000  # forward-token equivalents, in all
 MOST_UNTUNED = MOST // 3  # of these, without fine-tuning
@@ -183,16 +185,19 @@ def _far() -> list[Step]:
     """To 32 times the context: no bundled document is that long, so retrieval alone is measured."""
     far = f"yarn-{FARTHEST}x"
     asked = {"tasks": ("passkey",), "items": 8}
-    asked |= {"lengths": tuple(CONTEXT * factor for factor in (8, 16, FARTHEST))}
+    asked |= {"lengths": FAR_LENGTHS}
     return [
+        Step(f"measure-{FARTHEST}x", f"Ask for keys at up to {FARTHEST} times the context, "
+             "untrained: untouched, frozen dynamic NTK, YaRN.",
+             "eval", MODEL, {"method": ("dynamic", "yarn"), "factor": FARTHEST} | asked,
+             f"measured/{FARTHEST}x", True),
         Step(f"extend-{far}", f"Extend by YaRN to {FARTHEST} times the context.",
              "extend", MODEL, {"method": "yarn", "factor": FARTHEST}, far, True),
-        Step(f"measure-{far}", "Ask it for keys, untrained, as far out as that.",
-             "eval", far, asked, f"measured/{far}", True),
         Step(f"tune-{FARTHEST}x", f"Fine-tune it by pose: positions up to {CONTEXT * FARTHEST}, "
-             f"rows of {CONTEXT} tokens.",
+             f"rows of {FAR_WINDOW} tokens.",
              "finetune", far,
-             TRAIN | {"steps": FAR_STEPS, "strategy": "pose", "eval_documents": 0},
+             TRAIN | {"steps": FAR_STEPS, "strategy": "pose", "window": FAR_WINDOW,
+                      "eval_documents": 0},
              f"tuned-{FARTHEST}x", True),
         Step(f"measure-tuned-{FARTHEST}x", "Ask the tuned one the same questions.",
              "eval", f"tuned-{FARTHEST}x", asked, f"measured/tuned-{FARTHEST}x", True),

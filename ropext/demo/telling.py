@@ -8,7 +8,16 @@ from typing import Any
 from ropext.demo import pictures
 from ropext.demo.counting import TRAINED, Spent
 from ropext.demo.running import Done
-from ropext.demo.steps import CONTEXT, FACTOR, LENGTHS, TASKS, TRAIN, WIDER
+from ropext.demo.steps import (
+    CONTEXT,
+    FACTOR,
+    FAR_LENGTHS,
+    LENGTHS,
+    MODEL,
+    TASKS,
+    TRAIN,
+    WIDER,
+)
 from ropext.demo.targets import (
     BASE,
     CONTROL,
@@ -89,14 +98,10 @@ def show(done: Mapping[str, Done], folder: Path) -> Shown:
     """Judge, draw and write what was found."""
     read = models(done, folder)
     spent = sum((own.spent for own in done.values() if not own.step.beyond), Spent())
-    far = {
-        own.step.output or name: _retrieval(rundir.read_run(folder / str(own.step.output)))
-        for name, own in done.items()
-        if own.step.beyond and own.step.command == "eval"
-    }
+    far = _far_models(done, folder)
     tables = [*_side_by_side(read), _methods(read), *_wider(read), *_far(far)]
     shown = Shown(folder, done, read, tuple(targets(read, spent.equivalents)), tuple(tables), spent)
-    drawn = pictures.draw(read)
+    drawn = pictures.draw(read) | pictures.draw_far(far)
     for name, (_, data) in drawn.items():
         rundir.write_bytes(folder / "plots" / f"{name}.png", data)
     rundir.write_text(folder / REPORT, _html(shown, dict(drawn.values())))
@@ -113,13 +118,17 @@ def _share(value: Value | None) -> str:
     return f"{value.value:.2f} [{value.ci95[0]:.2f}, {value.ci95[1]:.2f}]"
 
 
-def _retrieval(run: rundir.Run) -> dict[int, Value]:
-    """Of the one model in a run that is not the base: share found by length."""
-    (label,) = [k for k, own in run.results["variants"].items() if own["kind"] != "base"]
-    own = Model({}, run.contenders[label])
-    lengths = sorted({item.length for item in run.contenders[label].items})
-    found = {length: own.retrieval(length) for length in lengths}
-    return {length: value for length, value in found.items() if value is not None}
+def _far_models(done: Mapping[str, Done], folder: Path) -> dict[str, Model]:
+    """What `--far` asked for keys, by label; the base is asked nothing beyond its window."""
+    found = {}
+    for own in done.values():
+        if own.step.beyond and own.step.command == "eval":
+            run = rundir.read_run(folder / str(own.step.output))
+            tuned = own.step.subject if own.step.subject != MODEL else None
+            for label, contender in run.contenders.items():
+                if run.results["variants"][label]["kind"] != "base":
+                    found[tuned or label] = Model({}, contender)
+    return found
 
 
 def _side_by_side(read: Mapping[str, Model]) -> list[Table]:
@@ -197,15 +206,14 @@ def _wider(read: Mapping[str, Model]) -> list[Table]:
     return [Table(f"At {WIDER} times the context", note, header, (row,))]
 
 
-def _far(far: Mapping[str, Mapping[int, Value]]) -> list[Table]:
+def _far(far: Mapping[str, Model]) -> list[Table]:
     if not far:
         return []
-    lengths = list(next(iter(far.values())))
     rows = [
-        (label.rpartition("/")[2], *(_share(found[length]) for length in lengths))
-        for label, found in far.items()
+        (label, *(_share(own.retrieval(length)) for length in FAR_LENGTHS))
+        for label, own in far.items()
     ]
-    header = ("", *(f"keys at {length}" for length in lengths))
+    header = ("", *(f"keys at {length}" for length in FAR_LENGTHS))
     note = "share of passkeys found; no bundled document is long enough for a loss out there"
     return [Table("Far beyond", note, header, tuple(rows))]
 
