@@ -12,7 +12,7 @@ from ropext.checkpoint.comparing import compare_weights
 from ropext.checkpoint.jsontext import dump
 from ropext.checkpoint.provenance import Record, WeightFile
 from ropext.checkpoint.snapshot import Snapshot, require_weights
-from ropext.checkpoint.staging import Stage, check_space, existing_parent, staged
+from ropext.checkpoint.staging import Stage, check_output, check_space, existing_parent, staged
 from ropext.checkpoint.tokenizer import TOKENIZER, LengthEdit
 from ropext.checkpoint.transfer import LINKS, Link, copy_file, os_errors, place
 from ropext.errors import InputError, UsageError
@@ -54,15 +54,12 @@ def write_checkpoint(
     `prove` returned. The base is only read, and each of its weight files for its header alone
     (with `hash_weights`: whole).
     """
-    if link not in LINKS:
-        raise UsageError(f"--link {link} is none of {', '.join(LINKS)}")
-    require_weights(snapshot)
+    check_writable(snapshot, output, link=link, force=force)
     edits, limits = tokenizer.length_edits(snapshot, record.context, record.target)
     weights = {
         name: provenance.weigh(snapshot.path(name), content=hash_weights)
         for name in snapshot.weight_files
     }
-    check_space(output, _bytes_to_copy(snapshot, link, output))
     readme, readme_note = read_readme(snapshot.path(README))
     with staged(output, force=force, inputs=_inputs(snapshot)) as stage:
         with os_errors(output):
@@ -83,6 +80,15 @@ def write_checkpoint(
                 (stage.directory / README).write_bytes(text.encode(errors="replace"))
             provenance.write(full, stage.directory)
     return Written(output, full, edits, tuple(stage.notes), snapshot.left, proof)
+
+
+def check_writable(snapshot: Snapshot, output: Path, *, link: Link, force: bool) -> None:
+    """All that is refused before anything is written; changes nothing."""
+    if link not in LINKS:
+        raise UsageError(f"--link {link} is none of {', '.join(LINKS)}")
+    require_weights(snapshot)
+    check_output(output, force=force, inputs=_inputs(snapshot))
+    check_space(output, _bytes_to_copy(snapshot, link, output))
 
 
 def _inputs(snapshot: Snapshot) -> list[Path]:

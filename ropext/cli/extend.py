@@ -1,14 +1,20 @@
 """`ropext extend MODEL -o OUT`, and with later steps the run of a recipe made of the options."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ropext.cli import options, plan, pushing
+from ropext import pipeline
+from ropext.cli import options, plan, pushing, run
 from ropext.cli.output import Out
 from ropext.errors import UsageError
+from ropext.report import text
+
+if TYPE_CHECKING:
+    from ropext.pipeline.job import Job
 
 NAME = "extend"
 
@@ -61,41 +67,42 @@ def command(
     quiet: options.Quiet = False,
 ) -> None:
     """Write an extended checkpoint and prove it. Weights stay as they are; config.json changes."""
-    from ropext import looking
-
     out = Out(as_json, quiet)
     if output is None and not dry_run:
         raise UsageError("say where to: -o OUT (or --dry-run to see the plan)")
-    if words or fit or evaluate or wishes.get("finetune"):
-        from ropext.cli import run
-        from ropext.pipeline import job
-
-        top = {"model": model, "revision": revision, "trust_remote_code": trust_remote_code}
+    push = pushing.wish(push_to_hub, public)
+    top = {"model": model, "revision": revision, "trust_remote_code": trust_remote_code}
+    later = {"fit": fit, "finetune": wishes.get("finetune"), "evaluate": evaluate}
+    if words or any(later.values()):
         writing = {"link": link, "no_verify": no_verify, "hash": hash_weights}
-        later = {"fit": fit, "finetune": wishes.pop("finetune", None), "evaluate": evaluate}
-        asked = job.from_options(top, wishes | writing, later, words or ())
-        push = pushing.wish(push_to_hub, public)
+        asked = _job(top, wishes | writing, later, words or ())
         run.do(out, asked, output, push, dry_run=dry_run, force=force)
         return
-    if dry_run:
-        plan.show(out, looking.plan(model, revision=revision, **wishes))
+    common = {"revision": revision, "link": link, "force": force, **wishes}
+    if output is None or dry_run:
+        plan.show(out, pipeline.plan_extend(model, output, **common))
         return
-    push = pushing.wish(push_to_hub, public)
-    from ropext import pipeline
-
     done = pipeline.extend(
         model,
-        output,  # type: ignore[arg-type]
-        revision=revision,
-        link=link,
-        force=force,
+        output,
         prove=not no_verify,
         hash_weights=hash_weights,
         trust_remote_code=trust_remote_code,
         command=sys.argv,
         say=out.say,
-        **wishes,
+        **common,
     )
-    from ropext.report import text
-
     pushing.result(out, text.extended(done), done.to_json(), done.output, push)
+
+
+def _job(
+    top: dict[str, Any],
+    extend: dict[str, Any],
+    later: dict[str, str | None],
+    words: Sequence[str],
+) -> "Job":
+    """The recipe of a command line with later steps."""
+    from ropext.pipeline import job  # late: it needs the options of all steps
+
+    extend.pop("finetune", None)
+    return job.from_options(top, extend, later, words)

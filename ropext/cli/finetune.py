@@ -71,14 +71,14 @@ def command(
     out = Out(as_json, quiet)
     if isinstance(wishes.get("targets"), str):
         wishes["targets"] = tuple(part.strip() for part in wishes["targets"].split(","))
-    if dry_run:
-        planned = training.plan_finetune(directory, data, **wishes)
+    if output is None and not dry_run:
+        raise UsageError("say where to: -o OUT (or --dry-run to see the settings)")
+    wanted = pushing.wish(push_to_hub, public)
+    if output is None or dry_run:
+        planned = training.plan_finetune(directory, data, output, force=force, **wishes)
         if run.is_main():
             out.result(showing.plan_text(planned), planned.to_json())
         return
-    if output is None:
-        raise UsageError("say where to: -o OUT (or --dry-run to see the settings)")
-    wanted = pushing.wish(push_to_hub, public)
     done = training.run_finetune(directory, data, output, force=force, say=out.say, **wishes)
     if run.is_main():
         pushing.result(out, showing.result_text(done), done.to_json(), done.output, wanted)

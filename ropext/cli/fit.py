@@ -72,14 +72,14 @@ def command(
     from ropext.training import fit_showing, run
 
     out = Out(as_json, quiet)
-    if dry_run:
-        planned = training.plan_fit(model, data, revision=revision, **wishes)
+    if output is None and not dry_run:
+        raise UsageError("say where to: -o OUT (or --dry-run to see the settings)")
+    wanted = pushing.wish(push_to_hub, public)
+    if output is None or dry_run:
+        planned = training.plan_fit(model, data, output, revision=revision, force=force, **wishes)
         if run.is_main():
             out.result(fit_showing.plan_text(planned), planned.to_json())
         return
-    if output is None:
-        raise UsageError("say where to: -o OUT (or --dry-run to see the settings)")
-    wanted = pushing.wish(push_to_hub, public)
     done = training.run_fit(
         model,
         data,

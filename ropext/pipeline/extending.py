@@ -1,6 +1,6 @@
 """Plan, write, prove: one extended checkpoint. Nothing here imports torch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from ropext import proof, recipe
 from ropext.checkpoint import Snapshot, open_snapshot, provenance, with_weights
 from ropext.checkpoint.transfer import Link
-from ropext.checkpoint.writing import Written, write_checkpoint
+from ropext.checkpoint.writing import Written, check_writable, write_checkpoint
 from ropext.describing import card_of, record_of
 from ropext.looking import read_text
 from ropext.planning import Plan, make_plan, require_help
@@ -59,10 +59,7 @@ def extend(
     **options: Any,
 ) -> Extended:
     """Write an extended checkpoint and prove it; `options` are the fields of a Recipe."""
-    wish = recipe.build(options, read_text)
-    snapshot = open_snapshot(model, revision=revision)
-    made = make_plan(snapshot.config, wish, model)
-    require_help(made)
+    snapshot, made = _planned(model, revision, options)
     for warning in made.warnings:
         say(f"warning: {warning}")
     return write_extension(
@@ -77,6 +74,31 @@ def extend(
         command=command,
         say=say,
     )
+
+
+def plan_extend(
+    model: str,
+    output: str | Path | None = None,
+    *,
+    revision: str | None = None,
+    link: Link = "copy",
+    force: bool = False,
+    **options: Any,
+) -> Plan:
+    """What `extend` would write; what it would refuse before it writes is refused."""
+    snapshot, made = _planned(model, revision, options)
+    is_here = snapshot.hub_id != snapshot.name or bool(snapshot.weight_files)
+    if output is not None and is_here:  # else the weights are fetched first
+        check_writable(snapshot, Path(output), link=link, force=force)
+    return made
+
+
+def _planned(model: str, revision: str | None, options: Mapping[str, Any]) -> tuple[Snapshot, Plan]:
+    wish = recipe.build(options, read_text)
+    snapshot = open_snapshot(model, revision=revision)
+    made = make_plan(snapshot.config, wish, model)
+    require_help(made)
+    return snapshot, made
 
 
 def write_extension(

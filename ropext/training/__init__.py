@@ -38,12 +38,20 @@ def run_finetune(
     return run.finetune(Path(directory), data, Path(output), build(options), say, force=force)
 
 
-def plan_finetune(directory: str | Path, data: str, **options: Any) -> "Planned":
-    """What `run_finetune` would do, and what that would take."""
+def plan_finetune(
+    directory: str | Path,
+    data: str,
+    output: str | Path | None = None,
+    *,
+    force: bool = False,
+    **options: Any,
+) -> "Planned":
+    """What `run_finetune` would do, and what that would take; what it would refuse is refused."""
     from ropext.training import run
     from ropext.training.options import build
 
-    return run.dry_run(Path(directory), data, build(options))
+    place = None if output is None else Path(output)
+    return run.dry_run(Path(directory), data, build(options), place, force)
 
 
 def run_fit(
@@ -77,10 +85,17 @@ def run_fit(
 
 
 def plan_fit(
-    model: str | Path, data: str, *, revision: str | None = None, **options: Any
+    model: str | Path,
+    data: str,
+    output: str | Path | None = None,
+    *,
+    revision: str | None = None,
+    force: bool = False,
+    **options: Any,
 ) -> "PlannedFit":
-    """What `run_fit` would do, and what that would take."""
+    """What `run_fit` would do, and what that would take; what it would refuse is refused."""
     from ropext.training import fitting
     from ropext.training.fit_options import build
 
-    return fitting.dry_run(str(model), data, build(options), revision)
+    place = None if output is None else Path(output)
+    return fitting.dry_run(str(model), data, build(options), revision, place, force)

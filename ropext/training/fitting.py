@@ -10,7 +10,6 @@ from typing import Any
 from ropext import corpus
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
 from ropext.checkpoint.headers import read_header
-from ropext.checkpoint.staging import check_output
 from ropext.errors import UnsupportedModel, UsageError
 from ropext.families import Model
 from ropext.planning import Plan, require_help
@@ -23,7 +22,7 @@ from ropext.training.fit_judging import FitJudge, few, judge_of
 from ropext.training.fit_options import FitOptions
 from ropext.training.fit_starts import check_geometry, choose_starts
 from ropext.training.options import Options
-from ropext.training.run import claimed, digest, is_main, quiet_libraries
+from ropext.training.run import check_claim, claimed, digest, is_main, place_of, quiet_libraries
 from ropext.training.searching import DOCUMENTS, most_tokens
 
 Say = Callable[[str], None]
@@ -134,7 +133,13 @@ class PlannedFit:
 def prepare(model: str, source: str, options: FitOptions, revision: str | None) -> Prepared:
     """Read model, tokenizer and data; settle what moves and from where."""
     from ropext.evaluation.loading import load_tokenizer
+    from ropext.training.engine import is_fsdp
 
+    if is_fsdp():
+        raise UsageError(
+            "fit moves a few numbers and shards nothing: launch it with DDP, not with FSDP (the "
+            "configs are in ropext.training.launch)"
+        )
     snapshot = open_snapshot(model, revision=revision)
     within, starts = choose_starts(snapshot, model, options)
     plan = next(iter(starts.values()))
@@ -296,20 +301,12 @@ def fit(
     command: Sequence[str] = (),
 ) -> Any:
     """Everything, from the last checkpoint on where the same fit was interrupted."""
-    from ropext.training.engine import is_fsdp
-
-    if is_fsdp():
-        raise UsageError(
-            "fit moves a few numbers and shards nothing: launch it with DDP, not with FSDP (the "
-            "configs are in ropext.training.launch)"
-        )
     with quiet_libraries():
         prepared = prepare(model, source, options, revision)
         if not is_main():
             say = _silent
-        real = check_output(output, force=force, inputs=[prepared.base.snapshot.directory])
+        folder = place_of(prepared.base.snapshot, output, force)
         planned = plan_fit(prepared)
-        folder = real.parent / f"{real.name}.run"
         manifest = json.loads(json.dumps(prepared.manifest()))
         with claimed(folder, output, manifest, force):
             from ropext.training.fit_session import FitSession
@@ -317,10 +314,20 @@ def fit(
             return FitSession(planned, folder, output, force, command, say).run()
 
 
-def dry_run(model: str, source: str, options: FitOptions, revision: str | None) -> PlannedFit:
-    """All but the training."""
+def dry_run(
+    model: str,
+    source: str,
+    options: FitOptions,
+    revision: str | None,
+    output: Path | None = None,
+    force: bool = False,
+) -> PlannedFit:
+    """All but the training; what it would refuse is refused."""
     with quiet_libraries():
-        return plan_fit(prepare(model, source, options, revision))
+        prepared = prepare(model, source, options, revision)
+        if output is not None:
+            check_claim(place_of(prepared.base.snapshot, output, force), prepared.manifest(), force)
+        return plan_fit(prepared)
 
 
 def _silent(sentence: str) -> None:

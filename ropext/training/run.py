@@ -8,8 +8,9 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropext import corpus
 from ropext.checkpoint import Snapshot
@@ -28,6 +29,9 @@ from ropext.training.estimates import Estimate
 from ropext.training.options import Options
 from ropext.training.origin import Origin, open_origin
 from ropext.training.sequences import Document, Full, Pose, Rows, glue
+
+if TYPE_CHECKING:
+    from ropext.training.evaluating import Judge
 
 Say = Callable[[str], None]
 
@@ -62,6 +66,25 @@ class Prepared:
     def evaluated(self) -> int:
         """Documents that are read before, during and after; fewer where some are too short."""
         return min(len(self.judged), self.options.eval_documents)
+
+    @cached_property
+    def judge(self) -> "Judge":
+        """The documents that reach the target; InputError where none does."""
+        from ropext.training import evaluating
+
+        return evaluating.judge_of(
+            self.judged,
+            self.encoder,
+            self.origin.context,
+            self.origin.target,
+            self.options.eval_documents,
+            self.options.seed,
+        )
+
+    def check(self) -> None:
+        """Documents that were named for the evaluations must reach the target."""
+        if self.options.eval_documents and self.options.evaluate is not None:
+            _ = self.judge
 
     def manifest(self) -> dict[str, Any]:
         """What decides the numbers; a run directory belongs to one of these."""
@@ -158,22 +181,34 @@ def finetune(
     """Everything, from the last checkpoint on where the same run was interrupted."""
     with quiet_libraries():
         prepared = prepare(str(directory), source, options)
+        prepared.check()
         if not is_main():
             say = _silent
-        inputs = [prepared.origin.snapshot.directory]
-        real = check_output(output, force=force, inputs=inputs)
+        folder = place_of(prepared.origin.snapshot, output, force)
         planned = plan(prepared)
-        folder = real.parent / f"{real.name}.run"
         with claimed(folder, output, prepared.manifest(), force):
             from ropext.training import session
 
             return session.Session(planned, folder, output, force, say).run()
 
 
-def dry_run(directory: Path, source: str, options: Options) -> Planned:
-    """All but the training."""
+def dry_run(
+    directory: Path, source: str, options: Options, output: Path | None = None, force: bool = False
+) -> Planned:
+    """All but the training; what it would refuse is refused."""
     with quiet_libraries():
-        return plan(prepare(str(directory), source, options))
+        prepared = prepare(str(directory), source, options)
+        prepared.check()
+        if output is not None:
+            folder = place_of(prepared.origin.snapshot, output, force)
+            check_claim(folder, prepared.manifest(), force)
+        return plan(prepared)
+
+
+def place_of(base: Snapshot, output: Path, force: bool) -> Path:
+    """Where the run keeps what is not finished, beside an output that may be written."""
+    real = check_output(output, force=force, inputs=[base.directory])
+    return real.parent / f"{real.name}.run"
 
 
 @contextmanager
@@ -314,24 +349,37 @@ def claimed(folder: Path, output: Path, manifest: dict[str, Any], force: bool) -
         yield
         return
     with locked(folder, output):
+        check_claim(folder, manifest, force)
         known = folder / MANIFEST
-        if known.is_file():
-            found = read_object(known)
-            if found != json.loads(json.dumps(manifest)):
-                if not force:
-                    raise OutputExists(_other_run(folder, found, manifest))
-                shutil.rmtree(folder)
-        elif not rundir.is_empty(folder):
-            raise OutputExists(
-                f"{folder} is where the run would keep its checkpoints, and holds something else; "
-                "give another -o"
-            )
+        if known.is_file() and read_object(known) != _as_read(manifest):
+            shutil.rmtree(folder)
         rundir.write_json(known, manifest)
         yield
 
 
+def check_claim(folder: Path, manifest: dict[str, Any], force: bool) -> None:
+    """Refuse a run directory that is of another run, or of something else; changes nothing."""
+    known = folder / MANIFEST
+    if not known.is_file():
+        if not rundir.is_empty(folder):
+            raise OutputExists(
+                f"{folder} is where the run would keep its checkpoints, and holds something else; "
+                "give another -o"
+            )
+        return
+    found = read_object(known)
+    if found != _as_read(manifest) and not force:
+        raise OutputExists(_other_run(folder, found, manifest))
+
+
+def _as_read(manifest: dict[str, Any]) -> dict[str, Any]:
+    """As JSON gives it back."""
+    read: dict[str, Any] = json.loads(json.dumps(manifest))
+    return read
+
+
 def _other_run(folder: Path, found: dict[str, Any], wanted: dict[str, Any]) -> str:
-    flat_found, flat_wanted = _flat(found), _flat(json.loads(json.dumps(wanted)))
+    flat_found, flat_wanted = _flat(found), _flat(_as_read(wanted))
     keys = [k for k in {**flat_found, **flat_wanted} if flat_found.get(k) != flat_wanted.get(k)]
     return (
         f"{folder} holds the checkpoints of another run (it differs in {', '.join(keys[:4])}); "

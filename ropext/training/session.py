@@ -109,17 +109,8 @@ class Session:
         if not self.options.eval_documents:
             return None
         try:
-            return evaluating.judge_of(
-                self.prepared.judged,
-                self.prepared.encoder,
-                self.origin.context,
-                self.origin.target,
-                self.options.eval_documents,
-                self.options.seed,
-            )
-        except InputError as error:
-            if self.options.evaluate is not None:
-                raise
+            return self.prepared.judge
+        except InputError as error:  # of documents that were named, `check` has said it
             self._note(f"not evaluated: {error}")
             return None
 

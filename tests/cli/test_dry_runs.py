@@ -1,0 +1,79 @@
+"""A dry run refuses what the run would refuse, in the same words, and neither changes anything."""
+
+import json
+import os
+import shutil
+
+import pytest
+
+from ropext.bundled import MODELS
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The bundled model extended, and documents in several kinds of unfit."""
+    import ropext
+
+    folder = tmp_path_factory.mktemp("made")
+    ropext.extend("ropext://demo", folder / "long", method="yarn", factor=2, prove=False)
+    shutil.copytree(MODELS["ropext://demo"], folder / "base")
+    shutil.copytree(MODELS["ropext://demo"], folder / "hollow")
+    (folder / "hollow/model.safetensors").unlink()
+    (folder / "short.jsonl").write_text(json.dumps({"text": "a few words"}) + "\n")
+    (folder / "other.jsonl").write_text(json.dumps({"body": "words " * 900}) + "\n")
+    for name in ("taken", "busy.run"):
+        (folder / name).mkdir()
+        (folder / name / "mine.txt").write_text("mine")
+    (folder / "file").write_text("mine")
+    return folder
+
+
+TUNING = ("--data", "ropext://tuning")
+FIT = ("fit", "ropext://demo", "--factor", "2", "--steps", "2")
+FINETUNE = ("finetune", "long", "--steps", "2")
+EVALUATE = ("eval", "long", "-o", "out")
+EXTEND = ("extend", "base", "--factor", "2")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((*EXTEND, "-o", "taken"), "taken (--output) exists"),
+        ((*EXTEND, "-o", "taken", "--force"), "holds something that is not a checkpoint"),
+        ((*EXTEND, "-o", "base"), "is the input itself"),
+        ((*EXTEND, "-o", "base/out"), "lies inside the input"),
+        ((*EXTEND, "-o", "file/out"), "cannot be written"),
+        (("extend", "hollow", "--factor", "2", "-o", "out"), "hollow"),
+        ((*EXTEND, "-o", "out", "--push-to-hub", "ORG/NAME"), "needs a token"),
+        ((*FIT, *TUNING, "-o", "taken"), "taken (--output) exists"),
+        ((*FIT, *TUNING, "-o", "busy"), "holds something else"),
+        ((*FIT, "--data", "short.jsonl", "-o", "out"), "512 tokens"),
+        ((*FIT, "--data", "other.jsonl", "-o", "out"), "--column"),
+        ((*FIT, *TUNING, "-o", "out", "--push-to-hub", "ORG/NAME"), "needs a token"),
+        ((*FINETUNE, *TUNING, "-o", "taken"), "taken (--output) exists"),
+        ((*FINETUNE, *TUNING, "-o", "busy"), "holds something else"),
+        ((*FINETUNE, "--data", "short.jsonl", "-o", "out"), "512 tokens"),
+        ((*FINETUNE, "--data", "other.jsonl", "-o", "out"), "--column"),
+        ((*FINETUNE, *TUNING, "--eval", "short.jsonl", "-o", "out"), "512 tokens"),
+        ((*FINETUNE, *TUNING, "-o", "out", "--push-to-hub", "ORG/NAME"), "needs a token"),
+        ((*EVALUATE, "--data", "short.jsonl"), "reaches 64 tokens"),
+        ((*EVALUATE, "--data", "other.jsonl"), "--column"),
+        ((*EVALUATE, "--data", "nowhere.jsonl"), "nowhere.jsonl"),
+        (("eval", "long", "--tasks", "passkey", "-o", "taken"), "is no run directory"),
+        (("eval", "hollow", "--tasks", "passkey"), "hollow"),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",
+)
+def test_a_dry_run_refuses_what_the_run_refuses(ropext, made, monkeypatch, words, said):
+    monkeypatch.chdir(made)
+    monkeypatch.setenv("HF_TOKEN", "")
+    monkeypatch.setenv("HF_HOME", str(made / "no-login"))
+    before = sorted(os.walk(made))
+    told = []
+    for dry in ([], ["--dry-run"]):
+        code, out, err = ropext(*words, *dry)
+        assert (code, out) == (2, ""), err
+        told.append(err.splitlines()[-1])
+        assert sorted(os.walk(made)) == before, dry
+    assert said in told[0]
+    assert told[0] == told[1]
