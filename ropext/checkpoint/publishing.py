@@ -124,7 +124,7 @@ def push(
         notes.append(f"{repository} was private before and stays so; its settings make it public")
     return Pushed(
         repository=repository,
-        url=f"{api.endpoint}/{repository}",
+        url=provenance.scrub(f"{api.endpoint}/{repository}"),  # HF_ENDPOINT may hold a password
         commit=commit,
         private=bool(before.private),
         files={name: path.stat().st_size for name, path in files.items()},

@@ -4,7 +4,6 @@ import ast
 import json
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -122,47 +121,36 @@ def test_a_pickle_beside_other_safetensors_is_not_opened(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-CANARY = "hf_CaNaRyCaNaRyCaNaRyCaNaRyCaNaRyCaNa"
 EVIL_CODE = "import pathlib\npathlib.Path({ran!r}).touch()\nclass C: pass\n"
 
 
 @pytest.mark.slow
-def test_no_command_shows_the_token_or_runs_the_models_code(tmp_path):
-    """Every command, its failures among them; all output and every file written is searched."""
+def test_no_command_runs_the_models_code(tmp_path):
+    """Every command that reads a model; what tokens do is in tests/reliability/test_secrets.py."""
     base = make_llama(tmp_path / "base")
     config = json.loads((base / "config.json").read_text())
     config |= {"auto_map": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.C"}}
     (base / "config.json").write_text(json.dumps(config))
     (base / "evil.py").write_text(EVIL_CODE.format(ran=str(tmp_path / "ran")))
-    home = tmp_path / "home"
     env = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
     env |= {
-        "HF_TOKEN": CANARY,
-        "HUGGING_FACE_HUB_TOKEN": CANARY,
-        "HF_HOME": str(home),
-        "HF_ENDPOINT": f"http://user:{CANARY}@127.0.0.1:9",
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_ENDPOINT": "http://127.0.0.1:9",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]),
     }
     out = tmp_path / "out"
     (tmp_path / "data.txt").write_text("word " * 3000)
-    wishes = ["--factor", "2"]
+    wishes, data = ["--factor", "2"], ["--data", tmp_path / "data.txt"]
     runs = [
-        ["--version"],
-        ["methods", "yarn"],
         ["inspect", base, "--json"],
         ["plan", base, *wishes, "--json"],
-        ["plan", "nobody/nothing", *wishes],
-        ["plan", base, "--factor", CANARY],
-        ["extend", base, *wishes, "-o", out],
         ["extend", base, *wishes, "-o", out],
         ["extend", base, *wishes, "-o", tmp_path / "out2", "--no-verify", "--link", "symlink"],
         ["verify", out],
-        ["verify", out, "--endpoint", f"http://user:{CANARY}@127.0.0.1:9"],
-        ["verify", out, "--endpoint", "http://127.0.0.1:9"],
-        ["eval", out, "--data", tmp_path / "data.txt", "-o", tmp_path / "eval"],
-        ["finetune", out, "--data", tmp_path / "data.txt", "-o", tmp_path / "fine", "--steps", "1"],
-        ["compare", tmp_path / "eval"],
+        ["fit", base, *wishes, *data, "-o", tmp_path / "fit", "--steps", "1"],
+        ["eval", out, *data, "-o", tmp_path / "eval"],
+        ["finetune", out, *data, "-o", tmp_path / "fine", "--steps", "1"],
     ]
     codes = {}
     for words in runs:
@@ -177,13 +165,6 @@ def test_no_command_shows_the_token_or_runs_the_models_code(tmp_path):
             check=False,
         )
         codes[" ".join(map(str, words[:2]))] = done.returncode
-        said = done.stdout + done.stderr
-        if CANARY not in map(str, words):  # typer repeats a wrong value that the user typed
-            assert CANARY not in said, words
-        assert "Traceback" not in said, said[-2000:]
+        assert "Traceback" not in done.stderr, done.stderr[-2000:]
     assert codes[f"extend {base}"] == 0
     assert not (tmp_path / "ran").exists()
-    shutil.rmtree(home, ignore_errors=True)
-    for path in tmp_path.rglob("*"):
-        if path.is_file():
-            assert CANARY.encode() not in path.read_bytes(), path
