@@ -211,8 +211,8 @@ def comparison_tables(compared: Comparison) -> list[Table]:
     return [
         Table(
             f"Tail perplexity, {compared.paired} paired documents",
-            f"last {compared.frame.tail} tokens before each length; a winner only where its "
-            "paired interval against every other one excludes zero",
+            f"last {compared.frame.tail} tokens before each length; a winner only where it is "
+            "surely below every other one, paired, all comparisons allowed for",
             ("", *lengths),
             tuple(tails),
         ),

@@ -1,5 +1,6 @@
 """A measured ranking of methods: the table, what follows from it, and the command that does it."""
 
+import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import fields
@@ -41,8 +42,9 @@ def table(ranking: Ranking) -> Table:
     return Table(
         f"Tail perplexity at {length_text(ranking.frame.longest)}: the last {ranking.frame.tail} "
         f"tokens, {ranking.documents} documents",
-        "behind = nats a token above the lowest, paired by document; lowest in = share of the "
-        "bootstrap's resamples; gain = against the base through its short window",
+        "behind = nats a token above the lowest, paired by document, each interval for itself; "
+        "lowest in = share of the bootstrap's resamples; gain = against the base through its short "
+        "window",
         ("method", "tail", "behind", "lowest in", "context gain", "short tax"),
         tuple(rows),
     )
@@ -53,14 +55,17 @@ def verdict(ranking: Ranking) -> str:
     best, others = ranking.best, ranking.standings[1:]
     if not others:
         return f"{best.label} is the only method that can be written as asked"
-    second = others[0]
+    second = min(others, key=lambda own: -math.inf if own.at_least is None else own.at_least)
     if best.behind.ci95 is None:
         return (
             f"take {best.label}, the lowest by {number(second.behind.value, 4)} nats a token: how "
             f"sure that is cannot be said of {ranking.documents} documents"
         )
     if ranking.sure:
-        return f"take {best.label}: surely the lowest, {_distance(second)} below {second.label}"
+        return (
+            f"take {best.label}: surely the lowest, {_distance(second)} below {second.label}"
+            f"{_allowed_for(ranking)}"
+        )
     alike = ", ".join(ranking.tied)
     if ranking.taken == best.label:
         return (
@@ -70,13 +75,18 @@ def verdict(ranking: Ranking) -> str:
     taken = next(own for own in others if own.label == ranking.taken)
     return (
         f"take {taken.label}: {alike} cannot be told apart here ({_distance(taken)} between it and "
-        f"the lowest), and more loaders read it, or its form is plainer"
+        f"the lowest{_allowed_for(ranking)}), and more loaders read it, or its form is plainer"
     )
 
 
 def _distance(own: Standing) -> str:
-    low, high = own.behind.ci95 or (own.behind.value,) * 2
-    return f"{number(own.behind.value, 4)} nats a token ({number(low, 4)} to {number(high, 4)})"
+    least = math.nan if own.at_least is None else own.at_least
+    return f"{number(own.behind.value, 4)} nats a token ({number(least, 4)} at least)"
+
+
+def _allowed_for(ranking: Ranking) -> str:
+    count = len(ranking.standings) - 1
+    return f", {count} comparisons allowed for" if count > 1 else ""
 
 
 def _against_base(ranking: Ranking) -> list[str]:

@@ -19,6 +19,8 @@ from ropext.results.readings import Documents, Reading
 from ropext.results.retrieval import ItemScore
 from ropext.results.values import Bootstrap, Value
 
+RISK = 0.025  # of a two-sided 95 % interval, on one side
+
 
 @dataclass(frozen=True)
 class Contender:
@@ -176,17 +178,32 @@ def difference(frame: Frame, left: Reading, right: Reading, span: tuple[int, int
     return frame.bootstrap.ratio(sums - right.sums(*span)[0], counts)
 
 
+def lead(
+    frame: Frame, lowest: Reading, other: Reading, span: tuple[int, int], comparisons: int
+) -> float | None:
+    """Nats per token that `lowest` is below `other` at the least; None below eight documents.
+
+    Several are compared, and the lowest of them is not known before: so many comparisons share the
+    risk of one two-sided 95 % interval (Bonferroni). "Surely the lowest" is false only where the
+    one that truly is was beaten in a comparison with it, and there are one fewer of these than
+    contenders.
+    """
+    sums, counts = lowest.sums(*span)
+    differences = sums - other.sums(*span)[0]
+    highest = frame.bootstrap.upper(differences, counts, RISK / comparisons)
+    return None if highest is None else -highest
+
+
 def _winner(frame: Frame, readings: Mapping[str, Reading], span: tuple[int, int]) -> str | None:
-    """The lowest tail, if its paired difference to every other one excludes zero."""
+    """The lowest tail, if it is surely below every other one, all comparisons allowed for."""
     totals = {label: float(reading.sums(*span)[0].sum()) for label, reading in readings.items()}
     finite = {label: total for label, total in totals.items() if math.isfinite(total)}
     if len(finite) < len(readings) or len(readings) < 2:
         return None
     best = min(finite, key=lambda label: finite[label])
-    for label, reading in readings.items():
-        if label != best and not difference(frame, readings[best], reading, span).excludes_zero:
-            return None
-    return best
+    others = [reading for label, reading in readings.items() if label != best]
+    leads = [lead(frame, readings[best], other, span, len(others)) for other in others]
+    return best if all(own is not None and own > 0 for own in leads) else None
 
 
 def differences(left: Contender, right: Contender) -> dict[str, Value]:

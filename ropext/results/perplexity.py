@@ -86,7 +86,7 @@ def effective_context(frame: Frame, reading: Reading, base: Reading) -> Value:
         start, stop = frame.tail_span(length)
         sums, counts = reading.sums(start, stop)
         excess = sums - base.sums(start, stop)[0]
-        worst = frame.bootstrap.upper95(excess, counts)
+        worst = frame.bootstrap.upper(excess, counts)
         if worst is None:
             worst = float(excess.sum() / counts.sum())
         # `not <=` so that a not-a-number ends the climb.

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ropext.results.comparison import difference
+from ropext.results.comparison import difference, lead
 from ropext.results.perplexity import Frame
 from ropext.results.readings import Reading
 from ropext.results.values import FEWEST_DOCUMENTS, Value
@@ -21,6 +21,7 @@ class Standing:
     tail: Value  # perplexity
     tail_nll: Value
     behind: Value  # nats a token against the lowest, on the same tokens
+    at_least: float | None  # so far behind, all comparisons with the lowest allowed for
     share_lowest: float | None  # of the bootstrap's resamples; None without an interval
     gain: Value | None
     short_tax: Value | None
@@ -44,7 +45,7 @@ class Ranking:
 
     @property
     def sure(self) -> bool:
-        """Whether the lowest is below every other one by more than its interval."""
+        """Whether the lowest is below every other one, all comparisons allowed for."""
         return len(self.tied) == 1
 
     def to_json(self) -> dict[str, Any]:
@@ -68,6 +69,7 @@ def _standing_json(own: Standing) -> dict[str, Any]:
         "tail": own.tail.to_json(),
         "tail_nll": own.tail_nll.to_json(),
         "behind": own.behind.to_json(),
+        "behind_at_least": own.at_least,
         "share_lowest": own.share_lowest,
         "gain": own.gain and own.gain.to_json(),
         "short_tax": own.short_tax and own.short_tax.to_json(),
@@ -92,7 +94,10 @@ def rank_readings(
     behind = {label: difference(frame, readings[label], lowest, span) for label in order}
     shares = _shares_lowest(frame, [readings[label] for label in order])
     documents = len(lowest.sums(*span)[0])
-    tied = [label for label in order if label == order[0] or not behind[label].excludes_zero]
+    leads: dict[str, float | None] = {
+        label: lead(frame, lowest, readings[label], span, len(order) - 1) for label in order[1:]
+    }
+    tied = [label for label in order if not (leads.get(label) or 0) > 0]
     taken = order[0]
     if documents >= FEWEST_DOCUMENTS:
         taken = next((label for label in preference if label in tied), taken)
@@ -103,6 +108,7 @@ def rank_readings(
             tail=frame.bootstrap.ratio(*readings[label].sums(*span), np.exp),
             tail_nll=frame.bootstrap.ratio(*readings[label].sums(*span)),
             behind=behind[label],
+            at_least=leads.get(label),
             share_lowest=share,
             gain=difference(frame, base, readings[label], span) if base else None,
             short_tax=difference(frame, readings[label], base, inside) if base else None,

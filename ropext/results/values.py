@@ -120,13 +120,13 @@ class Bootstrap:
         numbers = np.asarray(values, np.float64)
         return self.ratio(numbers, np.ones_like(numbers))
 
-    def upper95(self, sums: npt.ArrayLike, counts: npt.ArrayLike) -> float | None:
-        """One-sided 95 % upper end of the ratio; None below eight documents."""
+    def upper(self, sums: npt.ArrayLike, counts: npt.ArrayLike, risk: float = 0.05) -> float | None:
+        """What the ratio exceeds with this risk at most; None below eight documents."""
         top, bottom = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
         if len(top) < FEWEST_DOCUMENTS:
             return None
         drawn = np.concatenate([(draw @ top) / (draw @ bottom) for draw in self._draws(len(top))])
-        return float(np.percentile(drawn, 95))
+        return float(np.quantile(drawn, 1 - risk))
 
     def shares_lowest(self, sums: npt.ArrayLike) -> tuple[float, ...] | None:
         """Of `sums` (contenders, documents): in which share of the resamples each is the lowest.

@@ -47,7 +47,13 @@ def plan(**wishes):
         (
             {"yarn": LEVELS, "pi": LEVELS + 0.2},
             ("pi", "yarn"),
-            "take yarn: surely the lowest, 0.2000 nats a token (0.2000 to 0.2000) below pi",
+            "take yarn: surely the lowest, 0.2000 nats a token (0.2000 at least) below pi",
+        ),
+        (
+            {"yarn": LEVELS, "pi": LEVELS + 0.2, "ntk": LEVELS + 0.1},
+            (),
+            "take yarn: surely the lowest, 0.1000 nats a token (0.1000 at least) below ntk, "
+            "2 comparisons allowed for",
         ),
         (
             {"yarn": LEVELS, "pi": LEVELS + SWAY + 0.01},

@@ -1,6 +1,7 @@
 """Ranking: who is first, who cannot be told from it, and what is taken then."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -54,6 +55,33 @@ def test_a_tie_is_said_and_the_preferred_one_taken():
     assert shares["far"] == 0
     assert 0.3 < shares["odd"] < 0.7
     assert sum(shares.values()) == pytest.approx(1)
+
+
+def test_the_lowest_of_many_equals_is_seldom_called_surely_the_lowest():
+    """Twelve contenders that differ by chance alone: one of them is always the lowest."""
+    rng, sure, naive = np.random.default_rng(0), 0, 0
+    frame = replace(FRAME, bootstrap=Bootstrap(0, 500))
+    for _ in range(30):
+        losses = rng.normal(3, 0.5, (12, 40))
+        readings = {f"c{number}": reading("", own) for number, own in enumerate(losses)}
+        found = rank_readings(frame, readings)
+        sure += found.sure
+        # Each comparison by itself leaves fewer and fewer in the tie.
+        naive += any(own.behind.excludes_zero for own in found.standings)
+        assert {own.label for own in found.standings if (own.at_least or 0) <= 0} == set(found.tied)
+    assert naive > 20
+    assert sure <= 1
+
+
+def test_a_lead_that_one_comparison_makes_sure_may_not_be_sure_among_many():
+    levels, sway = np.linspace(2, 5, 16), np.array([0.3, -0.3] * 8)
+    losses = {"low": levels, "next": levels + sway + 0.18}
+    assert ranked(**losses).sure
+    crowd = {f"far{number}": levels + 1 for number in range(8)}
+    among = ranked(**losses, **crowd)
+    assert among.tied == ("low", "next")
+    assert among.standings[1].behind.excludes_zero
+    assert among.standings[1].at_least < 0 < among.standings[1].behind.ci95[0]
 
 
 def test_below_eight_documents_nothing_is_sure_and_the_lowest_is_taken():

@@ -80,14 +80,16 @@ def test_seven_documents_have_no_interval_and_eight_have():
     assert Bootstrap().mean(range(7)).ci95 is None
     assert Bootstrap().mean(range(7)).range == (0, 6)
     assert Bootstrap().mean(range(8)).ci95 is not None
-    assert Bootstrap().upper95([1.0] * 7, [1] * 7) is None
+    assert Bootstrap().upper([1.0] * 7, [1] * 7) is None
 
 
 def test_one_sided_end_is_below_the_two_sided_one():
     numbers = np.random.default_rng(2).normal(0, 1, 30)
     two_sided = Bootstrap().mean(numbers).ci95[1]
-    upper = Bootstrap().upper95(numbers, np.ones(30))
+    upper = Bootstrap().upper(numbers, np.ones(30))
     assert numbers.mean() < upper < two_sided
+    assert Bootstrap().upper(numbers, np.ones(30), 0.025) == pytest.approx(two_sided)
+    assert Bootstrap().upper(numbers, np.ones(30), 0.005) > two_sided
 
 
 # Worked out from Wilson's formula by hand; the first two are in every textbook.
