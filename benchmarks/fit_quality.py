@@ -68,7 +68,9 @@ def judge_of(model: str, table: str, factor: float, packing: str) -> FitJudge:
     encoder = corpus.DocumentEncoder(load_tokenizer(snapshot, False), plan.model.vocab_size, 1)
     raw = list(corpus.read_documents(corpus.Source(table)))
     if packing == "glued":
-        documents = fit_data.glued_windows(raw, encoder, plan.target, DOCUMENTS)
+        coded = [encoder.document(own.name, encoder.text_of(own), fit_data.NO_LIMIT) for own in raw]
+        separator = fit_data.separator_of(encoder)
+        documents = corpus.glue_documents(coded, plan.target, DOCUMENTS, separator)
     else:
         wanted = corpus.Wanted((plan.target,), given=True, max_documents=DOCUMENTS)
         documents = corpus.choose_documents(raw, encoder, wanted).documents

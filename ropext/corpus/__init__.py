@@ -5,7 +5,13 @@ the files are called. A document is never cut into several or glued to another s
 """
 
 from ropext.corpus.encoding import Document, DocumentEncoder
-from ropext.corpus.selection import Corpus, Wanted, choose_documents, pack_documents
+from ropext.corpus.selection import (
+    Corpus,
+    Wanted,
+    choose_documents,
+    glue_documents,
+    pack_documents,
+)
 from ropext.corpus.sources import RawDocument, Source, read_documents
 
 __all__ = [
@@ -16,6 +22,7 @@ __all__ = [
     "Source",
     "Wanted",
     "choose_documents",
+    "glue_documents",
     "pack_documents",
     "read_documents",
 ]

@@ -1,9 +1,10 @@
 """Which documents are read: a deterministic choice among those long enough, in bounded memory."""
 
+import hashlib
 import heapq
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,32 @@ class _Pool:
         return sorted((document for _, _, document in self.heap), key=lambda own: own.key)
 
 
+@dataclass
+class _Basket:
+    """The documents with the smallest keys that together have so many tokens."""
+
+    wanted: int
+    heap: list[tuple[int, int, Document]] = field(default_factory=list)
+    keys: set[str] = field(default_factory=set)
+    tokens: int = 0
+    ticket: Iterator[int] = field(default_factory=itertools.count)
+
+    def admits(self, key: str) -> bool:
+        return self.tokens < self.wanted or -int(key, 16) > self.heap[0][0]
+
+    def add(self, document: Document) -> None:
+        heapq.heappush(self.heap, (-int(document.key, 16), next(self.ticket), document))
+        self.keys.add(document.key)
+        self.tokens += len(document)
+        while self.tokens - len(self.heap[0][2]) >= self.wanted:
+            _, _, left_out = heapq.heappop(self.heap)
+            self.keys.remove(left_out.key)
+            self.tokens -= len(left_out)
+
+    def documents(self) -> list[Document]:
+        return sorted((document for _, _, document in self.heap), key=lambda own: own.key)
+
+
 def choose_documents(
     raw: Iterable[RawDocument], encoder: DocumentEncoder, wanted: Wanted
 ) -> Corpus:
@@ -144,38 +171,66 @@ def _too_short(
 
 
 def pack_documents(raw: Iterable[RawDocument], encoder: DocumentEncoder, wanted: Wanted) -> Corpus:
-    """Glue documents in their order, each with its BOS, into sequences of the longest length.
+    """Glue documents, each with its BOS, into sequences of the longest length; which ones they are
+    and their order follow from their content.
 
     What is read then says how a model holds up at far positions, nothing about the use of far text.
     """
     length = wanted.lengths[-1]
-    packs: list[Document] = []
-    parts: list[Document] = []
-    num_read = filled = 0
+    # A sequence leaves out what is left of its last document: less than its own length.
+    basket = _Basket(2 * length * wanted.max_documents)
+    num_read = num_duplicates = 0
     for own in raw:
         num_read += 1
-        document = encoder.document(own.name, encoder.text_of(own), length - filled)
-        parts.append(document)
-        filled += len(document)
-        if filled >= length:
-            packs.append(_glue(parts, encoder))
-            parts, filled = [], 0
-            if len(packs) == wanted.max_documents:
-                break
+        text = encoder.text_of(own)
+        key = encoder.key(text)
+        if key in basket.keys:
+            num_duplicates += 1
+        elif basket.admits(key):
+            basket.add(encoder.document(own.name, text, length))
+    documents = basket.documents()
+    packs = glue_documents(documents, length, wanted.max_documents)
     if not packs:
         raise InputError(
-            f"--pack: all {num_read} documents together have {filled} tokens, fewer than "
+            f"--pack: all {num_read} documents together have {basket.tokens} tokens, fewer than "
             f"{length_text(length)}; give more text, or a shorter length"
         )
-    return Corpus(tuple(packs), wanted.lengths, num_read, 0, 0, 0, packed=True)
+    return Corpus(packs, wanted.lengths, num_read, 0, num_duplicates, 0, packed=True)
 
 
-def _glue(parts: list[Document], encoder: DocumentEncoder) -> Document:
-    ids = np.concatenate([part.ids for part in parts])
+def glue_documents(
+    documents: Iterable[Document], length: int, count: int, separator: int | None = None
+) -> tuple[Document, ...]:
+    """At most `count` sequences of `length` tokens, each of whole documents but for its last one,
+    the rest of which is left out: no document is in two sequences, which an interval may so take
+    for its units. `separator` is put behind each document.
+    """
+    glued: list[Document] = []
+    parts: list[Document] = []
+    filled = 0
+    for own in documents:
+        if len(glued) == count:
+            break
+        parts.append(_closed(own, separator).cut(length - filled))
+        filled += len(parts[-1])
+        if filled == length:
+            glued.append(_joined(parts))
+            parts, filled = [], 0
+    return tuple(glued)
+
+
+def _closed(own: Document, separator: int | None) -> Document:
+    if separator is None:
+        return own
+    ids = np.append(own.ids, np.int32(separator))
+    return replace(own, ids=ids, token_bytes=np.append(own.token_bytes, np.int32(0)))
+
+
+def _joined(parts: list[Document]) -> Document:
     return Document(
         f"{parts[0].name} … {parts[-1].name}" if len(parts) > 1 else parts[0].name,
-        encoder.key("".join(part.key for part in parts)),
-        ids,
+        hashlib.sha256("".join(part.key for part in parts).encode()).hexdigest(),
+        np.concatenate([part.ids for part in parts]),
         np.concatenate([part.token_bytes for part in parts]),
         parts[0].has_bos,
     )

@@ -93,7 +93,8 @@ def _corpus_warnings(corpus: Corpus, grid: Sequence[int]) -> list[str]:
     if corpus.packed:
         lines.append(
             "documents were glued (--pack): the numbers say how the model holds up at far "
-            "positions, nothing about its use of far text"
+            "positions, nothing about its use of far text; intervals are over the "
+            f"{len(corpus.documents)} glued sequences, no two of which share a document"
         )
     return lines
 

@@ -187,7 +187,8 @@ def _announce(hooks: Hooks, frame: Frame, corpus: Corpus, forms: Forms) -> None:
     if corpus.packed:
         hooks.say(
             "warning: documents were glued (--pack): the ranking says which method holds up at far "
-            "positions, nothing about the use of far text"
+            "positions, nothing about the use of far text; its intervals are over the glued "
+            "sequences, no two of which share a document"
         )
     tokens = expected_tokens(frame, num, len(forms.plans))
     hooks.say(

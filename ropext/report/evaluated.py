@@ -46,12 +46,13 @@ def write_report(run: rundir.Run) -> None:
 
 def _subtitle(results: Mapping[str, Any]) -> str:
     documents = results["documents"]
-    read = f"{documents['used']} documents; " if documents else ""
-    glued = "packed; " if documents and documents["packed"] else ""
+    packed = bool(documents and documents["packed"])
+    unit = "glued sequences (packed)" if packed else "documents"
+    read = f"{documents['used']} {unit}; " if documents else ""
     return (
-        f"protocol {results['protocol']}: {results['protocol_text']}. {read}{glued}trained context "
+        f"protocol {results['protocol']}: {results['protocol_text']}. {read}trained context "
         f"{results['context']} tokens; 95 % intervals from {results['resamples']} resamples of "
-        "whole documents"
+        f"whole {'sequences' if packed else 'documents'}"
     )
 
 

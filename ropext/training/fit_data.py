@@ -1,8 +1,7 @@
 """DATA -> windows to fit on, questions to fit on, and documents that judge the fit."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from ropext.results.values import FEWEST_DOCUMENTS
 from ropext.tasks import Haystack, Item, Text, find_task, noise, repetition
 from ropext.training.data import HELD_OUT, NO_LIMIT, scored_tokens
 from ropext.training.fit_options import FitOptions
-from ropext.training.sequences import Document, Full, Row, Rows
+from ropext.training.sequences import Document, Full, Row, Rows, glue
 
 # At most one long document in so many judges where DATA has few.
 LARGEST_SHARE = 3
@@ -112,65 +111,24 @@ def _glued(
     target: int,
     count: int,
 ) -> Documents:
-    """Documents joined after the division: no window holds text of both parts."""
-    separator = _separator(encoder)
-    judging = _joined([own.coded for own in found if own.drawn], separator)
+    """Documents joined after the division: no window holds text of both parts, and no document is
+    in two windows of those that judge."""
+    separator = separator_of(encoder)
+    drawn = sorted((own.coded for own in found if own.drawn), key=lambda own: own.key)
+    windows = corpus.glue_documents(drawn, target, options.held_out, separator)
     rest = [own.fitted for own in found if not own.drawn]
-    windows = () if judging is None else tuple(_windows(judging, target, options.held_out))
     if not windows or sum(map(len, rest)) < target:
         raise InputError(
             f"--packing glued: the {count} documents have {sum(map(len, found))} tokens together, "
             f"and a tenth of them, held out, must reach {length_text(target)}: more text, or a "
             "smaller --factor"
         )
-    ids = np.concatenate([_closed(document.ids, separator) for document in rest])
-    scored = np.concatenate([_closed(document.mask(), separator, True) for document in rest])
-    return Documents((Document(ids, scored),), windows, count, 0)
+    return Documents(tuple(glue(rest, separator, options.seed)), windows, count, 0)
 
 
-def _closed(values: Any, separator: int | None, mark: Any = None) -> Any:
-    if separator is None:
-        return values
-    return np.concatenate([values, [separator if mark is None else mark]])
-
-
-def _joined(documents: Sequence[corpus.Document], separator: int | None) -> corpus.Document | None:
-    if not documents:
-        return None
-    return corpus.Document(
-        "glued",
-        "".join(own.key for own in documents),
-        np.concatenate([_closed(own.ids, separator) for own in documents]).astype(np.int32),
-        np.concatenate([_closed(own.token_bytes, separator, 0) for own in documents]),
-        documents[0].has_bos,
-    )
-
-
-def glued_windows(
-    raw: Iterable[corpus.RawDocument], encoder: corpus.DocumentEncoder, target: int, count: int
-) -> tuple[corpus.Document, ...]:
-    """Documents joined and cut into windows of the target's length."""
-    coded = [encoder.document(own.name, encoder.text_of(own), NO_LIMIT) for own in raw]
-    whole = _joined(coded, _separator(encoder))
-    return () if whole is None else tuple(_windows(whole, target, count))
-
-
-def _separator(encoder: corpus.DocumentEncoder) -> int | None:
+def separator_of(encoder: corpus.DocumentEncoder) -> int | None:
     """Between joined documents: nothing where each begins with its BOS."""
     return encoder.tokenizer.eos_token_id if encoder.bos is None else None
-
-
-def _windows(whole: corpus.Document, target: int, count: int) -> Iterable[corpus.Document]:
-    for number in range(min(count, len(whole) // target)):
-        piece = slice(number * target, (number + 1) * target)
-        yield replace(
-            whole,
-            name=f"glued:{number + 1}",
-            key=f"{number:064x}",
-            ids=whole.ids[piece],
-            token_bytes=whole.token_bytes[piece],
-            has_bos=whole.has_bos and number == 0,
-        )
 
 
 def _too_short(documents: Sequence[corpus.Document], long: int, target: int) -> InputError:

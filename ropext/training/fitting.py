@@ -174,8 +174,17 @@ def prepare(model: str, source: str, options: FitOptions, revision: str | None) 
         rows,
         _judge(documents, questions, options, plan, encoder.bos),
         0 if padding is None else padding,
-        (*notes, *([warning] if warning else [])),
+        (*notes, *([warning] if warning else []), *_glued_note(options, documents)),
     )
+
+
+def _glued_note(options: FitOptions, documents: Documents) -> list[str]:
+    if options.packing != "glued":
+        return []
+    return [
+        f"documents were joined (--packing glued): intervals are over {len(documents.judging)} "
+        "windows of joined held-out documents, no two of which share a document"
+    ]
 
 
 def _questions(

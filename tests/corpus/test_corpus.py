@@ -9,11 +9,13 @@ import pytest
 from small_tokenizer import make_tokenizer
 
 from ropext.corpus import (
+    Document,
     DocumentEncoder,
     RawDocument,
     Source,
     Wanted,
     choose_documents,
+    glue_documents,
     pack_documents,
     read_documents,
 )
@@ -165,9 +167,9 @@ def test_a_tokenizer_of_another_model_is_refused(tokenizer):
         DocumentEncoder(tokenizer, vocabulary=100).document("d", texts(1)[0], 50)
 
 
-def test_packing_glues_in_order_with_a_bos_each(tokenizer):
+def test_packing_glues_whole_documents_with_a_bos_each(tokenizer):
     encoder = DocumentEncoder(tokenizer)
-    contents = texts(30, words=10)
+    contents = sorted(texts(30, words=10), key=encoder.key)
     corpus = pack_documents(raw(contents), encoder, Wanted((16, 64), True, 3))
     assert corpus.packed
     assert [len(document) for document in corpus.documents] == [64, 64, 64]
@@ -179,6 +181,33 @@ def test_packing_glues_in_order_with_a_bos_each(tokenizer):
     assert list(corpus.documents[0].ids) == expected[:64]
     with pytest.raises(InputError, match="--pack"):
         pack_documents(raw(contents[:1]), encoder, Wanted((4096,), True, 3))
+
+
+def test_packing_depends_on_no_name_and_on_no_order(tokenizer):
+    contents = texts(60, words=10)
+    wanted = Wanted((16, 64), True, 3)
+    first = pack_documents(raw(contents), DocumentEncoder(tokenizer), wanted)
+    again = pack_documents(raw([*contents[::-1], contents[7]]), DocumentEncoder(tokenizer), wanted)
+    assert [list(own.ids) for own in again.documents] == [list(own.ids) for own in first.documents]
+    assert again.num_read == 61
+    other = pack_documents(raw(contents), DocumentEncoder(tokenizer, seed=1), wanted)
+    assert list(other.documents[0].ids) != list(first.documents[0].ids)
+
+
+def test_no_document_is_in_two_glued_sequences():
+    sizes = [100, 20, 50, 130, 10, 64, 30, 40]
+    documents = [
+        Document(f"{k}", f"{k}", np.full(size, k, np.int32), np.ones(size, np.int32), False)
+        for k, size in enumerate(sizes)
+    ]
+    glued = glue_documents(documents, 64, 9, separator=99)
+    # Too long ones are cut, and what is left of the last one in each is left out.
+    held = [[int(k) for k in dict.fromkeys(own.ids.tolist())] for own in glued]
+    assert held == [[0], [1, 99, 2], [3], [4, 99, 5], [6, 99, 7]]
+    assert all(len(own) == len(own.token_bytes) == 64 for own in glued)
+    assert [own.name for own in glued] == ["0", "1 … 2", "3", "4 … 5", "6 … 7"]
+    assert len({own.key for own in glued}) == 5
+    assert len(glue_documents(documents, 64, 2)) == 2
 
 
 def test_readers(tmp_path):

@@ -5,6 +5,7 @@ import base64
 import pytest
 from pages import check
 
+from ropext.report.evaluated import _subtitle
 from ropext.report.measured import Table, as_markdown, as_text, number, shown
 from ropext.report.page import page
 from ropext.results.values import Value
@@ -46,3 +47,11 @@ def test_text_tables_line_up():
     text = as_text([Table("Title", "", ("", "1k"), (("base", "4.2 ±0.1"), ("yarn", "14.2 ±0.1")))])
     assert text.splitlines()[0] == "Title"
     assert len({len(line.rstrip()) for line in text.splitlines()[2:]}) <= 2
+
+
+def test_a_report_of_glued_documents_names_the_unit_of_its_intervals():
+    results = {"protocol": "ropext", "protocol_text": "as ever", "context": 64, "resamples": 2000}
+    for packed, words in ((False, "9 documents; "), (True, "9 glued sequences (packed); ")):
+        said = _subtitle(results | {"documents": {"used": 9, "packed": packed}})
+        assert words in said
+        assert said.endswith(f"resamples of whole {'sequences' if packed else 'documents'}")

@@ -390,7 +390,9 @@ def test_few_documents_are_warned_of(base, stories, tmp_path):
 
 def test_no_document_is_in_both_parts(base, stories):
     for packing in ("documents", "glued"):
-        found = plan_fit(base, str(stories), **RANDOM | {"packing": packing}).prepared.documents
+        prepared = plan_fit(base, str(stories), **RANDOM | {"packing": packing}).prepared
+        found = prepared.documents
+        assert any("no two of which share" in own for own in prepared.notes) == (packing == "glued")
         judging = {bytes(own.ids[1:60].tobytes()) for own in found.judging}
         for document in found.fitted:
             text = document.ids.astype(np.int32).tobytes()
