@@ -237,7 +237,7 @@ def test_inspect_and_plan_load_nothing_heavy(tmp_path: Path, json_too: list[str]
     commands = [
         ["inspect", model, *json_too],
         ["plan", model, "--factor", "4", *json_too],
-        ["extend", model, "--factor", "4", "--dry-run", "-o", f"{model}-out", *json_too],
+        ["extend", "ropext://demo", "--factor", "4", "--dry-run", "-o", f"{model}-out", *json_too],
         ["methods"],
     ]
     loaded = loaded_by(commands) & set(FORBIDDEN_AT_START)

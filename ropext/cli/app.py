@@ -163,6 +163,6 @@ def _silence(words: list[str]) -> None:
 
 def _sentence(error: typer.TyperException) -> str:
     """What the option parser has against the command line, and where the options are listed."""
-    said = error.format_message().rstrip(".")
+    said = error.format_message().rstrip(".").replace("Value error, ", "")
     at = getattr(error, "ctx", None)
     return f"{said[:1].lower()}{said[1:]}; see {at.command_path if at else 'ropext'} --help"

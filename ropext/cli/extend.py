@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -29,9 +28,6 @@ Evaluate = Annotated[
     str | None,
     typer.Option("--eval", metavar="DATA", help="data to evaluate on, before and after"),
 ]
-Output = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="OUT", help="directory to write")
-]
 Link = Annotated[
     Literal["copy", "hard", "symlink"],
     typer.Option(
@@ -53,7 +49,7 @@ def command(
     words: Words = None,
     fit: Fit = None,
     evaluate: Evaluate = None,
-    output: Output = None,
+    output: options.Output = None,
     link: Link = "copy",
     force: Force = False,
     no_verify: NoVerify = False,

@@ -1,8 +1,6 @@
 """`ropext finetune DIR --data DATA -o OUT`."""
 
-import inspect
-from dataclasses import Field, fields
-from pathlib import Path
+from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
@@ -10,25 +8,14 @@ import typer
 from ropext.cli import options as shared
 from ropext.cli import pushing
 from ropext.cli.output import Out
-from ropext.cli.signatures import takes
+from ropext.cli.signatures import takes, typed_option
 from ropext.errors import UsageError
 from ropext.training.options import Options
-from ropext.wishes import flag
 
 NAME = "finetune"
 
 Directory = Annotated[
     str, typer.Argument(metavar="DIR", help="an extended checkpoint: a directory or a hub id")
-]
-Data = Annotated[
-    str,
-    typer.Option("--data", metavar="DATA", help="txt, jsonl, parquet, a folder, or a datasets id"),
-]
-Output = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="OUT", help="directory to write")
-]
-Force = Annotated[
-    bool, typer.Option("--force", help="replace OUT, and what another run left unfinished")
 ]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="show settings, sources, tokens, memory; train nothing")
@@ -36,28 +23,13 @@ DryRun = Annotated[
 _METAVARS = {"evaluate": "DATA", "targets": "NAMES", "column": "NAME", "split": "NAME"}
 
 
-def _option(wish: "Field[Any]") -> inspect.Parameter:
-    """One field of the options as an option of the command line."""
-    kind: Any = str | None if wish.name == "targets" else wish.type
-    default = None if wish.name == "targets" else wish.default
-    info = typer.Option(
-        flag(wish.name), metavar=_METAVARS.get(wish.name), help=wish.metadata["help"]
-    )
-    return inspect.Parameter(
-        wish.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=default,
-        annotation=Annotated[kind, info],
-    )
-
-
-@takes("wishes", [_option(wish) for wish in fields(Options)], after=3)
+@takes("wishes", [typed_option(wish, _METAVARS, ("targets",)) for wish in fields(Options)], after=3)
 def command(
     directory: Directory,
-    data: Data,
+    data: shared.Data,
     wishes: dict[str, Any],
-    output: Output = None,
-    force: Force = False,
+    output: shared.Output = None,
+    force: shared.BeginAnew = False,
     dry_run: DryRun = False,
     push_to_hub: pushing.PushToHub = None,
     public: pushing.Public = False,

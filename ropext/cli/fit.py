@@ -1,9 +1,7 @@
 """`ropext fit MODEL --data DATA -o OUT`."""
 
-import inspect
 import sys
-from dataclasses import Field, fields
-from pathlib import Path
+from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
@@ -11,55 +9,30 @@ import typer
 from ropext.cli import options as shared
 from ropext.cli import pushing
 from ropext.cli.output import Out
-from ropext.cli.signatures import takes
+from ropext.cli.signatures import takes, typed_option
 from ropext.errors import UsageError
 from ropext.training.fit_options import FitOptions
-from ropext.wishes import flag
 
 NAME = "fit"
 
-Data = Annotated[
-    str,
-    typer.Option("--data", metavar="DATA", help="txt, jsonl, parquet, a folder, or a datasets id"),
-]
-Output = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="OUT", help="directory to write")
-]
-Force = Annotated[
-    bool, typer.Option("--force", help="replace OUT, and what another run left unfinished")
-]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="show settings, sources, tokens, memory; fit nothing")
 ]
 _METAVARS = {"for_loaders": "LOADERS", "start": "METHOD", "within": "FORM", "column": "NAME"}
 
 
-def _option(wish: "Field[Any]") -> inspect.Parameter:
-    """One field of the options as an option of the command line."""
-    listed = wish.name == "for_loaders"
-    info = typer.Option(
-        flag(wish.name), metavar=_METAVARS.get(wish.name), help=wish.metadata["help"]
-    )
-    return inspect.Parameter(
-        wish.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None if listed else wish.default,
-        annotation=Annotated[str | None if listed else wish.type, info],  # type: ignore[name-defined]
-    )
-
-
 @takes(
     "wishes",
-    [_option(wish) for wish in fields(FitOptions)],
+    [typed_option(wish, _METAVARS, ("for_loaders",)) for wish in fields(FitOptions)],
     after=3,
     read=shared.with_loaders,
 )
 def command(
     model: shared.ModelArg,
-    data: Data,
+    data: shared.Data,
     wishes: dict[str, Any],
-    output: Output = None,
-    force: Force = False,
+    output: shared.Output = None,
+    force: shared.BeginAnew = False,
     dry_run: DryRun = False,
     revision: shared.Revision = None,
     push_to_hub: pushing.PushToHub = None,

@@ -7,6 +7,7 @@ line and the recipe file.
 import inspect
 from collections.abc import Callable
 from dataclasses import Field, fields
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -30,6 +31,16 @@ Dtype = Annotated[
     str, typer.Option("--dtype", help="in which the model runs: auto, float32, bfloat16, float16")
 ]
 Device = Annotated[str, typer.Option("--device", help="where the model runs, e.g. cpu or cuda:0")]
+Data = Annotated[
+    str,
+    typer.Option("--data", metavar="DATA", help="txt, jsonl, parquet, a folder, or a datasets id"),
+]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="OUT", help="directory to write")
+]
+BeginAnew = Annotated[
+    bool, typer.Option("--force", help="replace OUT, and what another run left unfinished")
+]
 Json = Annotated[bool, typer.Option("--json", help="print the result as one JSON document")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no narration on stderr")]
 

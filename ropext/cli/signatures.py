@@ -1,11 +1,13 @@
 """Options made from dataclass fields, merged into the signature that typer reads."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field
 from typing import Annotated, Any
 
 import typer
+
+from ropext.wishes import flag
 
 Command = Callable[..., None]
 
@@ -18,8 +20,7 @@ def option(wish: "Field[Any]") -> inspect.Parameter:
         kind = bool
     elif wish.type in (int, int | None):
         kind = int | None
-    flag = "--" + wish.name.replace("_", "-")
-    names = [flag, "-m"] if wish.name == "method" else [flag]
+    names = [flag(wish.name), *(["-m"] if wish.name == "method" else [])]
     words = wish.metadata["help"]
     if isinstance(default, str | int) and not isinstance(default, bool):
         words = f"{words} [{default}]"
@@ -28,6 +29,23 @@ def option(wish: "Field[Any]") -> inspect.Parameter:
         wish.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=False if kind is bool else None,
+        annotation=Annotated[kind, info],
+    )
+
+
+def typed_option(
+    wish: "Field[Any]", metavars: Mapping[str, str], lists: Sequence[str] = ()
+) -> inspect.Parameter:
+    """One field as an option of the field's own type; the `lists` are given as one text."""
+    is_list = wish.name in lists
+    kind: Any = str | None if is_list else wish.type
+    info = typer.Option(
+        flag(wish.name), metavar=metavars.get(wish.name), help=wish.metadata["help"]
+    )
+    return inspect.Parameter(
+        wish.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None if is_list else wish.default,
         annotation=Annotated[kind, info],
     )
 
