@@ -1,4 +1,4 @@
-"""The methods as Markdown, for docs/methods.md; a test keeps the two equal."""
+"""The methods as Markdown, for docs/methods.md and README.md; a test keeps them equal."""
 
 from dataclasses import fields
 from typing import Any
@@ -15,6 +15,13 @@ def render() -> str:
     lines += ["", "| method | knob | default | meaning |", "|---|---|---|---|"]
     for method in METHODS.values():
         lines += _knobs(method)
+    return "\n".join(lines) + "\n"
+
+
+def brief() -> str:
+    """The table of the README."""
+    lines = ["| method | what it does | carried as |", "|---|---|---|"]
+    lines += [f"| `{m.name}` | {m.summary} | {m.carried} |" for m in METHODS.values()]
     return "\n".join(lines) + "\n"
 
 

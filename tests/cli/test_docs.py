@@ -9,23 +9,37 @@ import pytest
 import typer
 from tiny_checkpoint import make_llama
 
+from ropext import recipefile
 from ropext.cli.app import COMMANDS, build
+from ropext.pipeline import job
+from ropext.pipeline.sections import TABLE
 
 ROOT = Path(__file__).parents[2]
 # cli.md holds usage lines, no commands; it is generated from the commands themselves.
 PAGES = ("README.md", *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")))
 WITH_COMMANDS = (
     *("README.md", "docs/guide.md", "docs/fitting.md", "docs/finetuning.md"),
-    *("docs/evaluation.md", "docs/pipeline.md"),
+    *("docs/evaluation.md", "docs/pipeline.md", "docs/loaders.md"),
 )
 
 
-def commands(page):
-    """The words of every ropext line in the page's shell blocks, and of its indented ones."""
+def lines(page):
+    """The lines of the page's fenced and indented blocks; a continued one is one."""
     text = (ROOT / page).read_text("utf-8").replace("\\\n", " ")
-    lines = "\n".join(re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S)).splitlines()
-    lines += [line.strip() for line in text.splitlines() if line.startswith("    ropext ")]
-    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("ropext ")]
+    blocks = re.findall(r"^```(?:sh)?\n(.*?)^```$", text, re.M | re.S)
+    indented = [line.strip() for line in text.splitlines() if line.startswith("    ")]
+    return "\n".join(blocks).splitlines() + indented
+
+
+def commands(page):
+    """The words of every ropext command in the page's blocks: alone, after `&&`, in a container,
+    under `accelerate launch`."""
+    found = []
+    for line in lines(page):
+        for part in re.sub(r"\"\$\(.*?\)\"", "CONFIG", line).split("&&"):
+            command = re.match(r"(?:ropext|.* -m ropext|docker run --rm ropext) (.*)", part.strip())
+            found += [shlex.split(command[1], comments=True)] if command else []
+    return found
 
 
 # adding-a-method.md uses the knob of its example; its own test runs it as written.
@@ -34,11 +48,52 @@ def commands(page):
 )
 def test_every_command_of_a_page_parses(page):
     found = commands(page)
-    assert found or page not in WITH_COMMANDS
+    assert bool(found) == (page in WITH_COMMANDS)
     group = typer.main.get_command(build())
     for words in found:
         name, command, rest = group.resolve_command(group.make_context("ropext", words[:1]), words)
         command.make_context(name, list(rest))  # fails on an unknown option or a missing one
+
+
+def test_commands_are_found_wherever_they_stand():
+    assert ["demo"] in commands("README.md")
+    assert ["eval", "tuned", "--data"] in [words[:3] for words in commands("README.md")]
+    launched = [words for words in commands("docs/finetuning.md") if words[0] == "finetune"]
+    assert ["extended", "--data", "books.jsonl", "-o", "tuned"] in [own[1:] for own in launched]
+    assert ["plan", "MODEL", "--factor", "4", "--for", "vllm,llama.cpp"] in commands(
+        "docs/loaders.md"
+    )
+    assert any("--fail-if" in words for words in commands("docs/evaluation.md"))
+
+
+def test_other_programs_that_a_page_starts_are_here():
+    """The development pages' own commands: their files are there, their options known."""
+    seen = 0
+    for page in (*PAGES, "CONTRIBUTING.md"):
+        for line in lines(page):
+            words = (
+                shlex.split(line, comments=True) if re.search(r"\b(pytest|python) ", line) else []
+            )
+            for word in words:
+                if re.match(r"(tests|benchmarks|scripts)/", word):
+                    assert (ROOT / word).exists(), (page, line)
+                    seen += 1
+            module = re.search(r"python -m (tests\.\w+)(.*?)(#|$)", line)
+            if module:
+                source = (ROOT / module[1].replace(".", "/") / "__main__.py").read_text("utf-8")
+                for flag in re.findall(r"--[\w-]+", module[2]):
+                    assert f'"{flag}"' in source, (page, line)
+                    seen += 1
+    assert seen >= 6
+
+
+def test_the_recipe_on_a_page_is_read():
+    text = (ROOT / "docs/pipeline.md").read_text("utf-8")
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
+    given = recipefile.from_text(block, "docs/pipeline.md", TABLE, Path())
+    asked = job.Job(given, "docs/pipeline.md", block)
+    asked.check()
+    assert asked.stages == ("plan", "extend", "fit", "finetune", "evaluate", "report")
 
 
 def test_the_pages_speak_of_every_command():

@@ -10,6 +10,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
 from comparing import assert_close
 
 import ropext
@@ -32,11 +33,15 @@ MODEL = {
 }
 
 
-def test_methods_page_holds_the_list_as_it_is() -> None:
-    path = DOCS / "methods.md"
+@pytest.mark.parametrize(
+    ("path", "table"),
+    [(DOCS / "methods.md", document.render()), (DOCS.parent / "README.md", document.brief())],
+    ids=["methods.md", "README.md"],
+)
+def test_a_page_holds_the_list_of_methods_as_it_is(path: Path, table: str) -> None:
     before, rest = path.read_text("utf-8").split(document.BEGIN)
     _, after = rest.split(document.END)
-    wanted = f"{before}{document.BEGIN}\n{document.render()}{document.END}{after}"
+    wanted = f"{before}{document.BEGIN}\n{table}{document.END}{after}"
     if os.environ.get("ROPEXT_WRITE_DOCS"):
         path.write_text(wanted, "utf-8")
     assert path.read_text("utf-8") == wanted, "stale: run with ROPEXT_WRITE_DOCS=1"
