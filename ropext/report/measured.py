@@ -169,7 +169,8 @@ def retrieval_tables(results: Results) -> list[Table]:
         header = ("", *(length_text(length) for length in results["lengths"]), "effective")
         note = (
             "share of questions whose every answer token is the model's first choice, with its "
-            "95 % Wilson interval; effective: longest length at 85 % of the short score"
+            "95 % Wilson interval (questions over one haystack count for fewer where haystacks "
+            "differ); effective: longest length at 85 % of the short score"
         )
         tables.append(Table(f"Retrieval: {task}", note, header, tuple(rows)))
     return tables

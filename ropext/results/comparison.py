@@ -16,7 +16,7 @@ from ropext.errors import InputError
 from ropext.results.lengths import length_text, octaves
 from ropext.results.perplexity import Frame
 from ropext.results.readings import Documents, Reading
-from ropext.results.retrieval import ItemScore
+from ropext.results.retrieval import ItemScore, mean_of
 from ropext.results.values import Bootstrap, Value
 
 RISK = 0.025  # of a two-sided 95 % interval, on one side
@@ -237,10 +237,10 @@ def item_differences(
     for (task, length), group in itertools.groupby(pairs, lambda b: (b[0].task, b[0].length)):
         own = list(group)
         exact = [float(a.exact) - float(b.exact) for a, b in own]
-        values[f"{task}@{length}"] = bootstrap.mean(exact)
-        values[f"{task}_nll@{length}"] = bootstrap.mean(
-            [a.answer_nll - b.answer_nll for a, b in own]
-        )
+        losses = [a.answer_nll - b.answer_nll for a, b in own]
+        asked = [a for a, _ in own]
+        values[f"{task}@{length}"] = mean_of(exact, asked, bootstrap)
+        values[f"{task}_nll@{length}"] = mean_of(losses, asked, bootstrap)
     return values
 
 

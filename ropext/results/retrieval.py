@@ -1,13 +1,22 @@
-"""Retrieval scores: shares with Wilson intervals by length and by depth, and how far they hold."""
+"""Retrieval scores: shares with Wilson intervals by length and by depth, and how far they hold.
+
+Questions over one haystack are alike: where the model reads it well it answers most of them. So
+the haystack is the sampling unit.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ropext.results.values import Bootstrap, Value, wilson
+import numpy as np
+import numpy.typing as npt
+
+from ropext.results.values import Bootstrap, Value, wilson, worth_of
+from ropext.tasks import TASKS
 
 # NoLiMa's rule: effective while the score is at least this share of the short-context score.
 EFFECTIVE_SHARE = 0.85
+ONE_HAYSTACK = frozenset(task.name for task in TASKS if task.one_haystack)
 
 
 @dataclass(frozen=True)
@@ -45,10 +54,36 @@ def retrieval_values(
         own = [item for item in items if item.task == task]
         for length in sorted({item.length for item in own}):
             at = [item for item in own if item.length == length]
-            values[f"{task}@{length}"] = wilson(sum(item.exact for item in at), len(at))
-            values[f"{task}_nll@{length}"] = bootstrap.mean([item.answer_nll for item in at])
+            values[f"{task}@{length}"] = share_of(at)
+            losses = [item.answer_nll for item in at]
+            values[f"{task}_nll@{length}"] = mean_of(losses, at, bootstrap)
         values[f"effective_context.{task}"] = effective_retrieval(own, context)
     return values
+
+
+def _haystacks(items: Sequence[ItemScore]) -> npt.NDArray[np.intp]:
+    """The number of each question's haystack."""
+    numbers: dict[tuple[Any, ...], int] = {}
+    keys = (
+        (item.task, item.length, item.index) if item.task in ONE_HAYSTACK else (place,)
+        for place, item in enumerate(items)
+    )
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.intp)
+
+
+def share_of(items: Sequence[ItemScore]) -> Value:
+    """The share answered exactly, with a Wilson interval over what the questions are worth."""
+    if not items:
+        return wilson(0, 0)
+    own, exact = _haystacks(items), [float(item.exact) for item in items]
+    worth = worth_of(np.bincount(own, exact), np.bincount(own))
+    return wilson(int(sum(exact)), len(items), worth)
+
+
+def mean_of(numbers: Sequence[float], items: Sequence[ItemScore], bootstrap: Bootstrap) -> Value:
+    """The mean of a number per question, whole haystacks resampled."""
+    own = _haystacks(items)
+    return bootstrap.ratio(np.bincount(own, numbers), np.bincount(own))
 
 
 def effective_retrieval(items: Sequence[ItemScore], context: int) -> Value:

@@ -142,17 +142,33 @@ class Bootstrap:
         return tuple(float(share) for share in shares)
 
 
-def wilson(successes: int, n: int) -> Value:
+def wilson(successes: int, n: int, worth: float | None = None) -> Value:
     """A share of n items with its 95 % score interval (Wilson 1927).
 
     Honest at the ends: 20 of 20 is [0.84, 1.00], not 1.00 +- 0. The standard error is that of the
-    interval, half its width over 1.96.
+    interval, half its width over 1.96. `worth` is how many independent items these n are worth.
     """
     if n == 0:
         return Value(math.nan, None, None, 0)
-    share, z2 = successes / n, Z95**2
-    centre = (share + z2 / (2 * n)) / (1 + z2 / n)
-    half = Z95 / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
+    share, z2, own = successes / n, Z95**2, worth or n
+    centre = (share + z2 / (2 * own)) / (1 + z2 / own)
+    half = Z95 / (1 + z2 / own) * math.sqrt(share * (1 - share) / own + z2 / (4 * own * own))
     low = 0.0 if successes == 0 else max(0.0, centre - half)
     high = 1.0 if successes == n else min(1.0, centre + half)
     return Value(share, half / Z95, (low, high), n)
+
+
+def worth_of(successes: npt.ArrayLike, sizes: npt.ArrayLike) -> float:
+    """How many independent items those of several groups are worth (Rao and Scott 1992): fewer,
+    where groups differ by more than chance.
+
+    Where all items are right, or all wrong, or of one group, nothing tells how alike the items of a
+    group are: they then count as independent.
+    """
+    right, count = np.asarray(successes, np.float64), np.asarray(sizes, np.float64)
+    n, groups = float(count.sum()), len(count)
+    share = float(right.sum()) / n
+    if groups < 2 or count.max() == 1 or not 0 < share < 1:
+        return n
+    spread = groups / (groups - 1) * float(((right - share * count) ** 2).sum()) / n**2
+    return n / max(1.0, spread * n / (share * (1 - share)))

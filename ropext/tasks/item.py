@@ -77,6 +77,7 @@ class Task:
     name: str
     summary: str
     build: Build
+    one_haystack: bool = False  # all depths of one index are asked for in the same haystack
 
 
 @dataclass(frozen=True)

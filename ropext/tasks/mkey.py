@@ -98,4 +98,9 @@ def build(
     ]
 
 
-TASK = Task(NAME, "several named four-digit keys in one haystack, asked for one by one", build)
+TASK = Task(
+    NAME,
+    "several named four-digit keys in one haystack, asked for one by one",
+    build,
+    one_haystack=True,
+)

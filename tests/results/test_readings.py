@@ -1,6 +1,7 @@
 """Lengths, buckets and the numbers made of per-token arrays, against sums written out."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from ropext.results.lengths import (
 from ropext.results.perplexity import Frame, by_position, effective_context, text_values, verdicts
 from ropext.results.readings import Documents, Reading
 from ropext.results.retrieval import ItemScore, heat_map, retrieval_values
-from ropext.results.values import Bootstrap, Value
+from ropext.results.values import Bootstrap, Value, wilson
 
 
 def test_lengths():
@@ -252,6 +253,27 @@ def test_item_differences_pair_by_question():
     right = [item(index=k, exact=k < 5) for k in reversed(range(10))] + [item(index=99)]
     values = item_differences(left, right, Bootstrap())
     assert (values["passkey@64"].value, values["passkey@64"].n) == (0.5, 10)
+
+
+def test_questions_over_one_haystack_are_one_unit():
+    """Ten haystacks, of which six are read and four are not; five depths each."""
+    asked = [("mkey", depth, k, k < 6) for k in range(10) for depth in (0, 0.25, 0.5, 0.75, 1)]
+    shared = [item(task, 64, depth, k, exact, 1.0 - exact) for task, depth, k, exact in asked]
+    apart = [replace(own, task="passkey") for own in shared]
+    values = retrieval_values([*shared, *apart], 64, Bootstrap())
+    one, other = values["mkey@64"], values["passkey@64"]
+    assert (one.value, one.n, other.value, other.n) == (0.6, 50, 0.6, 50)
+    assert one.ci95 == pytest.approx(wilson(6, 10, 9).ci95)
+    assert other.ci95 == pytest.approx(wilson(30, 50).ci95)
+    assert (values["mkey_nll@64"].n, values["passkey_nll@64"].n) == (10, 50)
+    assert values["mkey_nll@64"].se > 2 * values["passkey_nll@64"].se
+    right = [replace(own, exact=True, answer_nll=0.0) for own in [*shared, *apart]]
+    changes = item_differences([*shared, *apart], right, Bootstrap())
+    assert (changes["mkey@64"].n, changes["passkey@64"].n) == (10, 50)
+    assert changes["mkey@64"].value == changes["passkey@64"].value == pytest.approx(-0.4)
+    # Below eight haystacks there is no interval of a difference, as with documents.
+    few = [own for own in shared if own.index < 7]
+    assert item_differences(few, right, Bootstrap())["mkey@64"].ci95 is None
 
 
 def test_a_task_that_is_never_done_has_no_reach():

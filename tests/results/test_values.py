@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from ropext.results.values import Bootstrap, Value, wilson
+from ropext.results.values import Bootstrap, Value, wilson, worth_of
 
 
 def clustered(rng, n=40, tokens=200, between=0.3, within=1.0):
@@ -102,6 +102,33 @@ def test_wilson(successes, n, low, high):
     assert value.value == successes / n
     assert value.ci95 == pytest.approx((low, high), abs=1e-4)
     assert value.n == n
+
+
+def test_questions_of_one_group_are_worth_fewer_where_groups_differ():
+    # By hand: 4 groups of 5, shares 1, 1, 0, 0. Spread 4/3 * 4 * 2.5^2 / 400 = 1/12; of independent
+    # items 1/4 / 20 = 1/80. So 20 items are worth 20 / (80 / 12) = 3.
+    assert worth_of([5, 5, 0, 0], [5] * 4) == pytest.approx(3)
+    assert wilson(10, 20, 3).ci95 == pytest.approx(wilson(5, 10, 3).ci95)
+    assert wilson(10, 20, 3).ci95[0] < wilson(10, 20).ci95[0] - 0.1
+    assert wilson(10, 20, 3).n == 20
+    # Alike by chance or less: each for itself. Where nothing can tell: the same.
+    assert worth_of([3, 2, 3, 2], [5] * 4) == 20
+    assert worth_of([1, 0, 1, 1], [1] * 4) == 4
+    assert worth_of([5, 5], [5, 5]) == worth_of([0, 0], [5, 5]) == worth_of([3], [10]) == 10
+
+
+def test_an_interval_of_grouped_questions_holds_the_truth_as_often_as_it_says():
+    """Haystacks that are read well (.95) or badly (.35), 8 of them with 5 questions each."""
+    rng, held, naive = np.random.default_rng(0), 0, 0
+    for _ in range(2000):
+        rights = rng.binomial(5, rng.choice([0.95, 0.35], 8))
+        worth = worth_of(rights, [5] * 8)
+        low, high = wilson(int(rights.sum()), 40, worth).ci95
+        held += low <= 0.65 <= high
+        low, high = wilson(int(rights.sum()), 40).ci95
+        naive += low <= 0.65 <= high
+    assert naive / 2000 < 0.85
+    assert held / 2000 > 0.91
 
 
 def test_values_survive_json_and_nothing_is_not_a_number_there():
