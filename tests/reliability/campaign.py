@@ -16,8 +16,10 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -35,6 +37,7 @@ HISTORY = (f"{RUN}/log.txt", f"{RUN}/.hashes.json", f"{RUN}/stages/output.json")
 
 # Bytes of the largest file that may be written: below a config, a report, the weights.
 LARGEST = (300, 3_000, 12_000)
+SHARES = (0.1, 0.5, 0.9)  # of a write that is killed in its middle
 
 
 class Broken(AssertionError):
@@ -77,13 +80,16 @@ def tree(directory: Path) -> dict[str, str]:
 
 
 PRELOADED = (
-    *("matplotlib.pyplot", "matplotlib.font_manager", "peft", "transformers.trainer"),
+    *("matplotlib.pyplot", "matplotlib.backends.backend_agg", "peft", "transformers.trainer"),
+    *("transformers.models.llama.modeling_llama", "peft.utils.transformers_weight_conversion"),
+    *("ropext.evaluation.session", "ropext.proof_child", "ropext.training.session"),
+    *("ropext.training.fit_session", "ropext.training.fit_writing", "ropext.report.measured"),
     *(
-        "transformers.models.llama.modeling_llama",
-        "ropext.evaluation.session",
-        "ropext.proof_child",
+        "ropext.cli.app",
+        "ropext.pipeline.running",
+        "ropext.pipeline.comparing",
+        "ropext.report.ran",
     ),
-    *("ropext.training.session", "ropext.report.measured", "ropext.cli.app", "ropext.pipeline"),
 )
 
 
@@ -100,17 +106,32 @@ def below(folder: str, found: dict[str, str]) -> dict[str, str]:
 
 def preload() -> None:
     """Import what the commands need, so that a forked child starts at once."""
-    import matplotlib
-
-    matplotlib.use("agg")
     for name in PRELOADED:
         import_module(name)
+    from PIL import Image
+
+    Image.preinit()
     from ropext.cli import app
 
     app.build()
+    with redirect_stdout(StringIO()):  # the option parser imports when it first parses
+        app.build("methods")(["methods"], standalone_mode=False)
     import torch
 
     torch.set_num_threads(1)
+
+
+def _draw_less() -> None:
+    """Pictures of a few pixels: what is drawn is not looked at, and takes most of an evaluation."""
+    from matplotlib.figure import Figure
+
+    real = Figure.savefig
+
+    def savefig(self: Figure, *args: Any, **kwargs: Any) -> None:
+        self.set_layout_engine("none")
+        real(self, *args, **kwargs | {"dpi": 8})
+
+    Figure.savefig = savefig  # type: ignore[method-assign]
 
 
 def prove_here(directories: Any, *, text_paths: Any = None, tensors: bool = True, **_: Any) -> Any:
@@ -170,6 +191,7 @@ def _child(command: Command, room: Path, shared: Shared, wish: Wish | None, log:
 
         if not command.proved:
             proof.build = prove_here
+        _draw_less()
         sys.argv = command.argv()
         arm(room, shared, wish)
         code = 0
@@ -227,7 +249,8 @@ class Campaign:
         for at, kind in enumerate(steps):
             groups.setdefault(phase_at(steps, at), []).append(Wish(at, "before"))
             if kind == "write":
-                groups.setdefault(PHASES[2], []).append(Wish(at, "middle"))
+                cut = [Wish(at, "middle", share) for share in SHARES]
+                groups.setdefault(PHASES[2], []).extend(cut)
         for group in groups.values():
             self.random.shuffle(group)
         turns = itertools.chain.from_iterable(itertools.zip_longest(*groups.values()))

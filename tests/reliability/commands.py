@@ -12,6 +12,12 @@ SMALL_TRAINING = (
     *("--steps", "4", "--save-every", "2", "--eval-every", "2", "--batch-tokens", "256"),
     *("--rank", "2", "--eval-documents", "2", "--strategy", "full", "--seed", "3"),
 )
+RECIPE_TRAINING = {"steps": 2, "save_every": 1, "batch_tokens": 256, "rank": 2, "seed": 3}
+RECIPE_TRAINING |= {"eval_documents": 0}
+SMALL_FIT = (
+    *("--factor", "2", "--start", "yarn", "--steps", "2", "--eval-every", "1"),
+    *("--batch-tokens", "256", "--held-out", "2", "--retrieval-items", "2", "--seed", "3"),
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ def prepare(folder: Path) -> Path:
     recipe = {
         "model": str(inputs / "base"),
         "extend": {"method": "yarn", "factor": 2, "no_verify": True},
+        "finetune": {"data": str(inputs / "train.jsonl"), **RECIPE_TRAINING},
         "evaluate": {"data": str(inputs / "eval.jsonl"), "lengths": [64, 128]},
     }
     (inputs / "recipe.yaml").write_text(json.dumps(recipe))
@@ -55,12 +62,14 @@ def commands(inputs: Path) -> dict[str, Command]:
     base, ext = str(inputs / "base"), str(inputs / "ext")
     extend = ("extend", base, "--method", "yarn", "--factor", "2", "-o", "out", "--quiet")
     fine = ("finetune", ext, "--data", str(inputs / "train.jsonl"), "-o", "out", "--quiet")
+    learn = ("fit", base, "--data", str(inputs / "train.jsonl"), "-o", "out", "--quiet")
     read = ("eval", ext, "--data", str(inputs / "eval.jsonl"), "--lengths", "64,128", "--quiet")
     found = (
         Command("extend", (*extend, "--no-verify")),
         Command("extend --link hard", (*extend, "--no-verify", "--link", "hard")),
         Command("extend --force", (*extend, "--no-verify", "--force"), old=True),
         Command("extend, proved", extend, proved=True),
+        Command("fit", (*learn, *SMALL_FIT)),
         Command("finetune", (*fine, *SMALL_TRAINING)),
         Command(
             "run", ("run", str(inputs / "recipe.yaml"), "-o", "out", "--quiet"), beside=("out.run",)

@@ -2,7 +2,7 @@
 
 Armed in a forked child, so nothing of it is left in the parent. Counted are the calls of `os`,
 files that Python opens for writing, and the two writers that go past both: safetensors (Rust) and
-torch.save (C++). "In the middle" of a write means that half of it has reached the file.
+torch.save (C++). "In the middle" of a write means that a part of it has reached the file.
 """
 
 import builtins
@@ -19,6 +19,7 @@ from typing import Any
 
 KINDS = ("make", "write", "sync", "name", "remove")
 LOG = 1 << 16  # bytes of shared memory: two counters, then one byte for each step
+Part = Callable[[int], int]
 HEAD = struct.Struct("<II")  # steps done; whether a write is going on
 
 
@@ -28,6 +29,11 @@ class Wish:
 
     step: int
     how: str | int
+    share: float = 0.5  # of a write, in its middle
+
+    def part(self, size: int) -> int:
+        """Of so many bytes or letters, those that reach the file."""
+        return max(int(size * self.share), 1)
 
 
 class Shared:
@@ -66,7 +72,7 @@ class Layer:
         kind: str,
         path: Any,
         do: Callable[[], Any],
-        half: Callable[[], Any] | None = None,
+        half: Callable[[Part], Any] | None = None,
         failure: Callable[[int], Exception] | None = None,
     ) -> Any:
         """One call; calls that it makes itself (shutil over os) count by themselves."""
@@ -76,9 +82,9 @@ class Layer:
         how = self.wish.how if here and self.wish else None
         if how == "before":
             die()
-        if how == "middle" and half is not None:
+        if how == "middle" and half is not None and self.wish:
             self.shared.writing(self.count)
-            half()
+            half(self.wish.part)
             die()
         if isinstance(how, int):
             self.wish = None
@@ -129,8 +135,8 @@ class File:
             self._real.flush()
             return count
 
-        def half() -> None:
-            self._real.write(data[: max(len(data) // 2, 1)])
+        def half(part: Part) -> None:
+            self._real.write(data[: part(len(data))])
             self._real.flush()
 
         return self._layer.step("write", self._path, whole, half)
@@ -176,21 +182,21 @@ def _wrap_copies(layer: Layer) -> None:
     copy, send = os.copy_file_range, os.sendfile
 
     def write_(to: int, data: Any) -> int:
-        half = lambda: write(to, bytes(data)[: max(len(data) // 2, 1)])  # noqa: E731
+        half = lambda part: write(to, bytes(data)[: part(len(data))])  # noqa: E731
         return layer.step("write", to, lambda: write(to, data), half)
 
     def pwrite_(to: int, data: Any, at: int) -> int:
-        half = lambda: pwrite(to, data[: max(len(data) // 2, 1)], at)  # noqa: E731
+        half = lambda part: pwrite(to, data[: part(len(data))], at)  # noqa: E731
         return layer.step("write", to, lambda: pwrite(to, data, at), half)
 
     def copy_(source: int, to: int, length: int, *at: Any) -> int:
-        half = lambda: copy(source, to, max(length // 2, 1), *at)  # noqa: E731
+        half = lambda part: copy(source, to, part(length), *at)  # noqa: E731
         return layer.step("write", to, lambda: copy(source, to, length, *at), half)
 
     def send_(to: int, source: int, at: Any, length: int) -> int:
         # shutil asks for more than the file has.
         size = os.fstat(source).st_size
-        half = lambda: send(to, source, at, max(size // 2, 1))  # noqa: E731
+        half = lambda part: send(to, source, at, part(size))  # noqa: E731
         return layer.step("write", to, lambda: send(to, source, at, length), half)
 
     os.write, os.pwrite = write_, pwrite_
@@ -209,11 +215,11 @@ def _wrap_open(layer: Layer) -> None:
     io.open = builtins.open = open_  # type: ignore[assignment]
 
 
-def _halved(path: Any, do: Callable[[], Any]) -> Callable[[], None]:
-    def half() -> None:
+def _halved(path: Any, do: Callable[[], Any]) -> Callable[[Part], None]:
+    def half(part: Part) -> None:
         do()
         with open(path, "r+b") as file:
-            file.truncate(max(os.path.getsize(path) // 2, 1))
+            file.truncate(part(os.path.getsize(path)))
 
     return half
 
