@@ -196,8 +196,8 @@ def _far() -> list[Step]:
         Step(f"tune-{FARTHEST}x", f"Fine-tune it by pose: positions up to {CONTEXT * FARTHEST}, "
              f"rows of {FAR_WINDOW} tokens.",
              "finetune", far,
-             TRAIN | {"steps": FAR_STEPS, "strategy": "pose", "window": FAR_WINDOW,
-                      "eval_documents": 0},
+             TRAIN | {"retrieval_share": 0.4, "steps": FAR_STEPS, "strategy": "pose",
+                      "window": FAR_WINDOW, "eval_documents": 0},
              f"tuned-{FARTHEST}x", True),
         Step(f"measure-tuned-{FARTHEST}x", "Ask the tuned one the same questions.",
              "eval", f"tuned-{FARTHEST}x", asked, f"measured/tuned-{FARTHEST}x", True),
