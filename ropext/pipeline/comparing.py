@@ -11,9 +11,18 @@ from ropext.results import comparison, rundir
 from ropext.results.comparison import Contender
 
 
-def compare(works: Sequence[Work], folder: Path) -> dict[str, Any]:
-    """comparison.json, report.md and report.html of the grid; the base is the reference."""
+def compare(works: Sequence[Work], folder: Path, again: bool) -> dict[str, Any]:
+    """comparison.json, report.md and report.html of the grid; the base is the reference. What is
+    there of these very evaluations is read back, unless it is to be made again."""
     runs = {work.cell.name: rundir.read_run(work.evaluation) for work in works}
+    keys = {
+        work.cell.name: [work.final, runs[work.cell.name].manifest["run_key"]] for work in works
+    }
+    kept = folder / "comparison.json"
+    if not again and kept.is_file() and (folder / "report.html").is_file():
+        found: dict[str, Any] = rundir.read_json(kept)
+        if found.get("cells") == keys:
+            return found
     first = next(iter(runs.values()))
     everyone = {label: own for label, own in first.contenders.items() if label in READ_ALWAYS}
     for work in works:
@@ -34,13 +43,14 @@ def compare(works: Sequence[Work], folder: Path) -> dict[str, Any]:
     details = "\n".join(f"{name}: run key {run.manifest['run_key']}" for name, run in runs.items())
     evaluated.write_comparison(folder, compared, tables, everyone, spectra, details)
     data = {
+        "cells": keys,
         "text": comparison.to_json(compared) if compared else None,
         "retrieval": {
             label: {name: value.to_json() for name, value in own.items()}
             for label, own in items.items()
         },
     }
-    rundir.write_json(folder / "comparison.json", data)
+    rundir.write_json(kept, data)
     return data
 
 

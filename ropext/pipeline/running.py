@@ -258,7 +258,7 @@ class Run:
         evaluated = [work for work in works if (work.evaluation / "results.json").is_file()]
         if self.rank != 0 or self.choice.only not in (None, REPORT) or len(evaluated) < 2:
             return None
-        return comparing.compare(evaluated, self.folder)
+        return comparing.compare(evaluated, self.folder, self.choice.again(REPORT))
 
     @contextmanager
     def _claimed(self) -> Iterator[None]:

@@ -161,11 +161,13 @@ def test_the_smoke_test_runs_and_a_second_run_does_nothing(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     first = run("smoke-test", "smoke")
     first.raise_if_failed()
+    before = written(tmp_path)
     assert set(first.cells[0].stages.values()) == {"done"}
     assert (tmp_path / "smoke/model.safetensors").is_file()
     again = run("smoke-test", "smoke")
     assert set(again.cells[0].stages.values()) == {"skipped"}
     assert again.cells[0].evidence == first.cells[0].evidence
+    assert written(tmp_path) == before
 
 
 @pytest.mark.slow
@@ -183,3 +185,15 @@ def test_the_grid_runs_and_ends_in_a_comparison(tmp_path, monkeypatch):
     cells = sorted((tmp_path / "grid.run/cells").iterdir())
     arrays = [sorted((cell / "evaluation/variants/base/short").iterdir()) for cell in cells]
     assert all(own[0].samefile(arrays[0][0]) for own in arrays)
+    before = written(tmp_path)
+    again = run("method-grid", "grid")
+    assert all({*cell.stages.values()} == {"skipped"} for cell in again.cells)
+    assert again.comparison == done.comparison
+    assert written(tmp_path) == before
+
+
+def written(folder):
+    """When each file was written, but for those that speak of this very call."""
+    of_the_call = ("log.txt", "run.json", "recipe.yaml", ".hashes.json")
+    files = [path for path in folder.rglob("*") if path.name not in of_the_call]
+    return {path: path.stat().st_mtime_ns for path in files if path.is_file()}
