@@ -53,6 +53,8 @@ def build(wanted: str | None = None) -> typer.Typer:
         name="ropext",
         help="Extend the context window of pretrained Hugging Face models, and prove that it "
         "works.",
+        epilog="Begin with `ropext demo`, or with `ropext inspect` and `ropext plan` on a model of "
+        "yours.",
         no_args_is_help=True,
         rich_markup_mode=None,  # rich doubles the start-up time
         pretty_exceptions_enable=False,

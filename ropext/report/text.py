@@ -66,9 +66,9 @@ def scaling_line(site: Site) -> str:
 
 
 _TEMPERATURE = {
-    "whole": "acts on whole logits",
-    "rotated channels": "acts on the rotated channels only",
-    "cancelled": "has no effect (queries and keys are normalised after rotation)",
+    "whole": "a method's temperature acts on whole logits",
+    "rotated channels": "a method's temperature acts on the rotated channels only",
+    "cancelled": "a method's has no effect (queries and keys are normalised after rotation)",
 }
 
 
@@ -101,7 +101,9 @@ def _facts(model: Model, limits: Mapping[str, Any]) -> list[tuple[str, str]]:
         facts.append(("window", f"{model.sliding_window:,} tokens in windowed layers{reach}"))
     if model.nope_layers:
         facts.append(("unrotated", f"{model.nope_layers} attention layers have no rotation"))
-    facts.append(("computes", "rope types " + ", ".join(model.forms)))
+    facts.append(
+        ("rope types", f"{', '.join(model.forms)}: what its class in transformers computes")
+    )
     facts.append(("temperature", _TEMPERATURE[model.temperature]))
     return facts + [(key, str(value)) for key, value in limits.items() if value is not None]
 
@@ -134,9 +136,10 @@ def pair_table(site: Site, target: int) -> str:
     for i, (wave, seen, ratio) in enumerate(
         zip(spectrum.wavelengths, turns(spectrum, site.rope.context), ratios, strict=True)
     ):
-        needs = f"{ratio:.3g}x the phase seen" if ratio > 1.001 else ""
+        needs = f"{ratio:.3g}x the phase of training" if ratio > 1.001 else ""
         rows.append([str(i), number(wave), f"{seen:.4g}", needs])
-    return table(["pair", "wavelength", "turns", f"at {target:,} untouched"], rows)
+    turned = f"turns in {site.rope.context:,} tokens"
+    return table(["pair", "wavelength", turned, f"at {target:,} tokens, untouched"], rows)
 
 
 def inspection(name: str, model: Model, limits: Mapping[str, Any], target: int) -> str:
@@ -164,13 +167,18 @@ def loader_table(readings: Iterable["Reading"]) -> str:
     return text + ("\nnot measured: " + "; ".join(unknown) if unknown else "")
 
 
+LEGEND = """\
+* planned here. Extrapolated pairs meet phases that training never showed, at worst so many times the
+  phase seen; compression says how much slower the pairs turn on average."""
+
+
 def method_table(plan: "Plan") -> str:
     """The two numbers that explain each method for this model and target."""
     rows = []
     for row in plan.methods:
         mark = "*" if row.method == plan.method else ""
         if row.explanation is None:
-            rows.append([row.method + mark, "-", "-", "-", row.form or "-", row.note])
+            rows.append([row.method + mark, "-", "-", "-", _form(row.form), row.note])
             continue
         e = row.explanation
         rows.append(
@@ -179,12 +187,17 @@ def method_table(plan: "Plan") -> str:
                 str(e.pairs_extrapolated),
                 f"{e.worst_extrapolation:.3g}",
                 f"{e.mean_compression:.3g}",
-                row.form or "-",
+                _form(row.form),
                 row.note,
             ]
         )
     header = ["method", "pairs extrapolated", "worst", "mean compression", "written as", ""]
-    return table(header, rows)
+    return f"{table(header, rows)}\n{LEGEND}"
+
+
+def _form(rope_type: str | None) -> str:
+    """A rope type as docs/methods.md names it: `default` holds a theta and nothing else."""
+    return "theta" if rope_type == "default" else rope_type or "-"
 
 
 def value(item: Any) -> str:
@@ -233,7 +246,7 @@ def plan(made: "Plan") -> str:
     chosen = made.recommendation
     origin = f" --from-original --target {made.target}" if chosen.from_original else ""
     written = ", ".join(
-        f"{site.label + ': ' if site.label else ''}{site.params['rope_type']}"
+        f"{site.label + ': ' if site.label else ''}{_form(site.params['rope_type'])}"
         for site in made.sites
         if site.scaled
     )

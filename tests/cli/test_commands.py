@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import os
 import signal
 import subprocess
@@ -139,6 +140,13 @@ def test_an_interrupt_is_answered_and_leaves_nothing(llama, tmp_path, moment):
     assert "Traceback" not in said
     assert run.returncode == 130
     assert [path.name for path in tmp_path.iterdir()] == ["base"]
+
+
+def test_a_plan_names_forms_as_the_methods_page_does(ropext, llama):
+    """`default`, the rope type of a plain theta, says nothing to a reader."""
+    text = ropext("plan", llama, "--factor", 4, "--method", "ntk")[1]
+    assert "written as   theta\n" in text
+    assert re.search(r"^ntk\* .* theta$", text, re.M)
 
 
 def test_dry_run_is_the_plan(ropext, llama, tmp_path):
