@@ -168,8 +168,8 @@ def loader_table(readings: Iterable["Reading"]) -> str:
 
 
 LEGEND = """\
-* planned here. Extrapolated pairs meet phases that training never showed, at worst so many times the
-  phase seen; compression says how much slower the pairs turn on average."""
+* planned here. Extrapolated pairs meet phases that training never showed, at worst so many times
+  the phase seen; compression says how much slower the pairs turn on average."""
 
 
 def method_table(plan: "Plan") -> str:
