@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from ropext import scaling
 from ropext.errors import InputError, UsageError
-from ropext.wishes import flag
+from ropext.wishes import check_positive, flag
 
 # Positions are 32-bit integers in most engines.
 LONGEST_TARGET = 2**31 - 1
@@ -65,9 +65,7 @@ class _Wishes:
         if self.attention_factor is not None and self.temperature is not None:
             raise UsageError("--attention-factor and --temperature say the same thing; give one")
         for name in ("attention_factor", "temperature"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise UsageError(f"{flag(name)} must be finite and above 0, was {value}")
+            check_positive(self, name)
         if self.context is not None and not 1 <= self.context <= LONGEST_TARGET:
             raise UsageError(
                 f"--context must be 1 to {LONGEST_TARGET} tokens, was {self.context:.6g}"

@@ -1,5 +1,6 @@
 """What all dataclasses of options share: a field's name is its flag, and its values are checked."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -36,6 +37,20 @@ def check_ranges(options: Any, ranges: Ranges) -> None:
             raise UsageError(f"{flag(name)} must be at least {least}, was {value}")
         if value is not None and value > most:
             raise UsageError(f"{flag(name)} must be at most {most}, was {str(value)[:40]}")
+
+
+def check_positive(options: Any, name: str) -> None:
+    """A number above 0 that is finite, or None."""
+    value = getattr(options, name)
+    if value is not None and not 0 < value < math.inf:
+        raise UsageError(f"{flag(name)} must be finite and above 0, was {value}")
+
+
+def check_share(options: Any, name: str) -> None:
+    """At least 0 and below 1."""
+    value = getattr(options, name)
+    if not 0 <= value < 1:
+        raise UsageError(f"{flag(name)} must be at least 0 and below 1, was {value:g}")
 
 
 def known_values(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""A loaded model and documents that it reads again and again, each time with another spectrum.
+"""A loaded model and documents that it reads again and again, each time as another model.
 
-What choosing stands on: ranking the closed forms, searching for knobs. The readings are those of
-`ropext eval`, and nothing is written.
+What choosing stands on: ranking the closed forms, judging the steps of a training. The readings
+are those of `ropext eval`, and nothing is written.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,15 +61,15 @@ class Bench:
             }
         return Reading(label, passes)
 
-    def short_window(self) -> Reading:
-        """Every document through the short window by the model as it is: the base."""
+    def short_window(self, label: str = "base") -> Reading:
+        """Every document through the short window by the model as it is."""
         longest, cost = self.frame.longest, base_tokens(self.frame)
 
         def compute(ids: Ids) -> TokenNll:
             return read_short(self.scorer, self.model, ids[:longest], self.frame.context)
 
         return Reading(
-            "base", {longest: [self._read(ids, cost, "base", compute) for ids in self.documents]}
+            label, {longest: [self._read(ids, cost, label, compute) for ids in self.documents]}
         )
 
     def _pass(self, length: int) -> Callable[[Ids], TokenNll]:
@@ -83,7 +83,7 @@ class Bench:
         if self.hooks.stop():
             raise NothingKept("interrupted; a measurement keeps nothing")
         # Not inference_mode: buffers made in it could not be trained through afterwards.
-        with torch.no_grad(), loading.memory_errors(f"a document ({label})"):
+        with torch.no_grad():
             try:
                 nll = compute(ids)
             except NanInLogits as error:
@@ -116,17 +116,19 @@ def set_up(
     slice_memory: int = 256,
     hooks: Hooks = SILENT,
 ) -> Bench:
-    """A bench for a loaded model: how it is read is settled as `ropext eval` settles it."""
+    """A bench for a loaded model (in PEFT or not): how it is read is settled as `ropext eval`
+    settles it."""
     import torch
 
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
     manner = costs.choose_manner(
-        costs.shape_of(model),
+        costs.shape_of(base),
         frame.longest,
-        loading.free_memory(model.get_input_embeddings().weight.device),
+        loading.free_memory(base.get_input_embeddings().weight.device),
         chunk,
         slice_memory * MIB,
     )
     scorer = TokenScorer(model, manner)
     with torch.no_grad():
         scorer.self_check()
-    return Bench(model, scorer, frame, [np.asarray(ids, np.int32) for ids in documents], hooks)
+    return Bench(base, scorer, frame, [np.asarray(ids, np.int32) for ids in documents], hooks)

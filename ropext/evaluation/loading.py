@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext.checkpoint import Snapshot
-from ropext.errors import InputError, RopextError, Stopped, UsageError
+from ropext.errors import InputError, Stopped, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -132,25 +132,26 @@ def _first_line(error: Exception) -> str:
 
 
 @contextmanager
-def memory_errors(what: str) -> Iterator[None]:
-    """Out of memory becomes a sentence with the options that help; what is finished is kept."""
+def memory_errors(sentence: str) -> Iterator[None]:
+    """Out of memory becomes a sentence, which names the options that help."""
     import torch
 
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
-        raise _out_of_memory(what) from error
+        raise Stopped(sentence) from error
     except RuntimeError as error:
         # The CPU allocator raises a bare RuntimeError.
         if "can't allocate memory" not in str(error):
             raise
-        raise _out_of_memory(what) from error
+        raise Stopped(sentence) from error
 
 
-def _out_of_memory(what: str) -> RopextError:
-    return Stopped(
-        f"out of memory while reading {what}; finished documents are kept: run again with a "
-        "smaller --chunk (e.g. 2048), a smaller --slice-memory, or --dtype bfloat16"
+def out_of_memory(what: str, kept: str = "finished documents are kept") -> str:
+    """The sentence of an evaluation."""
+    return (
+        f"out of memory while reading {what}; {kept}: run again with a smaller --chunk (e.g. "
+        "2048), a smaller --slice-memory, or --dtype bfloat16"
     )
 
 

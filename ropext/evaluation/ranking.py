@@ -146,7 +146,8 @@ def measure(
     frame = frame_of(first.model.context, first.target, options.seed)
     _announce(hooks, frame, corpus, forms)
     snapshot = with_weights(snapshot)
-    with loading.silenced(), loading.memory_errors(f"the weights of {model}"):
+    said = loading.out_of_memory(model, "a measurement keeps nothing")
+    with loading.silenced(), loading.memory_errors(said):
         loaded = loading.load_model(snapshot, options, trust_remote_code)
     bench = set_up(
         loaded,
@@ -156,7 +157,7 @@ def measure(
         slice_memory=options.slice_memory,
         hooks=hooks,
     )
-    with loading.silenced():
+    with loading.silenced(), loading.memory_errors(said):
         ranking = rank(bench, forms.plans)
     return Measured(ranking, forms.plans, forms.left_out, corpus, bench.tokens)
 

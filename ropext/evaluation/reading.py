@@ -10,7 +10,7 @@ import numpy as np
 from ropext.corpus import Document
 from ropext.evaluation.answers import score_items
 from ropext.evaluation.forward import Ids, NanInLogits, TokenNll, TokenScorer
-from ropext.evaluation.loading import memory_errors
+from ropext.evaluation.loading import memory_errors, out_of_memory
 from ropext.evaluation.pinning import pinned
 from ropext.evaluation.windows import Window, hf_stride, short_windows, strided_windows
 from ropext.results import rundir
@@ -134,7 +134,7 @@ class Reader:
 
 def complete(unit: Unit) -> None:
     """Do one unit, with errors that say where it went wrong."""
-    with memory_errors(unit.what):
+    with memory_errors(out_of_memory(unit.what)):
         try:
             unit.compute()
         except NanInLogits as error:

@@ -81,13 +81,10 @@ def evaluate(
         hooks.say(f"warning: {warning}")
     setting = replace(setting, lineup=fetched(setting.lineup))
     with _run_directory(output, rank) as path, loading.silenced():
-        manifest = manifest_of(
-            setting.lineup, setting.options, setting.prepared, setting.tokenizer, command
-        )
+        prepared, tokenizer = setting.prepared, setting.tokenizer
+        manifest = manifest_of(setting.lineup, setting.options, prepared, tokenizer, command)
         if rank == 0:
-            rundir.open_run(path, manifest, force)
-            for other in earlier:
-                borrowing.borrow(path, manifest, other)
+            _begin(path, manifest, force, earlier)
         else:
             wait_for(path / "manifest.json", lambda: _same(path, manifest), hooks.stop)
         worker = Worker(
@@ -99,16 +96,29 @@ def evaluate(
         if rank != 0:
             return Evaluation(Path(output) if output else None, {}, None)
         worker.wait_for_others()
-        rundir.sweep(path)
-        if setting.prepared.documents is not None:
-            longest = setting.prepared.frame.longest
-            rundir.write_documents(path, setting.prepared.documents, longest)
-        results = assemble(path, setting.lineup, setting.options, setting.prepared, passes, more)
+        results = _assembled(setting, path, passes, more)
         run = rundir.read_run(path)
         if output is None:
             return Evaluation(None, results, run, worker.resumed)
         write_report(run)
         return Evaluation(path, results, run, worker.resumed)
+
+
+def _begin(path: Path, manifest: Mapping[str, Any], force: bool, earlier: Sequence[Path]) -> None:
+    rundir.open_run(path, dict(manifest), force)
+    for other in earlier:
+        borrowing.borrow(path, manifest, other)
+
+
+def _assembled(
+    setting: Setting, path: Path, passes: dict[str, dict[str, int]], more: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Everything is read: from the files of the units to the results."""
+    rundir.sweep(path)
+    prepared = setting.prepared
+    if prepared.documents is not None:
+        rundir.write_documents(path, prepared.documents, prepared.frame.longest)
+    return assemble(path, setting.lineup, setting.options, prepared, passes, more)
 
 
 @contextmanager
@@ -141,7 +151,8 @@ def _read_all(
     longest = setting.prepared.frame.longest
     manner: Manner | None = None
     for own, others in _by_weights(setting.lineup):
-        with loading.memory_errors(f"the weights of {own.snapshot.name}"):
+        what = f"the weights of {own.snapshot.name}"
+        with loading.memory_errors(loading.out_of_memory(what)):
             hooks.say(f"loading {own.snapshot.name}")
             loaded = loading.load_model(own.snapshot, setting.options, setting.trust_remote_code)
         for variant in others:

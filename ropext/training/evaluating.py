@@ -2,25 +2,20 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ropext import corpus
-from ropext.evaluation.costs import choose_manner, shape_of
+from ropext.evaluation.bench import Bench, set_up
 from ropext.evaluation.forward import TokenNll, TokenScorer
-from ropext.evaluation.loading import free_memory
-from ropext.evaluation.pinning import pass_lengths
-from ropext.evaluation.reading import read_pass, read_short
+from ropext.evaluation.session import Hooks
 from ropext.results import rundir
 from ropext.results.lengths import tail_tokens
 from ropext.results.perplexity import Frame, text_values
 from ropext.results.readings import Documents, Reading
 from ropext.results.values import Bootstrap, Value
-
-SLICE_BYTES = 256 << 20
 
 Pause = Callable[[], None]  # called after each document; may raise to stop
 
@@ -38,31 +33,19 @@ class Judge:
 
     def read_long(self, model: Any, label: str, pause: Pause = _never) -> Reading:
         """Through windows of the target's length."""
-        scorer = self.scorer(model)
-        lengths = pass_lengths(scorer.model, self.frame.lengths)
-        found: dict[int, list[TokenNll]] = {length: [] for length in lengths}
-        for length, document in product(lengths, self.documents):
-            found[length].append(read_pass(scorer, scorer.model, document.ids, length))
-            pause()
-        return Reading(label, found)
+        return self._bench(model, pause).whole(label, None)
 
     def read_short(self, model: Any, label: str, pause: Pause = _never) -> Reading:
         """Through the short window."""
-        scorer = self.scorer(model)
-        found: list[TokenNll] = []
-        for document in self.documents:
-            found.append(read_short(scorer, scorer.model, document.ids, self.frame.context))
-            pause()
-        return Reading(label, {self.frame.longest: found})
+        return self._bench(model, pause).short_window(label)
 
     def scorer(self, model: Any) -> TokenScorer:
-        base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        shape = shape_of(base)
-        device = base.get_input_embeddings().weight.device
-        manner = choose_manner(shape, self.frame.longest, free_memory(device), None, SLICE_BYTES)
-        scorer = TokenScorer(model, manner)
-        scorer.self_check()
-        return scorer
+        return self._bench(model).scorer
+
+    def _bench(self, model: Any, pause: Pause = _never) -> Bench:
+        documents = [own.ids for own in self.documents]
+        hooks = Hooks(show=lambda done, total, what: pause())
+        return set_up(model, documents, self.frame, hooks=hooks)
 
     def values(self, reading: Reading, base: Reading | None) -> dict[str, Value]:
         names = tuple(document.name for document in self.documents)

@@ -9,7 +9,15 @@ from ropext.errors import UsageError
 from ropext.recipe import Recipe
 from ropext.tasks import MOST_ITEMS
 from ropext.training.options import DEVICES, DTYPES, MOST_JUDGING, PACKINGS, RANGES
-from ropext.wishes import LARGEST, Ranges, check_choices, check_ranges, known_values
+from ropext.wishes import (
+    LARGEST,
+    Ranges,
+    check_choices,
+    check_positive,
+    check_ranges,
+    check_share,
+    known_values,
+)
 
 # From the widest to the narrowest: every pair and the attention factor; a ramp's two ends and the
 # attention factor; a theta.
@@ -89,15 +97,10 @@ class FitOptions:
         check_ranges(self, _RANGES)
         if self.search and self.within == "longrope":
             raise UsageError("--search explores --within yarn or ntk; longrope has too many knobs")
-        rate = self.learning_rate
-        if rate is not None and not 0 < rate < math.inf:
-            raise UsageError(f"--learning-rate must be finite and above 0, was {rate}")
+        check_positive(self, "learning_rate")
         if not 1 <= self.ceiling < math.inf:
             raise UsageError(f"--ceiling must be finite and at least 1, was {self.ceiling:g}")
-        if not 0 <= self.retrieval_share < 1:
-            raise UsageError(
-                f"--retrieval-share must be at least 0 and below 1, was {self.retrieval_share:g}"
-            )
+        check_share(self, "retrieval_share")
 
     def recipe(self, method: str, **knobs: Any) -> Recipe:
         """The plan of one method at this target, for these loaders."""

@@ -13,6 +13,7 @@ import torch
 from ropext.checkpoint.staging import check_output
 from ropext.errors import Stopped
 from ropext.evaluation.forward import NanInLogits
+from ropext.evaluation.loading import memory_errors
 from ropext.patching import patch, unpatch
 from ropext.planning import Plan, make_plan
 from ropext.results.readings import Reading
@@ -35,7 +36,7 @@ from ropext.training.interrupts import Signals
 from ropext.training.learner import Learner, LeftGuards
 from ropext.training.probes import why_not_sliced
 from ropext.training.run import is_main
-from ropext.training.session import memory_errors, writing_errors
+from ropext.training.session import writing_errors
 
 OUT_OF_MEMORY = (
     "out of memory; three options help most: --micro-rows 1, --dtype bfloat16, and a smaller "
@@ -310,18 +311,31 @@ class FitSession:
         held = spectrum.held(fit_showing.pair_factors(plan.main), self.prepared.ceiling)
         if verdict.kept == FITTED and held:
             self._note(f"held at a guard: pair {', '.join(map(str, held))}")
-        judge = self.judge
         readings = {BASE: base, START: self.closed[start]}
         if fitted is not None:
             readings[FITTED] = fitted
+        done = self._fitted(readings, start, verdict, plan, history)
+        self._write(done, fit_showing.files(done, self.judge, readings, self.closed))
+        return done
+
+    def _fitted(
+        self,
+        readings: Mapping[str, Reading],
+        start: str,
+        verdict: Verdict,
+        plan: Plan,
+        history: History,
+    ) -> Fitted:
+        """What was done, with its numbers."""
+        judge = self.judge
         numbers = {
-            label: judge.values(reading, base, self.scores.get(label, ()))
+            label: judge.values(reading, readings[BASE], self.scores.get(label, ()))
             for label, reading in readings.items()
         }
         change: Value | None = None
-        if fitted is not None:
-            change = judge.change(fitted, self.closed[start])
-        done = Fitted(
+        if FITTED in readings:
+            change = judge.change(readings[FITTED], readings[START])
+        return Fitted(
             output=self.output,
             plan=plan,
             kept=verdict.kept,
@@ -339,7 +353,8 @@ class FitSession:
             judgements={k: judge.loss(own) for k, own in self.steps.found().items()},
             trials=tuple(self.trials),
         )
-        extras = fit_showing.files(done, judge, readings, self.closed)
+
+    def _write(self, done: Fitted, extras: dict[str, bytes]) -> None:
         check_output(self.output, force=self.force, inputs=[self.prepared.base.snapshot.directory])
         self.say("writing, and proving what stock transformers builds from it")
         try:
@@ -351,4 +366,3 @@ class FitSession:
                 f"interrupted; the fit is kept in {self.folder}, and the same command writes it"
             ) from error
         shutil.rmtree(self.folder, ignore_errors=True)
-        return done

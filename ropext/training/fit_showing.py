@@ -14,6 +14,7 @@ from ropext.results.perplexity import by_position
 from ropext.results.readings import Reading
 from ropext.results.values import Value
 from ropext.training.fit_data import MEASURED
+from ropext.training.showing import aligned
 
 if TYPE_CHECKING:
     from ropext.training.fit_judging import FitJudge
@@ -87,7 +88,7 @@ def result_text(done: "Fitted") -> str:
     """What the command prints at its end."""
     lines = [f"{done.output}: {done.plan.method}, kept: {done.kept}"]
     for caption, table in tables(done):
-        lines += ["", caption, *_aligned(table)]
+        lines += ["", caption, *aligned(table)]
     lines += ["", *(f"note: {note}" for note in done.notes)]
     lines += [
         f"cost: {len(done.losses)} steps, {done.tokens:,} tokens with gradients, "
@@ -96,15 +97,6 @@ def result_text(done: "Fitted") -> str:
         f"next: ropext verify {done.output}",
     ]
     return "\n".join(lines)
-
-
-def _aligned(table: Table) -> list[str]:
-    rows = [table.header, *table.rows]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(table.header))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
 
 
 def summary(done: "Fitted") -> tuple[str, ...]:

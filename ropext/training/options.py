@@ -1,12 +1,20 @@
 """What a fine-tuning run is asked to do. A field's name is its flag."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ropext.errors import UsageError
-from ropext.wishes import LARGEST, LARGEST_SEED, Ranges, check_choices, check_ranges, known_values
+from ropext.wishes import (
+    LARGEST,
+    LARGEST_SEED,
+    Ranges,
+    check_choices,
+    check_positive,
+    check_ranges,
+    check_share,
+    known_values,
+)
 
 STRATEGIES = ("full", "pose")
 PACKINGS = ("documents", "glued")
@@ -82,15 +90,9 @@ class Options:
     def __post_init__(self) -> None:
         check_choices(self, _CHOICES)
         check_ranges(self, RANGES)
-        rate = self.learning_rate
-        if rate is not None and not 0 < rate < math.inf:
-            raise UsageError(f"--learning-rate must be finite and above 0, was {rate}")
-        if not 0 <= self.retrieval_share < 1:
-            raise UsageError(
-                f"--retrieval-share must be at least 0 and below 1, was {self.retrieval_share:g}"
-            )
-        if not 0 <= self.dropout < 1:
-            raise UsageError(f"--dropout must be at least 0 and below 1, was {self.dropout}")
+        check_positive(self, "learning_rate")
+        check_share(self, "retrieval_share")
+        check_share(self, "dropout")
         if self.window is not None and self.strategy != "pose":
             raise UsageError("--window is for --strategy pose; full rows have the target's length")
         if self.packing == "glued" and self.strategy == "pose":

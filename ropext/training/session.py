@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import torch
 
 from ropext.errors import InputError, Stopped
+from ropext.evaluation.loading import memory_errors
 from ropext.patching import patch
 from ropext.results.readings import Reading
 from ropext.results.values import Value
@@ -63,7 +64,7 @@ class Session:
         rows = self.prepared.rows
         if rows.passes > 1:
             self._note(f"{showing.passes_text(rows)} (more text is better than the same again)")
-        with memory_errors(), writing_errors(self.folder):
+        with memory_errors(OUT_OF_MEMORY), writing_errors(self.folder):
             with self._readings() as pause:
                 before = self._before(pause)
             history = self._train(TUNED, rows, 1)
@@ -146,13 +147,8 @@ class Session:
         model = self._load()
         if label == CONTROL:
             patch(model, self.origin.base_config())
-        elif self.options.strategy == "pose" and not probes.chunks_are_joined(
-            model, self.origin.target - probes.PROBE
-        ):
-            raise InputError(
-                "--strategy pose: in this model's attention the second chunk of a row sees nothing "
-                "of the first, so it would learn nothing; use --strategy full"
-            )
+        elif self.options.strategy == "pose":
+            self._check_chunks(model)
         reason = use_sliced_loss(model)
         if reason is not None and label == TUNED:
             self._note(f"the loss needs whole logits: {reason}")
@@ -191,6 +187,13 @@ class Session:
         del job, joined, model
         gc.collect()
         return history
+
+    def _check_chunks(self, model: Any) -> None:
+        if not probes.chunks_are_joined(model, self.origin.target - probes.PROBE):
+            raise InputError(
+                "--strategy pose: in this model's attention the second chunk of a row sees nothing "
+                "of the first, so it would learn nothing; use --strategy full"
+            )
 
     def _settle_spectrum(self, history: History) -> None:
         """From here on the extended checkpoint is the one that carries the trained spectrum."""
@@ -299,20 +302,6 @@ class Session:
             control=None if control is None else {"steps": control.steps, "losses": control.losses},
             notes=tuple(self.notes),
         )
-
-
-@contextmanager
-def memory_errors(sentence: str = OUT_OF_MEMORY) -> Iterator[None]:
-    """Out of memory becomes a sentence with the options that help."""
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise Stopped(sentence) from error
-    except RuntimeError as error:
-        # The CPU allocator raises a bare RuntimeError.
-        if "can't allocate memory" not in str(error):
-            raise
-        raise Stopped(sentence) from error
 
 
 @contextmanager

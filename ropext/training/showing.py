@@ -89,7 +89,7 @@ def result_text(done: "Finetuned") -> str:
     lines = [f"{done.output}: trained {done.steps} steps" + _early(done.stopped_early)]
     table = table_of(done.numbers, target)
     if table is not None:
-        lines += ["", *_aligned(table), "", *verdict(done.numbers, target)]
+        lines += ["", *aligned(table), "", *verdict(done.numbers, target)]
     lines += [f"note: {note}" for note in done.notes]
     lines += ["", f"next: ropext verify {done.output}"]
     return "\n".join(lines)
@@ -121,7 +121,8 @@ def _interval(value: dict[str, Any]) -> str:
     return f"{low:.4f} to {high:.4f} (range of {value['n']})"
 
 
-def _aligned(table: Table) -> list[str]:
+def aligned(table: Table) -> list[str]:
+    """Its lines for a terminal."""
     rows = [table.header, *table.rows]
     widths = [max(len(row[at]) for row in rows) for at in range(len(table.header))]
     return [

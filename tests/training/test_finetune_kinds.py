@@ -13,11 +13,11 @@ from test_finetune import RUN
 
 from ropext import verifying
 from ropext.errors import Stopped, UsageError
+from ropext.evaluation.loading import memory_errors
 from ropext.training import engine, outcome, run_finetune, session
 from ropext.training.options import Options
 from ropext.training.origin import open_origin
 from ropext.training.run import prepare
-from ropext.training.session import memory_errors
 from ropext.training.showing import passes_text
 
 pytestmark = pytest.mark.slow
@@ -133,9 +133,9 @@ def test_out_of_memory_names_three_options_and_the_same_call_goes_on(
 
 
 def test_what_the_cpus_allocator_says_is_told_as_out_of_memory_too():
-    with pytest.raises(Stopped, match="out of memory"), memory_errors():
+    with pytest.raises(Stopped, match="out of memory"), memory_errors("out of memory"):
         torch.empty(2**60)
-    with pytest.raises(RuntimeError, match="shape"), memory_errors():
+    with pytest.raises(RuntimeError, match="shape"), memory_errors(""):
         torch.empty(2) @ torch.empty(3, 3)
 
 
