@@ -1,8 +1,9 @@
 """A spectrum found without gradients: knobs tried one after another, by forward passes alone.
 
 Pattern search (Hooke and Jeeves 1961) on a grid that halves: one knob at a time moves by a step in
-either direction, and goes on while every move is surely better, paired over documents; where no
-knob moves any more, the step is halved. For models through which no gradient flows.
+either direction, and goes on while every move is better by more than its interval; where no knob
+moves any more, the step is halved. For models through which no gradient flows. The interval is
+paired over windows, of which a long document has several: it steers, and held-out documents judge.
 """
 
 import json
