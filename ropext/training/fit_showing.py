@@ -14,7 +14,7 @@ from ropext.results.perplexity import by_position
 from ropext.results.readings import Reading
 from ropext.results.values import Value
 from ropext.training.fit_data import MEASURED
-from ropext.training.showing import aligned
+from ropext.training.showing import aligned, settings_lines
 
 if TYPE_CHECKING:
     from ropext.training.fit_judging import FitJudge
@@ -57,20 +57,19 @@ def plan_text(planned: "PlannedFit") -> str:
     shown = {name: own for name, own in vars(prepared.settings).items() if own.source != "no LoRA"}
     if planned.search:
         shown = {"row tokens": prepared.settings.row_tokens}
-    width = max(map(len, shown))
+    starts = list(prepared.starts)
+    start = starts[0] if len(starts) == 1 else f"the best of {', '.join(starts)}"
     lines = [
         f"{prepared.base.snapshot.name}: from {plan.context} to {plan.target} tokens, "
-        f"{planned.moving} numbers move ({prepared.within}), starting from "
-        f"{' or '.join(prepared.starts)}",
+        f"{planned.moving} numbers move ({prepared.within}), starting from {start}",
         "",
-        *(f"{name.replace('_', ' '):<{width}}  {own.value}  {own.source}"
-          for name, own in shown.items()),
+        *settings_lines(shown),
         "",
         f"documents: {len(prepared.rows.texts.documents)} to fit on, "
         f"{len(prepared.documents.judging)} held out, {prepared.documents.too_short} too short",
         *_costs(planned),
         *(f"note: {note}" for note in prepared.notes),
-    ]  # fmt: skip
+    ]
     return "\n".join(lines)
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ropext.checkpoint.card import Table
@@ -9,6 +10,7 @@ from ropext.results.lengths import length_text
 from ropext.results.values import Value
 
 if TYPE_CHECKING:
+    from ropext.training.defaults import Setting
     from ropext.training.engine import History
     from ropext.training.outcome import Story
     from ropext.training.run import Finetuned, Planned
@@ -27,21 +29,13 @@ ROWS = {
 def plan_text(planned: "Planned") -> str:
     """What --dry-run prints."""
     prepared, found = planned.prepared, planned.estimate
-    settings = prepared.settings
     lines = [
         f"{prepared.origin.snapshot.name}: extended from {prepared.origin.context} to "
         f"{prepared.origin.target} tokens, strategy {prepared.options.strategy}, packing "
         f"{prepared.options.packing}",
         "",
     ]
-    rows = [(name.replace("_", " "), s.value, s.source) for name, s in vars(settings).items()]
-    width = max(len(name) for name, _, _ in rows)
-    values = [_plain(value) for _, value, _ in rows]
-    wide = max(map(len, values))
-    lines += [
-        f"{name:<{width}}  {value:<{wide}}  {source}"
-        for (name, _, source), value in zip(rows, values, strict=True)
-    ]
+    lines += settings_lines(vars(prepared.settings))
     lines += [
         "",
         f"trained: {planned.trained:,} parameters in {', '.join(planned.targets)}",
@@ -57,6 +51,17 @@ def plan_text(planned: "Planned") -> str:
     if planned.sliced is not None:
         lines.append(f"the loss needs whole logits: {planned.sliced}")
     return "\n".join(lines)
+
+
+def settings_lines(settings: Mapping[str, "Setting"]) -> list[str]:
+    """Each setting with where it comes from."""
+    names = [name.replace("_", " ") for name in settings]
+    values = [_plain(own.value) for own in settings.values()]
+    width, wide = max(map(len, names)), max(map(len, values))
+    return [
+        f"{name:<{width}}  {value:<{wide}}  {own.source}"
+        for name, value, own in zip(names, values, settings.values(), strict=True)
+    ]
 
 
 def passes_text(rows: "Rows") -> str:
