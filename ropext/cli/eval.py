@@ -54,7 +54,11 @@ def command(
 
     out = Out(as_json, quiet)
     gates = gates_of(tuple(fail_if or ()))
-    common = {"revision": revision, "trust_remote_code": trust_remote_code, "gates": gates}
+    common: dict[str, Any] = {
+        "revision": revision,
+        "trust_remote_code": trust_remote_code,
+        "gates": gates,
+    }
     if dry_run:
         setting, estimate = estimate_evaluation(
             model, **common, output=output, force=force, **values

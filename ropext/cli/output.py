@@ -56,7 +56,7 @@ class Out:
             sys.stdout.write(body.rstrip("\n") + "\n")
             sys.stdout.flush()
         except OSError as error:
-            sys.stdout = None  # type: ignore[assignment]  # or Python complains again at exit
+            sys.stdout = None  # or Python complains again at exit
             if isinstance(error, BrokenPipeError):
                 return  # the reader had enough (`ropext plan ... | head`)
             raise InputError(f"the result cannot be printed: {error.strerror}") from None

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropext.checkpoint import with_weights
 from ropext.checkpoint.snapshot import Snapshot
@@ -22,6 +22,10 @@ from ropext.pipeline.running import Run, is_done, require
 from ropext.pipeline.sections import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.pipeline.steps import LABELS, Say, Work
 from ropext.report.text import size
+
+if TYPE_CHECKING:
+    from ropext.training.fitting import PlannedFit
+    from ropext.training.run import Planned
 
 Estimate = dict[str, Any]
 SKIPPED: Estimate = {"what": "done before, skipped", "skipped": True}
@@ -141,7 +145,7 @@ def _extended(work: Work) -> Path:
     return place
 
 
-def _training(found: Any) -> Estimate:
+def _training(found: "Planned | PlannedFit") -> Estimate:
     estimate = found.estimate
     what = (
         f"{estimate.tokens:,} tokens, {estimate.flops:.2e} FLOPs, about "

@@ -151,7 +151,8 @@ def any_finished(folder: Path) -> bool:
 
 def plain(inputs: Flat) -> Flat:
     """As JSON gives it back: tuples are lists."""
-    return json.loads(json.dumps(inputs, default=str))
+    read: Flat = json.loads(json.dumps(inputs, default=str))
+    return read
 
 
 def same(record: Record, stage: str, inputs: Flat) -> bool:

@@ -5,11 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ropext.evaluation.options as evaluation_options
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
 from ropext.checkpoint.jsontext import dump
+from ropext.checkpoint.transfer import Link
 from ropext.pipeline.extending import write_extension
 from ropext.pipeline.job import PLAN, Cell, Job
 from ropext.pipeline.sections import EVALUATE, EXTEND, FINETUNE, FIT
@@ -192,7 +193,7 @@ class Work:
                 self._whole_base,
                 self.plan,
                 self.checkpoint(EXTEND),
-                link=writing.link,
+                link=cast(Link, writing.link),  # checked with the rest of the recipe
                 force=True,
                 prove=not writing.no_verify,
                 hash_weights=writing.hash,
