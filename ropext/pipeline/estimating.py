@@ -42,11 +42,10 @@ def estimate(
 ) -> dict[str, Any]:
     """Every cell, every stage that would be done: a sentence under `what`, the numbers behind it,
     and under `refused` why it would not get done. What a run refuses at once is refused."""
-    place = Path(output or asked.output or "OUT")
-    choice = Choice(begin, only)
-    works, failed = Run(asked, place, choice, force, say=say).ready()
-    cells = []
+    choice, cells = Choice(begin, only), []
     with tempfile.TemporaryDirectory(prefix="ropext-estimate-") as room:
+        place = Path(output or asked.output or Path(room, "OUT"))
+        works, failed = Run(asked, place, choice, force, say=say).ready()
         for work in works:
             aside = replace(work, folder=Path(room) / (work.cell.name or "cell"))
             told = {

@@ -222,7 +222,9 @@ def test_gates_and_failed_cells_have_their_exit_codes(tmp_path):
 def test_the_dry_run_writes_nothing(tmp_path):
     from ropext.pipeline import estimating, job
 
-    found = estimating.estimate(job.from_mapping(SMALL), tmp_path / "out", print)
+    (tmp_path / "OUT").mkdir()  # nobody's: no output was named
+    found = estimating.estimate(job.from_mapping(SMALL), None, print)
+    (tmp_path / "OUT").rmdir()
     told = found["cells"][0]["stages"]
     assert list(told) == ["plan", "extend", "report"]
     assert "256 to 512 tokens" in told["plan"]["what"]
