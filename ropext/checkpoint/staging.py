@@ -52,6 +52,11 @@ def check_output(output: Path, *, force: bool, inputs: Iterable[Path] = ()) -> P
     return real
 
 
+def recover(output: Path) -> None:
+    """Finish or undo what a killed run of the same output left, if one did."""
+    _clean_up(_real(output, ()), output)
+
+
 def check_apart(output: Path, inputs: Iterable[Path]) -> None:
     """Refuse an output that is, holds or lies in something that is read."""
     _real(output, inputs)
@@ -186,7 +191,6 @@ def _old(real: Path) -> Path:
 
 
 def _clean_up(real: Path, output: Path) -> None:
-    """Finish or undo what a killed run of the same output left, if one did."""
     with os_errors(output):
         if not real.parent.is_dir():
             return

@@ -54,7 +54,7 @@ def write_checkpoint(
     `prove` returned. The base is only read, and each of its weight files for its header alone
     (with `hash_weights`: whole).
     """
-    check_writable(snapshot, output, link=link, force=force)
+    _check_source(snapshot, output, link)
     edits, limits = tokenizer.length_edits(snapshot, record.context, record.target)
     weights = {
         name: provenance.weigh(snapshot.path(name), content=hash_weights)
@@ -83,11 +83,16 @@ def write_checkpoint(
 
 
 def check_writable(snapshot: Snapshot, output: Path, *, link: Link, force: bool) -> None:
-    """All that is refused before anything is written; changes nothing."""
+    """All that is refused before anything is written; changes nothing. (`staged` clears away what a
+    killed run left before it looks at the output.)"""
+    _check_source(snapshot, output, link)
+    check_output(output, force=force, inputs=_inputs(snapshot))
+
+
+def _check_source(snapshot: Snapshot, output: Path, link: Link) -> None:
     if link not in LINKS:
         raise UsageError(f"--link {link} is none of {', '.join(LINKS)}")
     require_weights(snapshot)
-    check_output(output, force=force, inputs=_inputs(snapshot))
     check_space(output, _bytes_to_copy(snapshot, link, output))
 
 

@@ -15,7 +15,7 @@ from ropext.checkpoint import card, provenance
 from ropext.checkpoint.card import README
 from ropext.checkpoint.jsontext import read_object
 from ropext.checkpoint.records import read_record
-from ropext.checkpoint.staging import check_output, staged
+from ropext.checkpoint.staging import check_output, recover, staged
 from ropext.checkpoint.transfer import copy_file, os_errors, place
 from ropext.errors import OutputExists
 from ropext.pipeline.job import REPORT
@@ -104,6 +104,7 @@ def check_free(work: Work) -> None:
 def write_output(work: Work, found: Evidence) -> None:
     """OUT, as a whole or not at all."""
     source = work.checkpoints[work.final]
+    recover(work.output)
     check_free(work)  # again: hours may have passed
     force = os.path.lexists(work.output)
     with staged(work.output, force=force, inputs=[source]) as stage:

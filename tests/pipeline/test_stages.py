@@ -290,6 +290,17 @@ def test_the_dry_run_of_a_grid_names_the_cells_that_fail(tmp_path):
         estimating.raise_if_refused(found)
 
 
+@pytest.mark.parametrize("factor", [2, 4])
+def test_killed_while_the_output_was_replaced_it_goes_on(tmp_path, factor):
+    """The old output had been moved aside, the new one had no name yet."""
+    go()
+    (tmp_path / "out").rename(tmp_path / ".out.old")
+    go(SMALL | {"extend": SMALL["extend"] | {"factor": factor}})
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["max_position_embeddings"] == 256 * factor
+    assert not (tmp_path / ".out.old").exists()
+
+
 def test_an_output_that_appears_while_the_run_goes_on_is_not_replaced(tmp_path, monkeypatch):
     from ropext.pipeline import steps
 
