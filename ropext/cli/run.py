@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 NAME = "run"
 
 RecipeArg = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="a recipe file, or the name of a bundled one")
+    str,
+    typer.Argument(
+        metavar="RECIPE", help="a recipe file, or the name of a bundled one (ropext recipes ls)"
+    ),
 ]
 Words = Annotated[
     list[str] | None,
@@ -32,7 +35,12 @@ Output = Annotated[
 ]
 From = Annotated[
     str | None,
-    typer.Option("--from", metavar="STAGE", help="do this stage and all later ones again"),
+    typer.Option(
+        "--from",
+        metavar="STAGE",
+        help="do this stage and all later ones again: plan, extend, fit, finetune, evaluate or "
+        "report",
+    ),
 ]
 Only = Annotated[str | None, typer.Option("--only", metavar="STAGE", help="do this stage alone")]
 Force = Annotated[bool, typer.Option("--force", help="replace OUT where this run did not write it")]

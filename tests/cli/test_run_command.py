@@ -34,6 +34,13 @@ def test_run_says_what_was_done_and_what_comes_next(ropext, recipe, tmp_path):
     ]
 
 
+def test_the_help_names_the_stages(ropext):
+    from ropext.pipeline.job import STAGES
+
+    text = " ".join(ropext("run", "--help")[1].split())
+    assert f"again: {', '.join(STAGES[:-1])} or {STAGES[-1]}" in text
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
