@@ -15,7 +15,8 @@ from ropext.demo.running import Done
 from ropext.demo.steps import CONTEXT, FACTOR, TASKS, WIDER
 from ropext.results import rundir
 from ropext.results.comparison import Contender
-from ropext.results.values import Value, wilson
+from ropext.results.retrieval import share_of
+from ropext.results.values import Value
 
 BASE, UNTOUCHED, EXTENDED = "base", "untouched", f"yarn-{FACTOR}x"
 FITTED, CONTROL, TUNED = f"fitted-{FACTOR}x", "control", f"tuned-{FACTOR}x"
@@ -39,7 +40,7 @@ class Model:
         if self.contender is None:
             return None
         own = [item for item in self.contender.items if item.length == length]
-        return wilson(sum(item.exact for item in own), len(own)) if own else None
+        return share_of(own) if own else None
 
 
 def models(found: Mapping[str, Done], folder: Path) -> dict[str, Model]:
