@@ -99,7 +99,7 @@ class Job:
         names = [cell.name for cell in cells]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise UsageError(f"{self._where(EXTEND)}: the grid has {twice} twice")
+            raise UsageError(f"the grid has {twice} twice")
         return tuple(cells)
 
     def resolved(self) -> dict[str, Any]:
