@@ -63,8 +63,13 @@ def verdict(ranking: Ranking) -> str:
         )
     if ranking.sure:
         return (
-            f"take {best.label}: surely the lowest, {_distance(second)} below {second.label}"
+            f"take {best.label}: surely the lowest, {_least(second)} below {second.label}"
             f"{_allowed_for(ranking)}"
+        )
+    if len(ranking.tied) == 1:
+        return (
+            f"take {best.label}: the lowest, below each other one by more than its interval, but "
+            f"not surely below {second.label}: {_least(second)}{_allowed_for(ranking)}"
         )
     alike = ", ".join(ranking.tied)
     if ranking.taken == best.label:
@@ -75,11 +80,16 @@ def verdict(ranking: Ranking) -> str:
     taken = next(own for own in others if own.label == ranking.taken)
     return (
         f"take {taken.label}: {alike} cannot be told apart here ({_distance(taken)} between it and "
-        f"the lowest{_allowed_for(ranking)}), and more loaders read it, or its form is plainer"
+        f"the lowest), and more loaders read it, or its form is plainer"
     )
 
 
 def _distance(own: Standing) -> str:
+    low, high = own.behind.ci95 or (own.behind.value,) * 2
+    return f"{number(own.behind.value, 4)} nats a token ({number(low, 4)} to {number(high, 4)})"
+
+
+def _least(own: Standing) -> str:
     least = math.nan if own.at_least is None else own.at_least
     return f"{number(own.behind.value, 4)} nats a token ({number(least, 4)} at least)"
 

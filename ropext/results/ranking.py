@@ -35,7 +35,7 @@ class Ranking:
     documents: int
     standings: tuple[Standing, ...]
     in_window: Value | None  # perplexity of the base through its short window, the same tokens
-    tied: tuple[str, ...]  # those that the lowest does not beat surely, itself included
+    tied: tuple[str, ...]  # whose own interval against the lowest holds zero, itself included
     taken: str
 
     @property
@@ -46,7 +46,8 @@ class Ranking:
     @property
     def sure(self) -> bool:
         """Whether the lowest is below every other one, all comparisons allowed for."""
-        return len(self.tied) == 1
+        leads = [own.at_least for own in self.standings[1:]]
+        return all(lead is not None and lead > 0 for lead in leads)
 
     def to_json(self) -> dict[str, Any]:
         """As `ropext plan --measure --json` prints it."""
@@ -84,8 +85,9 @@ def rank_readings(
 ) -> Ranking:
     """Rank readings of the same documents by the tail before the longest length.
 
-    Of those that are not surely worse than the lowest, the first in `preference` is taken. Below
-    eight documents there is no interval: nothing is sure, and the lowest is taken.
+    Of those whose own interval against the lowest holds zero, the first in `preference` is taken:
+    what is used is a choice, and only "surely the lowest" a claim about all of them. Below eight
+    documents there is no interval: nothing is sure, and the lowest is taken.
     """
     span = frame.tail_span(frame.longest)
     totals = {label: float(reading.sums(*span)[0].sum()) for label, reading in readings.items()}
@@ -97,7 +99,7 @@ def rank_readings(
     leads: dict[str, float | None] = {
         label: lead(frame, lowest, readings[label], span, len(order) - 1) for label in order[1:]
     }
-    tied = [label for label in order if not (leads.get(label) or 0) > 0]
+    tied = [label for label in order if label == order[0] or not behind[label].excludes_zero]
     taken = order[0]
     if documents >= FEWEST_DOCUMENTS:
         taken = next((label for label in preference if label in tied), taken)

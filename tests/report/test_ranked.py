@@ -56,6 +56,13 @@ def plan(**wishes):
             "2 comparisons allowed for",
         ),
         (
+            {"low": LEVELS, "next": LEVELS + SWAY + 0.23}
+            | {f"far{number}": LEVELS + 1 for number in range(8)},
+            (),
+            "take low: the lowest, below each other one by more than its interval, but not surely "
+            "below next: 0.2300 nats a token (-0.",
+        ),
+        (
             {"yarn": LEVELS, "pi": LEVELS + SWAY + 0.01},
             ("pi", "yarn"),
             "take pi: yarn, pi cannot be told apart here (0.0100 nats a token (",
