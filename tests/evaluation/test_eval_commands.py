@@ -264,6 +264,19 @@ def test_compare_two_variants_of_one_run(runs, capsys):
     assert "NLL difference to yarn-4x" in said.out
 
 
+def test_answers_are_compared_though_the_base_comes_first(runs, capsys, tmp_path):
+    """The base reads through its short window and is asked nothing."""
+    words = ["--tasks", "passkey", "--items", "1", "--lengths", "64,256", "--quiet"]
+    words += ["--method", "yarn", "--factor", "4", "-o", str(tmp_path / "asked")]
+    docs = ["--data", str(runs / "docs.jsonl")]
+    assert run("eval", str(runs / "model"), *docs, *words, capsys=capsys)[0] == 0
+    code, said = run("compare", str(tmp_path / "asked"), "--json", capsys=capsys)
+    assert code == 0
+    found = json.loads(said.out)["retrieval"]
+    assert list(found) == ["yarn-4x"]  # against the untouched model
+    assert "passkey@256" in found["yarn-4x"]
+
+
 @pytest.mark.parametrize(
     ("specs", "says"),
     [
