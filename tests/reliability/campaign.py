@@ -160,6 +160,7 @@ def run(
     """One command in a forked child, its file layer counted. `kill_after` seconds it is killed; the
     kernel lets it write no file beyond `largest` bytes."""
     shared, log = Shared(), room.parent / f"{room.name}.log"
+    log.touch()  # the child may be killed before it opens it
     child = os.fork()
     if child == 0:
         if largest is not None:
