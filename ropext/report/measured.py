@@ -1,6 +1,7 @@
 """Results of an evaluation or a comparison as tables: for the terminal, Markdown and HTML alike."""
 
 import math
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,6 +80,9 @@ def headline(results: Results) -> Table | None:
     }
     name = results["headline"]
     note = "base = the model before extension through its short window, on the same tokens"
+    if "untouched" in results["variants"]:
+        note += "; untouched = that model, read beyond its window"
+    note += "; after ± half the 95 % interval"
     if name != "tail":
         note = results["protocol_text"]
     return _per_length(results, name, names[name], note)
@@ -259,7 +263,10 @@ def verdict_lines(results: Results) -> list[str]:
 
 def as_text(tables: Iterable[Table], lines: Sequence[str] = ()) -> str:
     """For a terminal."""
-    parts = [f"{own.title}\n{table(own.header, own.rows)}" for own in tables]
+    parts = []
+    for own in tables:
+        note = textwrap.wrap(own.note, 96, initial_indent="  ", subsequent_indent="  ")
+        parts.append("\n".join([own.title, *note, table(own.header, own.rows)]))
     return "\n\n".join([*parts, *(["\n".join(lines)] if lines else [])])
 
 
