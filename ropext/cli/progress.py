@@ -36,17 +36,22 @@ class Bar:
 
     def __init__(self, out: Out, logs: bool = True) -> None:
         self.out, self.logs = out, logs
-        self.begun = time.monotonic()
-        self.last = self.begun
+        self.done: int | None = None  # at the last call
+        self.begun = self.last = 0.0
+        self.first = 0  # done when the clock began
 
     def show(self, done: int, total: int, what: str) -> None:
         now = time.monotonic()
+        if self.done is None or done < self.done:  # a new piece of work: a run has several
+            self.begun = self.last = now
+            self.first = done
+        self.done = done
         pause = self.SECONDS if self.out.animated else self.SECONDS_IN_LOGS
         finished = done >= total
         if self.out.quiet or (now - self.last < pause and not (finished and self.out.animated)):
             return
         self.last = now
-        left = (now - self.begun) * (total - done) / max(done, 1)
+        left = (now - self.begun) * (total - done) / max(done - self.first, 1)
         text = f"{100 * done / max(total, 1):3.0f} %  about {_time(left)} left  {what}"
         if self.out.animated:
             sys.stderr.write(f"\r\x1b[2K{text[:100]}" + ("\n" if finished else ""))
