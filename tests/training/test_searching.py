@@ -141,9 +141,9 @@ def test_only_knobs_are_searched():
         build({"search": True, "within": "longrope", "factor": 4.0})
 
 
-# The bundled checkpoint knows 256 tokens. Told that it knows 64, the spectrum that a factor of four
-# needs is its own: nothing interpolated, no temperature. (With 128 and two, NTK-aware starts so near
-# the truth that the step may be smaller than its interval.)
+# The bundled checkpoint knows 256 tokens. Told that it knows 64, the spectrum that a factor of
+# four needs is its own: nothing interpolated, no temperature. (With 128 and two, NTK-aware starts
+# so near the truth that the step may be smaller than its interval.)
 KNOWN = {
     "context": 64,
     "factor": 4,

@@ -31,12 +31,22 @@ def test_a_7b_model_gets_the_papers_recipe():
     assert settings(70e9).learning_rate.value == 1e-4
 
 
+def test_a_short_run_warms_up_for_as_large_a_share_as_yarns():
+    found = settings(1e6, 256, 1024)
+    assert (found.steps.value, found.warmup.value) == (60, 3)
+    assert "at most its share of YaRN's 400 steps" in found.warmup.source
+    assert settings(1e6, 256, 2048, strategy="pose").warmup.value == 3
+    assert settings(7e9, steps=400).warmup.value == 20
+    assert settings(7e9, steps=4000).warmup.value == 20
+    assert settings(1e6, 256, 1024, steps=10, warmup=2).warmup.value == 2
+
+
 def test_what_is_asked_for_wins_and_says_so():
     found = settings(7e9, steps=30, learning_rate=1e-3, batch_tokens=40000, rank=8)
     assert (found.steps.value, found.steps.source) == (30, "asked for")
     assert found.learning_rate.value == 1e-3
     assert found.rows.value == 1
-    assert found.warmup.value == 6
+    assert found.warmup.value == 1
     assert found.alpha.value == 16
 
 
