@@ -8,7 +8,8 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def own_interrupts() -> Iterator[None]:
-    """`ropext.cli.app.main` answers Ctrl-C for the rest of its process; here that is the next test's."""
+    """`ropext.cli.app.main` answers Ctrl-C to the end of its process, which here is the next
+    test's."""
     before = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, before)

@@ -156,7 +156,7 @@ def test_one_seed_for_all_sections_but_those_that_name_their_own():
         ("model: a\nextend:\n  factor: 2\n  target: 9\n", "r.yaml, line 2 (extend): --factor 2"),
         ("model: a\nextend: {method: yran}\n", "line 2 (extend): "),
         ("model: a\nextend: {link: soft}\n", "link is one of copy, hard, symlink"),
-        ("model: a\nextend: {factor: [2, 2]}\n", "r.yaml, line 2 (extend): the grid has yarn-2x twice"),
+        ("model: a\nextend: {factor: [2, 2]}\n", "line 2 (extend): the grid has yarn-2x twice"),
         ("model: a\nextend: {factor: 2}\nfinetune: {steps: 2}\n", "line 3: finetune needs data"),
         (
             "model: a\nextend: {factor: 2}\nfinetune: {data: b, rank: 0}\n",
