@@ -95,7 +95,7 @@ def line_up_checkpoints(
         return {"content_sha256": contents[label]}
 
     variants = [
-        Variant("base", "base", base, info=content("base")),
+        Variant("base", "base", base, info=content("base") | _turning(base)),
         Variant("untouched", "untouched", base, info=content("base")),
     ]
     for label, snapshot in checkpoints.items():

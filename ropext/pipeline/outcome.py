@@ -26,6 +26,11 @@ from ropext.results import contest, rundir
 from ropext.results.gates import Outcome
 
 SECTION = "run"  # of ropext.json
+PLOTS = {
+    "nll-by-position": "Loss by position",
+    "tail": "Loss before each length",
+    "gain": "Context gain by position",
+}
 OWNED = "output.json"  # digests of the outputs that this run has written
 
 
@@ -189,20 +194,15 @@ def gate_line(gate: Outcome) -> str:
 
 def write_report(work: Work, found: Evidence) -> None:
     """report.md and report.html of one cell; the pictures are those of its stages."""
-    plan, tables, verdicts = work.plan, [_facts(work)], [gate_line(gate) for gate in found.gates]
-    pictures: dict[str, Path] = {}
-    trained = _training_table(work)
-    tables += [trained] if trained else []
-    if TUNED in work.checkpoints:
-        pictures["Loss of the training"] = work.checkpoints[TUNED] / "training" / "loss.png"
-    warnings = list(plan.warnings)
+    plan, verdicts = work.plan, [gate_line(gate) for gate in found.gates]
+    tables, warnings = list[measured.Table](), list(plan.warnings)
     if found.results is not None:
         tables += measured.text_tables(found.results) + measured.retrieval_tables(found.results)
         verdicts += measured.verdict_lines(found.results)
         warnings += found.results["warnings"]
-        for file in sorted((work.evaluation / "plots").glob("*.png")):
-            pictures[file.stem.replace("-", " ")] = file
-    pictures = {caption: file for caption, file in pictures.items() if file.is_file()}
+    trained = _training_table(work)
+    tables += [*([trained] if trained else []), _facts(work)]
+    pictures = _pictures(work)
     title = f"ropext run: {work.output.name}"
     subtitle = (
         f"{work.base.short_name} extended from {plan.context:,} to {plan.target:,} tokens by "
@@ -220,6 +220,18 @@ def write_report(work: Work, found: Evidence) -> None:
     drawn = {caption: file.read_bytes() for caption, file in pictures.items()}
     html = page.page(title, subtitle, verdicts, warnings, tables, drawn, details)
     rundir.write_text(work.folder / "report.html", html)
+
+
+def _pictures(work: Work) -> dict[str, Path]:
+    """Caption to file, what says most first."""
+    plots = work.evaluation / "plots"
+    found = {caption: plots / f"{name}.png" for name, caption in PLOTS.items()}
+    for file in sorted(plots.glob("retrieval-*.png")):
+        found[f"Retrieval: {file.stem.removeprefix('retrieval-')}"] = file
+    found["Wavelength of each rotary pair"] = plots / "spectra.png"
+    if TUNED in work.checkpoints:
+        found["Loss of the training"] = work.checkpoints[TUNED] / "training" / "loss.png"
+    return {caption: file for caption, file in found.items() if file.is_file()}
 
 
 def _facts(work: Work) -> measured.Table:

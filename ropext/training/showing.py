@@ -241,6 +241,8 @@ def curve(history: "History", control: "History | None") -> bytes:
         steps = [e["step"] for e in history.evaluations]
         values = [e["tail_nll"] for e in history.evaluations]
         axes.plot(steps, values, "o-", color="#d55e00", label="tail loss, held-out documents")
+    axes.set_title("Loss of the training", loc="left")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("step")
     axes.set_ylabel("nats per token")
     axes.spines[["top", "right"]].set_visible(False)
