@@ -19,6 +19,7 @@ from ropext.rope import Spectrum
 
 # The section of ropext.json that says that weights were trained after the extension.
 TRAINED = "finetune"
+LATER = {"fit": "fitted", TRAINED: "tuned"}  # section of ropext.json -> what the checkpoint is
 BESIDE = "base"  # the extended, untuned checkpoint inside of a tuned one
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
@@ -69,7 +70,7 @@ def line_up(model: str, revision: str | None, options: Options) -> Lineup:
         variants.append(base)
     context = base_context
     if record is not None or limit > context:
-        label = f"{record.method}-{_times(limit / context)}" if record else "extended"
+        label = _label(record, limit / context) if record else "extended"
         own = Variant(label, "extended", snapshot, target=limit, info=_recorded(record))
     else:
         own = Variant("untouched", "untouched", snapshot)
@@ -113,6 +114,13 @@ def fetched(lineup: Lineup) -> Lineup:
     whole = {directory: with_weights(snapshot) for directory, snapshot in whole.items()}
     variants = (replace(own, snapshot=whole[own.snapshot.directory]) for own in lineup.variants)
     return replace(lineup, variants=tuple(variants))
+
+
+def _label(record: Record, factor: float) -> str:
+    """The method and how far; what was done after it, so that a tuned one is not taken for the
+    extension alone."""
+    later = "".join(f"-{word}" for key, word in LATER.items() if record.more.get(key))
+    return f"{record.method}-{_times(factor)}{later}"
 
 
 def _times(factor: float) -> str:
