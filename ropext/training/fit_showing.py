@@ -85,7 +85,10 @@ def _costs(planned: "PlannedFit") -> list[str]:
 
 def result_text(done: "Fitted") -> str:
     """What the command prints at its end."""
-    lines = [f"{done.output}: {done.plan.method}, kept: {done.kept}"]
+    what = f"the fitted spectrum, as {done.plan.method}"
+    if done.kept != "fitted":
+        what = f"{done.start}, the start: the fit was not surely better"
+    lines = [f"wrote {done.output}: {what}"]
     for caption, table in tables(done):
         lines += ["", caption, *aligned(table)]
     lines += ["", *(f"note: {note}" for note in done.notes)]

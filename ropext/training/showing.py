@@ -91,7 +91,7 @@ def _plain(value: Any) -> str:
 def result_text(done: "Finetuned") -> str:
     """What the command prints at its end."""
     target = done.planned.prepared.origin.target
-    lines = [f"{done.output}: trained {done.steps} steps" + _early(done.stopped_early)]
+    lines = [f"wrote {done.output}: trained {done.steps} steps" + _early(done.stopped_early)]
     table = table_of(done.numbers, target)
     if table is not None:
         lines += ["", *aligned(table), "", *verdict(done.numbers, target)]
