@@ -112,7 +112,8 @@ def reading_case(folder: Path, count: int, tokens: int) -> dict[str, Any]:
     write_corpus(folder / "small.jsonl", 1, 520)
     write_corpus(path, count, tokens + 8)
     more = {"max_docs": count, "device": "cpu"}
-    evaluate(model, folder / "small", data=str(folder / "small.jsonl"), lengths=(512,), **more)
+    warm = folder / f"warm-{count}-{tokens}"
+    evaluate(model, warm, data=str(folder / "small.jsonl"), lengths=(512,), **more)
     more |= {"data": str(path), "lengths": (tokens,)}
     _, estimate = estimate_evaluation(model, **more)
     done, memory = highest(lambda: evaluate(model, folder / f"run-{count}-{tokens}", **more))
@@ -141,7 +142,7 @@ def main() -> None:
             for numbers in CASES[kind]:
                 words = [sys.executable, __file__, "--folder", folder]
                 words += ["--case", json.dumps([kind, *numbers])]
-                done = subprocess.run(words, capture_output=True, text=True, check=True)
+                done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
                 found = json.loads(done.stdout.splitlines()[-1])
                 first = first or found["peak"]
                 cells = [kind, f"{found['kept']} of {found['read']}"]
