@@ -18,13 +18,15 @@ class Compared:
 
     contenders: Mapping[str, Contender]
     text: Comparison | None
-    items: Mapping[str, Mapping[str, Value]]  # against the first that was asked
+    items: Mapping[str, Mapping[str, Value]]  # of answers, against `asked`
+    asked: str  # the first that was asked any question; the base is asked none
 
     @property
     def tables(self) -> list[measured.Table]:
         """What is printed, and stands in the reports."""
         tables = measured.comparison_tables(self.text) if self.text else []
-        retrieval = measured.item_table({label: own for label, own in self.items.items() if own})
+        answered = {label: own for label, own in self.items.items() if own}
+        retrieval = measured.item_table(answered, self.asked)
         return tables + ([retrieval] if retrieval else [])
 
     def to_json(self) -> dict[str, Any]:
@@ -48,11 +50,9 @@ def compare(contenders: Mapping[str, Contender]) -> Compared:
     """The first is the reference; of the questions the first that was asked any."""
     readers = [own for own in contenders.values() if own.reading is not None]
     text = comparison.compare_text(readers) if len(readers) > 1 else None
-    asked = {label: own for label, own in contenders.items() if own.items}
-    first = next(iter(asked.values()), None)
+    asked = [own for own in contenders.values() if own.items]
     items = {
-        label: comparison.item_differences(own.items, first.items, first.frame.bootstrap)
-        for label, own in asked.items()
-        if first is not None and own is not first
+        own.label: comparison.item_differences(own.items, asked[0].items, asked[0].frame.bootstrap)
+        for own in asked[1:]
     }
-    return Compared(contenders, text, items)
+    return Compared(contenders, text, items, asked[0].label if asked else "")

@@ -236,7 +236,7 @@ def comparison_tables(compared: Comparison) -> list[Table]:
     ]
 
 
-def item_table(runs: Mapping[str, Mapping[str, Value]]) -> Table | None:
+def item_table(runs: Mapping[str, Mapping[str, Value]], reference: str) -> Table | None:
     """Retrieval differences by task and length, from `item_differences` per label."""
     names = list(dict.fromkeys(name for values in runs.values() for name in values))
     names = [name for name in names if "_nll@" not in name]
@@ -248,7 +248,7 @@ def item_table(runs: Mapping[str, Mapping[str, Value]]) -> Table | None:
     ]
     header = tuple(_metric(name) for name in names)
     note = "difference of the share answered exactly, over the same questions"
-    return Table("Retrieval, difference to the reference", note, ("", *header), tuple(rows))
+    return Table(f"Retrieval, difference to {reference}", note, ("", *header), tuple(rows))
 
 
 def _metric(name: str) -> str:
