@@ -105,7 +105,7 @@ def _facts(model: Model, limits: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("rope types", f"{', '.join(model.forms)}: what its class in transformers computes")
     )
     facts.append(("temperature", _TEMPERATURE[model.temperature]))
-    return facts + [(key, str(value)) for key, value in limits.items() if value is not None]
+    return facts + [(key, named(str(value))) for key, value in limits.items() if value is not None]
 
 
 def _site_facts(site: Site, model: Model) -> list[tuple[str, str]]:

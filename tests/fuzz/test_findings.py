@@ -179,6 +179,15 @@ def test_a_line_cannot_be_forged_by_the_name_of_a_layer(checkpoint):
     assert not [line for line in shown.splitlines() if line.startswith("license")]
 
 
+def test_a_line_cannot_be_forged_by_a_limit(checkpoint):
+    from ropext.report import text
+
+    (checkpoint / "generation_config.json").write_text('{"max_length": "1\\nlicense      free"}')
+    seen = looking.inspect(str(checkpoint))
+    told = text.inspection(seen.name, seen.model, seen.limits, seen.target)
+    assert not [line for line in told.splitlines() if line.startswith("license")]
+
+
 CORNERS = [
     {"head_dim": 2},
     {"head_dim": 4},
