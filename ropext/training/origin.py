@@ -10,6 +10,7 @@ from ropext.checkpoint.provenance import Record
 from ropext.checkpoint.records import read_record
 from ropext.errors import InputError, UnsupportedModel
 from ropext.families import Model
+from ropext.families.typed import named
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def open_origin(model: str) -> Origin:
         )
     if snapshot.is_quantised:
         raise InputError(
-            f"{model} is quantised ({snapshot.quantisation}), and a LoRA is merged into weights "
+            f"{model} is quantised ({named(snapshot.quantisation or '')}), and a LoRA is merged into weights "
             "that are not; extend the unquantised model (--qlora holds it in 4 bits in training)"
         )
     if record.more.get("finetune"):
