@@ -71,8 +71,8 @@ def open_origin(model: str) -> Origin:
         )
     if snapshot.is_quantised:
         raise InputError(
-            f"{model} is quantised ({named(snapshot.quantisation or '')}), and a LoRA is merged into weights "
-            "that are not; extend the unquantised model (--qlora holds it in 4 bits in training)"
+            f"{model} is quantised ({named(snapshot.quantisation or '')}), and a LoRA is merged into "
+            "weights that are not; extend the unquantised model (--qlora holds it in 4 bits in training)"
         )
     if record.more.get("finetune"):
         raise InputError(
