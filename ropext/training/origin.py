@@ -70,9 +70,10 @@ def open_origin(model: str) -> Origin:
             f"{model} is a masked language model ({found.model_type}); finetune trains causal ones"
         )
     if snapshot.is_quantised:
+        how = named(snapshot.quantisation or "")
         raise InputError(
-            f"{model} is quantised ({named(snapshot.quantisation or '')}), and a LoRA is merged into "
-            "weights that are not; extend the unquantised model (--qlora holds it in 4 bits in training)"
+            f"{model} is quantised ({how}), and a LoRA is merged into weights that are not; extend "
+            "the unquantised model (--qlora holds it in 4 bits in training)"
         )
     if record.more.get("finetune"):
         raise InputError(
