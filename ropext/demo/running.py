@@ -72,6 +72,9 @@ def run(steps: Sequence[Step], folder: Path, hooks: Hooks) -> dict[str, Done]:
                 if hooks.stop():
                     raise Stopped(_stopped(folder))
                 hooks.say(f"[{number}/{len(steps)}] {step.sentence}")
+                for later in steps:  # what was made of or measured on the old output
+                    if step.output is not None and later.subject == step.output:
+                        kept["steps"].pop(later.name, None)
                 own = _do(step, folder, hooks, kept) | {"command": key}
                 kept["steps"][step.name] = own
                 rundir.write_json(folder / RECORD, kept)

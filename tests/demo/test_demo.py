@@ -276,6 +276,18 @@ def test_an_interrupt_of_a_step_with_nothing_to_keep_keeps_the_demo(tmp_path, mo
     assert [sentence[:5] for sentence in said] == ["[1/2]", "[2/2]", "[2/2]"]
 
 
+def test_what_was_made_of_an_output_is_made_again_with_it(tmp_path):
+    def chosen(method):
+        options = {"method": method, "factor": 2}
+        extend = steps.Step("make", "Make.", "extend", steps.MODEL, options, "made")
+        return [extend, steps.Step("look", "Look.", "inspect", "made")]
+
+    said = []
+    for method in ("pi", "pi", "ntk"):
+        running.run(chosen(method), tmp_path / "it", running.Hooks(say=said.append))
+    assert said == ["[1/2] Make.", "[2/2] Look."] * 2
+
+
 def test_a_directory_of_something_else_is_refused(tmp_path):
     (tmp_path / "mine.txt").write_text("kept")
     with pytest.raises(OutputExists, match="holds no demo; give another directory with -o"):
