@@ -257,6 +257,17 @@ def read_nested(text: Dict, family: Family, defaults: Mapping[str, Any]) -> Foun
     return Found(params, tuple(conflicts))
 
 
+def _refuse_unread_type(flat: Dict) -> None:
+    """transformers 5 lays a flat dict over one whose rope_type is "default", and so never sees a
+    scaling that is named by `type` alone; transformers 4 did."""
+    kind = flat.values.get("type")
+    if flat.values.get("rope_type") is None and kind not in (None, "default"):
+        raise InputError(
+            f"config.json: {flat.where}.type is {shown(kind)} and there is no rope_type, which is"
+            " all that transformers 5 reads in this model type: loaders disagree; write rope_type"
+        )
+
+
 def _read_label(
     text: Dict,
     family: Family,
@@ -272,6 +283,8 @@ def _read_label(
     given = [(s.where, normalised(s, family)) for s in (flat, own) if s is not None and s.values]
     if not given and not class_default:
         return None, []
+    if flat is not None and not (own is not None and own.values):
+        _refuse_unread_type(flat)
     conflicts: list[Conflict] = []
     if len(given) == 2:
         conflicts += dict_conflicts(given[0][1], given[1][1], (given[0][0], given[1][0]))

@@ -188,6 +188,22 @@ def test_a_line_cannot_be_forged_by_a_limit(checkpoint):
     assert not [line for line in told.splitlines() if line.startswith("license")]
 
 
+@pytest.mark.parametrize("kind", ["gemma3_text", "gemma3n_text", "olmo3"])
+def test_a_type_that_transformers_5_does_not_see_is_refused(kind):
+    """It lays rope_scaling over a dict whose rope_type is "default"; transformers 4 read `type`."""
+    from transformers import CONFIG_MAPPING
+
+    scaled = {"type": "yarn", "factor": 4.0}
+    stock = CONFIG_MAPPING[kind](rope_scaling=dict(scaled))
+    assert stock.rope_parameters["full_attention"]["rope_type"] == "default"
+    config = SMALL | {"model_type": kind, "num_hidden_layers": 8, "rope_scaling": scaled}
+    with pytest.raises(InputError, match="write rope_type"):
+        families.read(config)
+    named = config | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+    types = {site.label: site.params["rope_type"] for site in families.read(named).sites}
+    assert types["full_attention"] == "yarn"
+
+
 CORNERS = [
     {"head_dim": 2},
     {"head_dim": 4},
