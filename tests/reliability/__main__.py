@@ -5,8 +5,10 @@ every command; then the table of where they fell and of what was found after the
 """
 
 import argparse
+import math
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -25,6 +27,7 @@ SHARES = {
     "run": 0.175,
 }
 AT_RANDOM = 0.2  # of a command's kills: at a random moment instead of a boundary
+KILLING = 0.85  # of a command's share of --minutes; the rest is for failing calls
 WANTED = 50  # kills in each of the three middle phases
 
 
@@ -35,6 +38,9 @@ def main() -> int:
     parser.add_argument("--only", help="names of commands, comma-separated")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--wanted", type=int, default=WANTED, help="kills in each middle phase")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="begin nothing more after so long"
+    )
     asked = parser.parse_args()
     campaign.preload()
     with tempfile.TemporaryDirectory(prefix="ropext-reliability-") as folder:
@@ -44,7 +50,10 @@ def main() -> int:
         running = campaign.Campaign(Path(folder), inputs, asked.seed)
         for name in names:
             command = known[name]
+            seconds = 60 * asked.minutes * SHARES[name] / sum(SHARES[own] for own in names)
+            running.until = time.monotonic() + KILLING * seconds
             disturb(running, command, round(asked.kills * SHARES[name]))
+            running.until += (1 - KILLING) * seconds
             wanted = asked.kills // 3 if asked.faults is None else asked.faults
             if not command.proved:
                 campaign.faults(running, command, round(wanted * SHARES[name]))

@@ -7,6 +7,7 @@ failing call: the same, and the command said why in one sentence and exited with
 
 import hashlib
 import itertools
+import math
 import os
 import resource
 import shutil
@@ -217,6 +218,7 @@ class Campaign:
         self.before, self.random = tree(inputs), Random(seed)
         self.tally, self.number = Tally(), 0
         self.truths: dict[str, tuple[dict[str, str], list[str], float]] = {}
+        self.until = math.inf  # on the monotonic clock; nothing is begun after it
 
     def truth(self, command: Command) -> tuple[dict[str, str], list[str], float]:
         """(files, steps, seconds) of an undisturbed run."""
@@ -277,6 +279,8 @@ class Campaign:
     def _disturbed(
         self, command: Command, wish: Wish | None, after: float | None, largest: int | None = None
     ) -> None:
+        if time.monotonic() > self.until:
+            return
         truth, steps, _ = self.truth(command)
         room = self._room(command)
         about = f"{command.name}, {wish or (f'{after:.3f} s' if after else f'{largest} bytes')}"
