@@ -43,7 +43,7 @@ sys.path.insert(0, "tests")
 from ropext.checkpoint import staging
 import os
 {fault}
-sys.argv = ["tests.reliability", "--kills", "40", "--faults", "0", "--only", "extend"]
+sys.argv = ["tests.reliability", "--kills", "120", "--faults", "0", "--only", "extend"]
 import runpy
 runpy.run_module("tests.reliability", run_name="__main__")
 """
