@@ -335,8 +335,10 @@ class Campaign:
             raise Broken(f"the second run: exit {ended.code}: {ended.said[-900:]}")
         found = files(room)
         if state == "complete" and not below(RUN, truth):
-            # Beside a complete output the folder of its run may stay: nobody asks for it any more.
-            found = {name: own for name, own in found.items() if not name.startswith(f"{RUN}/")}
+            # Beside a complete output the folder of its run may stay, and the lock of that, which
+            # is stale: nobody asks for it any more.
+            left = (f"{RUN}/", f".{RUN}.lock")
+            found = {name: own for name, own in found.items() if not name.startswith(left)}
         if found != truth:
             names = [n for n in {*found, *truth} if found.get(n) != truth.get(n)]
             raise Broken(f"the second run's bytes differ: {sorted(names)[:6]}")
