@@ -75,7 +75,8 @@ def _length(file: str, key: str, content: dict[str, Any]) -> float | None:
     value = content.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or value < -NO_LIMIT:
         raise InputError(f"{file}: {key} is {str(value)[:40]!r}, where a number is expected")
     return None if value >= NO_LIMIT else value
 
