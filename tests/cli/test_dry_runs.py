@@ -66,6 +66,9 @@ EXTEND = ("extend", "base", "--factor", "2")
 )
 def test_a_dry_run_refuses_what_the_run_refuses(ropext, made, monkeypatch, words, said):
     monkeypatch.chdir(made)
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HF_HUB_OFFLINE", False
+    )  # a push is refused there
     monkeypatch.setenv("HF_TOKEN", "")
     monkeypatch.setenv("HF_HOME", str(made / "no-login"))
     before = sorted(os.walk(made))

@@ -140,9 +140,10 @@ def test_what_it_costs_is_counted_and_within_the_budget(demo, shown):
     # A fit asks its model once, on a few tokens, whether gradients reach the spectrum.
     assert 0 <= done["fit"].spent.trained - done["fit"].step.trains <= 256
     assert shown.spent == sum((own.spent for own in done.values()), Spent())
-    # The whole demo: what was left out of this run is trained and read once more.
+    # The whole demo: what was left out of this run is trained once more, and the wider one is read
+    # (16 documents and 80 questions of 2,048 tokens over shared prefixes).
     more = 2 * (steps.STEPS - FEW_STEPS) + steps.WIDER_STEPS
-    assert shown.spent.equivalents + 3 * 8192 * more + 300_000 <= steps.MOST
+    assert shown.spent.equivalents + 3 * 8192 * more + 200_000 <= steps.MOST
 
 
 def test_every_target_is_judged_in_words(shown):
