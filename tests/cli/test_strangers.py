@@ -2,16 +2,16 @@
 
 import ast
 import json
-import os
 import pickle
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import pytest
+from test_every_command import drive
 from tiny_checkpoint import make_llama
 
 import ropext
+from ropext.bundled import MODELS
 from ropext.errors import InputError
 
 PACKAGE = Path(ropext.__file__).parent
@@ -122,49 +122,36 @@ def test_a_pickle_beside_other_safetensors_is_not_opened(tmp_path):
 
 
 EVIL_CODE = "import pathlib\npathlib.Path({ran!r}).touch()\nclass C: pass\n"
+# Code of its own for everything that transformers would load.
+AUTO_MAPS = {
+    "config.json": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.C"},
+    "tokenizer_config.json": {"AutoTokenizer": ["evil.C", "evil.C"]},
+}
 
 
 @pytest.mark.slow
 def test_no_command_runs_the_models_code(tmp_path):
     """Every command that reads a model; what tokens do is in tests/reliability/test_secrets.py."""
-    base = make_llama(tmp_path / "base")
-    config = json.loads((base / "config.json").read_text())
-    config |= {"auto_map": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.C"}}
-    (base / "config.json").write_text(json.dumps(config))
-    (base / "evil.py").write_text(EVIL_CODE.format(ran=str(tmp_path / "ran")))
-    env = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
-    env |= {
-        "HF_HOME": str(tmp_path / "home"),
-        "HF_ENDPOINT": "http://127.0.0.1:9",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]),
-    }
-    out = tmp_path / "out"
-    (tmp_path / "data.txt").write_text("word " * 3000)
-    wishes, data = ["--factor", "2"], ["--data", tmp_path / "data.txt"]
+    base, ran = tmp_path / "base", tmp_path / "ran"
+    shutil.copytree(MODELS["ropext://demo"], base)
+    for name, classes in AUTO_MAPS.items():
+        known = json.loads((base / name).read_text())
+        (base / name).write_text(json.dumps(known | {"auto_map": classes}))
+    (base / "evil.py").write_text(EVIL_CODE.format(ran=str(ran)))
+    wish, read = ("--factor", "2"), ("--data", "ropext://held-out", "--max-docs", "1")
+    train = ("--data", "ropext://tuning", "--steps", "1", "--batch-tokens", "1024")
     runs = [
-        ["inspect", base, "--json"],
-        ["plan", base, *wishes, "--json"],
-        ["extend", base, *wishes, "-o", out],
-        ["extend", base, *wishes, "-o", tmp_path / "out2", "--no-verify", "--link", "symlink"],
-        ["verify", out],
-        ["fit", base, *wishes, *data, "-o", tmp_path / "fit", "--steps", "1"],
-        ["eval", out, *data, "-o", tmp_path / "eval"],
-        ["finetune", out, *data, "-o", tmp_path / "fine", "--steps", "1"],
+        ("inspect", "base", "--json"),
+        ("plan", "base", *wish, "--json"),
+        ("extend", "base", *wish, "-o", "out"),
+        ("extend", "base", *wish, "-o", "out2", "--no-verify", "--link", "symlink"),
+        ("verify", "out"),
+        ("fit", "base", *wish, *train, "--held-out", "2", "--retrieval-items", "0", "-o", "fit"),
+        ("eval", "out", *read, "-o", "eval"),
+        ("finetune", "out", *train, "--eval-documents", "0", "-o", "fine"),
     ]
-    codes = {}
-    for words in runs:
-        done = subprocess.run(
-            [sys.executable, "-m", "ropext", *map(str, words)],
-            env=env,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-        codes[" ".join(map(str, words[:2]))] = done.returncode
-        assert "Traceback" not in done.stderr, done.stderr[-2000:]
-    assert codes[f"extend {base}"] == 0
-    assert not (tmp_path / "ran").exists()
+    for words, (code, _, err) in zip(runs, drive(tmp_path, runs), strict=True):
+        assert code == 0, (words, err)
+    assert not ran.exists()
+    drive(tmp_path, [("eval", "out", *read, "--trust-remote-code")])
+    assert ran.exists()  # where it is asked for, it would have run
