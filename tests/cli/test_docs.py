@@ -96,6 +96,17 @@ def test_the_recipe_on_a_page_is_read():
     assert asked.stages == ("plan", "extend", "fit", "finetune", "evaluate", "report")
 
 
+def test_the_overrides_on_a_page_are_read():
+    text = (ROOT / "docs/pipeline.md").read_text("utf-8")
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
+    words = re.findall(r"`([a-z]+(?:\.[a-z_]+)?=[^`]+)`", text)
+    assert len(words) >= 4
+    for word in words:
+        given = recipefile.from_text(block, "docs/pipeline.md", TABLE, Path())
+        recipefile.override(given, word, TABLE)
+        job.Job(given, "docs/pipeline.md", block).check()
+
+
 def test_the_pages_speak_of_every_command():
     pages = [page for page in PAGES if page != "docs/cli.md"]
     text = "".join((ROOT / page).read_text("utf-8") for page in pages)
