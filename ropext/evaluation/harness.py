@@ -22,7 +22,7 @@ def check(tasks: Sequence[str]) -> None:
     if importlib.util.find_spec("lm_eval") is None:
         raise UsageError(
             "--lm-eval needs lm-evaluation-harness, which is not installed: "
-            "pip install 'ropext[lm-eval]'"
+            "pip install 'lm-eval>=0.4.9'"
         )
     from lm_eval.tasks import TaskManager
 

@@ -116,5 +116,5 @@ def test_an_installed_task_is_run_on_every_model_with_its_length(tmp_path, monke
 
 def test_without_the_extra_a_sentence_names_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pip install 'ropext\[lm-eval\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'lm-eval>=0\.4\.9'"):
         harness.check(["arc_easy"])
