@@ -66,11 +66,11 @@ EXTEND = ("extend", "base", "--factor", "2")
 )
 def test_a_dry_run_refuses_what_the_run_refuses(ropext, made, monkeypatch, words, said):
     monkeypatch.chdir(made)
-    monkeypatch.setattr(
-        "huggingface_hub.constants.HF_HUB_OFFLINE", False
-    )  # a push is refused there
-    monkeypatch.setenv("HF_TOKEN", "")
-    monkeypatch.setenv("HF_HOME", str(made / "no-login"))
+    # A push is refused offline; and nobody is logged in, whoever runs this.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(made / "no-login"))
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
     before = sorted(os.walk(made))
     told = []
     for dry in ([], ["--dry-run"]):

@@ -165,6 +165,12 @@ def test_the_theta_that_a_composite_hides_is_a_conflict():
     assert families.read(glm).sites[0].rope.theta == 12345.0
 
 
+def check_told_on_one_line(text):
+    """The forgery is shown, and begins no line."""
+    assert "license      free" in text
+    assert not [line for line in text.splitlines() if line.startswith("license")]
+
+
 def test_a_line_cannot_be_forged_by_the_name_of_a_layer(checkpoint):
     from ropext.report import text
 
@@ -172,11 +178,11 @@ def test_a_line_cannot_be_forged_by_the_name_of_a_layer(checkpoint):
     (checkpoint / "config.json").write_text(json.dumps(config))
     seen = looking.inspect(str(checkpoint))
     told = text.inspection(seen.name, seen.model, seen.limits, seen.target)
-    assert not [line for line in told.splitlines() if line.startswith("license")]
+    check_told_on_one_line(told)
     scaled = {"type": "linear", "factor": 2.0, "a\nlicense      free": 1}
     (checkpoint / "config.json").write_text(json.dumps(SMALL | {"rope_scaling": scaled}))
     shown = text.plan(looking.plan(str(checkpoint), factor=4.0, method="pi"))
-    assert not [line for line in shown.splitlines() if line.startswith("license")]
+    check_told_on_one_line(shown)
 
 
 def test_a_line_cannot_be_forged_by_a_limit(checkpoint):
@@ -185,7 +191,7 @@ def test_a_line_cannot_be_forged_by_a_limit(checkpoint):
     (checkpoint / "generation_config.json").write_text('{"max_length": "1\\nlicense      free"}')
     seen = looking.inspect(str(checkpoint))
     told = text.inspection(seen.name, seen.model, seen.limits, seen.target)
-    assert not [line for line in told.splitlines() if line.startswith("license")]
+    check_told_on_one_line(told)
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "gemma3n_text", "olmo3"])

@@ -54,7 +54,9 @@ def test_the_output_is_the_checkpoint_with_the_evidence_of_the_run(tmp_path):
     assert str(tmp_path) not in json.dumps(record)
     own = (tmp_path / "out/model.safetensors", tmp_path / "out.run/extended/out/model.safetensors")
     assert own[0].samefile(own[1])  # the run takes the room of its weights once
-    assert "hf_abcdefghijkl" not in (tmp_path / "out.run/log.txt").read_text()
+    log = (tmp_path / "out.run/log.txt").read_text()
+    assert "begin: ropext run r.yaml --token ***\n" in log
+    assert "hf_abcdefghijkl" not in log
     assert "What was made" in (tmp_path / "out.run/report.md").read_text()
 
 
@@ -415,6 +417,8 @@ def test_a_token_in_a_recipe_is_not_copied(tmp_path):
     text = "# hf_abcdefghijklmnop\nmodel: ropext://demo\nextend: {factor: 2, no_verify: true}\n"
     (tmp_path / "r.yaml").write_text(text)
     pipeline.run("r.yaml", "out")
+    copy = (tmp_path / "out.run/recipe.yaml").read_text()
+    assert copy == text.replace("hf_abcdefghijklmnop", "***")
     for path in tmp_path.rglob("*"):
         if path.is_file() and path.name != "r.yaml":
             assert b"hf_abcdefghijklmnop" not in path.read_bytes(), path
