@@ -168,6 +168,8 @@ def test_what_is_cheap_on_a_page_runs(ropext, tmp_path, monkeypatch, page, least
 def test_the_readmes_python_runs(tmp_path, monkeypatch):
     import transformers
 
+    import ropext
+
     text = (ROOT / "README.md").read_text("utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
     assert blocks
@@ -176,14 +178,8 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch):
         make_llama(folder / "model")
         monkeypatch.chdir(folder)
         model = transformers.AutoModelForCausalLM.from_pretrained("./model")
-        exec(block, {"model": model} | ({} if "import ropext" in block else {"ropext": _ropext()}))
+        exec(block, {"model": model, "ropext": ropext})
         assert (folder / "model-4x/config.json").exists()
-
-
-def _ropext():
-    import ropext
-
-    return ropext
 
 
 @pytest.mark.slow

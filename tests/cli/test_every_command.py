@@ -65,10 +65,10 @@ for number, words in enumerate(json.loads(sys.argv[1])):
 """
 
 
-def environment(home, **extra):
+def environment(home):
     keep = {key: os.environ[key] for key in ("PATH", "OMP_NUM_THREADS") if key in os.environ}
     own = {"HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path), "HF_HUB_OFFLINE": "1"}
-    return keep | own | {"FORCE_COLOR": "1", "NO_COLOR": "1"} | extra
+    return keep | own | {"FORCE_COLOR": "1", "NO_COLOR": "1"}
 
 
 def drive(folder, lines):

@@ -47,9 +47,11 @@ def test_the_command_of_a_step_asks_for_what_the_step_does(group, step):
 def test_every_option_is_known_to_the_function_that_is_called():
     from ropext.evaluation.options import Options as Evaluation
     from ropext.recipe import Recipe
+    from ropext.training.fit_options import FitOptions
     from ropext.training.options import Options as Training
 
-    known = {"eval": Evaluation, "finetune": Training, "extend": Recipe, "plan": Recipe}
+    known = {"eval": Evaluation, "finetune": Training, "fit": FitOptions}
+    known |= {"extend": Recipe, "plan": Recipe}
     for step in ALL:
         if step.command in known:
             names = {field.name for field in fields(known[step.command])} | {"data"}

@@ -55,7 +55,9 @@ def test_norms_and_tied_embeddings_can_be_trained_and_stay_tied(extended, storie
 
 
 def test_of_conversations_the_assistants_turns_alone_move_the_weights(extended, tmp_path):
-    """Rows in which no assistant speaks give no gradient; one who does, gives one."""
+    """The loss that is told is that of stock transformers over the assistant's tokens."""
+    from transformers import AutoModelForCausalLM
+
     model = tmp_path / "model"
     shutil.copytree(extended, model)
     (model / "chat_template.jinja").write_text(TEMPLATE)
@@ -67,14 +69,17 @@ def test_of_conversations_the_assistants_turns_alone_move_the_weights(extended, 
     (document,) = prepared.data.documents
     decoded = prepared.encoder.tokenizer.decode(document.ids[document.mask()])
     assert decoded == "over the hill</s>"
-    rows = [prepared.rows[i] for i in range(len(prepared.rows))]
     done = run_finetune(model, str(data), tmp_path / "out", **SHORT)
-    told = [entry["grad_norm"] for entry in done.losses]
-    per_step = prepared.settings.rows.value
-    for step, norm in enumerate(told):
-        mine = rows[step * per_step : (step + 1) * per_step]
-        assert (norm > 0) == any(row.scored[1:].any() for row in mine)
-    assert any(norm > 0 for norm in told)
+    stock, each = AutoModelForCausalLM.from_pretrained(model), []
+    for row in (prepared.rows[0], prepared.rows[1]):  # the first step's, before any change
+        ids = torch.as_tensor(row.ids).long()
+        with torch.no_grad():
+            logits = stock(ids[None]).logits[0]
+        nll = torch.nn.functional.cross_entropy(logits[:-1], ids[1:], reduction="none")
+        each.append(nll[torch.as_tensor(row.scored[1:])])
+    assert len(each[0]) == 0 < len(each[1])  # the user's words fill one row, and most of the next
+    assert done.losses[0]["loss"] == pytest.approx(float(torch.cat(each).mean()), abs=1e-5)
+    assert all(entry["grad_norm"] > 0 for entry in done.losses)
 
 
 def test_text_that_is_read_again_is_told(extended, stories, tmp_path):
