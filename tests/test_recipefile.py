@@ -41,6 +41,14 @@ def test_values_are_of_the_kind_that_their_key_says(tmp_path):
     assert isinstance(found.section("finetune")["steps"], int)
 
 
+def test_a_whole_number_keeps_all_its_digits(tmp_path):
+    # A float would make 9223372036854775808 of the first, which no generator takes.
+    found = given("seed: 9223372036854775807\nextend: {target: 1_000_000}\n", tmp_path)
+    assert found.section("") == {"seed": 2**63 - 1}
+    assert found.section("extend") == {"target": 10**6}
+    assert given("seed: 1e3\n", tmp_path).section("") == {"seed": 1000}
+
+
 def test_a_word_that_yaml_takes_for_something_else_stays_a_text(tmp_path):
     found = given("model: no\nextend: {method: yarn}\nrevision: 1.10\n", tmp_path)
     assert found.section("") == {"model": "no", "revision": "1.10"}

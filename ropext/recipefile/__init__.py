@@ -260,11 +260,13 @@ def _single(key: Key, dotted: str, node: Node, where: str) -> Any:
     if kind is bool and not node.quoted and text in ("true", "false"):
         return text == "true"
     if kind in (int, float) and not node.quoted and _NUMBER.fullmatch(text) and len(text) < 400:
-        number = float(text.replace("_", ""))
+        text = text.replace("_", "")
+        number = float(text)
         if kind is float:
             return number
         if number.is_integer():
-            return int(number)
+            # Digits as they stand: a float holds no more than sixteen of them.
+            return int(text) if text.lstrip("+-").isdecimal() else int(number)
     shown = repr(text[:60]) if node.quoted else text[:60]
     raise InputError(f"{where}: {dotted} takes {_wanted(key)}, was {shown}")
 
