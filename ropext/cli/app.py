@@ -119,7 +119,8 @@ def _root(
 def main() -> None:
     """Run the command line; a user's mistake is one sentence, a bug keeps its traceback."""
     _open_closed_streams()
-    signal.signal(signal.SIGINT, _on_interrupt)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a script's background has it
+        signal.signal(signal.SIGINT, _on_interrupt)
     words = sys.argv[1:] or ["--help"]
     _silence(words)
     try:

@@ -20,7 +20,9 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         fail("interrupted; stopping after the piece in hand (Ctrl-C again ends at once)")
         asked.append(True)
 
-    before = signal.signal(signal.SIGINT, on_interrupt)
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, on_interrupt)
     try:
         yield lambda: bool(asked)
     finally:

@@ -6,6 +6,7 @@ standard output and error are files, so that what a library prints past Python i
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -182,3 +183,18 @@ def test_an_interrupt_before_the_work_is_a_sentence_and_130(tmp_path, name):
     assert done.stderr.startswith("error: interrupted")
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_script_began_in_its_background_goes_on_at_ctrl_c(tmp_path):
+    """A shell without job control starts it with Ctrl-C ignored, which is for the script."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPT, "methods"],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "yarn" in done.stdout
