@@ -210,7 +210,7 @@ def transformers_reference(
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         directory, dtype=dtype, trust_remote_code=trust_remote_code, use_safetensors=True
     )
     model = model.to(device).eval()
@@ -222,7 +222,8 @@ def transformers_reference(
         with torch.inference_mode():
             row = torch.tensor([list(ids)], device=device)
             logits = model(row, use_cache=False, **only_last).logits[0, -1]
-            return logits.float().log_softmax(-1).tolist()
+            found: list[float] = logits.float().log_softmax(-1).tolist()
+            return found
 
     return log_probabilities
 

@@ -21,8 +21,10 @@ NOT_TEXT = re.compile(r"vision|visual|audio|image|video|speech|vae|token2wav")
 PACKED = re.compile(r"(.+)(?:\.(?:qweight|weight_packed)|_blocks)$")
 UNCONVERTED = re.compile(r"^([\w.]+)\s*\|.*CONVERSION", re.MULTILINE)
 # Composites first: some of their types also name their text part's class for causal modelling.
-AUTO = ("AutoModelForImageTextToText", "AutoModelForCausalLM", "AutoModelForMaskedLM")
-AUTO += ("AutoModelForSeq2SeqLM", "AutoModelForMultimodalLM", "AutoModel")
+AUTO = (
+    *("AutoModelForImageTextToText", "AutoModelForCausalLM", "AutoModelForMaskedLM"),
+    *("AutoModelForSeq2SeqLM", "AutoModelForMultimodalLM", "AutoModel"),
+)
 INTEGER = re.compile(r"[UI]\d+|F4|F6.*|F8_E8M0")
 
 
@@ -120,7 +122,7 @@ def turns(module: Any) -> bool:
     return hasattr(module, "config") or "Rotary" in type(module).__name__
 
 
-def rotary(modules: list[tuple[str, Any]]) -> list[dict]:
+def rotary(modules: list[tuple[str, Any]]) -> list[dict[str, Any]]:
     """Every rotary embedding's inverse frequencies and attention factor at the full length."""
     found = []
     for name, module in modules:
@@ -174,15 +176,19 @@ def make_plain(config: Any, seen: set[int]) -> None:
                 entry["rope_type"] = "default"
 
 
-def attention(modules: list[tuple[str, Any]], cls: Any, config: Any, path: list[str]) -> list[dict]:
+def attention(
+    modules: list[tuple[str, Any]], cls: Any, config: Any, path: list[str]
+) -> list[dict[str, Any]]:
     """Every attention module's softmax factor: its scale over the one it has with plain RoPE.
 
     The plain scale is 1/sqrt(head dim) in most families; where it is not, the model is built a
     second time with plain RoPE (Gemma's query_pre_attn_scalar, Granite's attention_multiplier).
     """
     scales = softmax_scales(modules)
-    plain = {name: unit for name, (_, unit) in scales.items()}
-    if any(not unit or abs(scale / unit - 1) > 1e-6 for scale, unit in scales.values()):
+    plain = {name: unit for name, (_, unit) in scales.items() if unit}
+    if any(
+        abs(own / plain.get(name, float("inf")) - 1) > 1e-6 for name, (own, _) in scales.items()
+    ):
         twin = copy.deepcopy(config)
         make_plain(text_config(twin, path), set())
         model = skeleton(cls, twin)
@@ -203,7 +209,7 @@ def headers(directory: str) -> dict[str, tuple[str, list[int]]]:
         files = set()
         if index.exists():
             files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    tensors = {}
+    tensors: dict[str, tuple[str, list[int]]] = {}
     for name in sorted(files):
         with open(folder / name, "rb") as stream:
             (size,) = struct.unpack("<Q", stream.read(8))
@@ -213,7 +219,7 @@ def headers(directory: str) -> dict[str, tuple[str, list[int]]]:
     return tensors
 
 
-def loading_info(cls: Any, config: Any, state: dict[str, Any]) -> dict:
+def loading_info(cls: Any, config: Any, state: dict[str, Any]) -> dict[str, Any]:
     """What from_pretrained says of these tensors, and the names that it could not convert to.
 
     Those it tells in its logged report alone, before it raises.
@@ -241,12 +247,13 @@ def loading_info(cls: Any, config: Any, state: dict[str, Any]) -> dict:
         return none | {"unconverted": sorted(names)}
     finally:
         logging.remove_handler(report)
-    return info | {"unconverted": []}
+    found: dict[str, Any] = info | {"unconverted": []}
+    return found
 
 
 def tensors(
     cls: Any, config: Any, found: dict[str, tuple[str, list[int]]], quantised: bool
-) -> dict:
+) -> dict[str, Any]:
     """Load the headers' tensors, empty on the meta device, by stock's own from_pretrained.
 
     Its key conversion (renaming, stacking of experts, fusing, tying) then runs on names and
@@ -281,7 +288,7 @@ def tensors(
     }
 
 
-def build(job: dict, entry: dict) -> dict:
+def build(job: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
     """Everything the parent compares, for one directory."""
     from transformers import AutoConfig
 
@@ -305,7 +312,7 @@ def build(job: dict, entry: dict) -> dict:
     }
 
 
-def cost(since: float) -> dict:
+def cost(since: float) -> dict[str, Any]:
     """CPU seconds since a mark, and this process's peak memory in bytes."""
     import resource
     import time

@@ -45,7 +45,7 @@ class Model:
 
 def models(found: Mapping[str, Done], folder: Path) -> dict[str, Model]:
     """Every model that the finished steps have measured, in the order of the tables."""
-    read = {}
+    read = dict[str, Model]()
     for name, label in (
         ("measure-methods", None),
         ("measure-fitted", FITTED),

@@ -68,7 +68,7 @@ def new_model(seed: int) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
-    config = LlamaConfig(
+    config = LlamaConfig(  # type: ignore[call-arg]  # attn_implementation, by **kwargs
         vocab_size=VOCABULARY,
         hidden_size=128,
         intermediate_size=336,
@@ -244,7 +244,7 @@ def prepare(out: Path) -> RowMaker:
             if 20 <= len(line.strip()) <= 80
         }
     )
-    stream = np.array(ids, dtype=np.uint16)
+    stream: Any = np.array(ids, dtype=np.uint16)
     return RowMaker(CachedEncoder(tokenizer), stream, VOCABULARY, lines)
 
 

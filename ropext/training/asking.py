@@ -67,7 +67,7 @@ class Questions:
 
     def _haystack(self, rng: random.Random) -> Haystack:
         """Words, or text of a document that is trained on."""
-        return self.words if rng.random() < 0.5 else Text(rng.choice(self.documents).ids)
+        return self.words if rng.random() < 0.5 else Text(rng.choice(self.documents).ids.tolist())
 
 
 def _room(length: int, fixed: int) -> int:

@@ -105,11 +105,12 @@ class SlicedForward:
 
 def plain_head(model: Any) -> nn.Linear:
     """The output layer; where PEFT trains a copy of it, that copy."""
-    head = model.get_output_embeddings()
+    head: Any = model.get_output_embeddings()
     copies = getattr(head, "modules_to_save", None)
     if copies is not None:
         head = copies[head.active_adapters[0]]
-    return head
+    found: nn.Linear = head
+    return found
 
 
 def use_sliced_loss(model: Any) -> str | None:
