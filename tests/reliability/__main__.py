@@ -96,8 +96,6 @@ def show(tally: campaign.Tally, names: list[str]) -> None:
     for (name, what), count in sorted(tally.faults.items()):
         print(f"| {name}: {what} | {count} |")
     print(f"\n{len(tally.broken)} promises broken")
-    for sentence in tally.broken[:40]:
-        print(f"BROKEN {sentence}")
 
 
 if __name__ == "__main__":
