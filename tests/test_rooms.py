@@ -19,6 +19,7 @@ REPOSITORY = PACKAGE.parent
 ABOVE_THE_LINE = (
     "version",
     "errors",
+    "narration",
     "bundled",
     "rope",
     "forms",

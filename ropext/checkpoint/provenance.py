@@ -140,17 +140,23 @@ def digest(data: Any) -> str:
 
 def identity(snapshot: Snapshot) -> dict[str, Any]:
     """What tells a checkpoint from another without reading all of its weights."""
-    weights = {
-        name: [asdict(weigh(snapshot.path(name))), sample(snapshot.path(name))]
-        for name in snapshot.weight_files
-    }
     return {
         "hub_id": snapshot.hub_id,
         "commit": snapshot.commit,
         "config_sha256": digest(snapshot.config),
-        "weights_sha256": digest(weights),
+        "weights_sha256": weights_digest(snapshot),
         "weights": f"sizes, headers, and {SAMPLES} blocks of {SAMPLE_BYTES} bytes of each file",
     }
+
+
+def weights_digest(snapshot: Snapshot) -> str:
+    """Of sizes, headers and samples of the weight files."""
+    return digest(
+        {
+            name: [asdict(weigh(snapshot.path(name))), sample(snapshot.path(name))]
+            for name in snapshot.weight_files
+        }
+    )
 
 
 def sample(path: Path) -> str:

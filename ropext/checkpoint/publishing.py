@@ -9,7 +9,7 @@ import hashlib
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from ropext.checkpoint import card, inventory, provenance
 from ropext.checkpoint.hub import is_network, is_offline
 from ropext.checkpoint.snapshot import Snapshot, open_snapshot
 from ropext.errors import InputError, RopextError, Stopped, UsageError
+from ropext.narration import Say, silent
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi, ModelInfo
@@ -102,7 +103,7 @@ def push(
     figures: Sequence[Figure] = (),
     force: bool = False,
     bars: bool = False,
-    say: Callable[[str], None] = lambda sentence: None,
+    say: Say = silent,
 ) -> Pushed:
     """Upload a finished output of ropext; `force` replaces what else the repository holds."""
     token = ready(repository)
@@ -235,7 +236,7 @@ def _commit(
 
 
 @contextmanager
-def _quiet_library(bars: bool, say: Callable[[str], None]) -> Iterator[None]:
+def _quiet_library(bars: bool, say: Say) -> Iterator[None]:
     """huggingface_hub prints bars, logs and warnings by itself; here `say` has the only voice."""
     from huggingface_hub.utils.tqdm import (
         are_progress_bars_disabled,

@@ -52,9 +52,10 @@ def check_output(output: Path, *, force: bool, inputs: Iterable[Path] = ()) -> P
     return real
 
 
-def recover(output: Path) -> None:
-    """Finish or undo what a killed run of the same output left, if one did."""
-    _clean_up(_real(output, ()), output)
+def recover(output: Path, told: Path | None = None) -> None:
+    """Finish or undo what a killed run of the same output left, if one did; `told` is the name of
+    it in messages."""
+    _clean_up(_real(output, ()), told or output)
 
 
 def check_apart(output: Path, inputs: Iterable[Path]) -> None:

@@ -17,6 +17,7 @@ from ropext.checkpoint.locks import locked
 from ropext.demo.counting import Spent, counted
 from ropext.demo.steps import Step
 from ropext.errors import InputError, OutputExists, Stopped
+from ropext.narration import Say, Show, silent, unseen
 from ropext.results import rundir
 
 RECORD = "demo.json"
@@ -33,19 +34,12 @@ KEPT = {
 }
 
 
-Show = Callable[[int, int, str], None]  # done, of so many, what
-
-
-def _unseen(done: int, total: int, what: str) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Hooks:
     """How the demo speaks with whoever started it."""
 
-    say: Callable[[str], None] = lambda sentence: None
-    bar: Callable[[], Show] = lambda: _unseen  # a new one for each step
+    say: Say = silent
+    bar: Callable[[], Show] = lambda: unseen  # a new one for each step
     stop: Callable[[], bool] = lambda: False
 
 

@@ -1,5 +1,6 @@
 """The end of a demo: its tables, its pictures, one HTML file, and the words for the terminal."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +55,6 @@ class Shown:
 
     @property
     def commands(self) -> tuple[str, ...]:
-        import shlex
-
         return tuple(shlex.join(own.words) for own in self.done.values())
 
     def to_json(self) -> dict[str, Any]:

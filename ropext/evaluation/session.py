@@ -19,23 +19,18 @@ from ropext.evaluation.reading import Reader, Unit
 from ropext.evaluation.setting import Setting, settle
 from ropext.evaluation.variants import Lineup, Variant, applied, fetched
 from ropext.evaluation.work import Progress, Worker, processes, wait_for
+from ropext.narration import Say, Show, silent, unseen
 from ropext.report.evaluated import write_report
 from ropext.results import rundir
 from ropext.results.gates import Gate
-
-Say = Callable[[str], None]
-
-
-def _silent(sentence: str) -> None:
-    pass
 
 
 @dataclass(frozen=True)
 class Hooks:
     """How an evaluation speaks with whoever started it."""
 
-    say: Say = _silent
-    show: Callable[[int, int, str], None] = lambda done, total, what: None
+    say: Say = silent
+    show: Show = unseen
     stop: Callable[[], bool] = lambda: False
 
 

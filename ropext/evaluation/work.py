@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ropext.errors import Stopped
 from ropext.evaluation.reading import Unit, complete
+from ropext.narration import Show
 
 POLL_SECONDS = 0.2
 
@@ -26,7 +27,7 @@ def processes() -> tuple[int, int]:
 class Progress:
     """How much is done, for a bar on stderr; `show(done, total, what)` in forward tokens."""
 
-    def __init__(self, total: int, show: Callable[[int, int, str], None]) -> None:
+    def __init__(self, total: int, show: Show) -> None:
         self.total, self.done, self.show = total, 0, show
 
     def add(self, tokens: int, what: str) -> None:

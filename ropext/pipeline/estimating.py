@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from ropext.checkpoint import with_weights
 from ropext.checkpoint.snapshot import Snapshot
 from ropext.errors import RopextError, UsageError
+from ropext.narration import Say, silent
 from ropext.pipeline.extending import write_extension
 from ropext.pipeline.job import PLAN, REPORT, Job
 from ropext.pipeline.outcome import report_stage
 from ropext.pipeline.ran import Choice
 from ropext.pipeline.running import Run, is_done, require
 from ropext.pipeline.sections import EVALUATE, EXTEND, FINETUNE, FIT
-from ropext.pipeline.steps import LABELS, Say, Work
+from ropext.pipeline.steps import LABELS, Work
 from ropext.report.text import size
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def _extended(work: Work) -> Path:
             hash_weights=False,
             trust_remote_code=False,
             command=(),
-            say=lambda sentence: None,
+            say=silent,
         )
     return place
 

@@ -1,6 +1,6 @@
 """Plan, write, prove: one extended checkpoint. Nothing here imports torch."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,9 @@ from ropext.checkpoint.transfer import Link
 from ropext.checkpoint.writing import Written, check_writable, write_checkpoint
 from ropext.describing import card_of, record_of
 from ropext.looking import read_text
+from ropext.narration import Say, silent
 from ropext.planning import Plan, make_plan, require_help
 from ropext.verifying import Verification, check_directory
-
-Say = Callable[[str], None]
-
-
-def _silent(sentence: str) -> None:
-    pass
 
 
 @dataclass(frozen=True)
@@ -55,7 +50,7 @@ def extend(
     hash_weights: bool = False,
     trust_remote_code: bool = False,
     command: Sequence[str] = (),
-    say: Say = _silent,
+    say: Say = silent,
     **options: Any,
 ) -> Extended:
     """Write an extended checkpoint and prove it; `options` are the fields of a Recipe."""

@@ -14,12 +14,13 @@ from typing import Any
 from ropext.checkpoint import card, provenance
 from ropext.checkpoint.card import README
 from ropext.checkpoint.jsontext import read_object
+from ropext.checkpoint.provenance import digest
 from ropext.checkpoint.records import read_record
 from ropext.checkpoint.staging import check_output, recover, staged
 from ropext.checkpoint.transfer import copy_file, os_errors, place
 from ropext.errors import OutputExists
 from ropext.pipeline.job import REPORT
-from ropext.pipeline.stages import Flat, Stage, digest
+from ropext.pipeline.stages import Flat, Stage
 from ropext.pipeline.steps import TUNED, Work
 from ropext.report import measured, page
 from ropext.results import contest, rundir

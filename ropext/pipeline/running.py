@@ -21,26 +21,19 @@ from ropext.checkpoint.locks import locked
 from ropext.checkpoint.staging import check_apart
 from ropext.errors import OutputExists, RopextError, UsageError
 from ropext.evaluation.work import processes, wait_for
+from ropext.narration import Say, Show, silent, unseen
 from ropext.pipeline import comparing, job, outcome, stages
 from ropext.pipeline.job import REPORT, STAGES, Job
 from ropext.pipeline.outcome import Evidence
 from ropext.pipeline.ran import CellRan, Choice, Ran
 from ropext.pipeline.sections import EVALUATE
 from ropext.pipeline.stages import Hashes, Ledger, Record, Stage
-from ropext.pipeline.steps import EVALUATION, Say, Show, Work
+from ropext.pipeline.steps import EVALUATION, Work
 from ropext.results import rundir
 
 MANIFEST, LOG, RECIPE = "run.json", "log.txt", "recipe.yaml"
 SCHEMA = 1
 DONE, SKIPPED = "done", "skipped"
-
-
-def _silent(sentence: str) -> None:
-    pass
-
-
-def _hidden(done: int, total: int, what: str) -> None:
-    pass
 
 
 def run(
@@ -52,8 +45,8 @@ def run(
     only: str | None = None,
     force: bool = False,
     command: Sequence[str] = (),
-    say: Say = _silent,
-    show: Show = _hidden,
+    say: Say = silent,
+    show: Show = unseen,
 ) -> Ran:
     """Do what a recipe says: plan, extend, prove, fit, fine-tune, evaluate, report.
 
@@ -89,15 +82,15 @@ class Run:
         choice: Choice,
         force: bool,
         command: Sequence[str] = (),
-        say: Say = _silent,
-        show: Show = _hidden,
+        say: Say = silent,
+        show: Show = unseen,
     ) -> None:
         choice.check(asked)
         self.job, self.output, self.choice, self.force = asked, output, choice, force
         self.command, self.show = command, show
         self.folder = output.parent / f"{output.name}.run"
         self.rank, self.world = processes()
-        self._say = say if self.rank == 0 else _silent
+        self._say = say if self.rank == 0 else silent
         if output.name in ("", ".", ".."):
             raise UsageError(f"{output} (--output) does not name a directory of its own")
 
@@ -213,6 +206,7 @@ class Run:
         record = work.ledger.read(stage.name)
         if left is not None and record is not None:
             if record.outputs is None and self.rank == 0:
+                stage.tidy()
                 work.ledger.write(stage.name, inputs, left)
             other = stages.other_versions(record)
             hint = f" ({other}; --from {stage.name} does it again)" if other else ""

@@ -5,9 +5,9 @@ they were left. The record holds no time. It is begun before the work and finish
 whose record was begun with the same inputs goes on from what is there.
 """
 
-import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,20 +15,18 @@ from typing import Any
 
 from ropext import bundled
 from ropext.checkpoint import Snapshot, headers, provenance
+from ropext.checkpoint.provenance import digest
 from ropext.corpus.sources import READERS
 from ropext.results import rundir
 
 # A number goes up when what a stage does with the same inputs changes.
 SCHEMAS = {"plan": 1, "extend": 1, "fit": 1, "finetune": 1, "evaluate": 2, "report": 2}
 ABSENT = object()
+# Nanoseconds. What is written again within the coarsest clock of a file system, also where another
+# file was deleted, can have the number, size and time of before.
+CLOCK_GRAIN = 2 * 10**9
 
 Flat = dict[str, Any]
-
-
-def digest(value: Any) -> str:
-    """SHA-256 of a JSON value."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class Hashes:
@@ -51,8 +49,10 @@ class Hashes:
         state = [status.st_size, status.st_mtime_ns]
         found = self.known.get(key)
         if found is None or found[:-1] != state:
+            is_settled = time.time_ns() - status.st_mtime_ns > CLOCK_GRAIN
             found = [*state, headers.content_digest(file)]
-            self.known[key] = found
+            if is_settled:
+                self.known[key] = found
         return str(found[-1])
 
     def save(self) -> None:
@@ -99,6 +99,7 @@ class Stage:
     look: Callable[[], Flat | None]  # digests of what it left, None where that is not whole
     do: Callable[[], None]
     clear: Callable[[], None] = lambda: None  # what another run of it left
+    tidy: Callable[[], None] = lambda: None  # what a kill left beside an output that is whole
     everyone: bool = False  # under accelerate launch all processes take part
 
 

@@ -10,18 +10,18 @@ from typing import Any, cast
 import ropext.evaluation.options as evaluation_options
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
 from ropext.checkpoint.jsontext import dump
+from ropext.checkpoint.provenance import digest
+from ropext.checkpoint.staging import recover
 from ropext.checkpoint.transfer import Link
+from ropext.narration import Say, Show
 from ropext.pipeline.extending import write_extension
 from ropext.pipeline.job import PLAN, Cell, Job
 from ropext.pipeline.sections import EVALUATE, EXTEND, FINETUNE, FIT
-from ropext.pipeline.stages import Flat, Hashes, Ledger, Stage, digest
+from ropext.pipeline.stages import Flat, Hashes, Ledger, Stage
 from ropext.planning import Plan, make_plan, require_help
 from ropext.results import rundir
 from ropext.results.gates import Gate
 from ropext.results.lengths import doubling_grid
-
-Say = Callable[[str], None]
-Show = Callable[[int, int, str], None]
 
 # The folder of each stage's checkpoint, which is also its label in the evaluation.
 EXTENDED, FITTED, TUNED = "extended", "fitted", "tuned"
@@ -151,6 +151,28 @@ class Work:
 
         return clear
 
+    def _tidy(self, stage: str) -> Callable[[], None]:
+        def tidy() -> None:
+            place = self.checkpoint(stage)
+            training = place.with_name(f"{place.name}.run")
+            shutil.rmtree(training, ignore_errors=True)
+            for left in (place, training):  # their locks
+                recover(left)
+
+        return tidy
+
+    def _making(self, name: str, inputs: Callable[[], Flat], do: Callable[[], None]) -> Stage:
+        """A stage that makes a checkpoint; trainings take all processes."""
+        return Stage(
+            name,
+            inputs,
+            lambda: self._left(name),
+            do,
+            self._clear(name),
+            self._tidy(name),
+            everyone=name != EXTEND,
+        )
+
     # The stages.
 
     def _plan(self) -> Stage:
@@ -202,7 +224,7 @@ class Work:
                 say=self.say,
             )
 
-        return Stage(EXTEND, inputs, lambda: self._left(EXTEND), do, self._clear(EXTEND))
+        return self._making(EXTEND, inputs, do)
 
     @cached_property
     def _whole_base(self) -> Snapshot:
@@ -234,7 +256,7 @@ class Work:
                 **options,
             )
 
-        return Stage(FIT, inputs, lambda: self._left(FIT), do, self._clear(FIT), everyone=True)
+        return self._making(FIT, inputs, do)
 
     def _finetune(self) -> Stage:
         def inputs() -> Flat:
@@ -260,9 +282,7 @@ class Work:
                 **given,
             )
 
-        return Stage(
-            FINETUNE, inputs, lambda: self._left(FINETUNE), do, self._clear(FINETUNE), everyone=True
-        )
+        return self._making(FINETUNE, inputs, do)
 
     def _evaluate(self) -> Stage:
         results = self.evaluation / "results.json"
@@ -304,7 +324,11 @@ class Work:
             )
             shutil.rmtree(old, ignore_errors=True)
 
-        return Stage(EVALUATE, inputs, look, do, clear, everyone=True)
+        def tidy() -> None:
+            shutil.rmtree(old, ignore_errors=True)
+            recover(self.evaluation)
+
+        return Stage(EVALUATE, inputs, look, do, clear, tidy, everyone=True)
 
     def contents(self) -> dict[str, str]:
         """Digests of all bytes of the base and of each checkpoint, by label."""

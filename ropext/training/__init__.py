@@ -6,20 +6,16 @@ adapters (which layers), estimates (tokens, memory, FLOPs), engine (the Trainer)
 checkpoint and adapter), run (all of it in order).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ropext.narration import Say, silent
 
 if TYPE_CHECKING:
     from ropext.training.fitted import Fitted
     from ropext.training.fitting import PlannedFit
     from ropext.training.run import Finetuned, Planned
-
-Say = Callable[[str], None]
-
-
-def _silent(sentence: str) -> None:
-    pass
 
 
 def run_finetune(
@@ -28,7 +24,7 @@ def run_finetune(
     output: str | Path,
     *,
     force: bool = False,
-    say: Say = _silent,
+    say: Say = silent,
     **options: Any,
 ) -> "Finetuned":
     """Fine-tune an extended checkpoint; `options` are the fields of training.options.Options."""
@@ -62,7 +58,7 @@ def run_fit(
     revision: str | None = None,
     force: bool = False,
     command: Sequence[str] = (),
-    say: Say = _silent,
+    say: Say = silent,
     **options: Any,
 ) -> "Fitted | None":
     """Fit a spectrum with the weights frozen; `options` are the fields of fit_options.FitOptions.

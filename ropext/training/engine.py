@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, SequentialSampler
 
 from ropext.errors import InputError, Stopped
 from ropext.evaluation.forward import NanInLogits
+from ropext.narration import Say
 from ropext.training.collating import Collator
 from ropext.training.defaults import Settings, micro_rows
 from ropext.training.interrupts import Signals
@@ -28,7 +29,6 @@ COMPLETE = "complete"  # written into a checkpoint after all else; without it a 
 LARGEST_SEED = 2**32
 WAITING = 6 * 3600  # seconds that other processes wait while one evaluates
 
-Say = Callable[[str], None]
 Evaluate = Callable[[Any, int], float]  # of a model after so many steps
 
 
@@ -115,7 +115,7 @@ class _Trainer(transformers.Trainer):
         kept = [own.grad for own in others]
         for own in others:
             own.grad = None
-        norm = super()._clip_grad_norm(model)
+        norm = super()._clip_grad_norm(model)  # type: ignore[no-untyped-call]
         for own, gradient in zip(others, kept, strict=True):
             own.grad = gradient
         return norm

@@ -1,6 +1,6 @@
 """The evaluations of a run: ropext's own evaluator on held-out documents, before, during, after."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,7 @@ from ropext.results.lengths import tail_tokens
 from ropext.results.perplexity import Frame, text_values
 from ropext.results.readings import Documents, Reading
 from ropext.results.values import Bootstrap, Value
-
-Pause = Callable[[], None]  # called after each document; may raise to stop
+from ropext.training.interrupts import Pause
 
 
 def _never() -> None:

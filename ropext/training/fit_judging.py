@@ -20,8 +20,9 @@ from ropext.results.retrieval import ItemScore
 from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Value, wilson
 from ropext.tasks import Item
 from ropext.training import evaluating
-from ropext.training.evaluating import Judge, Pause
+from ropext.training.evaluating import Judge
 from ropext.training.fit_data import MEASURED
+from ropext.training.interrupts import Pause
 
 # A base that answers fewer of the questions inside its own context has nothing to lose, and its
 # wrong answers say nothing about distance.

@@ -1,9 +1,9 @@
 """One fit, once everything about it is settled: measure the starts, fit, judge, write."""
 
 import gc
+import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from ropext.checkpoint.staging import check_output
 from ropext.errors import Stopped
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.loading import memory_errors
+from ropext.narration import Say
 from ropext.patching import patch, unpatch
 from ropext.planning import Plan, make_plan
 from ropext.results.readings import Reading
@@ -32,7 +33,7 @@ from ropext.training.engine import History, Job, LossNotFinite
 from ropext.training.fit_judging import Steps, Verdict, keep_scores, kept_scores, read_long
 from ropext.training.fitted import BASE, FITTED, START, Fitted
 from ropext.training.fitting import PlannedFit, engine_options
-from ropext.training.interrupts import Signals
+from ropext.training.interrupts import Pause, pausing
 from ropext.training.learner import Learner, LeftGuards
 from ropext.training.probes import why_not_sliced
 from ropext.training.run import is_main
@@ -44,6 +45,10 @@ OUT_OF_MEMORY = (
 )
 
 
+# Base, start, which is kept, what was fitted, the plan that is written, how the training went.
+Found = tuple[Reading, str, Verdict, Reading | None, Plan, History]
+
+
 @dataclass
 class FitSession:
     """The state of one process of a fit."""
@@ -53,7 +58,7 @@ class FitSession:
     output: Path
     force: bool
     command: Sequence[str]
-    say: Callable[[str], None]
+    say: Say
 
     def __post_init__(self) -> None:
         self.prepared = self.planned.prepared
@@ -73,34 +78,33 @@ class FitSession:
 
     def run(self) -> Fitted | None:
         """The result; None in all processes but the first."""
-        with memory_errors(OUT_OF_MEMORY), writing_errors(self.folder):
-            model = loading.load(self.prepared.base, self.options)  # type: ignore[arg-type]
-            model.requires_grad_(False)
-            with self._pauses() as pause:
-                base, start = self._before(model, pause)
-                searched = self._search(model, start, pause) if self.planned.search else None
-            history = searched or self._fit(model, start)
-            if not is_main():
-                return None
-            with self._pauses() as pause:
-                verdict, fitted, plan = self._decide(model, start, history, pause)
+        try:
+            with memory_errors(OUT_OF_MEMORY), writing_errors(self.folder):
+                found = self._found()
+        except KeyboardInterrupt:
+            raise Stopped(
+                f"interrupted; what is finished is kept in {self.folder}, and the same command "
+                "goes on from there"
+            ) from None
+        if found is None:
+            return None
         with writing_errors(self.output):
-            return self._finish(base, start, fitted, verdict, plan, history)
+            return self._finish(*found)
 
-    @contextmanager
-    def _pauses(self) -> Iterator[evaluating.Pause]:
-        """An interrupt while documents are read stops after the one in hand."""
-        signals = Signals(self.say, "stopping after the document in hand")
+    def _found(self) -> Found | None:
+        """All that decides what is written; None in all processes but the first."""
+        model = loading.load(self.prepared.base, self.options)  # type: ignore[arg-type]
+        model.requires_grad_(False)
+        with pausing(self.say) as pause:
+            base, start = self._before(model, pause)
+            searched = self._search(model, start, pause) if self.planned.search else None
+        history = searched or self._fit(model, start)
+        if not is_main():
+            return None
+        with pausing(self.say) as pause:
+            return base, start, *self._decide(model, start, history, pause), history
 
-        def pause() -> None:
-            if signals.caught:
-                raise KeyboardInterrupt
-
-        with signals.listening():
-            yield pause
-            pause()
-
-    def _before(self, model: Any, pause: evaluating.Pause) -> tuple[Reading, str]:
+    def _before(self, model: Any, pause: Pause) -> tuple[Reading, str]:
         """The base through its short window, every start, and the best of these."""
         judge, folder = self.judge, self.folder / "readings"
         count = len(judge.judge.documents)
@@ -143,7 +147,7 @@ class FitSession:
         )
         return space.outside()
 
-    def _ask(self, label: str, model: Any, items: Sequence[Any], pause: evaluating.Pause) -> None:
+    def _ask(self, label: str, model: Any, items: Sequence[Any], pause: Pause) -> None:
         path = self.folder / "readings" / f"{label}-items.json"
         found = kept_scores(path)
         if found is None:
@@ -155,7 +159,7 @@ class FitSession:
                 keep_scores(path, found)
         self.scores[label] = found
 
-    def _search(self, model: Any, start: str, pause: evaluating.Pause) -> History:
+    def _search(self, model: Any, start: str, pause: Pause) -> History:
         """Try knobs on the documents to fit on; the best of them is judged as a step would be."""
         space, file = self._space_method(start), self.folder / "trials.json"
         passages = searching.passages(self.prepared.documents.fitted, self.prepared.plan.target)
@@ -232,8 +236,6 @@ class FitSession:
         )
 
     def _processes(self) -> int:
-        import os
-
         return int(os.environ.get("WORLD_SIZE", "1"))
 
     def _plan_of(self, space: spectrum.Space) -> Plan:
@@ -258,7 +260,7 @@ class FitSession:
         return evaluate
 
     def _decide(
-        self, model: Any, start: str, history: History, pause: evaluating.Pause
+        self, model: Any, start: str, history: History, pause: Pause
     ) -> tuple[Verdict, Reading | None, Plan]:
         """The lowest step, if it beats the start surely and loses no retrieval."""
         judge, before = self.judge, self.closed[start]
@@ -302,8 +304,8 @@ class FitSession:
         self,
         base: Reading,
         start: str,
-        fitted: Reading | None,
         verdict: Verdict,
+        fitted: Reading | None,
         plan: Plan,
         history: History,
     ) -> Fitted:

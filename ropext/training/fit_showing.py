@@ -1,6 +1,5 @@
 """A fit in words, tables and pictures: for the terminal, the card, ropext.json, OUT/fit."""
 
-import io
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -234,14 +233,13 @@ def files(
 
 
 def _factors_picture(plan: Plan) -> bytes:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
+    from ropext.report import curves
     from ropext.report.spectra import COLOURS, INK
 
     figure = Figure(figsize=(7, 4), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     forms = closed_forms(plan.main, plan.target)
     for colour, (name, own) in zip(COLOURS[1:], forms.items(), strict=False):
@@ -255,9 +253,7 @@ def _factors_picture(plan: Plan) -> bytes:
     axes.set_ylabel("pair factor", color=INK)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", metadata={"Software": None})
-    return stream.getvalue()
+    return curves.png(figure)
 
 
 def _positions_picture(done: "Fitted", judge: "FitJudge", readings: Mapping[str, Reading]) -> bytes:

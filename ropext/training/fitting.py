@@ -1,17 +1,18 @@
 """A fit before its training: read, divide, plan, estimate. The order of what follows is in
 fit_session."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropext import corpus
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
-from ropext.checkpoint.headers import read_header
+from ropext.checkpoint.provenance import digest, weights_digest
 from ropext.errors import UnsupportedModel, UsageError
 from ropext.families import Model
+from ropext.narration import Say, silent
 from ropext.planning import Plan, require_help
 from ropext.tasks import check_amount
 from ropext.training import defaults, fit_data
@@ -22,10 +23,18 @@ from ropext.training.fit_judging import FitJudge, few, judge_of
 from ropext.training.fit_options import FitOptions
 from ropext.training.fit_starts import check_geometry, choose_starts
 from ropext.training.options import Options
-from ropext.training.run import check_claim, claimed, digest, is_main, place_of, quiet_libraries
+from ropext.training.run import (
+    check_claim,
+    claimed,
+    clear_locks,
+    is_main,
+    place_of,
+    quiet_libraries,
+)
 from ropext.training.searching import DOCUMENTS, most_tokens
 
-Say = Callable[[str], None]
+if TYPE_CHECKING:
+    from ropext.training.fitted import Fitted
 
 # Measured on the bundled model (docs/fitting.md): the peak of a cosine after a short warm-up.
 LEARNING_RATE = 0.02
@@ -75,9 +84,7 @@ class Prepared:
         options = {k: v for k, v in asdict(self.options).items() if k not in irrelevant}
         return {
             "config": digest(snapshot.config),
-            "weights": {
-                name: read_header(snapshot.path(name)).digest for name in snapshot.weight_files
-            },
+            "weights": weights_digest(snapshot),
             "fitted": digest([[int(t) for t in d.ids] for d in self.documents.fitted]),
             "judging": [own.key for own in self.documents.judging],
             "within": self.within,
@@ -252,8 +259,6 @@ def engine_options(options: FitOptions) -> Options:
 
 def plan_fit(prepared: Prepared) -> PlannedFit:
     """What it takes, from a model without weights."""
-    import os
-
     import torch
     from accelerate import init_empty_weights
 
@@ -308,16 +313,16 @@ def fit(
     revision: str | None = None,
     force: bool = False,
     command: Sequence[str] = (),
-) -> Any:
+) -> "Fitted | None":
     """Everything, from the last checkpoint on where the same fit was interrupted."""
     with quiet_libraries():
         prepared = prepare(model, source, options, revision)
         if not is_main():
-            say = _silent
+            say = silent
+        clear_locks(output)
         folder = place_of(prepared.base.snapshot, output, force)
         planned = plan_fit(prepared)
-        manifest = json.loads(json.dumps(prepared.manifest()))
-        with claimed(folder, output, manifest, force):
+        with claimed(folder, output, prepared.manifest(), force):
             from ropext.training.fit_session import FitSession
 
             return FitSession(planned, folder, output, force, command, say).run()
@@ -337,7 +342,3 @@ def dry_run(
         if output is not None:
             check_claim(place_of(prepared.base.snapshot, output, force), prepared.manifest(), force)
         return plan_fit(prepared)
-
-
-def _silent(sentence: str) -> None:
-    pass

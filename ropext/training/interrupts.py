@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-Say = Callable[[str], None]
+from ropext.narration import Say
+
+Pause = Callable[[], None]  # called after each unit of work; may raise to stop
 
 
 class Signals:
@@ -22,12 +24,14 @@ class Signals:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        kinds = (signal.SIGINT, signal.SIGTERM)
-        old = [signal.signal(kind, self._catch) for kind in kinds]
+        before = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
+        for kind, handler in before.items():
+            if handler is not signal.SIG_IGN:  # as a script's background has Ctrl-C
+                signal.signal(kind, self._catch)
         try:
             yield
         finally:
-            for kind, handler in zip(kinds, old, strict=True):
+            for kind, handler in before.items():
                 signal.signal(kind, handler)
 
     def _catch(self, number: int, frame: Any) -> None:
@@ -41,3 +45,17 @@ class Signals:
             return self.caught
         flag = torch.tensor(float(self.caught), device=trainer.accelerator.device)
         return bool(trainer.accelerator.reduce(flag, "sum") > 0)
+
+
+@contextmanager
+def pausing(say: Say) -> Iterator[Pause]:
+    """An interrupt while documents are read stops after the one in hand, as KeyboardInterrupt."""
+    signals = Signals(say, "stopping after the document in hand")
+
+    def pause() -> None:
+        if signals.caught:
+            raise KeyboardInterrupt
+
+    with signals.listening():
+        yield pause
+        pause()

@@ -1,11 +1,10 @@
 """The order of a fine-tuning: read, estimate, measure, train, (control,) measure again, write."""
 
-import hashlib
 import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -17,8 +16,10 @@ from ropext.checkpoint import Snapshot
 from ropext.checkpoint.headers import read_header
 from ropext.checkpoint.jsontext import read_object
 from ropext.checkpoint.locks import locked
-from ropext.checkpoint.staging import check_output
+from ropext.checkpoint.provenance import digest, weights_digest
+from ropext.checkpoint.staging import check_output, recover
 from ropext.errors import OutputExists, UsageError
+from ropext.narration import Say, silent
 from ropext.results import rundir
 from ropext.training import data as training_data
 from ropext.training import defaults
@@ -33,7 +34,6 @@ from ropext.training.sequences import Document, Full, Pose, Rows, glue
 if TYPE_CHECKING:
     from ropext.training.evaluating import Judge
 
-Say = Callable[[str], None]
 
 MANIFEST = "run.json"
 
@@ -96,19 +96,12 @@ class Prepared:
         options = asdict(self.options)
         return {
             "config": digest(self.origin.snapshot.config),
-            "weights": {
-                name: read_header(self.origin.snapshot.path(name)).digest
-                for name in self.origin.snapshot.weight_files
-            },
+            "weights": weights_digest(self.origin.snapshot),
             "data": self.data.digest(),
             "evaluation": digest([repr(raw) for raw in self.judged]),
             "settings": {k: v["value"] for k, v in self.settings.to_json().items()},
             "options": {name: options[name] for name in deciding},
         }
-
-
-def digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -183,7 +176,8 @@ def finetune(
         prepared = prepare(str(directory), source, options)
         prepared.check()
         if not is_main():
-            say = _silent
+            say = silent
+        clear_locks(output)
         folder = place_of(prepared.origin.snapshot, output, force)
         planned = plan(prepared)
         with claimed(folder, output, prepared.manifest(), force):
@@ -203,6 +197,13 @@ def dry_run(
             folder = place_of(prepared.origin.snapshot, output, force)
             check_claim(folder, prepared.manifest(), force)
         return plan(prepared)
+
+
+def clear_locks(output: Path) -> None:
+    """Of a killed run, which may have been killed when all was written."""
+    if is_main():
+        recover(output)
+        recover(output.parent / f"{output.name}.run", output)
 
 
 def place_of(base: Snapshot, output: Path, force: bool) -> Path:
@@ -227,10 +228,6 @@ def quiet_libraries() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
-
-
-def _silent(sentence: str) -> None:
-    pass
 
 
 def prepare(model: str, source: str, options: Options) -> Prepared:

@@ -18,9 +18,10 @@ import torch
 from ropext.errors import InputError
 from ropext.evaluation.forward import Ids, NanInLogits, TokenScorer
 from ropext.evaluation.reading import read_pass
+from ropext.narration import Say
 from ropext.results import rundir
 from ropext.results.values import Bootstrap, Floats, Value
-from ropext.training.evaluating import Pause
+from ropext.training.interrupts import Pause
 from ropext.training.sequences import Document, Flags
 from ropext.training.spectrum import Space
 
@@ -35,7 +36,6 @@ Offsets = tuple[float, ...]
 Knobs = Mapping[str, Any]
 # Each document's loss over the far half with some knobs; None where the logits are not numbers.
 Measure = Callable[[Knobs], Floats | None]
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

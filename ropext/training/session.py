@@ -4,7 +4,7 @@ import gc
 import re
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch
 
 from ropext.errors import InputError, Stopped
 from ropext.evaluation.loading import memory_errors
+from ropext.narration import Say
 from ropext.patching import patch
 from ropext.results.readings import Reading
 from ropext.results.values import Value
@@ -29,7 +30,7 @@ from ropext.training import (
 )
 from ropext.training.engine import History, Job
 from ropext.training.evaluating import Judge
-from ropext.training.interrupts import Signals
+from ropext.training.interrupts import Pause, pausing
 from ropext.training.loss import use_sliced_loss
 from ropext.training.run import Finetuned, Planned, is_main
 from ropext.training.sequences import Pieces, Row
@@ -51,7 +52,7 @@ class Session:
     folder: Path
     output: Path
     force: bool
-    say: Callable[[str], None]
+    say: Say
 
     def __post_init__(self) -> None:
         self.prepared = self.planned.prepared
@@ -80,18 +81,11 @@ class Session:
         return self._result(history, numbers, control)
 
     @contextmanager
-    def _readings(self) -> Iterator[evaluating.Pause]:
+    def _readings(self) -> Iterator[Pause]:
         """An interrupt while documents are read stops after the one in hand."""
-        signals = Signals(self.say, "stopping after the document in hand")
-
-        def pause() -> None:
-            if signals.caught:
-                raise KeyboardInterrupt
-
         try:
-            with signals.listening():
+            with pausing(self.say) as pause:
                 yield pause
-                pause()
         except KeyboardInterrupt:
             self._stop()
 
@@ -123,7 +117,7 @@ class Session:
         torch.manual_seed(self.options.seed)
         return loading.load(self.origin, self.options)
 
-    def _before(self, pause: evaluating.Pause) -> dict[str, Reading]:
+    def _before(self, pause: Pause) -> dict[str, Reading]:
         """The base through its short window, and the extended model before it is trained."""
         if self.judge is None or not is_main():
             return {}
@@ -235,7 +229,7 @@ class Session:
         history: History,
         control: History | None,
         before: dict[str, Reading],
-        pause: evaluating.Pause,
+        pause: Pause,
     ) -> dict[str, dict[str, Value]]:
         """The table: what each model reads at the target, on the same tokens."""
         if self.judge is None:

@@ -1,6 +1,5 @@
 """A run in words, tables and one picture: for the terminal, the card, ropext.json, OUT/training."""
 
-import io
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -224,11 +223,12 @@ def files(
 
 def curve(history: "History", control: "History | None") -> bytes:
     """Loss by step as a PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    FigureCanvasAgg(figure)
+    from ropext.report import curves
+
+    figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
     axes = figure.add_subplot()
     for label, losses, colour in (
         ("training loss", history.losses, "#0072b2"),
@@ -242,11 +242,9 @@ def curve(history: "History", control: "History | None") -> bytes:
         values = [e["tail_nll"] for e in history.evaluations]
         axes.plot(steps, values, "o-", color="#d55e00", label="tail loss, held-out documents")
     axes.set_title("Loss of the training", loc="left")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("step")
     axes.set_ylabel("nats per token")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=120, metadata={"Software": None})
-    return out.getvalue()
+    return curves.png(figure)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 
 import pytest
 
@@ -373,6 +374,19 @@ def test_where_it_runs_decides_nothing_and_how_it_reads_does(tmp_path):
 
     content[0].write_bytes(DATA["ropext://held-out"].read_bytes())
     assert inputs(data=str(content[0]))["evaluate.data"] == content[1]
+
+
+def test_a_hash_is_remembered_but_not_within_the_clocks_grain(tmp_path):
+    hashes, file = stages.Hashes(tmp_path / "hashes.json"), tmp_path / "file"
+
+    def hashed(content, at):
+        file.write_bytes(content)
+        os.utime(file, ns=(at, at))
+        return hashes.of(file)
+
+    now, old = time.time_ns(), time.time_ns() - 3600 * 10**9
+    assert hashed(b"one", now) != hashed(b"two", now)
+    assert hashed(b"one", old) == hashed(b"two", old)  # not read again
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_finetune import ROOT
 
 import ropext
@@ -25,7 +25,7 @@ from ropext.errors import (
 )
 from ropext.evaluation.forward import NanInLogits, TokenScorer
 from ropext.results.retrieval import ItemScore
-from ropext.training import engine, fit_session, loading, plan_fit, run_fit
+from ropext.training import engine, evaluating, fit_session, loading, plan_fit, run_fit
 from ropext.training.fit_judging import judge_of
 
 pytestmark = pytest.mark.slow
@@ -453,6 +453,42 @@ def test_an_interrupt_saves_and_the_same_command_goes_on(base, stories, tmp_path
         run_fit(base, str(stories), tmp_path / "out", **RANDOM)
     monkeypatch.undo()
     assert run_fit(base, str(stories), tmp_path / "out", **RANDOM).judgements.keys() == {2, 4, 6}
+
+
+def test_an_interrupt_while_documents_are_read_keeps_what_was_read(
+    base, stories, tmp_path, monkeypatch
+):
+    keep = evaluating.keep
+
+    def asks(folder, reading):
+        keep(folder, reading)
+        os.kill(os.getpid(), 2)
+
+    monkeypatch.setattr(evaluating, "keep", asks)
+    with pytest.raises(Stopped, match=r"^interrupted; what is finished is kept in .*out\.run, and"):
+        run_fit(base, str(stories), tmp_path / "out", **RANDOM)
+    monkeypatch.undo()
+    told = []
+    run_fit(base, str(stories), tmp_path / "out", say=told.append, **RANDOM)
+    assert not any("by the base" in sentence for sentence in told)
+
+
+def test_other_weights_of_the_same_shapes_are_another_run(base, stories, tmp_path):
+    """A header says nothing of what was trained; readings and steps are of the weights."""
+    from ropext.training.fit_options import build
+    from ropext.training.fitting import prepare
+
+    again = tmp_path / "again"
+    shutil.copytree(base, again)
+    file = again / "model.safetensors"
+    tensors = load_file(file)
+    first = next(iter(tensors))
+    tensors[first].view(-1)[0] += 1
+    save_file(tensors, file, metadata={"format": "pt"})
+    found = [
+        prepare(str(own), str(stories), build(RANDOM), None).manifest() for own in (base, again)
+    ]
+    assert [key for key in found[0] if found[0][key] != found[1][key]] == ["weights"]
 
 
 def test_a_full_disk_is_told_in_a_sentence_and_the_same_command_goes_on(
