@@ -8,6 +8,7 @@ what was written.
 
     python benchmarks/fit_quality.py [--model DIR --data FILE [--glued]] [--factor 4 8]
         [--within longrope yarn]
+    python benchmarks/fit_quality.py --settings
 
 Without --model, the bundled checkpoint and its documents. A FILE of one's own is divided by content
 first: a quarter of its documents is read for the table and nothing else.
@@ -43,6 +44,15 @@ QUARTER = 4  # one document in so many is for the table
 DOCUMENTS = 24
 QUESTIONS = 20
 FITTED = "fitted"
+# What docs/fitting.md compares: learning rate, share of questions, weight of a question, start.
+TRIED = (
+    (0.02, 0.2, 0.25, "yarn"),
+    (0.05, 0.2, 0.25, "yarn"),
+    (0.03, 0.2, 1.0, "yarn"),
+    (0.1, 0.2, 1.0, "yarn"),
+    (0.015, 0.0, 0.25, "yarn"),
+    (0.03, 0.0, 0.25, "dynamic"),
+)
 
 
 def told(sentence: str) -> None:
@@ -195,6 +205,28 @@ def one(model: str, data: str, table: str, options: dict[str, Any], within: Sequ
     print("\n" + "\n".join(lines), flush=True)
 
 
+def settings() -> None:
+    """The bundled checkpoint at 4 times, fitted with each of the settings that were tried."""
+    judge = judge_of("ropext://demo", "ropext://held-out", 4.0, "documents")
+    print("| learning rate | questions | weight of one | start | tail loss | passkey | kept |")
+    print("|---|---|---|---|---|---|---|")
+    for rate, share, weight, start in TRIED:
+        fit_data.QUESTION_WEIGHT = weight
+        options = {"factor": 4.0, "learning_rate": rate, "retrieval_share": share, "start": start}
+        with tempfile.TemporaryDirectory() as folder:
+            output = Path(folder) / "out"
+            done, own, _ = fitted("ropext://demo", "ropext://tuning", judge, output, options)
+        tail = judge.frame.bootstrap.ratio(*own[0].sums(*judge.frame.tail_span(1024)))
+        assert tail.ci95 is not None
+        found = sum(item.exact for item in own[1]) / len(own[1])
+        kept = f"step {done.steps}" if done.kept == FITTED else "the start"
+        print(
+            f"| {rate:g} | {share:g} | {weight:g} | {start} | {tail.value:.4f} "
+            f"({tail.ci95[0]:.4f} to {tail.ci95[1]:.4f}) | {found:.2f} | {kept} |",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="ropext://demo")
@@ -204,7 +236,11 @@ def main() -> None:
     parser.add_argument("--within", nargs="+", default=["longrope", "yarn"])
     parser.add_argument("--steps", type=int, default=FitOptions.steps)
     parser.add_argument("--learning-rate", type=float)
+    parser.add_argument("--settings", action="store_true", help="the table of docs/fitting.md")
     given = parser.parse_args()
+    if given.settings:
+        settings()
+        return
     with tempfile.TemporaryDirectory() as folder:
         data, table = "ropext://tuning", "ropext://held-out"
         if given.data is not None:

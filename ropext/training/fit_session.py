@@ -93,7 +93,7 @@ class FitSession:
 
     def _found(self) -> Found | None:
         """All that decides what is written; None in all processes but the first."""
-        model = loading.load(self.prepared.base, self.options)  # type: ignore[arg-type]
+        model = loading.load(self.prepared.base.snapshot, self.options)
         model.requires_grad_(False)
         with pausing(self.say) as pause:
             base, start = self._before(model, pause)

@@ -270,7 +270,7 @@ def plan_fit(prepared: Prepared) -> PlannedFit:
     loading.check_tracker(options.report_to)
     device = loading.device(options)
     with init_empty_weights(include_buffers=False):
-        model = loading.skeleton(prepared.base)  # type: ignore[arg-type]
+        model = loading.skeleton(prepared.base.snapshot)
     width = torch.empty((), dtype=loading.dtype(options, device)).element_size()
     shape = replace(shape_of(model), dtype_bytes=width)
     moving = spectrum.space_of(

@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
+from ropext.checkpoint import Snapshot
 from ropext.errors import InputError, UnsupportedModel, UsageError
-from ropext.evaluation.loading import local_rank
+from ropext.evaluation.loading import local_rank, with_attention
 from ropext.training.options import Options
-from ropext.training.origin import Origin
 
 # Config keys whose presence means that logits are scaled or capped; the probe of the loaded model
 # decides, these only let the estimate know it beforehand.
@@ -37,19 +37,17 @@ def dtype(options: Options, where: torch.device) -> torch.dtype:
     return torch.bfloat16 if where.type == "cuda" else torch.float32
 
 
-def skeleton(origin: Origin) -> Any:
+def skeleton(snapshot: Snapshot) -> Any:
     """The model from its config alone; inside of init_empty_weights it takes no memory."""
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(
-        origin.snapshot.directory, trust_remote_code=False
-    )
+    config = transformers.AutoConfig.from_pretrained(snapshot.directory, trust_remote_code=False)
     try:
         return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     except ValueError as error:
         raise UnsupportedModel(
-            f"{origin.snapshot.name}: transformers has no causal language model of type "
-            f"{origin.model.model_type}: {str(error).splitlines()[0]}"
+            f"{snapshot.name}: transformers has no causal language model of type "
+            f"{config.model_type}: {str(error).splitlines()[0]}"
         ) from None
 
 
@@ -63,7 +61,7 @@ def caps_logits(model: Any) -> str | None:
     return None
 
 
-def load(origin: Origin, options: Options) -> Any:
+def load(snapshot: Snapshot, options: Options) -> Any:
     """The extended model with its weights."""
     where = device(options)
     # Neither code from the model nor a pickle beside its weights.
@@ -75,37 +73,35 @@ def load(origin: Origin, options: Options) -> Any:
     if options.qlora:
         keywords["quantization_config"] = four_bits(where)
     # Packed weights cannot be moved once they are loaded.
-    packed = options.qlora or origin.snapshot.is_quantised
+    packed = options.qlora or snapshot.is_quantised
     if packed:
         keywords["device_map"] = {"": where}
-    model = _with_attention(origin, options.attn_implementation, keywords)
+    model = _with_attention(snapshot, options.attn_implementation, keywords)
     if not packed:
         model = model.to(where)
     model.config.use_cache = False
     return model
 
 
-def _with_attention(origin: Origin, asked: str | None, keywords: dict[str, Any]) -> Any:
-    """Loaded with the attention that was asked for, else sdpa, or eager where the model has none;
-    never with what its config may name, which could be code from a hub."""
+def _with_attention(snapshot: Snapshot, asked: str | None, keywords: dict[str, Any]) -> Any:
+    """Loaded with the attention that was asked for, or one that the model has."""
     import transformers
     from safetensors import SafetensorError
 
-    for attention in (asked,) if asked else ("sdpa", "eager"):
-        try:
-            return transformers.AutoModelForCausalLM.from_pretrained(
-                origin.snapshot.directory, attn_implementation=attention, **keywords
-            )
-        except (ValueError, ImportError, SafetensorError) as error:
-            reason = str(error).strip().splitlines()[0]
-            if not asked and attention == "sdpa" and "scaled_dot_product" in str(error):
-                continue
-            if asked and ("attn_implementation" in str(error) or isinstance(error, ImportError)):
-                raise UsageError(f"--attn-implementation {asked}: {reason}") from error
-            raise InputError(
-                f"{origin.snapshot.name} cannot be loaded as a causal language model: {reason}"
-            ) from error
-    raise AssertionError("eager attention is in every model")
+    try:
+        return with_attention(
+            asked,
+            lambda kind: transformers.AutoModelForCausalLM.from_pretrained(
+                snapshot.directory, attn_implementation=kind, **keywords
+            ),
+        )
+    except (ValueError, ImportError, SafetensorError) as error:
+        reason = str(error).strip().splitlines()[0]
+        if asked and ("attn_implementation" in str(error) or isinstance(error, ImportError)):
+            raise UsageError(f"--attn-implementation {asked}: {reason}") from error
+        raise InputError(
+            f"{snapshot.name} cannot be loaded as a causal language model: {reason}"
+        ) from error
 
 
 TRACKERS = {"none": None, "tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}

@@ -321,7 +321,7 @@ def plan(prepared: Prepared) -> Planned:
             "use GPUs, or the config that `ropext.training.launch` calls ddp"
         )
     with init_empty_weights(include_buffers=False):
-        model = loading.skeleton(prepared.origin)
+        model = loading.skeleton(prepared.origin.snapshot)
         names = adapters.target_names(model, options.targets)
         joined = adapters.add_adapter(model, options, settings)
     base = joined.get_base_model()

@@ -115,7 +115,7 @@ class Session:
 
     def _load(self) -> Any:
         torch.manual_seed(self.options.seed)
-        return loading.load(self.origin, self.options)
+        return loading.load(self.origin.snapshot, self.options)
 
     def _before(self, pause: Pause) -> dict[str, Reading]:
         """The base through its short window, and the extended model before it is trained."""

@@ -28,7 +28,7 @@ def prepared_batch(extended, stories):
 
 
 def new_model(prepared):
-    model = loading.load(prepared.origin, prepared.options)
+    model = loading.load(prepared.origin.snapshot, prepared.options)
     assert use_sliced_loss(model) is None
     torch.manual_seed(0)
     joined = adapters.add_adapter(model, prepared.options, prepared.settings)
