@@ -344,6 +344,15 @@ def test_a_masked_model_is_served_by_transformers_alone():
     )
 
 
+def test_how_far_each_form_travels_is_as_the_page_says():
+    newest = {reader.loader: reader for reader in reversed(loaders.readers())}
+    told = {"theta": 10, "linear": 9, "llama3": 9, "yarn": 8, "longrope": 8}
+    told |= {"yarn-custom": 4, "longrope-custom": 2}
+    for kind, count in told.items():
+        read = [r.loader for r in newest.values() if r.families["llama"][kind].verdict == "same"]
+        assert len(read) == count, (kind, read)
+
+
 def test_docs_hold_the_table_as_it_is():
     path = Path(__file__).parent.parent / "docs" / "loaders.md"
     before, rest = path.read_text("utf-8").split(document.BEGIN)
