@@ -61,8 +61,12 @@ class FitOptions:
     )
     steps: int = _field(40, "optimiser steps")
     batch_tokens: int = _field(8192, "tokens of one optimiser step, rounded to whole rows")
-    micro_rows: int | None = _field(None, "rows that one device reads at once")
-    learning_rate: float | None = _field(None, "peak learning rate, in relative change per step")
+    micro_rows: int | None = _field(
+        None, "rows that one device reads at once [what 8192 tokens hold]"
+    )
+    learning_rate: float | None = _field(
+        None, "peak learning rate, in relative change per step [0.02]"
+    )
     ceiling: float = _field(
         4.0, "no wavelength may become longer than so many times the factor times its own"
     )

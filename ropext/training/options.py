@@ -38,19 +38,29 @@ class Options:
         "full: rows of the target length; pose: rows of --window tokens whose positions skip "
         "ahead, up to the target",
     )
-    window: int | None = _field(None, "pose: tokens of a row [twice the context, at most 2048]")
+    window: int | None = _field(
+        None, "pose: tokens of a row [twice the context, at most 2048 and half the target]"
+    )
     packing: str = _field(
         "documents",
         "documents: a row comes from one document; glued: documents joined, attention crossing",
     )
-    steps: int | None = _field(None, "optimiser steps")
-    batch_tokens: int | None = _field(None, "tokens of one optimiser step, rounded to whole rows")
-    micro_rows: int | None = _field(None, "rows that one device reads at once")
-    learning_rate: float | None = _field(None, "peak learning rate")
-    warmup: int | None = _field(None, "steps of linear warm-up")
-    schedule: str | None = _field(None, "after the warm-up: " + ", ".join(SCHEDULES))
-    rank: int | None = _field(None, "rank of the LoRA")
-    alpha: int | None = _field(None, "LoRA's alpha; updates are scaled by alpha/rank")
+    steps: int | None = _field(None, "optimiser steps [by size and factor; --dry-run shows it]")
+    batch_tokens: int | None = _field(
+        None, "tokens of one optimiser step, rounded to whole rows [by size: 8k or 256k]"
+    )
+    micro_rows: int | None = _field(
+        None, "rows that one device reads at once [what 8192 tokens hold]"
+    )
+    learning_rate: float | None = _field(None, "peak learning rate [by size: 2e-3 to 1e-4]")
+    warmup: int | None = _field(
+        None, "steps of linear warm-up [20, pose 10; at most a twentieth of all]"
+    )
+    schedule: str | None = _field(None, "after the warm-up: " + ", ".join(SCHEDULES) + " [linear]")
+    rank: int | None = _field(None, "rank of the LoRA [16]")
+    alpha: int | None = _field(
+        None, "LoRA's alpha; updates are scaled by alpha/rank [twice the rank]"
+    )
     dropout: float = _field(0.0, "dropout in front of the LoRA")
     targets: tuple[str, ...] = _field(
         (), "names of the linear layers that get a LoRA, e.g. q_proj,v_proj [all in the layers]"
