@@ -82,11 +82,10 @@ def test_the_output_is_tuned_measured_and_stock(straight):
 def test_killed_at_any_stage_it_goes_on_and_ends_with_the_same_bytes(straight, tmp_path):
     for line in ("extend", "step 2 of 3", "merging", "evaluate", "loading out.run/tuned", "report"):
         process = start(tmp_path)
-        for said in process.stderr:
-            if said.startswith(line):
-                process.send_signal(signal.SIGKILL)
-                break
+        found = any(said.startswith(line) for said in process.stderr)  # up to there it is read
+        process.kill()
         process.wait()
+        assert found, line
         assert process.returncode in (-signal.SIGKILL, 0)
         process.stdout.close()
         process.stderr.close()
@@ -118,7 +117,7 @@ def test_a_changed_key_trains_again_and_reads_only_what_is_new(straight, tmp_pat
 
     shutil.copytree(straight, tmp_path / "copy", copy_function=os.link)
     monkeypatch.chdir(tmp_path / "copy")
-    # A link to the log would write into the other test's.
+    (tmp_path / "copy/out.run/log.txt").unlink()  # a link: it would be written in both
     before = sorted((straight / "out.run/evaluation/variants/base/short").iterdir())
     said = []
     done = pipeline.run("r.yaml", "out", overrides=["finetune.steps=2"], say=said.append)
@@ -135,8 +134,9 @@ def test_a_changed_key_trains_again_and_reads_only_what_is_new(straight, tmp_pat
     assert all(own.samefile(other) for own, other in zip(after, before, strict=True))
     tuned = tmp_path / "copy/out.run/evaluation/variants/tuned/pass-512"
     first = straight / "out.run/evaluation/variants/tuned/pass-512"
-    for own in tuned.iterdir():
-        assert own.read_bytes() != (first / own.name).read_bytes()
+    names = [own.name for own in sorted(tuned.iterdir())]
+    assert names == [own.name for own in sorted(first.iterdir())] != []
+    assert all((tuned / own).read_bytes() != (first / own).read_bytes() for own in names)
     assert json.loads((tmp_path / "copy/out/ropext.json").read_text())["finetune"]["steps"] == 2
 
 
@@ -166,8 +166,8 @@ def test_a_fit_stands_between_the_extension_and_the_training(tmp_path, monkeypat
 def test_two_processes_make_what_one_makes(straight, tmp_path):
     """Evaluations to the bit; the training within rounding: sums have another order."""
     (tmp_path / "r.yaml").write_text(RECIPE)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
-    words = [*launch, "--master_port", "29617", *WORDS[1:]]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]  # any free port
+    words = [*launch, "--nproc_per_node", "2", *WORDS[1:]]
     done = subprocess.run(
         words, cwd=tmp_path, capture_output=True, text=True, timeout=900, env=ELSEWHERE
     )
