@@ -1,7 +1,6 @@
 """A tiny checkpoint, and the command line run in this process."""
 
-import sys
-
+import command_line
 import pytest
 from tiny_checkpoint import make_llama
 
@@ -12,18 +11,11 @@ def llama(tmp_path):
 
 
 @pytest.fixture
-def ropext(monkeypatch, capsys):
+def ropext(capsys):
     """Run the command line in this process: (exit code, stdout, stderr)."""
-    from ropext.cli.app import main
 
     def run(*words):
-        monkeypatch.setattr(sys, "argv", ["ropext", *map(str, words)])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        said = capsys.readouterr()
+        code, said = command_line.run(*words, capsys=capsys)
         return code, said.out, said.err
 
     return run

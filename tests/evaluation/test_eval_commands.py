@@ -1,13 +1,12 @@
 """`ropext eval` and `ropext compare` as a shell sees them: stdout, stderr, exit codes, files."""
 
 import json
-import sys
 
 import pytest
 import torch
 from checkpoints import write_checkpoint, write_documents
+from command_line import run
 
-from ropext.cli import app
 from ropext.errors import RopextError
 from ropext.results import contest
 from ropext.results.coming import Coming
@@ -34,20 +33,6 @@ def runs(tmp_path_factory):
         code, _ = run("eval", *arguments, "--lengths", "64,256", "-o", str(path / name), *more)
         assert code == 0
     return path
-
-
-def run(*arguments, capsys=None):
-    """(exit code, captured output) of the command line in this process."""
-    before = sys.argv
-    sys.argv = ["ropext", *arguments]
-    try:
-        app.main()
-        code = 0
-    except SystemExit as stop:
-        code = stop.code or 0
-    finally:
-        sys.argv = before
-    return code, capsys.readouterr() if capsys else None
 
 
 def evaluated(runs, *more, capsys):

@@ -1,17 +1,16 @@
 """Methods ranked on documents: the numbers are those of `ropext eval`, the order can be trusted."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from checkpoints import write_checkpoint, write_documents
+from command_line import run
 
 import ropext
 from ropext import recipe
 from ropext.checkpoint import open_snapshot
-from ropext.cli import app
 from ropext.errors import InputError, UnsupportedModel, UsageError
 from ropext.evaluation import Hooks, evaluate
 from ropext.evaluation.bench import frame_of, set_up
@@ -169,18 +168,6 @@ def test_what_cannot_be_measured_is_refused_by_name(place):
     ).save_pretrained(place / "bert")
     with pytest.raises(UnsupportedModel, match="masked language model"):
         measure(str(place / "bert"), docs, factor=4.0)
-
-
-def run(*arguments, capsys):
-    before, sys.argv = sys.argv, ["ropext", *arguments]
-    try:
-        app.main()
-        code = 0
-    except SystemExit as stop:
-        code = stop.code or 0
-    finally:
-        sys.argv = before
-    return code, capsys.readouterr()
 
 
 def test_the_command_says_which_one_and_how_to_extend_with_it(place, found, capsys):

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import run
 from pages import Elements, check
 
-from ropext.cli.app import main
 from ropext.report.measured import Table
 from ropext.report.page import page
 
@@ -30,14 +30,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 def ropext(*words):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["ropext", *map(str, words), "--quiet"])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code
-        assert not code, words
+    assert run(*words, "--quiet")[0] == 0, words
 
 
 @pytest.fixture(scope="module")
