@@ -55,8 +55,9 @@ class Model:
         return next(s for s in self.sites if s.label == label)
 
     def kv_bytes(self, tokens: int, bytes_per_value: int = 2) -> int | None:
-        """The KV cache of one sequence of `tokens`; windowed layers keep their window only."""
-        if self.kv_values_per_token is None:
+        """The KV cache of one sequence of `tokens`; windowed layers keep their window only. A
+        masked language model reads all at once and has none."""
+        if self.kv_values_per_token is None or self.masked_lm:
             return None
         windowed = (self.kv_values_windowed or 0) * min(tokens, self.sliding_window or tokens)
         return bytes_per_value * (self.kv_values_per_token * tokens + windowed)

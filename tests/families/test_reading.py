@@ -316,6 +316,13 @@ def test_kv_cache_counts_latent_attention_and_windows():
     assert gemma.kv_bytes(10000) == one_layer * (10000 + 5 * 1024)
 
 
+def test_a_masked_language_model_has_no_kv_cache():
+    model = families.read({"model_type": "modernbert", "architectures": ["ModernBertForMaskedLM"]})
+    assert model.masked_lm
+    assert model.kv_bytes(1000) is None
+    assert model.kv_bytes_per_token is None
+
+
 # Values that a config.json may hold at any key.
 JSON = st.recursive(
     st.none()
