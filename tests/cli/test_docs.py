@@ -13,6 +13,7 @@ from ropext import recipefile
 from ropext.cli.app import COMMANDS, build
 from ropext.pipeline import job
 from ropext.pipeline.sections import TABLE
+from ropext.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
 # cli.md holds usage lines, no commands; it is generated from the commands themselves.
@@ -130,6 +131,11 @@ def test_every_link_between_pages_leads_somewhere(page):
         assert place.exists(), (page, target)
         if anchor:
             assert anchor in anchors(place.read_text("utf-8")), (page, target)
+
+
+def test_the_evaluation_page_names_every_task():
+    text = (ROOT / "docs/evaluation.md").read_text("utf-8")
+    assert [task.name for task in TASKS if f"| `{task.name}` | {task.summary} (" not in text] == []
 
 
 def test_the_index_names_every_page():
