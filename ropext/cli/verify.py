@@ -7,11 +7,13 @@ import typer
 
 from ropext.cli import options
 from ropext.cli.output import Out
-from ropext.errors import ProofFailed
+from ropext.errors import ProofFailed, UsageError
 
 NAME = "verify"
 
-Directory = Annotated[Path, typer.Argument(metavar="DIR", help="a checkpoint directory")]
+Directory = Annotated[
+    str, typer.Argument(metavar="DIR", help="a checkpoint: a directory or a hub id")
+]
 Against = Annotated[
     str | None,
     typer.Option(
@@ -48,6 +50,8 @@ def command(
     from ropext.report import text
 
     out = Out(as_json, quiet)
+    if fix and not Path(directory).is_dir():
+        raise UsageError(f"--fix writes into {directory}, which is no directory here")
     if fix:
         config, edits = verifying.repair(directory)
         out.say(text.edit_lines(edits) or "every spelling is right already")

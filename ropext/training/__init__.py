@@ -31,7 +31,7 @@ def run_finetune(
     from ropext.training import run
     from ropext.training.options import build
 
-    return run.finetune(Path(directory), data, Path(output), build(options), say, force=force)
+    return run.finetune(str(directory), data, Path(output), build(options), say, force=force)
 
 
 def plan_finetune(
@@ -47,7 +47,7 @@ def plan_finetune(
     from ropext.training.options import build
 
     place = None if output is None else Path(output)
-    return run.dry_run(Path(directory), data, build(options), place, force)
+    return run.dry_run(str(directory), data, build(options), place, force)
 
 
 def run_fit(

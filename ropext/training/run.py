@@ -163,7 +163,7 @@ class Finetuned:
 
 
 def finetune(
-    directory: Path,
+    model: str,
     source: str,
     output: Path,
     options: Options,
@@ -173,7 +173,7 @@ def finetune(
 ) -> Finetuned:
     """Everything, from the last checkpoint on where the same run was interrupted."""
     with quiet_libraries():
-        prepared = prepare(str(directory), source, options)
+        prepared = prepare(model, source, options)
         prepared.check()
         if not is_main():
             say = silent
@@ -187,11 +187,11 @@ def finetune(
 
 
 def dry_run(
-    directory: Path, source: str, options: Options, output: Path | None = None, force: bool = False
+    model: str, source: str, options: Options, output: Path | None = None, force: bool = False
 ) -> Planned:
     """All but the training; what it would refuse is refused."""
     with quiet_libraries():
-        prepared = prepare(str(directory), source, options)
+        prepared = prepare(model, source, options)
         prepared.check()
         if output is not None:
             folder = place_of(prepared.origin.snapshot, output, force)
@@ -355,7 +355,8 @@ def claimed(folder: Path, output: Path, manifest: dict[str, Any], force: bool) -
 
 
 def check_claim(folder: Path, manifest: dict[str, Any], force: bool) -> None:
-    """Refuse a run directory that is of another run, or of something else; changes nothing."""
+    """Refuse a run directory in which another run has begun, or of something else; changes
+    nothing. A mistake in an option that is found late leaves one that has not begun."""
     known = folder / MANIFEST
     if not known.is_file():
         if not rundir.is_empty(folder):
@@ -365,7 +366,8 @@ def check_claim(folder: Path, manifest: dict[str, Any], force: bool) -> None:
             )
         return
     found = read_object(known)
-    if found != _as_read(manifest) and not force:
+    begun = any(path.is_file() and path != known for path in folder.rglob("*"))
+    if found != _as_read(manifest) and begun and not force:
         raise OutputExists(_other_run(folder, found, manifest))
 
 
@@ -379,7 +381,7 @@ def _other_run(folder: Path, found: dict[str, Any], wanted: dict[str, Any]) -> s
     flat_found, flat_wanted = _flat(found), _flat(_as_read(wanted))
     keys = [k for k in {**flat_found, **flat_wanted} if flat_found.get(k) != flat_wanted.get(k)]
     return (
-        f"{folder} holds the checkpoints of another run (it differs in {', '.join(keys[:4])}); "
+        f"{folder} holds the beginning of another run (it differs in {', '.join(keys[:4])}); "
         "repeat that command to go on with it, give another -o, or --force to begin anew"
     )
 

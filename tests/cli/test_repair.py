@@ -64,3 +64,21 @@ def test_verify_names_a_stale_spelling_and_fix_makes_it_pass(ropext, llama):
     assert code == 0, err
     assert "- rope_theta: 10000.0\n+ rope_theta: 50000.0" in err
     assert "WRONG" not in out
+
+
+def test_a_name_that_is_no_directory_here_is_verified_and_not_repaired(ropext):
+    code, _, err = ropext("verify", "ropext://demo", "--fix")
+    assert (code, err) == (
+        2,
+        "error: --fix writes into ropext://demo, which is no directory here\n",
+    )
+    code, _, err = ropext("finetune", "ropext://demo", "--data", "ropext://tuning", "--dry-run")
+    assert code == 2
+    assert "ropext://demo was not extended by ropext" in err
+
+
+@pytest.mark.slow
+def test_the_bundled_checkpoint_is_verified_by_its_name(ropext):
+    code, out, _ = ropext("verify", "ropext://demo")
+    assert code == 0
+    assert "ropext://demo: 256 tokens" in out
