@@ -1,6 +1,7 @@
 """A model and its tokenizer in memory, with errors that a user can act on."""
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,7 +43,9 @@ def silenced() -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+            yield
     finally:
         logging.set_verbosity(level)
         if bars:
