@@ -95,6 +95,14 @@ class _Trainer(transformers.Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         return SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
 
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """The rows of a step, and of how many tokens its loss is the mean. Where a conversation's
+        user speaks in all of them that is none: the step then teaches nothing, and is not 0 / 0."""
+        samples, scored = super().get_batch_samples(*args, **kwargs)
+        if isinstance(scored, torch.Tensor):
+            scored = torch.where(scored == 0, 1, scored)
+        return samples, scored
+
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         loss = super().training_step(*args, **kwargs)
         seen = loss.detach().reshape(1)

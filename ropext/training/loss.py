@@ -99,7 +99,7 @@ class SlicedForward:
             hidden.flatten(0, 1).to(head.weight.dtype), head.weight, head.bias, wanted
         )
         if num_items_in_batch is None:
-            num_items_in_batch = (wanted != IGNORED).sum()
+            num_items_in_batch = (wanted != IGNORED).sum().clamp(min=1)
         return CausalLMOutputWithPast(loss=total / num_items_in_batch)
 
 

@@ -110,6 +110,12 @@ class Rows(Sequence[Row]):
         if not self.per_pass:
             longest = max((len(d) for d in documents), default=0)
             raise InputError(_too_short(len(documents), longest, strategy))
+        if not any(document.mask().any() for document in self.documents):
+            raise InputError(
+                f"of {len(documents)} documents none that is long enough has an assistant's turn, "
+                "on which alone the loss of a conversation is taken; give other conversations, or "
+                "plain text"
+            )
         self._order = lru_cache(maxsize=2)(self._pass_order)
 
     @property

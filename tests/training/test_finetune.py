@@ -18,7 +18,7 @@ from ropext import verifying
 from ropext.checkpoint.card import escape
 from ropext.errors import InputError, OutputExists, Stopped, UsageError
 from ropext.evaluation.forward import NanInLogits
-from ropext.training import engine, evaluating, interrupts, run_finetune
+from ropext.training import engine, evaluating, interrupts, plan_finetune, run_finetune
 
 pytestmark = pytest.mark.slow
 
@@ -356,6 +356,9 @@ def test_mistakes_are_told_in_a_sentence(base, extended, stories, tmp_path):
     with pytest.raises(UsageError, match=r"--attn-implementation nonsense: .*sdpa"):
         run_finetune(extended, str(stories), output, attn_implementation="nonsense", **RUN)
     assert not output.exists()
+    # Nothing has begun in the directory of that run, so that the corrected command may take it.
+    assert (tmp_path / "out.run" / "run.json").is_file()
+    plan_finetune(extended, str(stories), output, **RUN)
 
 
 def test_a_reading_of_two_passes_that_a_kill_cut_short_is_taken_again(tmp_path, monkeypatch):

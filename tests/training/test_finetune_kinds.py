@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from test_finetune import RUN
 
 from ropext import verifying
-from ropext.errors import Stopped, UsageError
+from ropext.errors import InputError, Stopped, UsageError
 from ropext.evaluation.loading import memory_errors
 from ropext.training import engine, outcome, run_finetune, session
 from ropext.training.options import Options
@@ -54,17 +54,26 @@ def test_norms_and_tied_embeddings_can_be_trained_and_stay_tied(extended, storie
     assert not torch.allclose(before, wanted, atol=1e-3)
 
 
+def conversing(extended, tmp_path, roles=("user", "assistant")):
+    """The extended model with a chat template, and a conversation of two rows: the user's words
+    fill one of them, and most of the next."""
+    model, data = tmp_path / "model", tmp_path / "talk.jsonl"
+    shutil.copytree(extended, model)
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    words = "the cat sat on a mat and then it ran away " * 12
+    talk = [
+        {"role": own, "content": said}
+        for own, said in zip(roles, (words, "over the hill"), strict=True)
+    ]
+    data.write_text(json.dumps({"messages": talk}))
+    return model, data
+
+
 def test_of_conversations_the_assistants_turns_alone_move_the_weights(extended, tmp_path):
     """The loss that is told is that of stock transformers over the assistant's tokens."""
     from transformers import AutoModelForCausalLM
 
-    model = tmp_path / "model"
-    shutil.copytree(extended, model)
-    (model / "chat_template.jinja").write_text(TEMPLATE)
-    words = "the cat sat on a mat and then it ran away " * 12
-    talk = [{"role": "user", "content": words}, {"role": "assistant", "content": "over the hill"}]
-    data = tmp_path / "talk.jsonl"
-    data.write_text(json.dumps({"messages": talk}))
+    model, data = conversing(extended, tmp_path)
     prepared = prepare(str(model), str(data), Options(**SHORT))
     (document,) = prepared.data.documents
     decoded = prepared.encoder.tokenizer.decode(document.ids[document.mask()])
@@ -77,9 +86,27 @@ def test_of_conversations_the_assistants_turns_alone_move_the_weights(extended, 
             logits = stock(ids[None]).logits[0]
         nll = torch.nn.functional.cross_entropy(logits[:-1], ids[1:], reduction="none")
         each.append(nll[torch.as_tensor(row.scored[1:])])
-    assert len(each[0]) == 0 < len(each[1])  # the user's words fill one row, and most of the next
+    assert len(each[0]) == 0 < len(each[1])
     assert done.losses[0]["loss"] == pytest.approx(float(torch.cat(each).mean()), abs=1e-5)
     assert all(entry["grad_norm"] > 0 for entry in done.losses)
+
+
+@pytest.mark.parametrize("sliced", [True, False])
+def test_a_step_in_which_nothing_is_scored_teaches_nothing(extended, tmp_path, monkeypatch, sliced):
+    model, data = conversing(extended, tmp_path)
+    if not sliced:
+        monkeypatch.setattr(session, "use_sliced_loss", lambda model: "for this test")
+    done = run_finetune(model, str(data), tmp_path / "out", **SHORT | {"batch_tokens": 256})
+    first, second = done.losses
+    assert (first["loss"], first["grad_norm"]) == (0, 0)
+    assert second["loss"] > 1
+    assert second["grad_norm"] > 0
+
+
+def test_conversations_in_which_the_user_alone_speaks_are_refused(extended, tmp_path):
+    model, data = conversing(extended, tmp_path, roles=("user", "user"))
+    with pytest.raises(InputError, match="none that is long enough has an assistant's turn"):
+        run_finetune(model, str(data), tmp_path / "out", **SHORT)
 
 
 def test_text_that_is_read_again_is_told(extended, stories, tmp_path):
