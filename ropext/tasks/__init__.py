@@ -26,7 +26,7 @@ def find_task(name: str) -> Task:
         if task.name == name:
             return task
     known = ", ".join(task.name for task in TASKS)
-    raise UsageError(f"There is no retrieval task {name!r}; --tasks takes {known}.")
+    raise UsageError(f"there is no retrieval task {name!r}; --tasks takes {known}")
 
 
 __all__ = [

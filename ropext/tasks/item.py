@@ -133,8 +133,8 @@ def room_for_filler(task: str, length: int, fixed: int) -> int:
     """How many filler tokens a length leaves beside the `fixed` ones."""
     if length < fixed:
         raise UsageError(
-            f"The task {task} was asked for at length {length}, but one item of it takes at least"
-            f" {fixed} tokens of this tokenizer: give lengths of {fixed} or more (--lengths)."
+            f"the task {task} was asked for at length {length}, but one item of it takes at least"
+            f" {fixed} tokens of this tokenizer: give lengths of {fixed} or more (--lengths)"
         )
     return length - fixed
 
@@ -143,8 +143,8 @@ def check_depths(task: str, depths: Sequence[float]) -> None:
     bad = [depth for depth in depths if not 0.0 <= depth <= 1.0]
     if bad or not depths:
         raise UsageError(
-            f"The task {task} places needles at depths between 0 (start) and 1 (end);"
-            f" found {bad[0] if bad else 'no depth'} (--depths)."
+            f"the task {task} places needles at depths between 0 (start) and 1 (end);"
+            f" found {bad[0] if bad else 'no depth'} (--depths)"
         )
 
 
@@ -169,8 +169,8 @@ def until_unambiguous(
         if clear(drawn):
             return drawn
     raise UsageError(
-        f"The task {task} found no needle that its haystack does not hold already, in {ATTEMPTS}"
-        " draws: use another haystack (--haystack repeat or noise)."
+        f"the task {task} found no needle that its haystack does not hold already, in {ATTEMPTS}"
+        " draws: use another haystack (--haystack repeat or noise)"
     )
 
 

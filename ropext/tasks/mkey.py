@@ -47,8 +47,8 @@ def draw_needles(
     size, available = max(sizes.items(), key=lambda entry: (entry[1], -entry[0]))
     if available < count:
         raise UsageError(
-            f"The task {NAME} was asked for {count} needles in one haystack, but only {available}"
-            " names take equally many tokens of this tokenizer: give fewer depths (--depths)."
+            f"the task {NAME} was asked for {count} needles in one haystack, but only {available}"
+            " names take equally many tokens of this tokenizer: give fewer depths (--depths)"
         )
     chosen = [i for i, (q, a) in enumerate(asked) if len(q) + len(a) == size][:count]
     return [(template.state(encoder, keys[i], names[i]), *asked[i]) for i in chosen]
