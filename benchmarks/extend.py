@@ -61,13 +61,13 @@ def shard(path: Path, size: int, name: str) -> None:
         file.truncate(8 + len(header) + length)
 
 
-def checkpoint(directory: Path, gigabytes: int, tokenizer_mb: int) -> Path:
+def checkpoint(directory: Path, gigabytes: int, tokenizer_mb: int, size: int = SHARD) -> Path:
     directory.mkdir()
-    count = gigabytes * 10**9 // SHARD + 1
+    count = gigabytes * 10**9 // size + 1
     weight_map = {}
     for i in range(count):
         name = f"model-{i + 1:05}-of-{count:05}.safetensors"
-        shard(directory / name, SHARD if i + 1 < count else gigabytes * 10**9 % SHARD, f"w{i}")
+        shard(directory / name, size if i + 1 < count else gigabytes * 10**9 % size, f"w{i}")
         weight_map[f"w{i}"] = name
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     (directory / "config.json").write_text(json.dumps(CONFIG))
@@ -82,6 +82,7 @@ def linked(folder: Path, rounds: int) -> None:
         "10 GB": checkpoint(folder / "10", 10, 2),
         "100 GB": checkpoint(folder / "100", 100, 2),
         "100 GB, tokenizer.json of 35 MB": checkpoint(folder / "100t", 100, 35),
+        "100 GB in 200 files": checkpoint(folder / "100f", 100, 2, 500 * 10**6 + 1),
     }
     rows: dict[str, list[tuple[float, float, str]]] = {name: [] for name in models}
     for _ in range(rounds):
@@ -123,12 +124,14 @@ def copied(folder: Path, rounds: int, mebibytes: int) -> None:
     out = folder / "out"
     ours = [sys.executable, "-m", "ropext", "extend", str(model), "--factor", "4", "-o", str(out)]
     times: dict[str, list[float]] = {"cp -r && sync": [], "extend": []}
-    for _ in range(rounds):
-        for name, command in (
-            # extend flushes what it wrote, so its peer does too.
-            ("cp -r && sync", ["sh", "-c", f"cp -r {model} {out} && sync -f {out}"]),
-            ("extend", [*ours, "--no-verify", "--quiet"]),
-        ):
+    ways = [
+        # extend flushes what it wrote, so its peer does too.
+        ("cp -r && sync", ["sh", "-c", f"cp -r {model} {out} && sync -f {out}"]),
+        ("extend", [*ours, "--no-verify", "--quiet"]),
+    ]
+    for turn in range(rounds):
+        for name, command in ways if turn % 2 else ways[::-1]:
+            os.sync()  # what the last one deleted
             start = time.perf_counter()
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             times[name].append(time.perf_counter() - start)

@@ -62,13 +62,14 @@ class Pushed:
         return vars(self) | {"files": dict(self.files), "notes": list(self.notes)}
 
 
-def ready(repository: str) -> str:
-    """The token, before anything is computed; a sentence says what is missing."""
+def ready(repository: str, asked: str = "push") -> str:
+    """The token, before anything is computed; a sentence says what is missing, and `asked` by what
+    it was asked for."""
     from huggingface_hub import constants, get_token
 
     if not REPOSITORY.fullmatch(repository) or ".." in repository or "--" in repository:
         raise UsageError(
-            f"--push-to-hub wants ORG/NAME (letters, digits, '-', '_', '.'), not {repository[:100]}"
+            f"{asked} wants ORG/NAME (letters, digits, '-', '_', '.'), not {repository[:100]}"
         )
     if constants.HF_HUB_OFFLINE:
         raise UsageError("nothing can be pushed in offline mode; unset HF_HUB_OFFLINE")

@@ -43,7 +43,7 @@ def wish(push_to_hub: str | None, public: bool) -> Push | None:
         return None
     from ropext.checkpoint import publishing
 
-    publishing.ready(push_to_hub)
+    publishing.ready(push_to_hub, "--push-to-hub")
     return Push(push_to_hub, private=not public)
 
 

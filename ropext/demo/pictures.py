@@ -54,9 +54,14 @@ def draw(read: Mapping[str, Model]) -> Pictures:
     drawn |= evaluated.heat_pictures(
         {NAMES[label]: own.contender for label, own in shown.items() if own.contender}
     )
-    spectra = {NAMES[label]: own.inv_freq for label, own in shown.items() if own.inv_freq}
-    caption = "Wavelength of each rotary pair"
-    drawn["spectra"] = caption, curves.spectra(caption, spectra)
+    caption, others = "Wavelength of each rotary pair", [own for own in shown if own != BASE]
+    spectra = {
+        curves.BASE if label == BASE else NAMES[label]: own.inv_freq
+        for label, own in shown.items()
+        if own.inv_freq
+    }
+    colours = {NAMES[label]: number for number, label in enumerate(others)}
+    drawn["spectra"] = caption, curves.spectra(caption, spectra, colours, CONTEXT)
     title = f"Loss and retrieval up to {FACTOR} times the trained context"
     return {"overview": (title, overview(losses, places, _found(shown)))} | drawn
 

@@ -60,7 +60,8 @@ def plan_text(planned: "PlannedFit") -> str:
     start = starts[0] if len(starts) == 1 else f"the best of {', '.join(starts)}"
     lines = [
         f"{prepared.base.snapshot.name}: from {plan.context} to {plan.target} tokens, "
-        f"{planned.moving} numbers move ({prepared.within}), starting from {start}",
+        f"{planned.moving} number{'s move' if planned.moving > 1 else ' moves'} "
+        f"({prepared.within}), starting from {start}",
         "",
         *settings_lines(shown),
         "",
@@ -227,12 +228,13 @@ def files(
         out["fit/trials.json"] = {"trials": [trial.to_json() for trial in done.trials]}
     texts = {name: (json.dumps(own, indent=1) + "\n").encode() for name, own in out.items()}
     return texts | {
-        "fit/pair-factors.png": _factors_picture(done.plan),
+        "fit/pair-factors.png": _factors_picture(done.plan, done.start),
         "fit/positions.png": _positions_picture(done, judge, readings),
     }
 
 
-def _factors_picture(plan: Plan) -> bytes:
+def _factors_picture(plan: Plan, start: str) -> bytes:
+    """In the colours of the picture by position: the start's, then the fitted spectrum's."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
@@ -241,10 +243,11 @@ def _factors_picture(plan: Plan) -> bytes:
 
     figure = Figure(figsize=(7, 4), dpi=110, layout="constrained")
     axes = figure.add_subplot()
-    forms = closed_forms(plan.main, plan.target)
-    for colour, (name, own) in zip(COLOURS[1:], forms.items(), strict=False):
+    others = iter(COLOURS[2:])
+    for name, own in closed_forms(plan.main, plan.target).items():
+        colour = COLOURS[0] if name == start else next(others)
         axes.plot(own[0], label=name, color=colour, lw=1.2, ls="--")
-    axes.plot(pair_factors(plan.main), "o-", label="written", color=COLOURS[0], ms=3)
+    axes.plot(pair_factors(plan.main), "o-", label="written", color=COLOURS[1], ms=3)
     axes.set_yscale("log")
     plain = FuncFormatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_major_formatter(plain)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ropext import looking, proof
+from ropext.bundled import MODELS
 from ropext.checkpoint import Snapshot, card, open_snapshot, provenance
 from ropext.checkpoint.card import README, Card, Table
 from ropext.checkpoint.jsontext import dump
@@ -186,7 +187,8 @@ def _write_card(origin: Origin, directory: Path, story: Story, title: str) -> No
     record = origin.record
     # Under its title: a command in a card tells nobody where the directory lies.
     served = looking.read_again(replace(open_snapshot(str(directory)), name=title))
-    base = str(record.base.get("hub_id") or Path(str(record.base.get("name", ""))).name)
+    name = str(record.base.get("name", ""))
+    base = str(record.base.get("hub_id") or (name if name in MODELS else Path(name).name))
     rows = tuple((r.loader, r.versions, r.verdict, r.flag or r.why) for r in served.readings)
     text = Card(
         title=title,
