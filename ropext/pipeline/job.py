@@ -184,11 +184,18 @@ class Job:
 
     @contextmanager
     def told(self, section: str) -> Iterator[None]:
-        """A complaint of an option class, with the section and where it stands."""
+        """A complaint of an option class, with the section, where it stands, and what the command
+        line put into it."""
         try:
             yield
         except RopextError as error:
-            raise type(error)(f"{self._where(section)} ({section}): {error}") from None
+            words = [
+                own.where
+                for key, own in self.given.entries.items()
+                if key.startswith(f"{section}.") and own.where.startswith(f"{key}=")
+            ]
+            about = ", with ".join([section, *words])
+            raise type(error)(f"{self._where(section)} ({about}): {error}") from None
 
 
 @dataclass(frozen=True)

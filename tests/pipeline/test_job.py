@@ -175,6 +175,14 @@ def test_what_the_options_refuse_is_told_with_the_section_and_its_line(tmp_path,
     assert words in str(caught.value), str(caught.value)
 
 
+def test_what_the_options_refuse_names_what_the_command_line_changed(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text("model: a\nextend: {factor: 2}\nfinetune: {data: b, rank: 4}\n")
+    said = r"line 3 \(finetune, with finetune.rank=0\): --rank must be at least 1"
+    with pytest.raises(UsageError, match=said):
+        job.from_file(path, ["extend.factor=4", "finetune.rank=0"])
+
+
 def test_a_name_is_a_bundled_recipe_where_there_is_no_such_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert job.from_file("smoke-test").name == "smoke-test.yaml"
