@@ -8,7 +8,6 @@ from ropext.errors import InputError
 from ropext.evaluation.loading import load_model
 from ropext.evaluation.options import Options as EvaluationOptions
 from ropext.training import loading
-from ropext.training.fitting import Base
 from ropext.training.options import Options
 
 
@@ -27,4 +26,4 @@ def test_eval_says_so(short):
 
 def test_the_trainings_say_so(short):
     with pytest.raises(InputError, match="cannot be loaded as a causal language model"):
-        loading.load(Base(short, None), Options(device="cpu"))
+        loading.load(short, Options(device="cpu"))
