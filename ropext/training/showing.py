@@ -242,7 +242,7 @@ def curve(history: "History", control: "History | None") -> bytes:
         values = [e["tail_nll"] for e in history.evaluations]
         axes.plot(steps, values, "o-", color="#d55e00", label="tail loss, held-out documents")
     axes.set_title("Loss of the training", loc="left")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     axes.set_xlabel("step")
     axes.set_ylabel("nats per token")
     axes.spines[["top", "right"]].set_visible(False)
