@@ -1,0 +1,66 @@
+"""Run every line of the README as it stands, in a fresh clone and then in an empty folder.
+
+    python scripts/readme_lines.py FOLDER
+
+FOLDER must not exist. The first line sets up a clone; those that install run in it too, all others
+in an empty folder beside it that holds a copy of the bundled model as ./model. Left out, by name:
+what uploads, what wants a container engine, and the line of the tests, which .ci/run is.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from slow_results import ROOT, blocks
+
+LEFT_OUT = {
+    "ropext push": "uploads to an account",
+    "docker ": "wants a container engine",
+    "pytest": "is what .ci/run runs",
+}
+MODEL = """\
+import ropext
+import transformers
+model = transformers.AutoModelForCausalLM.from_pretrained("./model")
+"""
+
+
+def run(command: list[str], folder: Path, path: str) -> None:
+    """One command, timed; the end of what it said where it failed."""
+    began = time.monotonic()
+    environment = os.environ | {"PATH": path, "HF_HUB_OFFLINE": "1"}
+    environment.pop("VIRTUAL_ENV", None)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    said = command[-1].strip().replace("\n", "; ")
+    print(f"{done.returncode}  {time.monotonic() - began:5.0f} s  {said}", flush=True)
+    if done.returncode:
+        raise SystemExit((done.stdout + done.stderr)[-3000:])
+
+
+def main(folder: Path) -> None:
+    clone, empty = folder / "clone", folder / "empty"
+    empty.mkdir(parents=True)
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
+    shutil.copytree(ROOT / "ropext/demo/checkpoint", empty / "model")
+    path = f"{clone / '.venv/bin'}{os.pathsep}{os.environ['PATH']}"
+    for language, text in blocks((ROOT / "README.md").read_text("utf-8")):
+        if language == "python":
+            script = MODEL + text if "(model" in text else text
+            shutil.rmtree(empty / "model-4x", ignore_errors=True)
+            run([str(clone / ".venv/bin/python"), "-c", script], empty, path)
+            continue
+        for line in text.splitlines():
+            reason = next((why for word, why in LEFT_OUT.items() if word in line), None)
+            if reason:
+                print(f"-  not run: {line} ({reason})", flush=True)
+            else:
+                run(["bash", "-euc", line], clone if "pip install" in line else empty, path)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve())

@@ -1,0 +1,78 @@
+"""A table, a pin or a line of the README cannot change without its part of .ci/slow run again."""
+
+import runpy
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+OWN = runpy.run_path(str(ROOT / "scripts/slow_results.py"), run_name="own")
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """What is covered, with results that are of it."""
+    for what in {what for covered in OWN["COVERED"].values() for what in covered}:
+        name = what.partition(": ")[0]
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "benchmarks/results").mkdir(parents=True)
+    for part in OWN["COVERED"]:
+        OWN["write"](tmp_path, part, "1 passed\n")
+    return tmp_path
+
+
+def parts(root):
+    return [sentence.split()[2] for sentence in OWN["stale"](root)]
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "red"),
+    [
+        ("constraints.txt", "typer==", "typer==9", ["lm-eval", "readme", "oracle"]),
+        ("constraints.txt", "# The versions", "# Versions", []),
+        ("README.md", "ropext verify long", "ropext verify long --deep", ["readme"]),
+        ("README.md", "    ropext extend ./model", "    ropext extend ./other", ["readme"]),
+        ("README.md", "print(plan.main.params)", "print(plan)", ["readme"]),
+        ("README.md", "Do it, and check it again later:", "Do it:", []),
+        ("pyproject.toml", '"typer>=', '"typer>=9', ["floors"]),
+        ("pyproject.toml", '"lm-eval>=', '"lm-eval>=9', ["lm-eval"]),
+        ("pyproject.toml", "line-length = 100", "line-length = 90", []),
+        ("ropext/families/types.json", '"gpt2"', '"gpt3"', ["oracle"]),
+    ],
+)
+def test_what_a_change_makes_red(copy, name, old, new, red):
+    assert parts(copy) == []
+    text = (copy / name).read_text("utf-8")
+    assert old in text
+    (copy / name).write_text(text.replace(old, new, 1), "utf-8")
+    assert parts(copy) == red
+    for part in red:
+        OWN["write"](copy, part, "1 passed\n")
+    assert parts(copy) == []
+
+
+def test_a_part_without_a_result_is_named_with_what_it_covers(copy):
+    (file,) = (copy / "benchmarks/results").glob("slow-floors-*.md")
+    file.unlink()
+    (said,) = OWN["stale"](copy)
+    assert said == "run .ci/slow floors for pyproject.toml: dependencies: there is no result"
+
+
+def test_a_new_result_takes_the_place_of_the_old_one(copy):
+    results = copy / "benchmarks/results"
+    (file,) = results.glob("slow-readme-*.md")
+    file.rename(results / "slow-readme-2001-01-01.md")
+    OWN["write"](copy, "readme", "\n".join(f"line {number}" for number in range(99)))
+    assert [own.name for own in results.glob("slow-readme-*.md")] == [file.name]
+    text = file.read_text("utf-8")
+    assert "line 98\n" in text
+    assert "line 9\n" not in text
+
+
+def test_ci_run_asks_first_and_each_part_is_one_of_ci_slow():
+    run, slow = ((ROOT / ".ci" / name).read_text("utf-8") for name in ("run", "slow"))
+    assert run.index("scripts/slow_results.py") < run.index("rm -rf .venv")
+    for part in OWN["COVERED"]:
+        assert f"\n    {part})" in slow
