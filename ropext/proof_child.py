@@ -12,7 +12,7 @@ import os
 import re
 import struct
 import sys
-from logging import StreamHandler
+from logging import StreamHandler, getLogger
 from pathlib import Path
 from typing import Any
 
@@ -225,10 +225,10 @@ def loading_info(cls: Any, config: Any, state: dict[str, Any]) -> dict[str, Any]
     Those it tells in its logged report alone, before it raises.
     """
     import torch
-    from transformers.utils import logging
 
-    report = StreamHandler(io.StringIO())
-    logging.add_handler(report)
+    # Not transformers' own remove_handler: before 5.10 it refuses every handler that it has.
+    logger, report = getLogger("transformers"), StreamHandler(io.StringIO())
+    logger.addHandler(report)
     try:
         _, info = cls.from_pretrained(
             None,
@@ -246,7 +246,7 @@ def loading_info(cls: Any, config: Any, state: dict[str, Any]) -> dict[str, Any]
         none = dict.fromkeys(("missing_keys", "unexpected_keys", "mismatched_keys"), ())
         return none | {"unconverted": sorted(names)}
     finally:
-        logging.remove_handler(report)
+        logger.removeHandler(report)
     found: dict[str, Any] = info | {"unconverted": []}
     return found
 
