@@ -7,7 +7,7 @@ logit scaling and the like are the model's own. A self-check proves either befor
 model on which both fail is read whole, in chunks with a cache.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -227,7 +227,7 @@ class TokenScorer:
         """The model's own forward with its body's output given."""
         given = replace(output, last_hidden_state=hidden)
         ids = self._row(np.zeros(hidden.shape[1], np.int32))
-        with _replaced_forward(self.body, given):
+        with replaced_forward(self.body, lambda *args, **kwargs: given):
             logits: torch.Tensor = self.model(input_ids=ids, use_cache=False).logits[0]
         return logits
 
@@ -256,10 +256,10 @@ class TokenScorer:
 
 
 @contextmanager
-def _replaced_forward(module: Any, output: Any) -> Iterator[None]:
-    """For a moment, calling `module` gives `output`."""
+def replaced_forward(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
+    """For a moment, a call of `module` computes `forward`, inside of what hooks do around it."""
     own = module.__dict__.get("forward")
-    module.forward = lambda *args, **kwargs: output
+    module.forward = forward
     try:
         yield
     finally:

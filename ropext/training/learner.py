@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from ropext.errors import Stopped
 from ropext.training.collating import IGNORED
-from ropext.training.loss import plain_head, shift, sliced_cross_entropy
+from ropext.training.loss import head_loss, shift
 from ropext.training.spectrum import Space
 
 
@@ -55,13 +55,11 @@ class Learner(nn.Module):
                 for own, labels in zip(logits, wanted, strict=True)
             ]
         hidden = self.model.base_model(input_ids=ids, use_cache=False, **inputs).last_hidden_state
-        head = plain_head(self.model)
         rows = []
-        for own, labels in zip(hidden.to(head.weight.dtype), wanted, strict=True):
+        for own, labels in zip(hidden, wanted, strict=True):
             # Only what is scored goes through the head: half of a window, a few tokens of an item.
             at = (labels != IGNORED).nonzero()[:, 0]
-            total = sliced_cross_entropy(own[at], head.weight, head.bias, labels[at])
-            rows.append(total / max(1, len(at)))
+            rows.append(head_loss(self.model, own[at], labels[at]) / max(1, len(at)))
         return rows
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils import checkpoint
 
+from ropext.evaluation.forward import replaced_forward
 from ropext.training.collating import IGNORED
 from ropext.training.probes import why_not_sliced
 
@@ -27,41 +27,59 @@ def slice_tokens(vocabulary: int) -> int:
 def sliced_cross_entropy(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, labels: torch.Tensor
 ) -> torch.Tensor:
-    """The sum of the losses of hidden (n, h) against labels (n); IGNORED ones count nothing.
+    """The sum of the losses of hidden (n, h) against labels (n), float32; IGNORED ones count
+    nothing."""
+    apply: Any = _Sliced.apply
+    total: torch.Tensor = apply(hidden, weight, bias, labels, slice_tokens(weight.shape[0]))
+    return total
 
-    torch >= 2.13 has it as one operator, which computes the gradient during the forward pass.
+
+class _Sliced(torch.autograd.Function):
+    """Gradients are computed with the loss, slice by slice, so that no logits are made twice.
+
+    torch's own operator (linear_cross_entropy in slices, 2.13) adds up in the dtype of its inputs:
+    in bfloat16 a sum over 128k tokens stands still at a third of what it is.
     """
-    size = slice_tokens(weight.shape[0])
-    options = getattr(nn, "LinearCrossEntropyOptions", None)
-    if options is None:
-        return _checkpointed(hidden, weight, bias, labels, size)
-    return functional.linear_cross_entropy(
-        hidden,
-        weight,
-        labels,
-        linear_bias=bias,
-        reduction="sum",
-        ignore_index=IGNORED,
-        options=options(batch_chunk_size=size, chunking_method=None),
-    )
 
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        labels: torch.Tensor,
+        size: int,
+    ) -> torch.Tensor:
+        total = hidden.new_zeros((), dtype=torch.float32)
+        needed = ctx.needs_input_grad
+        of_hidden = torch.zeros_like(hidden) if needed[0] else None
+        # float32, for what one slice adds to the gradient of the head is small beside the sum.
+        of_weight = torch.zeros_like(weight, dtype=torch.float32) if needed[1] else None
+        of_bias = hidden.new_zeros(len(weight), dtype=torch.float32) if needed[2] else None
+        for at in range(0, len(hidden), size):
+            piece, label = hidden[at : at + size], labels[at : at + size, None]
+            counts, label = label != IGNORED, label.clamp(min=0)
+            logits = functional.linear(piece, weight, bias)
+            slope = logits.float()
+            exponent = slope.logsumexp(1, keepdim=True)
+            total += ((exponent - slope.gather(1, label)) * counts).sum()
+            # The gradient of the logits, in their own memory: softmax less one at the label.
+            slope.sub_(exponent).exp_().scatter_add_(1, label, -torch.ones_like(exponent))
+            slope.mul_(counts)
+            rounded = slope.to(logits.dtype)
+            if of_hidden is not None:
+                of_hidden[at : at + size] = rounded @ weight
+            if of_weight is not None:
+                of_weight += rounded.T @ piece
+            if of_bias is not None:
+                of_bias += slope.sum(0)
+        kept = (own if own is None else own.to(hidden.dtype) for own in (of_weight, of_bias))
+        ctx.save_for_backward(of_hidden, *kept)
+        return total
 
-def _checkpointed(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    labels: torch.Tensor,
-    size: int,
-) -> torch.Tensor:
-    """The same for older torch: each slice's logits are computed again in the backward pass."""
-
-    def part(piece: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        logits = functional.linear(piece, weight, bias).float()
-        return functional.cross_entropy(logits, wanted, ignore_index=IGNORED, reduction="sum")
-
-    pairs = zip(hidden.split(size), labels.split(size), strict=True)
-    losses = [checkpoint.checkpoint(part, *pair, use_reentrant=False) for pair in pairs]
-    return torch.stack(losses).sum()
+    @staticmethod
+    def backward(ctx: Any, *up: torch.Tensor) -> Any:
+        return *(None if own is None else own * up[0] for own in ctx.saved_tensors), None, None
 
 
 def shift(labels: torch.Tensor) -> torch.Tensor:
@@ -94,13 +112,23 @@ class SlicedForward:
             input_ids=input_ids, use_cache=False, **inputs
         ).last_hidden_state
         wanted = shift_labels.flatten()
-        head = plain_head(self.model)
-        total = sliced_cross_entropy(
-            hidden.flatten(0, 1).to(head.weight.dtype), head.weight, head.bias, wanted
-        )
+        total = head_loss(self.model, hidden.flatten(0, 1), wanted)
         if num_items_in_batch is None:
             num_items_in_batch = (wanted != IGNORED).sum().clamp(min=1)
         return CausalLMOutputWithPast(loss=total / num_items_in_batch)
+
+
+def head_loss(model: Any, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The sum of the losses, computed inside a call of the output layer: only there does FSDP have
+    its weights, which it shares among processes."""
+    head = plain_head(model)
+
+    def forward(own: torch.Tensor) -> torch.Tensor:
+        return sliced_cross_entropy(own.to(head.weight.dtype), head.weight, head.bias, labels)
+
+    with replaced_forward(head, forward):
+        total: torch.Tensor = model.get_output_embeddings()(hidden)
+    return total
 
 
 def plain_head(model: Any) -> nn.Linear:
