@@ -73,11 +73,12 @@ def inspect(
     factor: float | None = None,
     target: int | None = None,
     context: int | None = None,
+    original_context: int | None = None,
     revision: str | None = None,
 ) -> Inspection:
     """What position scheme a model has, and what follows from it."""
     snapshot = open_snapshot(model, revision=revision)
-    read = families.read(snapshot.config, context=context)
+    read = families.read(snapshot.config, context=context, original=original_context)
     wish = recipe.Recipe(factor=factor, target=target)
     if factor is None and target is None:
         wish = recipe.Recipe(factor=4.0)
@@ -98,7 +99,16 @@ def _limits(snapshot: Snapshot) -> dict[str, Any]:
 def plan(model: str, *, revision: str | None = None, **options: Any) -> Plan:
     """What `extend` would do; `options` are the fields of ropext.recipe.Recipe."""
     snapshot = open_snapshot(model, revision=revision)
-    return make_plan(snapshot.config, recipe.build(options, read_text), model)
+    return plan_of(snapshot, recipe.build(options, read_text), model)
+
+
+def plan_of(snapshot: Snapshot, wish: recipe.Recipe, name: str) -> Plan:
+    """The plan; what a config of ropext's own leaves open of its lengths stands in its record."""
+    if wish.context is None and wish.original_context is None:
+        asks = families.as_read(snapshot.config).asks_original
+        record = read_record(snapshot.directory) if asks else None
+        wish = replace(wish, context=record.target) if record else wish
+    return make_plan(snapshot.config, wish, name)
 
 
 def read_text(path: str) -> str:

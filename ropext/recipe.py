@@ -33,6 +33,9 @@ class _Wishes:
     context: int | None = _field(
         None, "tokens the model was trained on, where its config misstates it"
     )
+    original_context: int | None = _field(
+        None, "tokens before the scaling that a config declares, where it does not say (linear)"
+    )
     attention_factor: float | None = _field(
         None, "what multiplies cos and sin, in place of the method's own (logits get its square)"
     )
@@ -66,10 +69,12 @@ class _Wishes:
             raise UsageError("--attention-factor and --temperature say the same thing; give one")
         for name in ("attention_factor", "temperature"):
             check_positive(self, name)
-        if self.context is not None and not 1 <= self.context <= LONGEST_TARGET:
-            raise UsageError(
-                f"--context must be 1 to {LONGEST_TARGET} tokens, was {self.context:.6g}"
-            )
+        for name in ("context", "original_context"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= LONGEST_TARGET:
+                raise UsageError(
+                    f"{flag(name)} must be 1 to {LONGEST_TARGET} tokens, was {value:.6g}"
+                )
 
     @property
     def attention(self) -> float | None:

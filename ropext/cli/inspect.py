@@ -13,7 +13,7 @@ NAME = "inspect"
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="draw the spectrum")]
 
 
-@options.takes_recipe("factor", "target", "context")
+@options.takes_recipe("factor", "target", "context", "original_context")
 def command(
     model: options.ModelArg,
     wishes: dict[str, Any],

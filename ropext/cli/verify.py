@@ -1,7 +1,7 @@
 """`ropext verify DIR`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -20,19 +20,8 @@ Against = Annotated[
         "--against", metavar="PLAN_OR_BASE", help="a plan saved with `plan --json`, or the base"
     ),
 ]
-Deep = Annotated[
-    bool,
-    typer.Option("--deep", help="compare every byte of the weights, with the record or --against"),
-]
-Record = Annotated[
-    bool,
-    typer.Option("--record", help="write the weights' SHA-256 into ropext.json, for --deep"),
-]
+Deep = Annotated[bool, typer.Option("--deep", help="compare the weights byte by byte")]
 Fix = Annotated[bool, typer.Option("--fix", help="repair the config's spellings, diff first")]
-Trust = Annotated[
-    Literal["rope_parameters", "rope_scaling"] | None,
-    typer.Option("--trust", help="where these two disagree: the one that --fix writes everywhere"),
-]
 
 Endpoint = Annotated[
     str | None,
@@ -48,9 +37,7 @@ def command(
     directory: Directory,
     against: Against = None,
     deep: Deep = False,
-    record: Record = False,
     fix: Fix = False,
-    trust: Trust = None,
     endpoint: Endpoint = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "cpu",
@@ -59,25 +46,21 @@ def command(
     quiet: options.Quiet = False,
 ) -> None:
     """Check a directory against its plan. Spectrum, spellings, lengths, limits and weights."""
-    from ropext import verifying
+    from ropext import pipeline, verifying
     from ropext.report import text
 
     out = Out(as_json, quiet)
-    for flag, given in (("--fix", fix), ("--record", record)):
-        if given and not Path(directory).is_dir():
-            raise UsageError(f"{flag} writes into {directory}, which is no directory here")
-    if trust is not None and not fix:
-        raise UsageError(f"--trust {trust} says what --fix writes; give both")
+    if fix and not Path(directory).is_dir():
+        raise UsageError(f"--fix writes into {directory}, which is no directory here")
     if fix:
-        config, edits = verifying.repair(directory, trust)
+        config, edits = verifying.repair(directory)
         out.say(text.edit_lines(edits) or "every spelling is right already")
         if edits:
             verifying.write_config(directory, config)
-    found = verifying.check_directory(
+    found = pipeline.verify(
         directory,
         against=against,
         deep=deep,
-        record=record,
         endpoint=endpoint,
         trust_remote_code=trust_remote_code,
         dtype=dtype,
@@ -85,4 +68,4 @@ def command(
     )
     out.result(text.verification(found), found.to_json())
     if not found.passed:
-        raise ProofFailed(found.problems())
+        raise ProofFailed(found.worst())

@@ -46,6 +46,8 @@ class Model:
     kv_values_windowed: int | None  # the same over layers that keep `sliding_window` tokens
     notes: tuple[str, ...]
     obstacles: tuple[str, ...]  # why scaling cannot help here
+    asks_context: str = ""  # a sentence where the config leaves open how many tokens it reads ...
+    asks_original: str = ""  # ... or read before the scaling that it declares
 
     @property
     def scaled_sites(self) -> tuple[Site, ...]:
@@ -102,4 +104,3 @@ class Problem:
     wanted: Any
     sentence: str
     fixable: bool  # by writing the spellings anew from what stock transformers reads
-    disputed: bool = False  # two spellings disagree, and the config alone cannot say which is right

@@ -10,6 +10,7 @@ from ropext.errors import InputError, UnsupportedModel
 from ropext.families import data
 from ropext.families.describing import describe
 from ropext.families.geometry import Sizes, attends, is_windowed, rotary_dim, sizes
+from ropext.families.lengths import NAMED, Lengths, Told, lengths
 from ropext.families.locating import locate, text_part
 from ropext.families.model import Model, Site
 from ropext.families.params import Conflict, Found, read_flat, read_nested
@@ -18,18 +19,21 @@ from ropext.families.typed import Dict
 from ropext.forms import Params
 from ropext.rope import Rope
 
+UNTOLD = Told()
 
-def read(config: dict[str, Any], *, context: int | None = None) -> Model:
-    """What a config says about positions; `context` replaces a trained length that it misstates."""
-    model, conflicts = interpret(config, context)
+
+def read(
+    config: dict[str, Any], *, context: int | None = None, original: int | None = None
+) -> Model:
+    """What a config says about positions; `context` replaces a trained length that it misstates,
+    `original` is the one before its scaling, where it does not say that."""
+    model, conflicts = interpret(config, Told(context, original))
     if conflicts:
         raise InputError(conflicts[0].sentence())
     return model
 
 
-def interpret(
-    config: dict[str, Any], context: int | None = None
-) -> tuple[Model, tuple[Conflict, ...]]:
+def interpret(config: dict[str, Any], told: Told = UNTOLD) -> tuple[Model, tuple[Conflict, ...]]:
     """What stock transformers 5 makes of a config, and where its spellings contradict that."""
     model_type, text_type, path = locate(config)
     row, defaults = family(text_type), data.defaults(text_type)
@@ -38,19 +42,33 @@ def interpret(
     text = Dict(_with_added(model_type, text_part(config, path)), ".".join(path))
     _check_gate(text, text_type, row)
     _check_theta(text, text_type, row)
-    sized = sizes(text, row, defaults, context)
+    sized = sizes(text, row, defaults, told.context)
     found = (read_nested if row.labels else read_flat)(text, row, defaults)
-    notes: list[str] = []
-    sites = _sites(text, row, found, sized, defaults, notes)
+    sites = _sites(text, row, found, sized, defaults)
     if not any(site.scaled for site in sites):
         raise UnsupportedModel(f"{text_type!r} as configured rotates nothing that could be scaled")
-    sites = _with_context(sites, sized, context, notes)
+    spans = [_lengths(site, text, row, sized.context, told) for site in sites]
+    sites = tuple(
+        replace(site, rope=replace(site.rope, context=span.now, original_context=span.original))
+        for site, span in zip(sites, spans, strict=True)
+    )
+    notes = [span.note for span in spans if span.note]
     if config.get("auto_map"):
         notes.append(
             "auto_map names model code of its own; ropext speaks of the stock class of this type"
         )
     model = describe(model_type, text_type, path, sites, sized, text, row, defaults, notes)
+    asks_context = next((span.asks_context for span in spans if span.asks_context), "")
+    asks_original = next((span.asks_original for span in spans if span.asks_original), "")
+    model = replace(model, asks_context=asks_context, asks_original=asks_original)
     return model, found.conflicts
+
+
+def _lengths(site: Site, text: Dict, row: Family, stated: int, told: Told) -> Lengths:
+    if site.scaled:
+        return lengths(text, row, site.params, stated, site.rope.original_context, told)
+    now = told.context or stated
+    return Lengths(now, site.rope.original_context if site.params["rope_type"] in NAMED else now)
 
 
 def _with_added(model_type: str, part: dict[str, Any]) -> dict[str, Any]:
@@ -93,12 +111,7 @@ def _top_original(text: Dict, defaults: Mapping[str, Any]) -> int | None:
 
 def _rope(text: Dict, row: Family, dim: int, params: Params, sized: Sizes, nested: bool) -> Rope:
     stated = sized.context
-    original = params.get("original_max_position_embeddings") or stated
     kind = params["rope_type"]
-    if kind == "linear":
-        original = max(1, round(stated / params["factor"])) if "factor" in params else stated
-    elif kind in ("default", "dynamic", "proportional"):
-        original = stated
     factors = forms.read_pair_factors(params, dim, stated, nested=nested)
     attention = forms.read_attention_factor(params, stated)
     if row.mscale_keys and kind != "default" and "long_mscale" in params:
@@ -111,7 +124,7 @@ def _rope(text: Dict, row: Family, dim: int, params: Params, sized: Sizes, neste
         dim=dim,
         theta=params["rope_theta"],
         context=stated,
-        original_context=original,
+        original_context=params["original_max_position_embeddings"] if kind in NAMED else stated,
         pair_factors=() if kind == "default" else factors,
         short_pair_factors=short,
         attention_factor=attention,
@@ -126,7 +139,7 @@ def _rope(text: Dict, row: Family, dim: int, params: Params, sized: Sizes, neste
 def _complete(params: Params, text: Dict, defaults: Mapping[str, Any], stated: int) -> Params:
     """Fill in what stock fills in: the original length, and factors that follow from it."""
     kind = params["rope_type"]
-    if kind not in ("yarn", "longrope", "llama3"):
+    if kind not in NAMED:
         return params
     original = _top_original(text, defaults) or params.get("original_max_position_embeddings")
     out = params | {"original_max_position_embeddings": original or stated}
@@ -188,7 +201,6 @@ def _sites(
     found: Found,
     sized: Sizes,
     defaults: Mapping[str, Any],
-    notes: list[str],
 ) -> tuple[Site, ...]:
     if not row.labels:
         params = found.params[""]
@@ -224,42 +236,3 @@ def _listed_sites(
         label = "" if len(thetas) == 1 else f"theta {theta:g}"
         sites.append(replace(site, label=label, layers=sized.layer_thetas.count(theta)))
     return tuple(sites)
-
-
-def _with_context(
-    sites: tuple[Site, ...], sized: Sizes, context: int | None, notes: list[str]
-) -> tuple[Site, ...]:
-    """Settle how many tokens each scaled embedding reads now."""
-    out = []
-    for site in sites:
-        now = context or (_context(site, sized.context, notes) if site.scaled else sized.context)
-        original = site.rope.original_context
-        if site.params["rope_type"] in ("default", "dynamic", "proportional"):
-            original = now
-        out.append(replace(site, rope=replace(site.rope, context=now, original_context=original)))
-    return tuple(out)
-
-
-def _context(site: Site, stated: int, notes: list[str]) -> int:
-    kind, factor = site.params["rope_type"], site.params.get("factor") or 1.0
-    if kind in ("yarn", "longrope", "llama3"):
-        original = site.rope.original_context
-        if stated == original and factor > 1:
-            extended = round(original * factor)
-            notes.append(
-                f"max_position_embeddings is the original {original}; with its {kind} factor"
-                f" {factor:g} the model reads {extended} tokens"
-            )
-            return extended
-    if kind == "linear" or (kind == "dynamic" and not site.params.get("alpha")):
-        notes.append(
-            f"with {kind} scaling max_position_embeddings {stated} may be the length before or"
-            " after it; it is taken as the context, --context says otherwise"
-        )
-    if kind == "dynamic":
-        notes.append(
-            "HunYuan's alpha is a fixed change of theta and is read as one"
-            if site.params.get("alpha")
-            else "dynamic scaling keeps state between calls; inside the context it is plain RoPE"
-        )
-    return stated

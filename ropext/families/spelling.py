@@ -1,20 +1,19 @@
 """What is wrong with the spellings of a config that somebody else wrote, and writing them anew."""
 
-import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ropext.errors import InputError, RopextError, UsageError
+from ropext.errors import RopextError
 from ropext.families import data
 from ropext.families.geometry import names_of
+from ropext.families.lengths import LENGTH_KEYS, NAMED
 from ropext.families.locating import text_part
 from ropext.families.model import ABSENT, Model, Problem
 from ropext.families.params import FORM_KEYS, LENGTHS, Conflict
 from ropext.families.reading import interpret
 from ropext.families.table import Family, family
 from ropext.families.typed import named
-from ropext.families.writing import LENGTH_KEYS, write
-from ropext.forms import Params
+from ropext.families.writing import write
 
 ROPE_KEYS = ("rope_scaling", "rope_parameters", "rope_theta")
 # Forms whose code in transformers 5 fails on a head_dim of null.
@@ -26,48 +25,14 @@ def as_read(config: dict[str, Any]) -> Model:
     return interpret(config)[0]
 
 
-def respell(
-    config: dict[str, Any], params: Sequence[Params] = (), target: int | None = None
-) -> dict[str, Any]:
-    """The config with every spelling written anew: from `params`, one for each scaled embedding, or
-    from what stock transformers 5 reads."""
+def respell(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with every spelling written anew from what stock transformers 5 reads."""
     model = as_read(config)
-    sites, target = model.scaled_sites, target or model.context
-    if len(params) not in (0, len(sites)):
-        raise InputError(
-            f"ropext.json tells of {len(params)} scaled rotary embeddings, config.json has"
-            f" {len(sites)}: they are not of one model"
-        )
-    read = params or [site.params for site in sites]
-    out = write(config, model, {s.label: p for s, p in zip(sites, read, strict=True)}, target)
+    params = {site.label: site.params for site in model.scaled_sites}
+    out = write(config, model, params, model.context)
     for holder in (out, text_part(out, model.path)):
-        for key, _ in _short_lengths(holder, target):
-            holder[key] = target
-    return out
-
-
-def trusting(config: dict[str, Any], spelling: str | None) -> dict[str, Any]:
-    """The config with that one of its spellings in force, where two disagree: rope_parameters, or
-    rope_scaling with the keys beside it, as older transformers read them."""
-    model, conflicts = interpret(config)
-    out = copy.deepcopy(config)
-    text: dict[str, Any] = text_part(out, model.path)
-    if not conflicts or spelling is None:
-        if conflicts:
-            raise UsageError(
-                f"{conflicts[0].sentence()}; --fix does not guess: --trust rope_parameters or"
-                " --trust rope_scaling says which one it writes everywhere"
-            )
-        return out
-    if not text.get(spelling):
-        raise UsageError(f"--trust {spelling}: config.json has no {spelling}")
-    if spelling == "rope_parameters":
-        text.pop("rope_scaling", None)
-        return out
-    for label in family(model.text_type).labels:  # of flat dicts, stock reads rope_scaling first
-        own = (text.get("rope_parameters") or {}).get(label.name)
-        if isinstance(own, dict) and label.theta and text.get(label.theta) is not None:
-            own.pop("rope_theta", None)
+        for key, _ in _short_lengths(holder, model.context):
+            holder[key] = model.context
     return out
 
 
@@ -91,12 +56,7 @@ def check_spellings(config: dict[str, Any]) -> list[Problem]:
 
 def _conflict(conflict: Conflict) -> Problem:
     return Problem(
-        conflict.keys[0],
-        conflict.values[0],
-        conflict.values[1],
-        conflict.sentence(),
-        True,
-        disputed=True,
+        conflict.keys[0], conflict.values[0], conflict.values[1], conflict.sentence(), True
     )
 
 
@@ -194,7 +154,7 @@ def _originals(text: Mapping[str, Any], model: Model) -> Iterator[Problem]:
     """The original length: in the dict, at top level for longrope, and in step with the factor."""
     for site in model.scaled_sites:
         kind = site.params["rope_type"]
-        if kind not in ("yarn", "longrope", "llama3"):
+        if kind not in NAMED:
             continue
         original = site.params["original_max_position_embeddings"]
         top = "original_max_position_embeddings" in text
@@ -232,7 +192,7 @@ def _factor(model: Model, kind: str, factor: Any, original: int) -> Iterator[Pro
         extended,
         f"max_position_embeddings is {model.stated_context}, but {kind} with factor {factor:g} of"
         f" {original} reads {extended} tokens; transformers 4.51 to 4.55 and vLLM go by the former",
-        model.stated_context == original,
+        model.context == extended,
     )
 
 

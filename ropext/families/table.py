@@ -65,6 +65,7 @@ class Family:
     softmax_mscale: bool = False
     interleaved: bool = False
     masked_lm: bool = False
+    original: int = 0  # tokens it was trained on before a linear scaling, which names no length
     gate: Gate | None = None
     null_theta_stops: bool = False  # rope_theta null means no rotation
     rotates_only_windows: bool = False
@@ -92,6 +93,7 @@ GEMMA3 = Family(
     ),
     flat_into=("full_attention",),
     legacy="rope_type",
+    original=32768,  # for its 131072 its positions are divided by 8, not by 4 (its report, 2.1)
 )
 MODERNBERT = Family(
     labels=(
@@ -194,6 +196,7 @@ FAMILIES: dict[str, Family] = {
     "t5gemma2_decoder": GEMMA3,
     "olmo3": replace(
         GEMMA3,
+        original=0,
         labels=(
             # transformers 5 gives the one top-level theta to the full layers alone.
             Label("sliding_attention", windowed=True),

@@ -9,24 +9,13 @@ from ropext import forms
 from ropext.errors import NotExpressible
 from ropext.families import data
 from ropext.families.geometry import derived_head_dim, names_of, size, stated
+from ropext.families.lengths import LENGTH_KEYS
 from ropext.families.locating import text_part
 from ropext.families.model import Model, Site
 from ropext.families.params import FORM_KEYS, LENGTHS, LISTS, follows_from_lengths
 from ropext.families.table import Family, Label, family
 from ropext.families.typed import Dict
 from ropext.forms import Params
-
-# Keys that cap a loader's length when they stay behind; raised where they hold the old context.
-LENGTH_KEYS = (
-    "max_position_embeddings",
-    "max_sequence_length",
-    "max_seq_len",
-    "max_seq_length",
-    "seq_length",
-    "n_positions",
-    "n_ctx",
-    "model_max_length",
-)
 
 
 def _json_value(key: str, value: Any) -> Any:

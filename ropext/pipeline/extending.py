@@ -10,9 +10,10 @@ from ropext.checkpoint import Snapshot, open_snapshot, provenance, with_weights
 from ropext.checkpoint.transfer import Link
 from ropext.checkpoint.writing import Written, check_writable, write_checkpoint
 from ropext.describing import card_of, record_of
-from ropext.looking import read_text
+from ropext.looking import plan_of, read_text
 from ropext.narration import Say, silent
-from ropext.planning import Plan, make_plan, require_help
+from ropext.planning import Plan, require_help
+from ropext.verifying import Verification, check_directory
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def plan_extend(
 def _planned(model: str, revision: str | None, options: Mapping[str, Any]) -> tuple[Snapshot, Plan]:
     wish = recipe.build(options, read_text)
     snapshot = open_snapshot(model, revision=revision)
-    made = make_plan(snapshot.config, wish, model)
+    made = plan_of(snapshot, wish, model)
     require_help(made)
     return snapshot, made
 
@@ -131,3 +132,27 @@ def write_extension(
         prove=run_proof if prove else None,
     )
     return Extended(made, written)
+
+
+def verify(
+    directory: str | Path,
+    *,
+    against: str | None = None,
+    deep: bool = False,
+    endpoint: str | None = None,
+    trust_remote_code: bool = False,
+    **loading: Any,
+) -> Verification:
+    """Prove a directory against its own record, a saved plan, or its base.
+
+    `endpoint` is the address of a running server that should read it alike; `loading` (dtype,
+    device, attn_implementation) says how transformers runs beside it.
+    """
+    return check_directory(
+        directory,
+        against=against,
+        deep=deep,
+        endpoint=endpoint,
+        trust_remote_code=trust_remote_code,
+        **loading,
+    )

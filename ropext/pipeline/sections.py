@@ -66,7 +66,10 @@ NOT_HERE = {
     },
     FIT: {
         name: f"extend.{name}"
-        for name in ("factor", "target", "context", "from_original", "even_so", "for_loaders")
+        for name in (
+            *("factor", "target", "context", "original_context"),
+            *("from_original", "even_so", "for_loaders"),
+        )
     },
     FINETUNE: {},
     EVALUATE: {

@@ -13,12 +13,13 @@ from ropext.checkpoint.jsontext import dump
 from ropext.checkpoint.provenance import digest
 from ropext.checkpoint.staging import recover
 from ropext.checkpoint.transfer import Link
+from ropext.looking import plan_of
 from ropext.narration import Say, Show
 from ropext.pipeline.extending import write_extension
 from ropext.pipeline.job import PLAN, Cell, Job
 from ropext.pipeline.sections import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.pipeline.stages import Flat, Hashes, Ledger, Stage
-from ropext.planning import Plan, make_plan, require_help
+from ropext.planning import Plan, require_help
 from ropext.results import rundir
 from ropext.results.gates import Gate
 from ropext.results.lengths import doubling_grid
@@ -53,7 +54,7 @@ class Work:
     @cached_property
     def plan(self) -> Plan:
         """What the extension does; made anew every time, from the config alone."""
-        made = make_plan(self.base.config, self.cell.recipe(), self.base.name)
+        made = plan_of(self.base, self.cell.recipe(), self.base.name)
         require_help(made)
         return made
 

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ropext import families, loaders, scaling
-from ropext.errors import InputError, NotExpressible, UnsupportedModel
+from ropext.errors import InputError, NotExpressible, UnsupportedModel, UsageError
 from ropext.families import Model
 from ropext.planning.carrying import method_row, plan_site
 from ropext.planning.plan import Plan
@@ -16,7 +16,7 @@ from ropext.recommending import recommend
 
 def make_plan(config: Mapping[str, Any], recipe: Recipe, name: str = "MODEL") -> Plan:
     """The plan for a config dict; raises where the request cannot be carried exactly."""
-    model = families.read(dict(config), context=recipe.context)
+    model = families.read(dict(config), context=recipe.context, original=recipe.original_context)
     context = _context(model, recipe)
     target = resolve_target(recipe, context)
     method = recipe.method or "yarn"
@@ -72,7 +72,10 @@ def require_help(plan: Plan) -> None:
 
 
 def _context(model: Model, recipe: Recipe) -> int:
-    """The context that the factor counts from."""
+    """The context that the factor counts from; a length that nothing says is asked for."""
+    asks = model.asks_original if recipe.from_original else model.asks_context
+    if asks:
+        raise UsageError(asks)
     scaled = [site.rope for site in model.sites if site.scaled]
     if not scaled:
         raise UnsupportedModel(

@@ -117,7 +117,7 @@ def _site_facts(site: Site, model: Model) -> list[tuple[str, str]]:
         ("theta", number(rope.theta)),
         ("scaling", scaling_line(site)),
     ]
-    if rope.original_context != rope.context:
+    if rope.original_context != rope.context and not model.asks_original:
         facts.append(("original", f"{rope.original_context:,} tokens before that scaling"))
     if not site.scaled:
         facts.append(("extension", "leaves these layers alone"))
@@ -312,10 +312,6 @@ def served(found: "Served") -> str:
 
 
 def verification(found: "Verification") -> str:
-    """`ropext verify` as text: the verdict first and last."""
-    states = {True: "ok", False: "WRONG", None: "NOT KNOWN"}
-    rows = [[states[c.passed], c.what, c.sentence] for c in found.checks]
-    parts = [found.verdict, "", table(["", "what", "found"], rows), ""]
-    if found.served is not None:
-        parts += [served(found.served), ""]
-    return "\n".join([*parts, found.verdict])
+    """`ropext verify` as text."""
+    rows = [["ok" if c.passed else "WRONG", c.what, c.sentence] for c in found.checks]
+    return "\n".join([table(["", "what", "found"], rows), "", served(found.served)])

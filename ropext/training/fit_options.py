@@ -37,6 +37,9 @@ class FitOptions:
     context: int | None = _field(
         None, "tokens the model was trained on, where its config misstates it"
     )
+    original_context: int | None = _field(
+        None, "tokens before the scaling that a config declares, where it does not say (linear)"
+    )
     from_original: bool = _field(
         False, "extend an already scaled model from its original spectrum and context"
     )
@@ -113,6 +116,7 @@ class FitOptions:
             factor=self.factor,
             target=self.target,
             context=self.context,
+            original_context=self.original_context,
             from_original=self.from_original,
             even_so=self.even_so,
             for_loaders=self.for_loaders,

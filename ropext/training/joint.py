@@ -70,7 +70,8 @@ def start_plan(origin: Origin) -> Plan:
 
 def _plan(origin: Origin, factors: tuple[float, ...], attention: float) -> Plan:
     asked = origin.record.recipe
-    kept = {name: asked[name] for name in ("context", "from_original", "even_so") if name in asked}
+    names = ("context", "original_context", "from_original", "even_so")
+    kept = {name: asked[name] for name in names if name in asked}
     wish = Recipe(
         method="longrope",
         target=origin.target,

@@ -180,20 +180,6 @@ CONFIGS = {
         "rope_scaling": {"type": "linear", "factor": 4.0},
     },
 }
-# The tokens that these read, and read before their own scaling, as their cards say.
-CONTEXTS = {
-    "Llama 2": (4096, 4096),
-    "Llama 3.1": (131072, 8192),
-    "Qwen2.5 with its card's YaRN": (131072, 32768),
-    "Phi-3-mini-128k": (131072, 4096),
-    "Phi-3.5-MoE": (131072, 4096),
-    "DeepSeek-V3": (163840, 4096),
-    "HunYuan": (32768, 32768),
-    "Gemma 3 4B": (131072, 16384),
-    "gpt-oss": (131072, 4096),
-    "Apertus by class default": (65536, 8192),
-    "Ministral 3 by class default": (262144, 16384),
-}
 
 
 def config(name):

@@ -3,18 +3,11 @@
 import pytest
 import tiny
 from building import FACTOR, Case, Stock, differences, scaled
-from published import CONFIGS, CONTEXTS, config
+from published import CONFIGS, config
 
 from ropext import families, forms
 from ropext.errors import NotExpressible
 from ropext.families.table import FAMILIES
-
-
-def test_contexts():
-    for name, (context, original) in CONTEXTS.items():
-        model = families.read(config(name))
-        assert model.context == context, name
-        assert model.scaled_sites[0].rope.original_context == original, name
 
 
 def test_a_context_that_is_told_replaces_the_stated_one():

@@ -181,7 +181,7 @@ def test_a_line_cannot_be_forged_by_the_name_of_a_layer(checkpoint):
     check_told_on_one_line(told)
     scaled = {"type": "linear", "factor": 2.0, "a\nlicense      free": 1}
     (checkpoint / "config.json").write_text(json.dumps(SMALL | {"rope_scaling": scaled}))
-    shown = text.plan(looking.plan(str(checkpoint), factor=4.0, method="pi"))
+    shown = text.plan(looking.plan(str(checkpoint), factor=4.0, method="pi", context=2048))
     check_told_on_one_line(shown)
 
 
