@@ -26,7 +26,8 @@ SCHEMA = 1
 # What can change a result. Looked up by their metadata, never imported.
 LIBRARIES = ("transformers", "torch", "safetensors", "huggingface_hub", "peft", "accelerate")
 
-_SECRET_OPTION = re.compile(r"--?[\w-]*(token|secret|password|api[-_]?key)[\w-]*", re.IGNORECASE)
+# The last word of an option: --hf-token, and not --batch-tokens or --tokenizer.
+_SECRET_OPTION = re.compile(r"--?([\w-]*[-_])?(token|secret|password|api[-_]?key)", re.IGNORECASE)
 _TOKEN = re.compile(r"\b(hf_|sk-|ghp_|github_pat_)\w{8,}")
 _USERINFO = re.compile(r"(\w+://)[^/@\s]+@")
 HIDDEN = "***"

@@ -137,10 +137,12 @@ def test_multimodal_sections_survive_a_change_of_theta():
 
 
 def test_query_scaling_keys_survive():
+    """One that the config states, and the class default of one that it leaves out."""
     base = config("Ministral 3 by class default")
-    model = families.read(base)
-    beta = model.sites[0].params["llama_4_scaling_beta"]
-    assert written(base, YARN)["rope_parameters"]["llama_4_scaling_beta"] == beta
+    assert written(base, YARN)["rope_parameters"]["llama_4_scaling_beta"] == 0.1
+    stated = base | {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.37}}
+    new = written(stated, YARN | {"factor": 16})["rope_parameters"]
+    assert (new["llama_4_scaling_beta"], new["factor"]) == (0.37, 16.0)
 
 
 def test_length_keys_that_hold_the_old_context_are_raised():
