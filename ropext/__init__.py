@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from ropext.evaluation.session import evaluate
     from ropext.looking import inspect, plan
     from ropext.memory import patch, save
-    from ropext.pipeline import extend, run, verify
+    from ropext.pipeline import extend, run
     from ropext.training import run_finetune as finetune
     from ropext.training import run_fit as fit
+    from ropext.verifying import check_directory as verify
 
 # Imported on first use: `import ropext` costs nothing, and planning never loads torch.
 _PLACES = {
@@ -31,7 +32,7 @@ _PLACES = {
     "plan": "ropext.looking:plan",
     "run": "ropext.pipeline:run",
     "save": "ropext.memory:save",
-    "verify": "ropext.pipeline:verify",
+    "verify": "ropext.verifying:check_directory",
 }
 
 __all__ = [

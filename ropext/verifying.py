@@ -7,13 +7,15 @@ from typing import Any
 
 from ropext import families, forms, proof
 from ropext.checkpoint import Snapshot, open_snapshot
-from ropext.checkpoint.comparing import compare_weights
+from ropext.checkpoint.comparing import Finding, compare_weights
+from ropext.checkpoint.headers import content_digest
 from ropext.checkpoint.jsontext import dump, read_object
-from ropext.checkpoint.provenance import Record
+from ropext.checkpoint.provenance import NAME as RECORD
+from ropext.checkpoint.provenance import Record, WeightFile, weigh
 from ropext.checkpoint.records import read_record
 from ropext.checkpoint.staging import replace_file
 from ropext.checkpoint.tokenizer import length_edits
-from ropext.errors import InputError, ProofFailed
+from ropext.errors import InputError, ProofFailed, UsageError
 from ropext.families import Model
 from ropext.looking import Served, read_again
 from ropext.proof import Expected
@@ -24,16 +26,17 @@ class Check:
     """One thing that was looked at."""
 
     what: str
-    passed: bool
+    passed: bool | None  # None: there was nothing to compare with
     sentence: str
 
 
 @dataclass(frozen=True)
 class Verification:
-    """Everything that was checked, and what each loader reads."""
+    """Everything that was checked, and what each loader reads where nothing is wrong."""
 
+    directory: str
     checks: tuple[Check, ...]
-    served: Served
+    served: Served | None
 
     @property
     def passed(self) -> bool:
@@ -42,15 +45,22 @@ class Verification:
     def failures(self) -> tuple[Check, ...]:
         return tuple(check for check in self.checks if not check.passed)
 
-    def worst(self) -> str:
-        """One sentence for the end of a failed run."""
-        failed = self.failures()
-        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        return f"{self.served.directory}: {failed[0].sentence}{more}"
+    @property
+    def verdict(self) -> str:
+        """What came of it, in one line."""
+        states = [check.passed for check in self.checks]
+        wrong, unknown = states.count(False), states.count(None)
+        counts = [f"{wrong} wrong"] * bool(wrong) + [f"{unknown} not known"] * bool(unknown)
+        return f"{self.directory}: {', '.join(counts) or 'all right'} ({len(states)} checks)"
+
+    def problems(self) -> str:
+        """Everything that is not as it should be, for the end of a failed run."""
+        return f"{self.verdict}: {'; '.join(check.sentence for check in self.failures())}"
 
     def to_json(self) -> dict[str, Any]:
         checks = [asdict(check) for check in self.checks]
-        return {"passed": self.passed, "checks": checks} | self.served.to_json()
+        found = {"directory": self.directory, "passed": self.passed, "checks": checks}
+        return found | (self.served.to_json() if self.served else {})
 
 
 def check_directory(
@@ -58,29 +68,32 @@ def check_directory(
     *,
     against: str | None = None,
     deep: bool = False,
+    record: bool = False,
     endpoint: str | None = None,
     trust_remote_code: bool = False,
     **loading: Any,
 ) -> Verification:
     """Check a checkpoint directory against its own record, a saved plan, or its base.
 
-    With `endpoint`, a running server is asked too; `loading` says how transformers runs beside it.
+    `record` writes into that record what `deep` compares with. With `endpoint`, a running server
+    is asked too; `loading` says how transformers runs beside it.
     """
     snapshot = open_snapshot(str(directory), weights=True)
-    record = read_record(snapshot.directory)
+    known = read_record(snapshot.directory)
     model = families.as_read(snapshot.config)
     plan, base = _against(against)
-    wanted = _expected(model, record, plan)
+    wanted = _expected(model, known, plan)
     checks = [
-        *_spellings(snapshot.config),
-        *_lengths(snapshot, model, record, plan),
+        *_spellings(snapshot.config, known is not None),
+        *_lengths(snapshot, model, known, plan),
         *_proof(snapshot, model, wanted, trust_remote_code),
-        *_weights(snapshot, record, base, deep),
+        *_weights(snapshot, known, base, deep=deep, keep=record),
     ]
     if endpoint is not None:
         loading |= {"trust_remote_code": trust_remote_code}
-        checks.append(_endpoint(endpoint, snapshot, model, record, loading))
-    return Verification(tuple(checks), read_again(snapshot))
+        checks.append(_endpoint(endpoint, snapshot, model, known, loading))
+    broken = any(check.passed is False for check in checks)
+    return Verification(snapshot.name, tuple(checks), None if broken else read_again(snapshot))
 
 
 def _against(against: str | None) -> tuple[dict[str, Any] | None, Snapshot | None]:
@@ -139,12 +152,15 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-def _spellings(config: dict[str, Any]) -> Iterable[Check]:
+def _spellings(config: dict[str, Any], recorded: bool) -> Iterable[Check]:
     problems = families.check_spellings(config)
     if not problems:
         yield Check("spellings", True, "every spelling says the same")
     for problem in problems:
         fix = "; --fix writes it anew" if problem.fixable else ""
+        if problem.disputed:
+            way = "as ropext.json has it" if recorded else "from the one that --trust names"
+            fix += f", {way}"
         yield Check("spellings", False, problem.sentence + fix)
 
 
@@ -202,19 +218,67 @@ def _proof(
     )
 
 
+_EQUAL = {
+    "same file": "the base's own",
+    "bytes": "equal to the base's in every byte",
+    "sha256": "with the recorded SHA-256",
+    "header and size": "with the right header and size (their bytes: --deep)",
+}
+
+
 def _weights(
-    snapshot: Snapshot, record: Record | None, base: Snapshot | None, deep: bool
+    snapshot: Snapshot, record: Record | None, base: Snapshot | None, *, deep: bool, keep: bool
 ) -> Iterable[Check]:
-    if base is None and record is None:
+    if keep and record is None:
+        raise UsageError(
+            f"--record writes into ropext.json, and {snapshot.name} has none; --against BASE --deep"
+            " compares its weights with the base's"
+        )
+    source: Snapshot | Mapping[str, WeightFile]
+    if base is not None or record is not None:
+        source = base or record.weights  # type: ignore[union-attr]
+    elif deep:
+        source = {name: weigh(snapshot.path(name)) for name in snapshot.weight_files}
+    else:
         return
-    source: Snapshot | Mapping[str, Any] = base if base is not None else record.weights  # type: ignore[union-attr]
-    findings = compare_weights(source, snapshot.directory, deep=deep)
-    bad = [finding for finding in findings if not finding.same]
+    findings = compare_weights(source, snapshot.directory, deep=deep or keep)
+    bad = [finding for finding in findings if finding.same is False]
     for finding in bad:
         yield Check("weights", False, finding.sentence)
-    if not bad:
-        hows = ", ".join(sorted({finding.how for finding in findings}))
-        yield Check("weights", True, f"{len(findings)} weight files unchanged (by {hows})")
+    for how, told in _EQUAL.items():
+        count = sum(finding.same is True and finding.how == how for finding in findings)
+        if count:
+            yield Check("weights", True, f"{count} weight files {told}")
+    unknown = [finding for finding in findings if finding.same is None]
+    if keep and not bad:
+        names = _record_bytes(snapshot)
+        yield Check("weights", True, f"SHA-256 recorded of {len(names)} weight files as they are")
+    elif unknown:
+        yield Check("weights", None, _never_recorded(snapshot, record, unknown))
+
+
+def _never_recorded(snapshot: Snapshot, record: Record | None, unknown: list[Finding]) -> str:
+    """That nothing is known of the bytes of some files, and what to do about it."""
+    more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+    advice = "--against BASE compares them with the base's"
+    if record is not None:
+        advice += (
+            f"; `ropext verify {snapshot.name} --record` records them as they are now, and"
+            " `extend --hash` does so at once"
+        )
+    return f"{unknown[0].sentence}{more}, so --deep has nothing to compare them with: {advice}"
+
+
+def _record_bytes(snapshot: Snapshot) -> list[str]:
+    """Write the SHA-256 of every weight file that has none into ropext.json; their names."""
+    path = snapshot.path(RECORD)
+    content = read_object(path)
+    missing = [name for name, file in content["weights"].items() if not file.get("sha256")]
+    for name in missing:
+        content["weights"][name]["sha256"] = content_digest(snapshot.path(name))
+    if missing:
+        replace_file(path, dump(content))
+    return missing
 
 
 def _endpoint(
@@ -244,10 +308,23 @@ def _endpoint(
     )
 
 
-def repair(directory: str | Path) -> tuple[dict[str, Any], tuple[families.Edit, ...]]:
-    """The config with every spelling written anew from what stock transformers 5 reads of it."""
+def repair(
+    directory: str | Path, trust: str | None = None
+) -> tuple[dict[str, Any], tuple[families.Edit, ...]]:
+    """The config with every spelling written anew: from the record, where there is one, or from
+    what stock transformers 5 reads; `trust` names the right one of two that disagree."""
     snapshot = open_snapshot(str(directory))
-    fixed = families.respell(snapshot.config)
+    known = read_record(snapshot.directory)
+    if known is None:
+        fixed = families.respell(families.trusting(snapshot.config, trust))
+    elif trust is not None:
+        raise UsageError(
+            f"--trust {trust}: {directory} has a ropext.json, which decides; --fix alone writes"
+            " what stands there"
+        )
+    else:
+        planned = [dict(site.params) for site in known.sites if site.scaled]
+        fixed = families.respell(snapshot.config, planned, known.target)
     return fixed, tuple(families.diff(snapshot.config, fixed))
 
 

@@ -19,7 +19,7 @@ class Finding:
     """What one weight file turned out to be. `how` says how far it was looked at."""
 
     file: str
-    same: bool
+    same: bool | None  # None: its bytes were asked about and never recorded
     how: str  # "same file" | "bytes" | "sha256" | "header and size"
     sentence: str
 
@@ -29,8 +29,9 @@ def compare_weights(
 ) -> tuple[Finding, ...]:
     """Compare every weight file with the base's own, or with what a record says about it.
 
-    By size and header; with `deep` by every byte (against a record: by its SHA-256, where it has
-    one). Two names of one file are the same without reading.
+    By size and header; with `deep` by every byte. Against a record that is the SHA-256 in it, or
+    the one that the hub's cache named the file by; where there is neither, nothing is known. Two
+    names of one file are the same without reading.
     """
     names = base.weight_files if isinstance(base, Snapshot) else sorted(base)
     findings = []
@@ -73,14 +74,11 @@ def _with_record(name: str, record: WeightFile, path: Path, deep: bool) -> Findi
         return difference
     if not deep:
         return Finding(name, True, "header and size", f"{name} has the recorded header and size")
-    if record.sha256 is None:
-        return Finding(
-            name,
-            True,
-            "header and size",
-            f"{name} has the recorded header and size; its bytes were not recorded (--hash)",
-        )
-    same = headers.content_digest(path) == record.sha256
+    recorded = record.sha256 or headers.blob_digest(path)
+    if recorded is None:
+        how, sentence = "header and size", f"the bytes of {name} were never recorded"
+        return Finding(name, None, how, sentence)
+    same = headers.content_digest(path) == recorded
     verb = "has" if same else "does not have"
     return Finding(name, same, "sha256", f"{name} {verb} the recorded SHA-256")
 

@@ -1,7 +1,7 @@
 """`ropext verify DIR`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -20,8 +20,19 @@ Against = Annotated[
         "--against", metavar="PLAN_OR_BASE", help="a plan saved with `plan --json`, or the base"
     ),
 ]
-Deep = Annotated[bool, typer.Option("--deep", help="compare the weights byte by byte")]
+Deep = Annotated[
+    bool,
+    typer.Option("--deep", help="compare every byte of the weights, with the record or --against"),
+]
+Record = Annotated[
+    bool,
+    typer.Option("--record", help="write the weights' SHA-256 into ropext.json, for --deep"),
+]
 Fix = Annotated[bool, typer.Option("--fix", help="repair the config's spellings, diff first")]
+Trust = Annotated[
+    Literal["rope_parameters", "rope_scaling"] | None,
+    typer.Option("--trust", help="where these two disagree: the one that --fix writes everywhere"),
+]
 
 Endpoint = Annotated[
     str | None,
@@ -37,7 +48,9 @@ def command(
     directory: Directory,
     against: Against = None,
     deep: Deep = False,
+    record: Record = False,
     fix: Fix = False,
+    trust: Trust = None,
     endpoint: Endpoint = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "cpu",
@@ -46,21 +59,25 @@ def command(
     quiet: options.Quiet = False,
 ) -> None:
     """Check a directory against its plan. Spectrum, spellings, lengths, limits and weights."""
-    from ropext import pipeline, verifying
+    from ropext import verifying
     from ropext.report import text
 
     out = Out(as_json, quiet)
-    if fix and not Path(directory).is_dir():
-        raise UsageError(f"--fix writes into {directory}, which is no directory here")
+    for flag, given in (("--fix", fix), ("--record", record)):
+        if given and not Path(directory).is_dir():
+            raise UsageError(f"{flag} writes into {directory}, which is no directory here")
+    if trust is not None and not fix:
+        raise UsageError(f"--trust {trust} says what --fix writes; give both")
     if fix:
-        config, edits = verifying.repair(directory)
+        config, edits = verifying.repair(directory, trust)
         out.say(text.edit_lines(edits) or "every spelling is right already")
         if edits:
             verifying.write_config(directory, config)
-    found = pipeline.verify(
+    found = verifying.check_directory(
         directory,
         against=against,
         deep=deep,
+        record=record,
         endpoint=endpoint,
         trust_remote_code=trust_remote_code,
         dtype=dtype,
@@ -68,4 +85,4 @@ def command(
     )
     out.result(text.verification(found), found.to_json())
     if not found.passed:
-        raise ProofFailed(found.worst())
+        raise ProofFailed(found.problems())

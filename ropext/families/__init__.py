@@ -7,7 +7,7 @@ model types, defaults.json what absent keys mean.
 from ropext.families.comparing import diff
 from ropext.families.model import ABSENT, Edit, Model, Problem, Site
 from ropext.families.reading import read
-from ropext.families.spelling import as_read, check_spellings, respell
+from ropext.families.spelling import as_read, check_spellings, respell, trusting
 from ropext.families.writing import write
 
 __all__ = [
@@ -21,5 +21,6 @@ __all__ = [
     "diff",
     "read",
     "respell",
+    "trusting",
     "write",
 ]

@@ -104,3 +104,4 @@ class Problem:
     wanted: Any
     sentence: str
     fixable: bool  # by writing the spellings anew from what stock transformers reads
+    disputed: bool = False  # two spellings disagree, and the config alone cannot say which is right

@@ -1,9 +1,10 @@
 """What is wrong with the spellings of a config that somebody else wrote, and writing them anew."""
 
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ropext.errors import RopextError
+from ropext.errors import InputError, RopextError, UsageError
 from ropext.families import data
 from ropext.families.geometry import names_of
 from ropext.families.lengths import LENGTH_KEYS, NAMED
@@ -14,6 +15,7 @@ from ropext.families.reading import interpret
 from ropext.families.table import Family, family
 from ropext.families.typed import named
 from ropext.families.writing import write
+from ropext.forms import Params
 
 ROPE_KEYS = ("rope_scaling", "rope_parameters", "rope_theta")
 # Forms whose code in transformers 5 fails on a head_dim of null.
@@ -25,14 +27,48 @@ def as_read(config: dict[str, Any]) -> Model:
     return interpret(config)[0]
 
 
-def respell(config: dict[str, Any]) -> dict[str, Any]:
-    """The config with every spelling written anew from what stock transformers 5 reads."""
+def respell(
+    config: dict[str, Any], params: Sequence[Params] = (), target: int | None = None
+) -> dict[str, Any]:
+    """The config with every spelling written anew: from `params`, one for each scaled embedding, or
+    from what stock transformers 5 reads."""
     model = as_read(config)
-    params = {site.label: site.params for site in model.scaled_sites}
-    out = write(config, model, params, model.context)
+    sites, target = model.scaled_sites, target or model.context
+    if len(params) not in (0, len(sites)):
+        raise InputError(
+            f"ropext.json tells of {len(params)} scaled rotary embeddings, config.json has"
+            f" {len(sites)}: they are not of one model"
+        )
+    read = params or [site.params for site in sites]
+    out = write(config, model, {s.label: p for s, p in zip(sites, read, strict=True)}, target)
     for holder in (out, text_part(out, model.path)):
-        for key, _ in _short_lengths(holder, model.context):
-            holder[key] = model.context
+        for key, _ in _short_lengths(holder, target):
+            holder[key] = target
+    return out
+
+
+def trusting(config: dict[str, Any], spelling: str | None) -> dict[str, Any]:
+    """The config with that one of its spellings in force, where two disagree: rope_parameters, or
+    rope_scaling with the keys beside it, as older transformers read them."""
+    model, conflicts = interpret(config)
+    out = copy.deepcopy(config)
+    text: dict[str, Any] = text_part(out, model.path)
+    if not conflicts or spelling is None:
+        if conflicts:
+            raise UsageError(
+                f"{conflicts[0].sentence()}; --fix does not guess: --trust rope_parameters or"
+                " --trust rope_scaling says which one it writes everywhere"
+            )
+        return out
+    if not text.get(spelling):
+        raise UsageError(f"--trust {spelling}: config.json has no {spelling}")
+    if spelling == "rope_parameters":
+        text.pop("rope_scaling", None)
+        return out
+    for label in family(model.text_type).labels:  # of flat dicts, stock reads rope_scaling first
+        own = (text.get("rope_parameters") or {}).get(label.name)
+        if isinstance(own, dict) and label.theta and text.get(label.theta) is not None:
+            own.pop("rope_theta", None)
     return out
 
 
@@ -56,7 +92,12 @@ def check_spellings(config: dict[str, Any]) -> list[Problem]:
 
 def _conflict(conflict: Conflict) -> Problem:
     return Problem(
-        conflict.keys[0], conflict.values[0], conflict.values[1], conflict.sentence(), True
+        conflict.keys[0],
+        conflict.values[0],
+        conflict.values[1],
+        conflict.sentence(),
+        True,
+        disputed=True,
     )
 
 

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ropext.pipeline.extending import Extended, extend, plan_extend, verify
+    from ropext.pipeline.extending import Extended, extend, plan_extend
     from ropext.pipeline.ran import Ran
     from ropext.pipeline.running import run
 
@@ -20,12 +20,11 @@ _HOMES = {
     "Extended": "ropext.pipeline.extending",
     "extend": "ropext.pipeline.extending",
     "plan_extend": "ropext.pipeline.extending",
-    "verify": "ropext.pipeline.extending",
     "Ran": "ropext.pipeline.ran",
     "run": "ropext.pipeline.running",
 }
 
-__all__ = ["Extended", "Ran", "extend", "plan_extend", "run", "verify"]
+__all__ = ["Extended", "Ran", "extend", "plan_extend", "run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,6 @@ from ropext.describing import card_of, record_of
 from ropext.looking import plan_of, read_text
 from ropext.narration import Say, silent
 from ropext.planning import Plan, require_help
-from ropext.verifying import Verification, check_directory
 
 
 @dataclass(frozen=True)
@@ -132,27 +131,3 @@ def write_extension(
         prove=run_proof if prove else None,
     )
     return Extended(made, written)
-
-
-def verify(
-    directory: str | Path,
-    *,
-    against: str | None = None,
-    deep: bool = False,
-    endpoint: str | None = None,
-    trust_remote_code: bool = False,
-    **loading: Any,
-) -> Verification:
-    """Prove a directory against its own record, a saved plan, or its base.
-
-    `endpoint` is the address of a running server that should read it alike; `loading` (dtype,
-    device, attn_implementation) says how transformers runs beside it.
-    """
-    return check_directory(
-        directory,
-        against=against,
-        deep=deep,
-        endpoint=endpoint,
-        trust_remote_code=trust_remote_code,
-        **loading,
-    )

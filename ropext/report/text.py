@@ -312,6 +312,10 @@ def served(found: "Served") -> str:
 
 
 def verification(found: "Verification") -> str:
-    """`ropext verify` as text."""
-    rows = [["ok" if c.passed else "WRONG", c.what, c.sentence] for c in found.checks]
-    return "\n".join([table(["", "what", "found"], rows), "", served(found.served)])
+    """`ropext verify` as text: the verdict first and last."""
+    states = {True: "ok", False: "WRONG", None: "NOT KNOWN"}
+    rows = [[states[c.passed], c.what, c.sentence] for c in found.checks]
+    parts = [found.verdict, "", table(["", "what", "found"], rows), ""]
+    if found.served is not None:
+        parts += [served(found.served), ""]
+    return "\n".join([*parts, found.verdict])

@@ -1,11 +1,15 @@
 """What verify says of directories that somebody else made, and what --fix makes of them."""
 
+import copy
 import json
 
+import configs
 import pytest
 
-from ropext import looking, verifying
+from ropext import families, looking, planning, verifying
 from ropext.checkpoint import open_snapshot
+from ropext.errors import NotExpressible, UsageError
+from ropext.recipe import Recipe
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 128}
 OLD, NEW = {"type": "yarn"} | YARN, {"rope_type": "yarn", "rope_theta": 50000.0} | YARN
@@ -17,9 +21,9 @@ def edit(directory, **changes):
     return directory
 
 
-def repaired(directory):
-    """The edits by path, and the config they lead to after they were written."""
-    config, edits = verifying.repair(directory)
+def repaired(directory, trust=None):
+    """The edits by path, after they were written."""
+    config, edits = verifying.repair(directory, trust)
     verifying.write_config(directory, config)
     return {".".join(e.path): (e.before, e.after) for e in edits}
 
@@ -37,7 +41,7 @@ def test_a_length_left_behind_is_raised(llama):
     assert repaired(llama) == {"seq_length": (128, 512)}
 
 
-def test_a_stale_spelling_is_told_and_repaired_from_what_transformers_5_takes(llama):
+def test_a_stale_spelling_is_told_and_repaired_from_the_one_that_is_trusted(llama):
     # transformers 5 takes the theta in rope_parameters; 4.x takes the one beside it.
     edit(llama, rope_parameters=NEW, rope_theta=1e4, max_position_embeddings=512)
     told = {
@@ -47,9 +51,106 @@ def test_a_stale_spelling_is_told_and_repaired_from_what_transformers_5_takes(ll
     assert told["transformers", "5.0-5.23"] == "same"
     assert told["transformers", "4.51-4.57"] == "different"
     assert told["mlx", "MLX-LM 0.32.2"] == "different"
-    assert repaired(llama) == {"rope_theta": (1e4, 5e4), "rope_scaling": (None, OLD)}
+    with pytest.raises(UsageError, match="--trust rope_parameters or --trust rope_scaling"):
+        verifying.repair(llama)
+    with pytest.raises(UsageError, match="has no rope_scaling"):
+        verifying.repair(llama, "rope_scaling")
+    found = repaired(llama, "rope_parameters")
+    assert found == {"rope_theta": (1e4, 5e4), "rope_scaling": (None, OLD)}
     told = looking.read_again(open_snapshot(str(llama))).readings
     assert {r.verdict for r in told if r.versions == "4.51-4.57"} == {"same"}
+
+
+@pytest.mark.parametrize(("trust", "factor"), [("rope_parameters", 4.0), ("rope_scaling", 2.0)])
+def test_of_two_factors_the_trusted_one_is_written(llama, trust, factor):
+    edit(llama, rope_scaling=OLD | {"factor": 2.0}, rope_parameters=NEW)
+    repaired(llama, trust)
+    config = json.loads((llama / "config.json").read_text())
+    assert config["rope_scaling"]["factor"] == config["rope_parameters"]["factor"] == factor
+    assert config["rope_theta"] == 5e4
+    assert repaired(llama) == {}
+
+
+GEMMA3_TEXT = configs.LLAMA | {
+    "model_type": "gemma3_text",
+    "head_dim": 128,
+    "sliding_window": 512,
+    "layer_types": ["sliding_attention", "full_attention"] * 16,
+}
+
+
+@pytest.mark.parametrize(
+    ("trust", "factor", "theta"), [("rope_parameters", 4.0, 1e6), ("rope_scaling", 2.0, 5e5)]
+)
+def test_of_two_spellings_by_layer_type_the_trusted_one_is_written(trust, factor, theta):
+    full = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6}
+    sliding = {"rope_type": "default", "rope_theta": 1e4}
+    config = GEMMA3_TEXT | {
+        "rope_theta": 5e5,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        "rope_parameters": {"full_attention": full, "sliding_attention": sliding},
+    }
+    fixed = families.respell(families.trusting(config, trust))
+    (site,) = families.read(fixed).scaled_sites  # read refuses spellings that disagree
+    assert (site.params["factor"], site.rope.theta) == (factor, theta)
+    assert fixed["rope_theta"] == theta
+    assert fixed["rope_scaling"]["factor"] == factor
+    assert config["rope_theta"] == 5e5
+
+
+def test_in_a_directory_with_a_record_the_record_decides(ropext, llama, tmp_path):
+    out = tmp_path / "out"
+    assert ropext("extend", llama, "--factor", 4, "-o", out, "--no-verify")[0] == 0
+    right = (out / "config.json").read_bytes()
+    edit(out, rope_scaling=OLD | {"factor": 2.0})
+    with pytest.raises(UsageError, match="which decides"):
+        verifying.repair(out, "rope_scaling")
+    assert repaired(out) == {"rope_scaling.factor": (2.0, 4.0)}
+    assert (out / "config.json").read_bytes() == right
+    both = {"factor": 2.0, "original_max_position_embeddings": 128}
+    edit(out, rope_scaling=OLD | both, rope_parameters=NEW | both, max_position_embeddings=128)
+    repaired(out)
+    assert (out / "config.json").read_bytes() == right
+    edit(llama, rope_parameters={"rope_type": "default", "rope_theta": 5e4})
+    record = json.loads((out / "ropext.json").read_text())
+    record["sites"] *= 2
+    (llama / "ropext.json").write_text(json.dumps(record))
+    code, _, err = ropext("verify", llama, "--fix")
+    assert (code, "they are not of one model" in err) == (2, True)
+
+
+def damaged(config):
+    """The config as other hands leave it, by what they did."""
+    yield "nothing", config
+    saved = copy.deepcopy(config)
+    text = saved.get("text_config", saved)
+    for key in ("rope_scaling", "rope_theta", "rope_local_base_freq", "rotary_emb_base"):
+        text.pop(key, None)
+    yield "saved by transformers 5", saved
+    stale = copy.deepcopy(config)
+    scaling = stale.get("text_config", stale).get("rope_scaling") or {}
+    if "factor" in scaling:
+        scaling["factor"] /= 2
+        yield "one spelling stale", stale
+
+
+WRITTEN = {
+    name: config
+    for name, config in vars(configs).items()
+    if isinstance(config, dict) and "model_type" in config and name != "GPT2"
+} | {"GEMMA3_TEXT": GEMMA3_TEXT}
+
+
+@pytest.mark.parametrize("method", ["yarn", "ntk", "pi", "llama3", "by-parts"])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_the_record_says_is_written_as_extend_wrote_it(name, method):
+    try:
+        made = planning.make_plan(WRITTEN[name], Recipe(method=method, factor=4.0))
+    except NotExpressible:
+        pytest.skip("cannot be written in this family")
+    params = [site.params for site in made.sites if site.scaled]
+    for what, config in damaged(made.config):
+        assert families.respell(config, params, made.target) == made.config, what
 
 
 @pytest.mark.slow
@@ -60,7 +161,13 @@ def test_verify_names_a_stale_spelling_and_fix_makes_it_pass(ropext, llama):
     assert code == 3
     assert "rope_theta is 10000" in err
     assert "--fix" in err
+    before = (llama / "config.json").read_bytes()
     code, out, err = ropext("verify", llama, "--fix")
+    assert (code, out) == (2, "")
+    assert "--trust rope_parameters or --trust rope_scaling" in err
+    assert (llama / "config.json").read_bytes() == before
+    assert ropext("verify", llama, "--trust", "rope_scaling")[0] == 2
+    code, out, err = ropext("verify", llama, "--fix", "--trust", "rope_parameters")
     assert code == 0, err
     assert "- rope_theta: 10000.0\n+ rope_theta: 50000.0" in err
     assert "WRONG" not in out

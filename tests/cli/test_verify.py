@@ -1,0 +1,118 @@
+"""What `verify` says of the weights, of what it cannot know, and of a broken directory."""
+
+import hashlib
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from ropext import proof
+
+
+@pytest.fixture
+def extended(ropext, llama, tmp_path, monkeypatch):
+    """An extended copy; the proof by another process is left out, these tests look elsewhere."""
+    proved = SimpleNamespace(
+        transformers="5", rotary_modules=1, attention_modules=2, tensors_compared=20,
+        tensors_not_compared=0, worst=SimpleNamespace(error=0.0),
+    )  # fmt: skip
+    monkeypatch.setattr(proof, "prove", lambda *_, **__: proved)
+    out = tmp_path / "out"
+    assert ropext("extend", llama, "--factor", 4, "-o", out, "--no-verify")[0] == 0
+    return out
+
+
+def flip(path):
+    """Change one bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_deep_does_not_call_right_what_was_never_recorded(ropext, extended, llama):
+    weights = extended / "model.safetensors"
+    flip(weights)
+    code, out, _ = ropext("verify", extended)
+    assert code == 0
+    assert "1 weight files with the right header and size (their bytes: --deep)" in out
+    code, out, err = ropext("verify", extended, "--deep")
+    assert code == 3
+    assert "NOT KNOWN" in out
+    assert "WRONG" not in out
+    assert "never recorded" in err
+    for way in (f"ropext verify {extended} --record", "extend --hash", "--against BASE"):
+        assert way in err
+    found = json.loads(ropext("verify", extended, "--deep", "--json")[1])
+    assert [c["passed"] for c in found["checks"] if c["what"] == "weights"] == [None]
+    assert found["passed"] is False
+    code, _, err = ropext("verify", extended, "--deep", "--against", llama)
+    assert code == 3
+    assert f"differs from the base's file at byte {weights.stat().st_size // 2:,}" in err
+
+
+def test_what_record_wrote_deep_compares(ropext, extended, llama):
+    weights, record = extended / "model.safetensors", extended / "ropext.json"
+    before = json.loads(record.read_text())
+    code, out, err = ropext("verify", extended, "--record", "--against", llama)
+    assert code == 0, err
+    assert "SHA-256 recorded of 1 weight files" in out
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+    before["weights"]["model.safetensors"]["sha256"] = digest
+    assert json.loads(record.read_text()) == before
+    assert "1 weight files with the recorded SHA-256" in ropext("verify", extended, "--deep")[1]
+    flip(weights)
+    for words in ((), ("--record",)):  # damage does not become the record
+        code, _, err = ropext("verify", extended, "--deep", *words)
+        assert code == 3
+        assert "model.safetensors does not have the recorded SHA-256" in err
+    assert json.loads(record.read_text()) == before
+
+
+def test_record_keeps_nothing_of_weights_that_differ_from_the_base(ropext, extended, llama):
+    record = extended / "ropext.json"
+    before = record.read_bytes()
+    flip(extended / "model.safetensors")
+    code, _, err = ropext("verify", extended, "--record", "--against", llama)
+    assert code == 3
+    assert "at byte" in err
+    assert record.read_bytes() == before
+
+
+def test_extend_hash_is_a_record(ropext, extended, llama, tmp_path):
+    out = tmp_path / "hashed"
+    assert ropext("extend", llama, "--factor", 4, "-o", out, "--no-verify", "--hash")[0] == 0
+    assert ropext("verify", out, "--deep")[0] == 0
+    flip(out / "model.safetensors")
+    assert ropext("verify", out, "--deep")[0] == 3
+
+
+def test_a_directory_without_a_record_has_nothing_to_be_compared_with(ropext, extended):
+    (extended / "ropext.json").unlink()
+    code, _, err = ropext("verify", extended, "--deep")
+    assert code == 3
+    assert "--against BASE compares" in err
+    assert "--record" not in err
+    code, _, err = ropext("verify", extended, "--record")
+    assert code == 2
+    assert "--record writes into ropext.json" in err
+    assert ropext("verify", "ropext://demo", "--record")[0] == 2
+
+
+def test_of_a_broken_directory_every_error_is_told_and_no_loader(ropext, extended):
+    code, out, _ = ropext("verify", extended)
+    assert out.splitlines()[0] == out.splitlines()[-1] == f"{extended}: all right (5 checks)"
+    assert "vllm serve" in out
+    config = json.loads((extended / "config.json").read_text())
+    config["rope_scaling"]["factor"] = 2.0
+    (extended / "config.json").write_text(json.dumps(config))
+    (extended / "tokenizer_config.json").write_text('{"model_max_length": 128}')
+    code, out, err = ropext("verify", extended)
+    assert code == 3
+    assert out.splitlines()[0] == out.splitlines()[-1]
+    assert out.splitlines()[0].startswith(f"{extended}: 3 wrong (")
+    for error in ("rope_scaling.factor is 2.0", "yarn with factor 2 of 128", "caps the target"):
+        assert error in out
+        assert error in err
+    assert "more)" not in err
+    assert "vllm" not in out.replace("and vLLM go by", "")
+    assert "loaders" not in json.loads(ropext("verify", extended, "--json")[1])
