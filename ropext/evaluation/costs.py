@@ -34,6 +34,13 @@ class Shape:
     plain_head: bool = True
     device: str = "cpu"  # its type
 
+    @property
+    def mlp_width(self) -> float:
+        """Of a gated MLP with as many active parameters as a layer of this model has beside its
+        attention: plain ones are narrower than their own width says, experts wider."""
+        attention = 2 * self.hidden * (self.heads + self.kv_heads) * self.head_dim
+        return max(0.0, self.body_parameters / self.layers - attention) / (3 * self.hidden)
+
     def flops(self, num_tokens: int) -> float:
         """One causal pass over `num_tokens`."""
         dense = 2 * self.body_parameters + 2 * self.hidden * self.vocabulary

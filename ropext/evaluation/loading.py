@@ -144,8 +144,9 @@ def memory_errors(sentence: str) -> Iterator[None]:
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise Stopped(sentence) from error
     except RuntimeError as error:
-        # The CPU allocator raises a bare RuntimeError.
-        if "can't allocate memory" not in str(error):
+        # The CPU's allocator and CUDA's libraries raise a bare RuntimeError.
+        words = ("can't allocate memory", "CUDA error: out of memory", "_ALLOC_FAILED")
+        if not any(known in str(error) for known in words):
             raise
         raise Stopped(sentence) from error
 

@@ -3,8 +3,10 @@
 FLOPs of one row of n tokens with frozen weights: the layers run forward, forward again (where they
 are recomputed) and backward (input gradients only), 2 P n each; the head forward and backward,
 2 h V n each; causal attention 2 w n^2 forward, again, and 4 w n^2 backward, with w = layers x heads
-x head_dim.
-Both numbers are within a factor of two of what three measured shapes take (benchmarks/).
+x head_dim. Within a factor of two of what torch's counter says.
+
+Memory is within a fifth of a count of live tensors for Llama's shape, of most families within a
+quarter (tests/training/test_memory.py); what an allocator loses in its gaps comes on top.
 """
 
 from dataclasses import asdict, dataclass
@@ -17,15 +19,28 @@ from ropext.training.loss import slice_tokens
 
 # Bytes of one trained parameter: weight, gradient and AdamW's two moments, all float32.
 TRAINED_BYTES = 16
-# Share of the free memory that a run may plan to take.
-USABLE = 0.9
+# Of the free memory: above the first share a run is warned of, above the second refused.
+USABLE, REFUSED = 0.9, 1.15
 # Layers are run again in the backward pass unless all activations take less than this share of the
 # free memory: then a quarter of the time is saved.
 PLENTY = 0.125
-# Activations of one layer in the backward pass, in multiples of their single sizes: the inputs of
-# the linear layers, the outputs of both LoRA paths and their sum, and the gradients of these
-# (measured: benchmarks/finetune_memory.py).
-KEPT = 4.0
+# Bytes a token of one layer for each unit of hidden size, of the MLP's width, and of the width of
+# all queries and of all keys, by the bytes of the dtype and by whether linear layers have a LoRA
+# (bfloat16 runs under autocast, and a LoRA then keeps copies of its inputs).
+Widths = tuple[int, int, int, int]
+WIDEST: dict[tuple[int, bool], Widths] = {  # at the widest moment of the layer in hand
+    (2, True): (28, 14, 6, 4),
+    (4, True): (16, 24, 8, 8),
+    (2, False): (10, 12, 8, 8),
+    (4, False): (8, 24, 16, 16),
+}
+KEPT: dict[tuple[int, bool], Widths] = {  # by each other layer, where none is run again
+    (2, True): (18, 8, 6, 4),
+    (4, True): (16, 16, 8, 8),
+    (2, False): (8, 6, 8, 8),
+    (4, False): (8, 12, 16, 16),
+}
+SCORE_BYTES = 10  # of one entry of the square of positions, in one layer of eager attention
 
 
 @dataclass(frozen=True)
@@ -57,15 +72,27 @@ def row_flops(shape: Shape, tokens: int, recompute: bool = True) -> float:
     return float(dense + attention)
 
 
-def activation_bytes(shape: Shape, rows: int, tokens: int, recompute: bool = True) -> int:
+def activation_bytes(
+    shape: Shape, rows: int, tokens: int, recompute: bool = True, lora: bool = True
+) -> int:
     """Each layer's input is kept, and all of one layer in its backward pass; all layers' own
-    once where none is run again."""
-    at_once = rows * tokens
-    width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    layer = 6 * shape.hidden + 3 * width + 4 * shape.feed_forward
-    others = 0 if recompute else shape.layers - 1
-    kept = shape.layers * shape.hidden + (KEPT + others) * layer
-    return int(at_once * shape.dtype_bytes * kept)
+    where none is run again."""
+    widths = (
+        shape.hidden,
+        shape.mlp_width,
+        shape.heads * shape.head_dim,
+        shape.kv_heads * shape.head_dim,
+    )
+
+    def taken(each: Widths) -> float:
+        return sum(size * width for size, width in zip(each, widths, strict=True))
+
+    kind = shape.dtype_bytes, lora
+    inputs = shape.layers * shape.hidden * shape.dtype_bytes
+    others = inputs if recompute else (shape.layers - 1) * taken(KEPT[kind])
+    scores = SCORE_BYTES * shape.heads * tokens if shape.eager else 0
+    scores *= 1 if recompute else shape.layers
+    return int(rows * tokens * (others + taken(WIDEST[kind]) + scores))
 
 
 def loss_bytes(shape: Shape, rows: int, tokens: int, sliced: bool) -> int:
@@ -86,38 +113,53 @@ def estimate(
     free: int = 0,
     sliced: bool = True,
     four_bits: bool = False,
+    lora: bool = True,
 ) -> Estimate:
     """Of the whole run; `trained` counts parameters, `micro` rows read at once, `free` bytes."""
     rows = settings.rows.value * settings.steps.value
     tokens = settings.row_tokens.value
-    recompute = activation_bytes(shape, micro, tokens, recompute=False) > PLENTY * free
+    recompute = activation_bytes(shape, micro, tokens, False, lora) > PLENTY * free
     bytes_each = 0.6 if four_bits else float(shape.dtype_bytes)
     return Estimate(
         tokens=settings.tokens,
         flops=rows * row_flops(shape, tokens, recompute),
         weight_bytes=int(shape.all_parameters * bytes_each),
         trained_bytes=trained * TRAINED_BYTES,
-        activation_bytes=activation_bytes(shape, micro, tokens, recompute),
+        activation_bytes=activation_bytes(shape, micro, tokens, recompute, lora),
         loss_bytes=loss_bytes(shape, micro, tokens, sliced),
         recompute=recompute,
     )
 
 
 def check_fits(
-    found: Estimate, shape: Shape, free: int, *, sliced: bool = True, lora: bool = True
-) -> None:
-    """Refuse a run that cannot fit, with the longest row that would; a fit (not `lora`) has fewer
-    options that help."""
-    budget = int(USABLE * free)
-    if found.peak_bytes <= budget:
-        return
-    fixed = found.weight_bytes + found.trained_bytes
-    longest = _longest_row(shape, budget - fixed, sliced)
+    found: Estimate,
+    shape: Shape,
+    free: int,
+    *,
+    sliced: bool = True,
+    lora: bool = True,
+    ignored: bool = False,
+) -> str | None:
+    """Refuse a run that cannot fit, with the longest row that would, unless that is `ignored`; the
+    warning where it may not fit. A fit (not `lora`) has fewer options that help."""
+    if found.peak_bytes <= USABLE * free:
+        return None
     need = f"about {found.peak_bytes / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free"
+    ways = _ways(found, shape, int(USABLE * free), sliced, lora)
+    if ignored or found.peak_bytes <= REFUSED * free:
+        return f"this run needs {need}, which may not be enough; {ways}"
+    raise InputError(
+        f"this run needs {need}; {ways} (--ignore-memory goes on whatever the estimate says)"
+    )
+
+
+def _ways(found: Estimate, shape: Shape, budget: int, sliced: bool, lora: bool) -> str:
+    """What takes less."""
+    longest = _longest_row(shape, budget - found.weight_bytes - found.trained_bytes, sliced, lora)
     if longest < 64:
-        raise InputError(
-            f"this run needs {need}; the weights alone ({found.weight_bytes / 1e9:.1f} GB) leave "
-            "no room for a row: --dtype bfloat16 halves them"
+        return (
+            f"the weights alone ({found.weight_bytes / 1e9:.1f} GB) leave no room for a row: "
+            "--dtype bfloat16 halves them"
             + (
                 ", --qlora takes a quarter (on a GPU), accelerate launch with FSDP2 shares them"
                 if lora
@@ -129,19 +171,17 @@ def check_fits(
         if lora
         else "--dtype bfloat16, or a smaller --factor"
     )
-    raise InputError(
-        f"this run needs {need}; rows of up to {longest} tokens would fit: --micro-rows 1, "
-        f"{options}"
-    )
+    return f"rows of up to {longest} tokens would fit: --micro-rows 1, {options}"
 
 
-def _longest_row(shape: Shape, budget: int, sliced: bool) -> int:
+def _longest_row(shape: Shape, budget: int, sliced: bool, lora: bool) -> int:
     """The longest row, read alone, within a budget of activations: a power of two, 0 = none."""
-    longest = 0
-    size = 16
-    while (
-        size <= 2**24
-        and max(activation_bytes(shape, 1, size), loss_bytes(shape, 1, size, sliced)) <= budget
-    ):
+
+    def needed(size: int) -> int:
+        activations = activation_bytes(shape, 1, size, lora=lora)
+        return max(activations, loss_bytes(shape, 1, size, sliced))
+
+    longest, size = 0, 16
+    while size <= 2**24 and needed(size) <= budget:
         longest, size = size, 2 * size
     return longest

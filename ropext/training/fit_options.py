@@ -97,6 +97,9 @@ class FitOptions:
         None, "eager, sdpa, flash_attention_2 ... [sdpa, or eager where a model has none]"
     )
     report_to: str = _field("none", "tensorboard, wandb or trackio")
+    ignore_memory: bool = _field(
+        False, "train also where the estimate says that the memory is not enough"
+    )
     link: str = _field("copy", "how the weights get to OUT: copy, hard, symlink")
 
     def __post_init__(self) -> None:

@@ -80,7 +80,9 @@ class Prepared:
     def manifest(self) -> dict[str, Any]:
         """What decides the numbers; a run directory belongs to one of these."""
         snapshot = self.base.snapshot
-        irrelevant = ("link", "device", "report_to", "micro_rows", "column", "split")
+        irrelevant = (
+            "link", "device", "report_to", "micro_rows", "column", "split", "ignore_memory",
+        )  # fmt: skip
         options = {k: v for k, v in asdict(self.options).items() if k not in irrelevant}
         return {
             "config": digest(snapshot.config),
@@ -272,7 +274,8 @@ def plan_fit(prepared: Prepared) -> PlannedFit:
     with init_empty_weights(include_buffers=False):
         model = loading.skeleton(prepared.base.snapshot)
     width = torch.empty((), dtype=loading.dtype(options, device)).element_size()
-    shape = replace(shape_of(model), dtype_bytes=width)
+    eager = loading.is_eager(model, options.attn_implementation)
+    shape = replace(shape_of(model), dtype_bytes=width, eager=eager)
     moving = spectrum.space_of(
         prepared.within, prepared.plan.main, prepared.plan.target, prepared.ceiling
     )
@@ -282,10 +285,14 @@ def plan_fit(prepared: Prepared) -> PlannedFit:
     reason = loading.caps_logits(model)
     free = free_memory(device)
     found = estimates.estimate(
-        shape, settings, count, micro, free=free, sliced=reason is None, four_bits=False
+        shape, settings, count, micro, free=free, sliced=reason is None, lora=False
     )
     if not prepared.options.search:
-        estimates.check_fits(found, shape, free, sliced=reason is None, lora=False)
+        ignored = prepared.options.ignore_memory
+        tight = estimates.check_fits(
+            found, shape, free, sliced=reason is None, lora=False, ignored=ignored
+        )
+        prepared = replace(prepared, notes=(*prepared.notes, *([tight] if tight else [])))
     return PlannedFit(prepared, found, count, _forward_tokens(prepared, options), reason)
 
 

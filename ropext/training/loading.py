@@ -61,6 +61,11 @@ def caps_logits(model: Any) -> str | None:
     return None
 
 
+def is_eager(skeleton: Any, asked: str | None) -> bool:
+    """Whether attention will hold its whole square of positions."""
+    return asked == "eager" or not (asked or getattr(skeleton, "_supports_sdpa", True))
+
+
 def load(snapshot: Snapshot, options: Options) -> Any:
     """The extended model with its weights."""
     where = device(options)

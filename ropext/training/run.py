@@ -113,6 +113,7 @@ class Planned:
     trained: int  # parameters
     targets: tuple[str, ...]
     sliced: str | None  # why the loss is not sliced
+    tight: str | None = None  # why memory may not be enough
 
     def to_json(self) -> dict[str, Any]:
         prepared = self.prepared
@@ -131,6 +132,7 @@ class Planned:
             "passes": prepared.rows.passes,
             "evaluation_documents": prepared.evaluated,
             "loss": "sliced" if self.sliced is None else f"whole logits: {self.sliced}",
+            "memory_warning": self.tight,
         }
 
 
@@ -327,7 +329,8 @@ def plan(prepared: Prepared) -> Planned:
     base = joined.get_base_model()
     trained = sum(p.numel() for p in joined.parameters() if p.requires_grad)
     width = torch.empty((), dtype=loading.dtype(options, device)).element_size()
-    shape = replace(shape_of(base), dtype_bytes=width)
+    eager = loading.is_eager(base, options.attn_implementation)
+    shape = replace(shape_of(base), dtype_bytes=width, eager=eager)
     share = max(1, settings.rows.value // prepared.processes)
     micro = defaults.micro_rows(options, settings.row_tokens.value, share)
     reason = loading.caps_logits(base)
@@ -335,8 +338,10 @@ def plan(prepared: Prepared) -> Planned:
     found = estimates.estimate(
         shape, settings, trained, micro, free=free, sliced=reason is None, four_bits=options.qlora
     )
-    estimates.check_fits(found, shape, free, sliced=reason is None)
-    return Planned(prepared, found, trained, tuple(names), reason)
+    tight = estimates.check_fits(
+        found, shape, free, sliced=reason is None, ignored=options.ignore_memory
+    )
+    return Planned(prepared, found, trained, tuple(names), reason, tight)
 
 
 @contextmanager

@@ -65,6 +65,8 @@ class Session:
         rows = self.prepared.rows
         if rows.passes > 1:
             self._note(f"{showing.passes_text(rows)} (more text is better than the same again)")
+        if self.planned.tight is not None:
+            self._note(self.planned.tight)
         with memory_errors(OUT_OF_MEMORY), writing_errors(self.folder):
             with self._readings() as pause:
                 before = self._before(pause)
@@ -76,7 +78,7 @@ class Session:
                 return self._result(history, {}, None)
             with self._readings() as pause:
                 numbers = self._numbers(history, control, before, pause)
-        with writing_errors(self.output):
+        with memory_errors(OUT_OF_MEMORY), writing_errors(self.output):
             self._write(history, control, numbers)
         return self._result(history, numbers, control)
 

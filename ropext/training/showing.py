@@ -47,6 +47,8 @@ def plan_text(planned: "Planned") -> str:
         f"{found.weight_bytes / 1e6:,.0f}, trained {found.trained_bytes / 1e6:,.0f}, activations "
         f"{found.activation_bytes / 1e6:,.0f}, loss {found.loss_bytes / 1e6:,.0f})",
     ]
+    if planned.tight is not None:
+        lines.append(f"note: {planned.tight}")
     if planned.sliced is not None:
         lines.append(f"the loss needs whole logits: {planned.sliced}")
     return "\n".join(lines)

@@ -154,10 +154,6 @@ def test_layers_are_run_again_only_where_memory_is_short():
     assert not ample.recompute
     assert ample.flops < short.flops
     assert ample.activation_bytes > short.activation_bytes
-    # A layer in its backward pass takes four times its activations, the other eight once each.
-    one, nine = (shape_of(new_llama(num_hidden_layers=count)) for count in (1, 9))
-    alone, all_kept = (estimates.activation_bytes(s, 1, 64, recompute=False) for s in (one, nine))
-    assert 2.5 < all_kept / alone < 3.5
 
 
 def test_pose_costs_the_same_memory_at_any_target():
