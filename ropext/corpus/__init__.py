@@ -5,7 +5,9 @@ the files are called. A document is never cut into several or glued to another s
 """
 
 from ropext.corpus.encoding import Document, DocumentEncoder
+from ropext.corpus.fingerprints import content_hash
 from ropext.corpus.selection import (
+    Basket,
     Corpus,
     Wanted,
     choose_documents,
@@ -15,6 +17,7 @@ from ropext.corpus.selection import (
 from ropext.corpus.sources import RawDocument, Source, read_documents
 
 __all__ = [
+    "Basket",
     "Corpus",
     "Document",
     "DocumentEncoder",
@@ -22,6 +25,7 @@ __all__ = [
     "Source",
     "Wanted",
     "choose_documents",
+    "content_hash",
     "glue_documents",
     "pack_documents",
     "read_documents",

@@ -5,7 +5,7 @@ import heapq
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from ropext.results.values import FEWEST_DOCUMENTS
 
 # A tokenizer may put a few tokens around a text; apart from them it gives at most one per byte.
 EXTRA_TOKENS = 8
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -79,29 +81,34 @@ class _Pool:
 
 
 @dataclass
-class _Basket:
-    """The documents with the smallest keys that together have so many tokens."""
+class Basket(Generic[T]):
+    """What has the smallest keys (hexadecimal) and together so many tokens."""
 
     wanted: int
-    heap: list[tuple[int, int, Document]] = field(default_factory=list)
-    keys: set[str] = field(default_factory=set)
+    heap: list[tuple[int, int]] = field(default_factory=list)
+    held: dict[int, T] = field(default_factory=dict)
     tokens: int = 0
-    ticket: Iterator[int] = field(default_factory=itertools.count)
+
+    def __contains__(self, key: str) -> bool:
+        return int(key, 16) in self.held
 
     def admits(self, key: str) -> bool:
         return self.tokens < self.wanted or -int(key, 16) > self.heap[0][0]
 
-    def add(self, document: Document) -> None:
-        heapq.heappush(self.heap, (-int(document.key, 16), next(self.ticket), document))
-        self.keys.add(document.key)
-        self.tokens += len(document)
-        while self.tokens - len(self.heap[0][2]) >= self.wanted:
-            _, _, left_out = heapq.heappop(self.heap)
-            self.keys.remove(left_out.key)
-            self.tokens -= len(left_out)
+    def add(self, key: str, own: T, tokens: int) -> None:
+        """A key that is not in it."""
+        number = int(key, 16)
+        self.held[number] = own
+        heapq.heappush(self.heap, (-number, tokens))
+        self.tokens += tokens
+        while self.heap and self.tokens - self.heap[0][1] >= self.wanted:
+            largest, left_out = heapq.heappop(self.heap)
+            del self.held[-largest]
+            self.tokens -= left_out
 
-    def documents(self) -> list[Document]:
-        return sorted((document for _, _, document in self.heap), key=lambda own: own.key)
+    def in_order(self) -> list[T]:
+        """By their keys."""
+        return [self.held[number] for number in sorted(self.held)]
 
 
 def choose_documents(
@@ -178,17 +185,18 @@ def pack_documents(raw: Iterable[RawDocument], encoder: DocumentEncoder, wanted:
     """
     length = wanted.lengths[-1]
     # A sequence leaves out what is left of its last document: less than its own length.
-    basket = _Basket(2 * length * wanted.max_documents)
+    basket = Basket[Document](2 * length * wanted.max_documents)
     num_read = num_duplicates = 0
     for own in raw:
         num_read += 1
         text = encoder.text_of(own)
         key = encoder.key(text)
-        if key in basket.keys:
+        if key in basket:
             num_duplicates += 1
         elif basket.admits(key):
-            basket.add(encoder.document(own.name, text, length))
-    documents = basket.documents()
+            document = encoder.document(own.name, text, length)
+            basket.add(key, document, len(document))
+    documents = basket.in_order()
     packs = glue_documents(documents, length, wanted.max_documents)
     if not packs:
         raise InputError(

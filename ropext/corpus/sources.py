@@ -22,6 +22,16 @@ class Source:
     split: str = "test"
     revision: str | None = None
 
+    @property
+    def place(self) -> Path:
+        """Where it lies, if it is local."""
+        return bundled.find_data(self.data) or Path(self.data)
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether it may be a stream without an end."""
+        return not self.place.exists()
+
 
 @dataclass(frozen=True)
 class RawDocument:
@@ -33,7 +43,7 @@ class RawDocument:
 
 def read_documents(source: Source) -> Iterator[RawDocument]:
     """Every document of a source, in its own order."""
-    path = bundled.find_data(source.data) or Path(source.data)
+    path = source.place
     if path.is_dir():
         yield from _read_folder(path, source.column)
     elif path.exists():

@@ -1,7 +1,11 @@
-"""`--data` -> documents to train on and documents held out for evaluation."""
+"""`--data` -> documents to train on and documents held out to judge by: of finetune and of fit.
+
+A document is held out by its content and the seed alone: its key is the hash of both, and every
+key in the lowest tenth is drawn. Steps, batches, file names and the order of files decide nothing.
+"""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,21 +13,43 @@ import numpy as np
 
 from ropext import corpus
 from ropext.errors import InputError
+from ropext.results.values import FEWEST_DOCUMENTS
 from ropext.training.sequences import Document, Flags
 
-# Enough text for the run is enough: a stream of the whole web is not read to its end.
 NO_LIMIT = 2**31 - 1
-# One document in so many is held out for the evaluations, where --eval names no other data.
-HELD_OUT = 10
+# Of the documents that can judge one in so many is held out, eight at least, but never more than
+# one in so many.
+SHARE, LARGEST_SHARE = 10, 4
+DRAWN = f"{2**256 // SHARE:064x}"  # keys below it
+# Tokens of DATA that are kept to train on where the run asks for fewer: 0.5 GB.
+MOST_TOKENS = 2**26
+
+
+@dataclass(frozen=True)
+class Read:
+    """One document, as the evaluator and as the training want it."""
+
+    number: int  # in the order found
+    key: str  # decides the division
+    coded: corpus.Document
+    scored: Flags | None
+
+    def __len__(self) -> int:
+        return len(self.coded)
+
+    @property
+    def trained(self) -> Document:
+        return Document(self.coded.ids, self.scored)
 
 
 @dataclass(frozen=True)
 class Data:
-    """What is trained on; `held_out` are raw documents for the evaluator, in the order found."""
+    """The two parts of DATA; no document is in both."""
 
-    documents: tuple[Document, ...]
-    held_out: tuple[corpus.RawDocument, ...]
+    documents: tuple[Document, ...]  # to train on, in the order found
+    held_out: tuple[corpus.Document, ...]  # in the order of their keys
     read: int
+    longest: int = 0  # tokens
 
     @property
     def tokens(self) -> int:
@@ -43,53 +69,63 @@ def read(
     encoder: corpus.DocumentEncoder,
     *,
     wanted_tokens: int,
-    least: int,
-    hold_out: int,
-    count_held: int,
+    row: int,
+    target: int,
+    judging: int,
+    joined: bool = False,
+    streamed: bool = False,
 ) -> Data:
-    """Documents that hold `wanted_tokens` tokens in whole rows of `least` tokens, or all.
+    """All documents, each in one of the parts; of more than `wanted_tokens` and MOST_TOKENS, in
+    whole rows of `row` tokens, those with the smallest keys.
 
-    Of the documents that reach `hold_out` tokens every tenth by its content is held out, and all
-    that come after there is enough to train on, until `count_held` are (0: none is needed).
+    Those that reach the target can be held out, all of them where those that judge are `joined`.
+    `judging`: windows of the target's length that will be read, 0 holds none out. A stream is read
+    until there is enough for both parts.
     """
-    taken: list[tuple[corpus.RawDocument, Document]] = []
-    held: list[corpus.RawDocument] = []
+    most = max(wanted_tokens, MOST_TOKENS)
+    drawn, kept = corpus.Basket[Read](most), corpus.Basket[Read](most)
+    least = 1 if joined else target
     seen: set[str] = set()
-    tokens = count = 0
+    count = held = longest = 0
     for own in raw:
         count += 1
         text = encoder.text_of(own)
-        key = encoder.key(text)
-        if key in seen:
+        content = corpus.content_hash(text)
+        if content in seen:
             continue
-        seen.add(key)
+        seen.add(content)
+        key = hashlib.sha256(f"{encoder.seed}\0{content}".encode()).hexdigest()
+        is_drawn = judging > 0 and key < DRAWN
+        if not is_drawn and not kept.admits(key):
+            continue
         coded = encoder.document(own.name, text, NO_LIMIT)
-        enough = tokens >= wanted_tokens
-        drawn = enough or int(key[:8], 16) % HELD_OUT == 0
-        if len(held) < count_held and drawn and len(coded) >= hold_out:
-            held.append(own)
-        elif not enough:
-            document = Document(coded.ids, scored_tokens(own, text, coded, encoder))
-            taken.append((own, document))
-            tokens += len(document) - len(document) % least  # in whole rows
-        if tokens >= wanted_tokens and len(held) >= count_held:
+        longest = max(longest, len(coded))
+        document = Read(count, key, coded, scored_tokens(own, text, coded, encoder))
+        if is_drawn and len(coded) >= least:
+            if drawn.admits(key) and not (streamed and held >= judging * target):
+                drawn.add(key, document, len(coded))
+                held += min(len(coded), target)
+        elif kept.admits(key):
+            kept.add(key, document, len(coded) - len(coded) % row)
+        if streamed and kept.tokens >= wanted_tokens and held >= judging * target:
             break
     if not count:
         raise InputError("--data holds no document")
-    if count_held and not held:
-        held = _last_long(taken, hold_out, least)
-    return Data(tuple(document for _, document in taken), tuple(held), count)
+    found = [*drawn.in_order(), *kept.in_order()]
+    held_out = _held_out(found, len(drawn.held), least, len(seen)) if judging else []
+    keys = {own.key for own in held_out}
+    training = sorted((own for own in found if own.key not in keys), key=lambda own: own.number)
+    documents = tuple(own.trained for own in training)
+    return Data(documents, tuple(own.coded for own in held_out), count, longest)
 
 
-def _last_long(
-    taken: list[tuple[corpus.RawDocument, Document]], hold_out: int, least: int
-) -> list[corpus.RawDocument]:
-    """Move the last document that is long enough out of the training, unless it is the only one."""
-    usable = [at for at, (_, document) in enumerate(taken) if len(document) >= least]
-    long = [at for at in usable if len(taken[at][1]) >= hold_out]
-    if not long or len(usable) < 2:
-        return []
-    return [taken.pop(long[-1])[0]]
+def _held_out(found: Sequence[Read], drawn: int, least: int, seen: int) -> list[Read]:
+    """Those that were drawn, which come first; where they are fewer than eight, those with the next
+    keys too; never more than a quarter."""
+    able = [own for own in found if len(own) >= least]
+    # Of text that was not kept nobody knows how long it is, and there is enough of it.
+    most = (len(able) if len(found) == seen else seen) // LARGEST_SHARE
+    return able[: min(max(drawn, FEWEST_DOCUMENTS), most)]
 
 
 def scored_tokens(

@@ -1,6 +1,6 @@
 """The evaluations of a run: ropext's own evaluator on held-out documents, before, during, after."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,19 +58,19 @@ class Judge:
         return float(sums.sum() / counts.sum())
 
 
-def judge_of(
-    raw: tuple[corpus.RawDocument, ...],
-    encoder: corpus.DocumentEncoder,
-    context: int,
-    target: int,
-    count: int,
-    seed: int,
-) -> Judge:
-    """Documents that reach the target, each cut to it; InputError where none does."""
+def named(
+    raw: Sequence[corpus.RawDocument], encoder: corpus.DocumentEncoder, target: int, count: int
+) -> tuple[corpus.Document, ...]:
+    """The documents of --eval that reach the target, cut to it; InputError where none does."""
     wanted = corpus.Wanted((target,), given=True, max_documents=count)
-    chosen = corpus.choose_documents(raw, encoder, wanted)
-    frame = Frame(context, (context, target), tail_tokens(context), Bootstrap(seed))
-    return Judge(chosen.documents, frame)
+    return corpus.choose_documents(raw, encoder, wanted).documents
+
+
+def judge_of(documents: Sequence[corpus.Document], lengths: tuple[int, int], seed: int) -> Judge:
+    """Over documents of the target's length; `lengths` are the context and the target."""
+    return Judge(
+        tuple(documents), Frame(lengths[0], lengths, tail_tokens(lengths[0]), Bootstrap(seed))
+    )
 
 
 def keep(folder: Path, reading: Reading) -> None:

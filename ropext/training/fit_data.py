@@ -8,14 +8,12 @@ import numpy as np
 from ropext import corpus
 from ropext.errors import InputError, UsageError
 from ropext.results.lengths import length_text
-from ropext.results.values import FEWEST_DOCUMENTS
 from ropext.tasks import Haystack, Item, Text, find_task, noise, repetition
-from ropext.training.data import HELD_OUT, NO_LIMIT, scored_tokens
+from ropext.training import data as training_data
+from ropext.training.data import LARGEST_SHARE, Data
 from ropext.training.fit_options import FitOptions
 from ropext.training.sequences import Document, Full, Row, Rows, glue
 
-# At most one long document in so many judges where DATA has few.
-LARGEST_SHARE = 3
 TASKS = ("passkey", "mkey")  # of the questions that are fitted on
 MEASURED = "passkey"
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -36,94 +34,52 @@ class Documents:
     too_short: int
 
 
-@dataclass(frozen=True)
-class _Read:
-    """One document, as the evaluator and as the training want it."""
-
-    coded: corpus.Document
-    fitted: Document
-    drawn: bool  # to judge
-
-    def __len__(self) -> int:
-        return len(self.coded)
-
-
 def read(
     raw: Iterable[corpus.RawDocument],
     encoder: corpus.DocumentEncoder,
     options: FitOptions,
     target: int,
     wanted_tokens: int,
+    *,
+    streamed: bool = False,
 ) -> Documents:
-    """Every tenth document by its content judges, and all that come after there is enough to fit
-    on, up to --held-out; where that is less than a sixth of those that reach the target, a sixth
-    of them, and where it is fewer than eight, more still, up to a third."""
+    """The documents as `finetune` divides them; of those held out --held-out judge at most."""
     glued = options.packing == "glued"
-    found, count, tokens, held = list[_Read](), 0, 0, 0
-    seen: set[str] = set()
-    for own in raw:
-        count += 1
-        text = encoder.text_of(own)
-        coded = encoder.document(own.name, text, NO_LIMIT)
-        if coded.key in seen:
-            continue
-        seen.add(coded.key)
-        enough = tokens >= wanted_tokens
-        drawn = enough or int(coded.key[:8], 16) % HELD_OUT == 0
-        fitted = Document(coded.ids, scored_tokens(own, text, coded, encoder))
-        found.append(_Read(coded, fitted, drawn))
-        usable = len(coded) if glued or len(coded) >= target else 0
-        tokens += 0 if drawn else usable
-        held += (usable if glued else min(usable, target)) if drawn else 0
-        # Enough text is enough: a stream of the whole web is not read to its end.
-        if tokens >= wanted_tokens and held >= options.held_out * target:
-            break
-    if not count:
-        raise InputError("--data holds no document")
-    return (_glued if glued else _divided)(found, encoder, options, target, count)
-
-
-def _divided(
-    found: Sequence[_Read],
-    encoder: corpus.DocumentEncoder,
-    options: FitOptions,
-    target: int,
-    count: int,
-) -> Documents:
-    long = [own for own in found if len(own) >= target]
-    if len(long) < 2:
-        raise _too_short([own.coded for own in found], len(long), target)
-    ordered = sorted(long, key=lambda own: (not own.drawn, own.coded.key))
-    fewest = min(FEWEST_DOCUMENTS, max(1, len(long) // LARGEST_SHARE))
-    # More than eight, a sixth, where there is text enough for both parts.
-    wanted = max(sum(own.drawn for own in long), fewest, len(long) // (2 * LARGEST_SHARE))
-    held = ordered[: min(options.held_out, wanted, len(long) - 1)]
-    keys = {own.coded.key for own in held}
-    fitted = tuple(own.fitted for own in found if own.coded.key not in keys)
-    judging = tuple(own.coded.cut(target) for own in held)
-    return Documents(fitted, judging, count, len(found) - len(long))
+    data = training_data.read(
+        raw,
+        encoder,
+        wanted_tokens=wanted_tokens,
+        row=1 if glued else target,
+        target=target,
+        judging=options.held_out,
+        joined=glued,
+        streamed=streamed,
+    )
+    if glued:
+        return _glued(data, encoder, options, target)
+    short = sum(len(own) < target for own in data.documents)
+    if not data.held_out:
+        raise _too_few(data, len(data.documents) - short, target)
+    judging = tuple(own.cut(target) for own in data.held_out[: options.held_out])
+    return Documents(data.documents, judging, data.read, short)
 
 
 def _glued(
-    found: Sequence[_Read],
-    encoder: corpus.DocumentEncoder,
-    options: FitOptions,
-    target: int,
-    count: int,
+    data: Data, encoder: corpus.DocumentEncoder, options: FitOptions, target: int
 ) -> Documents:
     """Documents joined after the division: no window holds text of both parts, and no document is
     in two windows of those that judge."""
     separator = separator_of(encoder)
-    drawn = sorted((own.coded for own in found if own.drawn), key=lambda own: own.key)
-    windows = corpus.glue_documents(drawn, target, options.held_out, separator)
-    rest = [own.fitted for own in found if not own.drawn]
-    if not windows or sum(map(len, rest)) < target:
+    windows = corpus.glue_documents(data.held_out, target, options.held_out, separator)
+    if not windows or data.tokens < target:
+        held = sum(map(len, data.held_out))
         raise InputError(
-            f"--packing glued: the {count} documents have {sum(map(len, found))} tokens together, "
-            f"and a tenth of them, held out, must reach {length_text(target)}: more text, or a "
-            "smaller --factor"
+            f"--packing glued: of {data.tokens + held} tokens in {data.read} documents {held} are "
+            f"held out to judge the fit, and each part must reach {length_text(target)}: more "
+            "text, or a smaller --factor"
         )
-    return Documents(tuple(glue(rest, separator, options.seed)), windows, count, 0)
+    fitted = glue(data.documents, separator, options.seed)
+    return Documents(tuple(fitted), windows, data.read, 0)
 
 
 def separator_of(encoder: corpus.DocumentEncoder) -> int | None:
@@ -131,13 +87,11 @@ def separator_of(encoder: corpus.DocumentEncoder) -> int | None:
     return encoder.tokenizer.eos_token_id if encoder.bos is None else None
 
 
-def _too_short(documents: Sequence[corpus.Document], long: int, target: int) -> InputError:
-    longest = max((len(own) for own in documents), default=0)
-    reach = "none of" if not long else "only one of"
+def _too_few(data: Data, long: int, target: int) -> InputError:
     return InputError(
-        f"{reach} the {len(documents)} documents reaches {length_text(target)} tokens (the longest "
-        f"has {longest}), and a fit needs two at least, one of them to judge it: longer documents, "
-        "a smaller --factor, or --packing glued to join them"
+        f"{long or 'none'} of the {data.read} documents reaches {length_text(target)} tokens (the longest "
+        f"has {data.longest}), and a fit needs {LARGEST_SHARE} at least, one of them to judge it: "
+        "longer documents, a smaller --factor, or --packing glued to join them"
     )
 
 

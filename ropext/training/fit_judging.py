@@ -13,11 +13,10 @@ from ropext import corpus
 from ropext.evaluation.answers import score_items
 from ropext.results import rundir
 from ropext.results.comparison import difference
-from ropext.results.lengths import tail_tokens
 from ropext.results.perplexity import Frame
 from ropext.results.readings import Reading
 from ropext.results.retrieval import ItemScore
-from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Value, wilson
+from ropext.results.values import FEWEST_DOCUMENTS, Value, wilson
 from ropext.tasks import Item
 from ropext.training import evaluating
 from ropext.training.evaluating import Judge
@@ -122,8 +121,7 @@ def judge_of(
     lengths: tuple[int, int],
     seed: int,
 ) -> FitJudge:
-    frame = Frame(lengths[0], lengths, tail_tokens(lengths[0]), Bootstrap(seed))
-    return FitJudge(Judge(tuple(documents), frame), tuple(near), tuple(far), bos)
+    return FitJudge(evaluating.judge_of(documents, lengths, seed), tuple(near), tuple(far), bos)
 
 
 def few(documents: Sequence[corpus.Document]) -> str | None:

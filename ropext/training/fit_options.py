@@ -82,7 +82,9 @@ class FitOptions:
     retrieval_items: int = _field(
         40, "questions asked before and after the fit; 0 measures no retrieval"
     )
-    held_out: int = _field(16, "documents of DATA that judge the fit and are not fitted on")
+    held_out: int = _field(
+        16, "documents that judge the fit at most, of those held out of DATA (a tenth)"
+    )
     eval_every: int | None = _field(None, "steps between judgements [an eighth of the steps]")
     packing: str = _field(
         "documents",

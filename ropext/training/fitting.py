@@ -161,12 +161,15 @@ def prepare(model: str, source: str, options: FitOptions, revision: str | None) 
     snapshot = with_weights(snapshot)
     tokenizer = load_tokenizer(snapshot, False)
     encoder = corpus.DocumentEncoder(tokenizer, plan.model.vocab_size, options.seed)
-    raw = corpus.read_documents(
-        corpus.Source(source, options.column, options.split or "train", None)
-    )
+    place = corpus.Source(source, options.column, options.split or "train", None)
     enough = options.steps * max(options.batch_tokens, plan.target)
     documents = fit_data.read(
-        raw, encoder, options, plan.target, max(enough, DOCUMENTS * plan.target)
+        corpus.read_documents(place),
+        encoder,
+        options,
+        plan.target,
+        max(enough, DOCUMENTS * plan.target),
+        streamed=place.is_streamed,
     )
     questions, notes = _questions(encoder, documents, options, plan)
     rows = FitRows(documents.fitted, questions, options, plan.context, plan.target)

@@ -24,7 +24,7 @@ from ropext.results import rundir
 from ropext.training import data as training_data
 from ropext.training import defaults
 from ropext.training.asking import Questions
-from ropext.training.data import Data
+from ropext.training.data import LARGEST_SHARE, Data
 from ropext.training.defaults import Settings
 from ropext.training.estimates import Estimate
 from ropext.training.options import Options
@@ -54,7 +54,7 @@ class Prepared:
     rows: Rows
     padding: int
     encoder: corpus.DocumentEncoder
-    judged: tuple[corpus.RawDocument, ...]
+    judged: tuple[corpus.RawDocument, ...]  # of --eval
 
     @property
     def processes(self) -> int:
@@ -64,27 +64,40 @@ class Prepared:
 
     @property
     def evaluated(self) -> int:
-        """Documents that are read before, during and after; fewer where some are too short."""
-        return min(len(self.judged), self.options.eval_documents)
+        """Documents that are read before, during and after."""
+        return len(self.judge.documents) if self.judge else 0
 
     @cached_property
-    def judge(self) -> "Judge":
-        """The documents that reach the target; InputError where none does."""
+    def judge(self) -> "Judge | None":
+        """The documents of --eval that reach the target, or those held out of DATA; None where
+        none is."""
         from ropext.training import evaluating
 
-        return evaluating.judge_of(
-            self.judged,
-            self.encoder,
-            self.origin.context,
-            self.origin.target,
-            self.options.eval_documents,
-            self.options.seed,
+        options, lengths = self.options, (self.origin.context, self.origin.target)
+        if not options.eval_documents:
+            return None
+        if options.evaluate is not None:
+            found = evaluating.named(self.judged, self.encoder, lengths[1], options.eval_documents)
+        else:
+            held = self.data.held_out[: options.eval_documents]
+            found = tuple(own.cut(lengths[1]) for own in held)
+        return evaluating.judge_of(found, lengths, options.seed) if found else None
+
+    @property
+    def is_unjudged(self) -> bool:
+        """Whether there is nothing to evaluate on, although that was not asked for."""
+        return self.judge is None and self.options.eval_documents > 0
+
+    def why_no_judge(self) -> str:
+        """Why no document of DATA is held out."""
+        return (
+            f"fewer than {LARGEST_SHARE} of its {self.data.read} documents reach the target, and "
+            "of fewer none is held out; name others with --eval"
         )
 
     def check(self) -> None:
         """Documents that were named for the evaluations must reach the target."""
-        if self.options.eval_documents and self.options.evaluate is not None:
-            _ = self.judge
+        _ = self.judge
 
     def manifest(self) -> dict[str, Any]:
         """What decides the numbers; a run directory belongs to one of these."""
@@ -98,7 +111,7 @@ class Prepared:
             "config": digest(self.origin.snapshot.config),
             "weights": weights_digest(self.origin.snapshot),
             "data": self.data.digest(),
-            "evaluation": digest([repr(raw) for raw in self.judged]),
+            "evaluation": [own.key for own in self.judge.documents] if self.judge else [],
             "settings": {k: v["value"] for k, v in self.settings.to_json().items()},
             "options": {name: options[name] for name in deciding},
         }
@@ -241,27 +254,24 @@ def prepare(model: str, source: str, options: Options) -> Prepared:
     vocabulary = origin.model.vocab_size
     encoder = corpus.DocumentEncoder(tokenizer, vocabulary, options.seed)
     strategy = _strategy(origin, options, settings)
-    judging = options.eval_documents > 0
-    held = options.eval_documents if options.evaluate is None else 0
-    raw = corpus.read_documents(
-        corpus.Source(source, options.column, options.split or "train", None)
-    )
+    place = corpus.Source(source, options.column, options.split or "train", None)
     count = settings.rows.value * settings.steps.value
     glued = options.packing == "glued"
     data = training_data.read(
-        raw,
+        corpus.read_documents(place),
         encoder,
         wanted_tokens=count * strategy.length,
-        least=1 if glued else strategy.length,
-        hold_out=origin.target,
-        count_held=held,
+        row=1 if glued else strategy.length,
+        target=origin.target,
+        judging=options.eval_documents if options.evaluate is None else 0,
+        streamed=place.is_streamed,
     )
     documents = list(data.documents)
     if glued:
         documents = glue(documents, tokenizer.eos_token_id, options.seed)
     rows = Rows(documents, strategy, count, options.seed, _questions(options, encoder, documents))
-    judged = data.held_out
-    if judging and options.evaluate is not None:
+    judged: tuple[corpus.RawDocument, ...] = ()
+    if options.eval_documents and options.evaluate is not None:
         # A datasets id is evaluated on its test split, as `ropext eval` does.
         judged = tuple(corpus.read_documents(corpus.Source(options.evaluate, options.column)))
     padding = tokenizer.pad_token_id

@@ -103,13 +103,9 @@ class Session:
         )
 
     def _judge(self) -> Judge | None:
-        if not self.options.eval_documents:
-            return None
-        try:
-            return self.prepared.judge
-        except InputError as error:  # of documents that were named, `check` has said it
-            self._note(f"not evaluated: {error}")
-            return None
+        if self.prepared.is_unjudged:
+            self._note(f"not evaluated: {self.prepared.why_no_judge()}")
+        return self.prepared.judge
 
     def _note(self, sentence: str) -> None:
         self.notes.append(sentence)

@@ -40,6 +40,7 @@ def plan_text(planned: "Planned") -> str:
         f"trained: {planned.trained:,} parameters in {', '.join(planned.targets)}",
         f"documents: {len(prepared.rows.documents)} used, {prepared.rows.too_short} too short, "
         f"{prepared.evaluated} to evaluate on",
+        *([f"not evaluated: {prepared.why_no_judge()}"] if prepared.is_unjudged else []),
         passes_text(prepared.rows),
         *_asked(prepared.options.retrieval_share),
         f"tokens: {found.tokens:,}; FLOPs: {found.flops:.2e}",

@@ -18,7 +18,15 @@ from ropext import verifying
 from ropext.checkpoint.card import escape
 from ropext.errors import InputError, OutputExists, Stopped, UsageError
 from ropext.evaluation.forward import NanInLogits
-from ropext.training import engine, evaluating, interrupts, plan_finetune, run_finetune
+from ropext.training import (
+    engine,
+    evaluating,
+    interrupts,
+    plan_finetune,
+    plan_fit,
+    run_finetune,
+    showing,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -43,6 +51,25 @@ def tuned(extended, stories, tmp_path_factory):
     return done, output, told
 
 
+def test_the_documents_held_out_are_those_of_a_fit_whatever_the_steps(extended, base, stories):
+    def held(planned):
+        return {own.name for own in planned.prepared.data.held_out}
+
+    found = [held(plan_finetune(extended, str(stories), **RUN | {"steps": n})) for n in (1, 40)]
+    assert len(found[0]) >= 3
+    assert found[0] == found[1]
+    fitted = plan_fit(base, str(stories), factor=4, steps=2, held_out=100).prepared
+    assert {own.name for own in fitted.documents.judging} == found[0]
+
+
+def test_of_three_documents_none_is_held_out_and_it_is_said(extended, stories, tmp_path):
+    few = tmp_path / "few.jsonl"
+    few.write_text("\n".join(stories.read_text().splitlines()[:3]))
+    planned = plan_finetune(extended, str(few), **RUN)
+    assert planned.to_json()["evaluation_documents"] == 0
+    assert "not evaluated: fewer than 4 of its 3 documents reach" in showing.plan_text(planned)
+
+
 def test_it_learns_and_every_number_stands_beside_base_and_control(tuned):
     done, _, _ = tuned
     assert [entry["step"] for entry in done.losses] == list(range(1, 9))
@@ -65,7 +92,7 @@ def test_the_base_is_the_model_before_its_extension(tuned, base, stories):
     model = AutoModelForCausalLM.from_pretrained(base).eval()
     tokenizer = AutoTokenizer.from_pretrained(base)
     texts = [json.loads(line)["text"] for line in stories.read_text().splitlines()]
-    held = {d.name for d in done.planned.prepared.judged}
+    held = {d.name for d in done.planned.prepared.judge.documents}
     losses = []
     for number, text in enumerate(texts, 1):
         if f"stories.jsonl:{number}" not in held:

@@ -32,7 +32,7 @@ def texts(count, length=50):
 
 
 def read(raw, encoder, **changes):
-    options = {"wanted_tokens": 10**9, "least": 10, "hold_out": 50, "count_held": 8}
+    options = {"wanted_tokens": 1000, "row": 10, "target": 50, "judging": 8}
     return data.read(raw, encoder, **options | changes)
 
 
@@ -40,46 +40,95 @@ def ids(document):
     return tuple(document.ids.tolist())
 
 
-def test_a_tenth_is_held_out_and_never_trained_on(encoder):
-    raw = texts(200)
-    found = read(raw, encoder, count_held=100)
-    # 200 draws of 1 in 10: 20 expected, 4.2 the standard deviation.
-    assert 8 <= len(found.held_out) <= 32
-    assert len(found.documents) + len(found.held_out) == 200
-    held = {ids(encoder.document(d.name, d.content, 99)) for d in found.held_out}
+def held_out(raw, encoder, **changes):
+    return {own.name for own in read(raw, encoder, **changes).held_out}
+
+
+def test_a_tenth_is_held_out_and_all_others_are_trained_on(encoder):
+    found = read(texts(600), encoder)
+    # 600 draws of 1 in 10: 60 expected, 7.3 the standard deviation.
+    assert 40 <= len(found.held_out) <= 80
+    assert len(found.documents) + len(found.held_out) == 600
+    held = {ids(document) for document in found.held_out}
     assert not held & {ids(document) for document in found.documents}
 
 
-def test_reading_ends_when_there_is_enough_to_train_and_to_evaluate_on(encoder):
-    taken = []
-
-    def stream():
-        for own in texts(600):
-            taken.append(own)
-            yield own
-
-    found = read(stream(), encoder, wanted_tokens=1000, count_held=8)
-    assert sum(len(d) for d in found.documents) >= 1000
-    assert len(found.held_out) == 8
-    assert len(taken) < 60
-
-
-def test_only_whole_rows_count_as_enough(encoder):
-    # Each has 51 tokens with its start: one row of 40. Six rows take six of them, not five.
-    assert len(read(texts(30), encoder, wanted_tokens=240, least=40, count_held=0).documents) == 6
+@pytest.mark.parametrize(
+    ("count", "held"), [(1, 0), (3, 0), (4, 1), (10, 2), (20, 5), (32, 8), (40, 8), (50, 8)]
+)
+def test_eight_at_least_and_never_more_than_a_quarter(encoder, count, held):
+    for seed in range(3):
+        seeded = corpus.DocumentEncoder(encoder.tokenizer, seed=seed)
+        found = read(texts(count), seeded)
+        drawn = max(held, sum(own.key < data.DRAWN for own in found.held_out))
+        assert held <= len(found.held_out) <= max(drawn, count // 4)
+        assert len(found.held_out) <= count // 4
+        assert len(found.documents) + len(found.held_out) == count
 
 
-def test_where_none_is_drawn_the_last_long_document_is_held_out(encoder):
-    raw = [d for d in texts(200) if int(encoder.key(d.content)[:8], 16) % 10][:3]
-    found = read([*raw, corpus.RawDocument("short", "abcabcabcabc")], encoder)
-    assert [d.name for d in found.held_out] == [raw[2].name]
-    assert len(found.documents) == 3
-    assert not read(raw[:1], encoder).held_out
+@pytest.mark.parametrize("count", [10, 200])
+def test_the_division_follows_neither_steps_nor_order_nor_names(encoder, count):
+    raw = texts(count)
+    first = held_out(raw, encoder)
+    assert first == held_out(raw[::-1], encoder)
+    for changes in ({"wanted_tokens": 1}, {"wanted_tokens": 10**6}, {"judging": 1}, {"row": 30}):
+        assert first == held_out(raw, encoder, **changes), changes
+    renamed = [corpus.RawDocument(f"b/{own.name}", own.content) for own in raw]
+    assert {f"b/{name}" for name in first} == held_out(renamed, encoder)
+    assert first != held_out(raw, corpus.DocumentEncoder(encoder.tokenizer, seed=1))
+
+
+def test_more_documents_take_nobody_out_of_the_part_that_is_held_out(encoder):
+    raw = texts(600)
+    assert held_out(raw[:300], encoder) < held_out(raw, encoder)
+
+
+def test_documents_that_do_not_reach_the_target_train_and_judge_nothing(encoder):
+    short = [corpus.RawDocument(f"s{own.name}", own.content[:30]) for own in texts(300)]
+    found = read([*short, *texts(100)], encoder)
+    assert 8 <= len(found.held_out) <= 20
+    assert len(found.documents) == 400 - len(found.held_out)
+    assert {len(own) for own in found.held_out} == {50}
+    joined = read(short, encoder, joined=True)
+    assert 15 <= len(joined.held_out) <= 50
+
+
+def test_none_is_held_out_where_others_judge(encoder):
+    found = read(texts(40), encoder, judging=0)
+    assert (len(found.documents), found.held_out) == (40, ())
+
+
+def test_of_more_text_than_is_kept_the_same_trains_in_any_order(encoder, monkeypatch):
+    monkeypatch.setattr(data, "MOST_TOKENS", 1000)
+    raw = texts(400)
+    found, again = read(raw, encoder), read(raw[::-1], encoder)
+    assert len(found.documents) == 20  # of 50 tokens each
+    assert {ids(own) for own in found.documents} == {ids(own) for own in again.documents}
+    assert [own.name for own in found.held_out] == [own.name for own in again.held_out]
+    held = {ids(document) for document in found.held_out}
+    assert not held & {ids(document) for document in found.documents}
+
+
+def test_a_stream_is_read_until_there_is_enough_for_both_parts(encoder):
+    def read_from(raw, **changes):
+        taken = []
+        stream = (taken.append(own) or own for own in raw)
+        return read(stream, encoder, streamed=True, **changes), len(taken)
+
+    few, least = read_from(texts(600), wanted_tokens=500)
+    many, most = read_from(texts(600), wanted_tokens=10_000)
+    assert len(few.held_out) == 8
+    assert [own.name for own in many.held_out] == [own.name for own in few.held_out]
+    assert sum(len(d) for d in few.documents) >= 500
+    assert least < most < 400
+    held = {ids(document) for document in many.held_out}
+    assert not held & {ids(document) for document in many.documents}
 
 
 def test_the_same_text_twice_is_read_once(encoder):
     raw = texts(3)
-    assert len(read([*raw, *raw], encoder, count_held=0).documents) == 3
+    spaced = [corpus.RawDocument("s", f" {own.content[:20]}\r\n{own.content[20:]}") for own in raw]
+    assert len(read([*raw, *raw, *spaced], encoder, judging=0).documents) == 3
 
 
 def test_the_loss_of_a_conversation_is_on_the_assistants_turns(base, encoder):
@@ -90,7 +139,7 @@ def test_the_loss_of_a_conversation_is_on_the_assistants_turns(base, encoder):
         {"role": "user", "content": "and now"},
         {"role": "assistant", "content": "farewell"},
     ]
-    found = read([corpus.RawDocument("chat", messages)], encoder, count_held=0, least=1)
+    found = read([corpus.RawDocument("chat", messages)], encoder, judging=0, row=1)
     (document,) = found.documents
     scored = encoder.tokenizer.decode(document.ids[document.mask()])
     assert scored == "good day</s>farewell</s>"
