@@ -89,9 +89,9 @@ def separator_of(encoder: corpus.DocumentEncoder) -> int | None:
 
 def _too_few(data: Data, long: int, target: int) -> InputError:
     return InputError(
-        f"{long or 'none'} of the {data.read} documents reaches {length_text(target)} tokens (the longest "
-        f"has {data.longest}), and a fit needs {LARGEST_SHARE} at least, one of them to judge it: "
-        "longer documents, a smaller --factor, or --packing glued to join them"
+        f"{long or 'none'} of the {data.read} documents reaches {length_text(target)} tokens (the "
+        f"longest has {data.longest}), and a fit needs {LARGEST_SHARE} at least, one of them to "
+        "judge it: longer documents, a smaller --factor, or --packing glued to join them"
     )
 
 
