@@ -1,8 +1,8 @@
 """What a run does where nothing is asked, and which paper or measurement says so.
 
 Every published recipe trains all weights of 7B models or larger on clusters. What carries over is
-the optimiser, the warm-up and the number of steps; the batch is cut to what one GPU trains in hours
-(LongQLoRA's 0.13B tokens), and the learning rate is LoRA's.
+the optimiser and the warm-up; steps and batch are cut to what one GPU trains in hours and to what
+the data holds, and the learning rate is LoRA's.
 """
 
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ LORA = "LoRA at 7B: QLoRA (Dettmers et al. 2023, appendix B)"
 QLORA_LARGE = "LoRA at 33B and above: QLoRA (Dettmers et al. 2023, appendix B)"
 LONGQLORA = "LongQLoRA (Yang 2023): 0.13B tokens on one GPU"
 MEASURED = "measured on the bundled model (docs/finetuning.md)"
+SHORT = "a short run: half of YaRN's 400 (section 4.1)"
 BETWEEN = "between LoRA at 7B and the bundled model; a choice of ropext"
 ASKED = "asked for"
 
@@ -23,6 +24,10 @@ BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.0
 GRADIENT_NORM = 1.0
 WARMUP_SHARE = 20  # YaRN warms up for 20 of 400 steps; PI for 20 and PoSE for 10 of 1,000
+# Over the data, at most, where neither steps nor epochs are given.
+PASSES = 2
+# Where the data holds few rows, a step gets fewer until there are so many steps.
+FEWEST_STEPS = 20
 # Rows shorter than this are read several at once.
 MICRO_TOKENS = 8192
 
@@ -65,16 +70,27 @@ class Settings:
         }
 
 
-def settings(options: Options, parameters: int, context: int, target: int) -> Settings:
-    """The settings of a run on a model of so many parameters."""
+def settings(
+    options: Options,
+    parameters: int,
+    context: int,
+    target: int,
+    per_pass: int = 0,
+    processes: int = 1,
+) -> Settings:
+    """The settings of a run on a model of so many parameters; once the data is read, on `per_pass`
+    rows of it. Before that the steps are the most there will be."""
 
     def chosen(name: str, default: Any, source: str) -> Setting:
         asked = getattr(options, name)
         return Setting(default, source) if asked is None else Setting(asked, ASKED)
 
-    steps = chosen("steps", *_steps(parameters, target / context))
+    steps = chosen("steps", *((60, MEASURED) if parameters < TINY else (200, SHORT)))
     batch = chosen("batch_tokens", *_batch_tokens(parameters, target))
     row = _row_tokens(options, context, target)
+    rows = Setting(max(1, round(batch.value / row.value)), f"batch tokens: {batch.source}")
+    if per_pass and options.steps is None:
+        steps, rows = _of_data(options, steps, rows, per_pass, processes)
     rank = chosen("rank", 16, "YaRN's released LoRA script")
     warmup, why = (10, POSE) if options.strategy == "pose" else (20, YARN)
     # A fifth of 60 steps ends no lower than a twentieth (benchmarks/finetune_quality.py).
@@ -83,7 +99,7 @@ def settings(options: Options, parameters: int, context: int, target: int) -> Se
         why = f"{why}, at most its share of YaRN's 400 steps"
     return Settings(
         row_tokens=row,
-        rows=Setting(max(1, round(batch.value / row.value)), f"batch tokens: {batch.source}"),
+        rows=rows,
         steps=steps,
         learning_rate=chosen("learning_rate", *_learning_rate(parameters)),
         warmup=chosen("warmup", warmup, why),
@@ -107,12 +123,23 @@ def _row_tokens(options: Options, context: int, target: int) -> Setting:
     return Setting(window, f"twice the context, at most 2048 ({POSE}) and half the target")
 
 
-def _steps(parameters: int, factor: float) -> tuple[int, str]:
-    if parameters < TINY:
-        return 60, MEASURED
-    if factor > 16:
-        return 600, f"{YARN}: 400 to 16x and 200 more beyond"
-    return 400, YARN
+def _of_data(
+    options: Options, steps: Setting, rows: Setting, per_pass: int, processes: int
+) -> tuple[Setting, Setting]:
+    """Steps and rows of a step where only so many rows are to be read."""
+    passes = options.epochs or PASSES
+    wanted = max(1, int(passes * per_pass))
+    if options.batch_tokens is None and wanted < FEWEST_STEPS * rows.value:
+        share = max(1, min(rows.value, wanted // FEWEST_STEPS) // processes)
+        fewer = f"fewer, for {FEWEST_STEPS} steps of this data (--batch-tokens)"
+        rows = Setting(share * processes, fewer) if share * processes < rows.value else rows
+    of_data = max(1, wanted // rows.value)
+    if options.epochs is not None:
+        return Setting(of_data, "--epochs"), rows
+    if of_data < steps.value:
+        source = f"at most {PASSES} passes over this data (--epochs, --steps)"
+        steps = Setting(of_data, source)
+    return steps, rows
 
 
 def _batch_tokens(parameters: int, target: int) -> tuple[int, str]:

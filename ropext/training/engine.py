@@ -161,7 +161,7 @@ class _Watch(transformers.TrainerCallback):
 
     def __init__(self, signals: Signals, say: Say, job: "Job") -> None:
         self.signals, self.say, self.beside = signals, say, job.beside
-        self.last_step = job.last_step
+        self.last_step, self.evaluates = job.last_step, job.evaluate is not None
         self.started, self.first = time.monotonic(), 0
         self.trainer: _Trainer | None = None
 
@@ -170,10 +170,13 @@ class _Watch(transformers.TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         step, steps = state.global_step, self.last_step
-        if not logs or "loss" not in logs or (step % max(1, steps // 20) and step != steps):
+        first = step == self.first + 1
+        due = first or step == steps or not step % max(1, steps // 20)
+        if not logs or "loss" not in logs or not due:
             return
         left = (time.monotonic() - self.started) / max(1, step - self.first) * (steps - step)
-        self.say(f"step {step} of {steps}: loss {logs['loss']:.4f}, {_duration(left)} left")
+        more = ", evaluations not counted" if first and self.evaluates else ""
+        self.say(f"step {step} of {steps}: loss {logs['loss']:.4f}, {_duration(left)} left{more}")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         over = self.last_step <= state.global_step < state.max_steps

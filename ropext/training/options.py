@@ -45,7 +45,10 @@ class Options:
         "documents",
         "documents: a row comes from one document; glued: documents joined, attention crossing",
     )
-    steps: int | None = _field(None, "optimiser steps [by size and factor; --dry-run shows it]")
+    steps: int | None = _field(
+        None, "optimiser steps [at most two passes over the data, and 200; below 100M 60]"
+    )
+    epochs: float | None = _field(None, "passes over the data, in the place of --steps")
     batch_tokens: int | None = _field(
         None, "tokens of one optimiser step, rounded to whole rows [by size: 8k or 256k]"
     )
@@ -104,6 +107,9 @@ class Options:
         check_choices(self, _CHOICES)
         check_ranges(self, RANGES)
         check_positive(self, "learning_rate")
+        check_positive(self, "epochs")
+        if self.epochs is not None and self.steps is not None:
+            raise UsageError("--epochs and --steps both say how long to train; give one of them")
         check_share(self, "retrieval_share")
         check_share(self, "dropout")
         if self.window is not None and self.strategy != "pose":

@@ -29,7 +29,7 @@ from ropext.training.defaults import Settings
 from ropext.training.estimates import Estimate
 from ropext.training.options import Options
 from ropext.training.origin import Origin, open_origin
-from ropext.training.sequences import Document, Full, Pose, Rows, glue
+from ropext.training.sequences import Document, Full, Pose, Rows, glue, rows_in
 
 if TYPE_CHECKING:
     from ropext.training.evaluating import Judge
@@ -41,6 +41,12 @@ MANIFEST = "run.json"
 def is_main() -> bool:
     """Whether this process tells and writes; the others of `accelerate launch` only train."""
     return int(os.environ.get("RANK", "0")) == 0
+
+
+def processes() -> int:
+    """Those that read rows of their own; under context parallelism several share each row."""
+    shared = int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", "1"))
+    return max(1, int(os.environ.get("WORLD_SIZE", "1")) // shared)
 
 
 @dataclass(frozen=True)
@@ -55,12 +61,6 @@ class Prepared:
     padding: int
     encoder: corpus.DocumentEncoder
     judged: tuple[corpus.RawDocument, ...]  # of --eval
-
-    @property
-    def processes(self) -> int:
-        """Those that read rows of their own; under context parallelism several share each row."""
-        shared = int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", "1"))
-        return max(1, int(os.environ.get("WORLD_SIZE", "1")) // shared)
 
     @property
     def evaluated(self) -> int:
@@ -249,18 +249,19 @@ def prepare(model: str, source: str, options: Options) -> Prepared:
     """Read model, tokenizer and data; settle the settings."""
     origin = open_origin(model)
     parameters = stored_parameters(origin.snapshot)
-    settings = defaults.settings(options, parameters, origin.context, origin.target)
+    sizes = parameters, origin.context, origin.target
+    settings = defaults.settings(options, *sizes)
     tokenizer = _tokenizer(origin)
     vocabulary = origin.model.vocab_size
     encoder = corpus.DocumentEncoder(tokenizer, vocabulary, options.seed)
     strategy = _strategy(origin, options, settings)
     place = corpus.Source(source, options.column, options.split or "train", None)
-    count = settings.rows.value * settings.steps.value
+    most = settings.rows.value * settings.steps.value * strategy.length
     glued = options.packing == "glued"
     data = training_data.read(
         corpus.read_documents(place),
         encoder,
-        wanted_tokens=count * strategy.length,
+        wanted_tokens=most if options.epochs is None else training_data.NO_LIMIT,
         row=1 if glued else strategy.length,
         target=origin.target,
         judging=options.eval_documents if options.evaluate is None else 0,
@@ -269,6 +270,8 @@ def prepare(model: str, source: str, options: Options) -> Prepared:
     documents = list(data.documents)
     if glued:
         documents = glue(documents, tokenizer.eos_token_id, options.seed)
+    settings = defaults.settings(options, *sizes, rows_in(documents, strategy), processes())
+    count = settings.rows.value * settings.steps.value
     rows = Rows(documents, strategy, count, options.seed, _questions(options, encoder, documents))
     judged: tuple[corpus.RawDocument, ...] = ()
     if options.eval_documents and options.evaluate is not None:
@@ -341,7 +344,7 @@ def plan(prepared: Prepared) -> Planned:
     width = torch.empty((), dtype=loading.dtype(options, device)).element_size()
     eager = loading.is_eager(base, options.attn_implementation)
     shape = replace(shape_of(base), dtype_bytes=width, eager=eager)
-    share = max(1, settings.rows.value // prepared.processes)
+    share = max(1, settings.rows.value // processes())
     micro = defaults.micro_rows(options, settings.row_tokens.value, share)
     reason = loading.caps_logits(base)
     free = free_memory(device)

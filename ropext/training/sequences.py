@@ -88,6 +88,11 @@ class Pose:
         return Row(ids, positions, scored)
 
 
+def rows_in(documents: Sequence[Document], strategy: Full | Pose) -> int:
+    """Whole rows of one pass."""
+    return sum(len(document) // strategy.length for document in documents)
+
+
 class Rows(Sequence[Row]):
     """`count` rows, going through the documents again and again in a new order each time.
 
@@ -106,7 +111,7 @@ class Rows(Sequence[Row]):
         self.too_short = len(documents) - len(self.documents)
         self.strategy, self.size, self.seed = strategy, count, seed
         self.questions = questions
-        self.per_pass = sum(len(d) // strategy.length for d in self.documents)
+        self.per_pass = rows_in(documents, strategy)
         if not self.per_pass:
             longest = max((len(d) for d in documents), default=0)
             raise InputError(_too_short(len(documents), longest, strategy))

@@ -32,7 +32,7 @@ from ropext.training.engine import History, Job
 from ropext.training.evaluating import Judge
 from ropext.training.interrupts import Pause, pausing
 from ropext.training.loss import use_sliced_loss
-from ropext.training.run import Finetuned, Planned, is_main
+from ropext.training.run import Finetuned, Planned, is_main, processes
 from ropext.training.sequences import Pieces, Row
 
 BASE, UNTUNED, TUNED, CONTROL = "base", "untuned", "tuned", "control"
@@ -175,7 +175,7 @@ class Session:
             f"training {label}: {job.last_step} steps of "
             f"{settings.rows.value * settings.row_tokens.value} tokens"
         )
-        history = engine.train(job, self.prepared.processes, self.say)
+        history = engine.train(job, processes(), self.say)
         del job, joined, model
         gc.collect()
         return history

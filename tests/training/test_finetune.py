@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -68,6 +69,28 @@ def test_of_three_documents_none_is_held_out_and_it_is_said(extended, stories, t
     planned = plan_finetune(extended, str(few), **RUN)
     assert planned.to_json()["evaluation_documents"] == 0
     assert "not evaluated: fewer than 4 of its 3 documents reach" in showing.plan_text(planned)
+
+
+def test_a_run_that_nobody_said_how_long_to_make_reads_its_data_twice_at_most(extended, stories):
+    short = {name: own for name, own in RUN.items() if name not in ("steps", "batch_tokens")}
+    planned = plan_finetune(extended, str(stories), **short)
+    assert 1 < planned.prepared.rows.passes <= 2
+    assert "at most 2 passes over this data" in showing.plan_text(planned)
+    assert plan_finetune(extended, str(stories), **short, epochs=7).prepared.rows.passes > 6.5
+    assert plan_finetune(extended, str(stories), **short, steps=99).prepared.rows.passes > 2
+
+
+def test_a_run_says_after_its_first_step_how_long_it_will_take():
+    told = []
+    watch = engine._Watch(
+        None, told.append, SimpleNamespace(beside=None, last_step=200, evaluate=len)
+    )
+    watch.on_train_begin(None, SimpleNamespace(global_step=7), None)
+    watch.started -= 3
+    for step in range(8, 13):
+        watch.on_log(None, SimpleNamespace(global_step=step), None, {"loss": 2.0})
+    assert told[0] == "step 8 of 200: loss 2.0000, 10 min left, evaluations not counted"
+    assert [sentence.split()[1] for sentence in told] == ["8", "10"]
 
 
 def test_it_learns_and_every_number_stands_beside_base_and_control(tuned):

@@ -17,18 +17,50 @@ def settings(parameters, context=4096, target=32768, **options):
     return defaults.settings(Options(**options), parameters, context, target)
 
 
-def test_a_7b_model_gets_the_papers_recipe():
+def test_a_7b_model_gets_the_papers_optimiser_and_half_of_its_steps():
     found = settings(7e9, 4096, 65536)
-    assert found.steps.value == 400
+    assert found.steps.value == 200
     assert "YaRN" in found.steps.source
-    assert found.warmup.value == 20
+    assert found.warmup.value == 10
     assert found.betas.value == (0.9, 0.95)
     assert found.weight_decay.value == 0
     assert found.learning_rate.value == 2e-4
     assert found.rows.value == 4
-    assert found.tokens == 400 * 4 * 65536
-    assert settings(7e9, 4096, 131072).steps.value == 600
+    assert found.tokens == 200 * 4 * 65536
+    assert settings(7e9, 4096, 131072).steps.value == 200
     assert settings(70e9).learning_rate.value == 1e-4
+
+
+@pytest.mark.parametrize("parameters", [1e6, 135e6, 7e9])
+@pytest.mark.parametrize("per_pass", [1, 3, 165, 5000, 10**6])
+@pytest.mark.parametrize("processes", [1, 4])
+def test_no_default_run_reads_the_data_more_than_twice_or_takes_200_steps(
+    parameters, per_pass, processes
+):
+    found = of_data(per_pass, processes, parameters=parameters)
+    steps, rows = found.steps.value, found.rows.value
+    assert steps <= 200
+    assert rows in (settings(parameters, 4096, 16384).rows.value, rows - rows % processes)
+    assert steps * rows <= max(2 * per_pass, processes)  # a step has a row for each process
+    assert steps >= min(20, 2 * per_pass // processes)
+    if 2 * per_pass >= found.rows.value * steps + found.rows.value:
+        assert steps == settings(parameters).steps.value
+
+
+def of_data(per_pass, processes=1, parameters=7e9, **options):
+    return defaults.settings(Options(**options), parameters, 4096, 16384, per_pass, processes)
+
+
+def test_steps_epochs_and_batches_that_were_asked_for_are_kept():
+    books = of_data(165)  # eight books in windows of 16k
+    assert (books.steps.value, books.rows.value) == (20, 16)
+    assert "two passes" in books.steps.source.replace("2", "two")
+    assert of_data(165, steps=400).tokens == 400 * 16 * 16384
+    assert of_data(165, epochs=5).steps.value == 5 * 165 // 16
+    assert of_data(10**4, epochs=1).steps.value == 10**4 // 16
+    half = of_data(165, epochs=0.5)
+    assert (half.steps.value, half.rows.value) == (20, 4)
+    assert of_data(3, batch_tokens=16 * 16384).rows.value == 16
 
 
 def test_a_short_run_warms_up_for_as_large_a_share_as_yarns():
@@ -78,7 +110,9 @@ def test_rows_read_at_once_divide_the_share_of_a_step():
         ({"dropout": 1.0}, "--dropout must be"),
         ({"window": 512}, "--window is for --strategy pose"),
         ({"packing": "glued", "strategy": "pose"}, "--packing glued is for --strategy full"),
-        ({"epochs": 3}, "unknown option 'epochs'"),
+        ({"epoch": 3}, "unknown option 'epoch'"),
+        ({"epochs": 3, "steps": 9}, "--epochs and --steps both"),
+        ({"epochs": 0.0}, "--epochs must be finite and above 0"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, words):
@@ -177,7 +211,7 @@ def test_a_seed_that_no_generator_takes_is_refused_at_once():
 @pytest.mark.parametrize("options", [Options, FitOptions])
 def test_no_count_is_so_large_that_a_run_would_hang_or_overflow(options):
     counts = [f.name for f in fields(options) if f.type in (int, int | None)]
-    counts = [name for name in counts if name not in ("target", "context")]  # the recipe's
+    counts = [name for name in counts if name not in ("target", "context", "original_context")]
     assert {"steps", "batch_tokens", "seed"} < set(counts)
     for name in counts:
         with pytest.raises(UsageError, match="--" + name.replace("_", "-") + " must be at most"):
