@@ -4,6 +4,13 @@ One sentence each: what was asked, what was found, what to do, with the flag or 
 A bug is never one of these; it keeps its traceback.
 """
 
+from collections.abc import Sequence
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words as a sentence lists them: a, b and c."""
+    return " and ".join([part for part in (", ".join(words[:-1]), *words[-1:]) if part])
+
 
 class RopextError(Exception):
     """A mistake of the user's or of their input, told in one sentence."""
@@ -28,7 +35,8 @@ class AlreadyScaled(RopextError):
 
 
 class NotExpressible(RopextError):
-    """No stock config carries the wanted spectrum exactly (in the loaders that were named)."""
+    """No stock config carries the wanted spectrum exactly (in the loaders that were named), or it
+    is the one that the model has."""
 
 
 class OutputExists(RopextError):

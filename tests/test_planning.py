@@ -157,10 +157,75 @@ def test_the_recommendation_differs_where_the_reasons_do():
 
 def test_the_plan_says_where_scaling_cannot_help_and_extend_asks():
     made = plan(configs.MISTRAL_WINDOWED)
+    assert made.recommendation.method == "none"
     assert any("window of 4096 tokens" in warning for warning in made.warnings)
     with pytest.raises(UnsupportedModel, match="--even-so"):
         require_help(made)
     require_help(plan(configs.MISTRAL_WINDOWED, even_so=True))
+
+
+def test_a_method_that_moves_no_pair_is_refused_as_such():
+    # The slowest pair of Gemma 4's full layers turns 131072 * 1e6^(-126/512) / 2 pi times.
+    for method in ("yarn", "by-parts", "llama3"):
+        with pytest.raises(NotExpressible, match=r"moves no pair.*696\.3 times") as caught:
+            plan(configs.GEMMA4, method=method)
+        assert "these methods move some: pi, ntk, dynamic" in str(caught.value)
+    notes = {row.method: row.note for row in plan(configs.GEMMA4, method="ntk").methods}
+    assert notes["llama3"] == notes["yarn"] == "moves no pair here"
+    forced = plan(configs.GEMMA4, method="llama3", even_so=True)
+    assert any("no pair moves" in warning for warning in forced.warnings)
+    assert plan(configs.LLAMA, method="llama3").recommendation
+    # A theta of its own moves none either; a temperature that was asked for is a change.
+    with pytest.raises(NotExpressible, match="moves no pair"):
+        plan(configs.LLAMA, method="abf", theta=10000.0)
+    assert plan(configs.LLAMA, method="abf", theta=10000.0, temperature=0.64).target
+
+
+def reason(config, **options):
+    return plan(config, **options).recommendation.reason
+
+
+def test_reasons_say_what_is_written():
+    gemma4 = reason(configs.GEMMA4, method="ntk")
+    assert "yarn moves no pair here; ntk extrapolates no pair, slows them 1.19 times" in gemma4
+    assert "written as proportional, read as planned by transformers and measured in no" in gemma4
+    tuned = reason(configs.QWEN2, for_loaders=("llama.cpp",), finetune="books.jsonl")
+    assert tuned.startswith("it will be fine-tuned; llama3 cannot be written exactly for llama.cpp")
+    assert "without fine-tuning" not in tuned
+    linear = configs.LLAMA | {"rope_scaling": {"type": "linear", "factor": 4.0}}
+    linear = reason(linear, method="pi", original_context=4096, for_loaders=("llama.cpp",))
+    assert "written as linear" in linear
+    assert "longrope" not in linear
+    deepseek = reason(configs.DEEPSEEK_V3)  # its own pair of mscales cancels the temperature
+    assert "has no temperature; written as longrope, read as planned by transformers" in deepseek
+
+
+@pytest.mark.parametrize("name", [n for n in vars(configs) if n.isupper() and n != "GPT2"])
+def test_every_reason_agrees_with_the_plan_of_what_it_recommends(name):
+    config = vars(configs)[name]
+    for wish in ({}, {"finetune": "x.jsonl"}, {"for_loaders": ("llama.cpp",)}):
+        for method in ("yarn", "ntk", "pi"):
+            try:
+                advice = plan(config, method=method, **wish).recommendation
+            except NotExpressible:
+                continue
+            if advice.method == "none":
+                assert plan(config, method=method, **wish).model.obstacles
+                continue
+            made = plan(config, method=advice.method, **wish)
+            form = made.main.params["rope_type"].replace("default", "a theta")
+            assert f"written as {form}, read as planned by transformers" in advice.reason
+            factor = f"an attention factor of {made.main.wanted.attention_factor:.4g}"
+            assert (factor in advice.reason) == (made.main.wanted.attention_factor != 1)
+            assert ("without fine-tuning" in advice.reason) <= ("finetune" not in wish)
+
+
+def test_a_refusal_names_the_form_that_works():
+    with pytest.raises(NotExpressible, match="--from-original --target 2097152 --method yarn"):
+        plan(configs.MISTRAL4, factor=2.0)
+    assert plan(configs.MISTRAL4, factor=None, target=2097152, from_original=True).main.scaled
+    with pytest.raises(NotExpressible, match="that vllm and ctranslate2 read exactly"):
+        plan(configs.LLAMA, for_loaders=("vllm", "ctranslate2"))
 
 
 def test_a_model_without_rotary_embedding_is_refused_with_what_it_would_take():

@@ -29,7 +29,6 @@ ABOVE_THE_LINE = (
     "tasks",
     "wishes",
     "recipe",
-    "recommending",
     "planning",
     "checkpoint",
     "recipefile",

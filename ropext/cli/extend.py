@@ -10,6 +10,7 @@ from ropext import pipeline
 from ropext.cli import options, plan, pushing, run
 from ropext.cli.output import Out
 from ropext.errors import UsageError
+from ropext.planning import require_help
 from ropext.report import text
 
 if TYPE_CHECKING:
@@ -76,7 +77,9 @@ def command(
         return
     common = {"revision": revision, "link": link, "force": force, **wishes}
     if output is None or dry_run:
-        plan.show(out, pipeline.plan_extend(model, output, **common))
+        made = pipeline.plan_extend(model, output, **common)
+        plan.show(out, made)
+        require_help(made)  # as the run would, which shows no plan
         return
     done = pipeline.extend(
         model,

@@ -76,7 +76,7 @@ def describe(
     more, obstacles, reach = observe(text_type, row, sized, sites, context)
     notes += more
     allowed = _forms(row, sites, notes)
-    growing, windowed = kv_values(text, sized, defaults)
+    growing, windowed = kv_values(text, row, sized, defaults)
     whole = all(partial_factor(row, s.params) == 1 for s in sites) and row.dim == "head_dim"
     temperature = row.temperature
     if temperature == "rotated channels" and whole:

@@ -219,7 +219,7 @@ def is_windowed(layer_type: str) -> bool:
 
 
 def kv_values(
-    text: Dict, sized: Sizes, defaults: Mapping[str, Any]
+    text: Dict, row: Family, sized: Sizes, defaults: Mapping[str, Any]
 ) -> tuple[int | None, int | None]:
     """Numbers kept per token: over layers that keep all tokens, and over layers with a window.
 
@@ -235,6 +235,8 @@ def kv_values(
         return None, None
     if not sized.layers:
         return None, None
+    if row.every_layer_windowed and sized.window:
+        return 0, each * sized.layers
     if len(sized.layer_types) != sized.layers:
         return each * sized.layers, 0
     kinds = [kind for kind in sized.layer_types if attends(kind)]

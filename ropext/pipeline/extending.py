@@ -54,6 +54,7 @@ def extend(
 ) -> Extended:
     """Write an extended checkpoint and prove it; `options` are the fields of a Recipe."""
     snapshot, made = _planned(model, revision, options)
+    require_help(made)
     for warning in made.warnings:
         say(f"warning: {warning}")
     return write_extension(
@@ -79,7 +80,7 @@ def plan_extend(
     force: bool = False,
     **options: Any,
 ) -> Plan:
-    """What `extend` would write; what it would refuse before it writes is refused."""
+    """What `extend` would write; an output that it would refuse is refused."""
     snapshot, made = _planned(model, revision, options)
     is_here = snapshot.hub_id != snapshot.name or bool(snapshot.weight_files)
     if output is not None and is_here:  # else the weights are fetched first
@@ -90,9 +91,7 @@ def plan_extend(
 def _planned(model: str, revision: str | None, options: Mapping[str, Any]) -> tuple[Snapshot, Plan]:
     wish = recipe.build(options, read_text)
     snapshot = open_snapshot(model, revision=revision)
-    made = plan_of(snapshot, wish, model)
-    require_help(made)
-    return snapshot, made
+    return snapshot, plan_of(snapshot, wish, model)
 
 
 def write_extension(

@@ -1,17 +1,17 @@
 """The order in which a plan is made."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from ropext import families, loaders, scaling
 from ropext.errors import InputError, NotExpressible, UnsupportedModel, UsageError
 from ropext.families import Model
-from ropext.planning.carrying import method_row, plan_site
-from ropext.planning.plan import Plan
+from ropext.planning.carrying import method_row, plan_site, require_motion
+from ropext.planning.plan import MethodRow, Plan
+from ropext.planning.recommending import recommend
 from ropext.planning.warnings import warnings_of
 from ropext.recipe import Recipe, knobs_for, resolve_target
-from ropext.recommending import recommend
 
 
 def make_plan(config: Mapping[str, Any], recipe: Recipe, name: str = "MODEL") -> Plan:
@@ -21,12 +21,17 @@ def make_plan(config: Mapping[str, Any], recipe: Recipe, name: str = "MODEL") ->
     target = resolve_target(recipe, context)
     method = recipe.method or "yarn"
     knobs = knobs_for(recipe, method)
+    require_motion(model, method, target, knobs, recipe)
     sites = tuple(plan_site(model, site, method, target, knobs, recipe) for site in model.sites)
     written = families.write(
         dict(config), model, {s.label: s.params for s in sites if s.scaled}, target
     )
     _read_again(written, method)
-    rows = tuple(method_row(model, each, method, target, recipe) for each in scaling.METHODS)
+
+    def rows(wish: Recipe, chosen: str = "") -> tuple[MethodRow, ...]:
+        return tuple(method_row(model, each, chosen, target, wish) for each in scaling.METHODS)
+
+    table = rows(recipe, method)
     main = next(site for site in sites if site.scaled)
     return Plan(
         name=name,
@@ -39,8 +44,10 @@ def make_plan(config: Mapping[str, Any], recipe: Recipe, name: str = "MODEL") ->
         sites=sites,
         config=written,
         edits=tuple(families.diff(dict(config), written)),
-        methods=rows,
-        recommendation=recommend(model, recipe, {r.method: r.form for r in rows}),
+        methods=table,
+        recommendation=recommend(
+            model, recipe, table, lambda: rows(replace(recipe, from_original=True))
+        ),
         warnings=warnings_of(model, recipe, sites, context, target),
         readings=loaders.readings(
             model.text_type,

@@ -1,13 +1,12 @@
 """The plan as a value: what `extend` does, why, and who reads the result how."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ropext import families, forms, loaders, scaling
 from ropext.families import Model
 from ropext.recipe import Recipe
-from ropext.recommending import Recommendation
 from ropext.rope import Explanation, Rope, Spectrum
 
 
@@ -30,6 +29,18 @@ class MethodRow:
     explanation: Explanation | None
     form: str | None  # the rope type that would carry it, None where nothing can
     note: str = ""
+    attention_factor: float = 1.0
+    read_by: tuple[str, ...] = ()  # loaders that read it as planned, in their newest version ...
+    misread_by: tuple[str, ...] = ()  # ... and those that were seen to read something else
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The method to take ("none" where none helps), whether from the original spectrum, and why."""
+
+    method: str
+    from_original: bool
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -93,11 +104,8 @@ class Plan:
     def nearest(self) -> dict[str, str]:
         """For loaders that read it otherwise: the options whose result they read exactly."""
         out: dict[str, str] = {}
-        newest: dict[str, loaders.Reading] = {}
-        for reading in self.readings:
-            newest.setdefault(reading.loader, reading)
-        for reading in newest.values():
-            if reading.verdict in ("different", "ignored", "error"):
+        for reading in newest(self.readings):
+            if reading.verdict in WRONG:
                 out[reading.loader] = nearest_form(
                     self.model, reading.loader, self.main.params, self.target
                 )
@@ -130,6 +138,17 @@ class Plan:
             "serving": [asdict(line) for line in self.serving("OUT")],
             "config": self.config,
         }
+
+
+WRONG = ("different", "ignored", "error")
+
+
+def newest(readings: Iterable[loaders.Reading]) -> tuple[loaders.Reading, ...]:
+    """Each loader in its newest version, which comes first."""
+    found: dict[str, loaders.Reading] = {}
+    for reading in readings:
+        found.setdefault(reading.loader, reading)
+    return tuple(found.values())
 
 
 def nearest_form(model: Model, loader: str, params: forms.Params, target: int) -> str:

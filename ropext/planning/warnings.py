@@ -14,7 +14,10 @@ def warnings_of(
 ) -> tuple[str, ...]:
     """What a user must know before relying on the result; each a sentence."""
     main = next(site for site in sites if site.scaled)
-    out = [*model.notes, *model.obstacles]
+    anyway = "" if recipe.even_so else "; extend and its like ask for --even-so"
+    out = [*model.notes, *(obstacle + anyway for obstacle in model.obstacles)]
+    if main.wanted.inv_freq == main.rope.spectrum.inv_freq:
+        out.append("no pair moves: only the stated length grows")
     if recipe.from_original and target <= model.context:
         out.append(
             f"the target of {target} tokens is not above the {model.context} that the model reads "

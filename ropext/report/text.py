@@ -245,6 +245,7 @@ def plan(made: "Plan") -> str:
     """`ropext plan` as text."""
     chosen = made.recommendation
     origin = f" --from-original --target {made.target}" if chosen.from_original else ""
+    advice = "none" if chosen.method == "none" else f"--method {chosen.method}{origin}"
     written = ", ".join(
         f"{site.label + ': ' if site.label else ''}{_form(site.params['rope_type'])}"
         for site in made.sites
@@ -254,7 +255,7 @@ def plan(made: "Plan") -> str:
     facts += [
         ("written as", written),
         ("attention", f"factor {made.main.wanted.attention_factor:.6g} on cos and sin"),
-        ("recommended", f"--method {chosen.method}{origin}: {chosen.reason}"),
+        ("recommended", f"{advice}: {chosen.reason}"),
     ]
     if made.kv_cache_bytes is not None:
         facts.append(("KV cache", f"{size(made.kv_cache_bytes)} for one full sequence"))

@@ -318,6 +318,20 @@ def test_kv_cache_counts_latent_attention_and_windows():
     assert gemma.kv_bytes(10000) == one_layer * (10000 + 5 * 1024)
 
 
+@pytest.mark.parametrize("model_type", ["mistral", "mixtral", "starcoder2", "phi3", "phimoe"])
+def test_kv_cache_of_a_model_of_windows_alone(model_type):
+    """Mistral 0.1: 32 layers of 2 * 8 * 128 values at 2 bytes, for 4096 tokens and no more."""
+    shape = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32}
+    shape |= {"num_key_value_heads": 8, "max_position_embeddings": 32768, "sliding_window": 4096}
+    model = families.read(BASE | shape | {"model_type": model_type})
+    assert model.kv_bytes(131072) == model.kv_bytes(4096) == 1 << 29
+    assert model.kv_bytes(1024) == 1 << 27
+    whole = families.read(BASE | shape | {"model_type": model_type, "sliding_window": None})
+    assert whole.kv_bytes(131072) == 1 << 34
+    listed = {"model_type": model_type, "layer_types": ["full_attention"] * 32}
+    assert families.read(BASE | shape | listed).kv_bytes(131072) == 1 << 29  # its class reads none
+
+
 def test_a_masked_language_model_has_no_kv_cache():
     model = families.read({"model_type": "modernbert", "architectures": ["ModernBertForMaskedLM"]})
     assert model.masked_lm

@@ -1,0 +1,122 @@
+"""Which method to take: a rule from the config and the request, a reason from what is written."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ropext.errors import listed
+from ropext.families import Model
+from ropext.planning.plan import MethodRow, Recommendation
+from ropext.recipe import Recipe
+
+# Below this many pairs the ramp of yarn and by-parts has too few steps to act on: on a model with
+# four pairs, theta methods beat both at every length.
+FEW_PAIRS = 8
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What the model or the request is like, and the method that this speaks for."""
+
+    said: str
+    method: str
+
+
+def recommend(
+    model: Model,
+    recipe: Recipe,
+    rows: Sequence[MethodRow],
+    from_original: Callable[[], Sequence[MethodRow]],
+) -> Recommendation:
+    """The first case that applies and whose method can be written; of a scaled model where none
+    can, the first from its original spectrum (whose rows `from_original` makes)."""
+    if model.obstacles:
+        return Recommendation("none", False, "scaling cannot help this model, as the warnings say")
+    cases = _cases(model, recipe)
+    found = _first(model, cases, rows)
+    if found is not None:
+        return Recommendation(found[0], recipe.from_original, found[1])
+    scaled = any(site.rope.is_scaled for site in model.scaled_sites)
+    if scaled and not recipe.from_original and not model.asks_original:
+        found = _first(model, _unscaled_cases(model, recipe), from_original())
+        if found is not None:
+            why = f"nothing can be written{_for(recipe)} that scales its current wavelengths"
+            return Recommendation(found[0], True, f"{why}; {found[1]}")
+    return Recommendation("none", False, f"no method can be written exactly{_for(recipe)}")
+
+
+def _for(recipe: Recipe) -> str:
+    return f" for {listed(recipe.for_loaders)}" if recipe.for_loaders else ""
+
+
+def _cases(model: Model, recipe: Recipe) -> list[_Case]:
+    """Every case that applies, the most specific first."""
+    cases = _unscaled_cases(model, recipe)
+    if recipe.from_original or not any(site.rope.is_scaled for site in model.scaled_sites):
+        return cases
+    said = "the model is scaled already, and this goes on from its current wavelengths"
+    return [_Case(said, method) for method in ("by-parts", *(case.method for case in cases))]
+
+
+def _unscaled_cases(model: Model, recipe: Recipe) -> list[_Case]:
+    pairs = model.scaled_sites[0].rope.dim // 2
+    windowed = any("sliding" in kind or "chunked" in kind for kind in model.layer_types)
+    cases = []
+    if windowed and len(model.sites) == 1:
+        said = "windowed and full layers share one rope dict, so that both are scaled"
+        cases.append(_Case(said, "by-parts"))
+    if pairs < FEW_PAIRS:
+        cases.append(_Case(f"only {pairs} pairs rotate, too few for a ramp", "dynamic"))
+    if recipe.finetune:
+        cases.append(_Case("it will be fine-tuned", "llama3"))
+    said = "it will be fine-tuned" if recipe.finetune else "without fine-tuning"
+    return [*cases, *(_Case(said, method) for method in ("yarn", "ntk", "pi"))]
+
+
+def _first(
+    model: Model, cases: Sequence[_Case], rows: Sequence[MethodRow]
+) -> tuple[str, str] | None:
+    """Method and reason of the first case whose method can be written."""
+    by_name = {row.method: row for row in rows}
+    passed: dict[str, list[str]] = {}
+    for case in cases:
+        row = by_name[case.method]
+        if row.form is None:
+            passed.setdefault(row.note, []).append(row.method)
+            continue
+        others = [f"{listed(names)} {note}" for note, names in passed.items()]
+        return row.method, "; ".join([case.said, *others, _does(model, row)])
+    return None
+
+
+def _does(model: Model, row: MethodRow) -> str:
+    """What the method does to this model, and who reads it."""
+    e = row.explanation
+    assert e is not None  # a row with a form has its numbers
+    far = f"{e.pairs_extrapolated} pairs, by {e.worst_extrapolation:.3g} at worst"
+    parts = [
+        f"{row.method} extrapolates {far if e.pairs_extrapolated else 'no pair'}",
+        f"slows them {e.mean_compression:.3g} times on average",
+        _temperature(model, row),
+    ]
+    return f"{listed(parts)}; {_readers(row)}"
+
+
+def _temperature(model: Model, row: MethodRow) -> str:
+    if row.attention_factor == 1:
+        return "has no temperature"
+    if row.attention_factor == model.scaled_sites[0].rope.attention_factor:
+        return f"leaves the attention factor at {row.attention_factor:.4g}"
+    acts = {
+        "whole": "",
+        "rotated channels": " (on the rotated channels only)",
+        "cancelled": " (without effect in this family)",
+    }
+    return f"has an attention factor of {row.attention_factor:.4g}{acts[model.temperature]}"
+
+
+def _readers(row: MethodRow) -> str:
+    written = "a theta" if row.form == "default" else row.form
+    out = f"written as {written}, read as planned by {listed(row.read_by) or 'no loader measured'}"
+    if row.misread_by:
+        return f"{out}, not by {listed(row.misread_by)}"
+    return out if len(row.read_by) > 1 else f"{out} and measured in no other loader"
