@@ -188,7 +188,9 @@ def reason(config, **options):
 def test_reasons_say_what_is_written():
     gemma4 = reason(configs.GEMMA4, method="ntk")
     assert "yarn moves no pair here; ntk extrapolates no pair, slows them 1.19 times" in gemma4
-    assert "written as proportional, read as planned by transformers and measured in no" in gemma4
+    assert gemma4.endswith(
+        "written as proportional, read as planned by transformers, measured in no other loader"
+    )
     tuned = reason(configs.QWEN2, for_loaders=("llama.cpp",), finetune="books.jsonl")
     assert tuned.startswith("it will be fine-tuned; llama3 cannot be written exactly for llama.cpp")
     assert "without fine-tuning" not in tuned
@@ -214,7 +216,7 @@ def test_every_reason_agrees_with_the_plan_of_what_it_recommends(name):
                 continue
             made = plan(config, method=advice.method, **wish)
             form = made.main.params["rope_type"].replace("default", "a theta")
-            assert f"written as {form}, read as planned by transformers" in advice.reason
+            assert f"written as {form}, " in advice.reason
             factor = f"an attention factor of {made.main.wanted.attention_factor:.4g}"
             assert (factor in advice.reason) == (made.main.wanted.attention_factor != 1)
             assert ("without fine-tuning" in advice.reason) <= ("finetune" not in wish)

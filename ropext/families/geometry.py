@@ -235,10 +235,11 @@ def kv_values(
         return None, None
     if not sized.layers:
         return None, None
-    if row.every_layer_windowed and sized.window:
-        return 0, each * sized.layers
-    if len(sized.layer_types) != sized.layers:
-        return each * sized.layers, 0
-    kinds = [kind for kind in sized.layer_types if attends(kind)]
-    windowed = sum(is_windowed(kind) for kind in kinds) if sized.window else 0
-    return each * (len(kinds) - windowed), each * windowed
+    listed = len(sized.layer_types) == sized.layers
+    kinds = [kind for kind in sized.layer_types if attends(kind)] if listed else []
+    keeping = len(kinds) if listed else sized.layers
+    windowed = sum(is_windowed(kind) for kind in kinds)
+    if row.every_layer_windowed:
+        windowed = keeping
+    windowed = windowed if sized.window else 0
+    return each * (keeping - windowed), each * windowed

@@ -267,7 +267,8 @@ FAMILIES: dict[str, Family] = {
     # sliding_window, where set, holds for every layer.
     "mistral": replace(WINDOWED, write_head_dim=True),
     **_rows(
-        "mixtral starcoder2 moshi blt_patcher openai_privacy_filter voxtral_realtime_text",
+        "mixtral starcoder2 moshi blt_patcher openai_privacy_filter voxtral_realtime_text "
+        "doge ministral3 qwen3_moe",
         WINDOWED,
     ),
     **_rows("esmc eurobert gte jina_embeddings_v3 nomic_bert", MASKED),

@@ -115,8 +115,11 @@ def _temperature(model: Model, row: MethodRow) -> str:
 
 
 def _readers(row: MethodRow) -> str:
-    written = "a theta" if row.form == "default" else row.form
-    out = f"written as {written}, read as planned by {listed(row.read_by) or 'no loader measured'}"
+    out = f"written as {'a theta' if row.form == 'default' else row.form}"
+    if row.read_by:
+        out += f", read as planned by {listed(row.read_by)}"
     if row.misread_by:
         return f"{out}, not by {listed(row.misread_by)}"
-    return out if len(row.read_by) > 1 else f"{out} and measured in no other loader"
+    if len(row.read_by) < 2:
+        out += f", measured in no {'other ' if row.read_by else ''}loader"
+    return out
