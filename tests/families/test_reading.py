@@ -318,9 +318,10 @@ def test_kv_cache_counts_latent_attention_and_windows():
     assert gemma.kv_bytes(10000) == one_layer * (10000 + 5 * 1024)
 
 
-@pytest.mark.parametrize(
-    "model_type", [*"mistral mixtral starcoder2 phi3 phimoe ministral3 doge".split()]
-)
+WINDOWS_ALONE = ["mistral", "mixtral", "starcoder2", "phi3", "phimoe", "ministral3", "doge"]
+
+
+@pytest.mark.parametrize("model_type", WINDOWS_ALONE)
 def test_kv_cache_of_a_model_of_windows_alone(model_type):
     """Mistral 0.1: 32 layers of 2 * 8 * 128 values at 2 bytes, for 4096 tokens and no more."""
     shape = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32}
