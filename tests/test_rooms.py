@@ -20,6 +20,8 @@ ABOVE_THE_LINE = (
     "version",
     "errors",
     "narration",
+    "files",
+    "workdir",
     "bundled",
     "rope",
     "forms",

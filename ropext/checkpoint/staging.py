@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ropext.checkpoint.locks import locked
-from ropext.checkpoint.transfer import open_to_readers, os_errors, sync, sync_tree
+from ropext.checkpoint.transfer import open_to_readers, sync, sync_tree
 from ropext.errors import InputError, OutputExists, UsageError
+from ropext.files import locked, os_errors
 
 # What --force may replace: a directory that holds one of these, or nothing.
 CHECKPOINT_FILES = ("config.json", "ropext.json")

@@ -5,7 +5,6 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -28,17 +27,6 @@ NO_RANGE_COPY = {
     errno.ENOSYS,
     errno.ETXTBSY,
 }
-
-
-@contextmanager
-def os_errors(output: Path) -> Iterator[None]:
-    """Tell an error of the file system in one sentence."""
-    try:
-        yield
-    except OSError as error:
-        where = f" ({os.fsdecode(error.filename)})" if error.filename else ""
-        reason = error.strerror or type(error).__name__
-        raise InputError(f"{output} cannot be written: {reason}{where}") from error
 
 
 def place(source: Path, target: Path, link: Link) -> str | None:

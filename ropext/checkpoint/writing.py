@@ -14,8 +14,9 @@ from ropext.checkpoint.provenance import Record, WeightFile
 from ropext.checkpoint.snapshot import Snapshot, require_weights
 from ropext.checkpoint.staging import Stage, check_output, check_space, existing_parent, staged
 from ropext.checkpoint.tokenizer import TOKENIZER, LengthEdit
-from ropext.checkpoint.transfer import LINKS, Link, copy_file, os_errors, place
+from ropext.checkpoint.transfer import LINKS, Link, copy_file, place
 from ropext.errors import InputError, UsageError
+from ropext.files import os_errors
 
 Proof = Mapping[str, Any]
 

@@ -123,12 +123,12 @@ def _resumable(asked: "Job", output: Path | None) -> Iterator[None]:
     """An interrupt with a finished stage behind it is told with what goes on from there."""
     from ropext.cli.app import Interrupted
     from ropext.pipeline.stages import any_finished
+    from ropext.workdir import beside
 
     try:
         yield
     except (Interrupted, KeyboardInterrupt):
-        place = Path(output or asked.output or "")
-        folder = place.parent / f"{place.name}.run"
+        folder = beside(Path(output or asked.output or ""))
         if not any_finished(folder):
             raise
         raise Stopped(

@@ -1,6 +1,6 @@
 """Do the demo's steps, count what they cost, and keep what they gave.
 
-DIR/demo.json holds every finished step, so that a demo that was stopped goes on where it was: a
+DIR/steps holds a record of every step, so that a demo that was stopped goes on where it was: a
 finished step whose output is there is not done again, and one that was stopped in the middle goes
 on by its own means.
 """
@@ -12,16 +12,14 @@ from typing import Any
 
 import ropext
 from ropext.checkpoint import provenance
-from ropext.checkpoint.jsontext import read_object
-from ropext.checkpoint.locks import locked
 from ropext.demo.counting import Spent, counted
 from ropext.demo.steps import Step
-from ropext.errors import InputError, OutputExists, Stopped
+from ropext.errors import Stopped
 from ropext.narration import Say, Show, silent, unseen
-from ropext.results import rundir
+from ropext.workdir import Flat, Ledger, Piece, Workdir
 
-RECORD = "demo.json"
-SCHEMA = 1
+SCHEMA = 2
+COUNTED = {"forward": int, "trained": int}
 
 # Of each command's answer.
 KEPT = {
@@ -55,68 +53,49 @@ class Done:
 
 def run(steps: Sequence[Step], folder: Path, hooks: Hooks) -> dict[str, Done]:
     """All steps, by name; those that this directory has already are read back."""
-    with locked(folder.resolve(), folder):
-        kept = _kept(folder)
+    ledger = Ledger(folder / "steps")
+    deciding = {"schema": SCHEMA, "versions": provenance.versions()}
+    with Workdir(folder, "demo", deciding).claimed(None):
         found: dict[str, Done] = {}
         for number, step in enumerate(steps, 1):
-            key = step.words(Path("DIR"))  # the same from any working directory
-            own = kept["steps"].get(step.name)
+            record = _record(ledger, step)
             is_gone = step.output is not None and not (folder / step.output).exists()
-            if own is None or own["command"] != key or is_gone:
+            if record is None or record.outputs is None or is_gone:
                 if hooks.stop():
                     raise Stopped(_stopped(folder))
                 hooks.say(f"[{number}/{len(steps)}] {step.sentence}")
                 for later in steps:  # what was made of or measured on the old output
                     if step.output is not None and later.subject == step.output:
-                        kept["steps"].pop(later.name, None)
-                own = _do(step, folder, hooks, kept) | {"command": key}
-                kept["steps"][step.name] = own
-                rundir.write_json(folder / RECORD, kept)
-            spent = Spent(own["spent"]["forward"], own["spent"]["trained"])
-            found[step.name] = Done(step, tuple(step.words(folder)), own["result"], spent)
+                        ledger.forget(later.name)
+                found[step.name] = _do(step, folder, hooks, ledger, record)
+            else:
+                found[step.name] = _done(step, folder, record.outputs, record.about["spent"])
         return found
 
 
-def _kept(folder: Path) -> dict[str, Any]:
-    """What an earlier run finished in this directory."""
-    versions = provenance.versions()
-    fresh = {"schema": SCHEMA, "versions": versions, "unfinished": {}, "steps": {}}
-    if not (folder / RECORD).is_file():
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise OutputExists(f"{folder} exists and holds no demo; give another directory with -o")
-        return fresh
-    kept = read_object(folder / RECORD)
-    if (kept.get("schema"), kept.get("versions")) != (SCHEMA, versions):
-        raise OutputExists(
-            f"{folder} holds a demo that other versions of ropext or its libraries began; give "
-            "another directory with -o"
-        )
-    if not _is_record(kept):
-        raise InputError(
-            f"{folder / RECORD} is not as the demo left it; delete it with its directory, or give "
-            "another directory with -o"
-        )
-    return kept
+def _done(step: Step, folder: Path, result: Flat, spent: Mapping[str, int]) -> Done:
+    return Done(step, tuple(step.words(folder)), result, Spent(**spent))
 
 
-def _is_record(kept: Mapping[str, Any]) -> bool:
-    """Whether a record holds, of every step that it names, what is read back of it."""
-    try:
-        spent = [*kept["unfinished"].values(), *(own["spent"] for own in kept["steps"].values())]
-        counted = all({type(own["forward"]), type(own["trained"])} == {int} for own in spent)
-        return counted and all(
-            isinstance(own["command"], list)
-            and set(KEPT.get(own["command"][1], ())) <= set(own["result"])
-            for own in kept["steps"].values()
-        )
-    except (AttributeError, IndexError, KeyError, TypeError):
-        return False
+def _inputs(step: Step) -> dict[str, Any]:
+    return {"command": step.words(Path("DIR"))}  # the same from any working directory
 
 
-def _do(step: Step, folder: Path, hooks: Hooks, kept: dict[str, Any]) -> dict[str, Any]:
+def _record(ledger: Ledger, step: Step) -> Piece | None:
+    """The record of this very step, begun or finished; None also for one that was edited."""
+    found = ledger.read(step.name)
+    if found is None or found.why_again(SCHEMA, _inputs(step)):
+        return None
+    spent, wanted = found.about.get("spent"), set(KEPT.get(step.command, ()))
+    counted = isinstance(spent, dict) and {k: type(v) for k, v in spent.items()} == COUNTED
+    return found if counted and (found.outputs is None or wanted <= {*found.outputs}) else None
+
+
+def _do(step: Step, folder: Path, hooks: Hooks, ledger: Ledger, begun: Piece | None) -> Done:
     """One step, counted. What a stopped one has cost so far is kept too."""
-    before = kept["unfinished"].pop(step.name, {"forward": 0, "trained": 0})
-    spent, show = Spent(before["forward"], before["trained"]), hooks.bar()
+    goes_on = begun is not None and begun.outputs is None
+    spent = Spent(**begun.about["spent"]) if begun is not None and goes_on else Spent()
+    show, result = hooks.bar(), None
 
     def progress() -> None:
         if step.trains:
@@ -125,20 +104,18 @@ def _do(step: Step, folder: Path, hooks: Hooks, kept: dict[str, Any]) -> dict[st
     try:
         with counted(spent, progress):
             result = _call(step, folder, show, hooks.stop)
-    except BaseException as error:
-        kept["unfinished"][step.name] = spent.to_json()
-        rundir.write_json(folder / RECORD, kept)
-        if isinstance(error, KeyboardInterrupt):  # of a training that has nothing to keep yet
-            raise Stopped(_stopped(folder)) from None
-        raise
-    return {"spent": spent.to_json(), "result": result}
+    except KeyboardInterrupt:  # of a training that has nothing to keep yet
+        raise Stopped(_stopped(folder)) from None
+    finally:
+        ledger.write(step.name, SCHEMA, _inputs(step), result, spent=vars(spent))
+    return _done(step, folder, result, vars(spent))
 
 
 def _stopped(folder: Path) -> str:
     return f"interrupted; what is finished is kept in {folder}, and the same command goes on"
 
 
-def _call(step: Step, folder: Path, show: Show, stop: Callable[[], bool]) -> dict[str, Any]:
+def _call(step: Step, folder: Path, show: Show, stop: Callable[[], bool]) -> Flat:
     """The public function of the step's command, and what the end of the demo needs of its answer
     (an evaluation keeps its own numbers in its directory)."""
     subject, options = step.at(folder, step.subject), dict(step.options)

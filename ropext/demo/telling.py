@@ -33,6 +33,7 @@ from ropext.demo.targets import (
     models,
     targets,
 )
+from ropext.files import write_bytes, write_text
 from ropext.report import measured, page
 from ropext.report.measured import NOTHING, Table
 from ropext.report.measured import shown as shown_value
@@ -102,8 +103,8 @@ def show(done: Mapping[str, Done], folder: Path) -> Shown:
     shown = Shown(folder, done, read, tuple(targets(read, spent.equivalents)), tuple(tables), spent)
     drawn = pictures.draw(read) | pictures.draw_far(far)
     for name, (_, data) in drawn.items():
-        rundir.write_bytes(folder / "plots" / f"{name}.png", data)
-    rundir.write_text(folder / REPORT, _html(shown, dict(drawn.values())))
+        write_bytes(folder / "plots" / f"{name}.png", data)
+    write_text(folder / REPORT, _html(shown, dict(drawn.values())))
     return shown
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from ropext.evaluation.options import Options
 from ropext.evaluation.preparing import Prepared
 from ropext.evaluation.variants import Lineup, Variant
+from ropext.files import write_json, write_text
 from ropext.results import rundir
 from ropext.results.perplexity import by_position, strided_values, text_values, verdicts
 from ropext.results.protocols import PROTOCOLS
@@ -71,7 +72,7 @@ def assemble(
         },
         **more,
     }
-    rundir.write_json(path / "results.json", results)
+    write_json(path / "results.json", results)
     return results
 
 
@@ -81,7 +82,7 @@ def _write_items(path: Path, items: Mapping[str, list[ItemScore]]) -> None:
         for label, scores in items.items()
         for score in scores
     ]
-    rundir.write_text(path / "items.jsonl", "\n".join(lines) + "\n")
+    write_text(path / "items.jsonl", "\n".join(lines) + "\n")
 
 
 def _variant(

@@ -9,17 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ropext.errors import InputError
-from ropext.results import rundir
+from ropext import workdir
+from ropext.files import write_bytes
 
 
-def borrow(path: Path, manifest: Mapping[str, Any], other: Path) -> None:
+def borrow(path: Path, decides: Mapping[str, Any], other: Path) -> None:
     """Link every unit of `other` whose variant, tokens, settings and versions are the same."""
-    try:
-        theirs = rundir.read_json(other / "manifest.json")["run"]
-    except (InputError, KeyError, TypeError):
+    found = workdir.read(other)
+    if found is None or found["command"] != "eval":
         return  # not begun, or of another kind
-    mine = json.loads(json.dumps(manifest["run"]))  # tuples as the file has them
+    theirs = found["decides"]
+    mine = json.loads(json.dumps(decides))  # tuples as the file has them
     if _without_variants(theirs) != _without_variants(mine):
         return
     for label, variant in mine["variants"].items():
@@ -40,4 +40,4 @@ def _link_all(source: Path, target: Path) -> None:
         try:
             os.link(file, place)
         except OSError:  # another device, or a file system without hard links
-            rundir.write_bytes(place, file.read_bytes())
+            write_bytes(place, file.read_bytes())

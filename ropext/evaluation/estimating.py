@@ -10,12 +10,11 @@ from typing import Any
 from ropext.checkpoint import with_weights
 from ropext.evaluation import costs, loading
 from ropext.evaluation.pinning import LENGTH_DEPENDENT, pass_lengths
-from ropext.evaluation.preparing import manifest_of
+from ropext.evaluation.preparing import workdir_of
 from ropext.evaluation.setting import Setting, settle
 from ropext.evaluation.variants import Lineup, Variant
 from ropext.evaluation.windows import hf_stride, short_windows, strided_windows
 from ropext.patching import patch, unpatch
-from ropext.results import rundir
 from ropext.results.gates import Gate
 from ropext.results.lengths import length_text
 from ropext.results.perplexity import Frame
@@ -76,8 +75,7 @@ def _check_places(setting: Setting, output: Path | None, force: bool) -> None:
             return  # fetched first, and part of what says which run it is
     if output is not None:
         lineup, options, prepared = setting.lineup, setting.options, setting.prepared
-        manifest = manifest_of(lineup, options, prepared, setting.tokenizer, ())
-        rundir.check_run(output, manifest, force)
+        workdir_of(output, lineup, options, prepared, setting.tokenizer).check(force)
 
 
 def _pass_lengths(setting: Setting, own: Variant, skeleton: Any) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext.errors import InputError, RopextError, UsageError
-from ropext.results import rundir
+from ropext.files import read_json, write_json
 
 if TYPE_CHECKING:
     from ropext.evaluation.options import Options
@@ -57,8 +57,8 @@ def run_tasks(
         kept = path / "variants" / variant.label / "lm-eval" / "results.json"
         if not kept.exists():
             with applied(model, variant):
-                rundir.write_json(kept, _run(model, tokenizer, options, length))
-        results[variant.label] = rundir.read_json(kept)
+                write_json(kept, _run(model, tokenizer, options, length))
+        results[variant.label] = read_json(kept)
     return results
 
 

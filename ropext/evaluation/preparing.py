@@ -29,6 +29,7 @@ from ropext.results.protocols import PROTOCOLS
 from ropext.results.readings import Documents
 from ropext.results.values import Bootstrap
 from ropext.tasks import Haystack, Item, Text, check_amount, find_task, noise, repetition
+from ropext.workdir import Workdir
 
 LIBRARIES = ("ropext", "torch", "transformers", "tokenizers", "peft", "numpy")
 # What names an input or a place, and decides no number that the hashes do not decide.
@@ -157,15 +158,20 @@ def _text_ids(document: Document) -> Any:
     return document.ids[1:] if document.has_bos else document.ids
 
 
-def manifest_of(
-    lineup: Lineup, options: Options, prepared: Prepared, tokenizer: Any, command: Sequence[str]
-) -> dict[str, Any]:
-    """What exactly is run; the part under `run` decides the numbers and makes the run key."""
+def workdir_of(
+    output: Path,
+    lineup: Lineup,
+    options: Options,
+    prepared: Prepared,
+    tokenizer: Any,
+    command: Sequence[str] = (),
+) -> Workdir:
+    """Where it is kept, and what exactly is run."""
     settings = {key: value for key, value in asdict(options).items() if key not in NOT_IN_KEY}
     snapshots = {own.snapshot.directory: own.snapshot for own in lineup.variants}
     identities = {place: provenance.identity(snapshot) for place, snapshot in snapshots.items()}
     longest = prepared.frame.longest if prepared.documents else 0
-    run = {
+    decides = {
         "schema": rundir.SCHEMA,
         "protocol": options.protocol,
         "protocol_text": PROTOCOLS[options.protocol].text,
@@ -192,15 +198,12 @@ def manifest_of(
         "packed": prepared.corpus.packed if prepared.corpus else False,
         "versions": _versions(),
     }
-    manifest = {
-        "run": run,
-        "run_key": "",
-        "command": list(provenance.clean_command(command)),
+    about = {
+        "words": list(provenance.clean_command(command)),
         "names": {key: getattr(options, key) for key in NOT_IN_KEY}
         | {"models": {own.label: own.snapshot.name for own in lineup.variants}},
     }
-    manifest["run_key"] = rundir.run_key(manifest)
-    return manifest
+    return Workdir(output, "eval", decides, about, rundir.OWNS)
 
 
 def _adapter_digest(adapter: str | None) -> str | None:

@@ -13,6 +13,7 @@ from ropext.evaluation.forward import Ids, NanInLogits, TokenNll, TokenScorer
 from ropext.evaluation.loading import memory_errors, out_of_memory
 from ropext.evaluation.pinning import pinned
 from ropext.evaluation.windows import Window, hf_stride, short_windows, strided_windows
+from ropext.files import write_json
 from ropext.results import rundir
 from ropext.tasks import Item
 
@@ -125,7 +126,7 @@ class Reader:
             with pinned(self.model, length):
                 scores = score_items(self.scorer, items, bos)
             rows = [score.to_json() | {"length": length} for score in scores]
-            rundir.write_json(path, rows)
+            write_json(path, rows)
 
         shared = first.shared if len(items) > 1 else 0
         tokens = shared + sum(item.length - shared for item in items)

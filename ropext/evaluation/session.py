@@ -2,19 +2,18 @@
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ropext.checkpoint.locks import locked
 from ropext.errors import UsageError
 from ropext.evaluation import borrowing, costs, harness, loading
 from ropext.evaluation.assembling import assemble
 from ropext.evaluation.estimating import MIB, asked_lengths, work_of
 from ropext.evaluation.forward import Manner, TokenScorer
 from ropext.evaluation.pinning import pass_lengths
-from ropext.evaluation.preparing import manifest_of
+from ropext.evaluation.preparing import workdir_of
 from ropext.evaluation.reading import Reader, Unit
 from ropext.evaluation.setting import Setting, settle
 from ropext.evaluation.variants import Lineup, Variant, applied, fetched
@@ -23,6 +22,7 @@ from ropext.narration import Say, Show, silent, unseen
 from ropext.report.evaluated import write_report
 from ropext.results import rundir
 from ropext.results.gates import Gate
+from ropext.workdir import MANIFEST, Workdir
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,13 @@ def evaluate(
     for warning in setting.prepared.warnings if rank == 0 else ():
         hooks.say(f"warning: {warning}")
     setting = replace(setting, lineup=fetched(setting.lineup))
-    with _run_directory(output, rank) as path, loading.silenced():
-        prepared, tokenizer = setting.prepared, setting.tokenizer
-        manifest = manifest_of(setting.lineup, setting.options, prepared, tokenizer, command)
+    with _claimed(setting, output, command, force) as place, loading.silenced():
+        path = place.folder
         if rank == 0:
-            _begin(path, manifest, force, earlier)
+            for other in earlier:
+                borrowing.borrow(path, place.decides, other)
         else:
-            wait_for(path / "manifest.json", lambda: _same(path, manifest), hooks.stop)
+            wait_for(path / MANIFEST, place.has_begun, hooks.stop)
         worker = Worker(
             Progress(_expected_tokens(setting), hooks.show if rank == 0 else Hooks.show),
             hooks.stop,
@@ -99,17 +99,10 @@ def evaluate(
         return Evaluation(path, results, run, worker.resumed)
 
 
-def _begin(path: Path, manifest: Mapping[str, Any], force: bool, earlier: Sequence[Path]) -> None:
-    rundir.open_run(path, dict(manifest), force)
-    for other in earlier:
-        borrowing.borrow(path, manifest, other)
-
-
 def _assembled(
     setting: Setting, path: Path, passes: dict[str, dict[str, int]], more: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Everything is read: from the files of the units to the results."""
-    rundir.sweep(path)
     prepared = setting.prepared
     if prepared.documents is not None:
         rundir.write_documents(path, prepared.documents, prepared.frame.longest)
@@ -117,19 +110,21 @@ def _assembled(
 
 
 @contextmanager
-def _run_directory(output: str | Path | None, rank: int) -> Iterator[Path]:
-    with ExitStack() as stack:
-        if output is None:
-            yield Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ropext-eval-")))
-            return
-        path = Path(output)
-        if rank == 0:
-            stack.enter_context(locked(path.resolve(), path))
-        yield path
-
-
-def _same(path: Path, manifest: Mapping[str, Any]) -> bool:
-    return bool(rundir.read_json(path / "manifest.json").get("run_key") == manifest["run_key"])
+def _claimed(
+    setting: Setting, output: str | Path | None, command: Sequence[str], force: bool
+) -> Iterator[Workdir]:
+    """The folder of the run; one that goes away with it where none is asked for."""
+    with tempfile.TemporaryDirectory(prefix="ropext-eval-") as room:
+        place = workdir_of(
+            Path(output or f"{room}/run"),
+            setting.lineup,
+            setting.options,
+            setting.prepared,
+            setting.tokenizer,
+            command,
+        )
+        with place.claimed(force, *processes()):
+            yield place
 
 
 def _expected_tokens(setting: Setting) -> int:

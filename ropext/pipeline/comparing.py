@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ropext.files import read_json, write_json
 from ropext.pipeline.steps import READ_ALWAYS, Work
 from ropext.report import compared as side_by_side
 from ropext.results import rundir
@@ -14,12 +15,10 @@ def compare(works: Sequence[Work], folder: Path, again: bool) -> dict[str, Any]:
     """comparison.json, report.md and report.html of the grid; the base is the reference. What is
     there of these very evaluations is read back, unless it is to be made again."""
     runs = {work.cell.name: rundir.read_run(work.evaluation) for work in works}
-    keys = {
-        work.cell.name: [work.final, runs[work.cell.name].manifest["run_key"]] for work in works
-    }
+    keys = {work.cell.name: [work.final, runs[work.cell.name].key] for work in works}
     kept = folder / "comparison.json"
     if not again and kept.is_file() and (folder / "report.html").is_file():
-        found: dict[str, Any] = rundir.read_json(kept)
+        found: dict[str, Any] = read_json(kept)
         if found.get("cells") == keys:
             return found
     first, spectra = next(iter(runs.values())), dict[str, Sequence[float]]()
@@ -32,5 +31,5 @@ def compare(works: Sequence[Work], folder: Path, again: bool) -> dict[str, Any]:
     compared = side_by_side.compare(everyone)
     compared.write(folder, runs, spectra)
     data = {"cells": keys} | compared.to_json()
-    rundir.write_json(kept, data)
+    write_json(kept, data)
     return data

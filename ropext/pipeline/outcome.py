@@ -17,14 +17,16 @@ from ropext.checkpoint.jsontext import read_object
 from ropext.checkpoint.provenance import digest
 from ropext.checkpoint.records import read_record
 from ropext.checkpoint.staging import check_output, recover, staged
-from ropext.checkpoint.transfer import copy_file, os_errors, place
+from ropext.checkpoint.transfer import copy_file, place
 from ropext.errors import OutputExists
+from ropext.files import os_errors, read_json, write_json, write_text
 from ropext.pipeline.job import REPORT
-from ropext.pipeline.stages import Flat, Stage
+from ropext.pipeline.stages import Stage
 from ropext.pipeline.steps import TUNED, Work
 from ropext.report import measured, page
 from ropext.results import contest, rundir
 from ropext.results.gates import Outcome
+from ropext.workdir import Flat
 
 SECTION = "run"  # of ropext.json
 PLOTS = {
@@ -96,7 +98,7 @@ def check_free(work: Work) -> None:
     if not os.path.lexists(work.output):
         return
     note = work.ledger.folder / OWNED
-    owned = rundir.read_json(note) if note.is_file() else []
+    owned = read_json(note) if note.is_file() else []
     if work.hashes.of_tree(work.output) in owned:
         return
     if not work.force:
@@ -133,7 +135,7 @@ def write_output(work: Work, found: Evidence) -> None:
         # Known before it has its name: after a kill in between it is still known as ours.
         before = work.hashes.of_tree(work.output)
         owned = [own for own in (before, work.hashes.of_tree(stage.directory)) if own]
-        rundir.write_json(work.ledger.folder / OWNED, owned)
+        write_json(work.ledger.folder / OWNED, owned)
 
 
 def _carry(source: Path, target: Path) -> None:
@@ -217,10 +219,10 @@ def write_report(work: Work, found: Evidence) -> None:
     lines += ["", measured.as_markdown(tables), ""]
     for caption, file in pictures.items():
         lines.append(f"![{caption}]({file.relative_to(work.folder).as_posix()})\n")
-    rundir.write_text(work.folder / "report.md", "\n".join(lines).rstrip() + "\n")
+    write_text(work.folder / "report.md", "\n".join(lines).rstrip() + "\n")
     drawn = {caption: file.read_bytes() for caption, file in pictures.items()}
     html = page.page(title, subtitle, verdicts, warnings, tables, drawn, details)
-    rundir.write_text(work.folder / "report.html", html)
+    write_text(work.folder / "report.html", html)
 
 
 def _pictures(work: Work) -> dict[str, Path]:

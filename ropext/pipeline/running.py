@@ -9,30 +9,28 @@ OUT.run/          recipe.yaml, run.json (resolved, versions, command), log.txt (
   cells/CELL/     in a grid all of this for each cell; report.html is then the comparison
 """
 
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ropext.checkpoint import open_snapshot, provenance, with_weights
-from ropext.checkpoint.locks import locked
 from ropext.checkpoint.staging import check_apart
-from ropext.errors import OutputExists, RopextError, UsageError
+from ropext.errors import RopextError, UsageError
 from ropext.evaluation.work import processes, wait_for
+from ropext.files import write_text
 from ropext.narration import Say, Show, silent, unseen
 from ropext.pipeline import comparing, job, outcome, stages
 from ropext.pipeline.job import REPORT, STAGES, Job
 from ropext.pipeline.outcome import Evidence
 from ropext.pipeline.ran import CellRan, Choice, Ran
 from ropext.pipeline.sections import EVALUATE
-from ropext.pipeline.stages import Hashes, Ledger, Record, Stage
+from ropext.pipeline.stages import Hashes, Stage
 from ropext.pipeline.steps import EVALUATION, Work
-from ropext.results import rundir
+from ropext.workdir import MANIFEST, Flat, Ledger, Piece, Workdir
 
-MANIFEST, LOG, RECIPE = "run.json", "log.txt", "recipe.yaml"
-SCHEMA = 1
+LOG, RECIPE = "log.txt", "recipe.yaml"
 DONE, SKIPPED = "done", "skipped"
 
 
@@ -88,11 +86,19 @@ class Run:
         choice.check(asked)
         self.job, self.output, self.choice, self.force = asked, output, choice, force
         self.command, self.show = command, show
-        self.folder = output.parent / f"{output.name}.run"
         self.rank, self.world = processes()
         self._say = say if self.rank == 0 else silent
         if output.name in ("", ".", ".."):
             raise UsageError(f"{output} (--output) does not name a directory of its own")
+        about = {
+            "recipe": asked.name,
+            "resolved": asked.resolved(),
+            "words": list(provenance.clean_command(command)) if command else [],
+            "versions": provenance.versions(),
+        }
+        # What decides the numbers says the record of each stage.
+        self.workdir = Workdir(output, "run", {}, about)
+        self.folder = self.workdir.folder
 
     def say(self, sentence: str) -> None:
         """To the user, and with the time to the log."""
@@ -109,7 +115,8 @@ class Run:
     def go(self) -> Ran:
         """All cells; one that fails does not keep the others from their end."""
         works, failed = self.ready()
-        with self._claimed():
+        with self.workdir.claimed(self.force, self.rank, self.world):
+            self._keep_recipe()
             self.note(f"begin: {' '.join(provenance.clean_command(self.command))}")
             for name, reason in failed.items():
                 self.note(f"{name} failed: {reason}")
@@ -128,7 +135,7 @@ class Run:
         if base.hub_id != base.name:
             with_weights(base)  # weights that should lie here and do not
         if self.rank == 0:
-            self._check_folder()
+            self.workdir.check(self.force)
         self.hashes = Hashes(self.folder / ".hashes.json")
         works, failed = self._works(base), dict[str, str]()
         for work in works:
@@ -207,7 +214,7 @@ class Run:
         if left is not None and record is not None:
             if record.outputs is None and self.rank == 0:
                 stage.tidy()
-                work.ledger.write(stage.name, inputs, left)
+                stage.write(work.ledger, inputs, left)
             other = stages.other_versions(record)
             hint = f" ({other}; --from {stage.name} does it again)" if other else ""
             work.say(f"{stage.name}: done before, skipped{hint}")
@@ -219,33 +226,33 @@ class Run:
             stage.do()
             self.note(f"{stage.name}: took {time.monotonic() - begun:.1f} s")
         if self.rank == 0:
-            work.ledger.write(stage.name, inputs, stage.look())
+            stage.write(work.ledger, inputs, stage.look())
             self.hashes.save()
         else:
             path = work.ledger.folder / f"{stage.name}.json"
-            wait_for(path, lambda: work.ledger.is_finished(stage.name, inputs), lambda: False)
+            wait_for(path, lambda: is_finished(work.ledger, stage, inputs), lambda: False)
         return DONE
 
-    def _prepare(self, stage: Stage, work: Work, inputs: stages.Flat) -> None:
+    def _prepare(self, stage: Stage, work: Work, inputs: Flat) -> None:
         """Say what is done and why; begin its record, without what another one left."""
         record = work.ledger.read(stage.name)
         goes_on = record is not None and record.outputs is None
-        same = record is not None and stages.same(record, stage.name, inputs)
-        if goes_on and same and not self.choice.again(stage.name):
+        changed = None if record is None else stage.why_again(record, inputs)
+        if goes_on and changed is None and not self.choice.again(stage.name):
             work.say(f"{stage.name}: goes on from where it was interrupted")
         else:
-            work.say(f"{stage.name}{self._why(record, stage, inputs, same)}")
+            work.say(f"{stage.name}{self._why(record, stage, changed)}")
             stage.clear()
-        work.ledger.write(stage.name, inputs, None)
+        stage.write(work.ledger, inputs, None)
 
-    def _why(self, record: Record | None, stage: Stage, inputs: stages.Flat, same: bool) -> str:
+    def _why(self, record: Piece | None, stage: Stage, changed: str | None) -> str:
         if record is None:
             return ": begins"
         if self.choice.again(stage.name):
             return ": again, as asked"
-        if same:
+        if changed is None:
             return ": again, for what it wrote is gone or was edited"
-        return f": again ({stages.differences(record, stage.name, inputs)})"
+        return f": again ({changed})"
 
     def _compare(self, works: list[Work]) -> Mapping[str, Any] | None:
         """The end of a grid."""
@@ -254,39 +261,20 @@ class Run:
             return None
         return comparing.compare(evaluated, self.folder, self.choice.again(REPORT))
 
-    @contextmanager
-    def _claimed(self) -> Iterator[None]:
-        """Hold the run directory; one that holds something else is refused."""
-        real = Path(os.path.realpath(self.folder.parent)) / self.folder.name
-        known = self.folder / MANIFEST
-        with locked(real, self.folder) if self.rank == 0 else nullcontext():
-            if self.rank == 0:
-                self._check_folder()
-                rundir.sweep(self.folder)
-                self._write_manifest(known)
-            else:
-                wait_for(known, lambda: True, lambda: False)
-            yield
-
-    def _check_folder(self) -> None:
-        if not (self.folder / MANIFEST).is_file() and not rundir.is_empty(self.folder):
-            raise OutputExists(
-                f"{self.folder} is where the run keeps its stages, and holds something else; give "
-                "another -o"
-            )
-
-    def _write_manifest(self, path: Path) -> None:
-        content = {
-            "schema": SCHEMA,
-            "recipe": self.job.name,
-            "resolved": self.job.resolved(),
-            "command": list(provenance.clean_command(self.command)) if self.command else [],
-            "versions": provenance.versions(),
-        }
-        rundir.write_json(path, content)
+    def _keep_recipe(self) -> None:
+        """The file as it is, beside the manifest; the other processes wait for that."""
+        if self.rank != 0:
+            wait_for(self.folder / MANIFEST, self.workdir.has_begun, lambda: False)
+            return
         (self.folder / RECIPE).unlink(missing_ok=True)
         if self.job.text is not None:
-            rundir.write_text(self.folder / RECIPE, provenance.scrub(self.job.text))
+            write_text(self.folder / RECIPE, provenance.scrub(self.job.text))
+
+
+def is_finished(ledger: Ledger, stage: Stage, inputs: Flat) -> bool:
+    """For the processes that wait for the first one."""
+    found = ledger.read(stage.name)
+    return found is not None and found.outputs is not None and not stage.why_again(found, inputs)
 
 
 def require(stage: Stage, work: Work, chosen: str) -> None:
@@ -300,7 +288,7 @@ def require(stage: Stage, work: Work, chosen: str) -> None:
         )
 
 
-def is_done(ledger: Ledger, stage: Stage, inputs: stages.Flat | None = None) -> stages.Flat | None:
+def is_done(ledger: Ledger, stage: Stage, inputs: Flat | None = None) -> Flat | None:
     """What a stage left, where it need not be done again: the same schema and inputs, and the
     outputs as they were left.
 
@@ -309,7 +297,7 @@ def is_done(ledger: Ledger, stage: Stage, inputs: stages.Flat | None = None) -> 
     record = ledger.read(stage.name)
     if record is None:
         return None
-    if not stages.same(record, stage.name, stage.inputs() if inputs is None else inputs):
+    if stage.why_again(record, stage.inputs() if inputs is None else inputs) is not None:
         return None
     seen = stage.look()
     return seen if record.outputs in (None, seen) else None

@@ -1,14 +1,13 @@
-"""What was done, and with what: the record of a stage, and the rule by which it is skipped.
+"""The stages of a run, and the rule by which one is skipped.
 
 A stage is skipped when its schema and inputs are those of its record and its outputs are there as
-they were left. The record holds no time. It is begun before the work and finished after it; a stage
-whose record was begun with the same inputs goes on from what is there.
+they were left. One whose record was begun with the same inputs goes on from what is there.
 """
 
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,14 @@ from ropext import bundled
 from ropext.checkpoint import Snapshot, headers, provenance
 from ropext.checkpoint.provenance import digest
 from ropext.corpus.sources import READERS
-from ropext.results import rundir
+from ropext.files import write_json
+from ropext.workdir import Flat, Ledger, Piece
 
 # A number goes up when what a stage does with the same inputs changes.
 SCHEMAS = {"plan": 1, "extend": 1, "fit": 1, "finetune": 1, "evaluate": 2, "report": 2}
-ABSENT = object()
 # Nanoseconds. What is written again within the coarsest clock of a file system, also where another
 # file was deleted, can have the number, size and time of before.
 CLOCK_GRAIN = 2 * 10**9
-
-Flat = dict[str, Any]
 
 
 class Hashes:
@@ -57,7 +54,7 @@ class Hashes:
 
     def save(self) -> None:
         """Keep what was hashed."""
-        rundir.write_json(self.path, self.known)
+        write_json(self.path, self.known)
 
     def of_tree(self, directory: Path) -> str | None:
         """Of everything in a directory, by name; None where it is none."""
@@ -102,45 +99,14 @@ class Stage:
     tidy: Callable[[], None] = lambda: None  # what a kill left beside an output that is whole
     everyone: bool = False  # under accelerate launch all processes take part
 
+    def why_again(self, record: Piece, inputs: Flat) -> str | None:
+        """Why a record is not of this very work; None where it is."""
+        return record.why_again(SCHEMAS[self.name], inputs)
 
-@dataclass(frozen=True)
-class Record:
-    """What a stage did."""
-
-    schema: int
-    inputs: Flat
-    outputs: Flat | None  # None: begun, not finished
-    versions: Mapping[str, str]
-
-
-class Ledger:
-    """The records of one cell, one file each."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def read(self, stage: str) -> Record | None:
-        """None where there is none, or one that cannot be read: then the stage is done again."""
-        try:
-            found = json.loads((self.folder / f"{stage}.json").read_text("utf-8"))
-            return Record(found["schema"], found["inputs"], found["outputs"], found["versions"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
-    def write(self, stage: str, inputs: Flat, outputs: Flat | None) -> None:
-        """Begin (outputs None) or finish a record."""
-        content = {
-            "schema": SCHEMAS[stage],
-            "inputs": inputs,
-            "outputs": outputs,
-            "versions": provenance.versions(),
-        }
-        rundir.write_json(self.folder / f"{stage}.json", content)
-
-    def is_finished(self, stage: str, inputs: Flat) -> bool:
-        """For the processes that wait for the first one."""
-        found = self.read(stage)
-        return found is not None and found.outputs is not None and same(found, stage, inputs)
+    def write(self, ledger: Ledger, inputs: Flat, outputs: Flat | None) -> None:
+        """Begin (outputs None) or finish the record."""
+        versions = provenance.versions()
+        ledger.write(self.name, SCHEMAS[self.name], inputs, outputs, versions=versions)
 
 
 def any_finished(folder: Path) -> bool:
@@ -150,36 +116,12 @@ def any_finished(folder: Path) -> bool:
     return any(record is not None and record.outputs is not None for record in found)
 
 
-def plain(inputs: Flat) -> Flat:
-    """As JSON gives it back: tuples are lists."""
-    read: Flat = json.loads(json.dumps(inputs, default=str))
-    return read
-
-
-def same(record: Record, stage: str, inputs: Flat) -> bool:
-    """Whether a record is of this very work."""
-    return record.schema == SCHEMAS[stage] and record.inputs == plain(inputs)
-
-
-def differences(record: Record, stage: str, inputs: Flat) -> str:
-    """Why a stage is done again, by the names of what changed."""
-    if record.schema != SCHEMAS[stage]:
-        return "this ropext does it in another way"
-    new = plain(inputs)
-    names = [
-        name
-        for name in dict.fromkeys([*new, *record.inputs])
-        if new.get(name, ABSENT) != record.inputs.get(name, ABSENT)
-    ]
-    return f"changed: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}"
-
-
-def other_versions(record: Record) -> str:
+def other_versions(record: Piece) -> str:
     """Libraries that changed since; said, not silently a reason to do a stage again."""
-    now = provenance.versions()
+    now, then = provenance.versions(), record.about.get("versions", {})
     lines = [
-        f"{name} {record.versions.get(name, 'absent')}, now {now.get(name, 'absent')}"
-        for name in dict.fromkeys([*now, *record.versions])
-        if now.get(name) != record.versions.get(name)
+        f"{name} {then.get(name, 'absent')}, now {now.get(name, 'absent')}"
+        for name in dict.fromkeys([*now, *then])
+        if now.get(name) != then.get(name)
     ]
     return ", ".join(lines)

@@ -13,16 +13,17 @@ from ropext.checkpoint.jsontext import dump
 from ropext.checkpoint.provenance import digest
 from ropext.checkpoint.staging import recover
 from ropext.checkpoint.transfer import Link
+from ropext.files import write_bytes
 from ropext.looking import plan_of
 from ropext.narration import Say, Show
 from ropext.pipeline.extending import write_extension
 from ropext.pipeline.job import PLAN, Cell, Job
 from ropext.pipeline.sections import EVALUATE, EXTEND, FINETUNE, FIT
-from ropext.pipeline.stages import Flat, Hashes, Ledger, Stage
+from ropext.pipeline.stages import Hashes, Stage
 from ropext.planning import Plan, require_help
-from ropext.results import rundir
 from ropext.results.gates import Gate
 from ropext.results.lengths import doubling_grid
+from ropext.workdir import Flat, Ledger, beside, release, remove
 
 # The folder of each stage's checkpoint, which is also its label in the evaluation.
 EXTENDED, FITTED, TUNED = "extended", "fitted", "tuned"
@@ -148,17 +149,16 @@ class Work:
             place = self.checkpoint(stage)
             shutil.rmtree(place, ignore_errors=True)
             # A training's own checkpoints, of other weights or settings.
-            shutil.rmtree(place.with_name(f"{place.name}.run"), ignore_errors=True)
+            remove(beside(place))
 
         return clear
 
     def _tidy(self, stage: str) -> Callable[[], None]:
         def tidy() -> None:
             place = self.checkpoint(stage)
-            training = place.with_name(f"{place.name}.run")
-            shutil.rmtree(training, ignore_errors=True)
-            for left in (place, training):  # their locks
-                recover(left)
+            remove(beside(place))
+            release(beside(place), place)
+            recover(place)
 
         return tidy
 
@@ -182,7 +182,7 @@ class Work:
         def do() -> None:
             for warning in self.plan.warnings:
                 self.say(f"warning: {warning}")
-            rundir.write_bytes(path, dump(self.plan.to_json()))
+            write_bytes(path, dump(self.plan.to_json()))
 
         def inputs() -> Flat:
             wish = {
@@ -327,7 +327,7 @@ class Work:
 
         def tidy() -> None:
             shutil.rmtree(old, ignore_errors=True)
-            recover(self.evaluation)
+            release(self.evaluation, self.evaluation)
 
         return Stage(EVALUATE, inputs, look, do, clear, tidy, everyone=True)
 

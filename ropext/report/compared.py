@@ -42,7 +42,7 @@ class Compared:
         self, folder: Path, runs: Mapping[str, Run], spectra: Mapping[str, Sequence[float]]
     ) -> None:
         """report.md, report.html and the pictures; `runs` are those compared, as they are named."""
-        keys = "\n".join(f"{name}: run key {run.manifest['run_key']}" for name, run in runs.items())
+        keys = "\n".join(f"{name}: run key {run.key}" for name, run in runs.items())
         evaluated.write_comparison(folder, self.text, self.tables, self.contenders, spectra, keys)
 
 

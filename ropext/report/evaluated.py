@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ropext.files import write_bytes, write_text
 from ropext.report import curves, measured, page
 from ropext.report.curves import BASE, Curve
 from ropext.results import rundir
@@ -67,14 +68,14 @@ def _write(
     details: str,
 ) -> None:
     for name, (_, data) in drawn.items():
-        rundir.write_bytes(path / "plots" / f"{name}.png", data)
+        write_bytes(path / "plots" / f"{name}.png", data)
     lines = [f"# {title}", "", subtitle, ""]
     lines += [f"- {line}" for line in (*verdicts, *(f"Note: {w}" for w in warnings))]
     lines += ["", measured.as_markdown(tables), ""]
     lines += [f"![{caption}](plots/{name}.png)\n" for name, (caption, _) in drawn.items()]
-    rundir.write_text(path / "report.md", "\n".join(lines).rstrip() + "\n")
+    write_text(path / "report.md", "\n".join(lines).rstrip() + "\n")
     html = page.page(title, subtitle, verdicts, warnings, tables, dict(drawn.values()), details)
-    rundir.write_text(path / "report.html", html)
+    write_text(path / "report.html", html)
 
 
 def pictures(run: rundir.Run) -> dict[str, tuple[str, bytes]]:

@@ -64,7 +64,7 @@ def _label(run: Run, directory: Path, wanted: str | None) -> str:
     keys = ("config_sha256", "weights_sha256")
     found = [
         str(label)
-        for label, variant in run.manifest["run"]["variants"].items()
+        for label, variant in run.manifest["decides"]["variants"].items()
         # A base in its short window, or files read with an adapter, are another model.
         if variant["kind"] != "base" and not variant.get("adapter_sha256")
         if all(variant["model"][key] == own[key] for key in keys)

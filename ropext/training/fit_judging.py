@@ -11,7 +11,7 @@ import torch
 
 from ropext import corpus
 from ropext.evaluation.answers import score_items
-from ropext.results import rundir
+from ropext.files import write_json
 from ropext.results.comparison import difference
 from ropext.results.perplexity import Frame
 from ropext.results.readings import Reading
@@ -143,7 +143,7 @@ class Steps:
 
     def keep(self, step: int, knobs: Mapping[str, Any], reading: Reading) -> None:
         evaluating.keep(self.folder / str(step), reading)
-        rundir.write_json(self.folder / str(step) / "knobs.json", dict(knobs))
+        write_json(self.folder / str(step) / "knobs.json", dict(knobs))
 
     def found(self) -> dict[int, Reading]:
         """Every step that was kept whole, in order."""
@@ -158,7 +158,7 @@ class Steps:
 
 
 def keep_scores(path: Path, scores: Sequence[ItemScore]) -> None:
-    rundir.write_json(path, [score.to_json() for score in scores])
+    write_json(path, [score.to_json() for score in scores])
 
 
 def kept_scores(path: Path) -> list[ItemScore] | None:

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -367,4 +366,3 @@ class FitSession:
             raise Stopped(
                 f"interrupted; the fit is kept in {self.folder}, and the same command writes it"
             ) from error
-        shutil.rmtree(self.folder, ignore_errors=True)

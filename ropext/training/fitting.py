@@ -11,6 +11,7 @@ from ropext import corpus
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
 from ropext.checkpoint.provenance import digest, weights_digest
 from ropext.errors import UnsupportedModel, UsageError
+from ropext.evaluation import work
 from ropext.families import Model
 from ropext.narration import Say, silent
 from ropext.planning import Plan, require_help
@@ -24,12 +25,9 @@ from ropext.training.fit_options import FitOptions
 from ropext.training.fit_starts import check_geometry, choose_starts
 from ropext.training.options import Options
 from ropext.training.run import (
-    check_claim,
-    claimed,
-    clear_locks,
     is_main,
-    place_of,
     quiet_libraries,
+    workdir_of,
 )
 from ropext.training.searching import DOCUMENTS, most_tokens
 
@@ -68,6 +66,11 @@ class Prepared:
     notes: tuple[str, ...]
 
     @property
+    def snapshot(self) -> Snapshot:
+        """What is fitted."""
+        return self.base.snapshot
+
+    @property
     def plan(self) -> Plan:
         """Any of the starts: what they share (context, target, geometry)."""
         return next(iter(self.starts.values()))
@@ -78,7 +81,7 @@ class Prepared:
         return self.options.ceiling * self.plan.factor
 
     def manifest(self) -> dict[str, Any]:
-        """What decides the numbers; a run directory belongs to one of these."""
+        """What decides the numbers."""
         snapshot = self.base.snapshot
         irrelevant = (
             "link", "device", "report_to", "micro_rows", "column", "split", "ignore_memory",
@@ -329,13 +332,12 @@ def fit(
         prepared = prepare(model, source, options, revision)
         if not is_main():
             say = silent
-        clear_locks(output)
-        folder = place_of(prepared.base.snapshot, output, force)
+        place = workdir_of(prepared, "fit", output, force, recovers=is_main())
         planned = plan_fit(prepared)
-        with claimed(folder, output, prepared.manifest(), force):
+        with place.claimed(force, *work.processes()):
             from ropext.training.fit_session import FitSession
 
-            return FitSession(planned, folder, output, force, command, say).run()
+            return FitSession(planned, place.folder, output, force, command, say).run()
 
 
 def dry_run(
@@ -350,5 +352,5 @@ def dry_run(
     with quiet_libraries():
         prepared = prepare(model, source, options, revision)
         if output is not None:
-            check_claim(place_of(prepared.base.snapshot, output, force), prepared.manifest(), force)
+            workdir_of(prepared, "fit", output, force).check(force)
         return plan_fit(prepared)

@@ -20,7 +20,8 @@ from ropext.checkpoint.card import README, Card, Table
 from ropext.checkpoint.jsontext import dump
 from ropext.checkpoint.provenance import NAME, Record
 from ropext.checkpoint.staging import check_space, staged
-from ropext.checkpoint.transfer import copy_file, os_errors, place
+from ropext.checkpoint.transfer import copy_file, place
+from ropext.files import os_errors
 from ropext.training.origin import Origin
 
 BASE, ADAPTER, TRAINING = "base", "adapter", "training"

@@ -1,8 +1,6 @@
 """The order of a fine-tuning: read, estimate, measure, train, (control,) measure again, write."""
 
-import json
 import os
-import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 from ropext import corpus
 from ropext.checkpoint import Snapshot
 from ropext.checkpoint.headers import read_header
-from ropext.checkpoint.jsontext import read_object
-from ropext.checkpoint.locks import locked
 from ropext.checkpoint.provenance import digest, weights_digest
 from ropext.checkpoint.staging import check_output, recover
-from ropext.errors import OutputExists, UsageError
+from ropext.errors import UsageError
+from ropext.evaluation import work
 from ropext.narration import Say, silent
-from ropext.results import rundir
 from ropext.training import data as training_data
 from ropext.training import defaults
 from ropext.training.asking import Questions
@@ -30,12 +26,11 @@ from ropext.training.estimates import Estimate
 from ropext.training.options import Options
 from ropext.training.origin import Origin, open_origin
 from ropext.training.sequences import Document, Full, Pose, Rows, glue, rows_in
+from ropext.workdir import Workdir, release
 
 if TYPE_CHECKING:
     from ropext.training.evaluating import Judge
-
-
-MANIFEST = "run.json"
+    from ropext.training.fitting import Prepared as FitPrepared
 
 
 def is_main() -> bool:
@@ -61,6 +56,11 @@ class Prepared:
     padding: int
     encoder: corpus.DocumentEncoder
     judged: tuple[corpus.RawDocument, ...]  # of --eval
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What is trained."""
+        return self.origin.snapshot
 
     @property
     def evaluated(self) -> int:
@@ -100,7 +100,7 @@ class Prepared:
         _ = self.judge
 
     def manifest(self) -> dict[str, Any]:
-        """What decides the numbers; a run directory belongs to one of these."""
+        """What decides the numbers."""
         deciding = (
             "strategy", "packing", "dropout", "targets", "train_norms", "train_embeddings",
             "train_spectrum", "qlora", "retrieval_share", "seed", "dtype", "attn_implementation",
@@ -192,13 +192,12 @@ def finetune(
         prepared.check()
         if not is_main():
             say = silent
-        clear_locks(output)
-        folder = place_of(prepared.origin.snapshot, output, force)
+        place = workdir_of(prepared, "finetune", output, force, recovers=is_main())
         planned = plan(prepared)
-        with claimed(folder, output, prepared.manifest(), force):
+        with place.claimed(force, *work.processes()):
             from ropext.training import session
 
-            return session.Session(planned, folder, output, force, say).run()
+            return session.Session(planned, place.folder, output, force, say).run()
 
 
 def dry_run(
@@ -209,22 +208,25 @@ def dry_run(
         prepared = prepare(model, source, options)
         prepared.check()
         if output is not None:
-            folder = place_of(prepared.origin.snapshot, output, force)
-            check_claim(folder, prepared.manifest(), force)
+            workdir_of(prepared, "finetune", output, force).check(force)
         return plan(prepared)
 
 
-def clear_locks(output: Path) -> None:
-    """Of a killed run, which may have been killed when all was written."""
-    if is_main():
+def workdir_of(
+    prepared: "Prepared | FitPrepared",
+    command: str,
+    output: Path,
+    force: bool,
+    recovers: bool = False,
+) -> Workdir:
+    """Where a run keeps what is not finished, beside an output that may be written. `recovers`
+    first clears away what a kill left, which may have come when all was written."""
+    place = Workdir(output, command, prepared.manifest())
+    if recovers:
         recover(output)
-        recover(output.parent / f"{output.name}.run", output)
-
-
-def place_of(base: Snapshot, output: Path, force: bool) -> Path:
-    """Where the run keeps what is not finished, beside an output that may be written."""
-    real = check_output(output, force=force, inputs=[base.directory])
-    return real.parent / f"{real.name}.run"
+        release(place.folder, output)
+    check_output(output, force=force, inputs=[prepared.snapshot.directory])
+    return place
 
 
 @contextmanager
@@ -355,60 +357,3 @@ def plan(prepared: Prepared) -> Planned:
         found, shape, free, sliced=reason is None, ignored=options.ignore_memory
     )
     return Planned(prepared, found, trained, tuple(names), reason, tight)
-
-
-@contextmanager
-def claimed(folder: Path, output: Path, manifest: dict[str, Any], force: bool) -> Iterator[None]:
-    """Hold the run directory: a new one, or the one that this very run has begun."""
-    if not is_main():
-        yield
-        return
-    with locked(folder, output):
-        check_claim(folder, manifest, force)
-        known = folder / MANIFEST
-        if known.is_file() and read_object(known) != _as_read(manifest):
-            shutil.rmtree(folder)
-        rundir.write_json(known, manifest)
-        yield
-
-
-def check_claim(folder: Path, manifest: dict[str, Any], force: bool) -> None:
-    """Refuse a run directory in which another run has begun, or of something else; changes
-    nothing. A mistake in an option that is found late leaves one that has not begun."""
-    known = folder / MANIFEST
-    if not known.is_file():
-        if not rundir.is_empty(folder):
-            raise OutputExists(
-                f"{folder} is where the run would keep its checkpoints, and holds something else; "
-                "give another -o"
-            )
-        return
-    found = read_object(known)
-    begun = any(path.is_file() and path != known for path in folder.rglob("*"))
-    if found != _as_read(manifest) and begun and not force:
-        raise OutputExists(_other_run(folder, found, manifest))
-
-
-def _as_read(manifest: dict[str, Any]) -> dict[str, Any]:
-    """As JSON gives it back."""
-    read: dict[str, Any] = json.loads(json.dumps(manifest))
-    return read
-
-
-def _other_run(folder: Path, found: dict[str, Any], wanted: dict[str, Any]) -> str:
-    flat_found, flat_wanted = _flat(found), _flat(_as_read(wanted))
-    keys = [k for k in {**flat_found, **flat_wanted} if flat_found.get(k) != flat_wanted.get(k)]
-    return (
-        f"{folder} holds the beginning of another run (it differs in {', '.join(keys[:4])}); "
-        "repeat that command to go on with it, give another -o, or --force to begin anew"
-    )
-
-
-def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, item in value.items():
-        if isinstance(item, dict):
-            out |= _flat(item, f"{prefix}{key}.")
-        else:
-            out[prefix + key] = item
-    return out

@@ -18,8 +18,8 @@ import torch
 from ropext.errors import InputError
 from ropext.evaluation.forward import Ids, NanInLogits, TokenScorer
 from ropext.evaluation.reading import read_pass
+from ropext.files import write_text
 from ropext.narration import Say
-from ropext.results import rundir
 from ropext.results.values import Bootstrap, Floats, Value
 from ropext.training.interrupts import Pause
 from ropext.training.sequences import Document, Flags
@@ -207,6 +207,6 @@ class Search:
         if key not in self.known:
             losses = self.measure(self.space.knobs())
             self.known[key] = None if losses is None else [float(own) for own in losses]
-            rundir.write_text(self.file, json.dumps(self.known) + "\n")
+            write_text(self.file, json.dumps(self.known) + "\n")
         found = self.known[key]
         return None if found is None else np.array(found)

@@ -2,7 +2,6 @@
 
 import gc
 import re
-import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -269,7 +268,6 @@ class Session:
             raise
         except BaseException:  # an interrupt, under whichever name the caller's handler raises it
             self._stop()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _trackers_files(self) -> dict[str, bytes]:
         """What --report-to tensorboard wrote."""

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ropext.checkpoint import locks, staging
+from ropext import files
+from ropext.checkpoint import staging
 from ropext.checkpoint.staging import check_output, check_space, replace_file, staged
 from ropext.errors import InputError, OutputExists, UsageError
 
@@ -251,12 +252,12 @@ def without_flock(monkeypatch) -> None:
     def refuse(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOTSUP, "Operation not supported")
 
-    monkeypatch.setattr(locks.fcntl, "flock", refuse)
+    monkeypatch.setattr(files.fcntl, "flock", refuse)
 
 
 def test_without_flock_the_named_holder_decides(tmp_path: Path, monkeypatch):
     without_flock(monkeypatch)
-    me = {"pid": os.getpid(), "host": socket.gethostname(), "start": locks._start(os.getpid())}
+    me = {"pid": os.getpid(), "host": socket.gethostname(), "start": files._start(os.getpid())}
     dead = subprocess.Popen(["true"])
     dead.wait()
     for holder, held in (

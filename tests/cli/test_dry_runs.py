@@ -59,7 +59,7 @@ EXTEND = ("extend", "base", "--factor", "2")
         ((*EVALUATE, "--data", "short.jsonl"), "reaches 64 tokens"),
         ((*EVALUATE, "--data", "other.jsonl"), "--column"),
         ((*EVALUATE, "--data", "nowhere.jsonl"), "nowhere.jsonl"),
-        (("eval", "long", "--tasks", "passkey", "-o", "taken"), "is no run directory"),
+        (("eval", "long", "--tasks", "passkey", "-o", "taken"), "holds something else"),
         (("eval", "hollow", "--tasks", "passkey"), "hollow"),
     ],
     ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",

@@ -18,6 +18,7 @@ from ropext.demo.counting import Spent
 from ropext.demo.targets import BASE, CONTROL, EXTENDED, FITTED, TUNED, UNTOUCHED
 from ropext.errors import InputError, OutputExists, Stopped
 from ropext.results.values import Value
+from ropext.workdir import Ledger
 
 FEW_STEPS = 16
 WINDOW, TARGET = 256, 1024
@@ -215,8 +216,9 @@ def test_a_stopped_step_keeps_what_it_cost_and_goes_on(demo, tmp_path):
 
     with pytest.raises(Stopped):
         running.run(chosen, tmp_path / "it", running.Hooks(bar=bar, stop=lambda: len(begun) >= 20))
-    kept = json.loads((tmp_path / "it" / "demo.json").read_text())
-    partly = kept["unfinished"][chosen[0].name]["forward"]
+    kept = Ledger(tmp_path / "it" / "steps").read(chosen[0].name)
+    assert kept.outputs is None
+    partly = kept.about["spent"]["forward"]
     again = running.run(chosen, tmp_path / "it", running.Hooks())[chosen[0].name]
     whole = done[chosen[0].name].spent
     assert 0 < partly < whole.forward
@@ -246,8 +248,9 @@ def test_an_interrupt_of_a_step_with_nothing_to_keep_keeps_the_demo(tmp_path, mo
     monkeypatch.setattr("ropext.plan", interrupted)
     with pytest.raises(Stopped, match=r"what is finished is kept in .*it, and the same command"):
         running.run(chosen, tmp_path / "it", running.Hooks(say=said.append))
-    kept = json.loads((tmp_path / "it" / running.RECORD).read_text())
-    assert (list(kept["steps"]), list(kept["unfinished"])) == (["inspect"], ["plan"])
+    ledger = Ledger(tmp_path / "it" / "steps")
+    assert ledger.read("inspect").outputs["context"] == 256
+    assert ledger.read("plan").outputs is None
     monkeypatch.undo()
     with pytest.raises(Stopped):  # asked between two steps: the next is not announced
         running.run(chosen, tmp_path / "it", running.Hooks(say=said.append, stop=lambda: True))
@@ -270,39 +273,36 @@ def test_what_was_made_of_an_output_is_made_again_with_it(tmp_path):
 
 def test_a_directory_of_something_else_is_refused(tmp_path):
     (tmp_path / "mine.txt").write_text("kept")
-    with pytest.raises(OutputExists, match="holds no demo; give another directory with -o"):
+    with pytest.raises(OutputExists, match="holds something else; give another -o"):
         running.run([], tmp_path, running.Hooks())
-    (tmp_path / "mine.txt").unlink()
-    (tmp_path / running.RECORD).write_text('{"schema": 1, "versions": {}}')
-    with pytest.raises(OutputExists, match="other versions"):
+    manifest = {"command": "demo", "decides": {"schema": running.SCHEMA, "versions": {}}}
+    (tmp_path / "run.json").write_text(json.dumps(manifest))
+    with pytest.raises(OutputExists, match=r"differs in versions\.ropext.*give another -o$"):
         running.run([], tmp_path, running.Hooks())
     with pytest.raises(InputError, match="cannot be written"):
-        running.run([], tmp_path / running.RECORD / "below", running.Hooks())
+        running.run([], tmp_path / "run.json" / "below", running.Hooks())
 
 
 @pytest.mark.parametrize(
     "edit",
     [
-        lambda kept: kept.pop("steps"),
-        lambda kept: kept.update(unfinished=None),
-        lambda kept: kept.update(unfinished={"plan": {"forward": 1}}),
-        lambda kept: kept["steps"]["plan"].pop("spent"),
-        lambda kept: kept["steps"]["plan"].pop("command"),
-        lambda kept: kept["steps"]["plan"].update(command=["ropext"]),
-        lambda kept: kept["steps"]["plan"].update(result={}),
-        lambda kept: kept["steps"]["plan"]["spent"].update(forward="many"),
-        lambda kept: kept["steps"].update(plan=5),
+        lambda kept: kept.pop("inputs"),
+        lambda kept: kept.pop("spent"),
+        lambda kept: kept.update(inputs={"command": ["ropext"]}),
+        lambda kept: kept.update(outputs={}),
+        lambda kept: kept["spent"].update(forward="many"),
+        lambda kept: kept.clear(),
     ],
 )
-def test_a_record_that_was_edited_is_told_in_a_sentence(tmp_path, edit):
-    chosen = steps.steps(finetune=False, far=False)[:2]
+def test_a_step_whose_record_was_edited_is_done_again(tmp_path, edit):
+    chosen, said = steps.steps(finetune=False, far=False)[:2], []
     running.run(chosen, tmp_path / "it", running.Hooks())
-    record = tmp_path / "it" / running.RECORD
-    kept = json.loads(record.read_text())
+    record = tmp_path / "it" / "steps" / "plan.json"
+    whole = record.read_text()
+    kept = json.loads(whole)
     edit(kept)
-    record.write_text(json.dumps(kept))
-    with pytest.raises(InputError, match=r"demo\.json is not as the demo left it"):
-        running.run(chosen, tmp_path / "it", running.Hooks())
-    record.write_text(json.dumps(kept)[:-40])
-    with pytest.raises(InputError, match=r"demo\.json is cut short"):
-        running.run(chosen, tmp_path / "it", running.Hooks())
+    for text in (json.dumps(kept), whole[:-40]):
+        record.write_text(text)
+        running.run(chosen, tmp_path / "it", running.Hooks(said.append))
+        assert record.read_text() == whole
+    assert [sentence[:5] for sentence in said] == ["[2/2]", "[2/2]"]

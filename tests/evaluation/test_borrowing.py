@@ -3,11 +3,11 @@
 import pytest
 
 from ropext.evaluation.borrowing import borrow
-from ropext.results import rundir
+from ropext.files import write_json, write_text
 
 
-def manifest(**changes):
-    run = {
+def decides(**changes):
+    return {
         "settings": {"lengths": (128, 512), "tasks": ()},
         "tokens_sha256": ["aa"],
         "versions": {"torch": "2"},
@@ -15,16 +15,15 @@ def manifest(**changes):
             "base": {"kind": "base", "content_sha256": "b"},
             "tuned": {"kind": "extended", "content_sha256": "t"},
         },
-    }
-    return {"run": run | changes}
+    } | changes
 
 
 @pytest.fixture
 def other(tmp_path):
-    rundir.write_json(tmp_path / "other/manifest.json", manifest())
+    write_json(tmp_path / "other/run.json", {"command": "eval", "decides": decides()})
     for label, regime in (("base", "short"), ("tuned", "pass-512"), ("tuned", "items")):
-        rundir.write_text(tmp_path / "other/variants" / label / regime / "unit", label)
-    rundir.write_text(tmp_path / "other/variants/base/short/.torn.7.tmp", "half")
+        write_text(tmp_path / "other/variants" / label / regime / "unit", label)
+    write_text(tmp_path / "other/variants/base/short/.torn.7.tmp", "half")
     return tmp_path / "other"
 
 
@@ -34,20 +33,20 @@ def units(path):
 
 def test_all_of_the_same_run_is_linked(other, tmp_path):
     mine = tmp_path / "mine"
-    borrow(mine, manifest(), other)
+    borrow(mine, decides(), other)
     assert units(mine) == [
         "variants/base/short/unit",
         "variants/tuned/items/unit",
         "variants/tuned/pass-512/unit",
     ]
     assert (mine / "variants/base/short/unit").samefile(other / "variants/base/short/unit")
-    borrow(mine, manifest(), other)  # what is there stays
+    borrow(mine, decides(), other)  # what is there stays
 
 
 def test_weights_that_were_trained_again_are_read_again(other, tmp_path):
-    variants = manifest()["run"]["variants"]
+    variants = decides()["variants"]
     changed = variants | {"tuned": {"kind": "extended", "content_sha256": "u"}}
-    borrow(tmp_path / "mine", manifest(variants=changed), other)
+    borrow(tmp_path / "mine", decides(variants=changed), other)
     assert units(tmp_path / "mine") == ["variants/base/short/unit"]
 
 
@@ -60,10 +59,10 @@ def test_weights_that_were_trained_again_are_read_again(other, tmp_path):
     ],
 )
 def test_other_tokens_settings_or_versions_give_nothing(other, tmp_path, changes):
-    borrow(tmp_path / "mine", manifest(**changes), other)
+    borrow(tmp_path / "mine", decides(**changes), other)
     assert not (tmp_path / "mine").exists()
 
 
 def test_a_directory_without_a_run_gives_nothing(tmp_path):
-    borrow(tmp_path / "mine", manifest(), tmp_path / "nowhere")
+    borrow(tmp_path / "mine", decides(), tmp_path / "nowhere")
     assert not (tmp_path / "mine").exists()

@@ -175,8 +175,8 @@ def test_a_dry_run_refuses_the_directories_that_the_run_refuses(runs, capsys, tm
     (mine / "manifest.json").write_text("[]")  # somebody else's
     for where, force, said in (
         (runs / "one", [], "holds another run"),
-        (mine, [], "is no run directory"),
-        (mine, ["--force"], "is no run directory"),
+        (mine, [], "holds something else"),
+        (mine, ["--force"], "holds something else"),
     ):
         for dry in ([], ["--dry-run"]):
             code, captured = run("eval", *asked, "-o", str(where), *force, *dry, capsys=capsys)
@@ -197,9 +197,10 @@ def test_report_files(runs):
     assert "Truncation beats" in text
     assert "| yarn-4x |" in text
     assert (one / "report.html").read_text().count("data:image/png;base64,") == 4
-    manifest = json.loads((one / "manifest.json").read_text())
-    assert len(manifest["run"]["tokens_sha256"]) == 9
-    assert manifest["run"]["variants"]["yarn-4x"]["spectrum_sha256"]
+    manifest = json.loads((one / "run.json").read_text())
+    assert manifest["command"] == "eval"
+    assert len(manifest["decides"]["tokens_sha256"]) == 9
+    assert manifest["decides"]["variants"]["yarn-4x"]["spectrum_sha256"]
     assert not any(name in json.dumps(manifest) for name in ("time", "host", "user"))
 
 
@@ -267,7 +268,7 @@ def test_answers_are_compared_though_the_base_comes_first(runs, capsys, tmp_path
     [
         (["one", "apart"], "read other tokens"),
         (["one:nobody", "two"], "holds no variant 'nobody'"),
-        (["nowhere", "two"], "is no run directory"),
+        (["nowhere", "two"], "holds no run of ropext eval"),
         (["one:yarn-4x"], "two models at least"),
     ],
 )
@@ -279,7 +280,7 @@ def test_compare_refuses_what_does_not_compare(runs, capsys, specs, says):
 
 
 def test_compare_refuses_an_unfinished_run(runs, capsys, tmp_path):
-    (tmp_path / "manifest.json").write_text("{}")
+    (tmp_path / "run.json").write_text('{"command": "eval", "decides": {}}')
     code, said = run("compare", str(tmp_path), str(runs / "one"), capsys=capsys)
     assert code == 2
     assert "not finished" in said.err

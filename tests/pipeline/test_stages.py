@@ -12,6 +12,7 @@ from ropext.pipeline import stages
 from ropext.pipeline.outcome import Evidence
 from ropext.pipeline.ran import CellRan, Ran
 from ropext.results.gates import Outcome
+from ropext.workdir import Ledger
 
 SMALL = {"model": "ropext://demo", "extend": {"method": "yarn", "factor": 2, "no_verify": True}}
 
@@ -439,8 +440,8 @@ def test_a_token_in_a_recipe_is_not_copied(tmp_path):
 
 
 def test_a_cell_that_was_only_begun_is_nothing_to_keep(tmp_path):
-    ledger = stages.Ledger(tmp_path / "out.run/stages")
-    ledger.write("plan", {}, None)
+    ledger = Ledger(tmp_path / "out.run/stages")
+    ledger.write("plan", 1, {}, None)
     assert not stages.any_finished(tmp_path / "out.run")
-    ledger.write("plan", {}, {"plan": "x"})
+    ledger.write("plan", 1, {}, {"plan": "x"})
     assert stages.any_finished(tmp_path / "out.run")

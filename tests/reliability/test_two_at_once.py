@@ -7,8 +7,8 @@ import pytest
 from reliability.commands import prepare
 
 from ropext import pipeline
-from ropext.checkpoint.locks import locked
 from ropext.errors import OutputExists
+from ropext.files import locked
 
 pytestmark = pytest.mark.slow
 

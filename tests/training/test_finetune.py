@@ -244,7 +244,9 @@ def test_killed_it_goes_on_with_the_losses_of_an_uninterrupted_run(
     half = tmp_path / "out.run" / "tuned" / "checkpoint-5"
     half.mkdir()
     (half / "trainer_state.json").write_text("{")
-    with pytest.raises(OutputExists, match=r"another run \(it differs in .*seed"):
+    with pytest.raises(
+        OutputExists, match=r"another run of ropext finetune \(it differs in .*seed"
+    ):
         run_finetune(extended, str(stories), output, **RUN | {"seed": 1})
     told = []
     done = run_finetune(extended, str(stories), output, say=told.append, **RUN)
@@ -406,8 +408,8 @@ def test_mistakes_are_told_in_a_sentence(base, extended, stories, tmp_path):
     with pytest.raises(UsageError, match=r"--attn-implementation nonsense: .*sdpa"):
         run_finetune(extended, str(stories), output, attn_implementation="nonsense", **RUN)
     assert not output.exists()
-    # Nothing has begun in the directory of that run, so that the corrected command may take it.
-    assert (tmp_path / "out.run" / "run.json").is_file()
+    # Nothing was kept of it, so that the corrected command may take the name.
+    assert not (tmp_path / "out.run").exists()
     plan_finetune(extended, str(stories), output, **RUN)
 
 

@@ -1,23 +1,94 @@
-"""One writer per output: `.OUT.lock` beside it, held by flock and naming its holder.
+"""Files of every room: each written whole, and one writer per output.
 
-The kernel drops an flock with the process that held it, so a lock file without one is stale whoever
-wrote it. On file systems without flock the holder that the file names is looked at instead.
+A file is written beside its name and renamed, so that one that is there is complete. An output has
+one writer: `.OUT.lock` beside it, held by flock and naming its holder. The kernel drops an flock
+with the process that held it, so a lock file without one is stale whoever wrote it. On file systems
+without flock the holder that the file names is looked at instead.
 """
 
 import errno
 import fcntl
 import json
 import os
+import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ropext.checkpoint.transfer import os_errors
-from ropext.errors import OutputExists
+from ropext.errors import InputError, OutputExists
 
+_HALF_WRITTEN = re.compile(r"\..+\.[0-9]+\.tmp")
 NO_FLOCK = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL}
+
+
+@contextmanager
+def os_errors(output: Path) -> Iterator[None]:
+    """Tell an error of the file system in one sentence."""
+    try:
+        yield
+    except OSError as error:
+        where = f" ({os.fsdecode(error.filename)})" if error.filename else ""
+        reason = error.strerror or type(error).__name__
+        raise InputError(f"{output} cannot be written: {reason}{where}") from error
+
+
+def write_whole(path: Path, write: Callable[[Any], object]) -> None:
+    """Write beside the name, flush to the disk, rename: a file is there whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as stream:
+                write(stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be written: {error.strerror or type(error).__name__}; what is finished "
+            "is kept, and the same command goes on from there"
+        ) from error
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Indented JSON in the order given, newline at the end; not-a-number is refused."""
+    text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """A whole binary file."""
+    write_whole(path, lambda stream: stream.write(data))
+
+
+def write_text(path: Path, text: str) -> None:
+    """A whole text file."""
+    write_bytes(path, text.encode())
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file of a run directory."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from error
+
+
+def is_empty(path: Path) -> bool:
+    """Whether a directory holds nothing but what killed writers left half-written, or is absent."""
+    if not path.exists():
+        return True
+    return path.is_dir() and all(_HALF_WRITTEN.fullmatch(own.name) for own in path.iterdir())
+
+
+def sweep(path: Path) -> None:
+    """Delete what killed writers left half-written; for when nobody writes any more."""
+    for stale in path.rglob(".*.tmp"):
+        stale.unlink(missing_ok=True)
 
 
 @contextmanager
