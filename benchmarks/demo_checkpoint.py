@@ -24,9 +24,9 @@ import numpy as np
 import torch
 import transformers
 
-from ropext.demo import rows
-from ropext.demo.tokenizer import CachedEncoder, load_encoder
 from ropext.tasks import Haystack, Item, Text, copy, mkey, noise, passkey, repetition
+from scripts.demo_checkpoint import rows
+from scripts.demo_checkpoint.tokenizer import CachedEncoder, load_encoder
 
 DEMO = Path(passkey.__file__).parents[1] / "demo"
 TAIL = 64

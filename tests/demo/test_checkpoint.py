@@ -1,16 +1,15 @@
 """The bundled checkpoint: stock files, and the behaviour that the demo builds on, for real."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
-from ropext.demo import train
-from ropext.demo.tokenizer import load_encoder
+from ropext.bundled import MODELS
 from ropext.tasks import passkey, repetition
+from scripts.demo_checkpoint.tokenizer import load_encoder
 
-CHECKPOINT = Path(train.__file__).parent / "checkpoint"
+CHECKPOINT = MODELS["ropext://demo"]
 
 
 @pytest.fixture(scope="module")

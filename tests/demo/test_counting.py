@@ -3,7 +3,7 @@
 import torch
 
 from ropext.demo.counting import Spent, counted
-from ropext.demo.train import new_model
+from scripts.demo_checkpoint.train import new_model
 
 
 def test_tokens_are_counted_by_whether_gradients_are_recorded():

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from ropext.demo import sources
-from ropext.demo.tokenizer import CachedEncoder, train_tokenizer
+import ropext
+from scripts.demo_checkpoint import sources
+from scripts.demo_checkpoint.tokenizer import CachedEncoder, train_tokenizer
 
-DEMO = Path(sources.__file__).parent
+DEMO = Path(ropext.__file__).parent / "demo"
 DATA = DEMO / "data"
 
 

@@ -1,15 +1,15 @@
 """Training rows: exact windows, and a loss on what can be known from the row alone."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-from ropext.demo import rows
-from ropext.demo.rows import Mixture, RowMaker, batch_rows, draw_distance
 from ropext.tasks.item import derived_rng
+from scripts.demo_checkpoint import rows
+from scripts.demo_checkpoint.bundle import DATA
+from scripts.demo_checkpoint.rows import Mixture, RowMaker, batch_rows, draw_distance
 
-PROSE = (Path(rows.__file__).parent / "data" / "LICENSE-PSF.txt").read_text()
+PROSE = (DATA / "LICENSE-PSF.txt").read_text()
 
 
 class Characters:

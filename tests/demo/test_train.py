@@ -1,15 +1,14 @@
 """The training script: its schedule, and that stopping and going on changes nothing."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from ropext.demo import rows, train
-from ropext.demo.rows import Row, RowMaker
-from ropext.demo.train import Progress, Trainer, new_model, rate_at, rows_loss
+from scripts.demo_checkpoint import train
+from scripts.demo_checkpoint.bundle import DATA
+from scripts.demo_checkpoint.rows import Row, RowMaker
+from scripts.demo_checkpoint.train import Progress, Trainer, new_model, rate_at, rows_loss
 
-PROSE = (Path(rows.__file__).parent / "data" / "LICENSE-PSF.txt").read_text()
+PROSE = (DATA / "LICENSE-PSF.txt").read_text()
 
 
 class Characters:

@@ -1,4 +1,5 @@
-"""Train the demo checkpoint from scratch: `python -m ropext.demo.train --out DIR --seed 0`.
+"""Train the demo checkpoint from scratch:
+`python -m scripts.demo_checkpoint.train --out DIR --seed 0`.
 
 Seeded and resumable: every step's rows follow from the seed and the step, and the state is saved
 as training goes; the same command continues. Windows grow with competence: attention learns to find
@@ -20,10 +21,10 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from ropext.demo.rows import Mixture, Row, RowMaker, batch_rows
-from ropext.demo.sources import library, read_documents, split
-from ropext.demo.tokenizer import VOCABULARY, CachedEncoder, train_tokenizer
 from ropext.tasks import Encoder, Haystack, passkey, repetition
+from scripts.demo_checkpoint.rows import Mixture, Row, RowMaker, batch_rows
+from scripts.demo_checkpoint.sources import library, read_documents, split
+from scripts.demo_checkpoint.tokenizer import VOCABULARY, CachedEncoder, train_tokenizer
 
 CONTEXT = 256
 STEP_TOKENS = 6144

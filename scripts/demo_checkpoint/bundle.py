@@ -1,4 +1,5 @@
-"""Write the documents that ship with the demo: `python -m ropext.demo.bundle --tokenizer DIR`.
+"""Write the documents that ship with the demo:
+`python -m scripts.demo_checkpoint.bundle --tokenizer DIR`.
 
 They are bundled, and not read from the running interpreter, so that the demo's numbers are the same
 on every machine. Held-out documents are for evaluation; tuning documents, from packages that the
@@ -15,10 +16,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ropext.demo.sources import Document, library, read_documents, split
-from ropext.demo.tokenizer import CachedEncoder, load_encoder
+from scripts.demo_checkpoint.sources import Document, library, read_documents, split
+from scripts.demo_checkpoint.tokenizer import CachedEncoder, load_encoder
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[2] / "ropext/demo/data"
 SHORTEST = 2112  # tokens: 8 times the trained context, and one tail more
 LONGEST = 4096  # tokens: what any document is cut to, so that many fit
 MOST_BYTES = 190_000  # compressed, for each file
@@ -37,7 +38,7 @@ tokens of the demo's tokenizer; one JSON object a line, with `path`, `package` a
 
 Copyright © 2001 onwards Python Software Foundation; all rights reserved. Licensed to you under the
 PSF License Agreement (`LICENSE-PSF.txt`), not under this project's licence. The only change is the
-cut. Made by `python -m ropext.demo.bundle`.
+cut. Made by `python -m scripts.demo_checkpoint.bundle`.
 """
 
 

@@ -1,4 +1,5 @@
-"""Write a trained run as a stock checkpoint: `python -m ropext.demo.export --run DIR --out DIR`."""
+"""Write a trained run as a stock checkpoint:
+`python -m scripts.demo_checkpoint.export --run DIR --out DIR`."""
 
 import argparse
 import json
@@ -8,8 +9,9 @@ from typing import Any
 
 import torch
 
-from ropext.demo.train import CONTEXT, STAGES, Progress, new_model
+from scripts.demo_checkpoint.train import CONTEXT, STAGES, Progress, new_model
 
+DIRECTORY = Path(__file__).parents[2] / "ropext/demo/checkpoint"
 CARD = """\
 ---
 license: apache-2.0
@@ -36,8 +38,9 @@ shown on any machine without a network. It is good for nothing else.
 - Losses at the last check, on fresh rows of the training text (nats per scored token):
   {losses}.
 - Machine: {machine}; torch {torch}; {hours:.1f} hours.
-- Remade by `python -m ropext.demo.train --out RUN --seed {seed} --tokens {budget}{flag}`
-  and `python -m ropext.demo.export --run RUN --out DIR`.
+- Remade by
+  `python -m scripts.demo_checkpoint.train --out RUN --seed {seed} --tokens {budget}{flag}` and
+  `python -m scripts.demo_checkpoint.export --run RUN --out DIR`.
 
 ## What it does
 `benchmarks/results/demo-checkpoint-2026-11-21.md` in the repository has the measurement: loss by
@@ -63,7 +66,7 @@ def stages_in_words(log: list[dict[str, Any]]) -> str:
 
 
 def write_card(run: Path, out: Path, seed: int, progress: Progress, parameters: int) -> None:
-    from ropext.demo.rows import HELD_OUT_PASSKEY
+    from scripts.demo_checkpoint.rows import HELD_OUT_PASSKEY
 
     log = read_log(run)
     start = [entry for entry in log if entry.get("event") == "start"][-1]
@@ -123,7 +126,7 @@ def export(run: Path, out: Path, seed: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write a trained run as a stock checkpoint.")
     parser.add_argument("--run", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "checkpoint")
+    parser.add_argument("--out", type=Path, default=DIRECTORY)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     export(options.run, options.out, options.seed)

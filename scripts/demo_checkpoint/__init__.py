@@ -1,0 +1,1 @@
+"""What makes the bundled demo: its checkpoint (`train`, `export`) and its documents (`bundle`)."""
