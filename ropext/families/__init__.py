@@ -6,6 +6,7 @@ model types, defaults.json what absent keys mean.
 
 from ropext.families.comparing import diff
 from ropext.families.model import ABSENT, Edit, Model, Problem, Site
+from ropext.families.params import keep_query_scales
 from ropext.families.reading import read
 from ropext.families.spelling import as_read, check_spellings, respell, trusting
 from ropext.families.writing import write
@@ -19,6 +20,7 @@ __all__ = [
     "as_read",
     "check_spellings",
     "diff",
+    "keep_query_scales",
     "read",
     "respell",
     "trusting",

@@ -5,8 +5,8 @@ from typing import Any
 
 from ropext.families.geometry import Sizes, attends, is_windowed, kv_values, partial_factor
 from ropext.families.model import Model, Site
-from ropext.families.table import Family
-from ropext.families.typed import Dict
+from ropext.families.table import LOGIT_SCALES, Family
+from ropext.families.typed import Dict, shown
 
 
 def observe(
@@ -43,9 +43,23 @@ def observe(
             f"{text_type} rotates in its windowed layers only and its full-attention layers have no"
             " positions; scaling would move trained local layers and lengthen nothing"
         )
-    if any(s.rope.softmax_factor != 1 for s in sites):
-        notes.append("its rope dict also scales the softmax (mscale_all_dim), which is kept")
     return notes, obstacles, reach
+
+
+def logit_scales(text: Dict, row: Family, sites: tuple[Site, ...]) -> list[str]:
+    """One note of every key beside the spectrum that scales queries, logits or the softmax."""
+    holders = [site.params for site in sites if site.scaled]
+    named = []
+    for scale in LOGIT_SCALES:
+        if scale.key == "mscale_all_dim" and not row.softmax_mscale:
+            continue  # other families read the pair as a part of the attention factor
+        values = next((h for h in holders if h.get(scale.key)), None) if scale.in_rope else None
+        values = text.values if not scale.in_rope and text.values.get(scale.key) else values
+        if values:
+            own = [k for k in (scale.key, *scale.beside) if values.get(k) is not None]
+            said = ", ".join(f"{key} {shown(values[key])}" for key in own)
+            named.append(f"{said} ({scale.does})")
+    return [f"kept as it stands, beside the spectrum: {'; '.join(named)}"] if named else []
 
 
 def _forms(row: Family, sites: tuple[Site, ...], notes: list[str]) -> tuple[str, ...]:
@@ -74,7 +88,7 @@ def describe(
 ) -> Model:
     context = max(site.rope.context for site in sites if site.scaled)
     more, obstacles, reach = observe(text_type, row, sized, sites, context)
-    notes += more
+    notes += [*more, *logit_scales(text, row, sites)]
     allowed = _forms(row, sites, notes)
     growing, windowed = kv_values(text, row, sized, defaults)
     whole = all(partial_factor(row, s.params) == 1 for s in sites) and row.dim == "head_dim"

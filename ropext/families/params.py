@@ -13,7 +13,7 @@ from typing import Any
 
 from ropext import forms
 from ropext.errors import InputError
-from ropext.families.table import Family, Label
+from ropext.families.table import LOGIT_SCALES, Family, Label
 from ropext.families.typed import MOST, SMALLEST, Dict, named, shown
 from ropext.forms import Params
 
@@ -26,6 +26,8 @@ FORM_KEYS = frozenset(
         *("short_mscale", "long_mscale", "alpha"),
     )
 )
+# Keys that scale queries and are no form's own: a rope dict that loses one is another model.
+QUERY_KEYS = tuple(s for s in LOGIT_SCALES if s.in_rope and s.key not in FORM_KEYS)
 LENGTHS = ("original_max_position_embeddings",)
 LISTS = ("short_factor", "long_factor")
 NUMBERS = tuple(sorted(FORM_KEYS - {"rope_type", "type", "truncate", *LENGTHS, *LISTS}))
@@ -90,6 +92,12 @@ def normalised(source: Dict, family: Family) -> Params:
     return out
 
 
+def keep_query_scales(standing: Params, new: Params) -> Params:
+    """The new dict with what the scaling of queries reads, as it stands in the old one."""
+    read = [key for s in QUERY_KEYS if s.key in standing for key in (s.key, *s.beside)]
+    return new | {key: standing[key] for key in read if key in standing}
+
+
 def agree(a: Any, b: Any) -> bool:
     """Equal as numbers: 4 and 4.0, and a decimal that was printed shorter."""
     if isinstance(a, list) and isinstance(b, list):
@@ -106,10 +114,14 @@ _MAY_MISS = ("rope_theta", "partial_rotary_factor", "attn_factor", "short_mscale
 
 def dict_conflicts(a: Params, b: Params, names: tuple[str, str]) -> Iterator[Conflict]:
     """Where two dicts for the same embedding would give different spectra."""
-    for key in sorted((FORM_KEYS | {"partial_rotary_factor"}) & (a.keys() | b.keys())):
+    scaling = {s.key for s in QUERY_KEYS} & (a.keys() | b.keys())
+    keys = FORM_KEYS | {"partial_rotary_factor"} | scaling
+    read = scaling | {key for s in QUERY_KEYS if s.key in scaling for key in s.beside}
+    for key in sorted(keys & (a.keys() | b.keys())):
         x, y = a.get(key), b.get(key)
         one_side = key not in a or key not in b
-        if one_side and (key in _MAY_MISS or a["rope_type"] == "default"):
+        unread = key in _MAY_MISS or (a["rope_type"] == "default" and key not in read)
+        if one_side and unread:
             continue
         if not agree(x, y):
             yield Conflict((f"{names[0]}.{key}", f"{names[1]}.{key}"), (x, y))

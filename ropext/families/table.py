@@ -75,6 +75,41 @@ class Family:
     remark: str = ""  # a fact about this family that is worth a sentence
 
 
+@dataclass(frozen=True)
+class LogitScale:
+    """A key beside the spectrum by which stock scales queries, keys, logits or the softmax."""
+
+    key: str
+    does: str
+    in_rope: bool = False  # stands in the rope dict, where every form must keep it
+    beside: tuple[str, ...] = ()  # keys of the same dict that its arithmetic reads
+
+
+LOGIT_SCALES = (
+    LogitScale(
+        "llama_4_scaling_beta",
+        "queries times 1 + beta ln(1 + floor(position / original_max_position_embeddings))",
+        in_rope=True,
+        beside=("original_max_position_embeddings",),
+    ),
+    LogitScale(
+        "mscale_all_dim",
+        "the softmax times (0.1 mscale_all_dim ln(factor) + 1)^2",
+        in_rope=True,
+        beside=("mscale",),
+    ),
+    LogitScale(
+        "attn_temperature_tuning",
+        "queries of layers without rotation times 1 + attn_scale ln(1 + floor((position + 1) / "
+        "floor_scale))",
+        beside=("attn_scale", "floor_scale"),
+    ),
+    LogitScale("query_pre_attn_scalar", "the softmax scale is its inverse root"),
+    LogitScale("attention_multiplier", "the softmax scale itself"),
+    LogitScale("key_multiplier", "keys are multiplied by it"),
+    LogitScale("attn_logit_softcapping", "logits are capped at it"),
+)
+
 FLAT = Family()
 PARTIAL = Family(partial=("partial_rotary_factor",), temperature="rotated channels")
 MLA = Family(
@@ -151,8 +186,11 @@ FAMILIES: dict[str, Family] = {
     # DeepSeek's latent attention: a rotary part of its own size; the softmax reads mscale.
     **_rows(
         "axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite "
-        "glm_moe_dsa hy_v4 minicpm3 mistral_large4_text youtu",
+        "glm_moe_dsa hy_v4 minicpm3 youtu",
         MLA,
+    ),
+    "mistral_large4_text": replace(
+        MLA, remark="its weights scale queries by a learned multiple of ln(position + 1)"
     ),
     # Plain RoPE would turn its whole head there; every scaled type cuts it by a partial factor.
     "mistral4": replace(MLA, forms=("linear", "yarn", "llama3")),
@@ -222,7 +260,12 @@ FAMILIES: dict[str, Family] = {
         legacy="absent",
         temperature="rotated channels",
     ),
-    "beam": replace(NESTED, rotates_only_windows=True),
+    "beam": replace(
+        NESTED,
+        rotates_only_windows=True,
+        remark="its code multiplies queries of full layers by exp(0.1 ln(1 + (position + 1) / 2048)"
+        "), which no key changes",
+    ),
     "cohere_compass_text": replace(NESTED, rotates_only_windows=True),
     # RoPE in windowed layers only.
     **_rows("afmoe exaone4 exaone_moe flint", NOPE_FULL),

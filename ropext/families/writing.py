@@ -12,7 +12,13 @@ from ropext.families.geometry import derived_head_dim, names_of, size, stated
 from ropext.families.lengths import LENGTH_KEYS
 from ropext.families.locating import text_part
 from ropext.families.model import Model, Site
-from ropext.families.params import FORM_KEYS, LENGTHS, LISTS, follows_from_lengths
+from ropext.families.params import (
+    FORM_KEYS,
+    LENGTHS,
+    LISTS,
+    follows_from_lengths,
+    keep_query_scales,
+)
 from ropext.families.table import Family, Label, family
 from ropext.families.typed import Dict
 from ropext.forms import Params
@@ -31,6 +37,7 @@ def _json_value(key: str, value: Any) -> Any:
 
 def _merged(site: Site, new: Params, family_row: Family) -> Params:
     """The new form's keys, and every other key of the dict as it stood."""
+    new = keep_query_scales(site.params, new)
     kept = {key: value for key, value in site.params.items() if key not in FORM_KEYS}
     if site.params["rope_type"] == "proportional":
         # There the factor counts pairs that turn; in every other form it would cut the head.

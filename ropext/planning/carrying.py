@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ropext import forms, loaders, scaling
+from ropext import families, forms, loaders, scaling
 from ropext.errors import NotExpressible, UsageError, listed
 from ropext.families import Model, Site
 from ropext.planning.plan import (
@@ -31,12 +31,12 @@ def plan_site(
     scaled = scaling.scale(rope, method, target, knobs, recipe.attention)
     wanted, native = scaling.compose(rope, scaled, target), scaling.native(rope, scaled)
     try:
-        params = _carry(model, rope, wanted, target, native, recipe)
+        params = _carry(model, site, rope, wanted, target, native, recipe)
     except NotExpressible:
 
         def carried(wish: Recipe) -> forms.Params | None:
             try:
-                return _carry(model, rope, wanted, target, native, wish)
+                return _carry(model, site, rope, wanted, target, native, wish)
             except NotExpressible:
                 return None
 
@@ -74,6 +74,7 @@ def _exact_in(model: Model, names: tuple[str, ...], params: forms.Params, even_s
 
 def _carry(
     model: Model,
+    site: Site,
     rope: Rope,
     wanted: Spectrum,
     target: int,
@@ -82,6 +83,10 @@ def _carry(
 ) -> forms.Params:
     def accept(params: forms.Params) -> bool:
         if params["rope_type"] not in model.forms:
+            return False
+        # A length that also scales queries stays, and may be another than this form asks for.
+        kept = families.keep_query_scales(site.params, params)
+        if not forms.same(forms.read(kept, rope, target), wanted):
             return False
         return _exact_in(model, recipe.for_loaders, params, recipe.even_so)
 
@@ -165,7 +170,8 @@ def method_row(model: Model, method: str, chosen: str, target: int, recipe: Reci
         explanation = explain(site.rope, wanted, target)
         if not _moves(rope, wanted) and recipe.attention is None and not recipe.even_so:
             return MethodRow(method, explanation, None, "moves no pair here")
-        params = _carry(model, rope, wanted, target, scaling.native(rope, scaled), recipe)
+        native = scaling.native(rope, scaled)
+        params = _carry(model, site, rope, wanted, target, native, recipe)
     except UsageError as error:
         return MethodRow(method, None, None, str(error))
     except NotExpressible:
