@@ -58,7 +58,7 @@ def kept(plan) -> None:
     assert "llama_4_scaling_beta 0.1, original_max_position_embeddings 512" in note
 
 
-@pytest.mark.parametrize("method, from_original", FORMS)
+@pytest.mark.parametrize(("method", "from_original"), FORMS)
 def test_every_form_keeps_what_scales_the_queries(method: str, from_original: bool) -> None:
     wish = Recipe(method=method, target=16384, from_original=from_original)
     plan = make_plan(MINISTRAL3, wish)
@@ -89,7 +89,7 @@ SIZES |= {"num_attention_heads": 2, "max_position_embeddings": 512}
 
 
 @pytest.mark.parametrize(
-    "config, said",
+    ("config", "said"),
     [
         (
             {"model_type": "llama4_text", "attn_temperature_tuning": 4, "floor_scale": 8192}
