@@ -24,6 +24,8 @@ from ropext.rope import Spectrum
 CHILD = Path(__file__).with_name("proof_child.py")
 TIMEOUT = 1800.0  # seconds for one child process
 LISTED = 3  # names shown of a longer list
+# Of a forward pass's largest output. The two models compute in the same order: mostly bit-equal.
+FORWARD_BOUND = 1e-4
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,15 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class Forward:
+    """What one forward pass of a small model needs beside the sites."""
+
+    context: int
+    target: int
+    base: Mapping[str, Any] | None  # the config before; None where it is not at hand
+
+
+@dataclass(frozen=True)
 class Proof:
     """What was compared, and the pair that came out worst."""
 
@@ -91,6 +102,7 @@ class Proof:
     tensors_compared: int
     tensors_not_compared: int
     worst: Difference
+    forward: str = ""  # what one forward pass of a small model showed, or why it was not run
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in ropext.json."""
@@ -138,10 +150,15 @@ def _environment(pythonpath: Sequence[Path], trust_remote_code: bool) -> dict[st
     return env
 
 
+def _asked(forward: Forward, sites: Sequence[Expected]) -> dict[str, Any]:
+    return asdict(forward) | {"sites": [asdict(site) | {"bound": site.bound} for site in sites]}
+
+
 def build(
     directories: Sequence[Path],
     *,
     text_paths: Sequence[Sequence[str]] | None = None,
+    forwards: Sequence[tuple[Forward, Sequence[Expected]] | None] = (),
     tensors: bool = True,
     trust_remote_code: bool = False,
     pythonpath: Sequence[Path] = (),
@@ -152,9 +169,10 @@ def build(
     `pythonpath` puts another transformers first. An entry whose build failed holds `error`.
     """
     paths = text_paths or [()] * len(directories)
+    passes = forwards or [None] * len(directories)
     entries = [
-        {"directory": str(directory), "text_path": list(path)}
-        for directory, path in zip(directories, paths, strict=True)
+        {"directory": str(directory), "text_path": list(path), "forward": one and _asked(*one)}
+        for directory, path, one in zip(directories, paths, passes, strict=True)
     ]
     job = {"directories": entries, "tensors": tensors, "trust_remote_code": trust_remote_code}
     with tempfile.TemporaryDirectory(prefix="ropext-proof-") as folder:
@@ -285,6 +303,31 @@ def _compare_tensors(built: Mapping[str, Any], directory: str) -> tuple[int, int
     return tensors["compared"], tensors["not_compared"]
 
 
+def _compare_forward(built: Mapping[str, Any]) -> str:
+    """What the small models showed; ProofFailed where only the written config's fails."""
+    found = built.get("forward")
+    if found is None:
+        return ""
+    if found["reason"] is not None:
+        return f"forward not run: {found['reason']}"
+    small = (
+        f"one forward pass of a small model ({found['layers']} of {found['of']} layers, random "
+        f"weights) up to position {found['last']}"
+    )
+    blame = f"proof: with transformers {built['transformers']}, {small}"
+    if found["failed"] is not None:
+        raise ProofFailed(f"{blame} fails: {found['failed']}; the base's does not")
+    if found["difference"] is None:
+        return f"{small}: {found['note']}"
+    if not found["difference"] <= FORWARD_BOUND:
+        raise ProofFailed(
+            f"{blame} differs by {found['difference']:.1e} from the base's with the planned "
+            f"frequencies and factors set in it (bound {FORWARD_BOUND:.0e}): the written config "
+            "changes something beside them"
+        )
+    return f"{small} equals the base's with the planned numbers ({found['difference']:.1e} off)"
+
+
 def compare(built: Mapping[str, Any], sites: Sequence[Expected], *, tensors: bool = True) -> Proof:
     """Hold what stock built against what the plan says; ProofFailed names the worst of it."""
     directory, version = built["directory"], built["transformers"]
@@ -303,6 +346,7 @@ def compare(built: Mapping[str, Any], sites: Sequence[Expected], *, tensors: boo
         len(built["attention"]),
         *counts,
         worst,
+        _compare_forward(built),
     )
 
 
@@ -310,15 +354,18 @@ def prove(
     directory: Path,
     sites: Sequence[Expected],
     *,
+    forward: Forward | None,
     text_path: Sequence[str] = (),
     tensors: bool = True,
     trust_remote_code: bool = False,
     timeout: float = TIMEOUT,
 ) -> Proof:
-    """Prove one directory: every module as the plan says, every tensor in its place."""
+    """Prove one directory: every module as the plan says, every tensor in its place, and one
+    forward pass of a small model of its config."""
     (built,) = build(
         [directory],
         text_paths=[text_path],
+        forwards=[forward and (forward, sites)],
         tensors=tensors,
         trust_remote_code=trust_remote_code,
         timeout=timeout,

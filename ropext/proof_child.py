@@ -6,6 +6,7 @@ named in its only argument, so that a crash keeps what was finished.
 """
 
 import copy
+import importlib.util
 import io
 import json
 import os
@@ -288,6 +289,31 @@ def tensors(
     }
 
 
+def plain_weights(config: Any) -> Any:
+    """The config as this machine can build it: no attention of its own, no quantiser's loader,
+    which would want its own packages or a GPU and changes nothing about positions."""
+    config._attn_implementation = None
+    if getattr(config, "quantization_config", None) is not None:
+        del config.quantization_config
+    return config
+
+
+def forward(model: Any, config: Any, entry: dict[str, Any], rotating: list[Any]) -> dict[str, Any]:
+    """One pass of a small model, by the file beside this one."""
+    import time
+
+    mark = time.process_time()
+    path = Path(__file__).with_name("proof_forward.py")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    child = sys.modules[__name__]
+    asked = entry | entry["forward"]
+    answer: dict[str, Any] = module.forward(child, model, config, asked, rotating)
+    return answer | {"cost": cost(mark)}
+
+
 def build(job: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
     """Everything the parent compares, for one directory."""
     from transformers import AutoConfig
@@ -295,19 +321,18 @@ def build(job: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
     directory = entry["directory"]
     trust = job["trust_remote_code"]
     config = AutoConfig.from_pretrained(directory, trust_remote_code=trust)
-    config._attn_implementation = None  # a config may name one that this machine lacks
     quantised = getattr(config, "quantization_config", None) is not None
-    if quantised:
-        # Its loader would want its own packages or a GPU, and changes nothing about positions.
-        del config.quantization_config
+    config = plain_weights(config)
     cls = model_class(config, directory, trust)
     model = skeleton(cls, config)
     modules = text_modules(model, text_config(model.config, entry["text_path"]))
     found = headers(directory) if job["tensors"] else {}
+    rotating = rotary(modules)
     return {
         "model_class": cls.__name__,
         "attention": attention(modules, cls, config, entry["text_path"]),
-        "rotary": rotary(modules),
+        "rotary": rotating,
+        "forward": forward(model, config, entry, rotating) if entry.get("forward") else None,
         "tensors": tensors(cls, config, found, quantised) if found else None,
     }
 

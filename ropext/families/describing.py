@@ -48,14 +48,14 @@ def observe(
 
 def logit_scales(text: Dict, row: Family, sites: tuple[Site, ...]) -> list[str]:
     """One note of every key beside the spectrum that scales queries, logits or the softmax."""
-    holders = [site.params for site in sites if site.scaled]
+    ropes: list[Mapping[str, Any]] = [site.params for site in sites if site.scaled]
     named = []
     for scale in LOGIT_SCALES:
         if scale.key == "mscale_all_dim" and not row.softmax_mscale:
             continue  # other families read the pair as a part of the attention factor
-        values = next((h for h in holders if h.get(scale.key)), None) if scale.in_rope else None
-        values = text.values if not scale.in_rope and text.values.get(scale.key) else values
-        if values:
+        holders = ropes if scale.in_rope else [text.values]
+        values = next((held for held in holders if held.get(scale.key)), None)
+        if values is not None:
             own = [k for k in (scale.key, *scale.beside) if values.get(k) is not None]
             said = ", ".join(f"{key} {shown(values[key])}" for key in own)
             named.append(f"{said} ({scale.does})")

@@ -1,0 +1,370 @@
+"""The proof's one forward pass: the written config and its base as small models of random weights.
+
+Loaded by proof_child.py, by path: it imports nothing of ropext. A model keeps its rotary geometry
+and its first layers, as many as hold one of each kind; everything else is made narrow.
+"""
+
+import copy
+import re
+from typing import Any
+
+MOST_PARAMETERS = 50_000_000  # 200 MB in float32; a type that stays wider is not run
+NARROW = 64
+FEED_FORWARD = re.compile(r"(intermediate_(size|dim)|ffn_(hidden_)?(size|dim)|n_inner|ff_dim|d_ff)$")
+EXPERTS = re.compile(r"(num|n)_?\w*experts$")
+CHOSEN = re.compile(r"(experts?_per_tok(en)?|moe_topk|moe_k|top_k_experts|top_k)$")
+QUERY_HEADS = re.compile(r"(num|n)_(attention_|\w*query_)?heads?$")
+KEY_HEADS = re.compile(r"(num_\w*key_value|kv_n|\w*num_kv|n_head_kv)\w*(heads|groups)?$|n_head_kv$")
+STATE_HEADS = re.compile(r"mamba_(n|num)_heads$|mamba_d_ssm$|mamba_intermediate_size$")
+TOKEN_IDS = re.compile(r"(pad|bos|eos|sep|cls|mask)_token_id$")
+NUMBERED = re.compile(r"idx|index|layer_id|layer_number|depth")
+
+
+class NotRun(Exception):
+    """Why this type is not run."""
+
+
+def layers_of(model: Any, count: int) -> list[Any]:
+    """The text model's stack of layers."""
+    from torch import nn
+
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return list(module)
+    raise NotRun(f"no stack of {count} layers found")
+
+
+def kind(layer: Any) -> tuple[Any, ...]:
+    """What tells a layer from those of another kind: its modules, their shapes and settings."""
+    parts: list[Any] = []
+    for name, module in layer.named_modules():
+        settings = [
+            (key, value)
+            for key, value in vars(module).items()
+            if isinstance(value, bool | int | str | type(None)) and not NUMBERED.search(key)
+        ]
+        shapes = [tuple(p.shape) for p in module._parameters.values() if p is not None]
+        parts.append((name, type(module).__name__, tuple(shapes), tuple(sorted(settings, key=str))))
+    return tuple(parts)
+
+
+def first_of_each_kind(layers: list[Any]) -> int:
+    """How many of the first layers hold one of each kind."""
+    seen, last = set(), 0
+    for index, layer in enumerate(layers):
+        known = kind(layer)
+        if known not in seen:
+            seen.add(known)
+            last = index
+    return last + 1
+
+
+def _heads(key: str, value: int, values: dict[str, Any], names: dict[str, str]) -> int:
+    if KEY_HEADS.search(key):
+        own = values.get(names.get("num_attention_heads", "num_attention_heads"))
+        return 2 if value == own else 1
+    return min(value, 2)
+
+
+def _each(value: Any, change: Any) -> Any:
+    """Change a number, or every number of a list."""
+    if isinstance(value, list):
+        return [_each(one, change) for one in value]
+    return change(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def narrow(config: Any, layers: int, kept: int, heads_too: bool) -> Any:
+    """The same config with `kept` layers, few tokens and experts, and narrow feed-forwards."""
+    values = config.to_dict()
+    names = dict(getattr(config, "attribute_map", {}))
+    hidden_key = names.get("hidden_size", "hidden_size")
+    heads_key = names.get("num_attention_heads", "num_attention_heads")
+    hidden, heads = values.get(hidden_key), values.get(heads_key)
+    wide = hidden
+    if heads_too and isinstance(heads, int) and isinstance(hidden, int):
+        size = values.get("head_dim") or hidden // heads
+        wide = min(heads, 2) * max(size, hidden // heads) if "kv_lora_rank" not in values else 256
+    shared = values.get("num_kv_shared_layers") or 0
+    for key, value in list(values.items()):
+        if isinstance(value, list) and len(value) == layers:
+            value = value[:kept]
+        if key in (hidden_key, "hidden_size"):
+            value = wide
+        elif "vocab_size" in key:
+            value = _each(value, lambda n: min(n, NARROW))
+        elif TOKEN_IDS.search(key):
+            value = None if value is None else 0
+        elif key == names.get("num_hidden_layers", "num_hidden_layers"):
+            value = kept
+        elif FEED_FORWARD.search(key) and "mamba" not in key:
+            value = _each(value, lambda n: min(n, NARROW))
+        elif CHOSEN.search(key):
+            value = _each(value, lambda n: min(n, 2))
+        elif EXPERTS.search(key) and "shared" not in key:
+            value = _each(value, lambda n: min(n, 4))
+        elif key in ("n_group", "topk_group", "num_expert_group"):
+            value = value and 1
+        elif heads_too and STATE_HEADS.search(key):
+            value = _each(value, lambda n: max(1, n * wide // hidden))
+        elif heads_too and (KEY_HEADS.search(key) or QUERY_HEADS.search(key) or key == heads_key):
+            value = _each(value, lambda n, key=key: _heads(key, n, config.to_dict(), names))
+        values[key] = value
+    if shared:
+        values["num_kv_shared_layers"] = max(0, kept - (layers - shared))
+    return type(config).from_dict(values)
+
+
+def fill(model: Any, known: dict[str, Any]) -> dict[str, Any]:
+    """Give every parameter its place in memory: random, or as `known` has it under its name."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    made: dict[int, Any] = {}
+    out: dict[str, Any] = {}
+    for prefix, module in model.named_modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is None:
+                continue
+            full = f"{prefix}.{name}"
+            if id(parameter) not in made:  # tied ones stay tied
+                value = known.get(full)
+                if value is None or value.shape != parameter.shape:
+                    value = torch.randn(parameter.shape, generator=generator)
+                    value = value / parameter.shape[-1] ** 0.5 if value.ndim > 1 else 1 + value / 10
+                made[id(parameter)] = torch.nn.Parameter(value, requires_grad=False)
+            module._parameters[name] = made[id(parameter)]
+            out[full] = made[id(parameter)]
+    return out
+
+
+def positions(context: int, target: int) -> list[int]:
+    """Inside the old context, beyond it, and up to the target's last."""
+    wanted = {0, 1, 2, 3, context // 2, context - 1, context, context + 1}
+    wanted |= {(context + target) // 2, target - 2, target - 1}
+    return sorted(p for p in wanted if 0 <= p < max(context + 2, target))
+
+
+class Watch:
+    """The last position that any rotary module was given."""
+
+    def __init__(self, modules: list[tuple[str, Any]]) -> None:
+        self.last = -1
+        for _, module in modules:
+            if any(name.endswith("inv_freq") for name in module._buffers):
+                module.register_forward_pre_hook(self._see, with_kwargs=True)
+
+    def _see(self, module: Any, args: Any, kwargs: Any) -> None:
+        import torch
+
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Tensor) and not value.is_floating_point():
+                self.last = max(self.last, int(value.max()))
+
+
+def run(model: Any, modules: list[tuple[str, Any]], where: list[int]) -> Any:
+    """The outputs at these positions; all tokens see those before them, as in one document."""
+    import torch
+
+    watch = Watch(modules)
+    row = torch.tensor([where])
+    with torch.no_grad():
+        out = model(
+            input_ids=torch.arange(len(where))[None] % NARROW,
+            attention_mask=torch.ones_like(row),
+            position_ids=row,
+            use_cache=False,
+        )[0]
+    if watch.last < where[-1]:
+        raise NotRun("its forward takes no positions")
+    return out
+
+
+def owner(model: Any, text: Any) -> Any:
+    """The outermost module that is the text model by itself."""
+    from transformers import PreTrainedModel
+
+    for _, module in model.named_modules():
+        if isinstance(module, PreTrainedModel) and isinstance(module.config, type(text)):
+            return module
+    raise NotRun("its text part is no model of its own")
+
+
+def near(found: float, wanted: float, bound: float) -> float:
+    """The wanted number, as stock rounds it where it is within the bound: at a million tokens an
+    angle magnifies the last bit of a float32 frequency."""
+    same = found == wanted or (wanted != 0 and abs(found / wanted - 1) <= bound)
+    return found if same else wanted
+
+
+def site_of(label: str, found: list[float], sites: list[dict[str, Any]]) -> dict[str, Any]:
+    """The planned site that a module comes nearest to, as the comparison of numbers has it."""
+
+    def off(site: dict[str, Any]) -> float:
+        if len(site["inv_freq"]) != len(found):
+            return float("inf")
+        pairs = zip(found, site["inv_freq"], strict=True)
+        return max(abs(f - w) / w if w else abs(f) for f, w in pairs)
+
+    return min((s for s in sites if s["label"] == label or not label), key=off)
+
+
+def set_numbers(
+    base: list[tuple[str, Any]], after: dict[str, Any], sites: list[dict[str, Any]]
+) -> None:
+    """Write the plan's numbers into the rotary modules of the base's model."""
+    import torch
+
+    for name, module in base:
+        for buffer in [b for b in module._buffers if b.endswith("inv_freq")]:
+            prefix = buffer.removesuffix("inv_freq")
+            if prefix.endswith("original_"):
+                continue
+            label, twin = prefix.rstrip("_"), after[name]
+            found = getattr(twin, buffer).double().tolist()
+            site = site_of(label, found, sites)
+            pairs = zip(found, site["inv_freq"], strict=True)
+            numbers = torch.tensor([near(f, w, site["bound"]) for f, w in pairs])
+            factor = getattr(twin, f"{prefix}attention_scaling", site["attention_factor"])
+            factor = near(float(factor), site["attention_factor"], site["bound"])
+            for copied in (buffer, f"{prefix}original_inv_freq"):
+                if copied in module._buffers:
+                    module._buffers[copied] = numbers.clone()
+            vars(module).pop(f"{prefix}long_inv_freq", None)
+            if hasattr(module, f"{prefix}attention_scaling"):
+                setattr(module, f"{prefix}attention_scaling", factor)
+            if hasattr(module, "rope_init_fn"):
+                module.rope_init_fn = lambda config, numbers=numbers, factor=factor: (
+                    numbers,
+                    factor,
+                )
+            if isinstance(getattr(module, "rope_type", None), dict):  # else it would recompute them
+                module.rope_type = module.rope_type | {label: "default"}
+            else:
+                module.rope_type = "default"
+
+
+def set_softmax(
+    base: dict[str, Any], was: list[Any], now: list[Any], sites: list[dict[str, Any]]
+) -> None:
+    """Write the plan's softmax factors into the attention modules of the base's model."""
+    after = {entry["module"]: entry["softmax_factor"] for entry in now}
+    for entry in was:
+        found = after[entry["module"]]
+        wanted = min((s["softmax_factor"] for s in sites), key=lambda w: abs(w - found))
+        ratio = near(found, wanted, sites[0]["bound"]) / entry["softmax_factor"]
+        module = base[entry["module"]]
+        name = "scaling" if hasattr(module, "scaling") else "softmax_scale"
+        if abs(ratio - 1) > 1e-9:
+            setattr(module, name, getattr(module, name) * ratio)
+
+
+class Small:
+    """A small model, with what the child reads off it."""
+
+    def __init__(self, child: Any, cls: Any, config: Any) -> None:
+        self.child, self.cls, self.config = child, cls, config
+        self.model = child.skeleton(cls, config)
+        self.modules = child.text_modules(self.model, child.text_config(self.model.config, []))
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
+
+    def rotary(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.child.rotary(self.modules)
+        return found
+
+    def attention(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.child.attention(self.modules, self.cls, self.config, [])
+        return found
+
+    def run(self, where: list[int]) -> Any:
+        out = run(self.model, self.modules, where)
+        if not bool(out.isfinite().all()):
+            raise ArithmeticError("the outputs are not finite")
+        return out
+
+
+def said(error: Exception) -> str:
+    """One line of an exception."""
+    lines = str(error).strip().splitlines() or ["no message"]
+    name = "" if isinstance(error, NotRun) else f"{type(error).__name__}: "
+    return f"{name}{lines[-1].strip()}"
+
+
+def compare(base: Small, after: Small, sites: list[dict[str, Any]], where: list[int]) -> Any:
+    """The largest difference between the written model and the base with the plan's numbers."""
+    set_numbers(base.modules, dict(after.modules), sites)
+    set_softmax(dict(base.modules), base.attention(), after.attention(), sites)
+    for mine, wanted in zip(base.rotary(), after.rotary(), strict=True):
+        off = abs(mine["attention_factor"] - wanted["attention_factor"])
+        same_type = site_of(wanted["label"], wanted["inv_freq"], sites)
+        if off > 1e-4 and abs(same_type["attention_factor"] / wanted["attention_factor"] - 1) < 1e-4:
+            raise NotRun("the base's rotary module computes its numbers anew in every pass")
+    want, have = base.run(where), after.run(where)
+    return float((want - have).abs().max() / want.abs().max())
+
+
+def attempt(
+    child: Any, cls: Any, texts: tuple[Any, Any], entry: dict[str, Any], full: list[Any]
+) -> dict[str, Any]:
+    """Run both small models; NotRun where the base cannot, `failed` where only the written one."""
+    base_text, text = texts
+    where = positions(entry["context"], entry["target"])
+    after = Small(child, cls, text)
+    answer = {"parameters": after.parameters, "last": where[-1], "difference": None, "note": None}
+    if after.parameters > MOST_PARAMETERS:
+        raise NotRun(f"its smallest form has {after.parameters} parameters")
+    numbers = {tuple(one["inv_freq"]) for one in after.rotary()}
+    if not numbers or not numbers <= {tuple(one["inv_freq"]) for one in full}:
+        raise NotRun("made narrow, it rotates otherwise")
+    if base_text is None:
+        fill(after.model, {})
+        after.run(where)
+        return answer | {"note": "finite; the base is not at hand to compare with"}
+    base = Small(child, cls, base_text)
+    known = fill(base.model, {})
+    try:
+        base.run(where)
+    except Exception as error:
+        raise NotRun(f"the base's own small model fails: {said(error)}") from error
+    fill(after.model, known)
+    try:
+        after.run(where)
+    except Exception as error:
+        return answer | {"failed": said(error)}
+    try:
+        return answer | {"difference": compare(base, after, entry["sites"], where)}
+    except NotRun as reason:
+        return answer | {"note": f"finite; not compared: {reason}"}
+
+
+def forward(
+    child: Any, model: Any, config: Any, entry: dict[str, Any], full: list[Any]
+) -> dict[str, Any]:
+    """What one pass shows: `reason` where it was not run, `failed` where the written config fails.
+
+    A reason is never a failure: it says what of this type cannot be made small.
+    """
+    path = entry["text_path"]
+    answer: dict[str, Any] = {"reason": None, "failed": None, "layers": 0}
+    try:
+        text = child.text_config(config, path)
+        part = owner(model, child.text_config(model.config, path))
+        base_text = None
+        if entry["base"] is not None:
+            base = type(config).from_dict(copy.deepcopy(entry["base"]))
+            base_text = child.text_config(child.plain_weights(base), path)
+        count = text.num_hidden_layers
+        kept = first_of_each_kind(layers_of(part, count))
+        last: Exception | None = None
+        for heads_too in (True, False):
+            both = [one and narrow(one, count, kept, heads_too) for one in (base_text, text)]
+            try:
+                done = attempt(child, type(part), (both[0], both[1]), entry, full)
+                return answer | {"layers": kept, "of": count} | done
+            except Exception as error:
+                last = last or error
+        raise last  # type: ignore[misc]
+    except Exception as error:
+        return answer | {"reason": said(error)}
