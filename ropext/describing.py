@@ -51,7 +51,7 @@ def card_of(plan: Plan, snapshot: Snapshot, title: str, proof: Mapping[str, Any]
         summary.append(
             f"transformers {proof['transformers']} built the model from it without its weights: "
             f"{proof['rotary_modules']} rotary and {proof['attention_modules']} attention modules "
-            f"and {proof['tensors_compared']} tensors were as planned."
+            f"and {proof['tensors_compared']} tensors were as planned; {proof['forward']}."
         )
     else:
         summary.append("It was not proved with stock transformers (--no-verify).")

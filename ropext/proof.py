@@ -365,7 +365,7 @@ def prove(
     (built,) = build(
         [directory],
         text_paths=[text_path],
-        forwards=[forward and (forward, sites)],
+        forwards=[None if forward is None else (forward, sites)],
         tensors=tensors,
         trust_remote_code=trust_remote_code,
         timeout=timeout,

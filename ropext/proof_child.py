@@ -305,7 +305,8 @@ def forward(model: Any, config: Any, entry: dict[str, Any], rotating: list[Any])
     mark = time.process_time()
     path = Path(__file__).with_name("proof_forward.py")
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     child = sys.modules[__name__]

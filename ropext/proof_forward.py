@@ -10,7 +10,9 @@ from typing import Any
 
 MOST_PARAMETERS = 50_000_000  # 200 MB in float32; a type that stays wider is not run
 NARROW = 64
-FEED_FORWARD = re.compile(r"(intermediate_(size|dim)|ffn_(hidden_)?(size|dim)|n_inner|ff_dim|d_ff)$")
+FEED_FORWARD = re.compile(
+    r"(intermediate_(size|dim)|ffn_(hidden_)?(size|dim)|n_inner|ff_dim|d_ff)$"
+)
 EXPERTS = re.compile(r"(num|n)_?\w*experts$")
 CHOSEN = re.compile(r"(experts?_per_tok(en)?|moe_topk|moe_k|top_k_experts|top_k)$")
 QUERY_HEADS = re.compile(r"(num|n)_(attention_|\w*query_)?heads?$")
@@ -48,11 +50,12 @@ def kind(layer: Any) -> tuple[Any, ...]:
     return tuple(parts)
 
 
-def first_of_each_kind(layers: list[Any]) -> int:
-    """How many of the first layers hold one of each kind."""
+def first_of_each_kind(layers: list[Any], config: Any) -> int:
+    """How many of the first layers hold one of each kind; lists with an entry for each tell too."""
+    lists = [v for v in vars(config).values() if isinstance(v, list) and len(v) == len(layers)]
     seen, last = set(), 0
     for index, layer in enumerate(layers):
-        known = kind(layer)
+        known = (kind(layer), str([values[index] for values in lists]))
         if known not in seen:
             seen.add(known)
             last = index
@@ -292,17 +295,27 @@ def said(error: Exception) -> str:
     return f"{name}{lines[-1].strip()}"
 
 
-def compare(base: Small, after: Small, sites: list[dict[str, Any]], where: list[int]) -> Any:
-    """The largest difference between the written model and the base with the plan's numbers."""
+def apart(one: Any, other: Any) -> float:
+    """The largest difference, over the largest output."""
+    return float((one - other).abs().max() / one.abs().max())
+
+
+def compare(
+    base: Small, after: Small, sites: list[dict[str, Any]], where: list[int], have: Any
+) -> float:
+    """The largest difference of the written model's outputs from those of the base with the plan's
+    numbers."""
     set_numbers(base.modules, dict(after.modules), sites)
     set_softmax(dict(base.modules), base.attention(), after.attention(), sites)
     for mine, wanted in zip(base.rotary(), after.rotary(), strict=True):
         off = abs(mine["attention_factor"] - wanted["attention_factor"])
         same_type = site_of(wanted["label"], wanted["inv_freq"], sites)
-        if off > 1e-4 and abs(same_type["attention_factor"] / wanted["attention_factor"] - 1) < 1e-4:
+        if (
+            off > 1e-4
+            and abs(same_type["attention_factor"] / wanted["attention_factor"] - 1) < 1e-4
+        ):
             raise NotRun("the base's rotary module computes its numbers anew in every pass")
-    want, have = base.run(where), after.run(where)
-    return float((want - have).abs().max() / want.abs().max())
+    return apart(base.run(where), have)
 
 
 def attempt(
@@ -312,7 +325,12 @@ def attempt(
     base_text, text = texts
     where = positions(entry["context"], entry["target"])
     after = Small(child, cls, text)
-    answer = {"parameters": after.parameters, "last": where[-1], "difference": None, "note": None}
+    answer: dict[str, Any] = {
+        "parameters": after.parameters,
+        "last": where[-1],
+        "difference": None,
+        "note": None,
+    }
     if after.parameters > MOST_PARAMETERS:
         raise NotRun(f"its smallest form has {after.parameters} parameters")
     numbers = {tuple(one["inv_freq"]) for one in after.rotary()}
@@ -325,16 +343,19 @@ def attempt(
     base = Small(child, cls, base_text)
     known = fill(base.model, {})
     try:
-        base.run(where)
+        old = base.run(where)
     except Exception as error:
         raise NotRun(f"the base's own small model fails: {said(error)}") from error
     fill(after.model, known)
     try:
-        after.run(where)
+        new = after.run(where)
     except Exception as error:
         return answer | {"failed": said(error)}
+    answer["moved"] = apart(old, new)
+    if not answer["moved"]:
+        return answer | {"note": "finite; not compared: no output depends on the rotation"}
     try:
-        return answer | {"difference": compare(base, after, entry["sites"], where)}
+        return answer | {"difference": compare(base, after, entry["sites"], where, new)}
     except NotRun as reason:
         return answer | {"note": f"finite; not compared: {reason}"}
 
@@ -356,7 +377,7 @@ def forward(
             base = type(config).from_dict(copy.deepcopy(entry["base"]))
             base_text = child.text_config(child.plain_weights(base), path)
         count = text.num_hidden_layers
-        kept = first_of_each_kind(layers_of(part, count))
+        kept = first_of_each_kind(layers_of(part, count), text)
         last: Exception | None = None
         for heads_too in (True, False):
             both = [one and narrow(one, count, kept, heads_too) for one in (base_text, text)]

@@ -11,7 +11,7 @@ from ropext.checkpoint.comparing import Finding, compare_weights
 from ropext.checkpoint.headers import content_digest
 from ropext.checkpoint.jsontext import dump, read_object
 from ropext.checkpoint.provenance import NAME as RECORD
-from ropext.checkpoint.provenance import Record, WeightFile, weigh
+from ropext.checkpoint.provenance import Record, WeightFile, base_config, weigh
 from ropext.checkpoint.records import read_record
 from ropext.checkpoint.staging import replace_file
 from ropext.checkpoint.tokenizer import length_edits
@@ -83,10 +83,11 @@ def check_directory(
     model = families.as_read(snapshot.config)
     plan, base = _against(against)
     wanted = _expected(model, known, plan)
+    forward = _forward(snapshot, model, known, plan, base)
     checks = [
         *_spellings(snapshot.config, known is not None),
         *_lengths(snapshot, model, known, plan),
-        *_proof(snapshot, model, wanted, trust_remote_code),
+        *_proof(snapshot, model, wanted, forward, trust_remote_code),
         *_weights(snapshot, known, base, deep=deep, keep=record),
     ]
     if endpoint is not None:
@@ -102,7 +103,8 @@ def _against(against: str | None) -> tuple[dict[str, Any] | None, Snapshot | Non
         return None, None
     if Path(against).is_file():
         plan = read_object(Path(against))
-        if not isinstance(plan.get("sites"), list) or not isinstance(plan.get("target"), int):
+        lengths = (plan.get("context"), plan.get("target"))
+        if not isinstance(plan.get("sites"), list) or not all(type(n) is int for n in lengths):
             raise InputError(f"--against {against} is not a plan; `ropext plan --json` writes one")
         return plan, None
     return None, open_snapshot(against, weights=True)
@@ -120,6 +122,24 @@ def _expected(model: Model, record: Record | None, plan: dict[str, Any] | None) 
         factor = rope.context / rope.original_context
         found.append(proof.promise(site.label, rope.spectrum, site.params, factor, site.scaled))
     return found
+
+
+def _forward(
+    snapshot: Snapshot,
+    model: Model,
+    record: Record | None,
+    plan: Mapping[str, Any] | None,
+    base: Snapshot | None,
+) -> proof.Forward:
+    """The lengths of the one forward pass, and the base to compare with where it is known."""
+    before = base.config if base is not None else None
+    if plan is not None:
+        return proof.Forward(plan["context"], plan["target"], before)
+    if record is not None:
+        before = before or base_config(snapshot.config, record)
+        return proof.Forward(record.context, record.target, before)
+    rope = model.scaled_sites[0].rope
+    return proof.Forward(rope.original_context, max(rope.context, rope.original_context), before)
 
 
 def _from_plan(site: Any, plan: Mapping[str, Any]) -> Expected:
@@ -195,12 +215,17 @@ def _lengths(
 
 
 def _proof(
-    snapshot: Snapshot, model: Model, wanted: list[Expected], trust_remote_code: bool
+    snapshot: Snapshot,
+    model: Model,
+    wanted: list[Expected],
+    forward: proof.Forward,
+    trust_remote_code: bool,
 ) -> Iterable[Check]:
     try:
         proved = proof.prove(
             snapshot.directory,
             wanted,
+            forward=forward,
             text_path=model.path,
             trust_remote_code=trust_remote_code,
         )
@@ -216,6 +241,7 @@ def _proof(
         f"expected (worst relative error {proved.worst.error:.1e})"
         + (f"; {packed} packed tensors not compared" if packed else ""),
     )
+    yield Check("forward", True, proved.forward)
 
 
 _EQUAL = {

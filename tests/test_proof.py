@@ -334,8 +334,8 @@ def test_code_of_the_repository_runs_only_when_trusted(tmp_path: Path, monkeypat
     own = {"model_type": "own_llama", "auto_map": auto, "architectures": ["OwnForCausalLM"]}
     edit_config(directory, lambda config: config.update(own))
     with pytest.raises(ProofFailed, match=r"cannot build .*trust_remote_code"):
-        proof.prove(directory, wanted("tied-llama"))
-    result = proof.prove(directory, wanted("tied-llama"), trust_remote_code=True)
+        proof.prove(directory, wanted("tied-llama"), forward=None)
+    result = proof.prove(directory, wanted("tied-llama"), forward=None, trust_remote_code=True)
     assert result.model_class == "OwnForCausalLM"
     assert result.tensors_compared == tensor_count(directory)
 

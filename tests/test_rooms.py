@@ -40,6 +40,7 @@ ABOVE_THE_LINE = (
 )
 BELOW_THE_LINE = (
     "proof_child",
+    "proof_forward",
     "proof",
     "endpoint",
     "patching",

@@ -3,6 +3,7 @@
 The same inputs give the same bytes: no time stamp, no host, no path that the user did not name.
 """
 
+import copy
 import hashlib
 import json
 import os
@@ -223,6 +224,25 @@ def _spectrum_to_json(spectrum: Spectrum) -> dict[str, Any]:
 
 def write(record: Record, directory: Path) -> None:
     (directory / NAME).write_bytes(dump(to_json(record)))
+
+
+def base_config(config: Mapping[str, Any], record: Record) -> dict[str, Any]:
+    """The config before the extension: the recorded edits taken back."""
+    out = copy.deepcopy(dict(config))
+    for edit in record.edits:
+        if edit.get("file") != "config.json":
+            continue
+        *parents, key = str(edit["key"]).split(".")
+        holder = out
+        for parent in parents:
+            if not isinstance(holder.get(parent), dict):
+                holder[parent] = {}
+            holder = holder[parent]
+        if "before" in edit:
+            holder[key] = edit["before"]
+        else:  # it was new, and null would be read otherwise than absent
+            holder.pop(key, None)
+    return out
 
 
 def edits_to_json(edits: Iterable[Any]) -> tuple[dict[str, Any], ...]:

@@ -114,6 +114,7 @@ def write_extension(
         return proof.prove(
             directory,
             proof.expected(made.sites, made.factor),
+            forward=proof.Forward(made.context, made.target, snapshot.config),
             text_path=made.model.path,
             trust_remote_code=trust_remote_code,
         ).to_json()

@@ -293,6 +293,7 @@ def extended(done: "Extended") -> str:
         )
         if proved["tensors_not_compared"]:
             parts.append(f"not compared: {proved['tensors_not_compared']} packed tensors")
+        parts.append(proved["forward"])
     else:
         parts.append("not proved (--no-verify); `ropext verify` does it later")
     parts += [f"note: {note}" for note in done.written.notes]

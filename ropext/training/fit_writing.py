@@ -33,8 +33,12 @@ def write(
         (directory / FOLDER).mkdir()
         for name, content in extras.items():
             (directory / name).write_bytes(content)
-        expected = proof.expected(made.sites, made.factor)
-        return proof.prove(directory, expected, text_path=made.model.path).to_json()
+        return proof.prove(
+            directory,
+            proof.expected(made.sites, made.factor),
+            forward=proof.Forward(made.context, made.target, snapshot.config),
+            text_path=made.model.path,
+        ).to_json()
 
     def card(proved: Mapping[str, Any] | None) -> Card:
         plain = card_of(made, snapshot, done.output.name, proved)

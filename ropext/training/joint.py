@@ -99,8 +99,12 @@ def settle(origin: Origin, checkpoint: Path, rate: float, folder: Path) -> Origi
     made = _plan(origin, *space.values())
 
     def prove(directory: Path) -> Mapping[str, Any]:
-        expected = proof.expected(made.sites, made.factor)
-        return proof.prove(directory, expected, text_path=made.model.path).to_json()
+        return proof.prove(
+            directory,
+            proof.expected(made.sites, made.factor),
+            forward=proof.Forward(made.context, made.target, origin.base_config()),
+            text_path=made.model.path,
+        ).to_json()
 
     write_checkpoint(
         origin.snapshot,

@@ -1,12 +1,11 @@
 """The checkpoint that is trained: extended by ropext and saved, with its record."""
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
 from ropext import families
 from ropext.checkpoint import Snapshot, open_snapshot
-from ropext.checkpoint.provenance import Record
+from ropext.checkpoint.provenance import Record, base_config
 from ropext.checkpoint.records import read_record
 from ropext.errors import InputError, UnsupportedModel
 from ropext.families import Model
@@ -38,20 +37,7 @@ class Origin:
 
     def base_config(self) -> dict[str, Any]:
         """The config before the extension: the recorded edits taken back."""
-        config = copy.deepcopy(self.snapshot.config)
-        for edit in self.record.edits:
-            if edit.get("file") == "config.json":
-                _take_back(config, str(edit["key"]).split("."), edit.get("before"))
-        return config
-
-
-def _take_back(config: dict[str, Any], path: list[str], before: Any) -> None:
-    for key in path[:-1]:
-        config = config.setdefault(key, {})
-    if before == {"absent": True}:
-        config.pop(path[-1], None)
-    else:
-        config[path[-1]] = before
+        return base_config(self.snapshot.config, self.record)
 
 
 def open_origin(model: str) -> Origin:

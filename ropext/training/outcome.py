@@ -173,7 +173,12 @@ def _adapter_card(hub_id: str | None, origin: Origin) -> str:
 def _record(origin: Origin, directory: Path, story: Story) -> Record:
     """The base's record with the new weights, the run, and a proof of the merged checkpoint."""
     record = origin.record
-    proved = proof.prove(directory, proof.recorded(record), text_path=origin.model.path)
+    proved = proof.prove(
+        directory,
+        proof.recorded(record),
+        forward=proof.Forward(record.context, record.target, origin.base_config()),
+        text_path=origin.model.path,
+    )
     names = sorted(path.name for path in directory.glob("*.safetensors"))
     return replace(
         record,
