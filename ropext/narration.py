@@ -1,9 +1,14 @@
 """How a long piece of work speaks with whoever started it; it prints nothing itself."""
 
+import time
 from collections.abc import Callable
 
 Say = Callable[[str], None]  # a sentence
-Show = Callable[[int, int, str], None]  # what is done, of how much, and what it is
+# What is done, of how much, and what it is. The first call, as the work begins, starts the clock.
+Show = Callable[[int, int, str], None]
+Clock = Callable[[], float]
+
+SECONDS = 30.0  # between two lines of a log
 
 
 def silent(sentence: str) -> None:
@@ -12,3 +17,45 @@ def silent(sentence: str) -> None:
 
 def unseen(done: int, total: int, what: str) -> None:
     """A `Show` for those who want to see nothing."""
+
+
+class Pace:
+    """When to tell how far a long piece of work is: after its first unit, then every so often."""
+
+    def __init__(self, pause: float = SECONDS, clock: Clock = time.monotonic) -> None:
+        self.pause, self.clock = pause, clock
+        self.begun = 0.0
+        self.first = self.done = -1  # units when the clock was started, and at the last call
+        self.told: float | None = None
+
+    def left(self, done: int, total: int) -> str | None:
+        """The time left where it is to be told now, else None. Fewer units than before are of
+        another piece of work, whose clock starts anew."""
+        now = self.clock()
+        if self.first < 0 or done < self.done or done == self.first:
+            self.begun, self.first, self.done = now, done, done
+            return None
+        self.done = done
+        if self.told is not None and now - self.told < self.pause:
+            return None
+        self.told = now
+        return duration((now - self.begun) * (total - done) / (done - self.first))
+
+
+def told(say: Say, clock: Clock = time.monotonic) -> Show:
+    """Progress in sentences, for where no bar is drawn; units are tokens."""
+    pace = Pace(clock=clock)
+
+    def show(done: int, total: int, what: str) -> None:
+        left = pace.left(done, total)
+        if left is not None and done < total:
+            say(f"{100 * done // total} % ({done:,} of {total:,} tokens), {left} left: {what}")
+
+    return show
+
+
+def duration(seconds: float) -> str:
+    """In the unit that suits it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -33,7 +33,7 @@ def command(
     out = Out(as_json, quiet)
     chosen = steps.steps(finetune=not no_finetune, far=far)
     with interruptible() as stop:
-        hooks = running.Hooks(out.say, lambda: Bar(out, logs=False).show, stop)
+        hooks = running.Hooks(out.say, Bar(out).show, stop)
         done = running.run(chosen, output, hooks)
     shown = telling.show(done, output)
     out.result(shown.to_text(), shown.to_json())

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from ropext.cli.output import Out, fail
+from ropext.narration import Clock, Pace, told
 
 
 @contextmanager
@@ -30,39 +31,21 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 
 class Bar:
-    """Progress with the time that is left, on one line of a terminal; elsewhere a sentence now and
-    then, or with logs=False nothing."""
+    """Progress with the time that is left: on one line of a terminal, elsewhere in sentences."""
 
-    SECONDS = 0.2
-    SECONDS_IN_LOGS = 30.0
+    SECONDS = 0.2  # between two pictures of it
 
-    def __init__(self, out: Out, logs: bool = True) -> None:
-        self.out, self.logs = out, logs
-        self.done: int | None = None  # at the last call
-        self.begun = self.last = 0.0
-        self.first = 0  # done when the clock began
+    def __init__(self, out: Out, clock: Clock = time.monotonic) -> None:
+        self.out, self.pace = out, Pace(self.SECONDS, clock)
+        self.tell = told(out.say, clock)
 
     def show(self, done: int, total: int, what: str) -> None:
-        now = time.monotonic()
-        if self.done is None or done < self.done:  # a new piece of work: a run has several
-            self.begun = self.last = now
-            self.first = done
-        self.done = done
-        pause = self.SECONDS if self.out.animated else self.SECONDS_IN_LOGS
-        finished = done >= total
-        if self.out.quiet or (now - self.last < pause and not (finished and self.out.animated)):
+        if not self.out.animated:
+            self.tell(done, total, what)
             return
-        self.last = now
-        left = (now - self.begun) * (total - done) / max(done - self.first, 1)
-        text = f"{100 * done / max(total, 1):3.0f} %  about {_time(left)} left  {what}"
-        if self.out.animated:
-            sys.stderr.write(f"\r\x1b[2K{text[:100]}" + ("\n" if finished else ""))
-            sys.stderr.flush()
-        elif self.logs:
-            self.out.say(text)
-
-
-def _time(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+        left, finished = self.pace.left(done, total), done >= total
+        if left is None and not finished:
+            return
+        text = f"{100 * done / max(total, 1):3.0f} %  about {left or '0 s'} left  {what}"
+        sys.stderr.write(f"\r\x1b[2K{text[:100]}" + ("\n" if finished else ""))
+        sys.stderr.flush()

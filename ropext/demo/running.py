@@ -37,7 +37,7 @@ class Hooks:
     """How the demo speaks with whoever started it."""
 
     say: Say = silent
-    bar: Callable[[], Show] = lambda: unseen  # a new one for each step
+    show: Show = unseen
     stop: Callable[[], bool] = lambda: False
 
 
@@ -95,7 +95,7 @@ def _do(step: Step, folder: Path, hooks: Hooks, ledger: Ledger, begun: Piece | N
     """One step, counted. What a stopped one has cost so far is kept too."""
     goes_on = begun is not None and begun.outputs is None
     spent = Spent(**begun.about["spent"]) if begun is not None and goes_on else Spent()
-    show, result = hooks.bar(), None
+    show, result = hooks.show, None
 
     def progress() -> None:
         if step.trains:

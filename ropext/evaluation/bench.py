@@ -53,11 +53,13 @@ class Bench:
             longest, inside = self.frame.longest, self.frame.context
             wanted = [longest, *([inside] if inside < longest else [])]
             # A spectrum that depends on the length has another one inside the context.
+            lengths = pass_lengths(self.model, wanted)
+            self._begin(sum(lengths), label)
             passes = {
                 length: [
                     self._read(ids, length, label, self._pass(length)) for ids in self.documents
                 ]
-                for length in pass_lengths(self.model, wanted)
+                for length in lengths
             }
         return Reading(label, passes)
 
@@ -68,9 +70,15 @@ class Bench:
         def compute(ids: Ids) -> TokenNll:
             return read_short(self.scorer, self.model, ids[:longest], self.frame.context)
 
+        self._begin(cost, label)
         return Reading(
             label, {longest: [self._read(ids, cost, label, compute) for ids in self.documents]}
         )
+
+    def _begin(self, cost: int, label: str) -> None:
+        """Of each document so many forward tokens come."""
+        self.total = max(self.total, self.tokens + cost * len(self.documents))
+        self.hooks.show(self.tokens, self.total, label)
 
     def _pass(self, length: int) -> Callable[[Ids], TokenNll]:
         return lambda ids: read_pass(self.scorer, self.model, ids, length)
@@ -89,7 +97,7 @@ class Bench:
             except NanInLogits as error:
                 raise NanInLogits(f"{label}: {error}") from error
         self.tokens += cost
-        self.hooks.show(self.tokens, max(self.total, self.tokens), label)
+        self.hooks.show(self.tokens, self.total, label)
         return nll
 
 

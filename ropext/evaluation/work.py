@@ -25,10 +25,20 @@ def processes() -> tuple[int, int]:
 
 
 class Progress:
-    """How much is done, for a bar on stderr; `show(done, total, what)` in forward tokens."""
+    """How much of this process's own share is done, in forward tokens."""
 
     def __init__(self, total: int, show: Show) -> None:
-        self.total, self.done, self.show = total, 0, show
+        self.world = processes()[1]
+        self.total, self.done, self.show = total // self.world, 0, show
+
+    def begin(self, what: str) -> None:
+        """The first unit begins, and the clock of the time left."""
+        if not self.done:
+            self.show(0, self.total, what)
+
+    def skip(self, tokens: int) -> None:
+        """So many were read before, by whichever process."""
+        self.total -= tokens // self.world
 
     def add(self, tokens: int, what: str) -> None:
         """So many tokens more."""
@@ -52,12 +62,14 @@ class Worker:
             self.waiting.append(unit.path)
             if unit.path.exists():
                 self.resumed += 1
+                self.progress.skip(unit.tokens)
             elif number % self.world == self.rank:
                 if self.stop():
                     raise self.stopped()
+                self.progress.begin(unit.what)
                 complete(unit)
                 self.finished += 1
-            self.progress.add(unit.tokens, unit.what)
+                self.progress.add(unit.tokens, unit.what)
 
     def stopped(self) -> Stopped:
         """The error of an interrupt, with what was kept."""

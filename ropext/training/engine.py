@@ -5,7 +5,6 @@ Nothing here is distributed by itself: DDP, FSDP2 and context parallelism come f
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch.utils.data import Dataset, SequentialSampler
 
 from ropext.errors import InputError, Stopped
 from ropext.evaluation.forward import NanInLogits
-from ropext.narration import Say
+from ropext.narration import Pace, Say
 from ropext.training.collating import Collator
 from ropext.training.defaults import Settings, micro_rows
 from ropext.training.interrupts import Signals
@@ -162,21 +161,23 @@ class _Watch(transformers.TrainerCallback):
     def __init__(self, signals: Signals, say: Say, job: "Job") -> None:
         self.signals, self.say, self.beside = signals, say, job.beside
         self.last_step, self.evaluates = job.last_step, job.evaluate is not None
-        self.started, self.first = time.monotonic(), 0
+        self.pace, self.first = Pace(), 0
         self.trainer: _Trainer | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.started, self.first = time.monotonic(), state.global_step
+        self.first = state.global_step
+        self.pace.left(self.first, self.last_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         step, steps = state.global_step, self.last_step
         first = step == self.first + 1
-        due = first or step == steps or not step % max(1, steps // 20)
-        if not logs or "loss" not in logs or not due:
+        if not logs or "loss" not in logs:
             return
-        left = (time.monotonic() - self.started) / max(1, step - self.first) * (steps - step)
+        left = self.pace.left(step, steps)
+        if step < steps and left is None:
+            return
         more = ", evaluations not counted" if first and self.evaluates else ""
-        self.say(f"step {step} of {steps}: loss {logs['loss']:.4f}, {_duration(left)} left{more}")
+        self.say(f"step {step} of {steps}: loss {logs['loss']:.4f}, {left or '0 s'} left{more}")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         over = self.last_step <= state.global_step < state.max_steps
@@ -190,12 +191,6 @@ class _Watch(transformers.TrainerCallback):
             if self.beside is not None:
                 self.beside.save(checkpoint)
             (checkpoint / COMPLETE).touch()
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 class Beside(Protocol):

@@ -11,16 +11,13 @@ from ropext import corpus
 from ropext.evaluation.bench import Bench, set_up
 from ropext.evaluation.forward import TokenNll, TokenScorer
 from ropext.evaluation.session import Hooks
+from ropext.narration import unseen
 from ropext.results import rundir
 from ropext.results.lengths import tail_tokens
 from ropext.results.perplexity import Frame, text_values
 from ropext.results.readings import Documents, Reading
 from ropext.results.values import Bootstrap, Value
 from ropext.training.interrupts import Pause
-
-
-def _never() -> None:
-    pass
 
 
 @dataclass(frozen=True)
@@ -30,21 +27,20 @@ class Judge:
     documents: tuple[corpus.Document, ...]
     frame: Frame
 
-    def read_long(self, model: Any, label: str, pause: Pause = _never) -> Reading:
+    def read_long(self, model: Any, label: str, pause: Pause = unseen) -> Reading:
         """Through windows of the target's length."""
         return self._bench(model, pause).whole(label, None)
 
-    def read_short(self, model: Any, label: str, pause: Pause = _never) -> Reading:
+    def read_short(self, model: Any, label: str, pause: Pause = unseen) -> Reading:
         """Through the short window."""
         return self._bench(model, pause).short_window(label)
 
     def scorer(self, model: Any) -> TokenScorer:
         return self._bench(model).scorer
 
-    def _bench(self, model: Any, pause: Pause = _never) -> Bench:
+    def _bench(self, model: Any, pause: Pause = unseen) -> Bench:
         documents = [own.ids for own in self.documents]
-        hooks = Hooks(show=lambda done, total, what: pause())
-        return set_up(model, documents, self.frame, hooks=hooks)
+        return set_up(model, documents, self.frame, hooks=Hooks(show=pause))
 
     def values(self, reading: Reading, base: Reading | None) -> dict[str, Value]:
         names = tuple(document.name for document in self.documents)

@@ -79,9 +79,11 @@ class FitJudge:
             return []
         scorer = self.judge.scorer(model)
         scores: list[ItemScore] = []
-        for item in items:
+        total = sum(item.length for item in items)
+        pause(0, total, "questions")
+        for done, item in enumerate(items, 1):
             scores += score_items(scorer, [item], self.bos)
-            pause()
+            pause(done * total // len(items), total, "questions")
         return scores
 
     def values(

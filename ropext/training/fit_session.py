@@ -13,7 +13,7 @@ from ropext.checkpoint.staging import check_output
 from ropext.errors import Stopped
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.loading import memory_errors
-from ropext.narration import Say
+from ropext.narration import Say, told
 from ropext.patching import patch, unpatch
 from ropext.planning import Plan, make_plan
 from ropext.results.readings import Reading
@@ -64,6 +64,7 @@ class FitSession:
         self.options = engine_options(self.prepared.options)
         self.judge = self.prepared.judge
         self.notes: list[str] = []
+        self.show = told(self.say)
         self.steps = Steps(self.folder / "steps")
         self.closed: dict[str, Reading] = {}
         self.scores: dict[str, list[ItemScore]] = {}
@@ -94,13 +95,13 @@ class FitSession:
         """All that decides what is written; None in all processes but the first."""
         model = loading.load(self.prepared.base.snapshot, self.options)
         model.requires_grad_(False)
-        with pausing(self.say) as pause:
+        with pausing(self.say, self.show) as pause:
             base, start = self._before(model, pause)
             searched = self._search(model, start, pause) if self.planned.search else None
         history = searched or self._fit(model, start)
         if not is_main():
             return None
-        with pausing(self.say) as pause:
+        with pausing(self.say, self.show) as pause:
             return base, start, *self._decide(model, start, history, pause), history
 
     def _before(self, model: Any, pause: Pause) -> tuple[Reading, str]:
@@ -251,7 +252,7 @@ class FitSession:
             if reason is not None:
                 raise LeftGuards(reason)
             learner.model.eval()
-            reading = read_long(self.judge, learner.model, "step", lambda: None)
+            reading = read_long(self.judge, learner.model, "step", self.show)
             if is_main():
                 self.steps.keep(step, learner.space.knobs(), reading)
             return self.judge.loss(reading)

@@ -2,15 +2,15 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from ropext.narration import Say
+from ropext.narration import Say, Show, unseen
 
-Pause = Callable[[], None]  # called after each unit of work; may raise to stop
+Pause = Show  # called after each unit of work; may raise to stop
 
 
 class Signals:
@@ -48,14 +48,16 @@ class Signals:
 
 
 @contextmanager
-def pausing(say: Say) -> Iterator[Pause]:
+def pausing(say: Say, show: Show = unseen) -> Iterator[Pause]:
     """An interrupt while documents are read stops after the one in hand, as KeyboardInterrupt."""
     signals = Signals(say, "stopping after the document in hand")
 
-    def pause() -> None:
+    def pause(done: int, total: int, what: str) -> None:
+        show(done, total, what)
         if signals.caught:
             raise KeyboardInterrupt
 
     with signals.listening():
         yield pause
-        pause()
+        if signals.caught:
+            raise KeyboardInterrupt

@@ -99,6 +99,7 @@ def measuring(
     def measure(knobs: Knobs) -> Floats | None:
         apply(knobs)
         sums = []
+        pause(0, own.tokens, "a trial of the search")
         for ids, scored in own:
             try:
                 with torch.inference_mode():
@@ -106,7 +107,7 @@ def measuring(
             except NanInLogits:
                 return None
             sums.append(float(nll[-len(scored) :][scored].astype(np.float64).sum()))
-            pause()
+            pause(own.target * len(sums), own.tokens, "a trial of the search")
         return np.array(sums)
 
     return measure

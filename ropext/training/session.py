@@ -13,7 +13,7 @@ import torch
 
 from ropext.errors import InputError, Stopped
 from ropext.evaluation.loading import memory_errors
-from ropext.narration import Say
+from ropext.narration import Say, told
 from ropext.patching import patch
 from ropext.results.readings import Reading
 from ropext.results.values import Value
@@ -58,6 +58,7 @@ class Session:
         self.options = self.prepared.options
         self.origin = self.prepared.origin
         self.notes: list[str] = []
+        self.show = told(self.say)
         self.judge = self._judge()
 
     def run(self) -> Finetuned:
@@ -85,7 +86,7 @@ class Session:
     def _readings(self) -> Iterator[Pause]:
         """An interrupt while documents are read stops after the one in hand."""
         try:
-            with pausing(self.say) as pause:
+            with pausing(self.say, self.show) as pause:
                 yield pause
         except KeyboardInterrupt:
             self._stop()
@@ -212,7 +213,7 @@ class Session:
             # tensors, which the next step cannot share among processes.
             with torch.no_grad():
                 model.eval()
-                return judge.tail(judge.read_long(model, TUNED))
+                return judge.tail(judge.read_long(model, TUNED, self.show))
 
         return evaluate
 

@@ -2,46 +2,98 @@
 
 import pytest
 
-from ropext.cli import progress
+from ropext import narration
 from ropext.cli.output import Out
+from ropext.cli.progress import Bar
+from ropext.evaluation.reading import Unit
+from ropext.evaluation.work import Progress, Worker
+from ropext.files import write_text
 
 
 @pytest.fixture
-def clock(monkeypatch):
+def now():
     """A clock that is set by hand."""
-    now = [1000.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    return now
+    return [1000.0]
+
+
+@pytest.fixture
+def show(now):
+    return Bar(Out(), lambda: now[0]).show
 
 
 @pytest.mark.parametrize(("before", "left"), [(0, "3 min"), (40, "80 s")])
-def test_the_time_left_counts_from_the_first_piece_of_this_work(clock, capsys, before, left):
+def test_the_time_left_counts_from_the_first_piece_of_this_work(now, show, capsys, before, left):
     """A run evaluates long after it began, a grid several times, and some was done before. At two
     seconds a piece 80 of 100 pieces are left, or 40."""
-    bar = progress.Bar(Out())
     for number in range(2):
-        clock[0] += 600  # of other work
-        bar.show(before, 100, f"evaluation {number}")
-        clock[0] += 40
-        bar.show(before + 20, 100, "half a minute later")
-        assert f"about {left} left  half" in capsys.readouterr().err
-        bar.show(100, 100, "last")
+        now[0] += 600  # of other work
+        show(before, 100, f"evaluation {number}")
+        now[0] += 40
+        show(before + 20, 100, "half a minute later")
+        percent = f"{before + 20} % ({before + 20} of 100 tokens), {left} left: half a minute later"
+        assert capsys.readouterr().err == f"{percent}\n"
+        show(100, 100, "last")
 
 
-def test_a_log_gets_a_line_now_and_then(clock, capsys):
-    bar = progress.Bar(Out())
-    for done in range(101):
-        bar.show(done, 100, "piece")
-        clock[0] += 1
+def test_a_log_gets_a_line_after_the_first_unit_and_then_every_half_minute(now, show, capsys):
+    for done in range(0, 100_001, 1000):
+        show(done, 100_000, "piece")
+        now[0] += 1
+    assert capsys.readouterr().err.splitlines() == [
+        "1 % (1,000 of 100,000 tokens), 2 min left: piece",
+        "31 % (31,000 of 100,000 tokens), 69 s left: piece",
+        "61 % (61,000 of 100,000 tokens), 39 s left: piece",
+        "91 % (91,000 of 100,000 tokens), 9 s left: piece",
+    ]
+
+
+def test_many_short_pieces_of_work_are_told_once_in_half_a_minute(now, show, capsys):
+    for number in range(40):
+        for done in range(3):
+            show(done, 2, f"piece {number}")
+            now[0] += 1
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3
-    assert lines[0] == " 30 %  about 70 s left  piece"
-    assert lines[-1] == " 90 %  about 10 s left  piece"
+    assert [line.rpartition(" ")[2] for line in lines] == ["0", "10", "20", "30"]
 
 
-def test_quiet_is_quiet(clock, capsys):
-    bar = progress.Bar(Out(quiet=True))
+def test_what_was_read_before_or_elsewhere_is_not_counted(now, tmp_path, monkeypatch):
+    """Eight units of ten tokens, five seconds each. Two were read before, of the rest every second
+    one is another process's: three are left, and the first line says ten seconds."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    said = []
+    worker = Worker(
+        Progress(80, narration.told(said.append, lambda: now[0])), lambda: False, tmp_path
+    )
+
+    def unit(number):
+        path = tmp_path / f"{number}"
+
+        def compute():
+            now[0] += 5
+            write_text(path, "")
+
+        return Unit(path, f"unit {number}", 10, compute)
+
+    for kept in (0, 1):
+        unit(kept).compute()
+    worker.do(map(unit, range(8)))
+    assert said == ["33 % (10 of 30 tokens), 10 s left: unit 2"]
+    assert (worker.resumed, worker.finished) == (2, 3)
+
+
+def test_quiet_is_quiet(now, capsys):
+    bar = Bar(Out(quiet=True), lambda: now[0])
     for done in range(0, 101, 50):
         bar.show(done, 100, "piece")
-        clock[0] += 100
+        now[0] += 100
     assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_gets_one_line_that_changes(now, show, capsys, monkeypatch):
+    monkeypatch.setattr(Out, "animated", True)
+    for done in range(0, 101, 50):
+        show(done, 100, "piece")
+        now[0] += 100
+    assert capsys.readouterr().err == (
+        "\r\x1b[2K 50 %  about 2 min left  piece\r\x1b[2K100 %  about 0 s left  piece\n"
+    )

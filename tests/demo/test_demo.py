@@ -211,11 +211,13 @@ def test_a_stopped_step_keeps_what_it_cost_and_goes_on(demo, tmp_path):
     chosen = [step for step in steps.steps(finetune=False, far=False) if step.command == "eval"][:1]
     begun = []
 
-    def bar():
-        return lambda done, total, what: begun.append(what)
+    def show(done, total, what):
+        begun.append(what)
 
     with pytest.raises(Stopped):
-        running.run(chosen, tmp_path / "it", running.Hooks(bar=bar, stop=lambda: len(begun) >= 20))
+        running.run(
+            chosen, tmp_path / "it", running.Hooks(show=show, stop=lambda: len(begun) >= 20)
+        )
     kept = Ledger(tmp_path / "it" / "steps").read(chosen[0].name)
     assert kept.outputs is None
     partly = kept.about["spent"]["forward"]

@@ -19,6 +19,7 @@ from ropext import verifying
 from ropext.checkpoint.card import escape
 from ropext.errors import InputError, OutputExists, Stopped, UsageError
 from ropext.evaluation.forward import NanInLogits
+from ropext.narration import Pace, unseen
 from ropext.training import (
     engine,
     evaluating,
@@ -85,12 +86,14 @@ def test_a_run_says_after_its_first_step_how_long_it_will_take():
     watch = engine._Watch(
         None, told.append, SimpleNamespace(beside=None, last_step=200, evaluate=len)
     )
+    now = [0.0]
+    watch.pace = Pace(clock=lambda: now[0])
     watch.on_train_begin(None, SimpleNamespace(global_step=7), None)
-    watch.started -= 3
-    for step in range(8, 13):
+    for step in range(8, 41):
+        now[0] += 3
         watch.on_log(None, SimpleNamespace(global_step=step), None, {"loss": 2.0})
     assert told[0] == "step 8 of 200: loss 2.0000, 10 min left, evaluations not counted"
-    assert [sentence.split()[1] for sentence in told] == ["8", "10"]
+    assert [sentence.split()[1] for sentence in told] == ["8", "18", "28", "38"]
 
 
 def test_it_learns_and_every_number_stands_beside_base_and_control(tuned):
@@ -280,12 +283,12 @@ def interrupt(monkeypatch, label):
     of the training left out."""
     read = evaluating.Judge.read_long
 
-    def asks(self, model, own, pause=evaluating._never):
+    def asks(self, model, own, pause=unseen):
         def signals():
             os.kill(os.getpid(), signal.SIGINT)
             pause()
 
-        wanted = own == label and pause is not evaluating._never
+        wanted = own == label and pause is not unseen
         return read(self, model, own, signals if wanted else pause)
 
     monkeypatch.setattr(evaluating.Judge, "read_long", asks)
