@@ -1,19 +1,23 @@
 """What is written beside the weights about a plan: the record's content and the card's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ropext import families
 from ropext.checkpoint import Snapshot, card, provenance
 from ropext.checkpoint.card import Card, Table
 from ropext.checkpoint.provenance import Record, SiteRecord
+from ropext.families import Model
 from ropext.planning import Plan
 
+READ_FROM = "read_from"  # section of a record that was read from a config
 
-def record_of(plan: Plan, snapshot: Snapshot, command: Sequence[str] = ()) -> Record:
+
+def record_of(plan: Plan, base: Mapping[str, Any], command: Sequence[str] = ()) -> Record:
     """The plan as ropext.json keeps it; the weights and the proof are filled in when written."""
     return Record(
-        base=provenance.base_of(snapshot),
+        base=base,
         method=plan.method,
         knobs=plan.knobs,
         context=plan.context,
@@ -30,13 +34,62 @@ def record_of(plan: Plan, snapshot: Snapshot, command: Sequence[str] = ()) -> Re
             )
             for site in plan.sites
         ),
-        edits=tuple({"file": "config.json"} | edit.to_json() for edit in plan.edits),
+        edits=_config_edits(plan.edits),
         recipe={
             key: value for key, value in asdict(plan.recipe).items() if value not in (None, ())
         },
         command=provenance.clean_command(command) if command else (),
         versions=provenance.versions(),
     )
+
+
+def scaled_by_config(model: Model) -> str:
+    """How far a directory without a record is scaled, as its config alone says; "" where it is not,
+    or where the config leaves open from how many tokens."""
+    original = model.scaled_sites[0].rope.original_context
+    if model.asks_original or original >= model.context:
+        return ""
+    return f"scaled {model.context / original:g}x from {original:,} by its config; no record"
+
+
+def record_of_config(snapshot: Snapshot) -> Record | None:
+    """The scaling that a config names as a record of it, for a directory that has none (another
+    program saved it); None where `scaled_by_config` says nothing."""
+    config = snapshot.config
+    model = families.read(config)
+    if not scaled_by_config(model):
+        return None
+    context = model.scaled_sites[0].rope.original_context
+    plain = {
+        site.label: {"rope_type": "default", "rope_theta": site.rope.theta}
+        for site in model.scaled_sites
+    }
+    sites = tuple(
+        SiteRecord(
+            label=site.label,
+            dim=site.rope.dim,
+            context=site.rope.original_context,
+            base=site.rope.original().spectrum if site.scaled else site.rope.spectrum,
+            spectrum=site.rope.spectrum,
+            params=site.params,
+            scaled=site.scaled,
+        )
+        for site in model.sites
+    )
+    return Record(
+        base=provenance.base_of(snapshot),
+        method=model.scaled_sites[0].params["rope_type"],
+        knobs={},
+        context=context,
+        target=model.context,
+        sites=sites,
+        edits=_config_edits(families.diff(families.write(config, model, plain, context), config)),
+        more={READ_FROM: "config.json"},
+    )
+
+
+def _config_edits(edits: Iterable[families.Edit]) -> tuple[dict[str, Any], ...]:
+    return tuple({"file": "config.json"} | edit.to_json() for edit in edits)
 
 
 def card_of(plan: Plan, snapshot: Snapshot, title: str, proof: Mapping[str, Any] | None) -> Card:

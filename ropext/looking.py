@@ -15,6 +15,7 @@ from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.checkpoint.jsontext import read_bytes
 from ropext.checkpoint.provenance import Record
 from ropext.checkpoint.records import read_record
+from ropext.describing import scaled_by_config
 from ropext.errors import InputError, RopextError, UsageError
 from ropext.families import Model, Site
 from ropext.planning import Plan, make_plan
@@ -215,6 +216,6 @@ def _text(config: Mapping[str, Any], model: Model) -> Mapping[str, Any]:
 
 
 def serving(model: str, *, revision: str | None = None) -> Served | None:
-    """How each loader reads a directory that ropext extended; None where it is not one."""
+    """How each loader reads an extended directory; None where it is not one."""
     served = read_again(open_snapshot(model, revision=revision))
-    return served if served.record else None
+    return served if served.record or scaled_by_config(served.model) else None

@@ -2,10 +2,13 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ropext import patching, recipe
+from ropext.checkpoint.provenance import SAVED
+from ropext.describing import record_of
 from ropext.errors import UsageError
 from ropext.planning import Plan, make_plan, require_help
 
@@ -36,8 +39,25 @@ def patch(model: Model, **options: Any) -> Model:
 
 
 def save(model: Any, directory: str | os.PathLike[str]) -> Path:
-    """Write a patched model in stock format, with every spelling that loaders read."""
-    made = getattr(patching.base_model(model), PLANNED, None)
+    """Write a patched model in stock format, with every spelling that loaders read, and its
+    record."""
+    live = patching.base_model(model)
+    made = getattr(live, PLANNED, None)
     if made is None:
         raise UsageError("save wants a model that ropext.patch extended; call ropext.patch first")
-    return patching.save(model, directory, made.config)
+    # What a trainer did to the weights since the patch is not known.
+    record = replace(record_of(made, _base_of(live)), more={SAVED: True})
+    return patching.save(model, directory, made.config, record)
+
+
+def _base_of(live: Any) -> dict[str, Any]:
+    """Where a loaded model came from, as transformers keeps it."""
+    name = str(getattr(live.config, "_name_or_path", ""))
+    is_here = not name or Path(name).is_dir()
+    return {
+        "name": name or type(live).__name__,
+        "hub_id": None if is_here else name,
+        "revision": None,
+        "commit": None if is_here else getattr(live.config, "_commit_hash", None),
+        "quantisation": None,
+    }

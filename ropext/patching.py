@@ -13,9 +13,12 @@ import shutil
 import tempfile
 import types
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ropext.checkpoint import provenance
+from ropext.checkpoint.provenance import Record
 from ropext.checkpoint.transfer import open_to_readers
 from ropext.errors import InputError, OutputExists, UsageError
 
@@ -182,8 +185,14 @@ def unpatch(model: Model) -> Model:
     return model
 
 
-def save(model: Any, directory: str | os.PathLike[str], config: Mapping[str, Any]) -> Path:
-    """Write a patched model with all spellings of its config dict.
+def save(
+    model: Any,
+    directory: str | os.PathLike[str],
+    config: Mapping[str, Any],
+    record: Record | None = None,
+) -> Path:
+    """Write a patched model with all spellings of its config dict, and with the record of what was
+    done to it; the weights are filled in there.
 
     save_pretrained alone writes transformers 5 spelling only, which older readers take for plain
     RoPE. The directory gets its name when it is complete.
@@ -208,6 +217,10 @@ def save(model: Any, directory: str | os.PathLike[str], config: Mapping[str, Any
         # The weights have the dtype of the model in memory, under either spelling.
         merged |= {k: written["dtype"] for k in ("dtype", "torch_dtype") if k in merged}
         path.write_text(json.dumps(merged, indent=2) + "\n", encoding="utf-8")
+        if record is not None:
+            written = sorted(temporary.glob("*.safetensors"))
+            weights = {file.name: provenance.weigh(file) for file in written}
+            provenance.write(replace(record, weights=weights), temporary)
         open_to_readers(temporary)
         temporary.chmod(0o755)
         temporary.rename(target)

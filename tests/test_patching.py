@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import ropext
 from ropext import patching
+from ropext.checkpoint.records import read_record
 from ropext.errors import InputError, OutputExists, UsageError
 
 torch = pytest.importorskip("torch")
@@ -219,3 +221,20 @@ def test_a_failed_save_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         patching.save(model, tmp_path / "out", config | {"unwritable": object()})
     assert [path.name for path in tmp_path.iterdir()] == ["base"]
+
+
+def test_save_writes_the_record_that_extend_writes(tmp_path: Path) -> None:
+    base, out = tmp_path / "base", tmp_path / "out"
+    tiny("llama", base)
+    wish = {"method": "yarn", "factor": 4.0}
+    ropext.extend(str(base), out, prove=False, **wish)
+    model = auto_class("llama").from_pretrained(base)
+    ropext.save(ropext.patch(model, **wish), tmp_path / "saved")
+    saved, written = read_record(tmp_path / "saved"), read_record(out)
+    assert saved is not None
+    assert written is not None
+    assert saved.sites == written.sites
+    assert (saved.method, saved.context, saved.target) == ("yarn", CONTEXT, TARGET)
+    assert saved.base["name"] == str(base)
+    assert list(saved.weights) == ["model.safetensors"]
+    assert ropext.verify(tmp_path / "saved").passed

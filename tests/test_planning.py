@@ -270,3 +270,17 @@ def test_extending_twice_counts_from_the_extended_context():
 def test_long_targets_warn_of_float32_angles():
     assert not any("float32" in w for w in plan(configs.LLAMA, factor=16.0).warnings)
     assert any("float32" in w for w in plan(configs.LLAMA, factor=256.0).warnings)
+
+
+def test_an_extension_of_an_extension_says_who_ignores_it_and_the_one_step_way():
+    extended = plan(configs.LLAMA, method="yarn").config
+    (said,) = [w for w in plan(extended, factor=2.0, method="yarn").warnings if "longrope" in w]
+    assert "llama.cpp (ignored)" in said
+    assert "vllm" not in said
+    assert said.endswith("--from-original --target 32768 --method yarn")
+    one_step = plan(extended, factor=None, target=32768, from_original=True, method="yarn")
+    assert one_step.main.params["rope_type"] == "yarn"
+    for made in (one_step, plan(configs.LLAMA), plan(configs.PHI3, method="yarn")):
+        assert not any("scaled already" in warning for warning in made.warnings)
+    with pytest.raises(UsageError, match="4x its original 4096; --target N --from-original"):
+        plan(extended, factor=None)

@@ -23,6 +23,7 @@ from ropext.version import __version__
 NAME = "ropext.json"
 SAMPLES, SAMPLE_BYTES = 64, 65536  # blocks of a weight file that are hashed to know it again
 SCHEMA = 1
+SAVED = "saved_from_memory"  # section of a record whose weights may have been trained by anyone
 
 # What can change a result. Looked up by their metadata, never imported.
 LIBRARIES = ("transformers", "torch", "safetensors", "huggingface_hub", "peft", "accelerate")

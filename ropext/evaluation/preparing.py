@@ -63,7 +63,7 @@ def prepare(lineup: Lineup, options: Options, encoder: DocumentEncoder) -> Prepa
     for length in [length for length in grid if length > lineup.limit]:
         warnings.append(
             f"{length_text(length)} is beyond the {length_text(lineup.limit)} tokens that the "
-            "config was made for; `ropext extend` makes a checkpoint that reads it"
+            "config was made for; `ropext extend` of the base makes a checkpoint that reads it"
         )
         break
     frame = Frame(lineup.context, grid, tail_tokens(lineup.context), Bootstrap(options.seed))

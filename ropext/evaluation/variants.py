@@ -7,10 +7,11 @@ from typing import Any
 
 from ropext import families
 from ropext.checkpoint import Snapshot, open_snapshot
-from ropext.checkpoint.provenance import Record, SiteRecord
+from ropext.checkpoint.provenance import SAVED, Record, SiteRecord
 from ropext.checkpoint.records import read_record
 from ropext.checkpoint.snapshot import with_weights
-from ropext.errors import InputError, RopextError, UnsupportedModel
+from ropext.describing import READ_FROM, record_of_config, scaled_by_config
+from ropext.errors import InputError, RopextError, UnsupportedModel, UsageError
 from ropext.evaluation.options import Options
 from ropext.evaluation.pinning import PINNED
 from ropext.planning import make_plan
@@ -60,6 +61,8 @@ def line_up(model: str, revision: str | None, options: Options) -> Lineup:
     if options.method:
         return _in_memory(snapshot, options, context)
     record = read_record(snapshot.directory)
+    if record is None and options.context is None:
+        record = _by_config(snapshot, options)
     variants, warnings = list[Variant](), list[str]()
     if record is not None and options.context is None:
         context = record.context
@@ -187,6 +190,21 @@ def _in_memory(snapshot: Snapshot, options: Options, context: int) -> Lineup:
     return Lineup(tuple(variants), context, limit, tuple(dict.fromkeys(warnings)))
 
 
+def _by_config(snapshot: Snapshot, options: Options) -> Record | None:
+    """The record of a scaling that the config alone names; one that it leaves open is asked for."""
+    try:
+        model = families.read(snapshot.config)
+    except UnsupportedModel:
+        return None  # no rotary embeddings
+    if model.asks_original and options.base is None:
+        raise UsageError(
+            f"{snapshot.name} is scaled by its config, which leaves open from how many tokens, and "
+            "has no record (ropext.json): --base MODEL names the model of before, or --context N "
+            "says how many tokens it was trained on"
+        )
+    return record_of_config(snapshot)
+
+
 def _base(
     snapshot: Snapshot, record: Record | None, options: Options, context: int
 ) -> tuple[Variant | None, int, str]:
@@ -197,6 +215,13 @@ def _base(
         return Variant("base", "base", found, info=_turning(found)), own_context, ""
     if record is None:
         return Variant("base", "base", snapshot, info=_turning(snapshot)), context, ""
+    if record.more.get(READ_FROM):
+        warning = (
+            f"{snapshot.name} is {scaled_by_config(families.read(snapshot.config))}, so what its "
+            "weights were trained for is not known; --base MODEL names the model of before to "
+            f"compare with, --context {record.target} says that this length was trained"
+        )
+        return None, context, warning
     untrained = _untrained(snapshot, record)
     if untrained is not None:
         original = {
@@ -236,6 +261,8 @@ def _turning(snapshot: Snapshot) -> dict[str, Any]:
 def _untrained(snapshot: Snapshot, record: Record) -> Snapshot | None:
     """The checkpoint whose weights are those of before the extension: itself where nothing was
     trained (a fit changes no weight), else the one that a fine-tuning leaves beside its result."""
+    if record.more.get(SAVED):
+        return None
     if not record.more.get(TRAINED):
         return snapshot
     beside = snapshot.directory / BESIDE

@@ -123,7 +123,7 @@ def write_extension(
         snapshot,
         output,
         config=made.config,
-        record=record_of(made, snapshot, command),
+        record=record_of(made, provenance.base_of(snapshot), command),
         card=lambda proved: card_of(made, snapshot, output.name, proved),
         link=link,
         force=force,

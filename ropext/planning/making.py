@@ -10,7 +10,7 @@ from ropext.families import Model
 from ropext.planning.carrying import method_row, plan_site, require_motion
 from ropext.planning.plan import MethodRow, Plan
 from ropext.planning.recommending import recommend
-from ropext.planning.warnings import warnings_of
+from ropext.planning.warnings import composed, warnings_of
 from ropext.recipe import Recipe, knobs_for, resolve_target
 
 
@@ -18,6 +18,7 @@ def make_plan(config: Mapping[str, Any], recipe: Recipe, name: str = "MODEL") ->
     """The plan for a config dict; raises where the request cannot be carried exactly."""
     model = families.read(dict(config), context=recipe.context, original=recipe.original_context)
     context = _context(model, recipe)
+    _require_length(model, recipe)
     target = resolve_target(recipe, context)
     method = recipe.method or "yarn"
     knobs = knobs_for(recipe, method)
@@ -33,6 +34,10 @@ def make_plan(config: Mapping[str, Any], recipe: Recipe, name: str = "MODEL") ->
 
     table = rows(recipe, method)
     main = next(site for site in sites if site.scaled)
+    readings = loaders.readings(
+        model.text_type, main.params, model_type=model.model_type, length=target, target=target
+    )
+    warnings = warnings_of(model, recipe, sites, context, target)
     return Plan(
         name=name,
         model=model,
@@ -48,15 +53,20 @@ def make_plan(config: Mapping[str, Any], recipe: Recipe, name: str = "MODEL") ->
         recommendation=recommend(
             model, recipe, table, lambda: rows(replace(recipe, from_original=True))
         ),
-        warnings=warnings_of(model, recipe, sites, context, target),
-        readings=loaders.readings(
-            model.text_type,
-            main.params,
-            model_type=model.model_type,
-            length=target,
-            target=target,
-        ),
+        warnings=(*warnings, *composed(model, recipe, main, method, target, readings)),
+        readings=readings,
     )
+
+
+def _require_length(model: Model, recipe: Recipe) -> None:
+    """Where nothing says how far, a scaled model is not simply to be scaled again."""
+    original = model.scaled_sites[0].rope.original_context
+    if recipe.factor is None and recipe.target is None and original < model.context:
+        raise UsageError(
+            f"say how far: the model reads {model.context} tokens by its config, "
+            f"{model.context / original:g}x its original {original}; --target N --from-original "
+            "gets there in one step, --target N or --factor N goes on from what it reads"
+        )
 
 
 def _read_again(written: dict[str, Any], method: str) -> None:

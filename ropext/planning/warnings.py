@@ -1,12 +1,50 @@
 """What a user must know before relying on a plan."""
 
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
 from ropext.families import Model
-from ropext.planning.plan import PlannedSite
+from ropext.loaders import Reading
+from ropext.planning.carrying import method_row
+from ropext.planning.plan import WRONG, PlannedSite, newest
 from ropext.recipe import Recipe
 
 # Angles are float32 in stock transformers: position * 2^-24 radians of rounding on the fastest
 # pair. From here on the error passes 1e-2 (measured: 2.5e-2 at 1M positions).
 FLOAT32_MATTERS = 2**18
+
+
+def composed(
+    model: Model,
+    recipe: Recipe,
+    main: PlannedSite,
+    method: str,
+    target: int,
+    readings: Iterable[Reading],
+) -> Iterator[str]:
+    """That two scalings together become a longrope, who does not read that, and the one-step way.
+
+    A temperature alone, or a plain embedding, is composed with nothing.
+    """
+    others = [f"{r.loader} ({r.verdict})" for r in newest(readings) if r.verdict in WRONG]
+    composes = main.params["rope_type"] == "longrope" and not main.rope.is_geometric
+    if recipe.from_original or not composes or not others:
+        return
+    sentence = (
+        "the model is scaled already, and both scalings together are written as a longrope, "
+        f"which not every loader reads as planned: {', '.join(others)}"
+    )
+    wish = replace(recipe, from_original=True, factor=None, target=target)
+    for name in (method, "yarn"):
+        row = method_row(model, name, method, target, wish)
+        if row.form not in (None, "longrope"):
+            length = " --original-context N" if model.asks_original else ""
+            sentence += (
+                f"; in one step, where its weights were not trained since that scaling: "
+                f"--from-original{length} --target {target} --method {name}"
+            )
+            break
+    yield sentence
 
 
 def warnings_of(

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ropext.describing import scaled_by_config
 from ropext.families import ABSENT, Edit, Model, Site
 from ropext.families.typed import named
 from ropext.rope import phase_ratio, turns
@@ -308,6 +309,8 @@ def served(found: "Served") -> str:
     head = f"{found.directory}: {found.model.context:,} tokens"
     if found.record:
         head += f", extended from {found.record.context:,} by {found.record.method}"
+    elif scaled := scaled_by_config(found.model):
+        head += f", {scaled}"
     return "\n".join(
         [head, "", loader_table(found.readings), "", "to serve it", serving(found.serving)]
     )

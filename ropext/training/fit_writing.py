@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext import proof
+from ropext.checkpoint import provenance
 from ropext.checkpoint.card import Card
 from ropext.checkpoint.writing import Written, write_checkpoint
 from ropext.describing import card_of, record_of
@@ -48,7 +49,7 @@ def write(
             numbers=fit_showing.tables(done),
         )
 
-    record = record_of(made, snapshot, command)
+    record = record_of(made, provenance.base_of(snapshot), command)
     return write_checkpoint(
         snapshot,
         done.output,

@@ -123,10 +123,9 @@ def _record(origin: Origin, made: Plan) -> Record:
     """The extension's record with the new spectrum; tokenizer edits stay as they were made."""
     old = origin.record
     others = tuple(edit for edit in old.edits if edit.get("file") != "config.json")
-    new = record_of(made, origin.snapshot)
+    new = record_of(made, old.base)
     return replace(
         new,
-        base=old.base,
         edits=(*new.edits, *others),
         command=old.command,
         versions=provenance.versions(),

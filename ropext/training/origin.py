@@ -7,6 +7,7 @@ from ropext import families
 from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.checkpoint.provenance import Record, base_config
 from ropext.checkpoint.records import read_record
+from ropext.describing import READ_FROM, record_of_config, scaled_by_config
 from ropext.errors import InputError, UnsupportedModel
 from ropext.families import Model
 from ropext.families.typed import named
@@ -35,21 +36,38 @@ class Origin:
         ropes = [site.rope for site in self.model.scaled_sites]
         return max((r.original_context for r in ropes if r.short_pair_factors), default=0)
 
+    @property
+    def told(self) -> str:
+        """How it came to its length."""
+        if self.record.more.get(READ_FROM):
+            return scaled_by_config(self.model)
+        return f"extended from {self.context} to {self.target} tokens"
+
     def base_config(self) -> dict[str, Any]:
         """The config before the extension: the recorded edits taken back."""
         return base_config(self.snapshot.config, self.record)
 
 
+def _never_extended(snapshot: Snapshot) -> str:
+    """Why a directory without a record is not trained; a scaled one is not to be extended twice."""
+    if any(site.rope.is_scaled for site in families.as_read(snapshot.config).scaled_sites):
+        return (
+            f"{snapshot.name} is scaled by its config, which leaves open from how many tokens, and "
+            "has no record (ropext.json) of it; finetune what `ropext extend` or ropext.save wrote"
+        )
+    return (
+        f"{snapshot.name} was not extended by ropext (it has no ropext.json, and its config names "
+        f"no scaling), and training it would not make it so; run: ropext extend {snapshot.name} "
+        "--factor 4 -o EXTENDED, then finetune EXTENDED"
+    )
+
+
 def open_origin(model: str) -> Origin:
     """Read the extended checkpoint; one that was never extended is refused."""
     snapshot = open_snapshot(model, weights=True)
-    record = read_record(snapshot.directory)
+    record = read_record(snapshot.directory) or record_of_config(snapshot)
     if record is None:
-        raise InputError(
-            f"{model} was not extended by ropext (it has no ropext.json), and training it would "
-            f"not make it so; run: ropext extend {model} --factor 4 -o EXTENDED, then finetune "
-            "EXTENDED"
-        )
+        raise InputError(_never_extended(snapshot))
     found = families.read(snapshot.config)
     if found.masked_lm:
         raise UnsupportedModel(

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from ropext.describing import READ_FROM
 from ropext.errors import InputError, Stopped
 from ropext.evaluation.loading import memory_errors
 from ropext.narration import Say, told
@@ -63,6 +64,11 @@ class Session:
 
     def run(self) -> Finetuned:
         rows = self.prepared.rows
+        if self.origin.record.more.get(READ_FROM):
+            self._note(
+                f"{self.origin.snapshot.name} is {self.origin.told}: the base is these weights "
+                "without that scaling"
+            )
         if rows.passes > 1:
             self._note(f"{showing.passes_text(rows)} (more text is better than the same again)")
         if self.planned.tight is not None:

@@ -29,9 +29,8 @@ def plan_text(planned: "Planned") -> str:
     """What --dry-run prints."""
     prepared, found = planned.prepared, planned.estimate
     lines = [
-        f"{prepared.origin.snapshot.name}: extended from {prepared.origin.context} to "
-        f"{prepared.origin.target} tokens, strategy {prepared.options.strategy}, packing "
-        f"{prepared.options.packing}",
+        f"{prepared.origin.snapshot.name}: {prepared.origin.told}, strategy "
+        f"{prepared.options.strategy}, packing {prepared.options.packing}",
         "",
     ]
     lines += settings_lines(vars(prepared.settings))

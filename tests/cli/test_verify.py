@@ -14,7 +14,7 @@ def extended(ropext, llama, tmp_path, monkeypatch):
     """An extended copy; the proof by another process is left out, these tests look elsewhere."""
     proved = SimpleNamespace(
         transformers="5", rotary_modules=1, attention_modules=2, tensors_compared=20,
-        tensors_not_compared=0, worst=SimpleNamespace(error=0.0),
+        tensors_not_compared=0, forward="", worst=SimpleNamespace(error=0.0),
     )  # fmt: skip
     monkeypatch.setattr(proof, "prove", lambda *_, **__: proved)
     out = tmp_path / "out"
@@ -100,7 +100,7 @@ def test_a_directory_without_a_record_has_nothing_to_be_compared_with(ropext, ex
 
 def test_of_a_broken_directory_every_error_is_told_and_no_loader(ropext, extended):
     code, out, _ = ropext("verify", extended)
-    assert out.splitlines()[0] == out.splitlines()[-1] == f"{extended}: all right (5 checks)"
+    assert out.splitlines()[0] == out.splitlines()[-1] == f"{extended}: all right (6 checks)"
     assert "vllm serve" in out
     config = json.loads((extended / "config.json").read_text())
     config["rope_scaling"]["factor"] = 2.0
@@ -116,3 +116,11 @@ def test_of_a_broken_directory_every_error_is_told_and_no_loader(ropext, extende
     assert "more)" not in err
     assert "vllm" not in out.replace("and vLLM go by", "")
     assert "loaders" not in json.loads(ropext("verify", extended, "--json")[1])
+
+
+def test_plan_of_a_scaled_directory_without_a_record_says_what_its_config_says(ropext, extended):
+    (extended / "ropext.json").unlink()
+    for words in (("plan", extended), ("verify", extended)):
+        code, out, _ = ropext(*words)
+        assert code == 0
+        assert f"{extended}: 512 tokens, scaled 4x from 128 by its config; no record" in out

@@ -12,12 +12,15 @@ import pytest
 import torch
 from checkpoints import LENGTHS, write_checkpoint, write_documents
 from small_models import CONTEXT, rope, tiny
+from transformers import AutoModelForCausalLM
 
+import ropext
 from ropext import pipeline
 from ropext.checkpoint import open_snapshot
 from ropext.errors import InputError, OutputExists, Stopped, UnsupportedModel, UsageError
 from ropext.evaluation import Hooks, estimate_evaluation, evaluate
-from ropext.evaluation.variants import Lineup, Variant, fetched
+from ropext.evaluation.options import Options
+from ropext.evaluation.variants import Lineup, Variant, fetched, line_up
 from ropext.evaluation.work import NothingKept
 
 
@@ -92,6 +95,42 @@ def test_in_memory_equals_the_saved_extension_and_its_recorded_base(place, whole
     assert done.results["context"] == CONTEXT
 
 
+def without_record(place, tmp_path, method):
+    """An extension whose record another program's save has dropped."""
+    out = tmp_path / method
+    pipeline.extend(str(place / "model"), out, method=method, factor=4.0, prove=False)
+    (out / "ropext.json").unlink()
+    return str(out)
+
+
+def test_what_was_scaled_before_is_not_compared_with_itself(place, tmp_path):
+    lost = without_record(place, tmp_path, "yarn")
+    found = line_up(lost, None, Options(data="any"))
+    assert [own.label for own in found.variants] == ["yarn-4x"]
+    assert (found.context, found.limit) == (CONTEXT, 4 * CONTEXT)
+    (warning,) = found.warnings
+    assert "scaled 4x from 64 by its config; no record" in warning
+    assert "--base MODEL" in warning
+    found = line_up(lost, None, Options(data="any", base=str(place / "model")))
+    assert [own.label for own in found.variants] == ["base", "yarn-4x"]
+    assert found.variants[0].snapshot.directory == place / "model"
+    assert (found.context, found.warnings) == (CONTEXT, ())
+    found = line_up(lost, None, Options(data="any", context=4 * CONTEXT))
+    assert found.context == 4 * CONTEXT
+    lost = without_record(place, tmp_path, "pi")
+    with pytest.raises(UsageError, match="leaves open from how many tokens"):
+        line_up(lost, None, Options(data="any"))
+    assert line_up(lost, None, Options(data="any", base=str(place / "model"))).context == CONTEXT
+
+
+def test_weights_saved_from_memory_are_compared_with_those_they_came_from(place, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(place / "model")
+    ropext.save(ropext.patch(model, method="yarn", factor=4.0), tmp_path / "saved")
+    found = line_up(str(tmp_path / "saved"), None, Options(data="any"))
+    assert [own.label for own in found.variants] == ["base", "yarn-4x"]
+    assert found.variants[0].snapshot.directory == place / "model"
+
+
 def test_the_recorded_base_has_its_own_softmax_scale_too(place, tmp_path):
     """DeepSeek's mscale_all_dim scales the softmax by the whole factor."""
     scaled = rope("yarn", 2.0) | {"mscale": 1.0, "mscale_all_dim": 1.0}
@@ -104,7 +143,7 @@ def test_the_recorded_base_has_its_own_softmax_scale_too(place, tmp_path):
     saved = tmp_path / "saved"
     pipeline.extend(str(tmp_path / "model"), saved, method="yarn", factor=4.0, prove=False)
     asked_for = {"data": str(place / "docs.jsonl"), "lengths": LENGTHS}
-    own = evaluate(str(tmp_path / "model"), **asked_for)
+    own = evaluate(str(tmp_path / "model"), context=CONTEXT, **asked_for)
     recorded = evaluate(str(saved), **asked_for)
     for name in ("tail@64", "tail@256"):
         expected = metric(own, "base", name)
@@ -334,7 +373,7 @@ def test_lengths_beyond_the_config_name_extend(place):
     heard = []
     options = asked(place, tasks=None, method=None, factor=None)
     evaluate(str(place / "model"), hooks=Hooks(say=heard.append), **options)
-    assert any("`ropext extend` makes a checkpoint that reads it" in line for line in heard)
+    assert any("`ropext extend` of the base makes a checkpoint" in line for line in heard)
 
 
 def test_the_estimate_counts_what_is_then_done(place):

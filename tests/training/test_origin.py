@@ -1,0 +1,49 @@
+"""What a training starts from: a record, or what the config says where the record is lost."""
+
+import json
+import shutil
+
+import pytest
+
+from ropext import pipeline
+from ropext.errors import InputError
+from ropext.training.origin import open_origin
+
+
+@pytest.fixture
+def lost(extended, tmp_path):
+    """The extended checkpoint without its record, as another program saves it."""
+    shutil.copytree(extended, tmp_path / "lost")
+    (tmp_path / "lost" / "ropext.json").unlink()
+    return tmp_path / "lost"
+
+
+def test_the_edits_taken_back_give_the_config_of_the_base(base, extended):
+    assert open_origin(str(extended)).base_config() == json.loads(
+        (base / "config.json").read_text()
+    )
+
+
+def test_a_scaled_config_is_read_as_the_record_that_is_lost(base, extended, lost):
+    recorded, read = open_origin(str(extended)), open_origin(str(lost))
+    assert (read.context, read.target) == (recorded.context, recorded.target) == (64, 256)
+    assert [site.base for site in read.record.sites] == [s.base for s in recorded.record.sites]
+    spectra = [site.spectrum for site in recorded.record.sites]
+    assert [site.spectrum for site in read.record.sites] == spectra
+    assert read.told == "scaled 4x from 64 by its config; no record"
+    before = json.loads((base / "config.json").read_text())
+    taken_back = read.base_config()
+    for key in ("rope_parameters", "max_position_embeddings"):
+        assert taken_back[key] == before[key]
+    assert not taken_back.get("rope_scaling")
+
+
+def test_no_advice_extends_what_is_extended(base, tmp_path):
+    out = tmp_path / "linear"
+    pipeline.extend(str(base), out, method="pi", factor=4, prove=False)
+    (out / "ropext.json").unlink()
+    with pytest.raises(InputError, match="leaves open from how many tokens") as said:
+        open_origin(str(out))
+    assert "--factor" not in str(said.value)
+    with pytest.raises(InputError, match="--factor 4 -o EXTENDED"):
+        open_origin(str(base))
