@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NAME = "plan"
 # Of the evaluation's options those that say which documents are read, and how.
 READING = (
-    *("column", "split", "data_revision", "max_docs", "pack"),
+    *("column", "split", "data_revision", "split_documents", "max_docs", "pack"),
     *("dtype", "device", "device_map", "attn_implementation", "chunk", "slice_memory", "seed"),
 )
 

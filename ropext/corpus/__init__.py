@@ -15,6 +15,7 @@ from ropext.corpus.selection import (
     pack_documents,
 )
 from ropext.corpus.sources import RawDocument, Source, read_documents
+from ropext.corpus.splitting import split_documents
 
 __all__ = [
     "Basket",
@@ -29,4 +30,5 @@ __all__ = [
     "glue_documents",
     "pack_documents",
     "read_documents",
+    "split_documents",
 ]

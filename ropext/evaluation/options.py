@@ -57,6 +57,12 @@ class Options:
     haystack: str = _field("repeat", "what surrounds needles: " + ", ".join(HAYSTACKS), "NAME")
     protocol: str = _field("ropext", "how perplexity is taken: " + ", ".join(PROTOCOLS), "NAME")
     max_docs: int = _field(32, "documents to read at most", "N")
+    split_documents: str | None = _field(
+        None,
+        "make several documents of one text: at blank-lines, at a separator, or windows (as long "
+        "as the longest length, not its start alone)",
+        "HOW",
+    )
     pack: bool = _field(False, "glue documents up to the length; the result is labelled packed")
     dtype: str = _field("auto", "dtype of the weights: " + ", ".join(DTYPES), "NAME")
     device: str = _field("auto", "auto, cpu, cuda or cuda:N", "NAME")

@@ -18,7 +18,9 @@ from ropext.corpus import (
     choose_documents,
     pack_documents,
     read_documents,
+    split_documents,
 )
+from ropext.corpus.splitting import REMEDY, WINDOWS
 from ropext.errors import UsageError
 from ropext.evaluation.options import Options, describe_lengths
 from ropext.evaluation.variants import Lineup
@@ -27,7 +29,7 @@ from ropext.results.lengths import doubling_grid, length_text, tail_tokens
 from ropext.results.perplexity import Frame
 from ropext.results.protocols import PROTOCOLS
 from ropext.results.readings import Documents
-from ropext.results.values import Bootstrap
+from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap
 from ropext.tasks import Haystack, Item, Text, check_amount, find_task, noise, repetition
 from ropext.workdir import Workdir
 
@@ -57,8 +59,9 @@ def prepare(lineup: Lineup, options: Options, encoder: DocumentEncoder) -> Prepa
         source = Source(options.data, options.column, options.split, options.data_revision)
         wanted = Wanted(grid, bool(options.lengths), options.max_docs)
         take = pack_documents if options.pack else choose_documents
-        corpus = take(read_documents(source), encoder, wanted)
-        warnings += _corpus_warnings(corpus, grid)
+        raw = split_documents(read_documents(source), options.split_documents, encoder, grid[-1])
+        corpus = take(raw, encoder, wanted)
+        warnings += _corpus_warnings(corpus, grid, options.split_documents)
         grid = corpus.lengths
     for length in [length for length in grid if length > lineup.limit]:
         warnings.append(
@@ -73,8 +76,18 @@ def prepare(lineup: Lineup, options: Options, encoder: DocumentEncoder) -> Prepa
     return Prepared(frame, corpus, documents, questions, encoder.bos, tuple(warnings))
 
 
-def _corpus_warnings(corpus: Corpus, grid: Sequence[int]) -> list[str]:
+def _corpus_warnings(corpus: Corpus, grid: Sequence[int], split: str | None) -> list[str]:
     lines = []
+    if corpus.num_read == 1:
+        lines.append(
+            "--data is one document, of which the first "
+            f"{length_text(corpus.lengths[-1])} tokens are read; {REMEDY}"
+        )
+    if split == WINDOWS:
+        lines.append(
+            "documents were cut into windows (--split-documents): intervals are over windows, and "
+            "those of one text are more alike than documents are"
+        )
     cut = tuple(length for length in grid if length not in corpus.lengths)
     if cut:
         lines.append(
@@ -86,10 +99,10 @@ def _corpus_warnings(corpus: Corpus, grid: Sequence[int]) -> list[str]:
             f"{corpus.num_short} of {corpus.num_read} documents are shorter than "
             f"{length_text(corpus.lengths[-1])} tokens and are not read"
         )
-    if len(corpus.documents) < 8:
+    if len(corpus.documents) < FEWEST_DOCUMENTS:
         lines.append(
-            f"only {len(corpus.documents)} documents: ranges are shown in place of intervals "
-            "(8 or more give intervals)"
+            f"{len(corpus.documents)} documents give ranges in place of intervals, and no verdict "
+            f"({FEWEST_DOCUMENTS} or more give both)"
         )
     if corpus.packed:
         lines.append(

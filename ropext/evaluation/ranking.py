@@ -16,6 +16,7 @@ from ropext.corpus import (
     choose_documents,
     pack_documents,
     read_documents,
+    split_documents,
 )
 from ropext.errors import InputError, NotExpressible, RopextError, UnsupportedModel, UsageError
 from ropext.evaluation import loading
@@ -172,7 +173,8 @@ def _documents(snapshot: Snapshot, options: Options, made: Plan, trust_remote_co
     wanted = Wanted((made.target,), True, options.max_docs, remedy)
     take = pack_documents if options.pack else choose_documents
     try:
-        return take(read_documents(source), encoder, wanted)
+        raw = split_documents(read_documents(source), options.split_documents, encoder, made.target)
+        return take(raw, encoder, wanted)
     except InputError as error:
         raise InputError(str(error).replace("--data", "--measure")) from error
 

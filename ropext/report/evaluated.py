@@ -133,7 +133,7 @@ def _text_pictures(
     caption = "Loss by position: lower is better"
     picture = curves.lines(caption, y, by_position, *shape, note=READS)
     drawn = {"nll-by-position": (caption, picture)}
-    caption = f"Loss of the last {frame.tail} tokens before each length: lower is better"
+    caption = f"Loss of {measured.tail_text(frame.tail, frame.lengths)}: lower is better"
     picture = curves.lines(caption, y, at_lengths, *shape, note=READS)
     drawn["tail"] = caption, picture
     base = next((own for own in readers if own.label == BASE), None)

@@ -44,7 +44,7 @@ def shown(value: Value | None, digits: int = 3, sign: bool = False) -> str:
     if value.ci95 is not None:
         half = (value.ci95[1] - value.ci95[0]) / 2
         return f"{text} ±{number(half, digits)}"
-    if value.range is not None:
+    if value.range is not None and value.n > 1:
         low, high = (number(end, digits) for end in value.range)
         return f"{text} ({low}…{high})"
     return text
@@ -71,10 +71,17 @@ def _per_length(
     return Table(title, note, ("", *(length_text(length) for length in lengths)), tuple(rows))
 
 
+def tail_text(tail: int, lengths: Sequence[int]) -> str:
+    """Which tokens a tail has; a length shorter than it has no more than its own."""
+    short = [length_text(length) for length in lengths if length < tail]
+    fewer = f" (before {', '.join(short)} all there are)" if short else ""
+    return f"the last {tail} tokens before each length{fewer}"
+
+
 def headline(results: Results) -> Table | None:
     """The number that the protocol is about."""
     names = {
-        "tail": f"Tail perplexity: the last {results['tail_tokens']} tokens before each length",
+        "tail": f"Tail perplexity: {tail_text(results['tail_tokens'], results['lengths'])}",
         "yarn": "Perplexity, protocol yarn (mean over documents of one truncated window)",
         "hf_stride": "Perplexity, protocol hf-stride (windows of the length, over whole documents)",
     }
@@ -132,8 +139,10 @@ def summary(results: Results) -> Table | None:
         return None
     return Table(
         "Inside and outside the trained context",
-        "short tax: NLL change inside the trained context, nats per token; effective context: "
-        "longest length whose tail stays within 0.02 nats of the base's (95 %, one-sided)",
+        "short tax: NLL change inside the trained context, nats per token; effective context: the "
+        "longest length up to which the tail stays within 0.02 nats of the base's (95 %, "
+        f"one-sided), from the first length of at least {results['tail_tokens']} tokens on; 0: not "
+        "even that one",
         ("", "short tax", "effective context"),
         tuple(rows),
     )

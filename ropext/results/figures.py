@@ -103,7 +103,6 @@ def _of_metrics(
 ) -> Iterator[Figure]:
     """Tail perplexities, and the share of retrieval questions answered exactly."""
     names = {task.name for task in TASKS}
-    last = f"last {tail} tokens before" if tail else "last tokens before"
     for key, data in metrics.items():
         matched = _METRIC.fullmatch(key)
         if not matched or not isinstance(data, Mapping):
@@ -114,6 +113,7 @@ def _of_metrics(
             continue
         details = {"n": value.n} | ({"ci95": list(value.ci95)} if value.ci95 else {})
         if name == "tail":
+            last = f"last {min(tail, length)} tokens before" if tail else "last tokens before"
             said = f"tail perplexity at {length:,} tokens ({last} it)"
             yield Figure(dataset, "perplexity", said, value.value, details, dataset_id)
         elif name in names:

@@ -75,14 +75,16 @@ def _against_base(frame: Frame, reading: Reading, base: Reading) -> dict[str, Va
 
 
 def effective_context(frame: Frame, reading: Reading, base: Reading) -> Value:
-    """The longest length up to which the tail stays within 0.02 nats of the in-window value.
+    """The longest length up to which, from the first length of at least the tail on, the tail stays
+    within 0.02 nats of the in-window value.
 
     With eight documents or more the one-sided 95 % upper end of the paired difference must stay
     below; the answer is then certain to that degree and stands as its own interval. 0 = not even
-    the shortest length.
+    the first of these lengths.
     """
     reached, n = 0, len(reading.sums(1, 2)[0])
-    for length in frame.lengths:
+    whole = [length for length in frame.lengths if length >= frame.tail]
+    for length in whole or frame.lengths:
         start, stop = frame.tail_span(length)
         sums, counts = reading.sums(start, stop)
         excess = sums - base.sums(start, stop)[0]
@@ -125,7 +127,8 @@ def strided_values(
 
 
 def verdicts(frame: Frame, values: dict[str, Value], label: str) -> list[str]:
-    """What the numbers say in words; truncation that beats the extension is said first."""
+    """What the numbers say in words; truncation that beats the extension is said first. Below
+    eight documents they say nothing."""
     lines = []
     beyond = [length for length in frame.lengths if length > frame.context]
     losing = [c for c in beyond if f"gain@{c}" in values and _below(values[f"gain@{c}"])]
@@ -148,11 +151,11 @@ def verdicts(frame: Frame, values: dict[str, Value], label: str) -> list[str]:
 
 
 def _below(value: Value) -> bool:
-    return value.ci95[1] < 0 if value.ci95 else value.value < 0
+    return value.ci95 is not None and value.ci95[1] < 0
 
 
 def _above(value: Value) -> bool:
-    return value.ci95[0] > 0 if value.ci95 else value.value > 0
+    return value.ci95 is not None and value.ci95[0] > 0
 
 
 def _lengths(lengths: list[int]) -> str:

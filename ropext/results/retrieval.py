@@ -90,7 +90,8 @@ def effective_retrieval(items: Sequence[ItemScore], context: int) -> Value:
     """The longest length up to which a task keeps 85 % of its score inside the trained context.
 
     The short score is that over all items inside the context (of the shortest length, where none
-    is). 0 = the task is not done even there. A step of the grid of lengths has no interval.
+    is), and a length among these that falls short before any has held is passed over. 0 = the task
+    is not done even there. A step of the grid of lengths has no interval.
     """
     lengths = sorted({item.length for item in items})
     inside = [length for length in lengths if length <= context] or lengths[:1]
@@ -98,9 +99,10 @@ def effective_retrieval(items: Sequence[ItemScore], context: int) -> Value:
     reached = 0
     for length in lengths:
         share = _share([item for item in items if item.length == length])
-        if short == 0 or share < EFFECTIVE_SHARE * short:
+        if short > 0 and share >= EFFECTIVE_SHARE * short:
+            reached = length
+        elif reached or length not in inside:
             break
-        reached = length
     fewest = min(sum(item.length == length for item in items) for length in lengths)
     return Value(float(reached), None, None, fewest)
 

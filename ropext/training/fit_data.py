@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ropext import corpus
+from ropext.corpus.splitting import REMEDY
 from ropext.errors import InputError, UsageError
 from ropext.results.lengths import length_text
 from ropext.tasks import Haystack, Item, Text, find_task, noise, repetition
@@ -73,10 +74,10 @@ def _glued(
     windows = corpus.glue_documents(data.held_out, target, options.held_out, separator)
     if not windows or data.tokens < target:
         held = sum(map(len, data.held_out))
+        ways = "more text, or a smaller --factor" if data.read >= LARGEST_SHARE else REMEDY
         raise InputError(
             f"--packing glued: of {data.tokens + held} tokens in {data.read} documents {held} are "
-            f"held out to judge the fit, and each part must reach {length_text(target)}: more "
-            "text, or a smaller --factor"
+            f"held out to judge the fit, and each part must reach {length_text(target)}: {ways}"
         )
     fitted = glue(data.documents, separator, options.seed)
     return Documents(tuple(fitted), windows, data.read, 0)
@@ -88,10 +89,13 @@ def separator_of(encoder: corpus.DocumentEncoder) -> int | None:
 
 
 def _too_few(data: Data, long: int, target: int) -> InputError:
+    ways = "longer documents, a smaller --factor, or --packing glued to join them"
+    if data.read < LARGEST_SHARE:
+        ways = f"more documents, or {REMEDY}"
     return InputError(
         f"{long or 'none'} of the {data.read} documents reaches {length_text(target)} tokens (the "
         f"longest has {data.longest}), and a fit needs {LARGEST_SHARE} at least, one of them to "
-        "judge it: longer documents, a smaller --factor, or --packing glued to join them"
+        f"judge it: {ways}"
     )
 
 

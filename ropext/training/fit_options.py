@@ -92,6 +92,11 @@ class FitOptions:
     )
     column: str | None = _field(None, "column of the text [text, or messages]")
     split: str | None = _field(None, "split of a dataset on the hub [train]")
+    split_documents: str | None = _field(
+        None,
+        "make several documents of one text: at blank-lines, at a separator, or windows (of the "
+        "target's length)",
+    )
     seed: int = _field(0, "seed of windows, questions and intervals")
     dtype: str = _field("auto", "of the frozen weights: auto, float32, bfloat16")
     device: str = _field("auto", "auto, cpu, cuda")

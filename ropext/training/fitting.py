@@ -167,7 +167,9 @@ def prepare(model: str, source: str, options: FitOptions, revision: str | None) 
     place = corpus.Source(source, options.column, options.split or "train", None)
     enough = options.steps * max(options.batch_tokens, plan.target)
     documents = fit_data.read(
-        corpus.read_documents(place),
+        corpus.split_documents(
+            corpus.read_documents(place), options.split_documents, encoder, plan.target
+        ),
         encoder,
         options,
         plan.target,

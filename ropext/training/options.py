@@ -91,6 +91,11 @@ class Options:
     save_every: int | None = _field(None, "steps between checkpoints [a tenth of the steps]")
     column: str | None = _field(None, "column of the text [text, or messages]")
     split: str | None = _field(None, "split of a dataset on the hub [train]")
+    split_documents: str | None = _field(
+        None,
+        "make several documents of one text: at blank-lines, at a separator, or windows (of the "
+        "target's length)",
+    )
     seed: int = _field(0, "seed of rows, LoRA and dropout")
     dtype: str = _field("auto", "of the frozen weights: auto, float32, bfloat16")
     device: str = _field("auto", "auto, cpu, cuda")

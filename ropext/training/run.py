@@ -14,6 +14,7 @@ from ropext.checkpoint import Snapshot
 from ropext.checkpoint.headers import read_header
 from ropext.checkpoint.provenance import digest, weights_digest
 from ropext.checkpoint.staging import check_output, recover
+from ropext.corpus.splitting import REMEDY
 from ropext.errors import UsageError
 from ropext.evaluation import work
 from ropext.narration import Say, silent
@@ -92,7 +93,7 @@ class Prepared:
         """Why no document of DATA is held out."""
         return (
             f"fewer than {LARGEST_SHARE} of its {self.data.read} documents reach the target, and "
-            "of fewer none is held out; name others with --eval"
+            f"of fewer none is held out; name others with --eval, or {REMEDY}"
         )
 
     def check(self) -> None:
@@ -261,7 +262,9 @@ def prepare(model: str, source: str, options: Options) -> Prepared:
     most = settings.rows.value * settings.steps.value * strategy.length
     glued = options.packing == "glued"
     data = training_data.read(
-        corpus.read_documents(place),
+        corpus.split_documents(
+            corpus.read_documents(place), options.split_documents, encoder, origin.target
+        ),
         encoder,
         wanted_tokens=most if options.epochs is None else training_data.NO_LIMIT,
         row=1 if glued else strategy.length,
@@ -278,7 +281,8 @@ def prepare(model: str, source: str, options: Options) -> Prepared:
     judged: tuple[corpus.RawDocument, ...] = ()
     if options.eval_documents and options.evaluate is not None:
         # A datasets id is evaluated on its test split, as `ropext eval` does.
-        judged = tuple(corpus.read_documents(corpus.Source(options.evaluate, options.column)))
+        raw = corpus.read_documents(corpus.Source(options.evaluate, options.column))
+        judged = tuple(corpus.split_documents(raw, options.split_documents, encoder, origin.target))
     padding = tokenizer.pad_token_id
     return Prepared(
         origin, options, settings, data, rows, 0 if padding is None else padding, encoder, judged

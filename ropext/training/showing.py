@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropext.checkpoint.card import Table
 from ropext.results.lengths import length_text
-from ropext.results.values import Value
+from ropext.results.values import FEWEST_DOCUMENTS, Value
 
 if TYPE_CHECKING:
     from ropext.training.defaults import Setting
@@ -141,6 +141,8 @@ def verdict(numbers: dict[str, dict[str, Any]], target: int) -> list[str]:
     """What the table says, in words; adaptation to the text is told from extension."""
     if not numbers:
         return []
+    if numbers["base"][f"tail_nll@{target}"]["ci95"] is None:
+        return [f"Fewer than {FEWEST_DOCUMENTS} documents give numbers, and no verdict."]
 
     def tail(label: str) -> float:
         return float(numbers[label][f"tail_nll@{target}"]["value"])

@@ -18,6 +18,7 @@ from ropext.corpus import (
     glue_documents,
     pack_documents,
     read_documents,
+    split_documents,
 )
 from ropext.errors import InputError
 
@@ -165,6 +166,40 @@ def test_too_short_says_how_many_and_the_longest(tokenizer):
 def test_a_tokenizer_of_another_model_is_refused(tokenizer):
     with pytest.raises(InputError, match="the tokenizer does not match the model"):
         DocumentEncoder(tokenizer, vocabulary=100).document("d", texts(1)[0], 50)
+
+
+TEXT = "one a\nb\n\ntwo c\n \n\n\nthree d\n=====\nfour e\n=====\n"
+
+
+@pytest.mark.parametrize(
+    ("how", "wanted"),
+    [
+        (None, [TEXT]),
+        ("blank-lines", ["one a\nb", "two c", "three d\n=====\nfour e\n=====\n"]),
+        ("=====", ["one a\nb\n\ntwo c\n \n\n\nthree d\n", "\nfour e\n"]),
+        ("\\n\\n\\n", ["one a\nb\n\ntwo c\n ", "three d\n=====\nfour e\n=====\n"]),
+    ],
+)
+def test_one_text_becomes_several_documents_where_the_user_says_how(tokenizer, how, wanted):
+    own = RawDocument("stories.txt", TEXT)
+    found = list(split_documents([own], how, DocumentEncoder(tokenizer), 8))
+    assert [document.content for document in found] == wanted
+    assert len({document.name for document in found}) == len(found)
+    talk = RawDocument("talk", [{"role": "user", "content": TEXT}])
+    assert list(split_documents([talk], how, DocumentEncoder(tokenizer), 8)) == [talk]
+
+
+def test_windows_follow_one_another_through_the_whole_text(tokenizer):
+    encoder = DocumentEncoder(tokenizer)
+    (text,) = texts(1, words=400)
+    size = len(encoder.document("a", text, 10**6))
+    raw = split_documents([RawDocument("a", text)], "windows", encoder, 50)
+    found = choose_documents(raw, encoder, Wanted((50,), True, 1000))
+    assert len(found.documents) >= size // 50 - 1 > 5
+    begins = np.cumsum([0, *encoder.document("a", text, 10**6).token_bytes])
+    for own in found.documents:
+        begin = begins[50 * (int(own.name.removeprefix("a#")) - 1)]
+        assert text[begin:].lstrip().startswith(tokenizer.decode(own.ids[1:20]).lstrip()[:9])
 
 
 def test_packing_glues_whole_documents_with_a_bos_each(tokenizer):

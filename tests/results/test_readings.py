@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ropext.errors import InputError, UsageError
+from ropext.report.measured import tail_text
 from ropext.results.comparison import (
     Contender,
     compare_text,
@@ -140,6 +141,19 @@ def test_effective_context_stops_at_the_first_length_that_is_worse(setting):
     assert effective_context(frame, *few).ci95 is None
 
 
+def test_lengths_shorter_than_the_tail_do_not_count_in_the_effective_context(setting):
+    rng, frame, _ = setting
+    base = arrays(rng, 12, 256)
+    worse = [array.copy() for array in base]
+    for array in worse:
+        array[:32] += 0.5
+    reading, basis = Reading("m", {256: worse}), Reading("base", {256: base})
+    # The tail of 128 begins at 64.
+    late = replace(frame, lengths=(32, 128, 256), tail=64)
+    assert effective_context(late, reading, basis).value == 256
+    assert effective_context(replace(late, lengths=(32,)), reading, basis).value == 0
+
+
 def test_truncation_that_beats_the_extension_is_said_in_words(setting):
     _, frame, _ = setting
     values = {
@@ -154,6 +168,8 @@ def test_truncation_that_beats_the_extension_is_said_in_words(setting):
     assert "0.0300 nats" in lines[2]
     unsure = {"gain@128": Value(-0.4, 0.5, (-1.4, 0.6), 12)}
     assert verdicts(frame, unsure, "yarn-4x") == []
+    few = {key: replace(value, ci95=None, n=7) for key, value in values.items()}
+    assert verdicts(frame, few, "yarn-4x") == []
 
 
 def contender(label, frame, own, nll, items=()):
@@ -248,6 +264,23 @@ def test_retrieval_numbers():
     assert ItemScore.from_json(items[0].to_json()) == items[0]
 
 
+def test_a_miss_inside_the_context_does_not_zero_a_tasks_reach():
+    shares = {32: 0.6, 64: 1.0, 128: 1.0, 256: 0.5}
+    items = [
+        item(length=length, index=k, exact=k < 10 * share)
+        for length, share in shares.items()
+        for k in range(10)
+    ]
+    reach = {
+        c: retrieval_values(items, c, Bootstrap())["effective_context.passkey"] for c in (32, 64)
+    }
+    # Inside of 64 they are 0.8 together, of which 0.6 at 32 is less than 85 %.
+    assert reach[64].value == 128
+    late = [own for own in items if own.length != 64]
+    worse = [replace(own, exact=own.exact and own.length < 128) for own in late]
+    assert retrieval_values(worse, 32, Bootstrap())["effective_context.passkey"].value == 32
+
+
 def test_item_differences_pair_by_question():
     left = [item(index=k, exact=True) for k in range(10)]
     right = [item(index=k, exact=k < 5) for k in reversed(range(10))] + [item(index=99)]
@@ -279,3 +312,10 @@ def test_questions_over_one_haystack_are_one_unit():
 def test_a_task_that_is_never_done_has_no_reach():
     values = retrieval_values([item(index=k, exact=False) for k in range(8)], 64, Bootstrap())
     assert values["effective_context.passkey"].value == 0
+
+
+def test_a_heading_says_of_which_lengths_the_tail_is_all_there_is():
+    assert tail_text(1024, (1024, 4096)) == "the last 1024 tokens before each length"
+    assert tail_text(1024, (512, 1024, 4096)) == (
+        "the last 1024 tokens before each length (before 512 all there are)"
+    )

@@ -72,6 +72,27 @@ def test_of_three_documents_none_is_held_out_and_it_is_said(extended, stories, t
     assert "not evaluated: fewer than 4 of its 3 documents reach" in showing.plan_text(planned)
 
 
+def test_refusals_of_one_text_name_what_works(extended, base, stories, tmp_path):
+    texts = [json.loads(line)["text"] for line in stories.read_text().splitlines()]
+    (one := tmp_path / "one.txt").write_text("\n=====\n".join(texts))
+    for packing in ("documents", "glued"):
+        with pytest.raises(InputError, match="--split-documents makes several documents"):
+            plan_fit(base, str(one), factor=4, steps=2, packing=packing)
+    assert "--split-documents" in showing.plan_text(plan_finetune(extended, str(one), **RUN))
+    for how in ("=====", "windows"):
+        assert plan_fit(base, str(one), factor=4, steps=2, split_documents=how)
+        planned = plan_finetune(extended, str(one), **RUN, split_documents=how)
+        assert planned.prepared.evaluated > 0
+
+
+def test_fewer_than_eight_documents_give_no_verdict():
+    value = {"value": 1.0, "ci95": None, "range": [0.9, 1.1], "n": 7}
+    numbers = {label: {"tail_nll@256": value} for label in ("base", "tuned")}
+    assert showing.verdict(numbers, 256) == ["Fewer than 8 documents give numbers, and no verdict."]
+    value["ci95"] = [0.9, 1.1]
+    assert "nats a token" in showing.verdict(numbers, 256)[0]
+
+
 def test_a_run_that_nobody_said_how_long_to_make_reads_its_data_twice_at_most(extended, stories):
     short = {name: own for name, own in RUN.items() if name not in ("steps", "batch_tokens")}
     planned = plan_finetune(extended, str(stories), **short)
