@@ -75,6 +75,9 @@ def test_deepseek_keeps_its_softmax_pair_under_every_method():
         assert made.main.params["mscale_all_dim"] == 1.0
         assert made.main.params["factor"] == 160.0
     assert any("softmax factor goes from" in warning for warning in made.warnings)
+    shorter = plan(configs.DEEPSEEK_V3, from_original=True, factor=16.0)
+    now, new = ((0.1 * math.log(s) + 1) ** 2 for s in (40, 16))
+    assert any(f"goes from {now:.6g} to {new:.6g}" in warning for warning in shorter.warnings)
 
 
 def test_what_phi_3_cannot_read_is_written_as_longrope():
@@ -245,6 +248,16 @@ def test_ntk_needs_more_than_one_pair():
 def test_pair_factors_of_the_wrong_number_are_counted():
     with pytest.raises(UsageError, match=r"3 numbers.*64 pairs"):
         plan(configs.LLAMA, method="longrope", pair_factors=(1.0, 2.0, 4.0))
+
+
+def test_phimoe_is_judged_with_the_keys_that_are_written():
+    """Its class wants the attention factor as short_mscale and long_mscale in every scaled form."""
+    phimoe = configs.LLAMA | {"model_type": "phimoe"}
+    for method in ("pi", "yarn", "by-parts", "llama3"):
+        made = plan(phimoe, method=method)
+        assert made.readings[0].verdict == "same", made.readings[0]
+        assert made.config["rope_parameters"] == made.main.params
+        assert plan(phimoe, method=method, for_loaders=("transformers",)).main.scaled
 
 
 def test_what_is_written_reads_back_as_what_was_wanted():

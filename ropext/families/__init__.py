@@ -9,7 +9,7 @@ from ropext.families.model import ABSENT, Edit, Model, Problem, Site
 from ropext.families.params import keep_query_scales
 from ropext.families.reading import read
 from ropext.families.spelling import as_read, check_spellings, respell, trusting
-from ropext.families.writing import write
+from ropext.families.writing import as_written, write
 
 __all__ = [
     "ABSENT",
@@ -18,6 +18,7 @@ __all__ = [
     "Problem",
     "Site",
     "as_read",
+    "as_written",
     "check_spellings",
     "diff",
     "keep_query_scales",

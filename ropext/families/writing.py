@@ -22,6 +22,7 @@ from ropext.families.params import (
 from ropext.families.table import Family, Label, family
 from ropext.families.typed import Dict
 from ropext.forms import Params
+from ropext.rope import Rope
 
 
 def _json_value(key: str, value: Any) -> Any:
@@ -46,13 +47,23 @@ def _merged(site: Site, new: Params, family_row: Family) -> Params:
     out |= {key: value for key, value in new.items() if key not in out} | {
         key: value for key, value in kept.items() if key not in new
     }
-    if family_row.mscale_keys and out["rope_type"] != "default":
-        # PhiMoE's forward pass reads these three in every scaled form.
-        attention = forms.read_attention_factor(new, site.rope.context)
-        out.setdefault("short_mscale", attention)
-        out.setdefault("long_mscale", attention)
-        out.setdefault("original_max_position_embeddings", site.rope.original_context)
+    if family_row.mscale_keys:
+        out = completed(out, site.rope)
     return {key: _json_value(key, value) for key, value in out.items()}
+
+
+def completed(params: Params, rope: Rope) -> Params:
+    """The three keys that PhiMoE's forward pass reads in every scaled form."""
+    if params["rope_type"] == "default":
+        return params
+    attention = forms.read_attention_factor(params, rope.context)
+    original = {"original_max_position_embeddings": rope.original_context}
+    return {"short_mscale": attention, "long_mscale": attention} | original | params
+
+
+def as_written(text_type: str, params: Params, rope: Rope) -> Params:
+    """A form with the keys that `write` adds in this family."""
+    return completed(params, rope) if family(text_type).mscale_keys else params
 
 
 def _legacy(modern: Params, row: Family, current: Any) -> Params | None:

@@ -88,9 +88,11 @@ def _carry(
         kept = families.keep_query_scales(site.params, params)
         if not forms.same(forms.read(kept, rope, target), wanted):
             return False
+        params = families.as_written(model.text_type, params, rope)
         return _exact_in(model, recipe.for_loaders, params, recipe.even_so)
 
-    return forms.carry(rope, wanted, target, native, accept)
+    found = forms.carry(rope, wanted, target, native, accept)
+    return families.as_written(model.text_type, found, rope)
 
 
 def _why_not(
@@ -121,7 +123,7 @@ def _why_not(
         able = _able(model, target, replace(recipe, attention_factor=None, temperature=None))
         hint = f"; without that factor these methods can: {', '.join(able)}" if able else ""
     if not able:
-        hint = _from_original(model, target, recipe)
+        hint = _from_original(model, method, target, recipe)
     free = carried(replace(recipe, for_loaders=()))
     if free is not None and not able and not hint:
         near = {name: nearest_form(model, name, free, target) for name in names}
@@ -135,7 +137,7 @@ def _they(names: Sequence[str], verb: str) -> str:
     return f"{listed(names)} {verb.removesuffix('s') if len(names) > 1 else verb}"
 
 
-def _from_original(model: Model, target: int, recipe: Recipe) -> str:
+def _from_original(model: Model, method: str, target: int, recipe: Recipe) -> str:
     """What a model that is scaled already can be written as from before that scaling."""
     scaled = any(site.rope.is_scaled for site in model.scaled_sites)
     if not scaled or recipe.from_original or model.asks_original:
@@ -143,8 +145,8 @@ def _from_original(model: Model, target: int, recipe: Recipe) -> str:
     able = _able(model, target, replace(recipe, from_original=True))
     if not able:
         return ""
-    first = "yarn" if "yarn" in able else able[0]
-    others = [method for method in able if method != first]
+    first = method if method in able else able[-1]
+    others = [each for each in able if each != first]
     # A factor would count from the original context there, and mean fewer tokens.
     options = f"--from-original --target {target} --method {first}"
     return f"; {options}{f' (or {listed(others)})' if others else ''} can"

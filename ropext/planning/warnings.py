@@ -78,9 +78,10 @@ def warnings_of(
                 f"transformers will warn of unrecognized keys ({', '.join(keys)}), under which "
                 "other loaders read the attention factor"
             )
-    if main.rope.softmax_factor != main.wanted.softmax_factor:
+    softmax = model.site(main.label).rope.softmax_factor
+    if softmax != main.wanted.softmax_factor:
         out.append(
-            f"the softmax factor goes from {main.rope.softmax_factor:.6g} to "
+            f"the softmax factor goes from {softmax:.6g} to "
             f"{main.wanted.softmax_factor:.6g} (mscale_all_dim {main.rope.mscale_all_dim:g})"
         )
     if target > FLOAT32_MATTERS:

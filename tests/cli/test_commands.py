@@ -154,6 +154,21 @@ def test_dry_run_is_the_plan(ropext, llama, tmp_path):
     assert ropext("extend", llama, *wish, "--dry-run")[1] == ropext("plan", llama, *wish)[1]
 
 
+def test_a_dry_run_shows_the_plan_that_is_refused(ropext, tmp_path):
+    from tiny_checkpoint import make_llama
+
+    windowed = make_llama(tmp_path / "windowed", model_type="mistral", sliding_window=32)
+    words = ["extend", windowed, "--factor", 2]
+    refused = ropext(*words, "-o", tmp_path / "out", "--no-verify")
+    code, out, err = ropext(*words, "--dry-run")
+    assert (code, err) == (refused[0], refused[2]) == (2, err)
+    assert "--even-so" in err
+    shown = ropext("plan", windowed, "--factor", 2)[1]
+    assert (out, refused[1]) == (shown, "")
+    assert "extend and its like ask for --even-so" in shown
+    assert ropext(*words, "--dry-run", "--even-so")[0] == 0
+
+
 def test_an_extension_without_training_gives_the_same_bytes_twice(ropext, llama, tmp_path):
     for parent in ("one", "two"):
         (tmp_path / parent).mkdir()
