@@ -42,7 +42,18 @@ class RawDocument:
 
 
 def read_documents(source: Source) -> Iterator[RawDocument]:
-    """Every document of a source, in its own order."""
+    """Every document of a source, in its own order; one that holds no text at all is refused."""
+    count, some = 0, False
+    for own in _documents(source):
+        count += 1
+        some = some or bool(own.content.strip() if isinstance(own.content, str) else own.content)
+        yield own
+    if not some:
+        found = "only empty documents" if count else "no document"
+        raise InputError(f"--data {source.data} holds {found}; give a text to read")
+
+
+def _documents(source: Source) -> Iterator[RawDocument]:
     path = source.place
     if path.is_dir():
         yield from _read_folder(path, source.column)

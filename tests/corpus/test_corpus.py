@@ -314,6 +314,10 @@ def test_messages_go_through_the_chat_template(tmp_path):
         ("a.txt", b"a\x00b", "binary"),
         ("a.bin", b"\x80\x81", "not UTF-8"),
         ("a.parquet", b"nonsense", "not a parquet file"),
+        ("empty.txt", b"", "holds only empty documents"),
+        ("blank.txt", b"\n \n", "holds only empty documents"),
+        ("none.jsonl", b"\n", "holds no document"),
+        ("empty.jsonl", b'{"text": ""}\n{"text": " "}\n', "holds only empty documents"),
     ],
 )
 def test_unreadable_data_is_named(tmp_path, name, content, says):

@@ -409,7 +409,7 @@ def test_mistakes_are_told_in_a_sentence(base, stories, tmp_path):
 
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
-    with pytest.raises(InputError, match="--data holds no document"):
+    with pytest.raises(InputError, match="holds no document"):
         fit(empty)
     short = tmp_path / "short.jsonl"
     short.write_text("\n".join(json.dumps({"text": f"the cat sat {n}"}) for n in "abc"))
