@@ -4,7 +4,6 @@ Nothing here is distributed by itself: DDP, FSDP2 and context parallelism come f
 """
 
 import json
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 import transformers
 from torch.utils.data import Dataset, SequentialSampler
 
-from ropext.errors import InputError, Stopped
+from ropext.errors import Stopped
 from ropext.evaluation.forward import NanInLogits
 from ropext.narration import Pace, Say
 from ropext.training.collating import Collator
@@ -22,11 +21,11 @@ from ropext.training.defaults import Settings, micro_rows
 from ropext.training.interrupts import Signals
 from ropext.training.options import Options
 from ropext.training.sequences import Row
+from ropext.training.sharing import WAITING, from_first, keep_float32, readers
 
 TAIL = "eval_tail_nll"  # under this name in Trainer's log and its trackers
 COMPLETE = "complete"  # written into a checkpoint after all else; without it a kill came first
 LARGEST_SEED = 2**32
-WAITING = 6 * 3600  # seconds that other processes wait while one evaluates
 
 Evaluate = Callable[[Any, int], float]  # of a model after so many steps
 
@@ -215,6 +214,7 @@ class Job:
     settings: Settings
     options: Options
     folder: Path
+    dtype: torch.dtype  # of the frozen weights; what is trained is float32 all the same
     evaluate: Evaluate | None = None
     beside: "Beside | None" = None  # learns too, and is no part of what Trainer saves
     recompute: bool = True  # run layers again in the backward pass instead of keeping all of them
@@ -229,14 +229,9 @@ class Job:
         return self.options.eval_every or max(1, self.settings.steps.value // 5)
 
 
-def arguments(job: Job, processes: int) -> transformers.TrainingArguments:
+def arguments(job: Job) -> transformers.TrainingArguments:
     """Trainer's own arguments, from ours."""
-    settings, options = job.settings, job.options
-    if job.rows_per_step % processes:
-        raise InputError(
-            f"a step has {job.rows_per_step} rows, which {processes} processes cannot share; set "
-            f"--batch-tokens to a multiple of {processes * job.row_tokens}"
-        )
+    settings, options, processes = job.settings, job.options, readers()
     share = job.rows_per_step // processes
     micro = micro_rows(options, job.row_tokens, share)
     on_cpu = options.device == "cpu" or not torch.cuda.is_available()
@@ -253,7 +248,7 @@ def arguments(job: Job, processes: int) -> transformers.TrainingArguments:
         weight_decay=settings.weight_decay.value,
         max_grad_norm=settings.gradient_norm.value,
         optim="adamw_torch",
-        bf16=_dtype(job.model) == torch.bfloat16,
+        bf16=job.dtype == torch.bfloat16,
         **(_recomputing() if job.recompute else {}),
         logging_steps=1,
         logging_nan_inf_filter=False,
@@ -293,17 +288,6 @@ _SCHEDULES = {
 }
 
 
-def _dtype(model: Any) -> torch.dtype:
-    """Of the frozen weights; what is trained is float32 all the same."""
-    dtype: torch.dtype = model.get_input_embeddings().weight.dtype
-    return dtype
-
-
-def is_fsdp() -> bool:
-    """Whether accelerate was launched with FSDP."""
-    return os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true")
-
-
 def last_checkpoint(folder: Path) -> Path | None:
     """The last one that was written to its end."""
     found = [path for path in folder.glob("checkpoint-*") if (path / COMPLETE).exists()]
@@ -327,11 +311,11 @@ def history_in(checkpoint: Path, patience: int) -> History:
     return history
 
 
-def train(job: Job, processes: int, say: Say) -> History:
+def train(job: Job, say: Say) -> History:
     """Train, from the last checkpoint on where there is one."""
     signals = Signals(say)
     watch = _Watch(signals, say, job)
-    settled = arguments(job, processes)
+    settled = arguments(job)
     start = _agreed(last_checkpoint(job.folder), settled)
     if start is not None:
         history = history_in(start, job.options.patience)
@@ -346,6 +330,7 @@ def train(job: Job, processes: int, say: Say) -> History:
         data_collator=Collator(job.padding),
         callbacks=[watch],
     )
+    keep_float32(getattr(trainer.accelerator.state, "fsdp_plugin", None))
     # Both print to stdout, which is for the result.
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.remove_callback(transformers.trainer_callback.ProgressCallback)
@@ -371,13 +356,7 @@ def train(job: Job, processes: int, say: Say) -> History:
 def _agreed(start: Path | None, settled: transformers.TrainingArguments) -> Path | None:
     """Where the first process goes on from: another one may have looked before the first had
     cleared away what --force replaces."""
-    if settled.world_size == 1:
-        return start
-    from accelerate.utils import broadcast_object_list
-
-    found = [start]
-    broadcast_object_list(found)
-    return found[0]
+    return start if settled.world_size == 1 else from_first(start)
 
 
 def _finished(history: History, job: Job) -> bool:

@@ -162,6 +162,11 @@ class Questions:
         return None
 
 
+def rows_per_step(options: FitOptions, target: int) -> int:
+    """Windows of the target's length, at least one, and those of --keep-short."""
+    return max(1, round(options.batch_tokens / target)) + options.keep_short
+
+
 class FitRows(Sequence[Row]):
     """Every step: --keep-short windows of the original length, then windows of the target's length
     (the loss on their second half) with questions evenly among them."""
@@ -174,9 +179,8 @@ class FitRows(Sequence[Row]):
         context: int,
         target: int,
     ) -> None:
-        self.long = max(1, round(options.batch_tokens / target))
-        self.short = options.keep_short
-        self.per_step = self.long + self.short
+        self.per_step, self.short = rows_per_step(options, target), options.keep_short
+        self.long = self.per_step - self.short
         self.steps, self.share, self.questions = options.steps, options.retrieval_share, questions
         self.texts = Rows(documents, Full(target), self.long * self.steps, options.seed)
         self.shorts = (

@@ -1,7 +1,6 @@
 """One fit, once everything about it is settled: measure the starts, fit, judge, write."""
 
 import gc
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -200,6 +199,7 @@ class FitSession:
             settings=prepared.settings,
             options=self.options,
             folder=self.folder / FITTED,
+            dtype=loading.dtype(self.options, loading.device(self.options)),
             evaluate=self._evaluation(learner),
             recompute=self.planned.estimate.recompute,
         )
@@ -209,7 +209,7 @@ class FitSession:
             f"{prepared.rows.tokens // settings.steps.value} tokens"
         )
         try:
-            return engine.train(job, self._processes(), self.say)
+            return engine.train(job, self.say)
         except LeftGuards as error:
             self._note(f"stopped: {error}; the steps judged before count")
         except LossNotFinite as error:
@@ -234,9 +234,6 @@ class FitSession:
         self._note(
             "no questions at the target: the base does not answer them inside its own context"
         )
-
-    def _processes(self) -> int:
-        return int(os.environ.get("WORLD_SIZE", "1"))
 
     def _plan_of(self, space: spectrum.Space) -> Plan:
         return self._plan(space.method, space.knobs())

@@ -1,7 +1,6 @@
 """A fit before its training: read, divide, plan, estimate. The order of what follows is in
 fit_session."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from ropext.families import Model
 from ropext.narration import Say, silent
 from ropext.planning import Plan, require_help
 from ropext.tasks import check_amount
-from ropext.training import defaults, fit_data
+from ropext.training import defaults, fit_data, sharing
 from ropext.training.defaults import Setting, Settings
 from ropext.training.estimates import Estimate
 from ropext.training.fit_data import Documents, FitRows, Questions
@@ -145,9 +144,8 @@ class PlannedFit:
 def prepare(model: str, source: str, options: FitOptions, revision: str | None) -> Prepared:
     """Read model, tokenizer and data; settle what moves and from where."""
     from ropext.evaluation.loading import load_tokenizer
-    from ropext.training.engine import is_fsdp
 
-    if is_fsdp():
+    if sharing.is_fsdp():
         raise UsageError(
             "fit moves a few numbers and shards nothing: launch it with DDP, not with FSDP (the "
             "configs are in ropext.training.launch)"
@@ -162,6 +160,8 @@ def prepare(model: str, source: str, options: FitOptions, revision: str | None) 
     require_help(plan)
     check_geometry(plan)
     snapshot = with_weights(snapshot)
+    rows_per_step = fit_data.rows_per_step(options, plan.target)
+    sharing.check_rows(rows_per_step, plan.target, options.keep_short)
     tokenizer = load_tokenizer(snapshot, False)
     encoder = corpus.DocumentEncoder(tokenizer, plan.model.vocab_size, options.seed)
     place = corpus.Source(source, options.column, options.split or "train", None)
@@ -270,7 +270,6 @@ def engine_options(options: FitOptions) -> Options:
 def plan_fit(prepared: Prepared) -> PlannedFit:
     """What it takes, from a model without weights."""
     import torch
-    from accelerate import init_empty_weights
 
     from ropext.evaluation.costs import shape_of
     from ropext.evaluation.loading import free_memory
@@ -279,8 +278,7 @@ def plan_fit(prepared: Prepared) -> PlannedFit:
     options, settings = engine_options(prepared.options), prepared.settings
     loading.check_tracker(options.report_to)
     device = loading.device(options)
-    with init_empty_weights(include_buffers=False):
-        model = loading.skeleton(prepared.base.snapshot)
+    model = loading.skeleton(prepared.base.snapshot)
     width = torch.empty((), dtype=loading.dtype(options, device)).element_size()
     eager = loading.is_eager(model, options.attn_implementation)
     shape = replace(shape_of(model), dtype_bytes=width, eager=eager)
@@ -288,7 +286,7 @@ def plan_fit(prepared: Prepared) -> PlannedFit:
         prepared.within, prepared.plan.main, prepared.plan.target, prepared.ceiling
     )
     count = sum(own.numel() for own in moving.parameters())
-    share = max(1, settings.rows.value // int(os.environ.get("WORLD_SIZE", "1")))
+    share = settings.rows.value // sharing.readers()
     micro = defaults.micro_rows(options, settings.row_tokens.value, share)
     reason = loading.caps_logits(model)
     free = free_memory(device)

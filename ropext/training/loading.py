@@ -7,6 +7,8 @@ import torch
 from ropext.checkpoint import Snapshot
 from ropext.errors import InputError, UnsupportedModel, UsageError
 from ropext.evaluation.loading import local_rank, with_attention
+from ropext.evaluation.work import processes
+from ropext.training import sharing
 from ropext.training.options import Options
 
 # Config keys whose presence means that logits are scaled or capped; the probe of the loaded model
@@ -37,18 +39,25 @@ def dtype(options: Options, where: torch.device) -> torch.dtype:
     return torch.bfloat16 if where.type == "cuda" else torch.float32
 
 
-def skeleton(snapshot: Snapshot) -> Any:
-    """The model from its config alone; inside of init_empty_weights it takes no memory."""
+def skeleton(snapshot: Snapshot, attention: str = "eager", **keywords: Any) -> Any:
+    """The model from its config alone, its weights on the meta device."""
     import transformers
+    from accelerate import init_empty_weights
 
     config = transformers.AutoConfig.from_pretrained(snapshot.directory, trust_remote_code=False)
+    build = transformers.AutoModelForCausalLM.from_config
     try:
-        return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        with init_empty_weights(include_buffers=False):
+            model = build(config, attn_implementation=attention, **keywords)
     except ValueError as error:
+        if attention != "eager":
+            raise
         raise UnsupportedModel(
             f"{snapshot.name}: transformers has no causal language model of type "
             f"{config.model_type}: {str(error).splitlines()[0]}"
         ) from None
+    model.tie_weights()  # accelerate gives the head weights of its own
+    return model
 
 
 def caps_logits(model: Any) -> str | None:
@@ -67,7 +76,8 @@ def is_eager(skeleton: Any, asked: str | None) -> bool:
 
 
 def load(snapshot: Snapshot, options: Options) -> Any:
-    """The extended model with its weights."""
+    """The extended model with its weights. Under FSDP they stay in the first process's memory, and
+    accelerate shares them out from there (its cpu_ram_efficient_loading)."""
     where = device(options)
     # Neither code from the model nor a pickle beside its weights.
     keywords = {
@@ -77,29 +87,42 @@ def load(snapshot: Snapshot, options: Options) -> Any:
     }
     if options.qlora:
         keywords["quantization_config"] = four_bits(where)
-    # Packed weights cannot be moved once they are loaded.
     packed = options.qlora or snapshot.is_quantised
     if packed:
         keywords["device_map"] = {"": where}
-    model = _with_attention(snapshot, options.attn_implementation, keywords)
-    if not packed:
-        model = model.to(where)
+    if sharing.is_fsdp():
+        model = _share_dtypes(_with_attention(snapshot, options.attn_implementation, keywords))
+    else:
+        model = _with_attention(snapshot, options.attn_implementation, keywords)
+        # Packed weights cannot be moved once they are loaded.
+        model = model if packed else model.to(where)
     model.config.use_cache = False
     return model
 
 
+def _share_dtypes(model: Any) -> Any:
+    """What a family keeps in float32 while it loads is that in all processes."""
+    dtypes = sharing.by_first(lambda: {name: own.dtype for name, own in model.named_parameters()})
+    for name, own in model.named_parameters():
+        own.data = own.data.to(dtypes[name])
+    return model
+
+
 def _with_attention(snapshot: Snapshot, asked: str | None, keywords: dict[str, Any]) -> Any:
-    """Loaded with the attention that was asked for, or one that the model has."""
+    """Loaded with the attention that was asked for, or one that the model has. FSDP takes all
+    weights from the first process; the others hold none."""
     import transformers
     from safetensors import SafetensorError
 
-    try:
-        return with_attention(
-            asked,
-            lambda kind: transformers.AutoModelForCausalLM.from_pretrained(
-                snapshot.directory, attn_implementation=kind, **keywords
-            ),
+    def build(kind: str) -> Any:
+        if sharing.is_fsdp() and processes()[0] != 0:
+            return skeleton(snapshot, kind, dtype=keywords["dtype"])
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            snapshot.directory, attn_implementation=kind, **keywords
         )
+
+    try:
+        return with_attention(asked, build)
     except (ValueError, ImportError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
         if asked and ("attn_implementation" in str(error) or isinstance(error, ImportError)):

@@ -12,6 +12,7 @@ from torch.nn import functional
 from ropext.evaluation.forward import replaced_forward
 from ropext.training.collating import IGNORED
 from ropext.training.probes import why_not_sliced
+from ropext.training.sharing import by_first
 
 # Logits and their gradient in flight, in values: 64 MB each in float32. At least MINIMUM tokens,
 # below which the matrix products of a slice lose speed.
@@ -143,7 +144,7 @@ def plain_head(model: Any) -> nn.Linear:
 
 def use_sliced_loss(model: Any) -> str | None:
     """Give a causal model the sliced loss; the reason where it keeps its own."""
-    reason = why_not_sliced(model)
+    reason = by_first(lambda: why_not_sliced(model))
     if reason is None:
         model.forward = SlicedForward(model)
     return reason

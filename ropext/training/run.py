@@ -19,7 +19,7 @@ from ropext.errors import UsageError
 from ropext.evaluation import work
 from ropext.narration import Say, silent
 from ropext.training import data as training_data
-from ropext.training import defaults
+from ropext.training import defaults, sharing
 from ropext.training.asking import Questions
 from ropext.training.data import LARGEST_SHARE, Data
 from ropext.training.defaults import Settings
@@ -37,12 +37,6 @@ if TYPE_CHECKING:
 def is_main() -> bool:
     """Whether this process tells and writes; the others of `accelerate launch` only train."""
     return int(os.environ.get("RANK", "0")) == 0
-
-
-def processes() -> int:
-    """Those that read rows of their own; under context parallelism several share each row."""
-    shared = int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", "1"))
-    return max(1, int(os.environ.get("WORLD_SIZE", "1")) // shared)
 
 
 @dataclass(frozen=True)
@@ -75,7 +69,7 @@ class Prepared:
         from ropext.training import evaluating
 
         options, lengths = self.options, (self.origin.context, self.origin.target)
-        if not options.eval_documents:
+        if not options.eval_documents or sharing.is_fsdp():
             return None
         if options.evaluate is not None:
             found = evaluating.named(self.judged, self.encoder, lengths[1], options.eval_documents)
@@ -90,7 +84,12 @@ class Prepared:
         return self.judge is None and self.options.eval_documents > 0
 
     def why_no_judge(self) -> str:
-        """Why no document of DATA is held out."""
+        """Why no document is read."""
+        if sharing.is_fsdp():
+            return (
+                "FSDP shares the weights, and reading needs all of them in one process; when it "
+                "is done: ropext eval OUT --data DATA --device-map auto"
+            )
         return (
             f"fewer than {LARGEST_SHARE} of its {self.data.read} documents reach the target, and "
             f"of fewer none is held out; name others with --eval, or {REMEDY}"
@@ -254,6 +253,7 @@ def prepare(model: str, source: str, options: Options) -> Prepared:
     parameters = stored_parameters(origin.snapshot)
     sizes = parameters, origin.context, origin.target
     settings = defaults.settings(options, *sizes)
+    check_sharing(options, settings)
     tokenizer = _tokenizer(origin)
     vocabulary = origin.model.vocab_size
     encoder = corpus.DocumentEncoder(tokenizer, vocabulary, options.seed)
@@ -275,7 +275,7 @@ def prepare(model: str, source: str, options: Options) -> Prepared:
     documents = list(data.documents)
     if glued:
         documents = glue(documents, tokenizer.eos_token_id, options.seed)
-    settings = defaults.settings(options, *sizes, rows_in(documents, strategy), processes())
+    settings = defaults.settings(options, *sizes, rows_in(documents, strategy), sharing.readers())
     count = settings.rows.value * settings.steps.value
     rows = Rows(documents, strategy, count, options.seed, _questions(options, encoder, documents))
     judged: tuple[corpus.RawDocument, ...] = ()
@@ -287,6 +287,23 @@ def prepare(model: str, source: str, options: Options) -> Prepared:
     return Prepared(
         origin, options, settings, data, rows, 0 if padding is None else padding, encoder, judged
     )
+
+
+def check_sharing(options: Options, settings: Settings) -> None:
+    """Refuse what the processes of `accelerate launch` cannot share, before documents are read."""
+    sharing.check_rows(settings.rows.value, settings.row_tokens.value)
+    wanted = {"FSDP_VERSION": "2", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
+    if sharing.is_fsdp() and any(os.environ.get(k, "").lower() != v for k, v in wanted.items()):
+        raise UsageError(
+            "launched with FSDP: its config must say fsdp_version: 2 and "
+            "fsdp_cpu_ram_efficient_loading: true, as those in ropext.training.launch do"
+        )
+    for asked, flag in ((options.qlora, "--qlora"), (options.train_spectrum, "--train-spectrum")):
+        if asked and sharing.is_fsdp():
+            raise UsageError(
+                f"{flag} trains in one process or under DDP, and this was launched with FSDP: "
+                "leave one of them out (the configs are in ropext.training.launch)"
+            )
 
 
 def _questions(
@@ -329,28 +346,28 @@ def plan(prepared: Prepared) -> Planned:
 
     from ropext.evaluation.costs import shape_of
     from ropext.evaluation.loading import free_memory
-    from ropext.training import adapters, engine, estimates, loading
+    from ropext.training import adapters, estimates, loading
 
     options, settings = prepared.options, prepared.settings
     loading.check_tracker(options.report_to)
     device = loading.device(options)
     if options.qlora:
         loading.four_bits(device)
-    if engine.is_fsdp() and device.type == "cpu":
+    if sharing.is_fsdp() and device.type == "cpu":
         raise UsageError(
             "launched with FSDP, but on a CPU, where accelerate makes DDP of it without a word: "
             "use GPUs, or the config that `ropext.training.launch` calls ddp"
         )
+    model = loading.skeleton(prepared.origin.snapshot)
+    names = adapters.target_names(model, options.targets)
     with init_empty_weights(include_buffers=False):
-        model = loading.skeleton(prepared.origin.snapshot)
-        names = adapters.target_names(model, options.targets)
         joined = adapters.add_adapter(model, options, settings)
     base = joined.get_base_model()
     trained = sum(p.numel() for p in joined.parameters() if p.requires_grad)
     width = torch.empty((), dtype=loading.dtype(options, device)).element_size()
     eager = loading.is_eager(base, options.attn_implementation)
     shape = replace(shape_of(base), dtype_bytes=width, eager=eager)
-    share = max(1, settings.rows.value // processes())
+    share = settings.rows.value // sharing.readers()
     micro = defaults.micro_rows(options, settings.row_tokens.value, share)
     reason = loading.caps_logits(base)
     free = free_memory(device)

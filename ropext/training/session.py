@@ -26,13 +26,14 @@ from ropext.training import (
     loading,
     outcome,
     probes,
+    sharing,
     showing,
 )
 from ropext.training.engine import History, Job
 from ropext.training.evaluating import Judge
 from ropext.training.interrupts import Pause, pausing
 from ropext.training.loss import use_sliced_loss
-from ropext.training.run import Finetuned, Planned, is_main, processes
+from ropext.training.run import Finetuned, Planned, is_main
 from ropext.training.sequences import Pieces, Row
 
 BASE, UNTUNED, TUNED, CONTROL = "base", "untuned", "tuned", "control"
@@ -153,10 +154,6 @@ class Session:
         moving = None
         if self.options.train_spectrum and label == TUNED:
             moving = joint.begin(model, self.origin, self.prepared.settings.learning_rate.value)
-        if self.options.qlora:
-            import peft
-
-            model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
         torch.manual_seed(self.options.seed)
         joined = adapters.add_adapter(model, self.options, self.prepared.settings)
         if moving is not None:
@@ -172,6 +169,7 @@ class Session:
             settings=settings,
             options=self.options,
             folder=self.folder / label,
+            dtype=loading.dtype(self.options, loading.device(self.options)),
             evaluate=evaluate,
             beside=moving,
             recompute=self.planned.estimate.recompute,
@@ -181,13 +179,14 @@ class Session:
             f"training {label}: {job.last_step} steps of "
             f"{settings.rows.value * settings.row_tokens.value} tokens"
         )
-        history = engine.train(job, processes(), self.say)
+        history = engine.train(job, self.say)
         del job, joined, model
         gc.collect()
         return history
 
     def _check_chunks(self, model: Any) -> None:
-        if not probes.chunks_are_joined(model, self.origin.target - probes.PROBE):
+        jump = self.origin.target - probes.PROBE
+        if not sharing.by_first(lambda: probes.chunks_are_joined(model, jump)):
             raise InputError(
                 "--strategy pose: in this model's attention the second chunk of a row sees nothing "
                 "of the first, so it would learn nothing; use --strategy full"
@@ -209,9 +208,6 @@ class Session:
     def _evaluation(self) -> engine.Evaluate | None:
         judge = self.judge
         if judge is None:
-            return None
-        if engine.is_fsdp():
-            self._note("under FSDP the model is evaluated before and after the training only")
             return None
 
         def evaluate(model: Any, step: int) -> float:

@@ -1,6 +1,6 @@
-"""Run by torchrun on two CPU processes: FSDP2 by hand, then a whole run under DDP.
+"""Run on two CPU processes: FSDP2 as accelerate prepares it, then a whole run under DDP.
 
-    torchrun --nproc_per_node 2 two_processes.py EXTENDED STORIES OUTPUT OPTIONS
+    torchrun --nproc_per_node 2 two_processes.py EXTENDED UNTIED STORIES OUTPUT OPTIONS
 
 Each process writes what it saw to OUTPUT-RANK.json.
 """
@@ -9,14 +9,21 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
+from accelerate.utils import FullyShardedDataParallelPlugin
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch import distributed
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from ropext.training import adapters, engine, loading, run, run_finetune
 from ropext.training.collating import Collator
 from ropext.training.loss import use_sliced_loss
 from ropext.training.options import Options
+from ropext.training.sharing import keep_float32
 
 RANK = int(os.environ["RANK"])
 
@@ -27,59 +34,93 @@ def prepared_batch(extended, stories):
     return prepared, Collator(prepared.padding)(rows)
 
 
-def new_model(prepared):
-    model = loading.load(prepared.origin.snapshot, prepared.options)
+def new_model(prepared, dtype):
+    model = loading.load(prepared.origin.snapshot, Options(device="cpu", dtype=dtype))
     assert use_sliced_loss(model) is None
     torch.manual_seed(0)
-    joined = adapters.add_adapter(model, prepared.options, prepared.settings)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for name, parameter in joined.named_parameters():
-            if "lora_B" in name:  # zero at the start, which would leave lora_A without gradient
-                parameter.normal_(std=0.02, generator=generator)
-    return joined.train()
+    return adapters.add_adapter(model, prepared.options, prepared.settings).train()
 
 
-def step(model, inputs, scored):
-    loss = model(**inputs, num_items_in_batch=scored).loss
-    loss.backward()
-    return float(loss.detach())
+def sharded(model, dtype, alone):
+    """By accelerate's own hands, over one process or both; it gives FSDP only to accelerators."""
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        reshard_after_forward=True,
+        auto_wrap_policy="transformer_based_wrap",
+        cpu_ram_efficient_loading=True,
+    )
+    mixed = "bf16" if dtype == "bfloat16" else "no"
+    if mixed != "no":
+        plugin.set_mixed_precision(mixed)
+        keep_float32(plugin)
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("each", "one"))
+    accelerator = SimpleNamespace(
+        state=SimpleNamespace(fsdp_plugin=plugin),
+        mixed_precision=mixed,
+        is_main_process=RANK == 0,
+        device=torch.device("cpu"),
+        torch_device_mesh=mesh if alone else None,
+        parallelism_config=SimpleNamespace(fsdp_dim_names=("one",)),
+    )
+    return fsdp2_prepare_model(accelerator, model)
 
 
-def fsdp2(extended, stories):
-    """One process with the whole batch against two with a half each and shared weights."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import FSDPModule, fully_shard
-    from torch.distributed.tensor import DTensor
-
-    prepared, inputs = prepared_batch(extended, stories)
+def three_steps(model, inputs, dtype, share):
+    """Losses of the whole batch, of which this process reads a share, and the adapter trained."""
     scored = (inputs["labels"][:, 1:] != -100).sum()
-    whole = new_model(prepared)
-    loss = step(whole, inputs, scored)
-    wanted = {n: p.grad for n, p in whole.named_parameters() if p.requires_grad}
+    rows = slice(None) if share == 1 else slice(2 * RANK, 2 * RANK + 2)
+    own = {key: value[rows] for key, value in inputs.items()}
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    losses = []
+    for _ in range(3):
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+            # FSDP averages gradients over processes, so each half counts double.
+            loss = model(**own, num_items_in_batch=scored * share).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        total = loss.detach() * share
+        if share != 1:
+            distributed.all_reduce(total)
+        losses.append(float(total))
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state = get_model_state_dict(model, options=options)
+    return losses, {name: own.float() for name, own in state.items() if "lora_" in name}
 
-    mesh = init_device_mesh("cpu", (2,))
-    shared = new_model(prepared)
-    for layer in shared.get_base_model().model.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(shared, mesh=mesh)
-    assert isinstance(shared, FSDPModule)
-    assert all(isinstance(p, DTensor) for p in shared.parameters())
-    half = {key: value[2 * RANK : 2 * RANK + 2] for key, value in inputs.items()}
-    # FSDP averages gradients over processes, so each half counts double.
-    half_loss = step(shared, half, scored / 2)
-    total = torch.tensor(half_loss / 2)
-    distributed.all_reduce(total)
-    found = {n: p.grad.full_tensor() for n, p in shared.named_parameters() if p.requires_grad}
-    local = sum(p.to_local().numel() for p in shared.parameters())
-    return {
-        "loss": loss,
-        "shared_loss": float(total),
-        "worst": max(float((found[n] - wanted[n]).abs().max()) for n in wanted),
-        "largest": max(float(gradient.abs().max()) for gradient in wanted.values()),
-        "compared": len(wanted),
-        "local_share": local / sum(p.numel() for p in whole.parameters()),
-    }
+
+def merged(prepared, state):
+    """The weights that come of it, as one."""
+    model = new_model(prepared, "float32")
+    assert not model.load_state_dict(state, strict=False).unexpected_keys
+    return torch.cat([own.flatten() for own in model.merge_and_unload().state_dict().values()])
+
+
+def fsdp2(prepared, inputs, dtype):
+    """One plain process against FSDP2 over one and over two."""
+    base = merged(prepared, {})
+    losses, state = three_steps(new_model(prepared, dtype), inputs, dtype, 1)
+    wanted = merged(prepared, state)
+    found = {"losses": losses}
+    for name, count in (("one", 1), ("both", 2)):
+        os.environ["ACCELERATE_USE_FSDP"] = "true"
+        model = new_model(prepared, dtype)
+        devices = {p.device.type for p in model.get_base_model().model.embed_tokens.parameters()}
+        model = sharded(model, dtype, count == 1)
+        del os.environ["ACCELERATE_USE_FSDP"]
+        assert all(isinstance(p, DTensor) for p in model.parameters())
+        own = sum(p.to_local().numel() for p in model.parameters())
+        whole = sum(p.numel() for p in model.parameters())
+        losses, state = three_steps(model, inputs, dtype, 1 / count)
+        moved = (wanted - base).norm()
+        found[name] = {
+            "losses": losses,
+            "devices": sorted(devices),
+            "share": own / whole,
+            "moved": float(moved),
+            # The first process has the whole state.
+            "apart": float((merged(prepared, state) - wanted).norm() / moved),
+        }
+    return found
 
 
 def ddp(extended, stories, output, options):
@@ -98,9 +139,13 @@ def ddp(extended, stories, output, options):
 
 
 def main():
-    extended, stories, output, options = sys.argv[1:]
+    extended, untied, stories, output, options = sys.argv[1:]
     distributed.init_process_group("gloo")
-    found = {"fsdp2": fsdp2(extended, stories)}
+    found = {"fsdp2": {}}
+    for name, model in (("tied", extended), ("untied", untied)):
+        prepared, inputs = prepared_batch(model, stories)
+        for dtype in ("float32", "bfloat16"):
+            found["fsdp2"][f"{name} {dtype}"] = fsdp2(prepared, inputs, dtype)
     found["ddp"] = ddp(extended, stories, output, json.loads(options))
     Path(f"{output}-{RANK}.json").write_text(json.dumps(found))
     distributed.barrier()

@@ -1,0 +1,80 @@
+"""What the processes of `accelerate launch` share: rows, weights, and what only one knows."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from ropext.errors import InputError
+from ropext.evaluation.work import processes
+
+Found = TypeVar("Found")
+
+WAITING = 6 * 3600  # seconds that other processes wait while one loads or evaluates
+
+
+def is_fsdp() -> bool:
+    """Whether accelerate was launched with FSDP."""
+    return os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true")
+
+
+def of_each_row() -> int:
+    """Processes that share a row: under context parallelism each reads a piece of it."""
+    return int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", "1"))
+
+
+def readers() -> int:
+    """Processes that read rows of their own; with them the pieces of a row count once."""
+    return max(1, processes()[1] // of_each_row())
+
+
+def of_the_weights() -> int:
+    """Processes that hold the weights together."""
+    copies = int(os.environ.get("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "1"))
+    return max(1, processes()[1] // copies) if is_fsdp() else 1
+
+
+def check_rows(rows: int, tokens: int, short: int = 0) -> None:
+    """Refuse rows that the processes cannot share; `short` of them are a fit's --keep-short."""
+    count, pieces = readers(), 2 * of_each_row()
+    if rows % count:
+        raise InputError(
+            f"a step has {rows} rows, which {count} processes cannot share; set --batch-tokens to "
+            f"a multiple of {count * tokens}"
+            + (f", and --keep-short to one of {count}" if short else "")
+        )
+    if pieces > 2 and tokens % pieces:
+        raise InputError(
+            f"rows have {tokens} tokens, which context parallelism over {pieces // 2} processes "
+            f"cannot share: it takes a multiple of {pieces} (twice the processes)"
+        )
+
+
+def keep_float32(plugin: Any) -> None:
+    """What accelerate's FSDP2 would round to bfloat16 stays float32: the loss, and the gradients
+    while they are added up over the processes."""
+    if plugin is not None and plugin.mixed_precision_policy is not None:
+        from torch import float32
+
+        policy = plugin.mixed_precision_policy
+        plugin.mixed_precision_policy = replace(policy, reduce_dtype=float32, output_dtype=None)
+
+
+def from_first(found: Found) -> Found:
+    """What the first process found, in all of them."""
+    from accelerate import PartialState
+    from torch import distributed
+
+    PartialState(timeout=timedelta(seconds=WAITING))  # the processes know one another from here on
+    told = [found]
+    distributed.broadcast_object_list(told)
+    return told[0]
+
+
+def by_first(ask: Callable[[], Found]) -> Found:
+    """What is asked of the loaded model: under FSDP only the first process has its weights."""
+    if not is_fsdp():
+        return ask()
+    # The others wait for it.
+    return from_first(ask() if processes()[0] == 0 else None)  # type: ignore[arg-type,return-value]
