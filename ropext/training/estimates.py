@@ -16,6 +16,7 @@ from ropext.errors import InputError
 from ropext.evaluation.costs import Shape
 from ropext.training.defaults import Settings
 from ropext.training.loss import slice_tokens
+from ropext.training.sharing import of_each_row, of_the_weights
 
 # Bytes of one trained parameter: weight, gradient and AdamW's two moments, all float32.
 TRAINED_BYTES = 16
@@ -45,7 +46,7 @@ SCORE_BYTES = 10  # of one entry of the square of positions, in one layer of eag
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of one device."""
+    """Of one device; under FSDP and context parallelism of its share."""
 
     tokens: int
     flops: float  # of all devices together
@@ -104,6 +105,15 @@ def loss_bytes(shape: Shape, rows: int, tokens: int, sliced: bool) -> int:
     return inputs + 12 * at_once * shape.vocabulary
 
 
+def gathered_bytes(shape: Shape) -> int:
+    """What FSDP has whole at once: the layer in hand and the next, the embeddings and the head."""
+    if of_the_weights() == 1:
+        return 0
+    tables = 2 * shape.hidden * shape.vocabulary
+    layers = max(0, shape.all_parameters - tables) // shape.layers
+    return int(shape.dtype_bytes * (2 * layers + tables))
+
+
 def estimate(
     shape: Shape,
     settings: Settings,
@@ -115,16 +125,18 @@ def estimate(
     four_bits: bool = False,
     lora: bool = True,
 ) -> Estimate:
-    """Of the whole run; `trained` counts parameters, `micro` rows read at once, `free` bytes."""
+    """Of the whole run; `trained` counts parameters, `micro` rows read at once, `free` bytes. What
+    the processes of a launch share is divided by their number."""
     rows = settings.rows.value * settings.steps.value
-    tokens = settings.row_tokens.value
+    # Of each row, what one process reads.
+    tokens, holders = settings.row_tokens.value // of_each_row(), of_the_weights()
     recompute = activation_bytes(shape, micro, tokens, False, lora) > PLENTY * free
     bytes_each = 0.6 if four_bits else float(shape.dtype_bytes)
     return Estimate(
         tokens=settings.tokens,
-        flops=rows * row_flops(shape, tokens, recompute),
-        weight_bytes=int(shape.all_parameters * bytes_each),
-        trained_bytes=trained * TRAINED_BYTES,
+        flops=rows * row_flops(shape, settings.row_tokens.value, recompute),
+        weight_bytes=int(shape.all_parameters * bytes_each / holders) + gathered_bytes(shape),
+        trained_bytes=trained * TRAINED_BYTES // holders,
         activation_bytes=activation_bytes(shape, micro, tokens, recompute, lora),
         loss_bytes=loss_bytes(shape, micro, tokens, sliced),
         recompute=recompute,
@@ -156,15 +168,19 @@ def check_fits(
 def _ways(found: Estimate, shape: Shape, budget: int, sliced: bool, lora: bool) -> str:
     """What takes less."""
     longest = _longest_row(shape, budget - found.weight_bytes - found.trained_bytes, sliced, lora)
+    longest *= of_each_row()
     if longest < 64:
+        others = ""
+        if of_the_weights() > 1:
+            others = ", more GPUs share them further"
+        elif lora:
+            others = (
+                ", --qlora takes a quarter (on a GPU), accelerate launch with FSDP2 shares them "
+                "(both were not run on GPUs yet)"
+            )
         return (
             f"the weights alone ({found.weight_bytes / 1e9:.1f} GB) leave no room for a row: "
-            "--dtype bfloat16 halves them"
-            + (
-                ", --qlora takes a quarter (on a GPU), accelerate launch with FSDP2 shares them"
-                if lora
-                else ""
-            )
+            f"--dtype bfloat16 halves them{others}"
         )
     options = (
         f"--strategy pose --window {longest}, or a checkpoint extended to a smaller target"

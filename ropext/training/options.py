@@ -75,7 +75,9 @@ class Options:
         "fit the spectrum together with the LoRA: every pair and the attention factor; the base "
         "beside the adapter then carries the final one",
     )
-    qlora: bool = _field(False, "hold the frozen weights in 4 bits (needs bitsandbytes and a GPU)")
+    qlora: bool = _field(
+        False, "hold the frozen weights in 4 bits (needs a GPU and ropext[qlora]; not run yet)"
+    )
     retrieval_share: float = _field(
         0.0,
         "share of rows that state keys and ask for them, the loss on the answers alone; without "

@@ -253,7 +253,8 @@ def prepare(model: str, source: str, options: Options) -> Prepared:
     parameters = stored_parameters(origin.snapshot)
     sizes = parameters, origin.context, origin.target
     settings = defaults.settings(options, *sizes)
-    check_sharing(options, settings)
+    sharing.check_rows(settings.rows.value, settings.row_tokens.value)
+    sharing.check_fsdp(qlora=options.qlora, train_spectrum=options.train_spectrum)
     tokenizer = _tokenizer(origin)
     vocabulary = origin.model.vocab_size
     encoder = corpus.DocumentEncoder(tokenizer, vocabulary, options.seed)
@@ -287,23 +288,6 @@ def prepare(model: str, source: str, options: Options) -> Prepared:
     return Prepared(
         origin, options, settings, data, rows, 0 if padding is None else padding, encoder, judged
     )
-
-
-def check_sharing(options: Options, settings: Settings) -> None:
-    """Refuse what the processes of `accelerate launch` cannot share, before documents are read."""
-    sharing.check_rows(settings.rows.value, settings.row_tokens.value)
-    wanted = {"FSDP_VERSION": "2", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
-    if sharing.is_fsdp() and any(os.environ.get(k, "").lower() != v for k, v in wanted.items()):
-        raise UsageError(
-            "launched with FSDP: its config must say fsdp_version: 2 and "
-            "fsdp_cpu_ram_efficient_loading: true, as those in ropext.training.launch do"
-        )
-    for asked, flag in ((options.qlora, "--qlora"), (options.train_spectrum, "--train-spectrum")):
-        if asked and sharing.is_fsdp():
-            raise UsageError(
-                f"{flag} trains in one process or under DDP, and this was launched with FSDP: "
-                "leave one of them out (the configs are in ropext.training.launch)"
-            )
 
 
 def _questions(

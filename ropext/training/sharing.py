@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from ropext.errors import InputError
+from ropext.errors import InputError, UsageError
 from ropext.evaluation.work import processes
 
 Found = TypeVar("Found")
@@ -48,6 +48,23 @@ def check_rows(rows: int, tokens: int, short: int = 0) -> None:
         raise InputError(
             f"rows have {tokens} tokens, which context parallelism over {pieces // 2} processes "
             f"cannot share: it takes a multiple of {pieces} (twice the processes)"
+        )
+
+
+def check_fsdp(**asked: bool) -> None:
+    """Refuse a launch with FSDP that cannot load, or options that it cannot share."""
+    if not is_fsdp():
+        return
+    wanted = {"FSDP_VERSION": "2", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
+    if any(os.environ.get(name, "").lower() != value for name, value in wanted.items()):
+        raise UsageError(
+            "launched with FSDP: its config must say fsdp_version: 2 and "
+            "fsdp_cpu_ram_efficient_loading: true, as those in ropext.training.launch do"
+        )
+    for name in (name for name, value in asked.items() if value):
+        raise UsageError(
+            f"--{name.replace('_', '-')} is for one process or DDP, and this was launched with "
+            "FSDP: leave it out, or launch with the config that ropext.training.launch calls ddp"
         )
 
 

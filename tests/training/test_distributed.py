@@ -91,15 +91,16 @@ def test_ddp_really_runs_and_agrees_with_one_process(two, one):
 @pytest.mark.parametrize("head", ["tied", "untied"])
 def test_fsdp2_gives_the_losses_and_the_weights_of_one_process(two, head, dtype):
     first, second = (own["fsdp2"][f"{head} {dtype}"] for own in two[0])
-    # In bfloat16 the halves of a batch round their sums each for itself.
-    close = 1e-5 if dtype == "float32" else 1e-4
+    # In bfloat16 the halves of a batch round their sums each for itself, and AdamW's first steps
+    # are as long for the smallest gradients as for the largest.
+    close, apart = (1e-5, 1e-5) if dtype == "float32" else (1e-4, 0.05)
     for count, share in (("one", 1.0), ("both", 0.5)):
         for own in (first, second):
             assert own[count]["losses"] == pytest.approx(own["losses"], abs=close)
             assert own[count]["share"] == pytest.approx(share, abs=0.02)
         assert len(first[count]["losses"]) == 3
         assert first[count]["moved"] > 1
-        assert first[count]["apart"] < 50 * close
+        assert first[count]["apart"] < apart
         # The weights lie in one process alone until they are shared out.
         assert (first[count]["devices"], second[count]["devices"]) == (["cpu"], ["meta"])
 

@@ -1,0 +1,151 @@
+"""What the processes of a launch share, as far as one process without a GPU can tell."""
+
+import pytest
+import torch
+from test_finetune import RUN
+from tiny_llama import new_llama
+
+from ropext.errors import InputError, UsageError
+from ropext.evaluation.costs import Shape, shape_of
+from ropext.training import defaults, engine, estimates, loading, run_finetune, sharing
+from ropext.training.fit_options import FitOptions
+from ropext.training.fitting import dry_run as dry_fit
+from ropext.training.options import Options
+from ropext.training.run import dry_run
+
+# Llama 3 70B: layers, hidden, heads, kv_heads, head_dim, feed_forward, vocabulary
+LLAMA_70B = (80, 8192, 64, 8, 128, 28672, 128256)
+CARD = int(79e9)  # free bytes of a GPU of 80 GB
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Set what `accelerate launch` sets for so many processes."""
+
+    def set_up(processes, *, fsdp=False, **others):
+        monkeypatch.setenv("WORLD_SIZE", str(processes))
+        found = {f"PARALLELISM_CONFIG_{name.upper()}_SIZE": size for name, size in others.items()}
+        if fsdp:
+            found |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": 2}
+            found |= {"FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
+        for name, value in found.items():
+            monkeypatch.setenv(name, str(value))
+
+    return set_up
+
+
+def large(target, rows):
+    options = Options(batch_tokens=rows * target, steps=400)
+    body = 70_553_706_496 - 2 * LLAMA_70B[1] * LLAMA_70B[-1]
+    shape = Shape(*LLAMA_70B, body, 70_553_706_496, 2)
+    return shape, defaults.settings(options, 70e9, 8192, target)
+
+
+def test_a_model_that_no_gpu_holds_fits_where_weights_and_rows_are_shared(launched):
+    shape, settings = large(32768, 16)
+    trained = 207_093_760  # a LoRA of rank 16 on all linear layers
+    alone = estimates.estimate(shape, settings, trained, 1, free=CARD)
+    with pytest.raises(InputError, match=r"weights alone \(141.1 GB\).*not run on GPUs yet"):
+        estimates.check_fits(alone, shape, CARD)
+    launched(16, fsdp=True, cp=4, dp_shard=4)
+    found = estimates.estimate(shape, settings, trained, 1, free=CARD)
+    assert estimates.check_fits(found, shape, CARD) is None
+    assert found.tokens == alone.tokens
+    assert found.trained_bytes == alone.trained_bytes // 16
+    # A sixteenth, and whole at once: two layers of 0.86e9 parameters, both tables of 1.05e9.
+    assert found.weight_bytes == pytest.approx(141.1e9 / 16 + 2 * (2 * 0.856e9 + 2.1e9), rel=0.01)
+    kept = alone.activation_bytes / found.activation_bytes
+    assert kept == pytest.approx(4, rel=0.01)
+
+
+def test_a_refusal_under_fsdp_names_the_whole_row(launched):
+    launched(16, fsdp=True, cp=4)
+    shape, settings = large(2**20, 4)
+    found = estimates.estimate(shape, settings, 10**8, 1, free=CARD)
+    with pytest.raises(InputError, match=r"--window (131072|65536),"):
+        estimates.check_fits(found, shape, CARD)
+    found = estimates.estimate(shape, settings, 10**8, 1, free=10**10)
+    with pytest.raises(InputError, match="more GPUs share them further"):
+        estimates.check_fits(found, shape, 10**10)
+
+
+def test_weights_are_copied_where_that_is_asked_for(launched):
+    launched(16, fsdp=True, dp_replicate=2)
+    assert (sharing.of_the_weights(), sharing.readers()) == (8, 16)
+    launched(16)
+    assert sharing.of_each_row() == 1
+
+
+def test_the_head_of_a_tied_model_is_no_weight_of_its_own(extended):
+    from ropext.checkpoint import open_snapshot
+
+    made = shape_of(loading.skeleton(open_snapshot(str(extended))))
+    assert made.all_parameters == shape_of(new_llama(tie_word_embeddings=True)).all_parameters
+
+
+def test_rows_that_processes_cannot_share_are_refused_before_documents_are_read(
+    launched, extended, base, tmp_path
+):
+    nowhere, output = str(tmp_path / "nowhere.jsonl"), tmp_path / "out"
+    launched(3)
+    words = "2 rows, which 3 processes cannot share; set --batch-tokens to a multiple of 768"
+    options = Options(steps=2, batch_tokens=512)
+    for refused in (
+        lambda: dry_run(str(extended), nowhere, options),
+        lambda: run_finetune(extended, nowhere, output, steps=2, batch_tokens=512),
+    ):
+        with pytest.raises(InputError, match=words):
+            refused()
+    asked = FitOptions(factor=4, batch_tokens=256, keep_short=1)
+    with pytest.raises(InputError, match=r"2 rows, which 3 .* --keep-short to one of 3"):
+        dry_fit(str(base), nowhere, asked, None)
+    launched(6, fsdp=True, cp=3)
+    with pytest.raises(InputError, match=r"256 tokens, .* over 3 processes.* multiple of 6"):
+        dry_run(str(extended), nowhere, options)
+    launched(2, fsdp=True, cp=1)
+    for own in ({"qlora": True}, {"train_spectrum": True}):
+        with pytest.raises(UsageError, match="is for one process or DDP"):
+            dry_run(str(extended), nowhere, Options(steps=2, batch_tokens=512, **own))
+
+
+def test_a_config_of_ones_own_that_loads_the_model_everywhere_is_refused(
+    launched, monkeypatch, extended, tmp_path
+):
+    launched(1, fsdp=True)
+    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "false")
+    with pytest.raises(UsageError, match="must say fsdp_version: 2 and"):
+        dry_run(str(extended), str(tmp_path / "nowhere.jsonl"), Options(steps=2))
+
+
+def test_nothing_is_loaded_a_second_time_to_be_read_under_fsdp(
+    launched, monkeypatch, extended, stories
+):
+    launched(1, fsdp=True)
+    monkeypatch.setattr(loading, "device", lambda options: torch.device("cuda"))
+    monkeypatch.setattr("ropext.evaluation.loading.free_memory", lambda device: CARD)
+    planned = dry_run(str(extended), str(stories), Options(**RUN))
+    assert planned.prepared.judge is None
+    assert "ropext eval OUT --data DATA --device-map auto" in planned.prepared.why_no_judge()
+    assert planned.to_json()["evaluation_documents"] == 0
+
+
+class Seen(Exception):
+    """All that the test wanted."""
+
+
+def test_qlora_trains_in_bfloat16(monkeypatch, extended, stories, tmp_path):
+    """Without the quantiser, which runs on GPUs: what it leaves unpacked, and how Trainer runs."""
+    settle = engine.arguments
+
+    def looks(job):
+        embedding = job.model.get_input_embeddings().weight
+        raise Seen(
+            settle(job).bf16, embedding.dtype, job.model.get_output_embeddings().weight.dtype
+        )
+
+    monkeypatch.setattr(engine, "arguments", looks)
+    monkeypatch.setattr(loading, "four_bits", lambda where: None)
+    options = RUN | {"eval_documents": 0, "qlora": True, "dtype": "bfloat16"}
+    with pytest.raises(Seen) as seen:
+        run_finetune(extended, str(stories), tmp_path / "out", **options)
+    assert seen.value.args == (True, torch.bfloat16, torch.bfloat16)
