@@ -45,7 +45,7 @@ def skeleton(snapshot: Snapshot, attention: str = "eager", **keywords: Any) -> A
     from accelerate import init_empty_weights
 
     config = transformers.AutoConfig.from_pretrained(snapshot.directory, trust_remote_code=False)
-    build = transformers.AutoModelForCausalLM.from_config
+    build: Any = transformers.AutoModelForCausalLM.from_config
     try:
         with init_empty_weights(include_buffers=False):
             model = build(config, attn_implementation=attention, **keywords)

@@ -94,4 +94,4 @@ def by_first(ask: Callable[[], Found]) -> Found:
     if not is_fsdp():
         return ask()
     # The others wait for it.
-    return from_first(ask() if processes()[0] == 0 else None)  # type: ignore[arg-type,return-value]
+    return from_first(ask() if processes()[0] == 0 else None)  # type: ignore[return-value]
