@@ -303,6 +303,7 @@ def forward(model: Any, config: Any, entry: dict[str, Any], rotating: list[Any])
     import time
 
     mark = time.process_time()
+    before = cost(mark)["peak_bytes"]
     path = Path(__file__).with_name("proof_forward.py")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
@@ -312,7 +313,7 @@ def forward(model: Any, config: Any, entry: dict[str, Any], rotating: list[Any])
     child = sys.modules[__name__]
     asked = entry | entry["forward"]
     answer: dict[str, Any] = module.forward(child, model, config, asked, rotating)
-    return answer | {"cost": cost(mark)}
+    return answer | {"cost": cost(mark) | {"peak_bytes_before": before}}
 
 
 def build(job: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
