@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ropext.families import data
 from ropext.families.geometry import Sizes, attends, is_windowed, kv_values, partial_factor
 from ropext.families.model import Model, Site
 from ropext.families.table import LOGIT_SCALES, Family
@@ -44,6 +45,27 @@ def observe(
             " positions; scaling would move trained local layers and lengthen nothing"
         )
     return notes, obstacles, reach
+
+
+def departures(row: Family, text: Dict, sites: tuple[Site, ...]) -> list[str]:
+    """Where stock transformers computes another spectrum than the authors' own code."""
+    stock = f"stock transformers {data.version()} differs from the authors here"
+    out = []
+    for site in sites:
+        short, long = site.params.get("short_factor"), site.params.get("long_factor")
+        if row.mscale_keys and short != long:
+            out.append(
+                f"{stock}: it reads the short factors at every length, their code the long ones "
+                f"beyond {site.rope.original_context} tokens, which is what is extended"
+            )
+    theta = text.number("rope_theta")
+    for label, site in ((label, s) for label in row.labels for s in sites if s.label == label.name):
+        if row.one_theta and not label.theta and theta and site.rope.theta != theta:
+            out.append(
+                f"{stock}: its {site.label} layers keep theta {site.rope.theta:g}, their code has "
+                f"the one rope_theta of {theta:g} in all layers"
+            )
+    return out
 
 
 def logit_scales(text: Dict, row: Family, sites: tuple[Site, ...]) -> list[str]:
@@ -88,7 +110,7 @@ def describe(
 ) -> Model:
     context = max(site.rope.context for site in sites if site.scaled)
     more, obstacles, reach = observe(text_type, row, sized, sites, context)
-    notes += [*more, *logit_scales(text, row, sites)]
+    notes += [*more, *departures(row, text, sites), *logit_scales(text, row, sites)]
     allowed = _forms(row, sites, notes)
     growing, windowed = kv_values(text, row, sized, defaults)
     whole = all(partial_factor(row, s.params) == 1 for s in sites) and row.dim == "head_dim"

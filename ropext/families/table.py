@@ -67,6 +67,7 @@ class Family:
     masked_lm: bool = False
     original: int = 0  # tokens it was trained on before a linear scaling, which names no length
     gate: Gate | None = None
+    one_theta: bool = False  # the authors have one theta for every layer
     null_theta_stops: bool = False  # rope_theta null means no rotation
     rotates_only_windows: bool = False
     every_layer_windowed: bool = False  # sliding_window, where set, holds for all layers
@@ -240,6 +241,9 @@ FAMILIES: dict[str, Family] = {
             Label("sliding_attention", windowed=True),
             Label("full_attention", theta="rope_theta"),
         ),
+        one_theta=True,
+        remark="some releases of transformers 5 scale its sliding layers too (their issue 45945), "
+        "5.23 does not; the proof shows which yours is",
     ),
     "modernbert": replace(MODERNBERT, masked_lm=True),
     "modernbert-decoder": MODERNBERT,
