@@ -45,7 +45,7 @@ def _crop(cache: Any, count: int, length: int) -> bool:
     """Take the last `count` tokens off; False where this cache cannot."""
     try:
         cache.crop(-count)
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError, ValueError):  # the last before transformers 5.18
         return False
     return int(cache.get_seq_length()) == length
 

@@ -36,7 +36,7 @@ def test_the_command_of_a_step_asks_for_what_the_step_does(group, step):
     subject = next(str(params.pop(name)) for name in ("model", "directory") if name in params)
     assert subject == step.at(FOLDER, step.subject)
     if step.output:
-        assert params.pop("output") == FOLDER / step.output
+        assert Path(params.pop("output")) == FOLDER / step.output  # typer 0.28 has it as a text
     asked = {name: value for name, value in params.items() if name in step.options}
     assert set(asked) == set(step.options)
     for name, value in step.options.items():

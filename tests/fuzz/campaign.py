@@ -252,7 +252,7 @@ def _check_files(directory: Path) -> None:
         return
     attempt(verifying._expected, model, record, None)
     lengths = attempt(lambda: [*verifying._lengths(snapshot, model, record, None)])
-    weights = attempt(lambda: [*verifying._weights(snapshot, record, None, True)])
+    weights = attempt(lambda: [*verifying._weights(snapshot, record, None, deep=True, keep=False)])
     for found in (lengths, weights):
         for check in found if isinstance(found, list) else ():
             check_sentence(check.sentence)

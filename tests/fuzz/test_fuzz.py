@@ -4,7 +4,7 @@ import json
 from random import Random
 
 import pytest
-from fuzz import campaign, mutating, seeds
+from fuzz import campaign, mutating, oracle, seeds
 from fuzz.campaign import Tally, make_input, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -36,6 +36,18 @@ def test_a_quarter_gets_as_far_as_a_plan(tally, capsys):
         print(f"\nfuzz: {planned} of {INPUTS} planned, {len(tally.sentences)} kinds of sentences")
     assert planned >= INPUTS / 4
     assert len(tally.sentences) >= 30
+
+
+@pytest.mark.slow
+def test_stock_builds_what_was_read_and_planned(tally, capsys):
+    """At least a hundred configs and plans; .ci/slow judges more of other inputs."""
+    if sum(tally.outcomes.values()) < INPUTS:
+        pytest.skip("only a part of the inputs was run")
+    verdicts = oracle.judge(tally.planned, 120)
+    with capsys.disabled():
+        print(f"\nfuzz: stock transformers has {verdicts.equal} spectra equal")
+    assert not verdicts.wrong, "\n".join(verdicts.wrong)
+    assert verdicts.equal >= 100
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))

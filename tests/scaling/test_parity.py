@@ -135,6 +135,7 @@ def test_partial_rotation_counts_the_channels_that_rotate(case: Case) -> None:
                 num_attention_heads=2,
                 max_position_embeddings=target,
                 rope_parameters=params | {"partial_rotary_factor": share},
+                partial_rotary_factor=share,  # where it is written for transformers before 5.18
             )
             module = PhiRotaryEmbedding(config)
             what = f"{case_id(case)} {dim} of {head_dim} channels {context} -> {target}"

@@ -22,8 +22,8 @@ from ropext.evaluation.forward import NanInLogits
 from ropext.narration import Pace, unseen
 from ropext.training import (
     engine,
+    estimates,
     evaluating,
-    interrupts,
     plan_finetune,
     plan_fit,
     run_finetune,
@@ -287,16 +287,26 @@ def test_killed_it_goes_on_with_the_losses_of_an_uninterrupted_run(
 def test_an_interrupt_saves_and_the_same_call_goes_on(
     tuned, extended, stories, tmp_path, monkeypatch
 ):
-    asked = []
-    monkeypatch.setattr(
-        interrupts.Signals, "asked", lambda self, trainer: bool(asked.append(1) or len(asked) == 2)
-    )
-    caught = property(lambda self: len(asked) >= 2, lambda self, value: None)
-    monkeypatch.setattr(interrupts.Signals, "caught", caught, raising=False)
+    step, output = engine._Trainer.training_step, tmp_path / "out"
+
+    def asks(self, *args, **kwargs):
+        if self.state.global_step == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(engine._Trainer, "training_step", asks)
     with pytest.raises(Stopped, match="saved after step 2 of 8; the same command goes on"):
-        run_finetune(extended, str(stories), tmp_path / "out", **RUN | {"eval_every": 8})
+        run_finetune(extended, str(stories), output, **RUN)
     assert Stopped.exit_code == 4
     assert (tmp_path / "out.run" / "tuned" / "checkpoint-2" / "complete").exists()
+    monkeypatch.undo()
+    told = []
+    done = run_finetune(extended, str(stories), output, say=told.append, **RUN)
+    assert "going on after step 2" in told
+    assert done.losses == tuned[0].losses
+    merged = load_file(output / "model.safetensors")
+    for name, tensor in load_file(tuned[1] / "model.safetensors").items():
+        assert torch.equal(merged[name], tensor), name
 
 
 def interrupt(monkeypatch, label):
@@ -395,14 +405,55 @@ def test_early_stopping_merges_the_best_evaluated_weights(extended, stories, tmp
     assert all(torch.equal(best[name], merged[name]) for name in best)
 
 
-def test_pose_trains_the_target_inside_the_context(extended, stories, tmp_path):
-    options = RUN | {"steps": 4, "strategy": "pose"}
-    done = run_finetune(extended, str(stories), tmp_path / "out", **options)
-    settings = done.planned.prepared.settings
-    assert settings.row_tokens.value == 128
-    assert settings.rows.value == 4
+def test_pose_trains_positions_up_to_the_target_in_rows_of_half_of_it(
+    extended, stories, tmp_path, monkeypatch
+):
+    compute, seen = engine._Trainer.compute_loss, []
+
+    def looks(self, model, inputs, *args, **kwargs):
+        seen.append({key: inputs[key].clone() for key in ("input_ids", "position_ids")})
+        return compute(self, model, inputs, *args, **kwargs)
+
+    monkeypatch.setattr(engine._Trainer, "compute_loss", looks)
+    options = RUN | {"steps": 4, "strategy": "pose", "eval_documents": 0}
+    run_finetune(extended, str(stories), tmp_path / "out", **options)
+    # What the model was given: 16 rows of 128 tokens, each with one jump, up to position 255.
+    assert {own["input_ids"].shape[1] for own in seen} == {128}
+    positions = torch.cat([own["position_ids"] for own in seen])
+    assert positions.shape == (16, 128)
+    assert ((positions.diff() != 1).sum(1) == 1).sum() >= 14  # a jump of none is drawn once in 129
+    assert 220 < int(positions.max()) < 256
     record = json.loads((tmp_path / "out" / "ropext.json").read_text())
     assert record["finetune"]["strategy"] == "pose"
+
+
+@pytest.mark.parametrize(("free", "times"), [(10**6, 2), (10**12, 1)])
+def test_layers_run_again_in_the_backward_pass_only_where_memory_is_short(
+    extended, stories, tmp_path, monkeypatch, free, times
+):
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    from ropext.evaluation import loading
+
+    step, forward, runs = engine._Trainer.training_step, LlamaMLP.forward, []
+
+    def counts(self, *args, **kwargs):
+        if runs:  # not the probe before the first step
+            runs[-1] += 1
+        return forward(self, *args, **kwargs)
+
+    def begins(self, *args, **kwargs):
+        runs.append(0)
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(loading, "free_memory", lambda device: free)
+    monkeypatch.setattr(estimates, "check_fits", lambda *args, **more: None)
+    monkeypatch.setattr(LlamaMLP, "forward", counts)
+    monkeypatch.setattr(engine._Trainer, "training_step", begins)
+    options = RUN | {"steps": 1, "eval_documents": 0, "micro_rows": 2}
+    done = run_finetune(extended, str(stories), tmp_path / "out", **options)
+    assert done.planned.estimate.recompute is (times == 2)
+    assert runs == [2 * times]  # one in each of two layers
 
 
 def test_mistakes_are_told_in_a_sentence(base, extended, stories, tmp_path):

@@ -180,7 +180,7 @@ def test_what_cannot_fit_is_refused_with_the_longest_row_that_would():
         assert not any(own in str(refused.value) for own in ("pose", "qlora", "FSDP"))
 
 
-def test_layers_are_run_again_only_where_memory_is_short():
+def test_to_run_layers_again_takes_more_flops_and_less_memory():
     shape = shape_of(new_llama())
     run = settings(1e7, 64, 256, batch_tokens=512)
     short, ample = (estimates.estimate(shape, run, 0, 2, free=f) for f in (10**6, 10**9))
