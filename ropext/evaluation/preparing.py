@@ -100,10 +100,13 @@ def _corpus_warnings(corpus: Corpus, grid: Sequence[int], split: str | None) -> 
             f"{length_text(corpus.lengths[-1])} tokens and are not read"
         )
     if len(corpus.documents) < FEWEST_DOCUMENTS:
-        lines.append(
-            f"{len(corpus.documents)} documents give ranges in place of intervals, and no verdict "
-            f"({FEWEST_DOCUMENTS} or more give both)"
+        count = len(corpus.documents)
+        few = (
+            f"{count} documents give ranges in place of intervals"
+            if count > 1
+            else ("one document gives no interval")
         )
+        lines.append(f"{few}, and no verdict ({FEWEST_DOCUMENTS} or more give both)")
     if corpus.packed:
         lines.append(
             "documents were glued (--pack): the numbers say how the model holds up at far "
