@@ -1,0 +1,97 @@
+"""Which model types the proof's forward pass runs on, and what it costs over all of them.
+
+    python benchmarks/proof_types.py > benchmarks/results/proof-types-DATE.md
+
+Every rotary type of the census, as the tests' tiny config of it, extended 4 times; one child
+process. A type whose tiny config stock itself cannot build or run is counted with its reason.
+"""
+
+import importlib.metadata as metadata
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "families"))
+
+import tiny
+
+from ropext import proof
+from ropext.errors import ProofFailed, RopextError
+from ropext.families import data
+from ropext.planning import Plan, make_plan
+from ropext.recipe import Recipe
+
+METHODS = ("yarn", "ntk", "pi")  # the first that the family can carry
+
+
+def planned(config: dict[str, Any]) -> Plan | None:
+    for method in METHODS:
+        try:
+            return make_plan(config, Recipe(method=method, factor=4, even_so=True))
+        except RopextError:
+            continue
+    return None
+
+
+def outcome(built: dict[str, Any], plan: Plan) -> tuple[str, str]:
+    if built["error"]:
+        return "not built by stock", built["error"]
+    try:
+        said = proof.compare(built, proof.expected(plan.sites, plan.factor), tensors=False).forward
+    except ProofFailed as error:
+        return "FAILED", str(error)
+    if "not run" in said:
+        return "not run", said.partition(": ")[2]
+    return ("finite, not compared" if "not compared" in said else "equal"), said
+
+
+def main() -> None:
+    bases = {
+        name: tiny.wrapped(name, tiny.modern(found[0]))
+        for name in sorted(data.census())
+        if (found := tiny.text_part(name))
+    }
+    plans = {name: plan for name, config in bases.items() if (plan := planned(config))}
+    with tempfile.TemporaryDirectory() as root:
+        directories, forwards = [], []
+        for name, plan in plans.items():
+            directories.append(Path(root, name))
+            directories[-1].mkdir()
+            (directories[-1] / "config.json").write_text(json.dumps(plan.config))
+            asked = proof.Forward(plan.context, plan.target, bases[name])
+            forwards.append((asked, proof.expected(plan.sites, plan.factor)))
+        paths = [plan.model.path for plan in plans.values()]
+        found = proof.build(directories, text_paths=paths, forwards=forwards, tensors=False)
+    rows: dict[str, list[tuple[str, str]]] = {}
+    for (name, plan), built in zip(plans.items(), found, strict=True):
+        kind, said = outcome(built, plan)
+        rows.setdefault(kind, []).append((name, said.replace(directories[0].parent.name, "")))
+    report(rows, [built["forward"]["cost"]["cpu_seconds"] for built in found if not built["error"]])
+
+
+def report(rows: dict[str, list[tuple[str, str]]], seconds: list[float]) -> None:
+    versions = {name: metadata.version(name) for name in ("torch", "transformers")}
+    print("# The proof's forward pass, over model types\n")
+    print("Command: `python benchmarks/proof_types.py`\n")
+    print(f"Versions: {', '.join(f'{k} {v}' for k, v in versions.items())}.\n")
+    seconds.sort()
+    print(
+        f"CPU seconds of one pass: median {seconds[len(seconds) // 2]:.2f}, largest "
+        f"{seconds[-1]:.2f}, over {len(seconds)} types.\n"
+    )
+    print("| outcome | types |\n|---|---|")
+    for kind, entries in sorted(rows.items()):
+        print(f"| {kind} | {len(entries)} |")
+    for kind, entries in sorted(rows.items()):
+        print(f"\n## {kind}\n")
+        if kind == "equal":
+            print(" ".join(name for name, _ in entries))
+            continue
+        for name, said in entries:
+            print(f"- {name}: {said.splitlines()[0][:160]}")
+
+
+if __name__ == "__main__":
+    main()
