@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sample_checkpoint import record
 
+from ropext import families
 from ropext.checkpoint import provenance, records
-from ropext.checkpoint.provenance import WeightFile, clean_command, scrub
+from ropext.checkpoint.provenance import WeightFile, base_config, clean_command, scrub
 from ropext.errors import InputError
 from ropext.rope import Spectrum
 
@@ -141,3 +142,17 @@ def test_commands_lose_their_secrets_and_nothing_else(given_: list[str], kept: s
 def test_the_token_of_the_environment_is_scrubbed_whatever_its_shape(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "an odd token")
     assert scrub("x an odd token y") == "x *** y"
+
+
+def test_the_base_config_comes_back_without_the_keys_that_were_new() -> None:
+    """A null would be read otherwise than an absent key (olmo3's rope_scaling, head_dim)."""
+    base = {"model_type": "llama", "head_dim": None, "rope_parameters": {"rope_theta": 1e4}}
+    written = {
+        "model_type": "llama",
+        "head_dim": 64,
+        "rope_scaling": {"type": "linear", "factor": 4.0},
+        "rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0},
+    }
+    edits = [{"file": "config.json"} | edit.to_json() for edit in families.diff(base, written)]
+    edits.append({"file": "tokenizer_config.json", "key": "model_max_length", "before": 1})
+    assert base_config(written, replace(record(), edits=tuple(edits))) == base
