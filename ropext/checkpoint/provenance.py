@@ -24,6 +24,8 @@ NAME = "ropext.json"
 SAMPLES, SAMPLE_BYTES = 64, 65536  # blocks of a weight file that are hashed to know it again
 SCHEMA = 1
 SAVED = "saved_from_memory"  # section of a record whose weights may have been trained by anyone
+# Sections of the record: hashes of the documents that were trained on, and the trainings.
+TRAINED_ON, TRAININGS = "trained_on", ("fit", "finetune")
 
 # What can change a result. Looked up by their metadata, never imported.
 LIBRARIES = ("transformers", "torch", "safetensors", "huggingface_hub", "peft", "accelerate")
@@ -244,6 +246,15 @@ def base_config(config: Mapping[str, Any], record: Record) -> dict[str, Any]:
         else:  # it was new, and null would be read otherwise than absent
             holder.pop(key, None)
     return out
+
+
+def with_training(record: Record) -> dict[str, Any]:
+    """The sections of a record, and among them what was trained on; of a training before there were
+    hashes, that it is not known."""
+    more = dict(record.more)
+    if TRAINED_ON not in more and (done := [name for name in TRAININGS if more.get(name)]):
+        more[TRAINED_ON] = {"not_recorded": done}
+    return more
 
 
 def edits_to_json(edits: Iterable[Any]) -> tuple[dict[str, Any], ...]:

@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from ropext.checkpoint.jsontext import read_object
-from ropext.checkpoint.provenance import NAME, SCHEMA, Record, SiteRecord, WeightFile
+from ropext.checkpoint.provenance import (
+    NAME,
+    SCHEMA,
+    TRAINED_ON,
+    Record,
+    SiteRecord,
+    WeightFile,
+    with_training,
+)
 from ropext.checkpoint.snapshot import is_plain_name
 from ropext.errors import InputError
 from ropext.rope import Spectrum
@@ -42,6 +50,17 @@ def read_record(directory: Path) -> Record | None:
         proof=None if known["proof"] is None else reader.object("proof", known["proof"]),
         more=content,
     )
+
+
+def inherited_training(directory: Path) -> dict[str, Any]:
+    """The section of what was trained on, for the record of a checkpoint that is made of this
+    one."""
+    try:
+        record = read_record(directory)
+    except InputError:
+        return {TRAINED_ON: {"not_recorded": ["its base's record cannot be read"]}}
+    known = with_training(record).get(TRAINED_ON) if record else None
+    return {TRAINED_ON: known} if known else {}
 
 
 _KNOWN = (

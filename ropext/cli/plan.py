@@ -108,5 +108,6 @@ def _measure(
     made = found.plans[wishes["method"]] if "method" in wishes else found.taken
     if plot is not None:
         out.picture(plot, made.main.rope, made.spectra(), made.target, made.name)
-    body = ranked.text(found.ranking, found.plans, found.left_out)
+    mark = found.overlap.mark if found.overlap else ""
+    body = ranked.text(found.ranking, found.plans, found.left_out, mark)
     out.result(f"{text.plan(made)}\n\n{body}", made.to_json() | {"measured": found.to_json()})

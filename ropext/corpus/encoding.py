@@ -2,15 +2,17 @@
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ropext.corpus.fingerprints import Fingerprint, fingerprint
 from ropext.corpus.sources import Messages, RawDocument
 from ropext.errors import InputError
+from ropext.results.overlap import Hashes
 
 Ids = npt.NDArray[np.int32]
 Counts = npt.NDArray[np.int32]
@@ -33,15 +35,21 @@ class Document:
     ids: Ids
     token_bytes: Counts
     has_bos: bool
+    fingerprint: Fingerprint = field(default_factory=Fingerprint)
 
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def known_by(self) -> tuple[str, tuple[int, ...], Hashes]:
+        """Its name, and what tells whether it was trained on."""
+        return self.name, self.fingerprint.contents, self.fingerprint.passages
+
     def cut(self, length: int) -> "Document":
         """Its first `length` tokens."""
-        return Document(
-            self.name, self.key, self.ids[:length], self.token_bytes[:length], self.has_bos
-        )
+        ids, sizes = self.ids[:length], self.token_bytes[:length]
+        shorter = self.fingerprint.cut(length / max(1, len(self.ids)))
+        return Document(self.name, self.key, ids, sizes, self.has_bos, shorter)
 
     def prefix_hashes(self, lengths: Iterable[int]) -> dict[int, str]:
         """SHA-256 of the first C token ids (little-endian int32), for each length C it has."""
@@ -115,9 +123,10 @@ class DocumentEncoder:
         elif has_bos:
             # The text (a chat template, say) brings its own BOS: one is enough.
             sizes[0] = 0
-        ids = ids[:limit].astype(np.int32)
+        ids, sizes = ids[:limit].astype(np.int32), sizes[:limit].astype(np.int32)
         self._check(name, ids)
-        return Document(name, self.key(text), ids, sizes[:limit].astype(np.int32), has_bos)
+        read = text.encode("utf-8", "replace")[: int(sizes.sum())].decode("utf-8", "ignore")
+        return Document(name, self.key(text), ids, sizes, has_bos, fingerprint(text, read))
 
     def _encode(self, text: str) -> tuple[Ids, Counts]:
         if getattr(self.tokenizer, "is_fast", False):

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from ropext.corpus.encoding import Document, DocumentEncoder
+from ropext.corpus.fingerprints import joined
 from ropext.corpus.sources import RawDocument
 from ropext.errors import InputError
 from ropext.results.lengths import length_text
@@ -241,4 +242,5 @@ def _joined(parts: list[Document]) -> Document:
         np.concatenate([part.ids for part in parts]),
         np.concatenate([part.token_bytes for part in parts]),
         parts[0].has_bos,
+        joined(part.fingerprint for part in parts),
     )

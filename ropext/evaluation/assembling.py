@@ -12,6 +12,7 @@ from ropext.evaluation.preparing import Prepared
 from ropext.evaluation.variants import Lineup, Variant
 from ropext.files import write_json, write_text
 from ropext.results import rundir
+from ropext.results.overlap import marked
 from ropext.results.perplexity import by_position, strided_values, text_values, verdicts
 from ropext.results.protocols import PROTOCOLS
 from ropext.results.readings import Reading
@@ -103,6 +104,8 @@ def _variant(
         positions = by_position(frame, reading, against)
         if options.protocol == "hf-stride" and not own.is_base:
             values |= strided_values(frame, _strides(path, own, prepared))
+    overlap, in_text = prepared.overlaps.get(own.label), options.haystack == "text"
+    name = marked(own.label, overlap.mark if overlap else "")
     scores = items[own.label]
     values |= retrieval_values(scores, frame.context, frame.bootstrap) if scores else {}
     return {
@@ -117,7 +120,8 @@ def _variant(
         "retrieval": {
             task: [_plain(cell) for cell in cells] for task, cells in heat_map(scores).items()
         },
-        "verdicts": [] if own.is_base else verdicts(frame, values, own.label),
+        "overlap": None if overlap is None else overlap.to_json() | {"questions": in_text},
+        "verdicts": [] if own.is_base else verdicts(frame, values, name),
     }
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -23,9 +23,10 @@ from ropext.corpus import (
 from ropext.corpus.splitting import REMEDY, WINDOWS
 from ropext.errors import UsageError
 from ropext.evaluation.options import Options, describe_lengths
-from ropext.evaluation.variants import Lineup
+from ropext.evaluation.variants import Lineup, trained_on
 from ropext.results import rundir
 from ropext.results.lengths import doubling_grid, length_text, tail_tokens
+from ropext.results.overlap import Overlap, overlap
 from ropext.results.perplexity import Frame
 from ropext.results.protocols import PROTOCOLS
 from ropext.results.readings import Documents
@@ -48,6 +49,7 @@ class Prepared:
     questions: tuple[tuple[Item, ...], ...]
     bos: int | None
     warnings: tuple[str, ...]
+    overlaps: Mapping[str, Overlap]  # of the variants that were trained, by label
 
 
 def prepare(lineup: Lineup, options: Options, encoder: DocumentEncoder) -> Prepared:
@@ -71,9 +73,26 @@ def prepare(lineup: Lineup, options: Options, encoder: DocumentEncoder) -> Prepa
         break
     frame = Frame(lineup.context, grid, tail_tokens(lineup.context), Bootstrap(options.seed))
     documents = _documents(corpus, grid) if corpus is not None else None
+    overlaps = overlaps_of(lineup, corpus)
+    warnings += _overlap_warnings(overlaps)
     questions, left_out = _questions(options, grid, encoder, corpus)
     warnings += left_out
-    return Prepared(frame, corpus, documents, questions, encoder.bos, tuple(warnings))
+    return Prepared(frame, corpus, documents, questions, encoder.bos, tuple(warnings), overlaps)
+
+
+def overlaps_of(lineup: Lineup, corpus: Corpus | None) -> dict[str, Overlap]:
+    """What each variant that was trained was trained on of the documents that are read."""
+    read = [own.known_by for own in corpus.documents] if corpus else []
+    found = {own.label: overlap(trained_on(own), read) for own in lineup.variants}
+    return {label: own for label, own in found.items() if own is not None}
+
+
+def _overlap_warnings(overlaps: Mapping[str, Overlap]) -> list[str]:
+    by_sentence: dict[str, list[str]] = {}
+    for label, own in overlaps.items():
+        if own.sentence:
+            by_sentence.setdefault(own.sentence, []).append(label)
+    return [f"{', '.join(labels)}: {sentence}" for sentence, labels in by_sentence.items()]
 
 
 def _corpus_warnings(corpus: Corpus, grid: Sequence[int], split: str | None) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 from ropext import recipe as recipes
 from ropext import scaling
 from ropext.checkpoint import open_snapshot
+from ropext.checkpoint.records import read_record
 from ropext.checkpoint.snapshot import Snapshot, with_weights
 from ropext.corpus import (
     Corpus,
@@ -27,6 +28,7 @@ from ropext.looking import read_text
 from ropext.planning import Plan, make_plan
 from ropext.recipe import KNOBS, Recipe
 from ropext.results.lengths import length_text
+from ropext.results.overlap import Overlap, as_json, overlap, trained_in
 from ropext.results.perplexity import Frame
 from ropext.results.ranking import Ranking, rank_readings
 
@@ -108,6 +110,7 @@ class Measured:
     left_out: Mapping[str, str]
     corpus: Corpus
     tokens: int  # forward tokens spent
+    overlap: Overlap | None  # of the documents that the model was trained on
 
     @property
     def taken(self) -> Plan:
@@ -119,6 +122,7 @@ class Measured:
             "left_out": dict(self.left_out),
             "data": self.corpus.to_json(),
             "forward_tokens": self.tokens,
+            "overlap": as_json(self.overlap),
         }
 
 
@@ -145,6 +149,10 @@ def measure(
     options = build({"data": data, "lengths": (first.target,)} | dict(reading or {}))
     corpus = _documents(snapshot, options, first, trust_remote_code)
     frame = frame_of(first.model.context, first.target, options.seed)
+    known = trained_in(read_record(snapshot.directory))
+    found = overlap(known, [own.known_by for own in corpus.documents])
+    if found and found.sentence:
+        hooks.say(f"warning: {found.sentence}")
     _announce(hooks, frame, corpus, forms)
     snapshot = with_weights(snapshot)
     said = loading.out_of_memory(model, "a measurement keeps nothing")
@@ -160,7 +168,7 @@ def measure(
     )
     with loading.silenced(), loading.memory_errors(said):
         ranking = rank(bench, forms.plans)
-    return Measured(ranking, forms.plans, forms.left_out, corpus, bench.tokens)
+    return Measured(ranking, forms.plans, forms.left_out, corpus, bench.tokens, found)
 
 
 def _documents(snapshot: Snapshot, options: Options, made: Plan, trust_remote_code: bool) -> Corpus:

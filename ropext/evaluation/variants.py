@@ -3,11 +3,13 @@
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from ropext import families
 from ropext.checkpoint import Snapshot, open_snapshot
-from ropext.checkpoint.provenance import SAVED, Record, SiteRecord
+from ropext.checkpoint.jsontext import read_object
+from ropext.checkpoint.provenance import SAVED, TRAININGS, Record, SiteRecord
 from ropext.checkpoint.records import read_record
 from ropext.checkpoint.snapshot import with_weights
 from ropext.describing import READ_FROM, record_of_config, scaled_by_config
@@ -16,11 +18,12 @@ from ropext.evaluation.options import Options
 from ropext.evaluation.pinning import PINNED
 from ropext.planning import make_plan
 from ropext.recipe import Recipe
+from ropext.results.overlap import HASHES, Trained, both, from_json, trained_in, unknown
 from ropext.rope import Spectrum
 
 # The section of ropext.json that says that weights were trained after the extension.
-TRAINED = "finetune"
-LATER = {"fit": "fitted", TRAINED: "tuned"}  # section of ropext.json -> what the checkpoint is
+FITTED, TRAINED = TRAININGS
+LATER = {FITTED: "fitted", TRAINED: "tuned"}  # section of ropext.json -> what the checkpoint is
 BESIDE = "base"  # the extended, untuned checkpoint inside of a tuned one
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
@@ -52,6 +55,20 @@ class Lineup:
     context: int
     limit: int  # the longest context that any of them was made for
     warnings: tuple[str, ...] = ()
+
+
+def trained_on(variant: Variant) -> Trained | None:
+    """What is known of the documents that a variant was trained or fitted on."""
+    record = read_record(variant.snapshot.directory)
+    if variant.original and record is not None and record.more.get(FITTED):
+        record = None  # the spectrum of before the fit
+    before = trained_in(record)
+    if variant.adapter is None:
+        return before
+    hashes = Path(variant.adapter, HASHES)
+    if not hashes.is_file():
+        return both(before, unknown("the adapter"))
+    return both(before, from_json(read_object(hashes)))
 
 
 def line_up(model: str, revision: str | None, options: Options) -> Lineup:

@@ -1,12 +1,13 @@
 """Plan, write, prove: one extended checkpoint. Nothing here imports torch."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ropext import proof, recipe
 from ropext.checkpoint import Snapshot, open_snapshot, provenance, with_weights
+from ropext.checkpoint.records import inherited_training
 from ropext.checkpoint.transfer import Link
 from ropext.checkpoint.writing import Written, check_writable, write_checkpoint
 from ropext.describing import card_of, record_of
@@ -123,7 +124,10 @@ def write_extension(
         snapshot,
         output,
         config=made.config,
-        record=record_of(made, provenance.base_of(snapshot), command),
+        record=replace(
+            record_of(made, provenance.base_of(snapshot), command),
+            more=inherited_training(snapshot.directory),
+        ),
         card=lambda proved: card_of(made, snapshot, output.name, proved),
         link=link,
         force=force,

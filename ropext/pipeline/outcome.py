@@ -26,6 +26,7 @@ from ropext.pipeline.steps import TUNED, Work
 from ropext.report import measured, page
 from ropext.results import contest, rundir
 from ropext.results.gates import Outcome
+from ropext.results.overlap import overlap_in
 from ropext.workdir import Flat
 
 SECTION = "run"  # of ropext.json
@@ -176,7 +177,7 @@ def _numbers(results: Mapping[str, Any]) -> dict[str, Any]:
     names = ("protocol", "protocol_text", "context", "lengths", "tail_tokens", "documents", "seed")
     return {name: results[name] for name in names} | {
         "variants": {
-            label: {"kind": own["kind"], "target": own["target"], "metrics": own["metrics"]}
+            label: {name: own.get(name) for name in ("kind", "target", "metrics", "overlap")}
             for label, own in results["variants"].items()
         }
     }
@@ -188,7 +189,14 @@ def _for_card(found: Evidence) -> tuple[list[str], list[tuple[str, card.Table]]]
         shown = [measured.headline(found.results), measured.summary(found.results)]
         shown += measured.retrieval_tables(found.results)
         tables = [(f"{t.title}. {t.note}.", card.Table(t.header, t.rows)) for t in shown if t]
-    return [gate_line(gate) for gate in found.gates], tables
+    return [*(gate_line(gate) for gate in found.gates), *_overlaps(found)], tables
+
+
+def _overlaps(found: Evidence) -> list[str]:
+    """What is said of models that were trained on what they are measured on."""
+    variants = found.results["variants"] if found.results is not None else {}
+    overlaps = {label: overlap_in(own.get("overlap")) for label, own in variants.items()}
+    return [f"{label}: {own.sentence}." for label, own in overlaps.items() if own and own.sentence]
 
 
 def gate_line(gate: Outcome) -> str:
@@ -259,8 +267,10 @@ def _training_table(work: Work) -> measured.Table | None:
     from ropext.training import showing
 
     told = read_object(work.checkpoints[TUNED] / provenance.NAME).get("finetune") or {}
-    table = showing.table_of(told.get("numbers") or {}, work.plan.target)
+    overlap = overlap_in(told.get("overlap"))
+    table = showing.table_of(told.get("numbers") or {}, work.plan.target, told.get("overlap"))
     if table is None:
         return None
-    note = f"{told['steps']} steps, {told['tokens']:,} tokens; documents held out of the training"
+    note = f"{told['steps']} steps, {told['tokens']:,} tokens"
+    note += f"; {overlap.of_documents}" if overlap else ""
     return measured.Table("Fine-tuning", note, table.header, table.rows)

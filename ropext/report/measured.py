@@ -9,6 +9,7 @@ from typing import Any
 from ropext.report.text import table
 from ropext.results.comparison import Comparison
 from ropext.results.lengths import length_text
+from ropext.results.overlap import mark_of, marked
 from ropext.results.values import Value
 
 Results = Mapping[str, Any]
@@ -56,6 +57,11 @@ def metrics_of(results: Results, label: str) -> dict[str, Value]:
     return {name: Value.from_json(data) for name, data in stored.items()}
 
 
+def _row_name(results: Results, label: str, *, questions: bool = False) -> str:
+    """A variant with the mark of numbers over documents that it was trained on."""
+    return marked(label, mark_of(results["variants"][label], questions=questions))
+
+
 def _per_length(
     results: Results, name: str, title: str, note: str, digits: int = 3, sign: bool = False
 ) -> Table | None:
@@ -65,7 +71,7 @@ def _per_length(
         values = metrics_of(results, label)
         if any(f"{name}@{length}" in values for length in lengths):
             cells = [shown(values.get(f"{name}@{length}"), digits, sign) for length in lengths]
-            rows.append((label, *cells))
+            rows.append((_row_name(results, label), *cells))
     if not rows:
         return None
     return Table(title, note, ("", *(length_text(length) for length in lengths)), tuple(rows))
@@ -130,7 +136,7 @@ def summary(results: Results) -> Table | None:
             sure = "" if reach.ci95 else " (point)"
             rows.append(
                 (
-                    label,
+                    _row_name(results, label),
                     shown(values["short_tax"], 4, sign=True),
                     length_text(int(reach.value)) + sure,
                 )
@@ -154,7 +160,7 @@ def _positions(results: Results) -> Table | None:
         if variant["positions"]:
             header = ("", *(f"{row['start']}…{row['stop']}" for row in variant["positions"]))
             cells = [number(_read(row["nll"]).value) for row in variant["positions"]]
-            rows.append((label, *cells))
+            rows.append((_row_name(results, label), *cells))
     if header is None:
         return None
     note = "nats per token at positions [start, stop); octaves split at the trained context"
@@ -178,7 +184,7 @@ def retrieval_tables(results: Results) -> list[Table]:
                 values = metrics_of(results, label)
                 cells = [_share(values.get(f"{task}@{length}")) for length in results["lengths"]]
                 reach = length_text(int(values[f"effective_context.{task}"].value))
-                rows.append((label, *cells, reach))
+                rows.append((_row_name(results, label, questions=True), *cells, reach))
         header = ("", *(length_text(length) for length in results["lengths"]), "effective")
         note = (
             "share of questions whose every answer token is the model's first choice, with its "
@@ -215,13 +221,16 @@ def comparison_tables(compared: Comparison) -> list[Table]:
     labels = list(compared.rows[0].tails)
     lengths = tuple(length_text(row.length) for row in compared.rows)
     others = [label for label in labels if label != compared.reference]
-    tails = [(label, *(shown(row.tails[label]) for row in compared.rows)) for label in labels]
+    names = {label: marked(label, compared.marks.get(label, "")) for label in labels}
+    tails = [
+        (names[label], *(shown(row.tails[label]) for row in compared.rows)) for label in labels
+    ]
     tails.append(("winner", *(row.winner or NOTHING for row in compared.rows)))
     deltas = [
-        (label, *(shown(row.differences[label], 4, sign=True) for row in compared.rows))
+        (names[label], *(shown(row.differences[label], 4, sign=True) for row in compared.rows))
         for label in others
     ]
-    short = [(label, shown(compared.short[label], 4, sign=True)) for label in others]
+    short = [(names[label], shown(compared.short[label], 4, sign=True)) for label in others]
     return [
         Table(
             f"Tail perplexity, {compared.paired} paired documents",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ropext.recipe import KINDS, Recipe
 from ropext.report.measured import NOTHING, Table, as_text, number, shown
 from ropext.results.lengths import length_text
+from ropext.results.overlap import marked
 from ropext.results.ranking import Ranking, Standing
 from ropext.wishes import flag
 
@@ -16,15 +17,17 @@ if TYPE_CHECKING:
     from ropext.planning import Plan
 
 
-def text(ranking: Ranking, plans: "Mapping[str, Plan]", left_out: Mapping[str, str]) -> str:
-    """`ropext plan --measure` as text."""
+def text(
+    ranking: Ranking, plans: "Mapping[str, Plan]", left_out: Mapping[str, str], mark: str = ""
+) -> str:
+    """`ropext plan --measure` as text; `mark` says how many of the documents were trained on."""
     lines = [verdict(ranking), *_against_base(ranking)]
     lines += [f"not measured: {method}: {why}" for method, why in left_out.items()]
     command = extend_command(plans[ranking.taken])
-    return f"{as_text([table(ranking)], lines)}\n\nto extend with it\n  {command}"
+    return f"{as_text([table(ranking, mark)], lines)}\n\nto extend with it\n  {command}"
 
 
-def table(ranking: Ranking) -> Table:
+def table(ranking: Ranking, mark: str = "") -> Table:
     """A row per method, the lowest tail first, the base's short window at the end."""
     rows = [
         (
@@ -41,7 +44,7 @@ def table(ranking: Ranking) -> Table:
         rows.append(("base", shown(ranking.in_window), *(NOTHING,) * 4))
     return Table(
         f"Tail perplexity at {length_text(ranking.frame.longest)}: the last {ranking.frame.tail} "
-        f"tokens, {ranking.documents} documents",
+        f"tokens, {marked(f'{ranking.documents} documents', mark)}",
         "behind = nats a token above the lowest, paired by document, each interval for itself; "
         "lowest in = share of the bootstrap's resamples; gain = against the base through its short "
         "window",

@@ -18,7 +18,9 @@ from ropext.results.perplexity import Frame
 from ropext.results.readings import Documents, Reading
 from ropext.results.retrieval import ItemScore, mean_of
 from ropext.results.values import Bootstrap, Value
+from ropext.tasks import TASKS
 
+_TASKS = frozenset(task.name for task in TASKS)
 RISK = 0.025  # of a two-sided 95 % interval, on one side
 
 
@@ -31,6 +33,14 @@ class Contender:
     documents: Documents | None
     reading: Reading | None
     items: tuple[ItemScore, ...] = ()
+    # Of numbers over documents that it was trained on, and of answers to questions about them.
+    mark: str = ""
+    mark_of_questions: str = ""
+
+    def mark_at(self, metric: str) -> str:
+        """What stands beside a number."""
+        name = metric.partition("@")[0].removeprefix("effective_context.").removesuffix("_nll")
+        return self.mark_of_questions if name in _TASKS else self.mark
 
 
 @dataclass(frozen=True)
@@ -55,6 +65,7 @@ class Comparison:
     # Per label: (start, stop, difference to the reference in nats).
     positions: Mapping[str, tuple[tuple[int, int, Value], ...]]
     short: Mapping[str, Value]  # difference inside the trained context
+    marks: Mapping[str, str]  # of those that were trained on these documents
 
 
 def to_json(compared: Comparison) -> dict[str, Any]:
@@ -81,6 +92,7 @@ def to_json(compared: Comparison) -> dict[str, Any]:
             for label, rows in compared.positions.items()
         },
         "short": {label: value.to_json() for label, value in compared.short.items()},
+        "marks": dict(compared.marks),
     }
 
 
@@ -169,6 +181,7 @@ def compare_text(contenders: Sequence[Contender]) -> Comparison:
             label: difference(frame, reading, reference, inside)
             for label, reading in others.items()
         },
+        marks={own.label: own.mark for own in contenders if own.mark},
     )
 
 

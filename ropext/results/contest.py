@@ -60,14 +60,20 @@ def judge(run: Run, gates: Sequence[Gate]) -> list[Outcome]:
     outcomes = []
     for gate in gates:
         for label in _concerned(run, gate):
+            opponent = None
             if gate.run is None:
                 stored = run.results["variants"][label]["metrics"]
                 values = {name: Value.from_json(data) for name, data in stored.items()}
             elif gate.run == label:
                 continue
             else:
-                values = differences(run.contenders[label], _opponent(run, gate, label))
-            outcomes.append(check_gate(gate, label, values))
+                opponent = _opponent(run, gate, label)
+                values = differences(run.contenders[label], opponent)
+            outcome = check_gate(gate, label, values)
+            both = (run.contenders[label], *([opponent] if opponent else []))
+            marks = [f"{own.label}: {mark}" for own in both if (mark := own.mark_at(gate.metric))]
+            told = f" ({', '.join(marks)})" if marks else ""
+            outcomes.append(replace(outcome, reason=f"{outcome.reason}{told}"))
     return outcomes
 
 

@@ -17,6 +17,7 @@ from ropext.checkpoint.publishing import Figure
 from ropext.checkpoint.records import read_record
 from ropext.errors import InputError
 from ropext.results.gates import split_spec
+from ropext.results.overlap import Overlap, mark_of, marked, overlap_in
 from ropext.results.rundir import Run, read_run
 from ropext.results.values import Value
 from ropext.tasks import TASKS
@@ -25,7 +26,7 @@ _METRIC = re.compile(r"([a-z_-]+)@([0-9]+)")
 _DATASET_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 # The last stage that wrote numbers speaks; (section, the models in it that can be the output).
 SECTIONS = (("finetune", ("tuned",)), ("fit", ("fitted", "start")))
-HELD_OUT = "documents that were not trained on"
+UNKNOWN = Overlap(0, 0, (), is_complete=False)  # of a record before there were hashes
 
 
 def figures(directory: str | Path, runs: Sequence[str] = ()) -> list[Figure]:
@@ -44,7 +45,8 @@ def _of_record(record: Record) -> Iterator[Figure]:
         kept = own.get("kept") if isinstance(own, Mapping) else None
         label = kept if kept in labels else labels[0]
         if isinstance(metrics := numbers.get(label), Mapping):
-            yield from _of_metrics(metrics, HELD_OUT, None, None)
+            found = overlap_in((own or {}).get("overlap")) or UNKNOWN
+            yield from _of_metrics(metrics, found.of_documents, None, None)
             return
 
 
@@ -54,8 +56,9 @@ def _of_run(spec: str, directory: Path) -> Iterator[Figure]:
     label = _label(run, directory, wanted)
     data = run.manifest["names"].get("data")
     shown, dataset_id = _dataset(data if isinstance(data, str) else None)
-    tail = int(run.results["tail_tokens"])
-    yield from _of_metrics(run.results["variants"][label]["metrics"], shown, dataset_id, tail)
+    tail, variant = int(run.results["tail_tokens"]), run.results["variants"][label]
+    shown = marked(shown, mark_of(variant))
+    yield from _of_metrics(variant["metrics"], shown, dataset_id, tail)
 
 
 def _label(run: Run, directory: Path, wanted: str | None) -> str:

@@ -26,6 +26,7 @@ from ropext.checkpoint.provenance import digest
 from ropext.errors import InputError
 from ropext.files import read_json, write_json, write_whole
 from ropext.results.comparison import Contender
+from ropext.results.overlap import mark_of
 from ropext.results.perplexity import Frame
 from ropext.results.readings import Documents, Reading
 from ropext.results.retrieval import ItemScore
@@ -111,6 +112,8 @@ def _contenders(path: Path, results: Mapping[str, Any]) -> dict[str, Contender]:
             if documents is not None
             else None,
             tuple(items.get(label, ())),
+            mark_of(variant),
+            mark_of(variant, questions=True),
         )
         for label, variant in results["variants"].items()
     }

@@ -13,6 +13,7 @@ import numpy as np
 
 from ropext import corpus
 from ropext.errors import InputError
+from ropext.results.overlap import NOTHING, Trained, trained
 from ropext.results.values import FEWEST_DOCUMENTS
 from ropext.training.sequences import Document, Flags
 
@@ -50,6 +51,7 @@ class Data:
     held_out: tuple[corpus.Document, ...]  # in the order of their keys
     read: int
     longest: int = 0  # tokens
+    trained: Trained = NOTHING  # what the record will keep of the documents
 
     @property
     def tokens(self) -> int:
@@ -115,8 +117,13 @@ def read(
     held_out = _held_out(found, len(drawn.held), least, len(seen)) if judging else []
     keys = {own.key for own in held_out}
     training = sorted((own for own in found if own.key not in keys), key=lambda own: own.number)
-    documents = tuple(own.trained for own in training)
-    return Data(documents, tuple(own.coded for own in held_out), count, longest)
+    return Data(
+        tuple(own.trained for own in training),
+        tuple(own.coded for own in held_out),
+        count,
+        longest,
+        trained(own.coded.known_by[1:] for own in training),
+    )
 
 
 def _held_out(found: Sequence[Read], drawn: int, least: int, seen: int) -> list[Read]:

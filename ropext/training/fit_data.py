@@ -9,6 +9,7 @@ from ropext import corpus
 from ropext.corpus.splitting import REMEDY
 from ropext.errors import InputError, UsageError
 from ropext.results.lengths import length_text
+from ropext.results.overlap import Trained
 from ropext.tasks import Haystack, Item, Text, find_task, noise, repetition
 from ropext.training import data as training_data
 from ropext.training.data import LARGEST_SHARE, Data
@@ -33,6 +34,7 @@ class Documents:
     judging: tuple[corpus.Document, ...]  # cut to the target
     read: int
     too_short: int
+    trained: Trained  # what the record will keep of those fitted on
 
 
 def read(
@@ -62,7 +64,7 @@ def read(
     if not data.held_out:
         raise _too_few(data, len(data.documents) - short, target)
     judging = tuple(own.cut(target) for own in data.held_out[: options.held_out])
-    return Documents(data.documents, judging, data.read, short)
+    return Documents(data.documents, judging, data.read, short, data.trained)
 
 
 def _glued(
@@ -80,7 +82,7 @@ def _glued(
             f"held out to judge the fit, and each part must reach {length_text(target)}: {ways}"
         )
     fitted = glue(data.documents, separator, options.seed)
-    return Documents(tuple(fitted), windows, data.read, 0)
+    return Documents(tuple(fitted), windows, data.read, 0, data.trained)
 
 
 def separator_of(encoder: corpus.DocumentEncoder) -> int | None:

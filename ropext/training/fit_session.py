@@ -68,8 +68,10 @@ class FitSession:
         self.closed: dict[str, Reading] = {}
         self.scores: dict[str, list[ItemScore]] = {}
         self.trials: list[searching.Trial] = []
-        for note in self.prepared.notes:
-            self._note(note)
+        overlap = self.prepared.overlap
+        for note in (*self.prepared.notes, *([overlap.sentence] if overlap else [])):
+            if note:
+                self._note(note)
 
     def _note(self, sentence: str) -> None:
         self.notes.append(sentence)

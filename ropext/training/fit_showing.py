@@ -9,11 +9,12 @@ from ropext.checkpoint.card import Table
 from ropext.errors import UsageError
 from ropext.planning import Plan, PlannedSite
 from ropext.results.lengths import length_text, octaves
+from ropext.results.overlap import as_json, marked
 from ropext.results.perplexity import by_position
 from ropext.results.readings import Reading
 from ropext.results.values import Value
 from ropext.training.fit_data import MEASURED
-from ropext.training.showing import aligned, settings_lines
+from ropext.training.showing import aligned, overlap_lines, settings_lines
 
 if TYPE_CHECKING:
     from ropext.training.fit_judging import FitJudge
@@ -68,6 +69,7 @@ def plan_text(planned: "PlannedFit") -> str:
         f"documents: {len(prepared.rows.texts.documents)} to fit on, "
         f"{len(prepared.documents.judging)} held out, {prepared.documents.too_short} too short",
         *_costs(planned),
+        *overlap_lines(prepared.overlap),
         *(f"note: {note}" for note in prepared.notes),
     ]
     return "\n".join(lines)
@@ -120,9 +122,14 @@ def tables(done: "Fitted") -> tuple[tuple[str, Table], ...]:
     """Numbers on held-out documents, and what moved."""
     target = done.plan.target
     return (
-        (f"On held-out documents, at {length_text(target)} tokens", _numbers(done)),
+        (f"On held-out {_documents(done)}, at {length_text(target)} tokens", _numbers(done)),
         ("Pair factors (by how much each pair is slowed)", _factors(done.plan)),
     )
+
+
+def _documents(done: "Fitted") -> str:
+    found = done.planned.prepared.overlap
+    return marked("documents", found.mark if found else "")
 
 
 def _numbers(done: "Fitted") -> Table:
@@ -131,7 +138,8 @@ def _numbers(done: "Fitted") -> Table:
         *("", "tail perplexity", "tail loss", "far half loss", "short tax"),
         f"{MEASURED} at {length_text(target)}",
     )
-    rows = []
+    found = done.planned.prepared.overlap
+    rows, mark = [], found.mark if found else ""
     for label, title in ROWS.items():
         values = done.numbers.get(label)
         if values is None:
@@ -143,7 +151,8 @@ def _numbers(done: "Fitted") -> Table:
         shown = "" if asked is None else f"{asked['value']:.2f} of {asked['n']}"
         if label == "base" and (own := values.get(f"{MEASURED}@{done.plan.context}")):
             shown = f"{own['value']:.2f} of {own['n']} at {length_text(done.plan.context)}"
-        rows.append((title.format(start=done.start), *cells, tax, shown))
+        name = marked(title.format(start=done.start), mark if label == "fitted" else "")
+        rows.append((name, *cells, tax, shown))
     return Table(header, tuple(rows))
 
 
@@ -198,6 +207,7 @@ def section(done: "Fitted") -> dict[str, Any]:
         "judging": [own.name for own in prepared.documents.judging],
         "change": done.change,
         "numbers": done.numbers,
+        "overlap": as_json(prepared.overlap),
         "notes": list(done.notes),
     }
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ropext import proof
 from ropext.checkpoint import provenance
 from ropext.checkpoint.card import Card
+from ropext.checkpoint.provenance import TRAINED_ON
 from ropext.checkpoint.writing import Written, write_checkpoint
 from ropext.describing import card_of, record_of
 from ropext.training import fit_showing
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
     from ropext.training.fitted import Fitted
 
 FOLDER = "fit"
+
+
+def _sections(done: "Fitted") -> dict[str, Any]:
+    return {
+        "fit": fit_showing.section(done),
+        TRAINED_ON: done.planned.prepared.trained_on.to_json(),
+    }
 
 
 def write(
@@ -54,7 +62,7 @@ def write(
         snapshot,
         done.output,
         config=made.config,
-        record=replace(record, more=dict(record.more) | {"fit": fit_showing.section(done)}),
+        record=replace(record, more=dict(record.more) | _sections(done)),
         card=card,
         link=prepared.options.link,  # type: ignore[arg-type]
         force=force,

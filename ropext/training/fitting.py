@@ -3,17 +3,20 @@ fit_session."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext import corpus
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
 from ropext.checkpoint.provenance import digest, weights_digest
+from ropext.checkpoint.records import read_record
 from ropext.errors import UnsupportedModel, UsageError
 from ropext.evaluation import work
 from ropext.families import Model
 from ropext.narration import Say, silent
 from ropext.planning import Plan, require_help
+from ropext.results.overlap import Overlap, Trained, as_json, overlap, trained_in
 from ropext.tasks import check_amount
 from ropext.training import defaults, fit_data, sharing
 from ropext.training.defaults import Setting, Settings
@@ -73,6 +76,18 @@ class Prepared:
     def plan(self) -> Plan:
         """Any of the starts: what they share (context, target, geometry)."""
         return next(iter(self.starts.values()))
+
+    @cached_property
+    def trained_on(self) -> Trained:
+        """What the result will have been trained or fitted on."""
+        before = trained_in(read_record(self.base.snapshot.directory))
+        own = self.documents.trained
+        return before.with_more(own) if before else own
+
+    @cached_property
+    def overlap(self) -> Overlap | None:
+        """The documents that judge and were trained on."""
+        return overlap(self.trained_on, [own.known_by for own in self.documents.judging])
 
     @property
     def ceiling(self) -> float:
@@ -134,6 +149,7 @@ class PlannedFit:
             "documents": len(prepared.rows.texts.documents),
             "documents_too_short": prepared.documents.too_short,
             "judging_documents": len(prepared.documents.judging),
+            "overlap": as_json(prepared.overlap),
             "tokens": self.tokens,
             "forward_tokens": self.forward_tokens,
             "estimate": self.estimate.to_json(),

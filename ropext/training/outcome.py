@@ -22,6 +22,7 @@ from ropext.checkpoint.provenance import NAME, Record
 from ropext.checkpoint.staging import check_space, staged
 from ropext.checkpoint.transfer import copy_file, place
 from ropext.files import os_errors
+from ropext.results.overlap import HASHES
 from ropext.training.origin import Origin
 
 BASE, ADAPTER, TRAINING = "base", "adapter", "training"
@@ -44,6 +45,7 @@ class Story:
     section: Mapping[str, Any]  # of ropext.json, under "finetune"
     summary: tuple[str, ...]
     numbers: tuple[tuple[str, Table], ...]
+    trained_on: Mapping[str, Any]  # of ropext.json, and beside the adapter
 
 
 def write(
@@ -71,6 +73,7 @@ def write(
             _carry(snapshot, stage.directory, weights=False)
             _write_base(snapshot, stage.directory / BASE, link)
             _write_adapter(origin, adapter, stage.directory / ADAPTER)
+            (stage.directory / ADAPTER / HASHES).write_bytes(dump(story.trained_on))
             for name, content in extras.items():
                 written = stage.directory / TRAINING / name
                 written.parent.mkdir(parents=True, exist_ok=True)
@@ -185,7 +188,8 @@ def _record(origin: Origin, directory: Path, story: Story) -> Record:
         weights={name: provenance.weigh(directory / name) for name in names},
         versions=provenance.versions(),
         proof=proved.to_json(),
-        more=dict(record.more) | {"finetune": dict(story.section)},
+        more=dict(record.more)
+        | {"finetune": dict(story.section), provenance.TRAINED_ON: dict(story.trained_on)},
     )
 
 

@@ -18,6 +18,7 @@ from ropext.corpus.splitting import REMEDY
 from ropext.errors import UsageError
 from ropext.evaluation import work
 from ropext.narration import Say, silent
+from ropext.results.overlap import Overlap, Trained, as_json, overlap, trained_in
 from ropext.training import data as training_data
 from ropext.training import defaults, sharing
 from ropext.training.asking import Questions
@@ -77,6 +78,18 @@ class Prepared:
             held = self.data.held_out[: options.eval_documents]
             found = tuple(own.cut(lengths[1]) for own in held)
         return evaluating.judge_of(found, lengths, options.seed) if found else None
+
+    @cached_property
+    def trained_on(self) -> Trained:
+        """What the result will have been trained on, by its extension's record and this run."""
+        before = trained_in(self.origin.record)
+        return before.with_more(self.data.trained) if before else self.data.trained
+
+    @cached_property
+    def overlap(self) -> Overlap | None:
+        """The documents of the evaluations that were trained on; None where there are none."""
+        judged = self.judge.documents if self.judge else ()
+        return overlap(self.trained_on, [own.known_by for own in judged])
 
     @property
     def is_unjudged(self) -> bool:
@@ -144,6 +157,7 @@ class Planned:
             "documents_too_short": prepared.rows.too_short,
             "passes": prepared.rows.passes,
             "evaluation_documents": prepared.evaluated,
+            "overlap": as_json(prepared.overlap),
             "loss": "sliced" if self.sliced is None else f"whole logits: {self.sliced}",
             "memory_warning": self.tight,
         }
@@ -160,6 +174,7 @@ class Finetuned:
     losses: tuple[dict[str, float], ...]
     evaluations: tuple[dict[str, float], ...]
     numbers: dict[str, Any]  # label -> values as JSON
+    overlap: dict[str, Any] | None  # of the documents that these are over
     control: dict[str, Any] | None
     notes: tuple[str, ...]
 
@@ -172,6 +187,7 @@ class Finetuned:
             "losses": list(self.losses),
             "evaluations": list(self.evaluations),
             "numbers": self.numbers,
+            "overlap": self.overlap,
             "control": self.control,
             "notes": list(self.notes),
         }

@@ -16,6 +16,7 @@ from ropext.errors import InputError, Stopped
 from ropext.evaluation.loading import memory_errors
 from ropext.narration import Say, told
 from ropext.patching import patch
+from ropext.results.overlap import as_json
 from ropext.results.readings import Reading
 from ropext.results.values import Value
 from ropext.training import (
@@ -70,6 +71,9 @@ class Session:
                 f"{self.origin.snapshot.name} is {self.origin.told}: the base is these weights "
                 "without that scaling"
             )
+        overlap = self.prepared.overlap
+        if overlap and overlap.sentence:
+            self._note(overlap.sentence)
         if rows.passes > 1:
             self._note(f"{showing.passes_text(rows)} (more text is better than the same again)")
         if self.planned.tight is not None:
@@ -292,6 +296,7 @@ class Session:
             losses=tuple(history.losses),
             evaluations=tuple(history.evaluations),
             numbers={label: evaluating.to_json(values) for label, values in numbers.items()},
+            overlap=as_json(self.prepared.overlap),
             control=None if control is None else {"steps": control.steps, "losses": control.losses},
             notes=tuple(self.notes),
         )

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from ropext.checkpoint.card import Table
 from ropext.results.lengths import length_text
+from ropext.results.overlap import as_json, mark_of, marked
 from ropext.results.values import FEWEST_DOCUMENTS, Value
 
 if TYPE_CHECKING:
+    from ropext.results.overlap import Overlap
     from ropext.training.defaults import Setting
     from ropext.training.engine import History
     from ropext.training.outcome import Story
@@ -23,6 +25,7 @@ ROWS = {
     "control": "control: base trained on the same tokens, through its short window",
     "tuned": "extended and trained",
 }
+TRAINED = ("control", "tuned")
 
 
 def plan_text(planned: "Planned") -> str:
@@ -40,6 +43,7 @@ def plan_text(planned: "Planned") -> str:
         f"documents: {len(prepared.rows.documents)} used, {prepared.rows.too_short} too short, "
         f"{prepared.evaluated} to evaluate on",
         *([f"not evaluated: {prepared.why_no_judge()}"] if prepared.is_unjudged else []),
+        *overlap_lines(prepared.overlap),
         passes_text(prepared.rows),
         *_asked(prepared.options.retrieval_share),
         f"tokens: {found.tokens:,}; FLOPs: {found.flops:.2e}",
@@ -52,6 +56,11 @@ def plan_text(planned: "Planned") -> str:
     if planned.sliced is not None:
         lines.append(f"the loss needs whole logits: {planned.sliced}")
     return "\n".join(lines)
+
+
+def overlap_lines(found: "Overlap | None") -> list[str]:
+    """What is said of an evaluation on what was trained on."""
+    return [f"warning: {found.sentence}"] if found and found.sentence else []
 
 
 def settings_lines(settings: Mapping[str, "Setting"]) -> list[str]:
@@ -93,7 +102,7 @@ def result_text(done: "Finetuned") -> str:
     """What the command prints at its end."""
     target = done.planned.prepared.origin.target
     lines = [f"wrote {done.output}: trained {done.steps} steps" + _early(done.stopped_early)]
-    table = table_of(done.numbers, target)
+    table = table_of(done.numbers, target, done.overlap)
     if table is not None:
         lines += ["", *aligned(table), "", *verdict(done.numbers, target)]
     lines += [f"note: {note}" for note in done.notes]
@@ -105,10 +114,13 @@ def _early(early: bool) -> str:
     return ", stopped early: the best evaluated weights are kept" if early else ""
 
 
-def table_of(numbers: dict[str, dict[str, Any]], target: int) -> Table | None:
+def table_of(
+    numbers: dict[str, dict[str, Any]], target: int, overlap: Mapping[str, Any] | None
+) -> Table | None:
     """Base, untuned, control, tuned; numbers as JSON."""
     if not numbers:
         return None
+    mark = mark_of({"overlap": overlap})
     header = ("", f"tail loss at {length_text(target)}", "95 % interval", "short tax")
     rows = []
     for label, title in ROWS.items():
@@ -116,7 +128,8 @@ def table_of(numbers: dict[str, dict[str, Any]], target: int) -> Table | None:
             values = numbers[label]
             tail, tax = values[f"tail_nll@{target}"], values.get("short_tax")
             shown = "" if label == "base" or tax is None else f"{tax['value']:+.4f}"
-            rows.append((title, f"{tail['value']:.4f}", _interval(tail), shown))
+            name = marked(title, mark if label in TRAINED else "")
+            rows.append((name, f"{tail['value']:.4f}", _interval(tail), shown))
     return Table(header, tuple(rows))
 
 
@@ -189,6 +202,7 @@ def story(
         "final_loss": history.losses[-1]["loss"] if history.losses else None,
         "control": control is not None,
         "numbers": found,
+        "overlap": as_json(prepared.overlap),
     }
     target = prepared.origin.target
     summary = [
@@ -198,12 +212,16 @@ def story(
         *_asked(prepared.options.retrieval_share),
         *verdict(found, target),
     ]
-    table = table_of(found, target)
+    overlap = prepared.overlap
+    if overlap and overlap.sentence:
+        summary.append(f"{overlap.sentence[0].upper()}{overlap.sentence[1:]}.")
+    table = table_of(found, target, section["overlap"])
     caption = (
         f"Loss over the last tokens before {target:,}, in nats a token, on the same tokens of "
-        "documents that were not trained on"
+        f"{overlap.of_documents if overlap else 'documents'}"
     )
-    return Story(section, tuple(summary), ((caption, table),) if table else ())
+    numbered = ((caption, table),) if table else ()
+    return Story(section, tuple(summary), numbered, prepared.trained_on.to_json())
 
 
 def files(

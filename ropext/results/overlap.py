@@ -1,0 +1,216 @@
+"""Whether what is measured on was trained on: the hashes that a record keeps, and what follows.
+
+"Trained on" holds for a fit too. Where a record does not say, nothing is claimed.
+"""
+
+import base64
+import binascii
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ropext.checkpoint.provenance import TRAINED_ON, Record, with_training
+from ropext.errors import InputError
+
+Hashes = npt.NDArray[np.uint64]
+
+# What a record keeps at most, two megabytes together: those with the lowest hashes.
+MOST_DOCUMENTS, MOST_PASSAGES = 2**16, 2**16
+# A document with fewer of its passages in common has a licence or a saying in common.
+LEAST_SHARE, LEAST_PASSAGES = 1 / 8, 3
+HASHES = "trained_on.json"  # beside an adapter, which has no record
+SHOWN = 3  # names in a sentence
+
+
+def unique(parts: Sequence[npt.ArrayLike]) -> Hashes:
+    """All hashes once, in order."""
+    arrays = [np.asarray(part, np.uint64) for part in parts]
+    return np.unique(np.concatenate(arrays)) if arrays else np.empty(0, np.uint64)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What is known of the documents that a checkpoint was trained on."""
+
+    documents: Hashes
+    passages: Hashes
+    count: int  # documents, those included whose hashes are not kept
+    not_recorded: tuple[str, ...] = ()  # trainings of which nothing is known
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.not_recorded and self.count == len(self.documents)
+
+    def holds(self, contents: Sequence[int], passages: Hashes) -> bool:
+        """Whether a document is one of these, or has a part in common with them."""
+        if np.isin(np.asarray(contents, np.uint64), self.documents).any():
+            return True
+        if len(self.passages) == MOST_PASSAGES:
+            passages = passages[passages <= self.passages[-1]]
+        common = int(np.isin(passages, self.passages).sum())
+        return common >= max(LEAST_PASSAGES, LEAST_SHARE * len(passages))
+
+    def with_more(self, other: "Trained") -> "Trained":
+        """What was trained on both."""
+        documents = unique([self.documents, other.documents])
+        passages = unique([self.passages, other.passages])[:MOST_PASSAGES]
+        both = len(self.documents) + len(other.documents) - len(documents)
+        return Trained(
+            documents[:MOST_DOCUMENTS],
+            passages,
+            self.count + other.count - both,
+            tuple(dict.fromkeys((*self.not_recorded, *other.not_recorded))),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in ropext.json."""
+        return {
+            "documents": self.count,
+            "document_hashes": _to_text(self.documents),
+            "passage_hashes": _to_text(self.passages),
+            "not_recorded": list(self.not_recorded),
+        }
+
+
+NOTHING = Trained(np.empty(0, np.uint64), np.empty(0, np.uint64), 0)
+
+
+def unknown(training: str) -> Trained:
+    """A training of which nothing is recorded."""
+    return replace(NOTHING, not_recorded=(training,))
+
+
+def trained(documents: Iterable[tuple[Sequence[int], Hashes]]) -> Trained:
+    """On these, each by its content and its passages."""
+    found = list(documents)
+    contents = unique([own for own, _ in found])
+    passages = unique([own for _, own in found])
+    return Trained(contents[:MOST_DOCUMENTS], passages[:MOST_PASSAGES], len(contents))
+
+
+def trained_in(record: Record | None) -> Trained | None:
+    """What a record says; None where nothing was trained."""
+    own = None if record is None else with_training(record).get(TRAINED_ON)
+    return None if own is None else from_json(own)
+
+
+def from_json(own: Any) -> Trained:
+    """The inverse of `to_json`; it may come from anyone."""
+    try:
+        return Trained(
+            _from_text(own.get("document_hashes", "")),
+            _from_text(own.get("passage_hashes", "")),
+            int(own.get("documents", 0)),
+            tuple(map(str, own.get("not_recorded", ()))),
+        )
+    except (AttributeError, TypeError, ValueError, binascii.Error):
+        raise InputError(f"the record is damaged: {TRAINED_ON} holds no hashes") from None
+
+
+def _to_text(hashes: Hashes) -> str:
+    return base64.b64encode(hashes.astype("<u8").tobytes()).decode()
+
+
+def _from_text(text: str) -> Hashes:
+    return unique([np.frombuffer(base64.b64decode(text, validate=True), "<u8")])
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Of the documents that are measured on, those that were trained on."""
+
+    documents: int
+    count: int  # of them that were trained on
+    names: tuple[str, ...]  # of the first of these
+    is_complete: bool  # whether all that was trained on is known
+
+    @property
+    def mark(self) -> str:
+        """What stands beside every number over these documents."""
+        if self.count:
+            return f"{self._count} trained on"
+        return "" if self.is_complete else "training data not recorded"
+
+    @property
+    def of_documents(self) -> str:
+        """The documents, with what is known of them."""
+        if self.count:
+            return f"documents of which {self._count} were trained on"
+        if self.is_complete:
+            return "documents that were not trained on"
+        return "documents (whether they were trained on is not recorded)"
+
+    @property
+    def sentence(self) -> str:
+        """What the mark means; empty where there is none."""
+        if not self.count:
+            return (
+                ""
+                if self.is_complete
+                else "what was trained on is not (wholly) recorded, so that nobody knows whether "
+                "these documents were among it"
+            )
+        shown = ", ".join(self.names) + (", …" if self.count > len(self.names) else "")
+        return (
+            f"{self._count} documents were trained on, whole or in part ({shown}): numbers over "
+            "them show what is remembered, not how new text is read"
+        )
+
+    @property
+    def _count(self) -> str:
+        at_least = "" if self.is_complete else "at least "
+        return f"{at_least}{self.count} of {self.documents}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "documents": self.documents,
+            "trained_on": self.count,
+            "names": list(self.names),
+            "complete": self.is_complete,
+            "mark": self.mark,
+        }
+
+
+def overlap(
+    known: Trained | None, documents: Sequence[tuple[str, Sequence[int], Hashes]]
+) -> Overlap | None:
+    """Of documents (name, content, passages) those that were trained on; None where nothing was
+    trained, or nothing is read."""
+    if known is None or not documents:
+        return None
+    names = tuple(name for name, content, own in documents if known.holds(content, own))
+    return Overlap(len(documents), len(names), names[:SHOWN], known.is_complete)
+
+
+def both(first: Trained | None, second: Trained | None) -> Trained | None:
+    """What was trained on, one after the other."""
+    return first.with_more(second) if first and second else first or second
+
+
+def as_json(found: Overlap | None) -> dict[str, Any] | None:
+    """For a record or results."""
+    return None if found is None else found.to_json()
+
+
+def overlap_in(data: Mapping[str, Any] | None) -> Overlap | None:
+    """The inverse of `to_json`."""
+    if not data:
+        return None
+    documents, count = int(data["documents"]), int(data["trained_on"])
+    return Overlap(documents, count, tuple(map(str, data["names"])), bool(data["complete"]))
+
+
+def mark_of(data: Mapping[str, Any], *, questions: bool = False) -> str:
+    """That of a variant, or of a section of a record, as JSON; of numbers over `questions` where
+    they are asked about these documents."""
+    own = data.get("overlap") or {}
+    found = overlap_in(own)
+    return found.mark if found and (own.get("questions") or not questions) else ""
+
+
+def marked(text: str, mark: str) -> str:
+    """A row's name with its mark."""
+    return f"{text} ({mark})" if mark else text

@@ -1,0 +1,158 @@
+"""Documents that are trained on and measured on: told everywhere, and never denied."""
+
+import json
+import shutil
+
+import pytest
+
+import ropext
+from ropext.evaluation import evaluate
+from ropext.report import compared, measured
+from ropext.results.contest import gather, judge
+from ropext.results.figures import figures
+from ropext.results.gates import parse_gate
+from ropext.training import plan_finetune, plan_fit, run_finetune, showing
+
+pytestmark = pytest.mark.slow
+
+RUN = {"steps": 1, "batch_tokens": 256, "rank": 2, "eval_documents": 8, "patience": 0}
+
+
+def lines_of(path, first, last):
+    return [json.loads(line)["text"] for line in path.read_text().splitlines()[first:last]]
+
+
+@pytest.fixture(scope="module")
+def data(stories, tmp_path_factory):
+    """Twelve documents to train on; and eight of them, in other files and other line ends."""
+    folder = tmp_path_factory.mktemp("data")
+    texts = lines_of(stories, 0, 12)
+    train = folder / "train.jsonl"
+    train.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    again = folder / "again"
+    again.mkdir()
+    for number, text in enumerate(texts[:8]):
+        (again / f"{number}.txt").write_text(text.replace(" ", "\r\n", 3) + "\n")
+    new = folder / "new.jsonl"
+    new.write_text("".join(json.dumps({"text": t}) + "\n" for t in lines_of(stories, 20, 28)))
+    return {"train": str(train), "again": str(again), "new": str(new)}
+
+
+@pytest.fixture(scope="module")
+def tuned(extended, data, tmp_path_factory):
+    output = tmp_path_factory.mktemp("tuned") / "out"
+    told = []
+    done = run_finetune(
+        extended, data["train"], output, evaluate=data["again"], say=told.append, **RUN
+    )
+    return done, output, told
+
+
+def read(model, data, **more):
+    return evaluate(str(model), data=data, lengths=(256,), **more)
+
+
+def test_training_on_what_is_measured_on_is_told_everywhere(tuned):
+    done, output, told = tuned
+    mark = "8 of 8 trained on"
+    assert any("8 of 8 documents were trained on, whole or in part" in line for line in told)
+    assert f"extended and trained ({mark})" in showing.result_text(done)
+    assert done.to_json()["overlap"]["trained_on"] == 8
+    section = json.loads((output / "ropext.json").read_text())["finetune"]
+    assert section["overlap"]["mark"] == mark
+    card = (output / "README.md").read_text()
+    assert "that were not trained on" not in card
+    assert "documents of which 8 of 8 were trained on" in card
+    assert f"extended and trained ({mark})" in card
+    assert {own.dataset for own in figures(output)} == {"documents of which 8 of 8 were trained on"}
+
+
+def test_it_is_told_before_the_training_too(extended, data):
+    planned = plan_finetune(extended, data["train"], evaluate=data["again"], **RUN)
+    assert "warning: 8 of 8 documents were trained on" in showing.plan_text(planned)
+    planned = plan_finetune(extended, data["train"], evaluate=data["new"], **RUN)
+    assert planned.to_json()["overlap"]["mark"] == ""
+    assert "trained on" not in showing.plan_text(planned)
+
+
+def test_an_evaluation_tells_it_in_tables_gates_and_comparisons(tuned, data, tmp_path):
+    _, output, _ = tuned
+    again, new = tmp_path / "again", tmp_path / "new"
+    found = read(output, data["again"], output=again, tasks=("passkey",), items=1)
+    assert any("8 of 8 documents were trained on" in line for line in found.results["warnings"])
+    (label,) = [name for name in found.results["variants"] if name != "base"]
+    name = f"{label} (8 of 8 trained on)"
+    for table in measured.text_tables(found.results):
+        assert name in [row[0] for row in table.rows], table.title
+        assert not any(row[0].startswith("base (") for row in table.rows)
+    (retrieval,) = measured.retrieval_tables(found.results)
+    assert [row[0] for row in retrieval.rows] == [label]  # keys are no documents
+    assert name in (again / "report.md").read_text().replace("\\", "")
+    gates = [parse_gate(f"{metric}.value > 1e9") for metric in ("tail@256", "passkey@256")]
+    marked, plain = judge(found.run, gates)
+    assert marked.reason.endswith(f"({label}: 8 of 8 trained on)")
+    assert "trained on" not in plain.reason
+    assert {own.dataset for own in figures(output, [str(again)])} >= {"again (8 of 8 trained on)"}
+    fresh = read(output, data["new"], output=new)
+    assert fresh.results["variants"][label]["overlap"]["mark"] == ""
+    assert not any("trained on" in line for line in fresh.results["warnings"])
+    side = compared.compare(gather([f"{again}:base", f"{again}:{label}"])[1])
+    assert [row[0] for row in side.tables[0].rows] == ["base", name, "winner"]
+
+
+def test_an_adapter_knows_what_it_was_trained_on(tuned, data):
+    _, output, _ = tuned
+    found = read(output / "base", data["again"], adapter=str(output / "adapter")).results
+    marks = {name: own["overlap"] for name, own in found["variants"].items()}
+    assert marks.pop("yarn-4x+adapter")["trained_on"] == 8
+    assert set(marks.values()) == {None}
+    (output / "adapter" / "trained_on.json").rename(output / "adapter" / "kept")
+    found = read(output / "base", data["new"], adapter=str(output / "adapter")).results
+    (output / "adapter" / "kept").rename(output / "adapter" / "trained_on.json")
+    assert found["variants"]["yarn-4x+adapter"]["overlap"]["mark"] == "training data not recorded"
+
+
+def test_a_record_without_hashes_denies_nothing(tuned, data, tmp_path):
+    _, output, _ = tuned
+    old = tmp_path / "old"
+    shutil.copytree(output, old)
+    record = json.loads((old / "ropext.json").read_text())
+    del record["trained_on"], record["finetune"]["overlap"]
+    (old / "ropext.json").write_text(json.dumps(record))
+    found = read(old, data["new"]).results
+    assert [own["overlap"] and own["overlap"]["mark"] for own in found["variants"].values()] == [
+        None,
+        "training data not recorded",
+    ]
+    assert any("is not (wholly) recorded" in line for line in found["warnings"])
+    assert {own.dataset for own in figures(old)} == {
+        "documents (whether they were trained on is not recorded)"
+    }
+
+
+def test_what_is_made_of_it_knows_it_too(tuned, data, tmp_path):
+    """Extended again, and fitted: the record of each has what was trained on before."""
+    _, output, _ = tuned
+    wide = tmp_path / "wide"
+    ropext.extend(output, wide, method="pi", factor=2, prove=False)
+    found = read(wide, data["again"]).results["variants"]
+    assert [own["overlap"]["trained_on"] for own in found.values()] == [8, 8]
+    fit = plan_fit(output, data["new"], factor=2, steps=1, packing="glued").prepared
+    assert fit.overlap.mark == ""
+    assert fit.trained_on.count > 12
+
+
+def test_a_fit_keeps_what_it_was_fitted_on_and_a_finetune_after_it_tells(
+    base, data, stories, tmp_path
+):
+    output = tmp_path / "fitted"
+    options = {"factor": 4, "start": "pi", "steps": 1, "batch_tokens": 256}
+    ropext.fit(base, str(stories), output, retrieval_items=0, retrieval_share=0, **options)
+    record = json.loads((output / "ropext.json").read_text())
+    assert record["fit"]["overlap"]["mark"] == ""
+    found = read(output, str(stories), max_docs=1000).results["variants"]
+    assert found["pi-4x-fitted"]["overlap"]["documents"] == 24
+    assert found["pi-4x-fitted"]["overlap"]["trained_on"] == record["trained_on"]["documents"] == 18
+    assert found["base"]["overlap"] is None  # its spectrum was fitted on nothing
+    planned = plan_finetune(output, data["new"], evaluate=data["again"], **RUN)
+    assert planned.prepared.overlap.count >= 6  # those that the fit did not hold out
