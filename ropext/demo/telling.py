@@ -38,6 +38,7 @@ from ropext.report import measured, page
 from ropext.report.measured import NOTHING, Table
 from ropext.report.measured import shown as shown_value
 from ropext.results import rundir
+from ropext.results.overlap import marked
 from ropext.results.values import Value
 
 REPORT = "report.html"
@@ -177,7 +178,8 @@ def _methods(read: Mapping[str, Model]) -> Table:
             continue
         tails = [_cell(own.metrics.get(f"tail@{length}")) for length in LENGTHS]
         keys = [_share(own.retrieval(length)) for length in LENGTHS]
-        rows.append((label, *tails, *keys))
+        mark = own.contender.mark if own.contender else ""
+        rows.append((marked(label, mark), *tails, *keys))
     header = (
         "",
         *(f"perplexity at {length}" for length in LENGTHS),
