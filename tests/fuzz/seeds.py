@@ -79,7 +79,7 @@ def record(config: dict[str, Any]) -> dict[str, Any]:
     """The ropext.json that an extension of `config` writes."""
     plan = make_plan(config, recipe.build({"factor": 4.0}), "base")
     snapshot = Snapshot("base", Path("base"), config, {}, {})
-    return provenance.to_json(record_of(plan, snapshot))
+    return provenance.to_json(record_of(plan, provenance.base_of(snapshot)))
 
 
 @cache
