@@ -78,7 +78,7 @@ class Bench:
     def _begin(self, cost: int, label: str) -> None:
         """Of each document so many forward tokens come."""
         self.total = max(self.total, self.tokens + cost * len(self.documents))
-        self.hooks.show(self.tokens, self.total, label)
+        self.hooks.show(self.tokens, self.total, f"documents read by {label}")
 
     def _pass(self, length: int) -> Callable[[Ids], TokenNll]:
         return lambda ids: read_pass(self.scorer, self.model, ids, length)
@@ -97,7 +97,7 @@ class Bench:
             except NanInLogits as error:
                 raise NanInLogits(f"{label}: {error}") from error
         self.tokens += cost
-        self.hooks.show(self.tokens, self.total, label)
+        self.hooks.show(self.tokens, self.total, f"documents read by {label}")
         return nll
 
 

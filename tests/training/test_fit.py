@@ -234,7 +234,7 @@ def test_a_killed_fit_goes_on_to_the_same_spectrum(plain, base, stories, tmp_pat
     assert not output.exists()
     kept = load_file(tmp_path / "out.run/fitted/checkpoint-4/model.safetensors")
     assert set(kept) == {"offsets", "attention"}  # the weights are in no checkpoint
-    with pytest.raises(OutputExists, match=r"another run \(it differs in .*ceiling"):
+    with pytest.raises(OutputExists, match=r"another run of ropext fit \(it differs in .*ceiling"):
         run_fit(base, str(stories), output, **RANDOM | {"ceiling": 3.0})
     told = []
     again = run_fit(base, str(stories), output, say=told.append, **RANDOM)
