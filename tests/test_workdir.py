@@ -102,6 +102,14 @@ def test_force_leaves_what_is_not_the_run_s_own(tmp_path):
         assert {path.name for path in own.folder.iterdir()} == {"run.json", "notes.txt"}
 
 
+def test_while_another_run_is_cleared_away_it_is_known_whose_folder_it_is(tmp_path, monkeypatch):
+    work(place(tmp_path, "eval", seed=1))
+    names, delete = [], workdir._delete
+    monkeypatch.setattr(workdir, "_delete", lambda path: (names.append(path.name), delete(path)))
+    with place(tmp_path, "eval", seed=2).claimed(True):
+        assert names == ["kept"]
+
+
 @pytest.mark.parametrize("content", ["[]", "{}", '{"command": "eval"}', '{"command": 5}'])
 def test_what_is_no_manifest_of_ours_is_something_else(tmp_path, content):
     (tmp_path / "out").mkdir()
