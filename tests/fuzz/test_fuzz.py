@@ -43,7 +43,7 @@ def test_stock_builds_what_was_read_and_planned(tally, capsys):
     """At least a hundred configs and plans; .ci/slow judges more of other inputs."""
     if sum(tally.outcomes.values()) < INPUTS:
         pytest.skip("only a part of the inputs was run")
-    verdicts = oracle.judge(tally.planned, 120)
+    verdicts = oracle.judge(tally.planned, 100)
     with capsys.disabled():
         print(f"\nfuzz: stock transformers has {verdicts.equal} spectra equal")
     assert not verdicts.wrong, "\n".join(verdicts.wrong)
