@@ -2,8 +2,8 @@
 
     python scripts/readme_lines.py FOLDER
 
-FOLDER must not exist. The first line sets up a clone; those that install run in it too, all others
-in an empty folder beside it that holds a copy of the bundled model as ./model. Left out, by name:
+FOLDER must not exist. The lines that install come first and run in a clone, all others in an empty
+folder beside it that holds a copy of the bundled model as ./model. Left out, by name:
 what uploads, what wants a container engine, and the line of the tests, which .ci/run is.
 """
 
@@ -48,18 +48,22 @@ def main(folder: Path) -> None:
     subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
     shutil.copytree(ROOT / "ropext/demo/checkpoint", empty / "model")
     path = f"{clone / '.venv/bin'}{os.pathsep}{os.environ['PATH']}"
-    for language, text in blocks((ROOT / "README.md").read_text("utf-8")):
-        if language == "python":
-            script = MODEL + text if "(model" in text else text
+    readme = (ROOT / "README.md").read_text("utf-8")
+    lines = [
+        (language, line)
+        for language, text in blocks(readme)
+        for line in ([text] if language == "python" else text.splitlines())
+    ]
+    for language, line in sorted(lines, key=lambda own: "pip install" not in own[1]):
+        reason = next((why for word, why in LEFT_OUT.items() if word in line), None)
+        if reason:
+            print(f"-  not run: {line} ({reason})", flush=True)
+        elif language == "python":
+            script = MODEL + line if "(model" in line else line
             shutil.rmtree(empty / "model-4x", ignore_errors=True)
             run([str(clone / ".venv/bin/python"), "-c", script], empty, path)
-            continue
-        for line in text.splitlines():
-            reason = next((why for word, why in LEFT_OUT.items() if word in line), None)
-            if reason:
-                print(f"-  not run: {line} ({reason})", flush=True)
-            else:
-                run(["bash", "-euc", line], clone if "pip install" in line else empty, path)
+        else:
+            run(["bash", "-euc", line], clone if "pip install" in line else empty, path)
 
 
 if __name__ == "__main__":
