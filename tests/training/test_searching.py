@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -150,7 +151,7 @@ KNOWN = {
     "search": True,
     "retrieval_share": 0.0,
     "retrieval_items": 0,
-    "held_out": 12,
+    "held_out": 16,
 }
 
 
@@ -162,10 +163,14 @@ def test_a_spectrum_that_is_known_is_nearly_found(tmp_path, monkeypatch, within)
 
     from ropext.training.fit_judging import read_long
 
+    # All bundled text: of the tuning documents alone too few are held out for a sure verdict.
+    data = tmp_path / "data"
+    shutil.copytree(DEMO / "data", data, ignore=shutil.ignore_patterns("*.md", "*-PSF*"))
+    start = {"yarn": "yarn", "ntk": "dynamic"}[within]
     told = []
     done = run_fit(
-        DEMO / "checkpoint", str(DEMO / "data" / "tuning.jsonl"), tmp_path / "out",
-        say=told.append, within=within, **KNOWN,
+        DEMO / "checkpoint", str(data), tmp_path / "out",
+        say=told.append, within=within, start=start, **KNOWN,
     )  # fmt: skip
     assert done.kept == "fitted"
     assert done.plan.method == {"yarn": "yarn", "ntk": "abf"}[within]
@@ -175,7 +180,7 @@ def test_a_spectrum_that_is_known_is_nearly_found(tmp_path, monkeypatch, within)
     }
     judge = done.planned.prepared.judge
     model = AutoModelForCausalLM.from_pretrained(DEMO / "checkpoint").eval()
-    untouched = judge.loss(read_long(judge, model, "untouched", lambda: None))
+    untouched = judge.loss(read_long(judge, model, "untouched", lambda *_: None))
     assert losses["fitted"] - untouched < 0.25 * (losses["start"] - untouched)
     assert done.tokens == 0
     assert len(done.trials) > 1
