@@ -1,0 +1,237 @@
+"""Which options decide a run's numbers. With another value of one that does, the folder of a run
+that has begun is refused by name; with another value of one that does not, the run goes on."""
+
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib import import_module
+
+import pytest
+from command_line import environment, run
+
+from ropext.bundled import DATA
+
+TRAIN = ("--data", "data.jsonl", "--batch-tokens", "1024", "--steps", "40", "-o", "OUT")
+BEGUN = {
+    "finetune": (
+        *("finetune", "long", *TRAIN, "--save-every", "1"),
+        *("--eval-documents", "2", "--eval-every", "5"),
+    ),
+    "fit": (
+        *("fit", "ropext://demo", "--factor", "2", "--start", "yarn", *TRAIN),
+        *("--eval-every", "1", "--retrieval-items", "2", "--held-out", "8"),
+    ),
+    "eval": (
+        *("eval", "long", "--data", "data.jsonl", "--max-docs", "2", "--lengths", "256,512"),
+        *("--tasks", "passkey", "--items", "2", "-o", "OUT"),
+    ),
+}
+# Of this very call, or what a run is of; the latter is told by the digest of what is read.
+OF_THE_CALL = {
+    *("output", "force", "dry_run", "as_json", "quiet", "push_to_hub", "public", "fail_if"),
+    *("directory", "model", "data", "revision", "trust_remote_code"),
+}
+# Another value of each option, with what it needs beside it.
+DECIDES = {
+    "finetune": {
+        "strategy": "pose",
+        "window": "128 --strategy pose",
+        "packing": "glued",
+        "steps": "41",
+        "epochs": "1",
+        "batch_tokens": "2048",
+        "learning_rate": "3e-4",
+        "warmup": "1",
+        "schedule": "constant",
+        "rank": "8",
+        "alpha": "8",
+        "dropout": "0.1",
+        "targets": "q_proj,v_proj",
+        "train_norms": "",
+        "train_embeddings": "",
+        "train_spectrum": "",
+        "retrieval_share": "0.5",
+        "evaluate": "ropext://held-out",
+        "eval_every": "4",
+        "eval_documents": "3",
+        "patience": "1",
+        "column": "other",
+        "seed": "1",
+        "dtype": "bfloat16",
+        "attn_implementation": "eager",
+    },
+    "fit": {
+        "factor": "3",
+        "target": "768",
+        "context": "200",
+        "within": "yarn",
+        "start": "ntk",
+        "search": "--within yarn",
+        "steps": "41",
+        "batch_tokens": "2048",
+        "learning_rate": "0.01",
+        "ceiling": "3",
+        "keep_short": "1",
+        "retrieval_share": "0.5",
+        "retrieval_items": "4",
+        "held_out": "9",
+        "eval_every": "2",
+        "packing": "glued",
+        "column": "other",
+        "seed": "1",
+        "dtype": "bfloat16",
+        "attn_implementation": "eager",
+    },
+    "eval": {
+        "column": "other",
+        "lengths": "256",
+        "method": "pi --factor 2",
+        "factor": "2 --method pi",
+        "base": "ropext://demo",
+        "tasks": "mkey",
+        "depths": "0.5",
+        "items": "3",
+        "haystack": "noise",
+        "protocol": "yarn",
+        "max_docs": "3",
+        "pack": "",
+        "dtype": "bfloat16",
+        "attn_implementation": "eager",
+        "seed": "1",
+    },
+}
+DOES_NOT = {
+    "finetune": {
+        "micro_rows": "1",
+        "control": "",
+        "save_every": "2",
+        "device": "cpu",
+        "ignore_memory": "",
+        "link": "hard",
+    },
+    "fit": {"micro_rows": "1", "device": "cpu", "ignore_memory": "", "link": "hard"},
+    "eval": {"device": "cpu", "chunk": "64", "slice_memory": "64"},
+}
+# What another value needs that is not here, or means nothing for these data.
+ELSEWHERE = {
+    "finetune": {"qlora": "a GPU", "split": "a dataset", "report_to": "a tracker"},
+    "fit": {
+        "from_original": "a scaled model",
+        "original_context": "a scaled model",
+        "even_so": "a model that scaling cannot help",
+        "for_loaders": "a narrower --within, which then differs",
+        "split": "a dataset",
+        "report_to": "a tracker",
+    },
+    "eval": {
+        "split": "a dataset",
+        "data_revision": "a dataset",
+        "context": "another base",
+        "adapter": "an adapter",
+        "device_map": "accelerate's devices",
+        "lm_eval": "lm-eval",
+    },
+}
+
+
+@pytest.mark.parametrize("command", BEGUN)
+def test_every_option_is_said_to_decide_or_not(command):
+    module = import_module(f"ropext.cli.{command}")
+    options = set(inspect.signature(module.command).parameters) - OF_THE_CALL
+    named = [DECIDES[command], DOES_NOT[command], ELSEWHERE[command]]
+    assert options == {name for part in named for name in part}
+    assert len(options) == sum(map(len, named))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """An extended model, and documents with two columns."""
+    import ropext
+
+    place = tmp_path_factory.mktemp("deciding")
+    ropext.extend("ropext://demo", place / "long", factor=2, prove=False)
+    texts = [json.loads(line)["text"] for line in DATA["ropext://tuning"].read_text().splitlines()]
+    rows = ({"text": text, "other": text[100:]} for text in texts)
+    (place / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return place
+
+
+def has_work(output):
+    """Whether a run has kept something beside its manifest."""
+    return any(
+        path.is_file() and path.name != "run.json" and not path.name.startswith(".")
+        for place in (output, output.with_name(f"{output.name}.run"))
+        for path in place.rglob("*")
+    )
+
+
+@pytest.fixture(scope="module")
+def begun(folder):
+    """The words of each command whose run was killed once it had kept something."""
+    found = {}
+    for command, words in BEGUN.items():
+        output = folder / f"out-{command}"
+        found[command] = [output.name if word == "OUT" else word for word in words]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ropext", *found[command]],
+            cwd=folder,
+            env=environment(folder) | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        while process.poll() is None and not has_work(output):
+            time.sleep(0.02)
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert has_work(output), command
+    return found
+
+
+def flipped(table):
+    return [(command, name) for command, own in table.items() for name in own]
+
+
+def again(folder, begun, command, name, value, capsys, monkeypatch):
+    """What a dry run of the same command with another value of one option says."""
+    monkeypatch.chdir(folder)
+    flag = {"evaluate": "--eval"}.get(name, "--" + name.replace("_", "-"))
+    words = list(begun[command])
+    if flag in words:
+        del words[words.index(flag) : words.index(flag) + 2]
+    if (command, name) in {("fit", "target"), ("finetune", "epochs"), ("eval", "base")}:
+        other = {"target": "--factor", "epochs": "--steps"}.get(name)
+        if other:
+            del words[words.index(other) : words.index(other) + 2]
+    return run(*words, flag, *value.split(), "--dry-run", capsys=capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "name"), flipped(DECIDES))
+def test_another_value_of_what_decides_is_refused(
+    folder, begun, command, name, capsys, monkeypatch
+):
+    value = DECIDES[command][name]
+    code, heard = again(folder, begun, command, name, value, capsys, monkeypatch)
+    assert code == 2, heard.err
+    assert f"holds another run of ropext {command} (it differs in" in heard.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "name"), flipped(DOES_NOT))
+def test_another_value_of_what_does_not_goes_on(folder, begun, command, name, capsys, monkeypatch):
+    value = DOES_NOT[command][name]
+    code, heard = again(folder, begun, command, name, value, capsys, monkeypatch)
+    assert code == 0, heard.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", BEGUN)
+def test_the_same_command_goes_on(folder, begun, command, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    code, heard = run(*begun[command], "--dry-run", capsys=capsys)
+    assert code == 0, heard.err

@@ -1,0 +1,38 @@
+"""Every command's whole answer, letter by letter, as it stands in transcripts/.
+
+A change that means to alter one is made with `PYTHONPATH=tests python -m golden`, and shows in its
+diff what users will see. Numbers are compared within rounding: see `transcript`.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from golden import transcript
+from golden.cases import CASES
+
+HERE = Path(__file__).parent / "transcripts"
+
+
+def test_a_difference_is_seen_and_rounding_is_not():
+    wanted = "loss 2.6413 at 512\nwrote OUT\n"
+    assert not transcript.differences("loss 2.6414 at 512\nwrote OUT\n", wanted)
+    assert transcript.differences("loss 2.6433 at 512\nwrote OUT\n", wanted)
+    assert transcript.differences("loss 2.6413 at 513\nwrote OUT\n", wanted)
+    assert transcript.differences("loss 2.6413 at 512\nwrote it\n", wanted)
+    assert transcript.differences("loss 2.6413 at 512\n", wanted)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """The transcript of every case, as the code gives it now."""
+    folder = tmp_path_factory.mktemp("golden")
+    return {case.name: text for case, text in transcript.record(folder)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [case.name for case in CASES])
+def test_the_answer_is_as_it_was(found, name):
+    wanted = (HERE / f"{name}.txt").read_text("utf-8")
+    different = transcript.differences(found[name], wanted)
+    assert not different, "\n".join(different[:20])

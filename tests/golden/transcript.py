@@ -1,0 +1,141 @@
+"""A command's whole answer as text: what it said, its exit code, and every file that it wrote.
+
+Numbers are compared within a tolerance, since processors differ in the last digits of a matrix
+product; all else is compared letter by letter.
+"""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from command_line import drive, environment
+
+from golden.cases import CASES, Case, write_inputs
+
+LONGEST_TEXT = 40_000  # characters of one file; a longer one is recorded by its lines' digest
+# Seconds, dates, free memory, and what names a machine or a version.
+_VOLATILE = (
+    (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)?"), "DATE"),
+    (re.compile(r"\b\d{4}-\d\d-\d\d\b"), "DATE"),
+    (re.compile(r"\b(\d+ (h|min) )?\d+(\.\d+)? (s|ms|min|h)\b(?! tokens)"), "TIME"),
+    (re.compile(r"\d+(\.\d+)? [GM]i?B (are )?free"), "MEMORY free"),
+)
+_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w])")
+_KINDS = {".json", ".jsonl", ".md", ".txt", ".yaml", ".csv", ".html", ".log", ".jinja"}
+
+
+def record(folder: Path) -> Iterator[tuple[Case, str]]:
+    """Every case with its transcript: those of one process in one interpreter, then the others."""
+    write_inputs(folder)
+    alone = [case for case in CASES if case.processes == 1]
+    answers = drive(folder, [list(case.words) for case in alone])
+    for case, answer in zip(alone, answers, strict=True):
+        yield case, _transcript(case, folder, *answer)
+    for case in CASES:
+        if case.processes > 1:
+            yield case, _transcript(case, folder, *_launched(case, folder))
+
+
+def _launched(case: Case, folder: Path) -> tuple[int, str, str]:
+    """The answer of a command that several processes share."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    done = subprocess.run(
+        [sys.executable, *launch, str(case.processes), "-m", "ropext", *case.words],
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def _transcript(case: Case, folder: Path, code: int, out: str, err: str) -> str:
+    parts = [f"$ ropext {' '.join(case.words)}", f"exit {code}"]
+    parts += ["--- stdout", out, "--- stderr", err]
+    if case.output is not None:
+        parts += _files(folder / case.output)
+    return steady("\n".join(parts), folder)
+
+
+def steady(text: str, folder: Path) -> str:
+    """The text without what changes from run to run."""
+    text = text.replace(str(folder), "FOLDER")
+    for pattern, name in _VOLATILE:
+        text = pattern.sub(name, text)
+    # How often progress is told depends on the machine.
+    kept = [line.rstrip() for line in text.splitlines() if "TIME left" not in line]
+    return "\n".join(kept) + "\n"
+
+
+def _files(output: Path) -> list[str]:
+    """Every file of an output, by name and content."""
+    parts = []
+    for path in sorted(output.rglob("*")):
+        if path.is_file():
+            parts += [f"--- {path.relative_to(output.parent)}", _content(path)]
+    return parts
+
+
+def _content(path: Path) -> str:
+    if path.suffix == ".safetensors":
+        return _tensors(path)
+    if path.name in ("tokenizer.json", "report.html") or path.suffix not in _KINDS:
+        return "(named only)"
+    text = path.read_text("utf-8")
+    if len(text) > LONGEST_TEXT:
+        return f"{len(text.splitlines())} lines"
+    if path.suffix == ".json":
+        text = json.dumps(json.loads(text), indent=1, ensure_ascii=False)
+    return text
+
+
+def _tensors(path: Path) -> str:
+    """Name, dtype, shape and norm of every tensor."""
+    from safetensors.torch import load_file
+
+    return "\n".join(
+        f"{name} {str(t.dtype).removeprefix('torch.')} {tuple(t.shape)} {t.double().norm():.9g}"
+        for name, t in sorted(load_file(path).items())
+    )
+
+
+def differences(
+    found: str, wanted: str, relative: float = 1e-4, absolute: float = 2e-6
+) -> list[str]:
+    """The lines that differ by more than rounding."""
+    ours, theirs = found.splitlines(), wanted.splitlines()
+    out = [f"{len(ours)} lines, were {len(theirs)}"] if len(ours) != len(theirs) else []
+    for number, (one, other) in enumerate(zip(ours, theirs, strict=False), 1):
+        if not _same(one, other, relative, absolute):
+            out.append(f"line {number}\n  now {one[:300]}\n  was {other[:300]}")
+    return out
+
+
+def _same(one: str, other: str, relative: float, absolute: float) -> bool:
+    if one == other:
+        return True
+    if _NUMBER.sub("#", one) != _NUMBER.sub("#", other):
+        return False
+    pairs = zip(_NUMBER.findall(one), _NUMBER.findall(other), strict=True)
+    return all(
+        a == b
+        or _rounded(a, b)
+        or math.isclose(float(a), float(b), rel_tol=relative, abs_tol=absolute)
+        for a, b in pairs
+    )
+
+
+def _rounded(one: str, other: str) -> bool:
+    """Whether two printed decimals are neighbours in their last digit."""
+    if "." not in one or "e" in (one + other).lower():
+        return False
+    places = len(one.partition(".")[2])
+    return (
+        len(other.partition(".")[2]) == places
+        and abs(float(one) - float(other)) < 1.5 * 10**-places
+    )
