@@ -36,6 +36,7 @@ from ropext.recipe import Recipe
 from ropext.results.readings import Reading
 from ropext.results.retrieval import ItemScore
 from ropext.training import fit_data, fit_judging, run_fit
+from ropext.training.data import NO_LIMIT
 from ropext.training.fit_judging import FitJudge
 from ropext.training.fit_options import FitOptions
 
@@ -78,7 +79,7 @@ def judge_of(model: str, table: str, factor: float, packing: str) -> FitJudge:
     encoder = corpus.DocumentEncoder(load_tokenizer(snapshot, False), plan.model.vocab_size, 1)
     raw = list(corpus.read_documents(corpus.Source(table)))
     if packing == "glued":
-        coded = [encoder.document(own.name, encoder.text_of(own), fit_data.NO_LIMIT) for own in raw]
+        coded = [encoder.document(own.name, encoder.text_of(own), NO_LIMIT) for own in raw]
         separator = fit_data.separator_of(encoder)
         documents = corpus.glue_documents(coded, plan.target, DOCUMENTS, separator)
     else:
