@@ -116,8 +116,8 @@ def closed_forms(
 @torch.inference_mode()
 def read(judge: FitJudge, model: Any, label: str) -> tuple[Reading, list[ItemScore]]:
     return (
-        fit_judging.read_long(judge, model, label, lambda: None),
-        judge.ask(model, judge.far, lambda: None),
+        fit_judging.read_long(judge, model, label, lambda *_: None),
+        judge.ask(model, judge.far, lambda *_: None),
     )
 
 
@@ -130,7 +130,7 @@ def fitted(
     assert done is not None
     loaded = transformers.AutoModelForCausalLM.from_pretrained(output).eval()
     own = done.planned.prepared.judge
-    again = own.loss(fit_judging.read_long(own, loaded, FITTED, lambda: None))
+    again = own.loss(fit_judging.read_long(own, loaded, FITTED, lambda *_: None))
     label = FITTED if done.kept == FITTED else "start"
     said = done.numbers[label][f"far_half_nll@{own.frame.longest}"]["value"]
     return done, read(judge, loaded, FITTED), abs(again - said)
