@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ropext import forms
 from ropext.families import data
 from ropext.families.geometry import Sizes, attends, is_windowed, kv_values, partial_factor
 from ropext.families.model import Model, Site
@@ -58,7 +59,7 @@ def departures(row: Family, text: Dict, sites: tuple[Site, ...]) -> list[str]:
                 f"{stock}: it reads the short factors at every length, their code the long ones "
                 f"beyond {site.rope.original_context} tokens, which is what is extended"
             )
-    theta = text.number("rope_theta")
+    theta = text.number("rope_theta", most=forms.LARGEST_THETA)
     for label, site in ((label, s) for label in row.labels for s in sites if s.label == label.name):
         if row.one_theta and not label.theta and theta and site.rope.theta != theta:
             out.append(

@@ -234,7 +234,7 @@ def test_a_directory_of_another_run_is_refused(place, whole):
         evaluate(str(place / "model"), whole.path, **asked(place, seed=5))
     (place / "mine").mkdir()
     (place / "mine" / "thesis.txt").write_text("x")
-    with pytest.raises(OutputExists, match="no run directory"):
+    with pytest.raises(OutputExists, match="holds something else"):
         evaluate(str(place / "model"), place / "mine", **asked(place))
     assert (place / "mine" / "thesis.txt").read_text() == "x"
 

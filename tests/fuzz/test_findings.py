@@ -144,7 +144,9 @@ def test_a_channel_that_never_turns_is_written_into_the_record(checkpoint, tmp_p
     """LFM3 turns half of its channels; composed, the others have factors of infinity."""
     text = next(c for c in seeds.rotary_configs() if c["model_type"] == "lfm3")
     (checkpoint / "config.json").write_text(json.dumps(text))
-    done = pipeline.extend(str(checkpoint), tmp_path / "out", prove=False, method="yarn", factor=4)
+    done = pipeline.extend(
+        str(checkpoint), tmp_path / "out", prove=False, method="yarn", factor=4, even_so=True
+    )
     assert math.inf in done.plan.main.params["long_factor"]
     record = read_record(tmp_path / "out")
     assert record is not None
