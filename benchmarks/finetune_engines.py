@@ -57,10 +57,10 @@ class Run:
         return self.window or self.tokens
 
     def settings(self) -> Any:
+        from ropext.options.training import Finetune
         from ropext.training import defaults
-        from ropext.training.options import Options
 
-        asked = Options(
+        asked = Finetune(
             steps=self.steps,
             batch_tokens=self.rows * self.row_tokens,
             device=self.device,

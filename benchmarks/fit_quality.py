@@ -31,14 +31,14 @@ from ropext import corpus, patching, scaling
 from ropext.checkpoint import open_snapshot
 from ropext.errors import RopextError
 from ropext.evaluation.loading import load_tokenizer
+from ropext.options.extend import Extend
+from ropext.options.training import Fit
 from ropext.planning import make_plan
-from ropext.recipe import Recipe
 from ropext.results.readings import Reading
 from ropext.results.retrieval import ItemScore
 from ropext.training import fit_data, fit_judging, run_fit
 from ropext.training.data import NO_LIMIT
 from ropext.training.fit_judging import FitJudge
-from ropext.training.fit_options import FitOptions
 
 CLOSED = tuple(name for name in scaling.METHODS if name not in ("abf", "longrope"))
 QUARTER = 4  # one document in so many is for the table
@@ -75,7 +75,7 @@ def divided(data: Path, folder: Path) -> tuple[Path, Path]:
 def judge_of(model: str, table: str, factor: float, packing: str) -> FitJudge:
     """The table's documents and questions; none of them is known to the fit."""
     snapshot = open_snapshot(model)
-    plan = make_plan(snapshot.config, Recipe(method="pi", factor=factor), model)
+    plan = make_plan(snapshot.config, Extend(method="pi", factor=factor), model)
     encoder = corpus.DocumentEncoder(load_tokenizer(snapshot, False), plan.model.vocab_size, 1)
     raw = list(corpus.read_documents(corpus.Source(table)))
     if packing == "glued":
@@ -103,7 +103,7 @@ def closed_forms(
     found = {}
     for method in CLOSED:
         try:
-            plan = make_plan(snapshot.config, Recipe(method=method, factor=factor), model)
+            plan = make_plan(snapshot.config, Extend(method=method, factor=factor), model)
         except RopextError as error:
             told(f"{method}: {error}")
             continue
@@ -235,7 +235,7 @@ def main() -> None:
     parser.add_argument("--glued", action="store_true", help="join documents to reach the target")
     parser.add_argument("--factor", type=float, nargs="+", default=[4.0, 8.0])
     parser.add_argument("--within", nargs="+", default=["longrope", "yarn"])
-    parser.add_argument("--steps", type=int, default=FitOptions.steps)
+    parser.add_argument("--steps", type=int, default=Fit.steps)
     parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--settings", action="store_true", help="the table of docs/fitting.md")
     given = parser.parse_args()

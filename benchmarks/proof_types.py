@@ -20,8 +20,8 @@ import tiny
 from ropext import proof
 from ropext.errors import ProofFailed, RopextError
 from ropext.families import data
+from ropext.options.extend import Extend
 from ropext.planning import Plan, make_plan
-from ropext.recipe import Recipe
 
 METHODS = ("yarn", "ntk", "pi")  # the first that the family can carry
 
@@ -29,7 +29,7 @@ METHODS = ("yarn", "ntk", "pi")  # the first that the family can carry
 def planned(config: dict[str, Any]) -> Plan | None:
     for method in METHODS:
         try:
-            return make_plan(config, Recipe(method=method, factor=4, even_so=True))
+            return make_plan(config, Extend(method=method, factor=4, even_so=True))
         except RopextError:
             continue
     return None

@@ -1,7 +1,6 @@
 """What is written beside the weights about a plan: the record's content and the card's."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from ropext import families
@@ -35,9 +34,7 @@ def record_of(plan: Plan, base: Mapping[str, Any], command: Sequence[str] = ()) 
             for site in plan.sites
         ),
         edits=_config_edits(plan.edits),
-        recipe={
-            key: value for key, value in asdict(plan.recipe).items() if value not in (None, ())
-        },
+        recipe={key: value for key, value in dict(plan.recipe).items() if value not in (None, ())},
         command=provenance.clean_command(command) if command else (),
         versions=provenance.versions(),
     )

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ropext import families, loaders, recipe, scaling
+from ropext import families, loaders, scaling
 from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.checkpoint.jsontext import read_bytes
 from ropext.checkpoint.provenance import Record
@@ -18,6 +18,7 @@ from ropext.checkpoint.records import read_record
 from ropext.describing import scaled_by_config
 from ropext.errors import InputError, RopextError, UsageError
 from ropext.families import Model, Site
+from ropext.options.extend import Extend, parse_extend, resolve_target
 from ropext.planning import Plan, make_plan
 from ropext.rope import Spectrum
 
@@ -80,10 +81,10 @@ def inspect(
     """What position scheme a model has, and what follows from it."""
     snapshot = open_snapshot(model, revision=revision)
     read = families.read(snapshot.config, context=context, original=original_context)
-    wish = recipe.Recipe(factor=factor, target=target)
+    wish = Extend(factor=factor, target=target)
     if factor is None and target is None:
-        wish = recipe.Recipe(factor=4.0)
-    return Inspection(model, read, recipe.resolve_target(wish, read.context), _limits(snapshot))
+        wish = Extend(factor=4.0)
+    return Inspection(model, read, resolve_target(wish, read.context), _limits(snapshot))
 
 
 def _limits(snapshot: Snapshot) -> dict[str, Any]:
@@ -98,17 +99,17 @@ def _limits(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def plan(model: str, *, revision: str | None = None, **options: Any) -> Plan:
-    """What `extend` would do; `options` are the fields of ropext.recipe.Recipe."""
+    """What `extend` would do; `options` are the fields of ropext.options.Extend."""
     snapshot = open_snapshot(model, revision=revision)
-    return plan_of(snapshot, recipe.build(options, read_text), model)
+    return plan_of(snapshot, parse_extend(options, read_text), model)
 
 
-def plan_of(snapshot: Snapshot, wish: recipe.Recipe, name: str) -> Plan:
+def plan_of(snapshot: Snapshot, wish: Extend, name: str) -> Plan:
     """The plan; what a config of ropext's own leaves open of its lengths stands in its record."""
     if wish.context is None and wish.original_context is None:
         asks = families.as_read(snapshot.config).asks_original
         record = read_record(snapshot.directory) if asks else None
-        wish = replace(wish, context=record.target) if record else wish
+        wish = wish.changed(context=record.target) if record else wish
     return make_plan(snapshot.config, wish, name)
 
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ropext import patching, recipe
+from ropext import patching
 from ropext.checkpoint.provenance import SAVED
 from ropext.describing import record_of
 from ropext.errors import UsageError
+from ropext.options.extend import parse_extend
 from ropext.planning import Plan, make_plan, require_help
 
 Model = TypeVar("Model")
@@ -22,7 +23,7 @@ def plan_of(model: Any, **options: Any) -> Plan:
     # As save_pretrained would write it: without what the library fills in.
     config = json.loads(patching.original_config(live).to_json_string())
     name = str(getattr(live.config, "_name_or_path", "")) or type(live).__name__
-    return make_plan(config, recipe.build(options), name)
+    return make_plan(config, parse_extend(options), name)
 
 
 def patch(model: Model, **options: Any) -> Model:

@@ -8,13 +8,13 @@ import pytest
 
 from ropext import families
 from ropext.errors import NotExpressible, UnsupportedModel, UsageError
+from ropext.options.extend import Extend
 from ropext.planning import make_plan, require_help
-from ropext.recipe import Recipe
 
 
 def plan(config, **options):
     options.setdefault("factor", 4.0)
-    return make_plan(config, Recipe(**options), "model")
+    return make_plan(config, Extend(**options), "model")
 
 
 def test_a_yarn_plan_of_llama_2_is_the_published_one():
@@ -281,7 +281,7 @@ def test_what_is_written_reads_back_as_what_was_wanted():
 
 def test_extending_twice_counts_from_the_extended_context():
     once = plan(configs.LLAMA, method="ntk", factor=2.0)
-    twice = make_plan(once.config, Recipe(method="ntk", factor=2.0), "again")
+    twice = make_plan(once.config, Extend(method="ntk", factor=2.0), "again")
     # NTK after NTK is NTK by the product: the last pair is divided by 4.
     assert twice.target == 16384
     assert twice.main.wanted.inv_freq[-1] == pytest.approx(10000.0 ** (-126 / 128) / 4, rel=1e-12)

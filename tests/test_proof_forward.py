@@ -9,8 +9,8 @@ import pytest
 
 from ropext import proof
 from ropext.errors import ProofFailed
+from ropext.options.extend import Extend
 from ropext.planning import make_plan
-from ropext.recipe import Recipe
 
 sys.path.append(str(Path(__file__).parent / "families"))
 
@@ -139,7 +139,7 @@ def built(tmp_path_factory):
     jobs += [("no base", SMALL | {"model_type": "llama"}, {"factor": 4}, None)]
     directories, paths, forwards = [], [], []
     for name, config, options, damage in jobs:
-        plan = make_plan(config, Recipe(**options, even_so=True))
+        plan = make_plan(config, Extend(**options, even_so=True))
         if damage:
             damage(plan.config)
         directories.append(root / name.replace(" ", "-"))

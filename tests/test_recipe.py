@@ -4,9 +4,10 @@ import math
 
 import pytest
 
-from ropext import recipe
 from ropext.errors import InputError, UsageError
-from ropext.recipe import Recipe
+from ropext.options import extend
+from ropext.options.extend import Extend
+from ropext.scaling import pair_factors
 
 
 @pytest.mark.parametrize(
@@ -24,7 +25,7 @@ from ropext.recipe import Recipe
 )
 def test_contradictions_are_refused_by_name(options, words):
     with pytest.raises(UsageError) as caught:
-        recipe.build(options)
+        extend.parse_extend(options)
     for word in words:
         assert word in str(caught.value)
 
@@ -32,21 +33,21 @@ def test_contradictions_are_refused_by_name(options, words):
 @pytest.mark.parametrize("factor", [1.0, 0.5, -2.0, 0.0, math.nan, math.inf, 1e9])
 def test_a_factor_must_be_above_one_and_finite(factor):
     with pytest.raises(UsageError, match="--factor must be above 1"):
-        recipe.resolve_target(Recipe(factor=factor), 4096)
+        extend.resolve_target(Extend(factor=factor), 4096)
 
 
 def test_a_target_must_be_above_the_context():
     for target in (4096, 100, -1):
         with pytest.raises(UsageError, match="4096"):
-            recipe.resolve_target(Recipe(target=target), 4096)
-    assert recipe.resolve_target(Recipe(target=4097), 4096) == 4097
+            extend.resolve_target(Extend(target=target), 4096)
+    assert extend.resolve_target(Extend(target=4097), 4096) == 4097
 
 
 def test_targets_beyond_32_bit_positions_are_refused():
     with pytest.raises(UsageError, match="out of range"):
-        recipe.resolve_target(Recipe(target=2**31), 2**20)
+        extend.resolve_target(Extend(target=2**31), 2**20)
     with pytest.raises(UsageError, match="out of range"):
-        recipe.resolve_target(Recipe(factor=4096.0), 2**20)
+        extend.resolve_target(Extend(factor=4096.0), 2**20)
 
 
 @pytest.mark.parametrize(
@@ -55,27 +56,27 @@ def test_targets_beyond_32_bit_positions_are_refused():
 )
 def test_a_factor_that_gives_no_whole_number_is_rounded_up(context, factor, target):
     # 2047 * 2.5 = 5117.5; 1000 * 1.1 = 1100.0000000000002 in float64 and must stay 1100.
-    assert recipe.resolve_target(Recipe(factor=factor), context) == target
+    assert extend.resolve_target(Extend(factor=factor), context) == target
 
 
 def test_neither_factor_nor_target_says_what_to_give():
     with pytest.raises(UsageError, match="--factor 4, or --target 16384"):
-        recipe.resolve_target(Recipe(), 4096)
+        extend.resolve_target(Extend(), 4096)
 
 
 def test_a_knob_of_another_method_is_refused_with_its_owner():
     with pytest.raises(UsageError, match="--beta-fast is a knob of by-parts and yarn"):
-        recipe.knobs_for(Recipe(method="pi", beta_fast=16.0), "pi")
+        extend.knobs_for(Extend(method="pi", beta_fast=16.0), "pi")
     with pytest.raises(UsageError, match="--theta is a knob of abf"):
-        recipe.knobs_for(Recipe(method="ntk", theta=1e6), "ntk")
-    assert recipe.knobs_for(Recipe(beta_fast=16.0), "yarn").beta_fast == 16.0
+        extend.knobs_for(Extend(method="ntk", theta=1e6), "ntk")
+    assert extend.knobs_for(Extend(beta_fast=16.0), "yarn").beta_fast == 16.0
 
 
 def test_temperature_is_one_over_the_square_of_the_attention_factor():
     # YaRN, eq. 22: sqrt(1/t) multiplies cos and sin.
-    assert Recipe(temperature=0.64).attention == pytest.approx(1.25, rel=1e-15)
-    assert Recipe(attention_factor=1.25).attention == 1.25
-    assert Recipe().attention is None
+    assert Extend(temperature=0.64).attention == pytest.approx(1.25, rel=1e-15)
+    assert Extend(attention_factor=1.25).attention == 1.25
+    assert Extend().attention is None
 
 
 def test_pair_factors_are_read_from_every_form():
@@ -90,9 +91,9 @@ def test_pair_factors_are_read_from_every_form():
         # The released LongRoPE files repeat one row for every layer.
         "1,2.5,4\n" * 32,
     ):
-        assert recipe.parse_pair_factors(text, "f") == (wanted, None), text
+        assert pair_factors.parse_pair_factors(text, "f") == (wanted, None), text
     both = '{"long_factor": [1, 2.5, 4], "short_factor": [1, 1, 1]}'
-    assert recipe.parse_pair_factors(both, "f") == (wanted, (1.0, 1.0, 1.0))
+    assert pair_factors.parse_pair_factors(both, "f") == (wanted, (1.0, 1.0, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -109,13 +110,13 @@ def test_pair_factors_are_read_from_every_form():
 )
 def test_a_bad_pair_factors_file_is_one_sentence(text, words):
     with pytest.raises(InputError) as caught:
-        recipe.parse_pair_factors(text, "factors.csv")
+        pair_factors.parse_pair_factors(text, "factors.csv")
     assert words in str(caught.value)
     assert "--pair-factors factors.csv" in str(caught.value)
 
 
 def test_a_path_for_pair_factors_is_read_when_the_recipe_is_built():
-    built = recipe.build(
+    built = extend.parse_extend(
         {"method": "longrope", "pair_factors": "f.csv"}, read_file=lambda path: "1,2,3,4"
     )
     assert built.pair_factors == (1.0, 2.0, 3.0, 4.0)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ropext.errors import InputError, UsageError
-from ropext.pipeline.sections import TABLE
+from ropext.options.sections import TABLE
 from ropext.recipefile import from_text, override, read
 from ropext.recipefile.tree import parse
 

@@ -11,7 +11,7 @@ import transcriptions as truth
 from comparing import assert_close, assert_number
 
 from ropext import planning
-from ropext.recipe import Recipe
+from ropext.options.extend import Extend
 
 # Class defaults of the share: Phi 0.5, GPT-NeoX 0.25, Llama 1.
 CLASS_SHARE = {"phi": 0.5, "gpt_neox": 0.25, "llama": 1.0}
@@ -38,7 +38,7 @@ TRUTHS = {"pi": truth.position_interpolation, "ntk": truth.ntk_aware, "yarn": tr
 
 def saved(family: str, method: str) -> dict[str, Any]:
     config = {"model_type": family} | MODELS[family]
-    return planning.make_plan(config, Recipe(method=method, factor=4.0)).config
+    return planning.make_plan(config, Extend(method=method, factor=4.0)).config
 
 
 def seen(family: str, method: str) -> dict[str, truth.Result]:

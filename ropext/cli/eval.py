@@ -2,7 +2,6 @@
 
 import os
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,8 +10,7 @@ import typer
 from ropext.cli import options
 from ropext.cli.output import Out
 from ropext.cli.progress import Bar, interruptible
-from ropext.cli.signatures import option, takes
-from ropext.evaluation.options import Options, gates_of
+from ropext.options.evaluate import Evaluate
 
 if TYPE_CHECKING:
     from ropext.evaluation import Evaluation
@@ -35,10 +33,10 @@ Force = Annotated[bool, typer.Option("--force", help="replace RUN if it holds an
 DryRun = Annotated[bool, typer.Option("--dry-run", help="passes, FLOPs, peak memory; runs nothing")]
 
 
-@takes("values", [option(wish) for wish in fields(Options)])
+@options.takes("given", Evaluate)
 def command(
     model: options.ModelArg,
-    values: dict[str, Any],
+    given: dict[str, Any],
     output: Output = None,
     fail_if: FailIf = None,
     force: Force = False,
@@ -51,9 +49,10 @@ def command(
     """Measure a model at its long lengths. By perplexity and retrieval, beside the base."""
     from ropext.evaluation import Hooks, estimate_evaluation, evaluate
     from ropext.evaluation.work import processes
+    from ropext.results.gates import parse_gate
 
     out = Out(as_json, quiet)
-    gates = gates_of(tuple(fail_if or ()))
+    gates = tuple(parse_gate(text) for text in fail_if or ())
     common: dict[str, Any] = {
         "revision": revision,
         "trust_remote_code": trust_remote_code,
@@ -61,7 +60,7 @@ def command(
     }
     if dry_run:
         setting, estimate = estimate_evaluation(
-            model, **common, output=output, force=force, **values
+            model, **common, output=output, force=force, **given
         )
         for warning in setting.prepared.warnings:
             out.say(f"warning: {warning}")
@@ -70,7 +69,7 @@ def command(
     with interruptible() as stop:
         hooks = Hooks(say=out.say, show=Bar(out).show, stop=stop)
         done = evaluate(
-            model, output, **common, force=force, command=sys.argv, hooks=hooks, **values
+            model, output, **common, force=force, command=sys.argv, hooks=hooks, **given
         )
     if processes()[0] == 0:
         _tell(out, done, gates)

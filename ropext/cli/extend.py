@@ -10,6 +10,7 @@ from ropext import pipeline
 from ropext.cli import options, plan, pushing, run
 from ropext.cli.output import Out
 from ropext.errors import UsageError
+from ropext.options.extend import Extend
 from ropext.planning import require_help
 from ropext.report import text
 
@@ -43,10 +44,10 @@ Hash = Annotated[bool, typer.Option("--hash", help="record a SHA-256 of every we
 DryRun = Annotated[bool, typer.Option("--dry-run", help="show the plan and write nothing")]
 
 
-@options.takes_recipe()
+@options.takes("given", Extend)
 def command(
     model: options.ModelArg,
-    wishes: dict[str, Any],
+    given: dict[str, Any],
     words: Words = None,
     fit: Fit = None,
     evaluate: Evaluate = None,
@@ -69,13 +70,13 @@ def command(
         raise UsageError("say where to: -o OUT (or --dry-run to see the plan)")
     push = pushing.wish(push_to_hub, public)
     top = {"model": model, "revision": revision, "trust_remote_code": trust_remote_code}
-    later = {"fit": fit, "finetune": wishes.get("finetune"), "evaluate": evaluate}
+    later = {"fit": fit, "finetune": given.get("finetune"), "evaluate": evaluate}
     if words or any(later.values()):
         writing = {"link": link, "no_verify": no_verify, "hash": hash_weights}
-        asked = _job(top, wishes | writing, later, words or ())
+        asked = _job(top, given | writing, later, words or ())
         run.do(out, asked, output, push, dry_run=dry_run, force=force)
         return
-    common = {"revision": revision, "link": link, "force": force, **wishes}
+    common = {"revision": revision, "link": link, "force": force, **given}
     if output is None or dry_run:
         made = pipeline.plan_extend(model, output, **common)
         plan.show(out, made)

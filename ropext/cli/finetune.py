@@ -1,6 +1,5 @@
 """`ropext finetune DIR --data DATA -o OUT`."""
 
-from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
@@ -8,9 +7,8 @@ import typer
 from ropext.cli import options as shared
 from ropext.cli import pushing
 from ropext.cli.output import Out
-from ropext.cli.signatures import takes, typed_option
 from ropext.errors import UsageError
-from ropext.training.options import Options
+from ropext.options.training import Finetune
 
 NAME = "finetune"
 
@@ -20,14 +18,13 @@ Directory = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="show settings, sources, tokens, memory; train nothing")
 ]
-_METAVARS = {"evaluate": "DATA", "targets": "NAMES", "column": "NAME", "split": "NAME"}
 
 
-@takes("wishes", [typed_option(wish, _METAVARS, ("targets",)) for wish in fields(Options)], after=3)
+@shared.takes("given", Finetune, after=3)
 def command(
     directory: Directory,
     data: shared.Data,
-    wishes: dict[str, Any],
+    given: dict[str, Any],
     output: shared.Output = None,
     force: shared.BeginAnew = False,
     dry_run: DryRun = False,
@@ -41,16 +38,14 @@ def command(
     from ropext.training import run, showing
 
     out = Out(as_json, quiet)
-    if isinstance(wishes.get("targets"), str):
-        wishes["targets"] = tuple(part.strip() for part in wishes["targets"].split(","))
     if output is None and not dry_run:
         raise UsageError("say where to: -o OUT (or --dry-run to see the settings)")
     wanted = pushing.wish(push_to_hub, public)
     if output is None or dry_run:
-        planned = training.plan_finetune(directory, data, output, force=force, **wishes)
+        planned = training.plan_finetune(directory, data, output, force=force, **given)
         if run.is_main():
             out.result(showing.plan_text(planned), planned.to_json())
         return
-    done = training.run_finetune(directory, data, output, force=force, say=out.say, **wishes)
+    done = training.run_finetune(directory, data, output, force=force, say=out.say, **given)
     if run.is_main():
         pushing.result(out, showing.result_text(done), done.to_json(), done.output, wanted)

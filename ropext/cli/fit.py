@@ -1,7 +1,6 @@
 """`ropext fit MODEL --data DATA -o OUT`."""
 
 import sys
-from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
@@ -9,28 +8,21 @@ import typer
 from ropext.cli import options as shared
 from ropext.cli import pushing
 from ropext.cli.output import Out
-from ropext.cli.signatures import takes, typed_option
 from ropext.errors import UsageError
-from ropext.training.fit_options import FitOptions
+from ropext.options.training import Fit
 
 NAME = "fit"
 
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="show settings, sources, tokens, memory; fit nothing")
 ]
-_METAVARS = {"for_loaders": "LOADERS", "start": "METHOD", "within": "FORM", "column": "NAME"}
 
 
-@takes(
-    "wishes",
-    [typed_option(wish, _METAVARS, ("for_loaders",)) for wish in fields(FitOptions)],
-    after=3,
-    read=shared.with_loaders,
-)
+@shared.takes("given", Fit, after=3)
 def command(
     model: shared.ModelArg,
     data: shared.Data,
-    wishes: dict[str, Any],
+    given: dict[str, Any],
     output: shared.Output = None,
     force: shared.BeginAnew = False,
     dry_run: DryRun = False,
@@ -49,7 +41,7 @@ def command(
         raise UsageError("say where to: -o OUT (or --dry-run to see the settings)")
     wanted = pushing.wish(push_to_hub, public)
     if output is None or dry_run:
-        planned = training.plan_fit(model, data, output, revision=revision, force=force, **wishes)
+        planned = training.plan_fit(model, data, output, revision=revision, force=force, **given)
         if run.is_main():
             out.result(fit_showing.plan_text(planned), planned.to_json())
         return
@@ -61,7 +53,7 @@ def command(
         force=force,
         command=sys.argv,
         say=out.say,
-        **wishes,
+        **given,
     )
     if done is not None:
         pushing.result(out, fit_showing.result_text(done), done.to_json(), done.output, wanted)

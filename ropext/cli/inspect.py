@@ -7,16 +7,17 @@ import typer
 
 from ropext.cli import options
 from ropext.cli.output import Out
+from ropext.options.extend import Reach
 
 NAME = "inspect"
 
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="draw the spectrum")]
 
 
-@options.takes_recipe("factor", "target", "context", "original_context")
+@options.takes("given", Reach, only=("factor", "target", "context", "original_context"))
 def command(
     model: options.ModelArg,
-    wishes: dict[str, Any],
+    given: dict[str, Any],
     plot: Plot = None,
     revision: options.Revision = None,
     as_json: options.Json = False,
@@ -27,7 +28,7 @@ def command(
     from ropext.report import text
 
     out = Out(as_json, quiet)
-    seen = looking.inspect(model, revision=revision, **wishes)
+    seen = looking.inspect(model, revision=revision, **given)
     if plot is not None:
         out.picture(plot, seen.main.rope, seen.spectra(), seen.target, seen.name)
     out.result(text.inspection(seen.name, seen.model, seen.limits, seen.target), seen.to_json())

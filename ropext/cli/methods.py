@@ -8,9 +8,8 @@ import typer
 from ropext import scaling
 from ropext.cli import options
 from ropext.cli.output import Out
-from ropext.recipe import shown_default
+from ropext.options.fields import flag, shown_default
 from ropext.scaling import Method
-from ropext.wishes import flag
 
 NAME = "methods"
 
@@ -24,7 +23,7 @@ def _data(method: Method) -> dict[str, Any]:
         "knobs": [
             {"flag": flag(f.name), "default": f.default, "help": f.metadata["help"]}
             for f in fields(method.knobs)
-            if f.name in options.RECIPE  # a second set comes in the file of --pair-factors
+            if f.name != "short_pair_factors"  # a second set comes in the file of --pair-factors
         ],
     }
 

@@ -1,21 +1,13 @@
-"""Options that several commands share, each declared once.
-
-The recipe's options are made from its fields, so that no option exists in only one of the command
-line and the recipe file.
-"""
+"""Options that several commands share, and those that are made of a class's fields."""
 
 import inspect
-from collections.abc import Callable
-from dataclasses import Field, fields
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from ropext.cli.signatures import Command, takes
-from ropext.loaders import parse_for
-from ropext.recipe import Recipe
-from ropext.wishes import flag
+from ropext.options.fields import Key, Options, flag, keys, shown_default
 
 ModelArg = Annotated[
     str, typer.Argument(metavar="MODEL", help="a local directory or a Hugging Face hub id")
@@ -44,45 +36,56 @@ BeginAnew = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="print the result as one JSON document")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no narration on stderr")]
 
-RECIPE = {f.name: f for f in fields(Recipe) if f.name != "short_pair_factors"}
-_METAVARS = {
-    "pair_factors": "FILE",
-    "for_loaders": "LOADERS",
-    "finetune": "DATA",
-}
+Command = Callable[..., None]
 
 
-def _option(wish: "Field[Any]") -> tuple[Any, Any]:
-    """The annotation and default of one recipe field as an option."""
-    names = [flag(wish.name)]
-    if wish.type == (bool | None):
-        names = [f"{names[0]}/--no-{names[0].removeprefix('--')}"]
-    if wish.name == "method":
-        names.append("-m")
-    kind = str | None if wish.name in _METAVARS else wish.type
-    default = False if wish.type is bool else None
-    help_text = wish.metadata["help"]
-    info = typer.Option(*names, metavar=_METAVARS.get(wish.name), help=help_text)
-    return Annotated[kind, info], default
+def option(key: Key) -> inspect.Parameter:
+    """One field as an option; its class checks what a command line cannot."""
+    names = [flag(key.field), *(["-m"] if key.field == "method" else [])]
+    kind: Any = str if key.is_list else key.item
+    if key.choices and not key.is_list:
+        kind = Literal[key.choices]
+    if key.item is bool and key.default is None:
+        names[0] += f"/--no-{names[0].removeprefix('--')}"
+    is_switch = key.item is bool and key.default is False
+    info = typer.Option(*names, metavar=key.metavar, help=key.help + _default(key))
+    return inspect.Parameter(
+        key.field,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False if is_switch else None,
+        annotation=Annotated[bool if is_switch else kind | None, info],
+    )
 
 
-def recipe_parameters(names: tuple[str, ...] = tuple(RECIPE)) -> list[inspect.Parameter]:
-    """One keyword parameter per recipe field."""
-    kind = inspect.Parameter.KEYWORD_ONLY
-    out = []
-    for name in names:
-        annotation, default = _option(RECIPE[name])
-        out.append(inspect.Parameter(name, kind, default=default, annotation=annotation))
-    return out
+def _default(key: Key) -> str:
+    """What is taken where the option is not given, unless the help says so already."""
+    if isinstance(key.default, str | int | float) and not isinstance(key.default, bool):
+        return "" if "[" in key.help else shown_default(key.default)
+    return ""
 
 
-def takes_recipe(*names: str) -> Callable[[Command], Command]:
-    """Give a command recipe options (all, by default); it gets those given as `wishes`."""
-    return takes("wishes", recipe_parameters(names or tuple(RECIPE)), read=with_loaders)
+def takes(
+    into: str, *kinds: type[Options], only: Sequence[str] = (), after: int = 1
+) -> Callable[[Command], Command]:
+    """Give a command the options of these classes, after so many of its own; what was given comes
+    as one dict, named `into`."""
+    added = [option(key) for key in keys(*kinds) if not only or key.field in only]
+    added = [own for own in added if own.name != "short_pair_factors"]  # in the file of the others
 
+    def decorate(command: Command) -> Command:
+        own = inspect.signature(command, eval_str=True)
 
-def with_loaders(given: dict[str, Any]) -> dict[str, Any]:
-    """The list of --for as a list."""
-    if "for_loaders" in given:
-        given["for_loaders"] = parse_for(given["for_loaders"])
-    return given
+        def with_options(**values: Any) -> None:
+            asked = [(p, values.pop(p.name)) for p in added]
+            given = {p.name: value for p, value in asked if value is not p.default}
+            command(**values | {into: given})
+
+        kept = [p for name, p in own.parameters.items() if name != into]
+        kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in kept]
+        merged = [*kept[:after], *added, *kept[after:]]
+        with_options.__signature__ = inspect.Signature(merged)  # type: ignore[attr-defined]
+        with_options.__annotations__ = {p.name: p.annotation for p in merged}
+        with_options.__doc__ = command.__doc__
+        return with_options
+
+    return decorate

@@ -1,6 +1,5 @@
 """`ropext plan MODEL`."""
 
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,19 +7,15 @@ import typer
 
 from ropext.cli import options
 from ropext.cli.output import Out
-from ropext.cli.signatures import option, takes
 from ropext.errors import UsageError
-from ropext.evaluation.options import Options
+from ropext.options.evaluate import Reading
+from ropext.options.extend import Extend
+from ropext.options.fields import flag
 
 if TYPE_CHECKING:
     from ropext.planning import Plan
 
 NAME = "plan"
-# Of the evaluation's options those that say which documents are read, and how.
-READING = (
-    *("column", "split", "data_revision", "split_documents", "max_docs", "pack"),
-    *("dtype", "device", "device_map", "attn_implementation", "chunk", "slice_memory", "seed"),
-)
 
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE.png", help="draw the spectra of all methods")
@@ -34,14 +29,13 @@ Measure = Annotated[
         "parquet, a folder, or a datasets id (needs torch; loads the model)",
     ),
 ]
-_FIELDS = {wish.name: wish for wish in fields(Options)}
 
 
-@options.takes_recipe()
-@takes("reading", [option(_FIELDS[name]) for name in READING])
+@options.takes("given", Extend)
+@options.takes("reading", Reading)
 def command(
     model: options.ModelArg,
-    wishes: dict[str, Any],
+    given: dict[str, Any],
     reading: dict[str, Any],
     measure: Measure = None,
     plot: Plot = None,
@@ -55,19 +49,19 @@ def command(
 
     out = Out(as_json, quiet)
     if measure is not None:
-        _measure(out, model, measure, wishes, reading, plot, revision, trust_remote_code)
+        _measure(out, model, measure, given, reading, plot, revision, trust_remote_code)
         return
     if reading or trust_remote_code:
-        flag = "--" + next(iter(reading), "trust_remote_code").replace("_", "-")
-        raise UsageError(f"{flag} says how documents are read; it goes with --measure DATA")
-    if not wishes and plot is None:
+        name = flag(next(iter(reading), "trust_remote_code"))
+        raise UsageError(f"{name} says how documents are read; it goes with --measure DATA")
+    if not given and plot is None:
         served = looking.serving(model, revision=revision)
         if served is not None:
             from ropext.report import text
 
             out.result(text.served(served), served.to_json())
             return
-    show(out, looking.plan(model, revision=revision, **wishes), plot)
+    show(out, looking.plan(model, revision=revision, **given), plot)
 
 
 def show(out: Out, plan: "Plan", plot: Path | None = None) -> None:
@@ -83,7 +77,7 @@ def _measure(
     out: Out,
     model: str,
     data: str,
-    wishes: dict[str, Any],
+    given: dict[str, Any],
     reading: dict[str, Any],
     plot: Path | None,
     revision: str | None,
@@ -103,9 +97,9 @@ def _measure(
             trust_remote_code=trust_remote_code,
             reading=reading,
             hooks=Hooks(say=out.say, show=Bar(out).show, stop=stop),
-            **wishes,
+            **given,
         )
-    made = found.plans[wishes["method"]] if "method" in wishes else found.taken
+    made = found.plans[given["method"]] if "method" in given else found.taken
     if plot is not None:
         out.picture(plot, made.main.rope, made.spectra(), made.target, made.name)
     mark = found.overlap.mark if found.overlap else ""

@@ -13,7 +13,7 @@ from ropext.corpus.encoding import Document, DocumentEncoder
 from ropext.corpus.fingerprints import joined
 from ropext.corpus.sources import RawDocument
 from ropext.errors import InputError
-from ropext.results.lengths import length_text
+from ropext.lengths import length_text
 from ropext.results.values import FEWEST_DOCUMENTS
 
 # A tokenizer may put a few tokens around a text; apart from them it gives at most one per byte.

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from ropext.demo.steps import CONTEXT, FACTOR, LENGTHS, TASKS
 from ropext.demo.targets import BASE, EXTENDED, FITTED, TARGET, TUNED, UNTOUCHED, Model
+from ropext.lengths import length_text, octaves
 from ropext.report import curves, evaluated
 from ropext.report.curves import Curve
 from ropext.report.spectra import COLOURS, FAINT, GREY, INK
 from ropext.results.comparison import difference, pair
-from ropext.results.lengths import length_text, octaves
 from ropext.results.values import Value
 
 if TYPE_CHECKING:

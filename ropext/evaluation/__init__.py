@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ropext.evaluation.estimating import estimate_evaluation
-    from ropext.evaluation.options import Options
     from ropext.evaluation.session import Evaluation, Hooks, evaluate
+    from ropext.options.evaluate import Evaluate
 
 _HOMES = {
-    "Options": "ropext.evaluation.options",
+    "Evaluate": "ropext.options.evaluate",
     "Evaluation": "ropext.evaluation.session",
     "Hooks": "ropext.evaluation.session",
     "estimate_evaluation": "ropext.evaluation.estimating",
     "evaluate": "ropext.evaluation.session",
 }
 
-__all__ = ["Evaluation", "Hooks", "Options", "estimate_evaluation", "evaluate"]
+__all__ = ["Evaluate", "Evaluation", "Hooks", "estimate_evaluation", "evaluate"]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ropext.evaluation.options import Options
 from ropext.evaluation.preparing import Prepared
 from ropext.evaluation.variants import Lineup, Variant
 from ropext.files import write_json, write_text
+from ropext.options.evaluate import Evaluate
 from ropext.results import rundir
 from ropext.results.overlap import marked
 from ropext.results.perplexity import by_position, strided_values, text_values, verdicts
@@ -34,7 +34,7 @@ def read_items(path: Path, label: str) -> list[ItemScore]:
 def assemble(
     path: Path,
     lineup: Lineup,
-    options: Options,
+    options: Evaluate,
     prepared: Prepared,
     passes: Mapping[str, Mapping[str, int]],
     more: Mapping[str, Any],
@@ -89,7 +89,7 @@ def _write_items(path: Path, items: Mapping[str, list[ItemScore]]) -> None:
 def _variant(
     path: Path,
     own: Variant,
-    options: Options,
+    options: Evaluate,
     prepared: Prepared,
     reading: Reading | None,
     base: Reading | None,

@@ -19,7 +19,7 @@ from ropext.evaluation.reading import read_pass, read_short
 from ropext.evaluation.session import SILENT, Hooks
 from ropext.evaluation.windows import short_windows
 from ropext.evaluation.work import NothingKept
-from ropext.results.lengths import tail_tokens
+from ropext.lengths import tail_tokens
 from ropext.results.perplexity import Frame
 from ropext.results.readings import Reading, TokenNll
 from ropext.results.values import Bootstrap

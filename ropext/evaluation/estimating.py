@@ -14,9 +14,9 @@ from ropext.evaluation.preparing import workdir_of
 from ropext.evaluation.setting import Setting, settle
 from ropext.evaluation.variants import Lineup, Variant
 from ropext.evaluation.windows import hf_stride, short_windows, strided_windows
+from ropext.lengths import length_text
 from ropext.patching import patch, unpatch
 from ropext.results.gates import Gate
-from ropext.results.lengths import length_text
 from ropext.results.perplexity import Frame
 
 MIB = 1 << 20

@@ -13,8 +13,8 @@ from ropext.errors import InputError, RopextError, UsageError
 from ropext.files import read_json, write_json
 
 if TYPE_CHECKING:
-    from ropext.evaluation.options import Options
     from ropext.evaluation.variants import Variant
+    from ropext.options.evaluate import Evaluate
 
 
 def check(tasks: Sequence[str]) -> None:
@@ -38,7 +38,7 @@ def check(tasks: Sequence[str]) -> None:
 def run_tasks(
     model: Any,
     tokenizer: Any,
-    options: "Options",
+    options: "Evaluate",
     length: int,
     variants: Sequence["Variant"],
     path: Path,
@@ -62,7 +62,7 @@ def run_tasks(
     return results
 
 
-def _run(model: Any, tokenizer: Any, options: "Options", length: int) -> Any:
+def _run(model: Any, tokenizer: Any, options: "Evaluate", length: int) -> Any:
     import lm_eval
     from lm_eval.models.huggingface import HFLM
 

@@ -13,7 +13,7 @@ from ropext.errors import InputError, Stopped, UsageError
 if TYPE_CHECKING:
     import torch
 
-    from ropext.evaluation.options import Options
+    from ropext.options.evaluate import Evaluate
 
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
@@ -23,7 +23,7 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-def device_of(options: "Options") -> str:
+def device_of(options: "Evaluate") -> str:
     """The device name; under several processes each takes its own GPU."""
     import torch
 
@@ -66,7 +66,7 @@ def load_tokenizer(snapshot: Snapshot, trust_remote_code: bool) -> Any:
         ) from error
 
 
-def load_model(snapshot: Snapshot, options: "Options", trust_remote_code: bool) -> Any:
+def load_model(snapshot: Snapshot, options: "Evaluate", trust_remote_code: bool) -> Any:
     """The causal language model, in evaluation mode."""
     import torch
     from safetensors import SafetensorError

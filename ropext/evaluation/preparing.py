@@ -22,10 +22,10 @@ from ropext.corpus import (
 )
 from ropext.corpus.splitting import REMEDY, WINDOWS
 from ropext.errors import UsageError
-from ropext.evaluation.options import Options, describe_lengths
 from ropext.evaluation.variants import Lineup, trained_on
+from ropext.lengths import doubling_grid, length_text, lengths_text, tail_tokens
+from ropext.options.evaluate import Evaluate
 from ropext.results import rundir
-from ropext.results.lengths import doubling_grid, length_text, tail_tokens
 from ropext.results.overlap import Overlap, overlap
 from ropext.results.perplexity import Frame
 from ropext.results.protocols import PROTOCOLS
@@ -52,7 +52,7 @@ class Prepared:
     overlaps: Mapping[str, Overlap]  # of the variants that were trained, by label
 
 
-def prepare(lineup: Lineup, options: Options, encoder: DocumentEncoder) -> Prepared:
+def prepare(lineup: Lineup, options: Evaluate, encoder: DocumentEncoder) -> Prepared:
     """Choose the lengths, the documents and the questions."""
     warnings = list(lineup.warnings)
     grid = options.lengths or doubling_grid(lineup.context, lineup.limit)
@@ -110,7 +110,7 @@ def _corpus_warnings(corpus: Corpus, grid: Sequence[int], split: str | None) -> 
     cut = tuple(length for length in grid if length not in corpus.lengths)
     if cut:
         lines.append(
-            f"lengths {describe_lengths(cut)} are left out: fewer than 8 documents reach them "
+            f"lengths {lengths_text(cut)} are left out: fewer than 8 documents reach them "
             f"(--lengths asks for them all the same)"
         )
     if corpus.num_short:
@@ -144,7 +144,7 @@ def _documents(corpus: Corpus, lengths: Sequence[int]) -> Documents:
 
 
 def _questions(
-    options: Options, lengths: Sequence[int], encoder: DocumentEncoder, corpus: Corpus | None
+    options: Evaluate, lengths: Sequence[int], encoder: DocumentEncoder, corpus: Corpus | None
 ) -> tuple[tuple[tuple[Item, ...], ...], list[str]]:
     """The question groups, and which lengths are too short for a task.
 
@@ -196,13 +196,13 @@ def _text_ids(document: Document) -> Any:
 def workdir_of(
     output: Path,
     lineup: Lineup,
-    options: Options,
+    options: Evaluate,
     prepared: Prepared,
     tokenizer: Any,
     command: Sequence[str] = (),
 ) -> Workdir:
     """Where it is kept, and what exactly is run."""
-    settings = {key: value for key, value in asdict(options).items() if key not in NOT_IN_KEY}
+    settings = {key: value for key, value in dict(options).items() if key not in NOT_IN_KEY}
     snapshots = {own.snapshot.directory: own.snapshot for own in lineup.variants}
     identities = {place: provenance.identity(snapshot) for place, snapshot in snapshots.items()}
     longest = prepared.frame.longest if prepared.documents else 0

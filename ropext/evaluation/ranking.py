@@ -1,10 +1,9 @@
 """Closed forms ranked on a user's own text: the recommendation, measured."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from ropext import recipe as recipes
 from ropext import scaling
 from ropext.checkpoint import open_snapshot
 from ropext.checkpoint.records import read_record
@@ -22,12 +21,12 @@ from ropext.corpus import (
 from ropext.errors import InputError, NotExpressible, RopextError, UnsupportedModel, UsageError
 from ropext.evaluation import loading
 from ropext.evaluation.bench import Bench, base_tokens, frame_of, set_up
-from ropext.evaluation.options import Options, build
 from ropext.evaluation.session import SILENT, Hooks
+from ropext.lengths import length_text
 from ropext.looking import read_text
+from ropext.options.evaluate import Evaluate
+from ropext.options.extend import KNOBS, Extend, parse_extend
 from ropext.planning import Plan, make_plan
-from ropext.recipe import KNOBS, Recipe
-from ropext.results.lengths import length_text
 from ropext.results.overlap import Overlap, as_json, overlap, trained_in
 from ropext.results.perplexity import Frame
 from ropext.results.ranking import Ranking, rank_readings
@@ -44,7 +43,7 @@ class Forms:
     left_out: Mapping[str, str]
 
 
-def closed_forms(config: Mapping[str, Any], recipe: Recipe, name: str = "MODEL") -> Forms:
+def closed_forms(config: Mapping[str, Any], recipe: Extend, name: str = "MODEL") -> Forms:
     """Every method that needs no input of its own; the one that the recipe names, with its knobs.
 
     A named method that cannot be written is an error; of the others it is said.
@@ -67,9 +66,9 @@ def closed_forms(config: Mapping[str, Any], recipe: Recipe, name: str = "MODEL")
     return Forms(plans, left_out)
 
 
-def _without_knobs(recipe: Recipe, method: str) -> Recipe:
+def _without_knobs(recipe: Extend, method: str) -> Extend:
     none: dict[str, Any] = dict.fromkeys(KNOBS)
-    return replace(recipe, method=method, **none)
+    return recipe.changed(method=method, **none)
 
 
 def preference(plans: Mapping[str, Plan]) -> list[str]:
@@ -134,19 +133,19 @@ def measure(
     trust_remote_code: bool = False,
     reading: Mapping[str, Any] | None = None,
     hooks: Hooks = SILENT,
-    **wishes: Any,
+    **extend: Any,
 ) -> Measured:
-    """Rank the closed forms on documents; `wishes` are the fields of a Recipe, `reading` those of
+    """Rank the closed forms on documents; `extend` are the fields of Extend, `reading` those of
     evaluation's Options that say how documents are read (column, max_docs, dtype, device ...)."""
     snapshot = open_snapshot(model, revision=revision)
-    forms = closed_forms(snapshot.config, recipes.build(wishes, read_text), model)
+    forms = closed_forms(snapshot.config, parse_extend(extend, read_text), model)
     first = next(iter(forms.plans.values()))
     if first.model.masked_lm:
         raise UnsupportedModel(
             f"{model} is a masked language model ({first.model.model_type}): it has no perplexity "
             "to rank by; leave --measure out"
         )
-    options = build({"data": data, "lengths": (first.target,)} | dict(reading or {}))
+    options = Evaluate(**{"data": data, "lengths": (first.target,)} | dict(reading or {}))
     corpus = _documents(snapshot, options, first, trust_remote_code)
     frame = frame_of(first.model.context, first.target, options.seed)
     known = trained_in(read_record(snapshot.directory))
@@ -171,7 +170,9 @@ def measure(
     return Measured(ranking, forms.plans, forms.left_out, corpus, bench.tokens, found)
 
 
-def _documents(snapshot: Snapshot, options: Options, made: Plan, trust_remote_code: bool) -> Corpus:
+def _documents(
+    snapshot: Snapshot, options: Evaluate, made: Plan, trust_remote_code: bool
+) -> Corpus:
     """The documents that `ropext eval --lengths TARGET` would read."""
     with loading.silenced():
         tokenizer = loading.load_tokenizer(snapshot, trust_remote_code)

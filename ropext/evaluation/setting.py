@@ -6,9 +6,10 @@ from typing import Any
 
 from ropext.corpus import DocumentEncoder
 from ropext.evaluation import harness, loading
-from ropext.evaluation.options import Options, build, coming
 from ropext.evaluation.preparing import Prepared, prepare
 from ropext.evaluation.variants import Lineup, line_up
+from ropext.options.evaluate import Evaluate
+from ropext.results.coming import Coming
 from ropext.results.gates import Gate
 
 
@@ -16,7 +17,7 @@ from ropext.results.gates import Gate
 class Setting:
     """Everything that is settled before weights are loaded."""
 
-    options: Options
+    options: Evaluate
     lineup: Lineup
     prepared: Prepared
     tokenizer: Any
@@ -31,8 +32,8 @@ def settle(
     lineup: Lineup | None = None,
     gates: Sequence[Gate] = (),
 ) -> Setting:
-    """Options, variants, documents and questions; gates about anything else are refused."""
-    options = build(values)
+    """Evaluate, variants, documents and questions; gates about anything else are refused."""
+    options = Evaluate(**values)
     if options.lm_eval:
         harness.check(options.lm_eval)
     lineup = lineup or line_up(model, revision, options)
@@ -43,5 +44,5 @@ def settle(
     encoder = DocumentEncoder(tokenizer, vocabulary, options.seed)
     prepared = prepare(lineup, options, encoder)
     labels = [own.label for own in lineup.variants]
-    coming(options, labels, prepared.frame.lengths).check(gates)
+    Coming.of(options, labels, prepared.frame.lengths).check(gates)
     return Setting(options, lineup, prepared, tokenizer, trust_remote_code)

@@ -14,10 +14,10 @@ from ropext.checkpoint.records import read_record
 from ropext.checkpoint.snapshot import with_weights
 from ropext.describing import READ_FROM, record_of_config, scaled_by_config
 from ropext.errors import InputError, RopextError, UnsupportedModel, UsageError
-from ropext.evaluation.options import Options
 from ropext.evaluation.pinning import PINNED
+from ropext.options.evaluate import Evaluate
+from ropext.options.extend import Extend
 from ropext.planning import make_plan
-from ropext.recipe import Recipe
 from ropext.results.overlap import HASHES, Trained, both, from_json, trained_in, unknown
 from ropext.rope import Spectrum
 
@@ -71,7 +71,7 @@ def trained_on(variant: Variant) -> Trained | None:
     return both(before, from_json(read_object(hashes)))
 
 
-def line_up(model: str, revision: str | None, options: Options) -> Lineup:
+def line_up(model: str, revision: str | None, options: Evaluate) -> Lineup:
     """The variants of a command."""
     snapshot = open_snapshot(model, revision=revision)
     context, limit = _context(snapshot, options.context)
@@ -176,7 +176,7 @@ def _with_adapter(variant: Variant, adapter: str | None) -> list[Variant]:
     return [variant, on_top]
 
 
-def _in_memory(snapshot: Snapshot, options: Options, context: int) -> Lineup:
+def _in_memory(snapshot: Snapshot, options: Evaluate, context: int) -> Lineup:
     """The table every paper prints: base, untouched, and a grid of methods and factors."""
     base = Variant("base", "base", snapshot, info=_turning(snapshot))
     variants = [base, Variant("untouched", "untouched", snapshot)]
@@ -184,7 +184,7 @@ def _in_memory(snapshot: Snapshot, options: Options, context: int) -> Lineup:
     limit = context
     for method in options.method:
         for factor in options.factor:
-            recipe = Recipe(method=method, factor=factor, context=options.context)
+            recipe = Extend(method=method, factor=factor, context=options.context)
             plan = make_plan(snapshot.config, recipe, snapshot.name)
             limit = max(limit, plan.target)
             info = {
@@ -207,7 +207,7 @@ def _in_memory(snapshot: Snapshot, options: Options, context: int) -> Lineup:
     return Lineup(tuple(variants), context, limit, tuple(dict.fromkeys(warnings)))
 
 
-def _by_config(snapshot: Snapshot, options: Options) -> Record | None:
+def _by_config(snapshot: Snapshot, options: Evaluate) -> Record | None:
     """The record of a scaling that the config alone names; one that it leaves open is asked for."""
     try:
         model = families.read(snapshot.config)
@@ -223,7 +223,7 @@ def _by_config(snapshot: Snapshot, options: Options) -> Record | None:
 
 
 def _base(
-    snapshot: Snapshot, record: Record | None, options: Options, context: int
+    snapshot: Snapshot, record: Record | None, options: Evaluate, context: int
 ) -> tuple[Variant | None, int, str]:
     """The base, its context, and a warning where there is none."""
     if options.base is not None:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ropext import proof, recipe
+from ropext import proof
 from ropext.checkpoint import Snapshot, open_snapshot, provenance, with_weights
 from ropext.checkpoint.records import inherited_training
 from ropext.checkpoint.transfer import Link
@@ -13,6 +13,7 @@ from ropext.checkpoint.writing import Written, check_writable, write_checkpoint
 from ropext.describing import card_of, record_of
 from ropext.looking import plan_of, read_text
 from ropext.narration import Say, silent
+from ropext.options.extend import parse_extend
 from ropext.planning import Plan, require_help
 
 
@@ -90,7 +91,7 @@ def plan_extend(
 
 
 def _planned(model: str, revision: str | None, options: Mapping[str, Any]) -> tuple[Snapshot, Plan]:
-    wish = recipe.build(options, read_text)
+    wish = parse_extend(options, read_text)
     snapshot = open_snapshot(model, revision=revision)
     return snapshot, plan_of(snapshot, wish, model)
 

@@ -9,17 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ropext.evaluation.options as evaluation_options
-import ropext.training.fit_options as fit_options
-import ropext.training.options as training_options
-from ropext import bundled, recipe, recipefile
-from ropext.checkpoint.transfer import LINKS
+from ropext import bundled, recipefile
 from ropext.corpus.sources import READERS
 from ropext.errors import InputError, RopextError, UsageError
 from ropext.looking import read_text
-from ropext.pipeline.sections import EVALUATE, EXTEND, FINETUNE, FIT, NOT_HERE, TABLE, Writing
-from ropext.recipe import Recipe
-from ropext.recipefile import Given, Key
+from ropext.options.evaluate import Evaluate
+from ropext.options.extend import Extend, Reach, parse_extend
+from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, Key
+from ropext.options.sections import TABLE, Writing
+from ropext.options.training import Finetune, Fit
+from ropext.recipefile import Given
 from ropext.results.gates import Gate, parse_gate
 
 PLAN, REPORT = "plan", "report"
@@ -129,30 +128,29 @@ class Job:
         if not self.has(EXTEND):
             raise UsageError(f"{self.name} has no section extend, with method and factor or target")
         with self.told(EXTEND):
-            if self.writing.link not in LINKS:
-                raise UsageError(f"link is one of {', '.join(LINKS)}, was {self.writing.link!r}")
+            _ = self.writing
             for cell in self.cells():
-                cell.recipe()
+                cell.extend()
         for section in (FIT, FINETUNE):
             if self.has(section) and self.value(f"{section}.data") is None:
                 raise UsageError(f"{self._where(section)}: {section} needs data")
         if self.has(FIT):
             with self.told(FIT):
                 for cell in self.cells():
-                    fit_options.build(self.fitting(cell))
+                    Fit(**self.fitting(cell))
         if self.has(FINETUNE):
             with self.told(FINETUNE):
                 self.finetuning()
         if self.has(EVALUATE):
             with self.told(EVALUATE):
-                evaluation_options.build(self.evaluation())
+                Evaluate(**self.evaluation())
                 _ = self.gates
 
     def fitting(self, cell: "Cell") -> dict[str, Any]:
         """The options of the fit: how far and for whom is said by extend, and where from too."""
         own = self.options(FIT)
         own.pop("data", None)
-        said = {name: cell.wish.get(name) for name in NOT_HERE[FIT]}
+        said = {name: cell.wish.get(name) for name in Reach.model_fields}
         start = {"start": cell.wish.get("method"), "link": self.writing.link}
         return {k: v for k, v in (start | said | own).items() if v is not None}
 
@@ -168,12 +166,12 @@ class Job:
                     f"{entry.where}: {dotted} is {place}, and there is no such file or folder"
                 )
 
-    def finetuning(self) -> training_options.Options:
+    def finetuning(self) -> Finetune:
         """The options of the fine-tuning."""
         own = self.options(FINETUNE)
         own.pop("data", None)
         # The run's own checkpoint, in the run's own folder: nobody else edits it.
-        return training_options.build({"link": "hard"} | own)
+        return Finetune(**({"link": "hard"} | own))
 
     def evaluation(self) -> dict[str, Any]:
         """The options of the evaluation."""
@@ -205,8 +203,8 @@ class Cell:
     name: str  # "" where there is no grid
     wish: Mapping[str, Any]
 
-    def recipe(self) -> Recipe:
-        return recipe.build(self.wish, read_text)
+    def extend(self) -> Extend:
+        return parse_extend(self.wish, read_text)
 
 
 def from_file(path: str | Path, words: Sequence[str] = ()) -> Job:

@@ -21,11 +21,11 @@ from ropext.errors import RopextError, UsageError
 from ropext.evaluation.work import processes, wait_for
 from ropext.files import write_text
 from ropext.narration import Say, Show, silent, unseen
+from ropext.options.fields import EVALUATE
 from ropext.pipeline import comparing, job, outcome, stages
 from ropext.pipeline.job import REPORT, STAGES, Job
 from ropext.pipeline.outcome import Evidence
 from ropext.pipeline.ran import CellRan, Choice, Ran
-from ropext.pipeline.sections import EVALUATE
 from ropext.pipeline.stages import Hashes, Stage
 from ropext.pipeline.steps import EVALUATION, Work
 from ropext.workdir import MANIFEST, Flat, Ledger, Piece, Workdir

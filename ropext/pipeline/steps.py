@@ -5,24 +5,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import ropext.evaluation.options as evaluation_options
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
 from ropext.checkpoint.jsontext import dump
 from ropext.checkpoint.provenance import digest
 from ropext.checkpoint.staging import recover
-from ropext.checkpoint.transfer import Link
 from ropext.files import write_bytes
+from ropext.lengths import doubling_grid
 from ropext.looking import plan_of
 from ropext.narration import Say, Show
+from ropext.options.evaluate import Evaluate
+from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.pipeline.extending import write_extension
 from ropext.pipeline.job import PLAN, Cell, Job
-from ropext.pipeline.sections import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.pipeline.stages import Hashes, Stage
 from ropext.planning import Plan, require_help
+from ropext.results.coming import Coming
 from ropext.results.gates import Gate
-from ropext.results.lengths import doubling_grid
 from ropext.workdir import Flat, Ledger, beside, release, remove
 
 # The folder of each stage's checkpoint, which is also its label in the evaluation.
@@ -55,7 +55,7 @@ class Work:
     @cached_property
     def plan(self) -> Plan:
         """What the extension does; made anew every time, from the config alone."""
-        made = plan_of(self.base, self.cell.recipe(), self.base.name)
+        made = plan_of(self.base, self.cell.extend(), self.base.name)
         require_help(made)
         return made
 
@@ -101,10 +101,10 @@ class Work:
         that are not given, documents that are too short may leave some out: that is told later."""
         if not self.job.has(EVALUATE):
             return
-        options = evaluation_options.build(self.job.evaluation())
+        options = Evaluate(**self.job.evaluation())
         grid = options.lengths or doubling_grid(self.plan.context, self.limit)
         with self.job.told(EVALUATE):
-            evaluation_options.coming(options, self.labels, grid).check(self.gates)
+            Coming.of(options, self.labels, grid).check(self.gates)
 
     @property
     def evaluation(self) -> Path:
@@ -186,7 +186,7 @@ class Work:
 
         def inputs() -> Flat:
             wish = {
-                key: value for key, value in vars(self.cell.recipe()).items() if value is not None
+                key: value for key, value in dict(self.cell.extend()).items() if value is not None
             }
             return {
                 "config": digest(self.base.config),
@@ -216,7 +216,7 @@ class Work:
                 self._whole_base,
                 self.plan,
                 self.checkpoint(EXTEND),
-                link=cast(Link, writing.link),  # checked with the rest of the recipe
+                link=writing.link,
                 force=True,
                 prove=not writing.no_verify,
                 hash_weights=writing.hash,

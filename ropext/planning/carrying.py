@@ -1,11 +1,11 @@
 """Which stock rope dict carries what a method asks for, in this family and these loaders."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from ropext import families, forms, loaders, scaling
 from ropext.errors import NotExpressible, UsageError, listed
 from ropext.families import Model, Site
+from ropext.options.extend import Extend, knobs_for
 from ropext.planning.plan import (
     WRONG,
     MethodRow,
@@ -14,16 +14,15 @@ from ropext.planning.plan import (
     nearest_form,
     newest,
 )
-from ropext.recipe import Recipe, knobs_for
 from ropext.rope import Rope, Spectrum, explain, turns
 
 
-def _extended(site: Site, recipe: Recipe) -> Rope:
+def _extended(site: Site, recipe: Extend) -> Rope:
     return site.rope.original() if recipe.from_original else site.rope
 
 
 def plan_site(
-    model: Model, site: Site, method: str, target: int, knobs: object, recipe: Recipe
+    model: Model, site: Site, method: str, target: int, knobs: object, recipe: Extend
 ) -> PlannedSite:
     if not site.scaled:
         return PlannedSite(site.label, site.rope, site.rope.spectrum, site.params, False)
@@ -34,7 +33,7 @@ def plan_site(
         params = _carry(model, site, rope, wanted, target, native, recipe)
     except NotExpressible:
 
-        def carried(wish: Recipe) -> forms.Params | None:
+        def carried(wish: Extend) -> forms.Params | None:
             try:
                 return _carry(model, site, rope, wanted, target, native, wish)
             except NotExpressible:
@@ -48,7 +47,7 @@ def _moves(rope: Rope, wanted: Spectrum) -> bool:
     return wanted.inv_freq != rope.spectrum.inv_freq
 
 
-def require_motion(model: Model, method: str, target: int, knobs: object, recipe: Recipe) -> None:
+def require_motion(model: Model, method: str, target: int, knobs: object, recipe: Extend) -> None:
     """Refuse a method that leaves every pair as it is, unless a temperature was asked for too."""
     ropes = [_extended(site, recipe) for site in model.scaled_sites]
     made = [scaling.scale(rope, method, target, knobs, recipe.attention) for rope in ropes]
@@ -79,7 +78,7 @@ def _carry(
     wanted: Spectrum,
     target: int,
     native: forms.Params | None,
-    recipe: Recipe,
+    recipe: Extend,
 ) -> forms.Params:
     def accept(params: forms.Params) -> bool:
         if params["rope_type"] not in model.forms:
@@ -99,12 +98,12 @@ def _why_not(
     model: Model,
     method: str,
     target: int,
-    recipe: Recipe,
-    carried: Callable[[Recipe], forms.Params | None],
+    recipe: Extend,
+    carried: Callable[[Extend], forms.Params | None],
 ) -> str:
     """Which part of the request nothing carries, and what would be carried."""
     names = recipe.for_loaders
-    trusted = carried(replace(recipe, even_so=True))
+    trusted = carried(recipe.changed(even_so=True))
     if trusted is not None:
         unsure = [name for name in names if not _exact_in(model, (name,), trusted, False)]
         return (
@@ -120,11 +119,11 @@ def _why_not(
     able = _able(model, target, recipe)
     hint = f"; these methods can: {', '.join(able)}" if able else ""
     if not able and recipe.attention is not None:
-        able = _able(model, target, replace(recipe, attention_factor=None, temperature=None))
+        able = _able(model, target, recipe.changed(attention_factor=None, temperature=None))
         hint = f"; without that factor these methods can: {', '.join(able)}" if able else ""
     if not able:
         hint = _from_original(model, method, target, recipe)
-    free = carried(replace(recipe, for_loaders=()))
+    free = carried(recipe.changed(for_loaders=()))
     if free is not None and not able and not hint:
         near = {name: nearest_form(model, name, free, target) for name in names}
         for options, readers in by_options(near).items():
@@ -137,12 +136,12 @@ def _they(names: Sequence[str], verb: str) -> str:
     return f"{listed(names)} {verb.removesuffix('s') if len(names) > 1 else verb}"
 
 
-def _from_original(model: Model, method: str, target: int, recipe: Recipe) -> str:
+def _from_original(model: Model, method: str, target: int, recipe: Extend) -> str:
     """What a model that is scaled already can be written as from before that scaling."""
     scaled = any(site.rope.is_scaled for site in model.scaled_sites)
     if not scaled or recipe.from_original or model.asks_original:
         return ""
-    able = _able(model, target, replace(recipe, from_original=True))
+    able = _able(model, target, recipe.changed(from_original=True))
     if not able:
         return ""
     first = method if method in able else able[-1]
@@ -152,13 +151,13 @@ def _from_original(model: Model, method: str, target: int, recipe: Recipe) -> st
     return f"; {options}{f' (or {listed(others)})' if others else ''} can"
 
 
-def _able(model: Model, target: int, recipe: Recipe) -> list[str]:
+def _able(model: Model, target: int, recipe: Extend) -> list[str]:
     """The methods that could be written, at their default knobs."""
     rows = (method_row(model, name, "", target, recipe) for name in scaling.METHODS)
     return [row.method for row in rows if row.form]
 
 
-def method_row(model: Model, method: str, chosen: str, target: int, recipe: Recipe) -> MethodRow:
+def method_row(model: Model, method: str, chosen: str, target: int, recipe: Extend) -> MethodRow:
     """The two numbers of one method, and the form that would carry it; knobs for the chosen one."""
     if method in ("abf", "longrope") and method != chosen:
         needs = "--theta" if method == "abf" else "--pair-factors"

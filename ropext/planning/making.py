@@ -1,20 +1,20 @@
 """The order in which a plan is made."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from ropext import families, loaders, scaling
 from ropext.errors import InputError, NotExpressible, UnsupportedModel, UsageError
 from ropext.families import Model
+from ropext.options.extend import Extend, knobs_for, resolve_target
 from ropext.planning.carrying import method_row, plan_site, require_motion
 from ropext.planning.plan import MethodRow, Plan
 from ropext.planning.recommending import recommend
 from ropext.planning.warnings import composed, warnings_of
-from ropext.recipe import Recipe, knobs_for, resolve_target
 
 
-def make_plan(config: Mapping[str, Any], recipe: Recipe, name: str = "MODEL") -> Plan:
+def make_plan(config: Mapping[str, Any], recipe: Extend, name: str = "MODEL") -> Plan:
     """The plan for a config dict; raises where the request cannot be carried exactly."""
     model = families.read(dict(config), context=recipe.context, original=recipe.original_context)
     context = _context(model, recipe)
@@ -29,7 +29,7 @@ def make_plan(config: Mapping[str, Any], recipe: Recipe, name: str = "MODEL") ->
     )
     _read_again(written, method)
 
-    def rows(wish: Recipe, chosen: str = "") -> tuple[MethodRow, ...]:
+    def rows(wish: Extend, chosen: str = "") -> tuple[MethodRow, ...]:
         return tuple(method_row(model, each, chosen, target, wish) for each in scaling.METHODS)
 
     table = rows(recipe, method)
@@ -51,14 +51,14 @@ def make_plan(config: Mapping[str, Any], recipe: Recipe, name: str = "MODEL") ->
         edits=tuple(families.diff(dict(config), written)),
         methods=table,
         recommendation=recommend(
-            model, recipe, table, lambda: rows(replace(recipe, from_original=True))
+            model, recipe, table, lambda: rows(recipe.changed(from_original=True))
         ),
         warnings=(*warnings, *composed(model, recipe, main, method, target, readings)),
         readings=readings,
     )
 
 
-def _require_length(model: Model, recipe: Recipe) -> None:
+def _require_length(model: Model, recipe: Extend) -> None:
     """Where nothing says how far, a scaled model is not simply to be scaled again."""
     original = model.scaled_sites[0].rope.original_context
     if recipe.factor is None and recipe.target is None and original < model.context:
@@ -88,7 +88,7 @@ def require_help(plan: Plan) -> None:
         )
 
 
-def _context(model: Model, recipe: Recipe) -> int:
+def _context(model: Model, recipe: Extend) -> int:
     """The context that the factor counts from; a length that nothing says is asked for."""
     asks = model.asks_original if recipe.from_original else model.asks_context
     if asks:

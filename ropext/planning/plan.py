@@ -6,7 +6,7 @@ from typing import Any
 
 from ropext import families, forms, loaders, scaling
 from ropext.families import Model
-from ropext.recipe import Recipe
+from ropext.options.extend import Extend
 from ropext.rope import Explanation, Rope, Spectrum
 
 
@@ -49,7 +49,7 @@ class Plan:
 
     name: str  # the model as the user named it
     model: Model
-    recipe: Recipe
+    recipe: Extend
     method: str
     knobs: dict[str, Any]
     context: int  # the context being extended; `factor` counts from it

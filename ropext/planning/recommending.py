@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from ropext.errors import listed
 from ropext.families import Model
+from ropext.options.extend import Extend
 from ropext.planning.plan import MethodRow, Recommendation
-from ropext.recipe import Recipe
 
 # Below this many pairs the ramp of yarn and by-parts has too few steps to act on: on a model with
 # four pairs, theta methods beat both at every length.
@@ -23,7 +23,7 @@ class _Case:
 
 def recommend(
     model: Model,
-    recipe: Recipe,
+    recipe: Extend,
     rows: Sequence[MethodRow],
     from_original: Callable[[], Sequence[MethodRow]],
 ) -> Recommendation:
@@ -44,11 +44,11 @@ def recommend(
     return Recommendation("none", False, f"no method can be written exactly{_for(recipe)}")
 
 
-def _for(recipe: Recipe) -> str:
+def _for(recipe: Extend) -> str:
     return f" for {listed(recipe.for_loaders)}" if recipe.for_loaders else ""
 
 
-def _cases(model: Model, recipe: Recipe) -> list[_Case]:
+def _cases(model: Model, recipe: Extend) -> list[_Case]:
     """Every case that applies, the most specific first."""
     cases = _unscaled_cases(model, recipe)
     if recipe.from_original or not any(site.rope.is_scaled for site in model.scaled_sites):
@@ -57,7 +57,7 @@ def _cases(model: Model, recipe: Recipe) -> list[_Case]:
     return [_Case(said, method) for method in ("by-parts", *(case.method for case in cases))]
 
 
-def _unscaled_cases(model: Model, recipe: Recipe) -> list[_Case]:
+def _unscaled_cases(model: Model, recipe: Extend) -> list[_Case]:
     pairs = model.scaled_sites[0].rope.dim // 2
     windowed = any("sliding" in kind or "chunked" in kind for kind in model.layer_types)
     cases = []

@@ -1,13 +1,12 @@
 """What a user must know before relying on a plan."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from ropext.families import Model
 from ropext.loaders import Reading
+from ropext.options.extend import Extend
 from ropext.planning.carrying import method_row
 from ropext.planning.plan import WRONG, PlannedSite, newest
-from ropext.recipe import Recipe
 
 # Angles are float32 in stock transformers: position * 2^-24 radians of rounding on the fastest
 # pair. From here on the error passes 1e-2 (measured: 2.5e-2 at 1M positions).
@@ -16,7 +15,7 @@ FLOAT32_MATTERS = 2**18
 
 def composed(
     model: Model,
-    recipe: Recipe,
+    recipe: Extend,
     main: PlannedSite,
     method: str,
     target: int,
@@ -34,7 +33,7 @@ def composed(
         "the model is scaled already, and both scalings together are written as a longrope, "
         f"which not every loader reads as planned: {', '.join(others)}"
     )
-    wish = replace(recipe, from_original=True, factor=None, target=target)
+    wish = recipe.changed(from_original=True, factor=None, target=target)
     for name in (method, "yarn"):
         row = method_row(model, name, method, target, wish)
         if row.form not in (None, "longrope"):
@@ -48,7 +47,7 @@ def composed(
 
 
 def warnings_of(
-    model: Model, recipe: Recipe, sites: tuple[PlannedSite, ...], context: int, target: int
+    model: Model, recipe: Extend, sites: tuple[PlannedSite, ...], context: int, target: int
 ) -> tuple[str, ...]:
     """What a user must know before relying on the result; each a sentence."""
     main = next(site for site in sites if site.scaled)

@@ -11,10 +11,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 from ropext.checkpoint.jsontext import read_bytes
 from ropext.errors import InputError, UsageError
+from ropext.options.fields import Key
 from ropext.recipefile.tree import Branch, Many, Node, Scalar, parse
 
 SIZE_LIMIT = 1 << 16  # bytes; a recipe has a few dozen lines
@@ -23,29 +24,6 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 # Names that are or end in one of these words: HF_TOKEN, but not TOKENIZER_DIR or TOKEN_COUNTS.
 _SECRET = re.compile(r"(.*_)?(token|(api)?key|secret|password|passwd)", re.IGNORECASE)
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
-
-
-@dataclass(frozen=True)
-class Key:
-    """One key that a section takes; `kind` is bool, int, float, str or a tuple of one of them."""
-
-    name: str  # as it is spelled in the file: the flag with _ for -
-    field: str  # of the options that it fills
-    kind: Any
-    help: str
-    default: Any = None
-    place: bool = False  # names a file, a folder or a hub id: relative to the recipe, may hold ${X}
-    local: bool = False  # a place that is never on the hub
-    matrix: bool = False  # a list of values is a grid
-
-    @property
-    def item(self) -> Any:
-        """The type of one value."""
-        return get_args(self.kind)[0] if get_origin(self.kind) is tuple else self.kind
-
-    @property
-    def takes_list(self) -> bool:
-        return self.matrix or get_origin(self.kind) is tuple
 
 
 Table = Mapping[str, tuple[Key, ...]]  # section -> its keys; "" has those of the top
@@ -243,7 +221,7 @@ def typed(key: Key, dotted: str, node: Node, where: str) -> Any:
         return items if items or not key.matrix else None
     if node.is_null:
         return None
-    if get_origin(key.kind) is tuple:
+    if key.is_list:
         if key.place:
             return node.text  # a file that has the list
         parts = [part.strip() for part in node.text.split(",") if part.strip()]
@@ -278,6 +256,6 @@ def _wanted(key: Key) -> str:
     words = _WORDS[key.item]
     if key.matrix:
         return f"{words} or a list of them"
-    if get_origin(key.kind) is tuple:
+    if key.is_list:
         return f"a list, each item {words}" + (", or the path of a file" if key.place else "")
     return words

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ropext.lengths import length_text
 from ropext.report.spectra import COLOURS, DASHES, FAINT, GREY, INK, letters, plain, save
-from ropext.results.lengths import length_text
 from ropext.results.values import Value
 
 if TYPE_CHECKING:

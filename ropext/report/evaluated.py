@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ropext.files import write_bytes, write_text
+from ropext.lengths import octaves
 from ropext.report import curves, measured, page
 from ropext.report.curves import BASE, Curve
 from ropext.results import rundir
 from ropext.results.comparison import Comparison, Contender, difference
-from ropext.results.lengths import octaves
 from ropext.results.perplexity import Frame
 from ropext.results.readings import Reading
 from ropext.results.retrieval import heat_map

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ropext.lengths import length_text
 from ropext.report.text import table
 from ropext.results.comparison import Comparison
-from ropext.results.lengths import length_text
 from ropext.results.overlap import mark_of, marked
 from ropext.results.values import Value
 

@@ -3,15 +3,14 @@
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from ropext.recipe import KINDS, Recipe
+from ropext.lengths import length_text
+from ropext.options.extend import Extend
+from ropext.options.fields import flag, keys
 from ropext.report.measured import NOTHING, Table, as_text, number, shown
-from ropext.results.lengths import length_text
 from ropext.results.overlap import marked
 from ropext.results.ranking import Ranking, Standing
-from ropext.wishes import flag
 
 if TYPE_CHECKING:
     from ropext.planning import Plan
@@ -117,14 +116,14 @@ def _against_base(ranking: Ranking) -> list[str]:
 def extend_command(made: "Plan") -> str:
     """The command line that writes this plan."""
     words = ["ropext", "extend", made.name, "--method", made.method]
-    for wish in fields(Recipe):
-        value = getattr(made.recipe, wish.name)
-        if wish.name in ("method", "short_pair_factors") or value in (None, False, ()):
-            if value is False and KINDS[wish.name] is bool and wish.default is None:
-                words.append(f"--no-{flag(wish.name).removeprefix('--')}")
+    for key in keys(Extend):
+        value = getattr(made.recipe, key.field)
+        if key.field in ("method", "short_pair_factors") or value in (None, False, ()):
+            if value is False and key.default is None:
+                words.append(f"--no-{flag(key.field).removeprefix('--')}")
             continue
-        words.append(flag(wish.name))
-        if wish.name == "pair_factors":
+        words.append(flag(key.field))
+        if key.field == "pair_factors":
             words.append("FILE")
         elif isinstance(value, tuple):
             words.append(",".join(map(str, value)))

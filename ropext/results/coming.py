@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ropext.errors import UsageError
+from ropext.lengths import length_text
+from ropext.options.evaluate import Evaluate
 from ropext.results.gates import Gate, split_spec
-from ropext.results.lengths import length_text
 
 BASE = "base"  # the label of the short window, which answers no questions
 
@@ -19,6 +20,17 @@ class Coming:
     has_text: bool
     tasks: tuple[str, ...] = ()
     is_strided: bool = False
+
+    @classmethod
+    def of(cls, options: Evaluate, labels: Sequence[str], lengths: Sequence[int]) -> "Coming":
+        """Of an evaluation with these options."""
+        return cls(
+            tuple(labels),
+            tuple(lengths),
+            has_text=options.data is not None,
+            tasks=options.tasks,
+            is_strided=options.protocol == "hf-stride",
+        )
 
     def check(self, gates: Sequence[Gate]) -> None:
         """Refuse a gate about what will not be there, before hours of work rather than after."""

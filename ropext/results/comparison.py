@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ropext.errors import InputError
-from ropext.results.lengths import length_text, octaves
+from ropext.lengths import length_text, octaves
 from ropext.results.perplexity import Frame
 from ropext.results.readings import Documents, Reading
 from ropext.results.retrieval import ItemScore, mean_of

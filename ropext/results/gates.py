@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ropext.errors import UsageError
-from ropext.results.lengths import length_text, parse_length
+from ropext.lengths import length_text, parse_length
 
 if TYPE_CHECKING:
     from ropext.results.values import Value

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ropext.results.lengths import length_text, octaves
+from ropext.lengths import length_text, octaves
 from ropext.results.readings import Documents, Reading
 from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Value
 

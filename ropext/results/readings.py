@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ropext.results.lengths import length_at_least
+from ropext.lengths import length_at_least
 from ropext.results.values import Floats
 
 TokenNll = npt.NDArray[np.float32]

@@ -27,11 +27,11 @@ def run_finetune(
     say: Say = silent,
     **options: Any,
 ) -> "Finetuned":
-    """Fine-tune an extended checkpoint; `options` are the fields of training.options.Options."""
+    """Fine-tune an extended checkpoint; `options` are the fields of options.training.Finetune."""
+    from ropext.options.training import Finetune
     from ropext.training import run
-    from ropext.training.options import build
 
-    return run.finetune(str(directory), data, Path(output), build(options), say, force=force)
+    return run.finetune(str(directory), data, Path(output), Finetune(**options), say, force=force)
 
 
 def plan_finetune(
@@ -43,11 +43,11 @@ def plan_finetune(
     **options: Any,
 ) -> "Planned":
     """What `run_finetune` would do, and what that would take; what it would refuse is refused."""
+    from ropext.options.training import Finetune
     from ropext.training import run
-    from ropext.training.options import build
 
     place = None if output is None else Path(output)
-    return run.dry_run(str(directory), data, build(options), place, force)
+    return run.dry_run(str(directory), data, Finetune(**options), place, force)
 
 
 def run_fit(
@@ -61,18 +61,18 @@ def run_fit(
     say: Say = silent,
     **options: Any,
 ) -> "Fitted | None":
-    """Fit a spectrum with the weights frozen; `options` are the fields of fit_options.FitOptions.
+    """Fit a spectrum with the weights frozen; `options` are the fields of options.training.Fit.
 
     Under `accelerate launch` the first process has the result, the others None.
     """
+    from ropext.options.training import Fit
     from ropext.training import fitting
-    from ropext.training.fit_options import build
 
     return fitting.fit(
         str(model),
         data,
         Path(output),
-        build(options),
+        Fit(**options),
         say,
         revision=revision,
         force=force,
@@ -90,8 +90,8 @@ def plan_fit(
     **options: Any,
 ) -> "PlannedFit":
     """What `run_fit` would do, and what that would take; what it would refuse is refused."""
+    from ropext.options.training import Fit
     from ropext.training import fitting
-    from ropext.training.fit_options import build
 
     place = None if output is None else Path(output)
-    return fitting.dry_run(str(model), data, build(options), revision, place, force)
+    return fitting.dry_run(str(model), data, Fit(**options), revision, place, force)

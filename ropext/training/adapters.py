@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ropext.errors import InputError, UsageError
+from ropext.options.training import Finetune
 from ropext.training.defaults import Settings
-from ropext.training.options import Options
 
 
 def linear_names(model: Any) -> list[str]:
@@ -91,7 +91,7 @@ def check_rank(model: Any, names: Iterable[str], rank: int) -> None:
         )
 
 
-def add_adapter(model: Any, options: Options, settings: Settings) -> Any:
+def add_adapter(model: Any, options: Finetune, settings: Settings) -> Any:
     """The model in PEFT, with the LoRA (and full copies of norms and embeddings) trainable."""
     import peft
 

@@ -8,7 +8,7 @@ the data holds, and the learning rate is LoRA's.
 from dataclasses import dataclass
 from typing import Any
 
-from ropext.training.options import Options
+from ropext.options.training import Finetune
 
 YARN = "YaRN (Peng et al. 2023, section 4.1)"
 POSE = "PoSE (Zhu et al. 2023, section 4.1)"
@@ -71,7 +71,7 @@ class Settings:
 
 
 def settings(
-    options: Options,
+    options: Finetune,
     parameters: int,
     context: int,
     target: int,
@@ -112,7 +112,7 @@ def settings(
     )
 
 
-def _row_tokens(options: Options, context: int, target: int) -> Setting:
+def _row_tokens(options: Finetune, context: int, target: int) -> Setting:
     if options.strategy == "full":
         return Setting(target, "the target")
     if options.window is not None:
@@ -124,7 +124,7 @@ def _row_tokens(options: Options, context: int, target: int) -> Setting:
 
 
 def _of_data(
-    options: Options, steps: Setting, rows: Setting, per_pass: int, processes: int
+    options: Finetune, steps: Setting, rows: Setting, per_pass: int, processes: int
 ) -> tuple[Setting, Setting]:
     """Steps and rows of a step where only so many rows are to be read."""
     passes = options.epochs or PASSES
@@ -158,7 +158,7 @@ def _learning_rate(parameters: int) -> tuple[float, str]:
     return 1e-4, QLORA_LARGE
 
 
-def micro_rows(options: Options, row_tokens: int, share: int) -> int:
+def micro_rows(options: Finetune, row_tokens: int, share: int) -> int:
     """Rows that one device reads at once: a divisor of its share of a step."""
     wanted = min(share, options.micro_rows or max(1, MICRO_TOKENS // row_tokens))
     return max(size for size in range(1, wanted + 1) if share % size == 0)

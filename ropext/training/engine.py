@@ -16,10 +16,10 @@ from torch.utils.data import Dataset, SequentialSampler
 from ropext.errors import Stopped
 from ropext.evaluation.forward import NanInLogits
 from ropext.narration import Pace, Say
+from ropext.options.training import Finetune
 from ropext.training.collating import Collator
 from ropext.training.defaults import Settings, micro_rows
 from ropext.training.interrupts import Signals
-from ropext.training.options import Options
 from ropext.training.sequences import Row
 from ropext.training.sharing import WAITING, from_first, keep_float32, readers
 
@@ -212,7 +212,7 @@ class Job:
     row_tokens: int
     padding: int
     settings: Settings
-    options: Options
+    options: Finetune
     folder: Path
     dtype: torch.dtype  # of the frozen weights; what is trained is float32 all the same
     evaluate: Evaluate | None = None

@@ -11,9 +11,9 @@ from ropext import corpus
 from ropext.evaluation.bench import Bench, set_up
 from ropext.evaluation.forward import TokenNll, TokenScorer
 from ropext.evaluation.session import Hooks
+from ropext.lengths import tail_tokens
 from ropext.narration import unseen
 from ropext.results import rundir
-from ropext.results.lengths import tail_tokens
 from ropext.results.perplexity import Frame, text_values
 from ropext.results.readings import Documents, Reading
 from ropext.results.values import Bootstrap, Value

@@ -8,12 +8,12 @@ import numpy as np
 from ropext import corpus
 from ropext.corpus.splitting import REMEDY
 from ropext.errors import InputError, UsageError
-from ropext.results.lengths import length_text
+from ropext.lengths import length_text
+from ropext.options.training import Fit
 from ropext.results.overlap import Trained
 from ropext.tasks import Haystack, Item, Text, find_task, noise, repetition
 from ropext.training import data as training_data
 from ropext.training.data import LARGEST_SHARE, Data
-from ropext.training.fit_options import FitOptions
 from ropext.training.sequences import Document, Full, Row, Rows, glue
 
 TASKS = ("passkey", "mkey")  # of the questions that are fitted on
@@ -40,7 +40,7 @@ class Documents:
 def read(
     raw: Iterable[corpus.RawDocument],
     encoder: corpus.DocumentEncoder,
-    options: FitOptions,
+    options: Fit,
     target: int,
     wanted_tokens: int,
     *,
@@ -67,9 +67,7 @@ def read(
     return Documents(data.documents, judging, data.read, short, data.trained)
 
 
-def _glued(
-    data: Data, encoder: corpus.DocumentEncoder, options: FitOptions, target: int
-) -> Documents:
+def _glued(data: Data, encoder: corpus.DocumentEncoder, options: Fit, target: int) -> Documents:
     """Documents joined after the division: no window holds text of both parts, and no document is
     in two windows of those that judge."""
     separator = separator_of(encoder)
@@ -164,7 +162,7 @@ class Questions:
         return None
 
 
-def rows_per_step(options: FitOptions, target: int) -> int:
+def rows_per_step(options: Fit, target: int) -> int:
     """Windows of the target's length, at least one, and those of --keep-short."""
     return max(1, round(options.batch_tokens / target)) + options.keep_short
 
@@ -177,7 +175,7 @@ class FitRows(Sequence[Row]):
         self,
         documents: Sequence[Document],
         questions: Questions | None,
-        options: FitOptions,
+        options: Fit,
         context: int,
         target: int,
     ) -> None:

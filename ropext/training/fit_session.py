@@ -242,8 +242,8 @@ class FitSession:
 
     def _plan(self, method: str, knobs: dict[str, Any]) -> Plan:
         base = self.prepared.base
-        recipe = self.prepared.options.recipe(method, **knobs)
-        return make_plan(base.snapshot.config, recipe, base.snapshot.name)
+        options = self.prepared.options.extend(method, **knobs)
+        return make_plan(base.snapshot.config, options, base.snapshot.name)
 
     def _evaluation(self, learner: Learner) -> engine.Evaluate:
         def evaluate(model: Any, step: int) -> float:

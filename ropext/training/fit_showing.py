@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from ropext import scaling
 from ropext.checkpoint.card import Table
 from ropext.errors import UsageError
+from ropext.lengths import length_text, octaves
 from ropext.planning import Plan, PlannedSite
-from ropext.results.lengths import length_text, octaves
 from ropext.results.overlap import as_json, marked
 from ropext.results.perplexity import by_position
 from ropext.results.readings import Reading

@@ -6,16 +6,14 @@ from typing import Any
 from ropext import scaling
 from ropext.checkpoint import Snapshot
 from ropext.errors import NotExpressible, RopextError, UnsupportedModel, UsageError
+from ropext.options.training import WITHIN, Fit
 from ropext.planning import Plan, PlannedSite, make_plan
-from ropext.training.fit_options import WITHIN, FitOptions
 
 # Which methods may be the start of what moves.
 STARTS = {"yarn": ("yarn",), "ntk": ("ntk", "dynamic")}
 
 
-def choose_starts(
-    snapshot: Snapshot, name: str, options: FitOptions
-) -> tuple[str, dict[str, Plan]]:
+def choose_starts(snapshot: Snapshot, name: str, options: Fit) -> tuple[str, dict[str, Plan]]:
     """What may move, and the closed forms inside of it that can be written here.
 
     Where nothing is asked, the widest form that this family and the loaders of --for read exactly.
@@ -37,14 +35,12 @@ def choose_starts(
 
 
 def _plan(
-    snapshot: Snapshot, name: str, options: FitOptions, method: str, knobs: Mapping[str, Any]
+    snapshot: Snapshot, name: str, options: Fit, method: str, knobs: Mapping[str, Any]
 ) -> Plan:
-    return make_plan(snapshot.config, options.recipe(method, **knobs), name)
+    return make_plan(snapshot.config, options.extend(method, **knobs), name)
 
 
-def _closed_forms(
-    snapshot: Snapshot, name: str, options: FitOptions, within: str
-) -> dict[str, Plan]:
+def _closed_forms(snapshot: Snapshot, name: str, options: Fit, within: str) -> dict[str, Plan]:
     allowed = STARTS.get(within, _without_numbers())
     if options.start is not None:
         scaling.find(options.start, "--start")

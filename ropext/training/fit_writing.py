@@ -64,7 +64,7 @@ def write(
         config=made.config,
         record=replace(record, more=dict(record.more) | _sections(done)),
         card=card,
-        link=prepared.options.link,  # type: ignore[arg-type]
+        link=prepared.options.link,
         force=force,
         prove=prove,
     )

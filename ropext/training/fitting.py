@@ -2,7 +2,7 @@
 fit_session."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from ropext.errors import UnsupportedModel, UsageError
 from ropext.evaluation import work
 from ropext.families import Model
 from ropext.narration import Say, silent
+from ropext.options.training import Finetune, Fit
 from ropext.planning import Plan, require_help
 from ropext.results.overlap import Overlap, Trained, as_json, overlap, trained_in
 from ropext.tasks import check_amount
@@ -23,9 +24,7 @@ from ropext.training.defaults import Setting, Settings
 from ropext.training.estimates import Estimate
 from ropext.training.fit_data import Documents, FitRows, Questions
 from ropext.training.fit_judging import FitJudge, few, judge_of
-from ropext.training.fit_options import FitOptions
 from ropext.training.fit_starts import check_geometry, choose_starts
-from ropext.training.options import Options
 from ropext.training.run import (
     is_main,
     quiet_libraries,
@@ -56,7 +55,7 @@ class Prepared:
     """All that is known before a weight is loaded."""
 
     base: Base
-    options: FitOptions
+    options: Fit
     within: str
     starts: Mapping[str, Plan]  # the closed forms to choose from
     settings: Settings
@@ -100,7 +99,7 @@ class Prepared:
         irrelevant = (
             "link", "device", "report_to", "micro_rows", "column", "split", "ignore_memory",
         )  # fmt: skip
-        options = {k: v for k, v in asdict(self.options).items() if k not in irrelevant}
+        options = {k: v for k, v in dict(self.options).items() if k not in irrelevant}
         return {
             "config": digest(snapshot.config),
             "weights": weights_digest(snapshot),
@@ -157,7 +156,7 @@ class PlannedFit:
         }
 
 
-def prepare(model: str, source: str, options: FitOptions, revision: str | None) -> Prepared:
+def prepare(model: str, source: str, options: Fit, revision: str | None) -> Prepared:
     """Read model, tokenizer and data; settle what moves and from where."""
     from ropext.evaluation.loading import load_tokenizer
 
@@ -211,7 +210,7 @@ def prepare(model: str, source: str, options: FitOptions, revision: str | None) 
     )
 
 
-def _glued_note(options: FitOptions, documents: Documents) -> list[str]:
+def _glued_note(options: Fit, documents: Documents) -> list[str]:
     if options.packing != "glued":
         return []
     return [
@@ -221,7 +220,7 @@ def _glued_note(options: FitOptions, documents: Documents) -> list[str]:
 
 
 def _questions(
-    encoder: corpus.DocumentEncoder, documents: Documents, options: FitOptions, plan: Plan
+    encoder: corpus.DocumentEncoder, documents: Documents, options: Fit, plan: Plan
 ) -> tuple[Questions | None, list[str]]:
     if not options.retrieval_share and not options.retrieval_items:
         return None, []
@@ -235,7 +234,7 @@ def _questions(
 def _judge(
     documents: Documents,
     questions: Questions | None,
-    options: FitOptions,
+    options: Fit,
     plan: Plan,
     bos: int | None,
 ) -> FitJudge:
@@ -249,7 +248,7 @@ def _judge(
     return judge_of(documents.judging, near, far, bos, lengths, options.seed)
 
 
-def _settings(options: FitOptions, rows: FitRows, target: int) -> Settings:
+def _settings(options: Fit, rows: FitRows, target: int) -> Settings:
     rate = options.learning_rate
     return Settings(
         row_tokens=Setting(target, "the target"),
@@ -268,9 +267,9 @@ def _settings(options: FitOptions, rows: FitRows, target: int) -> Settings:
     )
 
 
-def engine_options(options: FitOptions) -> Options:
+def engine_options(options: Fit) -> Finetune:
     """What the engine of `finetune` asks of its own options."""
-    return Options(
+    return Finetune(
         micro_rows=options.micro_rows,
         eval_every=options.eval_every or max(1, options.steps // 8),
         eval_documents=options.held_out,
@@ -318,7 +317,7 @@ def plan_fit(prepared: Prepared) -> PlannedFit:
     return PlannedFit(prepared, found, count, _forward_tokens(prepared, options), reason)
 
 
-def _forward_tokens(prepared: Prepared, options: Options) -> int:
+def _forward_tokens(prepared: Prepared, options: Finetune) -> int:
     """Tokens read without gradients."""
     target, context = prepared.plan.target, prepared.plan.context
     judged = len(prepared.documents.judging)
@@ -336,7 +335,7 @@ def fit(
     model: str,
     source: str,
     output: Path,
-    options: FitOptions,
+    options: Fit,
     say: Say,
     *,
     revision: str | None = None,
@@ -359,7 +358,7 @@ def fit(
 def dry_run(
     model: str,
     source: str,
-    options: FitOptions,
+    options: Fit,
     revision: str | None,
     output: Path | None = None,
     force: bool = False,

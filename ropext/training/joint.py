@@ -18,9 +18,9 @@ from ropext.checkpoint.provenance import Record
 from ropext.checkpoint.writing import write_checkpoint
 from ropext.describing import card_of, record_of
 from ropext.errors import UnsupportedModel
+from ropext.options.extend import Extend
 from ropext.patching import patch
 from ropext.planning import Plan, make_plan
-from ropext.recipe import Recipe
 from ropext.training import spectrum
 from ropext.training.origin import Origin, open_origin
 from ropext.training.spectrum import Space
@@ -72,7 +72,7 @@ def _plan(origin: Origin, factors: tuple[float, ...], attention: float) -> Plan:
     asked = origin.record.recipe
     names = ("context", "original_context", "from_original", "even_so")
     kept = {name: asked[name] for name in names if name in asked}
-    wish = Recipe(
+    wish = Extend(
         method="longrope",
         target=origin.target,
         pair_factors=factors,

@@ -8,8 +8,8 @@ from ropext.checkpoint import Snapshot
 from ropext.errors import InputError, UnsupportedModel, UsageError
 from ropext.evaluation.loading import local_rank, with_attention
 from ropext.evaluation.work import processes
+from ropext.options.training import Finetune
 from ropext.training import sharing
-from ropext.training.options import Options
 
 # Config keys whose presence means that logits are scaled or capped; the probe of the loaded model
 # decides, these only let the estimate know it beforehand.
@@ -22,7 +22,7 @@ CAPPING = (
 )
 
 
-def device(options: Options) -> torch.device:
+def device(options: Finetune) -> torch.device:
     """Where this process trains."""
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda was asked for, but torch finds no CUDA device")
@@ -31,7 +31,7 @@ def device(options: Options) -> torch.device:
     return torch.device("cuda", local_rank())
 
 
-def dtype(options: Options, where: torch.device) -> torch.dtype:
+def dtype(options: Finetune, where: torch.device) -> torch.dtype:
     """Of the frozen weights: bfloat16 on a GPU, float32 on a CPU, which emulates the other."""
     if options.dtype != "auto":
         found: torch.dtype = getattr(torch, options.dtype)
@@ -75,7 +75,7 @@ def is_eager(skeleton: Any, asked: str | None) -> bool:
     return asked == "eager" or not (asked or getattr(skeleton, "_supports_sdpa", True))
 
 
-def load(snapshot: Snapshot, options: Options) -> Any:
+def load(snapshot: Snapshot, options: Finetune) -> Any:
     """The extended model with its weights. Under FSDP they stay in the first process's memory, and
     accelerate shares them out from there (its cpu_ram_efficient_loading)."""
     where = device(options)

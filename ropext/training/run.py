@@ -4,7 +4,7 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from ropext.corpus.splitting import REMEDY
 from ropext.errors import UsageError
 from ropext.evaluation import work
 from ropext.narration import Say, silent
+from ropext.options.training import Finetune
 from ropext.results.overlap import Overlap, Trained, as_json, overlap, trained_in
 from ropext.training import data as training_data
 from ropext.training import defaults, sharing
@@ -25,7 +26,6 @@ from ropext.training.asking import Questions
 from ropext.training.data import LARGEST_SHARE, Data
 from ropext.training.defaults import Settings
 from ropext.training.estimates import Estimate
-from ropext.training.options import Options
 from ropext.training.origin import Origin, open_origin
 from ropext.training.sequences import Document, Full, Pose, Rows, glue, rows_in
 from ropext.workdir import Workdir, release
@@ -45,7 +45,7 @@ class Prepared:
     """All that is known before a weight is loaded."""
 
     origin: Origin
-    options: Options
+    options: Finetune
     settings: Settings
     data: Data
     rows: Rows
@@ -119,7 +119,7 @@ class Prepared:
             "train_spectrum", "qlora", "retrieval_share", "seed", "dtype", "attn_implementation",
             "eval_every", "eval_documents", "patience",
         )  # fmt: skip
-        options = asdict(self.options)
+        options = dict(self.options)
         return {
             "config": digest(self.origin.snapshot.config),
             "weights": weights_digest(self.origin.snapshot),
@@ -197,7 +197,7 @@ def finetune(
     model: str,
     source: str,
     output: Path,
-    options: Options,
+    options: Finetune,
     say: Say,
     *,
     force: bool = False,
@@ -217,7 +217,7 @@ def finetune(
 
 
 def dry_run(
-    model: str, source: str, options: Options, output: Path | None = None, force: bool = False
+    model: str, source: str, options: Finetune, output: Path | None = None, force: bool = False
 ) -> Planned:
     """All but the training; what it would refuse is refused."""
     with quiet_libraries():
@@ -263,7 +263,7 @@ def quiet_libraries() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def prepare(model: str, source: str, options: Options) -> Prepared:
+def prepare(model: str, source: str, options: Finetune) -> Prepared:
     """Read model, tokenizer and data; settle the settings."""
     origin = open_origin(model)
     parameters = stored_parameters(origin.snapshot)
@@ -307,14 +307,14 @@ def prepare(model: str, source: str, options: Options) -> Prepared:
 
 
 def _questions(
-    options: Options, encoder: corpus.DocumentEncoder, documents: Sequence[Document]
+    options: Finetune, encoder: corpus.DocumentEncoder, documents: Sequence[Document]
 ) -> Questions | None:
     if not options.retrieval_share:
         return None
     return Questions(encoder, documents, options.retrieval_share, options.seed)
 
 
-def _strategy(origin: Origin, options: Options, settings: Settings) -> Full | Pose:
+def _strategy(origin: Origin, options: Finetune, settings: Settings) -> Full | Pose:
     length = settings.row_tokens.value
     if options.strategy == "full":
         return Full(length)

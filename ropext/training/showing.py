@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ropext.checkpoint.card import Table
-from ropext.results.lengths import length_text
+from ropext.lengths import length_text
 from ropext.results.overlap import as_json, mark_of, marked
 from ropext.results.values import FEWEST_DOCUMENTS, Value
 

@@ -11,8 +11,8 @@ from tiny_checkpoint import make_llama
 
 from ropext import recipefile
 from ropext.cli.app import COMMANDS, build
+from ropext.options.sections import TABLE
 from ropext.pipeline import job
-from ropext.pipeline.sections import TABLE
 from ropext.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import pytest
 from ropext import families, looking, planning, verifying
 from ropext.checkpoint import open_snapshot
 from ropext.errors import NotExpressible, UsageError
-from ropext.recipe import Recipe
+from ropext.options.extend import Extend
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 128}
 OLD, NEW = {"type": "yarn"} | YARN, {"rope_type": "yarn", "rope_theta": 50000.0} | YARN
@@ -145,7 +145,7 @@ WRITTEN = {
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_the_record_says_is_written_as_extend_wrote_it(name, method):
     try:
-        made = planning.make_plan(WRITTEN[name], Recipe(method=method, factor=4.0))
+        made = planning.make_plan(WRITTEN[name], Extend(method=method, factor=4.0))
     except NotExpressible:
         pytest.skip("cannot be written in this family")
     params = [site.params for site in made.sites if site.scaled]

@@ -110,12 +110,12 @@ def test_a_pickle_beside_other_safetensors_is_not_opened(tmp_path):
     """Stock would take pytorch_model.bin where no file is called model.safetensors."""
     from ropext.checkpoint import open_snapshot
     from ropext.evaluation.loading import load_model
-    from ropext.evaluation.options import Options
+    from ropext.options.evaluate import Evaluate
 
     base = make_llama(tmp_path / "base")
     (base / "model.safetensors").rename(base / "other.safetensors")
     (base / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
-    options = Options(tasks=("passkey",), device="cpu")
+    options = Evaluate(tasks=("passkey",), device="cpu")
     with pytest.raises(InputError, match="cannot be loaded"):
         load_model(open_snapshot(str(base), weights=True), options, False)
     assert not (tmp_path / "ran").exists()

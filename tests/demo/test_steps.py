@@ -1,6 +1,5 @@
 """Each step of the demo is said by a command of the same words; together they are affordable."""
 
-from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
@@ -45,16 +44,16 @@ def test_the_command_of_a_step_asks_for_what_the_step_does(group, step):
 
 
 def test_every_option_is_known_to_the_function_that_is_called():
-    from ropext.evaluation.options import Options as Evaluation
-    from ropext.recipe import Recipe
-    from ropext.training.fit_options import FitOptions
-    from ropext.training.options import Options as Training
+    from ropext.options.evaluate import Evaluate as Evaluation
+    from ropext.options.extend import Extend
+    from ropext.options.training import Finetune as Training
+    from ropext.options.training import Fit
 
-    known = {"eval": Evaluation, "finetune": Training, "fit": FitOptions}
-    known |= {"extend": Recipe, "plan": Recipe}
+    known = {"eval": Evaluation, "finetune": Training, "fit": Fit}
+    known |= {"extend": Extend, "plan": Extend}
     for step in ALL:
         if step.command in known:
-            names = {field.name for field in fields(known[step.command])} | {"data"}
+            names = set(known[step.command].model_fields) | {"data"}
             assert set(step.options) <= names, step.name
 
 
@@ -92,17 +91,17 @@ def test_the_short_run_is_as_short_as_promised():
 
 
 def test_flags_are_those_of_the_options():
-    from ropext import wishes
+    from ropext.options import fields
 
     for name, flag in FLAGS.items():
-        assert wishes.flag(name) == f"--{flag}"
+        assert fields.flag(name) == f"--{flag}"
 
 
 def test_no_option_repeats_a_default():
     """What the demo leaves to the defaults stays short to read and to type."""
-    from ropext.evaluation.options import Options as Evaluation
+    from ropext.options.evaluate import Evaluate as Evaluation
 
-    defaults = {f.name: f.default for f in fields(Evaluation) if f.default is not MISSING}
+    defaults = {name: own.default for name, own in Evaluation.model_fields.items()}
     for step in ALL:
         if step.command == "eval":
             same = [k for k, v in step.options.items() if k in defaults and defaults[k] == v]

@@ -9,12 +9,12 @@ from checkpoints import write_checkpoint, write_documents
 from command_line import run
 
 import ropext
-from ropext import recipe
 from ropext.checkpoint import open_snapshot
 from ropext.errors import InputError, UnsupportedModel, UsageError
 from ropext.evaluation import Hooks, evaluate
 from ropext.evaluation.bench import frame_of, set_up
 from ropext.evaluation.ranking import closed_forms, expected_tokens, measure, preference, rank
+from ropext.options import extend
 from ropext.planning import make_plan
 
 DEMO = Path(ropext.__file__).parent / "demo"
@@ -87,13 +87,13 @@ def test_a_spectrum_spoilt_on_purpose_ranks_last_and_the_model_comes_back_as_it_
         bench = demo_bench()
         config = open_snapshot(str(DEMO / "checkpoint")).config
         plans = {
-            method: make_plan(config, recipe.build({"method": method, "factor": 4.0}))
+            method: make_plan(config, extend.parse_extend({"method": method, "factor": 4.0}))
             for method in ("yarn", "dynamic")
         }
         # Every pair slowed by its own odd factor, the fast ones most: no position stays known.
         spoilt = tuple(20.0 - i + (-1) ** i * 3 for i in range(16))
         wish = {"method": "longrope", "factor": 4.0, "pair_factors": spoilt}
-        plans = {"spoilt": make_plan(config, recipe.build(wish))} | plans
+        plans = {"spoilt": make_plan(config, extend.parse_extend(wish))} | plans
         ids = torch.as_tensor(bench.documents[0][:512], dtype=torch.long)[None]
         with torch.no_grad():
             before = bench.model(ids).logits
@@ -129,17 +129,21 @@ def test_short_documents_can_be_glued_and_it_is_said(place):
 
 def test_only_what_the_named_loaders_read_exactly_takes_part(place):
     config = open_snapshot(str(place / "model")).config
-    forms = closed_forms(config, recipe.build({"factor": 4.0, "for_loaders": ("ctranslate2",)}))
+    forms = closed_forms(
+        config, extend.parse_extend({"factor": 4.0, "for_loaders": ("ctranslate2",)})
+    )
     assert "llama3" in forms.left_out
     assert {"ntk", "dynamic"} <= set(forms.plans)
     assert "ctranslate2" in forms.left_out["llama3"]
     with pytest.raises(UsageError, match="--factor must be above 1"):
-        closed_forms(config, recipe.build({"factor": 0.5}))
+        closed_forms(config, extend.parse_extend({"factor": 0.5}))
 
 
 def test_the_named_method_takes_part_with_its_knobs(place):
     config = open_snapshot(str(place / "model")).config
-    forms = closed_forms(config, recipe.build({"factor": 4.0, "method": "yarn", "beta_fast": 8.0}))
+    forms = closed_forms(
+        config, extend.parse_extend({"factor": 4.0, "method": "yarn", "beta_fast": 8.0})
+    )
     assert forms.plans["yarn"].knobs["beta_fast"] == 8.0
     assert forms.plans["by-parts"].knobs["beta_fast"] == 32.0
     assert "abf" not in forms.plans
@@ -148,7 +152,7 @@ def test_the_named_method_takes_part_with_its_knobs(place):
 
 def test_a_tie_goes_to_the_form_that_more_loaders_read(place):
     config = open_snapshot(str(place / "model")).config
-    order = preference(closed_forms(config, recipe.build({"factor": 4.0})).plans)
+    order = preference(closed_forms(config, extend.parse_extend({"factor": 4.0})).plans)
     assert order.index("ntk") < order.index("yarn")
     assert order.index("pi") < order.index("llama3")
 

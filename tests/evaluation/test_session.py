@@ -19,9 +19,9 @@ from ropext import pipeline
 from ropext.checkpoint import open_snapshot
 from ropext.errors import InputError, OutputExists, Stopped, UnsupportedModel, UsageError
 from ropext.evaluation import Hooks, estimate_evaluation, evaluate
-from ropext.evaluation.options import Options
 from ropext.evaluation.variants import Lineup, Variant, fetched, line_up
 from ropext.evaluation.work import NothingKept
+from ropext.options.evaluate import Evaluate
 
 
 @pytest.fixture(scope="session")
@@ -105,28 +105,28 @@ def without_record(place, tmp_path, method):
 
 def test_what_was_scaled_before_is_not_compared_with_itself(place, tmp_path):
     lost = without_record(place, tmp_path, "yarn")
-    found = line_up(lost, None, Options(data="any"))
+    found = line_up(lost, None, Evaluate(data="any"))
     assert [own.label for own in found.variants] == ["yarn-4x"]
     assert (found.context, found.limit) == (CONTEXT, 4 * CONTEXT)
     (warning,) = found.warnings
     assert "scaled 4x from 64 by its config; no record" in warning
     assert "--base MODEL" in warning
-    found = line_up(lost, None, Options(data="any", base=str(place / "model")))
+    found = line_up(lost, None, Evaluate(data="any", base=str(place / "model")))
     assert [own.label for own in found.variants] == ["base", "yarn-4x"]
     assert found.variants[0].snapshot.directory == place / "model"
     assert (found.context, found.warnings) == (CONTEXT, ())
-    found = line_up(lost, None, Options(data="any", context=4 * CONTEXT))
+    found = line_up(lost, None, Evaluate(data="any", context=4 * CONTEXT))
     assert found.context == 4 * CONTEXT
     lost = without_record(place, tmp_path, "pi")
     with pytest.raises(UsageError, match="leaves open from how many tokens"):
-        line_up(lost, None, Options(data="any"))
-    assert line_up(lost, None, Options(data="any", base=str(place / "model"))).context == CONTEXT
+        line_up(lost, None, Evaluate(data="any"))
+    assert line_up(lost, None, Evaluate(data="any", base=str(place / "model"))).context == CONTEXT
 
 
 def test_weights_saved_from_memory_are_compared_with_those_they_came_from(place, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(place / "model")
     ropext.save(ropext.patch(model, method="yarn", factor=4.0), tmp_path / "saved")
-    found = line_up(str(tmp_path / "saved"), None, Options(data="any"))
+    found = line_up(str(tmp_path / "saved"), None, Evaluate(data="any"))
     assert [own.label for own in found.variants] == ["base", "yarn-4x"]
     assert found.variants[0].snapshot.directory == place / "model"
 

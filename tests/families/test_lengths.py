@@ -10,8 +10,8 @@ from published import LLAMA3, LONG, config
 
 from ropext import families
 from ropext.errors import InputError, UsageError
+from ropext.options.extend import Extend
 from ropext.planning import make_plan
-from ropext.recipe import Recipe
 
 LLAMA = configs.LLAMA | {"hidden_size": 1024}
 
@@ -111,7 +111,7 @@ def lengths(*config, **told):
 def test_what_a_config_says(name):
     config, context, original = SAID[name]
     assert lengths(config) == (context, original)
-    made = make_plan(config, Recipe(method="pi", target=2 * context, even_so=True))
+    made = make_plan(config, Extend(method="pi", target=2 * context, even_so=True))
     assert made.context == context
     assert (made.model.asks_context, made.model.asks_original) == ("", "")
 
@@ -122,9 +122,9 @@ def test_what_a_config_leaves_open_is_asked_for_and_not_guessed(name):
     for from_original in (False, True):
         wish = {"method": "pi", "target": 2 * context, "from_original": from_original}
         with pytest.raises(UsageError, match=f"--original-context {original}"):
-            make_plan(config, Recipe(**wish))
+            make_plan(config, Extend(**wish))
         for told in ({"context": context}, {"original_context": original}):
-            made = make_plan(config, Recipe(**wish, **told))
+            made = make_plan(config, Extend(**wish, **told))
             assert made.context == (original if from_original else context)
             assert made.main.rope.original_context == original
 
@@ -132,7 +132,7 @@ def test_what_a_config_leaves_open_is_asked_for_and_not_guessed(name):
 def test_from_the_original_of_vicuna():
     """PI to 32k from Llama 2's 4k divides by 8, however its config states its 16k."""
     plain = [10000.0 ** (-2 * i / 32) for i in range(16)]
-    wish = Recipe(method="pi", target=32768, context=16384, from_original=True)
+    wish = Extend(method="pi", target=32768, context=16384, from_original=True)
     for name, (released, *_) in (SAID | OPEN).items():
         if "Vicuna" in name:
             made = make_plan(released, wish)
@@ -141,11 +141,11 @@ def test_from_the_original_of_vicuna():
 
 def test_hunyuan_does_not_say_what_came_before_its_alpha():
     hunyuan = config("HunYuan")
-    assert make_plan(hunyuan, Recipe(method="pi", factor=2.0)).context == 32768
+    assert make_plan(hunyuan, Extend(method="pi", factor=2.0)).context == 32768
     with pytest.raises(UsageError, match="--original-context"):
-        make_plan(hunyuan, Recipe(method="pi", target=131072, from_original=True))
+        make_plan(hunyuan, Extend(method="pi", target=131072, from_original=True))
     told = {"from_original": True, "original_context": 4096}
-    assert make_plan(hunyuan, Recipe(method="pi", target=131072, **told)).factor == 32
+    assert make_plan(hunyuan, Extend(method="pi", target=131072, **told)).factor == 32
 
 
 def test_what_contradicts_the_config_is_refused():

@@ -4,8 +4,8 @@ import pytest
 
 from ropext import families, scaling
 from ropext.errors import InputError
+from ropext.options.extend import Extend
 from ropext.planning import make_plan
-from ropext.recipe import Recipe
 
 MINISTRAL3 = {
     "model_type": "ministral3",
@@ -60,7 +60,7 @@ def kept(plan) -> None:
 
 @pytest.mark.parametrize(("method", "from_original"), FORMS)
 def test_every_form_keeps_what_scales_the_queries(method: str, from_original: bool) -> None:
-    wish = Recipe(method=method, target=16384, from_original=from_original)
+    wish = Extend(method=method, target=16384, from_original=from_original)
     plan = make_plan(MINISTRAL3, wish)
     assert plan.main.params["rope_type"] == FORMS[method, from_original]
     kept(plan)
@@ -69,7 +69,7 @@ def test_every_form_keeps_what_scales_the_queries(method: str, from_original: bo
 @pytest.mark.parametrize("method", [name for name in scaling.METHODS if name != "abf"])
 def test_a_form_that_wants_another_length_gives_way(method: str) -> None:
     factors = tuple(1 + i / 5 for i in range(16)) if method == "longrope" else None
-    wish = Recipe(method=method, factor=4, pair_factors=factors)
+    wish = Extend(method=method, factor=4, pair_factors=factors)
     plan = make_plan(PLAIN, wish)
     kept(plan)  # a yarn or llama3 counts its ramp from 2048 and would divide positions by it
     assert plan.main.params["rope_type"] not in ("yarn", "llama3")
@@ -102,7 +102,7 @@ SIZES |= {"num_attention_heads": 2, "max_position_embeddings": 512}
     ],
 )
 def test_other_keys_stay_and_are_named(config: dict, said: str) -> None:
-    plan = make_plan(SIZES | config, Recipe(method="ntk", factor=2, even_so=True))
+    plan = make_plan(SIZES | config, Extend(method="ntk", factor=2, even_so=True))
     assert config.items() <= plan.config.items()
     assert any("kept as it stands" in w and said in w for w in plan.warnings)
 

@@ -12,11 +12,11 @@ import configs
 import published
 import tiny
 
-from ropext import recipe
 from ropext.checkpoint import provenance
 from ropext.checkpoint.snapshot import Snapshot
 from ropext.describing import record_of
 from ropext.families import data
+from ropext.options import extend
 from ropext.planning import make_plan
 
 # A checkpoint's files; each input of the fuzzer is one of them, mutated, among good others.
@@ -77,7 +77,7 @@ def safetensors() -> bytes:
 
 def record(config: dict[str, Any]) -> dict[str, Any]:
     """The ropext.json that an extension of `config` writes."""
-    plan = make_plan(config, recipe.build({"factor": 4.0}), "base")
+    plan = make_plan(config, extend.parse_extend({"factor": 4.0}), "base")
     snapshot = Snapshot("base", Path("base"), config, {}, {})
     return provenance.to_json(record_of(plan, provenance.base_of(snapshot)))
 

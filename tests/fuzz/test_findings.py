@@ -9,10 +9,11 @@ import pytest
 from configs import LLAMA
 from fuzz import seeds
 
-from ropext import families, forms, looking, pipeline, planning, recipe
+from ropext import families, forms, looking, pipeline, planning
 from ropext.checkpoint.records import read_record
 from ropext.cli.output import as_json, visible
 from ropext.errors import InputError, NotExpressible, RopextError, UsageError
+from ropext.options.extend import parse_extend
 from ropext.verifying import check_directory
 
 SMALL = seeds.SMALL_LLAMA
@@ -28,7 +29,7 @@ def checkpoint(tmp_path):
 
 
 def plan(config, **options):
-    made = planning.make_plan(config, recipe.build(options))
+    made = planning.make_plan(config, parse_extend(options))
     again = families.read(json.loads(json.dumps(made.config, allow_nan=False)))
     assert forms.same(again.scaled_sites[0].rope.spectrum, made.main.wanted)
     return made
@@ -272,14 +273,14 @@ def test_odd_dims_are_refused(head_dim):
 )
 def test_recipes_of_the_wrong_types_are_refused(options, words):
     with pytest.raises((UsageError, InputError)) as caught:
-        planning.make_plan(LLAMA, recipe.build(options))
+        planning.make_plan(LLAMA, parse_extend(options))
     assert words in str(caught.value)
     assert len(str(caught.value)) < 500
 
 
 def test_whole_numbers_may_be_written_as_floats():
-    assert recipe.build({"target": 8192.0, "factor": None}).target == 8192
-    assert recipe.build({"factor": 4}).factor == 4.0
+    assert parse_extend({"target": 8192.0, "factor": None}).target == 8192
+    assert parse_extend({"factor": 4}).factor == 4.0
 
 
 @pytest.mark.parametrize(
@@ -297,7 +298,7 @@ def test_whole_numbers_may_be_written_as_floats():
 def test_factor_files_hold_numbers_and_nothing_else(tmp_path, text):
     (tmp_path / "f").write_text(text)
     with pytest.raises(InputError) as caught:
-        recipe.build({"pair_factors": str(tmp_path / "f")}, looking.read_text)
+        parse_extend({"pair_factors": str(tmp_path / "f")}, looking.read_text)
     assert len(str(caught.value)) < 500 + len(str(tmp_path))
     assert str(caught.value).isprintable()
 
@@ -335,7 +336,7 @@ def test_a_class_that_takes_plain_rope_alone_is_given_a_theta():
     assert families.read(config).forms == ("default",)
     assert plan(config, method="ntk", factor=4.0).main.params["rope_type"] == "default"
     with pytest.raises(NotExpressible, match="ntk"):
-        planning.make_plan(config, recipe.build({"method": "yarn", "factor": 4.0}))
+        planning.make_plan(config, parse_extend({"method": "yarn", "factor": 4.0}))
 
 
 @pytest.mark.slow

@@ -2,26 +2,32 @@
 
 import inspect
 import json
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from ropext.errors import InputError, RopextError, UsageError
-from ropext.evaluation.options import Options as EvaluationOptions
-from ropext.pipeline import job, sections
-from ropext.pipeline.sections import CLASSES, NOT_HERE, TABLE
-from ropext.recipe import Recipe
+from ropext.options import sections
+from ropext.options.evaluate import Evaluate as EvaluationOptions
+from ropext.options.extend import Extend, Reach
+from ropext.options.sections import SECTIONS, TABLE
+from ropext.options.training import Finetune as TrainingOptions
+from ropext.options.training import Fit
+from ropext.pipeline import job
 from ropext.recipefile import from_text, override
-from ropext.training.fit_options import FitOptions
-from ropext.training.options import Options as TrainingOptions
 
 SMALL = {"model": "ropext://demo", "extend": {"method": "yarn", "factor": 2}}
 OPTION_CLASSES = {
-    "extend": Recipe,
-    "fit": FitOptions,
+    "extend": Extend,
+    "fit": Fit,
     "finetune": TrainingOptions,
     "evaluate": EvaluationOptions,
+}
+# Of an option class, but said by another section or by the run itself.
+ELSEWHERE = {
+    "extend": ("finetune", "short_pair_factors"),
+    "fit": tuple(Reach.model_fields),
+    "evaluate": ("method", "factor", "context", "base", "adapter"),
 }
 # Of `ropext extend`, but about this very call: they decide nothing about what is made.
 OF_THE_CALL = {
@@ -31,14 +37,16 @@ OF_THE_CALL = {
 
 def sample(key):
     """A value of a key's kind, as a command line and as YAML spell it."""
+    if key.choices:
+        return key.choices[-1]
     return {bool: "true", int: "3", float: "0.5", str: "word"}[key.item]
 
 
 @pytest.mark.parametrize("section", OPTION_CLASSES)
 def test_every_option_is_a_key_of_its_section_or_says_where_it_is(section):
     have = {key.field for key in TABLE[section]}
-    for wish in fields(OPTION_CLASSES[section]):
-        assert (wish.name in have) != (wish.name in NOT_HERE.get(section, {})), wish.name
+    for name in OPTION_CLASSES[section].model_fields:
+        assert (name in have) != (name in ELSEWHERE.get(section, ())), name
 
 
 def test_every_flag_of_extend_is_a_key_of_a_recipe():
@@ -60,7 +68,7 @@ def test_every_flag_of_the_other_commands_is_a_key_of_its_section():
     for section, command in (("fit", fit), ("finetune", finetune), ("evaluate", evaluation)):
         keys = {key.field for key in TABLE[section]} | {key.field for key in TABLE[""]}
         for name in inspect.signature(command.command).parameters:
-            own = name in keys or name in NOT_HERE[section] or name in OF_THE_CALL
+            own = name in keys or name in ELSEWHERE.get(section, ()) or name in OF_THE_CALL
             assert own or name == "directory", (section, name)
 
 
@@ -106,7 +114,7 @@ def test_options_and_a_file_make_the_same_job(tmp_path):
 def test_a_grid_has_a_cell_of_every_method_and_factor():
     grid = job.from_mapping(SMALL | {"extend": {"method": ["pi", "yarn"], "factor": [2, 4.5]}})
     assert [cell.name for cell in grid.cells()] == ["pi-2x", "pi-4.5x", "yarn-2x", "yarn-4.5x"]
-    assert [cell.recipe().factor for cell in grid.cells()] == [2, 4.5, 2, 4.5]
+    assert [cell.extend().factor for cell in grid.cells()] == [2, 4.5, 2, 4.5]
     targets = job.from_mapping(SMALL | {"extend": {"method": ["pi", "yarn"], "target": 1024}})
     assert [cell.name for cell in targets.cells()] == ["pi-1024", "yarn-1024"]
     alone = job.from_mapping(SMALL)
@@ -198,7 +206,7 @@ def test_the_schema_refuses_and_takes_what_the_reader_does():
     schema = sections.schema()
     assert json.loads(json.dumps(schema)) == schema
     assert schema["additionalProperties"] is False
-    assert set(schema["properties"]) == {key.name for key in TABLE[""]} | set(CLASSES) - {""}
+    assert set(schema["properties"]) == {key.name for key in TABLE[""]} | set(SECTIONS) - {""}
     steps = schema["properties"]["finetune"]["properties"]["steps"]
     assert steps["type"] == ["integer", "null"]
     factor = schema["properties"]["extend"]["properties"]["factor"]

@@ -13,7 +13,8 @@ import typer
 from ropext import bundled, looking
 from ropext.cli.app import build
 from ropext.cli.recipes import header
-from ropext.pipeline import job, run, sections
+from ropext.options import sections
+from ropext.pipeline import job, run
 from ropext.recipefile.tree import Branch, Many, Scalar, parse
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +70,7 @@ def test_the_qwen_recipe_is_what_its_authors_document():
     config = json.loads((CONFIGS / f"{asked.model}.json").read_text())
     from ropext.planning import make_plan
 
-    plan = make_plan(config, asked.cells()[0].recipe(), asked.model)
+    plan = make_plan(config, asked.cells()[0].extend(), asked.model)
     written = plan.config["rope_scaling"]
     assert written["factor"] == 4.0
     assert written["original_max_position_embeddings"] == 32768

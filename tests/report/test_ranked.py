@@ -5,7 +5,7 @@ import shlex
 import numpy as np
 import pytest
 
-from ropext import recipe
+from ropext.options import extend
 from ropext.planning import make_plan
 from ropext.report.ranked import extend_command, table, text, verdict
 from ropext.results.perplexity import Frame
@@ -38,7 +38,9 @@ def ranking(preference=(), base=None, **losses):
 
 
 def plan(**wishes):
-    return make_plan(CONFIG, recipe.build({"method": "yarn", "factor": 4.0} | wishes), "my model")
+    return make_plan(
+        CONFIG, extend.parse_extend({"method": "yarn", "factor": 4.0} | wishes), "my model"
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,14 @@ import numpy as np
 import pytest
 
 from ropext.errors import InputError, UsageError
+from ropext.lengths import (
+    doubling_grid,
+    length_text,
+    octaves,
+    parse_length,
+    parse_lengths,
+    tail_tokens,
+)
 from ropext.report.measured import tail_text
 from ropext.results.comparison import (
     Contender,
@@ -14,14 +22,6 @@ from ropext.results.comparison import (
     difference,
     differences,
     item_differences,
-)
-from ropext.results.lengths import (
-    doubling_grid,
-    length_text,
-    octaves,
-    parse_length,
-    parse_lengths,
-    tail_tokens,
 )
 from ropext.results.perplexity import Frame, by_position, effective_context, text_values, verdicts
 from ropext.results.readings import Documents, Reading

@@ -10,8 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ropext.options.training import Finetune
 from ropext.training import adapters, defaults
-from ropext.training.options import Options
 
 
 class Counter(TorchDispatchMode):
@@ -59,8 +59,8 @@ def most_bytes(config, tokens, monkeypatch, *, dtype=torch.bfloat16, lora=True, 
     trained = model.requires_grad_(False)
     if lora:
         with torch.device("meta"):
-            settings = defaults.settings(Options(), 7e9, tokens // 4, tokens)
-            trained = adapters.add_adapter(model, Options(), settings)
+            settings = defaults.settings(Finetune(), 7e9, tokens // 4, tokens)
+            trained = adapters.add_adapter(model, Finetune(), settings)
     with FakeTensorMode(allow_non_fake_inputs=True):
         for own in trained.modules():
             _imitate(own)

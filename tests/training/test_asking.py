@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from ropext.errors import UsageError
+from ropext.options.training import Finetune
 from ropext.tasks import mkey, repetition
 from ropext.tasks.words import NOUNS
 from ropext.training.asking import Questions
-from ropext.training.options import Options
 from ropext.training.sequences import Document, Full, Pieces, Pose, Rows
 
 
@@ -151,4 +151,4 @@ def test_the_control_is_asked_in_windows_that_hold_the_answers():
 def test_a_share_outside_its_range_is_refused():
     for share in (-0.1, 1.0, float("nan")):
         with pytest.raises(UsageError, match="--retrieval-share"):
-            Options(retrieval_share=share)
+            Finetune(retrieval_share=share)

@@ -14,8 +14,8 @@ from test_finetune import RUN
 from ropext import verifying
 from ropext.errors import InputError, Stopped, UsageError
 from ropext.evaluation.loading import memory_errors
+from ropext.options.training import Finetune
 from ropext.training import engine, outcome, run_finetune, session
-from ropext.training.options import Options
 from ropext.training.origin import open_origin
 from ropext.training.run import prepare
 from ropext.training.showing import passes_text
@@ -74,7 +74,7 @@ def test_of_conversations_the_assistants_turns_alone_move_the_weights(extended, 
     from transformers import AutoModelForCausalLM
 
     model, data = conversing(extended, tmp_path)
-    prepared = prepare(str(model), str(data), Options(**SHORT))
+    prepared = prepare(str(model), str(data), Finetune(**SHORT))
     (document,) = prepared.data.documents
     decoded = prepared.encoder.tokenizer.decode(document.ids[document.mask()])
     assert decoded == "over the hill</s>"
@@ -110,7 +110,7 @@ def test_conversations_in_which_the_user_alone_speaks_are_refused(extended, tmp_
 
 
 def test_text_that_is_read_again_is_told(extended, stories, tmp_path):
-    prepared = prepare(str(extended), str(stories), Options(**SHORT))
+    prepared = prepare(str(extended), str(stories), Finetune(**SHORT))
     # 700 characters hold two rows of 256: two documents were read for four rows, and no more.
     assert prepared.rows.passes == 1
     assert len(prepared.data.documents) == 2

@@ -476,7 +476,6 @@ def test_an_interrupt_while_documents_are_read_keeps_what_was_read(
 
 def test_other_weights_of_the_same_shapes_are_another_run(base, stories, tmp_path):
     """A header says nothing of what was trained; readings and steps are of the weights."""
-    from ropext.training.fit_options import build
     from ropext.training.fitting import prepare
 
     again = tmp_path / "again"
@@ -486,8 +485,10 @@ def test_other_weights_of_the_same_shapes_are_another_run(base, stories, tmp_pat
     first = next(iter(tensors))
     tensors[first].view(-1)[0] += 1
     save_file(tensors, file, metadata={"format": "pt"})
+    from ropext.options.training import Fit
+
     found = [
-        prepare(str(own), str(stories), build(RANDOM), None).manifest() for own in (base, again)
+        prepare(str(own), str(stories), Fit(**RANDOM), None).manifest() for own in (base, again)
     ]
     assert [key for key in found[0] if found[0][key] != found[1][key]] == ["weights"]
 

@@ -8,9 +8,9 @@ import torch
 from tiny_llama import SHAPE, new_llama
 
 from ropext.errors import InputError, UnsupportedModel, UsageError
+from ropext.options.extend import Extend
 from ropext.patching import patch
 from ropext.planning import make_plan
-from ropext.recipe import Recipe
 from ropext.training import spectrum
 from ropext.training.fit_starts import example_knobs
 from ropext.training.learner import Learner, LeftGuards
@@ -23,7 +23,7 @@ def config_of(model):
 
 
 def plan_of(config, method="yarn", **knobs):
-    return make_plan(config, Recipe(method=method, target=TARGET, **knobs))
+    return make_plan(config, Extend(method=method, target=TARGET, **knobs))
 
 
 def live(model, within="longrope", method="yarn", ceiling=16.0, **knobs):
@@ -122,9 +122,9 @@ def test_what_is_written_is_what_was_fitted(within, method, form):
     model = wide_llama(max_position_embeddings=1024 if within == "yarn" else 64)
     global_target = 4096 if within == "yarn" else TARGET
     config = config_of(model)
-    plan = make_plan(config, Recipe(method=method, target=global_target))
+    plan = make_plan(config, Extend(method=method, target=global_target))
     space = spectrum.space_of(within, plan.main, global_target, 16.0)
-    patch(model, make_plan(config, Recipe(method=space.method, target=global_target,
+    patch(model, make_plan(config, Extend(method=space.method, target=global_target,
                                           **space.knobs())).config)  # fmt: skip
     spectrum.make_live(model, plan.sites, global_target, space)
     start = space.values()
@@ -136,7 +136,7 @@ def test_what_is_written_is_what_was_fitted(within, method, form):
     moved(space)
     factors, attention = space.values()
     assert factors != start[0]
-    written = make_plan(config, Recipe(method=space.method, target=global_target, **space.knobs()))
+    written = make_plan(config, Extend(method=space.method, target=global_target, **space.knobs()))
     assert written.main.params["rope_type"] == form
     plain = plan.main.rope.spectrum.inv_freq
     wanted = [f / own for f, own in zip(plain, factors, strict=True)]
@@ -169,7 +169,7 @@ def test_a_pair_is_held_at_its_guard_and_comes_back():
 def test_spectra_outside_of_the_guards_are_told_and_stop_the_training():
     model = new_llama(max_position_embeddings=1024)
     config = config_of(model)
-    plan = make_plan(config, Recipe(method="yarn", factor=4))
+    plan = make_plan(config, Extend(method="yarn", factor=4))
     ramp = spectrum.space_of("yarn", plan.main, 4096, 16.0)
     assert ramp.outside() is None
     with torch.no_grad():
@@ -177,7 +177,7 @@ def test_spectra_outside_of_the_guards_are_told_and_stop_the_training():
         ramp.ends[1] = -30.0
     assert "ends crossed" in ramp.outside()
     theta = spectrum.space_of(
-        "ntk", make_plan(config, Recipe(method="ntk", factor=4)).main, 4096, 16.0
+        "ntk", make_plan(config, Extend(method="ntk", factor=4)).main, 4096, 16.0
     )
     with torch.no_grad():
         theta.offset -= 10

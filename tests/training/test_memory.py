@@ -12,8 +12,8 @@ from transformers import GPTNeoXConfig, LlamaConfig, Qwen3Config
 from ropext.errors import InputError, Stopped
 from ropext.evaluation.costs import shape_of
 from ropext.evaluation.loading import memory_errors
+from ropext.options.training import Finetune
 from ropext.training import defaults, estimates, showing
-from ropext.training.options import Options
 
 GB = 10**9
 # Hidden size, MLP, heads of queries and of keys, vocabulary.
@@ -80,7 +80,7 @@ def test_activations_are_within_a_fifth_of_a_count_of_live_tensors(
 def run_of(widths, layers, target, **asked):
     """The estimate of a LoRA on all linear layers of such a model."""
     config = config_of(widths, layers)
-    shape, options = sizes_of(config), Options(**asked)
+    shape, options = sizes_of(config), Finetune(**asked)
     settings = defaults.settings(options, shape.all_parameters, target // 4, target)
     row = settings.row_tokens.value
     micro = defaults.micro_rows(options, row, settings.rows.value)
@@ -128,7 +128,7 @@ def test_a_run_that_memory_refuses_goes_on_where_the_user_says_so(
     from ropext.training import run
 
     monkeypatch.setattr(loading, "free_memory", lambda device: 10**6)
-    options = Options(**RUN)
+    options = Finetune(**RUN)
     with pytest.raises(InputError, match="--ignore-memory goes on"):
         run.dry_run(str(extended), str(stories), options)
     planned = run.dry_run(str(extended), str(stories), replace(options, ignore_memory=True))

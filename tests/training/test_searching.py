@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import ropext
-from ropext import recipe
 from ropext.errors import InputError, UsageError
+from ropext.options import extend
+from ropext.options.training import Fit
 from ropext.planning import make_plan
 from ropext.results.values import Bootstrap
 from ropext.training import run_fit, searching
-from ropext.training.fit_options import build
 from ropext.training.searching import STEPS, TRIALS, Passages, Search
 from ropext.training.sequences import Document
 from ropext.training.spectrum import space_of
@@ -26,7 +26,7 @@ TARGET = 1024
 
 def space(within):
     method = {"yarn": "yarn", "ntk": "ntk"}[within]
-    plan = make_plan(CONFIG, recipe.build({"method": method, "factor": 4.0}))
+    plan = make_plan(CONFIG, extend.parse_extend({"method": method, "factor": 4.0}))
     return space_of(within, plan.main, TARGET, 16.0)
 
 
@@ -139,7 +139,7 @@ def test_every_documents_first_window_is_read_before_any_second_one():
 
 def test_only_knobs_are_searched():
     with pytest.raises(UsageError, match="--search explores --within yarn or ntk"):
-        build({"search": True, "within": "longrope", "factor": 4.0})
+        Fit(search=True, within="longrope", factor=4.0)
 
 
 # The bundled checkpoint knows 256 tokens. Told that it knows 64, the spectrum that a factor of

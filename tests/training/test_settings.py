@@ -1,20 +1,18 @@
 """Defaults and their sources, options, estimates: all without a weight."""
 
-from dataclasses import fields
-
 import pytest
 import torch
 from tiny_llama import new_llama
 
 from ropext.errors import InputError, UsageError
 from ropext.evaluation.costs import shape_of
+from ropext.options.fields import keys
+from ropext.options.training import Finetune, Fit
 from ropext.training import defaults, estimates
-from ropext.training.fit_options import FitOptions
-from ropext.training.options import Options, build
 
 
 def settings(parameters, context=4096, target=32768, **options):
-    return defaults.settings(Options(**options), parameters, context, target)
+    return defaults.settings(Finetune(**options), parameters, context, target)
 
 
 def test_a_7b_model_gets_the_papers_optimiser_and_half_of_its_steps():
@@ -48,7 +46,7 @@ def test_no_default_run_reads_the_data_more_than_twice_or_takes_200_steps(
 
 
 def of_data(per_pass, processes=1, parameters=7e9, **options):
-    return defaults.settings(Options(**options), parameters, 4096, 16384, per_pass, processes)
+    return defaults.settings(Finetune(**options), parameters, 4096, 16384, per_pass, processes)
 
 
 def test_steps_epochs_and_batches_that_were_asked_for_are_kept():
@@ -94,11 +92,11 @@ def test_pose_reads_windows_of_twice_the_context_and_warms_up_for_ten_steps():
 
 
 def test_rows_read_at_once_divide_the_share_of_a_step():
-    options = Options()
+    options = Finetune()
     assert defaults.micro_rows(options, 1024, 12) == 6
     assert defaults.micro_rows(options, 32768, 12) == 1
-    assert defaults.micro_rows(Options(micro_rows=5), 32768, 12) == 4
-    assert defaults.micro_rows(Options(micro_rows=99), 32768, 12) == 12
+    assert defaults.micro_rows(Finetune(micro_rows=5), 32768, 12) == 4
+    assert defaults.micro_rows(Finetune(micro_rows=99), 32768, 12) == 12
 
 
 @pytest.mark.parametrize(
@@ -117,7 +115,7 @@ def test_rows_read_at_once_divide_the_share_of_a_step():
 )
 def test_options_that_do_not_fit_are_refused(options, words):
     with pytest.raises(UsageError, match=words):
-        build(options)
+        Finetune(**options)
 
 
 def counted_flops(attention, length, changes):
@@ -129,7 +127,7 @@ def counted_flops(attention, length, changes):
     model = new_llama(**changes)
     model.set_attn_implementation(attention)
     model.config.use_cache = False
-    joined = adapters.add_adapter(model, Options(targets=("q_proj",)), settings(1e5, rank=2))
+    joined = adapters.add_adapter(model, Finetune(targets=("q_proj",)), settings(1e5, rank=2))
     joined.train()
     joined.gradient_checkpointing_enable({"use_reentrant": False})
     ids = torch.randint(0, 64, (1, length))
@@ -200,7 +198,7 @@ def test_pose_costs_the_same_memory_at_any_target():
 
 
 def test_a_seed_that_no_generator_takes_is_refused_at_once():
-    for options in (Options, FitOptions):
+    for options in (Finetune, Fit):
         with pytest.raises(UsageError, match="--seed must be at least 0, was -1"):
             options(seed=-1)
         with pytest.raises(UsageError, match=f"--seed must be at most {2**63 - 1}"):
@@ -208,9 +206,9 @@ def test_a_seed_that_no_generator_takes_is_refused_at_once():
         torch.manual_seed(options(seed=2**63 - 1).seed)
 
 
-@pytest.mark.parametrize("options", [Options, FitOptions])
+@pytest.mark.parametrize("options", [Finetune, Fit])
 def test_no_count_is_so_large_that_a_run_would_hang_or_overflow(options):
-    counts = [f.name for f in fields(options) if f.type in (int, int | None)]
+    counts = [key.field for key in keys(options) if key.item is int]
     counts = [name for name in counts if name not in ("target", "context", "original_context")]
     assert {"steps", "batch_tokens", "seed"} < set(counts)
     for name in counts:
@@ -222,4 +220,4 @@ def test_no_count_is_so_large_that_a_run_would_hang_or_overflow(options):
 
 def test_questions_are_counted_before_they_are_made():
     with pytest.raises(UsageError, match="--retrieval-items must be at most 1000, was 1000000000"):
-        FitOptions(retrieval_items=10**9)
+        Fit(retrieval_items=10**9)

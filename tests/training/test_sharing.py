@@ -7,10 +7,9 @@ from tiny_llama import new_llama
 
 from ropext.errors import InputError, UsageError
 from ropext.evaluation.costs import Shape, shape_of
+from ropext.options.training import Finetune, Fit
 from ropext.training import defaults, engine, estimates, loading, run_finetune, sharing
-from ropext.training.fit_options import FitOptions
 from ropext.training.fitting import dry_run as dry_fit
-from ropext.training.options import Options
 from ropext.training.run import dry_run
 
 # Llama 3 70B: layers, hidden, heads, kv_heads, head_dim, feed_forward, vocabulary
@@ -35,7 +34,7 @@ def launched(monkeypatch):
 
 
 def large(target, rows):
-    options = Options(batch_tokens=rows * target, steps=400)
+    options = Finetune(batch_tokens=rows * target, steps=400)
     body = 70_553_706_496 - 2 * LLAMA_70B[1] * LLAMA_70B[-1]
     shape = Shape(*LLAMA_70B, body, 70_553_706_496, 2)
     return shape, defaults.settings(options, 70e9, 8192, target)
@@ -89,14 +88,14 @@ def test_rows_that_processes_cannot_share_are_refused_before_documents_are_read(
     nowhere, output = str(tmp_path / "nowhere.jsonl"), tmp_path / "out"
     launched(3)
     words = "2 rows, which 3 processes cannot share; set --batch-tokens to a multiple of 768"
-    options = Options(steps=2, batch_tokens=512)
+    options = Finetune(steps=2, batch_tokens=512)
     for refused in (
         lambda: dry_run(str(extended), nowhere, options),
         lambda: run_finetune(extended, nowhere, output, steps=2, batch_tokens=512),
     ):
         with pytest.raises(InputError, match=words):
             refused()
-    asked = FitOptions(factor=4, batch_tokens=256, keep_short=1)
+    asked = Fit(factor=4, batch_tokens=256, keep_short=1)
     with pytest.raises(InputError, match=r"2 rows, which 3 .* --keep-short to one of 3"):
         dry_fit(str(base), nowhere, asked, None)
     launched(6, fsdp=True, cp=3)
@@ -105,7 +104,7 @@ def test_rows_that_processes_cannot_share_are_refused_before_documents_are_read(
     launched(2, fsdp=True, cp=1)
     for own in ({"qlora": True}, {"train_spectrum": True}):
         with pytest.raises(UsageError, match="is for one process or DDP"):
-            dry_run(str(extended), nowhere, Options(steps=2, batch_tokens=512, **own))
+            dry_run(str(extended), nowhere, Finetune(steps=2, batch_tokens=512, **own))
 
 
 def test_a_config_of_ones_own_that_loads_the_model_everywhere_is_refused(
@@ -114,7 +113,7 @@ def test_a_config_of_ones_own_that_loads_the_model_everywhere_is_refused(
     launched(1, fsdp=True)
     monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "false")
     with pytest.raises(UsageError, match="must say fsdp_version: 2 and"):
-        dry_run(str(extended), str(tmp_path / "nowhere.jsonl"), Options(steps=2))
+        dry_run(str(extended), str(tmp_path / "nowhere.jsonl"), Finetune(steps=2))
 
 
 def test_nothing_is_loaded_a_second_time_to_be_read_under_fsdp(
@@ -123,7 +122,7 @@ def test_nothing_is_loaded_a_second_time_to_be_read_under_fsdp(
     launched(1, fsdp=True)
     monkeypatch.setattr(loading, "device", lambda options: torch.device("cuda"))
     monkeypatch.setattr("ropext.evaluation.loading.free_memory", lambda device: CARD)
-    planned = dry_run(str(extended), str(stories), Options(**RUN))
+    planned = dry_run(str(extended), str(stories), Finetune(**RUN))
     assert planned.prepared.judge is None
     assert "ropext eval OUT --data DATA --device-map auto" in planned.prepared.why_no_judge()
     assert planned.to_json()["evaluation_documents"] == 0

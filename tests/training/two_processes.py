@@ -19,23 +19,23 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from ropext.options.training import Finetune
 from ropext.training import adapters, engine, loading, run, run_finetune
 from ropext.training.collating import Collator
 from ropext.training.loss import use_sliced_loss
-from ropext.training.options import Options
 from ropext.training.sharing import keep_float32
 
 RANK = int(os.environ["RANK"])
 
 
 def prepared_batch(extended, stories):
-    prepared = run.prepare(extended, stories, Options(steps=1, batch_tokens=1024, rank=4))
+    prepared = run.prepare(extended, stories, Finetune(steps=1, batch_tokens=1024, rank=4))
     rows = [prepared.rows[number] for number in range(4)]
     return prepared, Collator(prepared.padding)(rows)
 
 
 def new_model(prepared, dtype):
-    model = loading.load(prepared.origin.snapshot, Options(device="cpu", dtype=dtype))
+    model = loading.load(prepared.origin.snapshot, Finetune(device="cpu", dtype=dtype))
     assert use_sliced_loss(model) is None
     torch.manual_seed(0)
     return adapters.add_adapter(model, prepared.options, prepared.settings).train()

@@ -39,6 +39,11 @@ def length_text(tokens: int) -> str:
     return f"{tokens // 1024}k" if tokens and tokens % 1024 == 0 else str(tokens)
 
 
+def lengths_text(lengths: Sequence[int]) -> str:
+    """`1k, 2k, 4k`."""
+    return ", ".join(map(length_text, lengths))
+
+
 def tail_tokens(context: int) -> int:
     """N = min(1024, L/4), the same at every length."""
     return max(1, min(LONGEST_TAIL, context // 4))

@@ -1,0 +1,126 @@
+"""How to evaluate."""
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ropext import scaling
+from ropext.errors import UsageError
+from ropext.options.fields import (
+    LARGEST,
+    LONGEST_TARGET,
+    Count,
+    Lengths,
+    Numbers,
+    Options,
+    Place,
+    Seed,
+    Whole,
+    Words,
+    wanted,
+)
+from ropext.tasks import MOST_ITEMS, TASKS, find_task
+
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+TASK_NAME = re.compile(r"[\w-]+(\.(?!ya?ml\b)[\w-]+)*")  # of lm-evaluation-harness
+
+
+class Reading(Options):
+    """Which documents are read, and how."""
+
+    column: str | None = wanted(None, "column of the text [text, or messages]", "NAME")
+    split: str = wanted("test", "split of a datasets id", "NAME")
+    data_revision: str | None = wanted(None, "branch, tag or commit of a datasets id", "REV")
+    split_documents: str | None = wanted(
+        None,
+        "make several documents of one text: at blank-lines, at a separator, or windows (as long "
+        "as the longest length, not its start alone)",
+        "HOW",
+    )
+    max_docs: Count = wanted(32, "documents to read at most")
+    pack: bool = wanted(False, "glue documents up to the length; the result is labelled packed")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = wanted("auto", "of the weights")
+    device: str = wanted("auto", "auto, cpu, cuda or cuda:N", "NAME")
+    device_map: str | None = wanted(None, "accelerate's placement over devices, e.g. auto", "NAME")
+    attn_implementation: str | None = wanted(None, "eager, sdpa, flash_attention_2 ...", "NAME")
+    chunk: Annotated[Whole, Field(ge=16, le=LARGEST)] | None = wanted(
+        None, "read in chunks of so many tokens with a KV cache [only where memory demands]"
+    )
+    slice_memory: Count = wanted(256, "memory of one slice of logits, in MiB", "MIB")
+    seed: Seed = wanted(0, "seed of the choice of documents, of items and of the bootstrap")
+
+
+class Measuring(Reading):
+    """What is measured; of which models, a recipe's other sections say."""
+
+    data: Place | None = wanted(
+        None, "documents: txt, jsonl, parquet, a folder, or a datasets id (ID or ID:CONFIG)", "DATA"
+    )
+    lengths: Lengths = wanted(
+        (), "lengths to measure, e.g. 4k,8k,16k [doubling from a quarter of the context]", "LIST"
+    )
+    tasks: Words = wanted((), "retrieval tasks: " + ", ".join(task.name for task in TASKS), "LIST")
+    depths: Numbers = wanted(DEPTHS, "where needles lie, 0 start to 1 end", "LIST")
+    items: Annotated[Whole, Field(ge=1, le=MOST_ITEMS)] = wanted(
+        4, "retrieval items per task, length and depth"
+    )
+    haystack: Literal["repeat", "noise", "text"] = wanted("repeat", "what surrounds needles")
+    protocol: Literal["ropext", "yarn", "hf-stride"] = wanted("ropext", "how perplexity is taken")
+    lm_eval: Words = wanted(
+        (), "lm-evaluation-harness tasks on the same model (pip install lm-eval)", "TASKS"
+    )
+
+    @model_validator(mode="after")
+    def _measuring(self) -> Self:
+        for task in self.tasks:
+            find_task(task)
+        if self.lengths and self.lengths[-1] > LONGEST_TARGET:
+            raise UsageError(
+                f"--lengths go up to {LONGEST_TARGET} tokens, was {str(self.lengths[-1])[:40]}"
+            )
+        if not self.data and not self.tasks and not self.lm_eval:
+            raise UsageError("nothing to measure: give --data for perplexity, --tasks, or both")
+        if self.haystack == "text" and not self.data:
+            raise UsageError("--haystack text is made of --data; give it, or another haystack")
+        for task in self.lm_eval:
+            # A path would be a file of tasks, which may name functions that are then run.
+            if not TASK_NAME.fullmatch(task):
+                raise UsageError(
+                    f"--lm-eval takes names of installed tasks, not files: {task!r} is none"
+                )
+        for bad in [d for d in self.depths if not 0 <= d <= 1]:
+            raise UsageError(f"--depths lie between 0 and 1, was {bad:g}")
+        return self
+
+
+class Evaluate(Measuring):
+    """One evaluation."""
+
+    method: Words = wanted(
+        (), "extend in memory by these methods, e.g. pi,ntk,yarn, without saving", "LIST"
+    )
+    factor: Numbers = wanted((), "factors of the methods, e.g. 2,4,8", "LIST")
+    context: Whole | None = wanted(
+        None, "tokens the model was trained on, where its config misstates it"
+    )
+    base: Place | None = wanted(
+        None, "the model before extension, for the short window [the recorded one]", "MODEL"
+    )
+    adapter: Place | None = wanted(
+        None, "a LoRA (peft) to evaluate on top, with and without", "DIR"
+    )
+
+    @model_validator(mode="after")
+    def _models(self) -> Self:
+        for method in self.method:
+            scaling.find(method)
+        if bool(self.method) != bool(self.factor):
+            given, other = ("--method", "--factor 4") if self.method else ("--factor", "--method")
+            raise UsageError(f"{given} alone does not say how to extend in memory; add {other}")
+        if self.base is not None and self.method:
+            raise UsageError(
+                "--base goes with a checkpoint that is extended already; with --method the model "
+                "itself is the base"
+            )
+        return self

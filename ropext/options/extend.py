@@ -1,0 +1,189 @@
+"""How to extend: how far, by which method, for whom."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Self, get_origin
+
+from pydantic import BeforeValidator, create_model, model_validator
+
+from ropext import scaling
+from ropext.errors import UsageError
+from ropext.options.fields import (
+    LONGEST_TARGET,
+    Numbers,
+    Options,
+    Positive,
+    Tokens,
+    Whole,
+    flag,
+    plain,
+    shown_default,
+    wanted,
+)
+from ropext.scaling.pair_factors import parse_pair_factors
+
+# Twelve doublings: beyond, no model was ever extended.
+LARGEST_FACTOR = 4096.0
+
+
+def _loaders(value: Any) -> Any:
+    """The names of loaders, checked."""
+    from ropext import loaders  # late: no --help needs the table
+
+    if isinstance(value, str):
+        return loaders.parse_for(value)
+    for name in value if isinstance(value, list | tuple) else ():
+        if isinstance(name, str):
+            loaders.select(name)
+    return tuple(value) if isinstance(value, list) else value
+
+
+Loaders = Annotated[tuple[str, ...], BeforeValidator(_loaders)]
+
+
+class Reach(Options):
+    """How far, from where, and for whom."""
+
+    factor: float | None = wanted(None, "how many times the context, e.g. 4 (or give the target)")
+    target: Whole | None = wanted(None, "tokens wanted, e.g. 131072 (or give the factor)")
+    context: Tokens | None = wanted(
+        None, "tokens the model was trained on, where its config misstates it"
+    )
+    original_context: Tokens | None = wanted(
+        None, "tokens before the scaling that a config declares, where it does not say (linear)"
+    )
+    from_original: bool = wanted(
+        False, "extend an already scaled model from its original spectrum and context"
+    )
+    for_loaders: Loaders = wanted(
+        (), "accept only what these loaders read exactly, e.g. vllm,llama.cpp", "LOADERS"
+    )
+    even_so: bool = wanted(
+        False, "go on where scaling cannot help, or where a named loader was not measured"
+    )
+
+    @model_validator(mode="after")
+    def _reach(self) -> Self:
+        if self.factor is not None and self.target is not None:
+            raise UsageError(
+                f"--factor {self.factor:g} and --target {self.target} both say how far; give one"
+            )
+        return self
+
+
+class _Extend(Reach):
+    """What every method takes."""
+
+    method: str | None = wanted(None, "how to scale: " + ", ".join(scaling.METHODS) + " [yarn]")
+    attention_factor: Positive | None = wanted(
+        None, "what multiplies cos and sin, in place of the method's own (logits get its square)"
+    )
+    temperature: Positive | None = wanted(
+        None, "softmax temperature instead: attention factor = 1/sqrt(temperature)"
+    )
+    finetune: str | None = wanted(None, "data to fine-tune on afterwards", "DATA")
+
+    @model_validator(mode="after")
+    def _method(self) -> Self:
+        if self.method is not None:
+            scaling.find(self.method)
+        if self.attention_factor is not None and self.temperature is not None:
+            raise UsageError("--attention-factor and --temperature say the same thing; give one")
+        return self
+
+    @property
+    def attention(self) -> float | None:
+        """The attention factor that was asked for, under either of its names."""
+        if self.temperature is not None:
+            return 1 / math.sqrt(self.temperature)
+        return self.attention_factor
+
+
+def _knobs() -> dict[str, tuple[Any, Any]]:
+    """The knobs of all methods, each as a field that says whose it is and what it does there."""
+    owners: dict[str, list[str]] = {}
+    for method in scaling.METHODS.values():
+        for name in method.knob_names():
+            owners.setdefault(name, []).append(method.name)
+    out = {}
+    for name, own in owners.items():
+        knob = next(k for k in fields(scaling.METHODS[own[0]].knobs) if k.name == name)
+        help_text = f"{', '.join(own)}: {knob.metadata['help']}{shown_default(knob.default)}"
+        is_list = get_origin(plain(knob.type)) is tuple
+        kind = Numbers | None if is_list else knob.type | None  # type: ignore[operator]
+        out[name] = (kind, wanted(None, help_text, "FILE" if is_list else None))
+    return out
+
+
+if TYPE_CHECKING:
+
+    class Extend(_Extend):
+        """One extension: how far, by which method, for whom, with which knobs."""
+
+        def __init__(self, **values: Any) -> None: ...
+
+else:
+    # The knobs come from the list of methods, so that a new one needs no second mention here.
+    Extend = create_model("Extend", __base__=_Extend, __module__=__name__, **_knobs())
+
+KNOBS = tuple(
+    dict.fromkeys(name for method in scaling.METHODS.values() for name in method.knob_names())
+)
+
+
+def knobs_for(options: Extend, method: str) -> object:
+    """The knobs of a method, from the options; one that belongs to another method is refused."""
+    kind = scaling.find(method)
+    given = {name: getattr(options, name) for name in KNOBS if getattr(options, name) is not None}
+    for name in given:
+        if name not in kind.knob_names():
+            owners = [m.name for m in scaling.METHODS.values() if name in m.knob_names()]
+            raise UsageError(
+                f"{flag(name)} is a knob of {' and '.join(owners)}, not of --method {method}"
+            )
+    return kind.knobs(**given)
+
+
+def resolve_target(options: Extend, context: int) -> int:
+    """How many tokens are wanted; a factor that gives no whole number is rounded up."""
+    if options.factor is None and options.target is None:
+        raise UsageError(
+            f"say how far: --factor 4, or --target {4 * context} (the model's context is {context})"
+        )
+    if options.target is not None:
+        if options.target <= context:
+            raise UsageError(
+                f"--target {options.target} is not above the context of {context} tokens that the "
+                "model has already (--context N where its config misstates it)"
+            )
+        target = options.target
+    else:
+        factor = options.factor
+        if factor is None or not 1 < factor <= LARGEST_FACTOR:
+            raise UsageError(
+                f"--factor must be above 1 and at most {LARGEST_FACTOR:g}, was {factor}"
+            )
+        # The tolerance keeps 1.1 * 1000 = 1100.0000000000002 from becoming 1101.
+        target = math.ceil(context * factor * (1 - 1e-12))
+    if target > LONGEST_TARGET or target / context > LARGEST_FACTOR:
+        raise UsageError(
+            f"a target of {target} tokens is out of range: at most {LARGEST_FACTOR:g} times the "
+            f"context of {context}, and at most {LONGEST_TARGET}"
+        )
+    return target
+
+
+def parse_extend(
+    values: Mapping[str, Any], read_file: Callable[[str], str] | None = None
+) -> Extend:
+    """The options of these values; `pair_factors` given as a path is read with `read_file`."""
+    values = dict(values)
+    pairs = values.get("pair_factors")
+    if isinstance(pairs, str):
+        if read_file is None:
+            raise UsageError("pair_factors: expected numbers, was a path")
+        values["pair_factors"], short = parse_pair_factors(read_file(pairs), pairs)
+        if values.get("short_pair_factors") is None:
+            values["short_pair_factors"] = short
+    return Extend(**values)

@@ -1,0 +1,210 @@
+"""What an option is: a field that is a flag of a command and a key of a recipe."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from ropext.errors import UsageError
+from ropext.lengths import parse_lengths
+
+# Positions are 32-bit integers in most engines.
+LONGEST_TARGET = 2**31 - 1
+# Of a count that costs nothing by itself; products of two still fit into 64 bits.
+LARGEST = 10**9
+LARGEST_SEED = 2**63 - 1  # what every generator of random numbers takes
+
+EXTEND, FIT, FINETUNE, EVALUATE = "extend", "fit", "finetune", "evaluate"  # sections
+
+_FLAGS = {"for_loaders": "--for", "evaluate": "--eval"}
+
+
+def flag(name: str) -> str:
+    """The flag of a field."""
+    return _FLAGS.get(name, "--" + name.replace("_", "-"))
+
+
+def wanted(default: Any, help_text: str, metavar: str | None = None, **bounds: Any) -> Any:
+    """One option: its default, its help, and what stands for its value there."""
+    return Field(default, description=help_text, json_schema_extra={"metavar": metavar}, **bounds)
+
+
+def _words(value: Any) -> Any:
+    """A list, also as one text with commas."""
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple):
+        return value
+    return tuple(part.strip() if isinstance(part, str) else part for part in parts if part != "")
+
+
+def _numbers(value: Any) -> Any:
+    """A list of numbers, also as one number, or as one text with commas."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return (value,)
+    if not isinstance(value, str):
+        return _words(value)
+    try:
+        return tuple(float(part) for part in _words(value))
+    except ValueError:
+        raise UsageError(f"{value[:60]!r} is not a list of numbers; write e.g. 2,4,8") from None
+
+
+def _lengths(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        value = ",".join(map(str, value))
+    return parse_lengths(value) if isinstance(value, str) else value
+
+
+def _whole(value: Any) -> Any:
+    """8192.0 is a whole number: JSON of other programs has such."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+Count = Annotated[Whole, Field(ge=1, le=LARGEST)]
+CountOrNone = Annotated[Whole, Field(ge=0, le=LARGEST)]
+Seed = Annotated[Whole, Field(ge=0, le=LARGEST_SEED)]
+Tokens = Annotated[Whole, Field(ge=1, le=LONGEST_TARGET)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Place = Annotated[str, BeforeValidator(lambda v: str(v) if isinstance(v, Path) else v)]
+Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
+Numbers = Annotated[tuple[float, ...], BeforeValidator(_numbers)]
+Lengths = Annotated[tuple[int, ...], BeforeValidator(_lengths)]
+Link = Literal["copy", "hard", "symlink"]
+
+
+class Options(BaseModel):
+    """Options that were checked; one that is None was not given."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", defer_build=True)
+
+    if not TYPE_CHECKING:
+
+        def __init__(self, **values: Any) -> None:
+            try:
+                super().__init__(**{k: v for k, v in values.items() if v is not None})
+            except ValidationError as error:
+                raise UsageError(_sentence(type(self), error)) from None
+
+    def changed(self, **values: Any) -> Self:
+        """The same with other values, checked again."""
+        return type(self)(**(dict(self) | values))
+
+
+_NAMED = {"int": "a whole number", "float": "a number", "bool": "true or false", "tuple": "a list"}
+_BOUNDS = {
+    "greater_than_equal": "at least",
+    "greater_than": "finite and above",
+    "less_than_equal": "at most",
+    "less_than": "below",
+    "finite_number": "finite",
+}
+
+
+def _sentence(kind: type[Options], error: ValidationError) -> str:
+    """What is wrong with the first option that is, by its flag."""
+    first = error.errors(include_url=False)[0]
+    name, what, value = str(first["loc"][0]), first["type"], first["input"]
+    if what == "extra_forbidden":
+        return f"unknown option {name!r}; known are {', '.join(kind.model_fields)}"
+    own = next(key for key in keys(kind) if key.field == name)
+    if what == "literal_error":
+        return f"{flag(name)} is one of {', '.join(own.choices)}, was {repr(value)[:60]}"
+    if what in _BOUNDS:
+        bound = next(iter(first.get("ctx", {}).values()), None)
+        wish = _BOUNDS[what] + ("" if bound is None else f" {_shown(bound)}")
+    else:
+        wish = _NAMED.get(what.partition("_")[0], "a text")
+        value = repr(value)
+    return f"{flag(name)} must be {wish}, was {_shown(value)}"
+
+
+def shown_default(value: Any) -> str:
+    """A default as help texts show it."""
+    if value is None:
+        return ""
+    shown = format(value, "g") if isinstance(value, float) else str(value)
+    return f" [{('no', 'yes')[value] if isinstance(value, bool) else shown}]"
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)[:60]
+
+
+# Options that name a file, a folder, a model or a dataset.
+LOCAL_PLACES = ("output", "pair_factors")
+PLACES = ("model", "data", "evaluate", *LOCAL_PLACES)
+
+
+@dataclass(frozen=True)
+class Key:
+    """One field, as a flag and as a key of a recipe."""
+
+    name: str  # as a recipe spells it: the flag with _ for -
+    field: str
+    item: Any  # bool, int, float or str: of one value
+    is_list: bool
+    choices: tuple[str, ...]
+    help: str
+    default: Any
+    metavar: str | None
+    matrix: bool = False  # a list of values is a grid
+
+    @property
+    def place(self) -> bool:
+        """Whether it names a file, a folder or a hub id: relative to the recipe, may hold ${X}."""
+        return self.field in PLACES
+
+    @property
+    def local(self) -> bool:
+        """Whether it is a place that is never on the hub."""
+        return self.field in LOCAL_PLACES
+
+    @property
+    def takes_list(self) -> bool:
+        """Whether a list of values means something."""
+        return self.matrix or self.is_list
+
+
+def keys(*kinds: type[Options], section: str | None = None) -> tuple[Key, ...]:
+    """The fields of option classes; a recipe's section has none that another key says."""
+    left = ("finetune", "short_pair_factors") if section == EXTEND else ()
+    return tuple(
+        _key(name, info, section)
+        for kind in kinds
+        for name, info in kind.model_fields.items()
+        if name not in left
+    )
+
+
+def _key(name: str, info: Any, section: str | None) -> Key:
+    spelled = {"for_loaders": "for"} | ({"evaluate": "eval"} if section == FINETUNE else {})
+    kind = plain(info.annotation)
+    is_list = get_origin(kind) is tuple
+    item = get_args(kind)[0] if is_list else kind
+    choices = get_args(item) if get_origin(item) is Literal else ()
+    if choices or name == "lengths":
+        item = str  # lengths: 4k and 4096 alike
+    return Key(
+        name=spelled.get(name, name),
+        field=name,
+        item=item,
+        is_list=is_list,
+        choices=choices,
+        help=info.description,
+        default=info.default,
+        metavar=(info.json_schema_extra or {}).get("metavar"),
+        matrix=section == EXTEND and name in ("method", "factor"),
+    )
+
+
+def plain(declared: Any) -> Any:
+    """A field's type without its None, its bounds and its readers."""
+    if get_origin(declared) is Annotated:
+        return plain(get_args(declared)[0])
+    if get_origin(declared) in (Literal, tuple):
+        return declared
+    return next((plain(kind) for kind in get_args(declared) if kind is not NoneType), declared)

@@ -1,0 +1,192 @@
+"""How to train: a LoRA, or a spectrum."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ropext.errors import UsageError
+from ropext.options.extend import Extend, Reach
+from ropext.options.fields import (
+    LARGEST,
+    Count,
+    CountOrNone,
+    Link,
+    Options,
+    Place,
+    Positive,
+    Seed,
+    Share,
+    Whole,
+    Words,
+    wanted,
+)
+from ropext.tasks import MOST_ITEMS
+
+# Documents held out: DATA, which may be a stream without an end, is read until there are as many.
+MOST_JUDGING = 10_000
+# What a fit may move, from the widest to the narrowest: every pair and the attention factor; a
+# ramp's two ends and the attention factor; a theta.
+WITHIN = ("longrope", "yarn", "ntk")
+
+
+class _Training(Options):
+    """What a fine-tuning and a fit share."""
+
+    steps: Count | None = wanted(
+        None, "optimiser steps [at most two passes over the data, and 200; below 100M 60]"
+    )
+    batch_tokens: Count | None = wanted(
+        None, "tokens of one optimiser step, rounded to whole rows [by size: 8k or 256k]"
+    )
+    micro_rows: Annotated[Whole, Field(ge=1, le=2**16)] | None = wanted(
+        None, "rows that one device reads at once [what 8192 tokens hold]"
+    )
+    learning_rate: Positive | None = wanted(None, "peak learning rate [by size: 2e-3 to 1e-4]")
+    retrieval_share: Share = wanted(
+        0.0,
+        "share of rows that state keys and ask for them, the loss on the answers alone; without "
+        "them, text alone seldom teaches to look far back",
+    )
+    packing: Literal["documents", "glued"] = wanted(
+        "documents",
+        "documents: a row comes from one document; glued: documents joined, attention crossing",
+    )
+    eval_every: Count | None = wanted(None, "steps between evaluations [a fifth of the steps]")
+    column: str | None = wanted(None, "column of the text [text, or messages]", "NAME")
+    split: str | None = wanted(None, "split of a dataset on the hub [train]", "NAME")
+    split_documents: str | None = wanted(
+        None,
+        "make several documents of one text: at blank-lines, at a separator, or windows (of the "
+        "target's length)",
+        "HOW",
+    )
+    seed: Seed = wanted(0, "seed of rows, questions, LoRA and dropout")
+    dtype: Literal["auto", "float32", "bfloat16"] = wanted("auto", "of the frozen weights")
+    device: Literal["auto", "cpu", "cuda"] = wanted("auto", "where the model is trained")
+    attn_implementation: str | None = wanted(
+        None, "eager, sdpa, flash_attention_2 ... [sdpa, or eager where a model has none]"
+    )
+    report_to: str = wanted("none", "tensorboard, wandb or trackio")
+    ignore_memory: bool = wanted(
+        False, "train also where the estimate says that the memory is not enough"
+    )
+    link: Link = wanted("copy", "how the weights get to OUT")
+
+
+class Finetune(_Training):
+    """One fine-tuning; None means the default for this model and factor (`--dry-run` shows it)."""
+
+    epochs: Positive | None = wanted(None, "passes over the data, in the place of --steps")
+    strategy: Literal["full", "pose"] = wanted(
+        "full",
+        "full: rows of the target length; pose: rows of --window tokens whose positions skip "
+        "ahead, up to the target",
+    )
+    window: Annotated[Whole, Field(ge=4, le=LARGEST)] | None = wanted(
+        None, "pose: tokens of a row [twice the context, at most 2048 and half the target]"
+    )
+    warmup: CountOrNone | None = wanted(
+        None, "steps of linear warm-up [20, pose 10; at most a twentieth of all]"
+    )
+    schedule: Literal["linear", "constant", "cosine"] | None = wanted(
+        None, "after the warm-up [linear]"
+    )
+    rank: Count | None = wanted(None, "rank of the LoRA [16]")
+    alpha: Count | None = wanted(
+        None, "LoRA's alpha; updates are scaled by alpha/rank [twice the rank]"
+    )
+    dropout: Share = wanted(0.0, "dropout in front of the LoRA")
+    targets: Words = wanted(
+        (),
+        "names of the linear layers that get a LoRA, e.g. q_proj,v_proj [all in the layers]",
+        "NAMES",
+    )
+    train_norms: bool = wanted(False, "train the norms too (LongLoRA)")
+    train_embeddings: bool = wanted(False, "train the token embeddings too (LongLoRA)")
+    train_spectrum: bool = wanted(
+        False,
+        "fit the spectrum together with the LoRA: every pair and the attention factor; the base "
+        "beside the adapter then carries the final one",
+    )
+    qlora: bool = wanted(
+        False, "hold the frozen weights in 4 bits (needs a GPU and ropext[qlora]; not run yet)"
+    )
+    control: bool = wanted(
+        False, "also train the unextended base on the same tokens, at its own context"
+    )
+    evaluate: Place | None = wanted(
+        None, "data to evaluate on [documents held out of DATA]", "DATA"
+    )
+    eval_documents: Annotated[Whole, Field(ge=0, le=MOST_JUDGING)] = wanted(
+        8, "documents of an evaluation; 0 turns it off"
+    )
+    patience: CountOrNone = wanted(
+        3, "stop after so many evaluations without a better one; 0 never stops"
+    )
+    save_every: Count | None = wanted(None, "steps between checkpoints [a tenth of the steps]")
+
+    @model_validator(mode="after")
+    def _strategy(self) -> Self:
+        if self.epochs is not None and self.steps is not None:
+            raise UsageError("--epochs and --steps both say how long to train; give one of them")
+        if self.window is not None and self.strategy != "pose":
+            raise UsageError("--window is for --strategy pose; full rows have the target's length")
+        if self.packing == "glued" and self.strategy == "pose":
+            raise UsageError("--packing glued is for --strategy full; pose rows fit any document")
+        return self
+
+
+class FitSettings(_Training):
+    """How a spectrum is fitted; how far, and for whom, a recipe says under `extend`."""
+
+    within: Literal["longrope", "yarn", "ntk"] | None = wanted(
+        None,
+        "what may move: longrope (every pair and the attention factor), yarn (the ramp's ends and "
+        "the attention factor), ntk (theta) [the widest that --for reads exactly]",
+    )
+    start: str | None = wanted(
+        None,
+        "the closed form to start from, e.g. yarn [the best one on held-out documents]",
+        "METHOD",
+    )
+    search: bool = wanted(
+        False,
+        "explore the knobs of --within yarn or ntk by forward passes alone, for models through "
+        "which no gradient flows",
+    )
+    steps: Count = wanted(40, "optimiser steps")
+    batch_tokens: Count = wanted(8192, "tokens of one optimiser step, rounded to whole rows")
+    learning_rate: Positive | None = wanted(
+        None, "peak learning rate, in relative change per step [0.02]"
+    )
+    ceiling: Annotated[float, Field(ge=1, allow_inf_nan=False)] = wanted(
+        4.0, "no wavelength may become longer than so many times the factor times its own"
+    )
+    keep_short: CountOrNone = wanted(
+        0, "windows of the original length in each step, beside those of the target's length"
+    )
+    retrieval_share: Share = wanted(
+        0.2, "share of rows that are retrieval items, the loss on their answers alone"
+    )
+    retrieval_items: Annotated[Whole, Field(ge=0, le=MOST_ITEMS)] = wanted(
+        40, "questions asked before and after the fit; 0 measures no retrieval"
+    )
+    held_out: Annotated[Whole, Field(ge=1, le=MOST_JUDGING)] = wanted(
+        16, "documents that judge the fit at most, of those held out of DATA (a tenth)"
+    )
+    eval_every: Count | None = wanted(None, "steps between judgements [an eighth of the steps]")
+
+    @model_validator(mode="after")
+    def _search(self) -> Self:
+        if self.search and self.within == "longrope":
+            raise UsageError("--search explores --within yarn or ntk; longrope has too many knobs")
+        return self
+
+
+class Fit(FitSettings, Reach):
+    """One fit; None means the default, which the help names."""
+
+    def extend(self, method: str, **knobs: Any) -> Extend:
+        """The plan of one method at this target, for these loaders."""
+        reach = {name: getattr(self, name) for name in Reach.model_fields}
+        return Extend(method=method, **reach, **knobs)
