@@ -185,7 +185,7 @@ done = []
 def show(read, *_):
     if read:  # not where it begins
         done.append(1)
-    if len(done) == kill_after:
+    if kill_after and len(done) == kill_after:
         os.kill(os.getpid(), signal.SIGKILL)
 evaluate(model, output, hooks=Hooks(show=show), **options)
 """

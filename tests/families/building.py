@@ -31,6 +31,7 @@ class Case:
     wanted: dict = field(default_factory=dict)  # label -> Spectrum
     thetas: dict = field(default_factory=dict)  # label -> theta, where labels are ours alone
     error: str = ""
+    factor: float = 1.0  # of the plan whose config it is
 
     @property
     def id(self):
@@ -159,7 +160,8 @@ def rotary_types():
 
 def bound(spectrum_case):
     """DESIGN's bound: 1e-7 * factor, at least 1e-6; four times that where the ramp is llama3's."""
-    return 1e-6 * (4 if "by-parts" in spectrum_case.name else 1)
+    least = max(1e-6, 1e-7 * spectrum_case.factor)
+    return least * (4 if "by-parts" in spectrum_case.name else 1)
 
 
 def differences(case, answer):

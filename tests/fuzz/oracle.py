@@ -46,7 +46,10 @@ def _cases(number: int, config: dict[str, Any], plan: Plan) -> list[Case]:
     if kind != "dbrx":  # transformers 5 forgets the theta in attn_config, which ropext reads
         cases.append(Case(kind, f"base of plan {number}", config, before, thetas))
     if not any(label.startswith("theta ") for label in after):  # named after what is changed
-        cases.append(Case(kind, f"plan {number} by-parts", plan.config, after, new_thetas))
+        case = Case(kind, f"plan {number} by-parts", plan.config, after, new_thetas)
+        cases.append(
+            replace(case, factor=plan.target / plan.model.scaled_sites[0].rope.original_context)
+        )
     return cases
 
 

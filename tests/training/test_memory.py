@@ -131,7 +131,7 @@ def test_a_run_that_memory_refuses_goes_on_where_the_user_says_so(
     options = Finetune(**RUN)
     with pytest.raises(InputError, match="--ignore-memory goes on"):
         run.dry_run(str(extended), str(stories), options)
-    planned = run.dry_run(str(extended), str(stories), replace(options, ignore_memory=True))
+    planned = run.dry_run(str(extended), str(stories), options.changed(ignore_memory=True))
     assert "may not be enough" in planned.tight
     assert planned.tight in showing.plan_text(planned)
     assert planned.to_json()["memory_warning"] == planned.tight
