@@ -12,12 +12,11 @@ from typing import Any
 
 from ropext import families, loaders, scaling
 from ropext.checkpoint import Snapshot, open_snapshot
-from ropext.checkpoint.jsontext import read_bytes
-from ropext.checkpoint.provenance import Record
-from ropext.checkpoint.records import read_record
+from ropext.checkpoint.provenance import Record, read_record
 from ropext.describing import scaled_by_config
 from ropext.errors import InputError, RopextError, UsageError
 from ropext.families import Model, Site
+from ropext.files import read_bytes
 from ropext.options.extend import Extend, parse_extend, resolve_target
 from ropext.planning import Plan, make_plan
 from ropext.rope import Spectrum

@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 
 from ropext.checkpoint import provenance
 from ropext.checkpoint.provenance import Record
-from ropext.checkpoint.transfer import open_to_readers
+from ropext.checkpoint.staging import open_to_readers
+from ropext.checkpoint.weights import weigh
 from ropext.errors import InputError, OutputExists, UsageError
 
 Model = TypeVar("Model")
@@ -219,7 +220,7 @@ def save(
         path.write_text(json.dumps(merged, indent=2) + "\n", encoding="utf-8")
         if record is not None:
             written = sorted(temporary.glob("*.safetensors"))
-            weights = {file.name: provenance.weigh(file) for file in written}
+            weights = {file.name: weigh(file) for file in written}
             provenance.write(replace(record, weights=weights), temporary)
         open_to_readers(temporary)
         temporary.chmod(0o755)

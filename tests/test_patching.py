@@ -8,7 +8,7 @@ import pytest
 
 import ropext
 from ropext import patching
-from ropext.checkpoint.records import read_record
+from ropext.checkpoint.provenance import read_record
 from ropext.errors import InputError, OutputExists, UsageError
 
 torch = pytest.importorskip("torch")

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ropext.checkpoint.jsontext import read_bytes
 from ropext.errors import InputError
+from ropext.files import read_bytes
 
 README = "README.md"
 README_LIMIT = 4 * 10**6  # bytes; a longer base card is left behind

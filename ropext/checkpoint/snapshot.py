@@ -9,8 +9,8 @@ from typing import Any
 
 from ropext import bundled
 from ropext.checkpoint import inventory
-from ropext.checkpoint.jsontext import INDEX_LIMIT, parse_object, read_bytes, read_object
 from ropext.errors import InputError, UsageError
+from ropext.files import INDEX_LIMIT, parse_object, read_bytes, read_object
 
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"

@@ -12,7 +12,7 @@ from ropext.cli.output import Out
 from ropext.errors import RopextError, Stopped, UsageError
 
 if TYPE_CHECKING:
-    from ropext.checkpoint.publishing import Pushed
+    from ropext.checkpoint.push import Pushed
 
 PushToHub = Annotated[
     str | None,
@@ -41,18 +41,18 @@ def wish(push_to_hub: str | None, public: bool) -> Push | None:
         if public:
             raise UsageError("--public needs --push-to-hub ORG/NAME")
         return None
-    from ropext.checkpoint import publishing
+    from ropext.checkpoint import push
 
-    publishing.ready(push_to_hub, "--push-to-hub")
+    push.ready(push_to_hub, "--push-to-hub")
     return Push(push_to_hub, private=not public)
 
 
 def upload(out: Out, directory: Path, wanted: Push) -> "Pushed":
     """Push a directory with what was measured of it."""
-    from ropext.checkpoint import publishing
+    from ropext.checkpoint import push
     from ropext.results.figures import figures
 
-    done = publishing.push(
+    done = push.push(
         directory,
         wanted.repository,
         wanted.private,

@@ -6,7 +6,7 @@ from typing import Any
 
 from ropext import scaling
 from ropext.checkpoint import open_snapshot
-from ropext.checkpoint.records import read_record
+from ropext.checkpoint.provenance import read_record
 from ropext.checkpoint.snapshot import Snapshot, with_weights
 from ropext.corpus import (
     Corpus,

@@ -8,13 +8,12 @@ from typing import Any
 
 from ropext import families
 from ropext.checkpoint import Snapshot, open_snapshot
-from ropext.checkpoint.jsontext import read_object
-from ropext.checkpoint.provenance import SAVED, TRAININGS, Record, SiteRecord
-from ropext.checkpoint.records import read_record
+from ropext.checkpoint.provenance import SAVED, TRAININGS, Record, SiteRecord, read_record
 from ropext.checkpoint.snapshot import with_weights
 from ropext.describing import READ_FROM, record_of_config, scaled_by_config
 from ropext.errors import InputError, RopextError, UnsupportedModel, UsageError
 from ropext.evaluation.pinning import PINNED
+from ropext.files import read_object
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
 from ropext.planning import make_plan

@@ -7,8 +7,8 @@ from typing import Any
 
 from ropext import proof
 from ropext.checkpoint import Snapshot, open_snapshot, provenance, with_weights
-from ropext.checkpoint.records import inherited_training
-from ropext.checkpoint.transfer import Link
+from ropext.checkpoint.provenance import inherited_training
+from ropext.checkpoint.staging import Link
 from ropext.checkpoint.writing import Written, check_writable, write_checkpoint
 from ropext.describing import card_of, record_of
 from ropext.looking import plan_of, read_text

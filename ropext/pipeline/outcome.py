@@ -13,13 +13,10 @@ from typing import Any
 
 from ropext.checkpoint import card, provenance
 from ropext.checkpoint.card import README
-from ropext.checkpoint.jsontext import read_object
-from ropext.checkpoint.provenance import digest
-from ropext.checkpoint.records import read_record
-from ropext.checkpoint.staging import check_output, recover, staged
-from ropext.checkpoint.transfer import copy_file, place
+from ropext.checkpoint.provenance import digest, read_record
+from ropext.checkpoint.staging import check_output, copy_file, place, recover, staged
 from ropext.errors import OutputExists
-from ropext.files import os_errors, read_json, write_json, write_text
+from ropext.files import os_errors, read_json, read_object, write_json, write_text
 from ropext.pipeline.job import REPORT
 from ropext.pipeline.stages import Stage
 from ropext.pipeline.steps import TUNED, Work

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
-from ropext.checkpoint.jsontext import dump
 from ropext.checkpoint.provenance import digest
 from ropext.checkpoint.staging import recover
-from ropext.files import write_bytes
+from ropext.files import dump, write_bytes
 from ropext.lengths import doubling_grid
 from ropext.looking import plan_of
 from ropext.narration import Say, Show

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ropext.checkpoint.jsontext import read_bytes
 from ropext.errors import InputError, UsageError
+from ropext.files import read_bytes
 from ropext.options.fields import Key
 from ropext.recipefile.tree import Branch, Many, Node, Scalar, parse
 

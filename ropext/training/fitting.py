@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropext import corpus
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
-from ropext.checkpoint.provenance import digest, weights_digest
-from ropext.checkpoint.records import read_record
+from ropext.checkpoint.provenance import digest, read_record, weights_digest
 from ropext.errors import UnsupportedModel, UsageError
 from ropext.evaluation import work
 from ropext.families import Model

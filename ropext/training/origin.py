@@ -5,8 +5,7 @@ from typing import Any
 
 from ropext import families
 from ropext.checkpoint import Snapshot, open_snapshot
-from ropext.checkpoint.provenance import Record, base_config
-from ropext.checkpoint.records import read_record
+from ropext.checkpoint.provenance import Record, base_config, read_record
 from ropext.describing import READ_FROM, record_of_config, scaled_by_config
 from ropext.errors import InputError, UnsupportedModel
 from ropext.families import Model

@@ -17,11 +17,10 @@ from ropext import looking, proof
 from ropext.bundled import MODELS
 from ropext.checkpoint import Snapshot, card, open_snapshot, provenance
 from ropext.checkpoint.card import README, Card, Table
-from ropext.checkpoint.jsontext import dump
 from ropext.checkpoint.provenance import NAME, Record
-from ropext.checkpoint.staging import check_space, staged
-from ropext.checkpoint.transfer import copy_file, place
-from ropext.files import os_errors
+from ropext.checkpoint.staging import check_space, copy_file, place, staged
+from ropext.checkpoint.weights import weigh
+from ropext.files import dump, os_errors
 from ropext.results.overlap import HASHES
 from ropext.training.origin import Origin
 
@@ -185,7 +184,7 @@ def _record(origin: Origin, directory: Path, story: Story) -> Record:
     names = sorted(path.name for path in directory.glob("*.safetensors"))
     return replace(
         record,
-        weights={name: provenance.weigh(directory / name) for name in names},
+        weights={name: weigh(directory / name) for name in names},
         versions=provenance.versions(),
         proof=proved.to_json(),
         more=dict(record.more)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from ropext import corpus
 from ropext.checkpoint import Snapshot
-from ropext.checkpoint.headers import read_header
 from ropext.checkpoint.provenance import digest, weights_digest
 from ropext.checkpoint.staging import check_output, recover
+from ropext.checkpoint.weights import read_header
 from ropext.corpus.splitting import REMEDY
 from ropext.errors import UsageError
 from ropext.evaluation import work

@@ -8,7 +8,7 @@ from checkpoints import LENGTHS, write_checkpoint, write_documents
 
 from ropext import pipeline
 from ropext.checkpoint import provenance
-from ropext.checkpoint.records import read_record
+from ropext.checkpoint.provenance import read_record
 from ropext.evaluation import Hooks, evaluate
 from ropext.training import run_finetune
 

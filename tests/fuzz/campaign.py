@@ -21,7 +21,7 @@ from fuzz import mutating, seeds
 
 from ropext import families, forms, looking, pipeline, verifying
 from ropext.checkpoint import open_snapshot
-from ropext.checkpoint.records import read_record
+from ropext.checkpoint.provenance import read_record
 from ropext.cli import output
 from ropext.errors import RopextError
 from ropext.planning import Plan

@@ -10,7 +10,7 @@ from configs import LLAMA
 from fuzz import seeds
 
 from ropext import families, forms, looking, pipeline, planning
-from ropext.checkpoint.records import read_record
+from ropext.checkpoint.provenance import read_record
 from ropext.cli.output import as_json, visible
 from ropext.errors import InputError, NotExpressible, RopextError, UsageError
 from ropext.options.extend import parse_extend
