@@ -77,9 +77,8 @@ def trainer(engine: str, model: Any, vocabulary: int, run: Run, folder: Path) ->
 
     from ropext.training import adapters
     from ropext.training import engine as ours
-    from ropext.training.collating import Collator
     from ropext.training.loss import use_sliced_loss
-    from ropext.training.sequences import Document, Full, Pose, Rows
+    from ropext.training.sequences import Collator, Document, Full, Pose, Rows
 
     options, settings = run.settings()
     if engine == ROPEXT:

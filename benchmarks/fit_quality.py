@@ -107,7 +107,7 @@ def closed_forms(
         except RopextError as error:
             told(f"{method}: {error}")
             continue
-        patching.patch(loaded, plan.config)
+        patching.apply_config(loaded, plan.config)
         found[method] = read(judge, loaded, method)
         told(f"{method}: far half {judge.loss(found[method][0]):.4f}")
     return base, found

@@ -14,8 +14,8 @@ from ropext.version import __version__
 
 if TYPE_CHECKING:
     from ropext.evaluation.session import evaluate
-    from ropext.looking import inspect, plan
-    from ropext.memory import patch, save
+    from ropext.inspecting import inspect, plan
+    from ropext.patching import patch, save
     from ropext.pipeline import extend, run
     from ropext.training import run_finetune as finetune
     from ropext.training import run_fit as fit
@@ -27,11 +27,11 @@ _PLACES = {
     "extend": "ropext.pipeline:extend",
     "finetune": "ropext.training:run_finetune",
     "fit": "ropext.training:run_fit",
-    "inspect": "ropext.looking:inspect",
-    "patch": "ropext.memory:patch",
-    "plan": "ropext.looking:plan",
+    "inspect": "ropext.inspecting:inspect",
+    "patch": "ropext.patching:patch",
+    "plan": "ropext.inspecting:plan",
     "run": "ropext.pipeline:run",
-    "save": "ropext.memory:save",
+    "save": "ropext.patching:save",
     "verify": "ropext.verifying:check_directory",
 }
 

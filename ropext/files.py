@@ -343,3 +343,13 @@ def _tagged(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_tagged(item) for item in value]
     return {"__float__": "Infinity"} if value == math.inf else value
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a shard name stays in its directory and is what it looks like."""
+    return (
+        name not in ("", ".", "..")
+        and len(name) < 256
+        and name.isprintable()
+        and not set(name) & {"/", "\\"}
+    )

@@ -15,7 +15,7 @@ from ropext.checkpoint.weights import Finding, WeightFile, compare_weights, cont
 from ropext.errors import InputError, ProofFailed, UsageError
 from ropext.families import Model
 from ropext.files import dump, read_object
-from ropext.looking import Served, read_again
+from ropext.inspecting import Served, read_again
 from ropext.proof import Expected
 
 

@@ -34,7 +34,7 @@ ABOVE_THE_LINE = (
     "planning",
     "checkpoint",
     "recipefile",
-    "describing",
+    "inspecting",
     "results",
     "report",
 )
@@ -44,8 +44,6 @@ BELOW_THE_LINE = (
     "proof",
     "endpoint",
     "patching",
-    "memory",
-    "looking",
     "verifying",
     "corpus",
     "evaluation",

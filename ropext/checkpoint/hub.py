@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
 
-from ropext.checkpoint import inventory
+from ropext.checkpoint import snapshot
 from ropext.errors import InputError
 
 # What the hub allows in a name; anything else is taken for a path.
 ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
 
-SMALL = [f"*{suffix}" for suffix in inventory.SMALL_SUFFIXES]
-IGNORED = [f"{folder}/*" for folder in inventory.FOLDERS_LEFT] + ["consolidated*", "params.json"]
+SMALL = [f"*{suffix}" for suffix in snapshot.SMALL_SUFFIXES]
+IGNORED = [f"{folder}/*" for folder in snapshot.FOLDERS_LEFT] + ["consolidated*", "params.json"]
 
 
 def is_id(model: str) -> bool:

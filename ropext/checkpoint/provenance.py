@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ropext.checkpoint.snapshot import Snapshot, is_plain_name
+from ropext.checkpoint.snapshot import Snapshot
 from ropext.checkpoint.weights import WeightFile, weigh
 from ropext.errors import InputError
-from ropext.files import dump, read_object
+from ropext.files import dump, is_plain_name, read_object
 from ropext.rope import Spectrum
 from ropext.version import __version__
 

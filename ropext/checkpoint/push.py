@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropext.checkpoint import card, inventory, provenance
+from ropext.checkpoint import card, provenance
 from ropext.checkpoint.hub import is_network, is_offline
-from ropext.checkpoint.snapshot import Snapshot, open_snapshot
+from ropext.checkpoint.snapshot import Snapshot, open_snapshot, take_inventory
 from ropext.errors import InputError, RopextError, Stopped, UsageError
 from ropext.narration import Say, silent
 
@@ -91,7 +91,7 @@ def files_of(snapshot: Snapshot) -> dict[str, Path]:
             found[name] = directory / name
     for folder in RECORD_FOLDERS:
         if (directory / folder).is_dir():
-            listed = inventory.take_inventory(directory / folder).sizes
+            listed = take_inventory(directory / folder).sizes
             found |= {f"{folder}/{name}": directory / folder / name for name in listed}
     return {name: path for name, path in sorted(found.items()) if not name.endswith(".log")}
 

@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from ropext.cli import options
-from ropext.cli.output import Out
-from ropext.cli.progress import Bar, interruptible
+from ropext.cli.output import Bar, Out, interruptible
 
 NAME = "demo"
 

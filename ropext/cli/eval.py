@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ropext.cli import options
-from ropext.cli.output import Out
-from ropext.cli.progress import Bar, interruptible
+from ropext.cli.output import Bar, Out, interruptible
 from ropext.options.evaluate import Evaluate
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ropext import pipeline
-from ropext.cli import options, plan, pushing, run
+from ropext.cli import options, plan, run
 from ropext.cli.output import Out
+from ropext.cli.push import Public, PushToHub, result, wish
 from ropext.errors import UsageError
 from ropext.options.extend import Extend
 from ropext.planning import require_help
@@ -59,8 +60,8 @@ def command(
     dry_run: DryRun = False,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
-    push_to_hub: pushing.PushToHub = None,
-    public: pushing.Public = False,
+    push_to_hub: PushToHub = None,
+    public: Public = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -68,7 +69,7 @@ def command(
     out = Out(as_json, quiet)
     if output is None and not dry_run:
         raise UsageError("say where to: -o OUT (or --dry-run to see the plan)")
-    push = pushing.wish(push_to_hub, public)
+    push = wish(push_to_hub, public)
     top = {"model": model, "revision": revision, "trust_remote_code": trust_remote_code}
     later = {"fit": fit, "finetune": given.get("finetune"), "evaluate": evaluate}
     if words or any(later.values()):
@@ -92,7 +93,7 @@ def command(
         say=out.say,
         **common,
     )
-    pushing.result(out, text.extended(done), done.to_json(), done.output, push)
+    result(out, text.extended(done), done.to_json(), done.output, push)
 
 
 def _job(

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from ropext.cli import options as shared
-from ropext.cli import pushing
+from ropext.cli import push
 from ropext.cli.output import Out
 from ropext.errors import UsageError
 from ropext.options.training import Fit
@@ -27,8 +27,8 @@ def command(
     force: shared.BeginAnew = False,
     dry_run: DryRun = False,
     revision: shared.Revision = None,
-    push_to_hub: pushing.PushToHub = None,
-    public: pushing.Public = False,
+    push_to_hub: push.PushToHub = None,
+    public: push.Public = False,
     as_json: shared.Json = False,
     quiet: shared.Quiet = False,
 ) -> None:
@@ -39,7 +39,7 @@ def command(
     out = Out(as_json, quiet)
     if output is None and not dry_run:
         raise UsageError("say where to: -o OUT (or --dry-run to see the settings)")
-    wanted = pushing.wish(push_to_hub, public)
+    wanted = push.wish(push_to_hub, public)
     if output is None or dry_run:
         planned = training.plan_fit(model, data, output, revision=revision, force=force, **given)
         if run.is_main():
@@ -56,4 +56,4 @@ def command(
         **given,
     )
     if done is not None:
-        pushing.result(out, fit_showing.result_text(done), done.to_json(), done.output, wanted)
+        push.result(out, fit_showing.result_text(done), done.to_json(), done.output, wanted)

@@ -45,7 +45,7 @@ def command(
     quiet: options.Quiet = False,
 ) -> None:
     """Show what an extension would do. On an extended directory: how to serve it."""
-    from ropext import looking
+    from ropext import inspecting
 
     out = Out(as_json, quiet)
     if measure is not None:
@@ -55,13 +55,13 @@ def command(
         name = flag(next(iter(reading), "trust_remote_code"))
         raise UsageError(f"{name} says how documents are read; it goes with --measure DATA")
     if not given and plot is None:
-        served = looking.serving(model, revision=revision)
+        served = inspecting.serving(model, revision=revision)
         if served is not None:
             from ropext.report import text
 
             out.result(text.served(served), served.to_json())
             return
-    show(out, looking.plan(model, revision=revision, **given), plot)
+    show(out, inspecting.plan(model, revision=revision, **given), plot)
 
 
 def show(out: Out, plan: "Plan", plot: Path | None = None) -> None:
@@ -84,7 +84,7 @@ def _measure(
     trust_remote_code: bool,
 ) -> None:
     """The ranking, then the plan of the method that was named, else of the one to take."""
-    from ropext.cli.progress import Bar, interruptible
+    from ropext.cli.output import Bar, interruptible
     from ropext.evaluation import Hooks
     from ropext.evaluation.ranking import measure
     from ropext.report import ranked, text

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ropext.cli import options, pushing
+from ropext.cli import options
 from ropext.cli.output import Out
+from ropext.cli.push import Public, Push, PushToHub, result, wish
 from ropext.errors import Stopped, UsageError
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ def command(
     only: Only = None,
     force: Force = False,
     dry_run: DryRun = False,
-    push_to_hub: pushing.PushToHub = None,
-    public: pushing.Public = False,
+    push_to_hub: PushToHub = None,
+    public: Public = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -66,7 +67,7 @@ def command(
     from ropext.pipeline import job
 
     asked = job.from_file(recipe, words or ())
-    push = pushing.wish(push_to_hub, public)
+    push = wish(push_to_hub, public)
     choice = {"begin": begin, "only": only, "force": force}
     do(Out(as_json, quiet), asked, output, push, dry_run=dry_run, **choice)
 
@@ -75,7 +76,7 @@ def do(
     out: Out,
     asked: "Job",
     output: Path | None,
-    push: pushing.Push | None,
+    push: Push | None,
     *,
     dry_run: bool = False,
     **choice: Any,
@@ -94,7 +95,7 @@ def do(
         estimating.raise_if_refused(found)
         return
     from ropext import pipeline
-    from ropext.cli.progress import Bar
+    from ropext.cli.output import Bar
 
     with _resumable(asked, output):
         show = Bar(out).show
@@ -104,7 +105,7 @@ def do(
     _summarise(done.folder / "report.md")
     if push is not None and done.is_whole:
         push = replace(push, runs=done.measured)
-        pushing.result(out, telling.ran_text(done), done.to_json(), done.output, push)
+        result(out, telling.ran_text(done), done.to_json(), done.output, push)
         return
     out.result(telling.ran_text(done), done.to_json())
     done.raise_if_failed()

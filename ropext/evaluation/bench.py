@@ -103,12 +103,12 @@ class Bench:
 
 @contextmanager
 def _computing(model: Any, config: Mapping[str, Any] | None) -> Iterator[None]:
-    from ropext.patching import patch, unpatch
+    from ropext.patching import apply_config, unpatch
 
     if config is None:
         yield
         return
-    patch(model, config)
+    apply_config(model, config)
     try:
         yield
     finally:

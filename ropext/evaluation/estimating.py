@@ -15,7 +15,7 @@ from ropext.evaluation.setting import Setting, settle
 from ropext.evaluation.variants import Lineup, Variant
 from ropext.evaluation.windows import hf_stride, short_windows, strided_windows
 from ropext.lengths import length_text
-from ropext.patching import patch, unpatch
+from ropext.patching import apply_config, unpatch
 from ropext.results.gates import Gate
 from ropext.results.perplexity import Frame
 
@@ -83,7 +83,7 @@ def _pass_lengths(setting: Setting, own: Variant, skeleton: Any) -> tuple[int, .
     frame, config = setting.prepared.frame, own.config or own.snapshot.config
     if skeleton is None or not any(f'"{kind}"' in json.dumps(config) for kind in LENGTH_DEPENDENT):
         return (frame.longest,)
-    patch(skeleton, config)
+    apply_config(skeleton, config)
     try:
         return pass_lengths(skeleton, asked_lengths(frame))
     finally:

@@ -20,7 +20,7 @@ from ropext.corpus import (
     read_documents,
     split_documents,
 )
-from ropext.corpus.splitting import REMEDY, WINDOWS
+from ropext.corpus.selection import REMEDY, WINDOWS
 from ropext.errors import UsageError
 from ropext.evaluation.variants import Lineup, trained_on
 from ropext.lengths import doubling_grid, length_text, lengths_text, tail_tokens

@@ -22,8 +22,8 @@ from ropext.errors import InputError, NotExpressible, RopextError, UnsupportedMo
 from ropext.evaluation import loading
 from ropext.evaluation.bench import Bench, base_tokens, frame_of, set_up
 from ropext.evaluation.session import SILENT, Hooks
+from ropext.inspecting import read_text
 from ropext.lengths import length_text
-from ropext.looking import read_text
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import KNOBS, Extend, parse_extend
 from ropext.planning import Plan, make_plan

@@ -1,6 +1,5 @@
 """What each loader and version makes of a rope config: a table, as data, and its lookups."""
 
-from ropext.loaders.kinds import kind_of, kinds_of
 from ropext.loaders.serving import Serving, serving_lines
 from ropext.loaders.table import (
     KINDS,
@@ -8,6 +7,8 @@ from ropext.loaders.table import (
     Reader,
     Reading,
     exact_in,
+    kind_of,
+    kinds_of,
     nearest_exact,
     parse_for,
     readers,

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from ropext.forms import Params
-from ropext.loaders.kinds import kinds_of
-from ropext.loaders.table import Reading, readings
+from ropext.loaders.table import Reading, kinds_of, readings
 
 
 @dataclass(frozen=True)

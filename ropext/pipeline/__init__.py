@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ropext.pipeline.extending import Extended, extend, plan_extend
-    from ropext.pipeline.ran import Ran
+    from ropext.pipeline.outcome import Ran
     from ropext.pipeline.running import run
 
 _HOMES = {
     "Extended": "ropext.pipeline.extending",
     "extend": "ropext.pipeline.extending",
     "plan_extend": "ropext.pipeline.extending",
-    "Ran": "ropext.pipeline.ran",
+    "Ran": "ropext.pipeline.outcome",
     "run": "ropext.pipeline.running",
 }
 

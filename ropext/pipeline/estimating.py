@@ -18,8 +18,7 @@ from ropext.narration import Say, silent
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.pipeline.extending import write_extension
 from ropext.pipeline.job import PLAN, REPORT, Job
-from ropext.pipeline.outcome import report_stage
-from ropext.pipeline.ran import Choice
+from ropext.pipeline.outcome import Choice, report_stage
 from ropext.pipeline.running import Run, is_done, require
 from ropext.pipeline.steps import LABELS, Work
 from ropext.report.text import size

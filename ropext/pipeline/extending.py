@@ -10,8 +10,7 @@ from ropext.checkpoint import Snapshot, open_snapshot, provenance, with_weights
 from ropext.checkpoint.provenance import inherited_training
 from ropext.checkpoint.staging import Link
 from ropext.checkpoint.writing import Written, check_writable, write_checkpoint
-from ropext.describing import card_of, record_of
-from ropext.looking import plan_of, read_text
+from ropext.inspecting import card_of, plan_of, read_text, record_of
 from ropext.narration import Say, silent
 from ropext.options.extend import parse_extend
 from ropext.planning import Plan, require_help

@@ -12,7 +12,7 @@ from typing import Any
 from ropext import bundled, recipefile
 from ropext.corpus.sources import READERS
 from ropext.errors import InputError, RopextError, UsageError
-from ropext.looking import read_text
+from ropext.inspecting import read_text
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend, Reach, parse_extend
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, Key

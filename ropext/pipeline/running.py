@@ -1,17 +1,9 @@
-"""A whole run, from a recipe to the finished checkpoint: in order, skipping what is done.
-
-OUT/              the finished checkpoint (a grid: OUT/CELL)
-OUT.run/          recipe.yaml, run.json (resolved, versions, command), log.txt (the time stamps)
-  stages/         a record of each stage
-  extended/ …     the checkpoints, weights hard-linked to one another
-  evaluation/     as `ropext eval -o` writes it
-  report.html, report.md
-  cells/CELL/     in a grid all of this for each cell; report.html is then the comparison
-"""
+"""The end of a grid: its finished cells side by side, as `ropext compare` shows them."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +11,42 @@ from ropext.checkpoint import open_snapshot, provenance, with_weights
 from ropext.checkpoint.staging import check_apart
 from ropext.errors import RopextError, UsageError
 from ropext.evaluation.work import processes, wait_for
-from ropext.files import write_text
+from ropext.files import read_json, write_json, write_text
 from ropext.narration import Say, Show, silent, unseen
 from ropext.options.fields import EVALUATE
-from ropext.pipeline import comparing, job, outcome, stages
+from ropext.pipeline import job, outcome, stages
 from ropext.pipeline.job import REPORT, STAGES, Job
-from ropext.pipeline.outcome import Evidence
-from ropext.pipeline.ran import CellRan, Choice, Ran
+from ropext.pipeline.outcome import CellRan, Choice, Evidence, Ran
 from ropext.pipeline.stages import Hashes, Stage
-from ropext.pipeline.steps import EVALUATION, Work
+from ropext.pipeline.steps import EVALUATION, READ_ALWAYS, Work
+from ropext.report import compared as side_by_side
+from ropext.results import rundir
 from ropext.workdir import MANIFEST, Flat, Ledger, Piece, Workdir
+
+
+def compare(works: Sequence[Work], folder: Path, again: bool) -> dict[str, Any]:
+    """comparison.json, report.md and report.html of the grid; the base is the reference. What is
+    there of these very evaluations is read back, unless it is to be made again."""
+    runs = {work.cell.name: rundir.read_run(work.evaluation) for work in works}
+    keys = {work.cell.name: [work.final, runs[work.cell.name].key] for work in works}
+    kept = folder / "comparison.json"
+    if not again and kept.is_file() and (folder / "report.html").is_file():
+        found: dict[str, Any] = read_json(kept)
+        if found.get("cells") == keys:
+            return found
+    first, spectra = next(iter(runs.values())), dict[str, Sequence[float]]()
+    everyone = {label: own for label, own in first.contenders.items() if label in READ_ALWAYS}
+    for work in works:
+        name, run = work.cell.name, runs[work.cell.name]
+        everyone[name] = replace(run.contenders[work.final], label=name)
+        if inv_freq := run.results["variants"][work.final].get("inv_freq"):
+            spectra[name] = inv_freq
+    compared = side_by_side.compare(everyone)
+    compared.write(folder, runs, spectra)
+    data = {"cells": keys} | compared.to_json()
+    write_json(kept, data)
+    return data
+
 
 LOG, RECIPE = "log.txt", "recipe.yaml"
 DONE, SKIPPED = "done", "skipped"
@@ -259,7 +277,7 @@ class Run:
         evaluated = [work for work in works if (work.evaluation / "results.json").is_file()]
         if self.rank != 0 or self.choice.only not in (None, REPORT) or len(evaluated) < 2:
             return None
-        return comparing.compare(evaluated, self.folder, self.choice.again(REPORT))
+        return compare(evaluated, self.folder, self.choice.again(REPORT))
 
     def _keep_recipe(self) -> None:
         """The file as it is, beside the manifest; the other processes wait for that."""

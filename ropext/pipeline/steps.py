@@ -11,8 +11,8 @@ from ropext.checkpoint import Snapshot, open_snapshot, with_weights
 from ropext.checkpoint.provenance import digest
 from ropext.checkpoint.staging import recover
 from ropext.files import dump, write_bytes
+from ropext.inspecting import plan_of
 from ropext.lengths import doubling_grid
-from ropext.looking import plan_of
 from ropext.narration import Say, Show
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT

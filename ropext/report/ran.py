@@ -8,7 +8,7 @@ from ropext.report.text import table
 
 if TYPE_CHECKING:
     from ropext.pipeline import Ran
-    from ropext.pipeline.ran import CellRan
+    from ropext.pipeline.outcome import CellRan
 
 
 def ran_text(done: "Ran") -> str:

@@ -4,14 +4,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ropext.describing import scaled_by_config
 from ropext.families import ABSENT, Edit, Model, Site
-from ropext.families.typed import named
+from ropext.families.config import named
+from ropext.inspecting import scaled_by_config
 from ropext.rope import phase_ratio, turns
 
 if TYPE_CHECKING:
+    from ropext.inspecting import Served
     from ropext.loaders import Reading, Serving
-    from ropext.looking import Served
     from ropext.pipeline import Extended
     from ropext.planning import Plan
     from ropext.verifying import Verification

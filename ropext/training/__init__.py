@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ropext.narration import Say, silent
 
 if TYPE_CHECKING:
-    from ropext.training.fitted import Fitted
+    from ropext.training.fit_writing import Fitted
     from ropext.training.fitting import PlannedFit
     from ropext.training.run import Finetuned, Planned
 

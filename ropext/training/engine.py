@@ -17,10 +17,9 @@ from ropext.errors import Stopped
 from ropext.evaluation.forward import NanInLogits
 from ropext.narration import Pace, Say
 from ropext.options.training import Finetune
-from ropext.training.collating import Collator
 from ropext.training.defaults import Settings, micro_rows
 from ropext.training.interrupts import Signals
-from ropext.training.sequences import Row
+from ropext.training.sequences import Collator, Row
 from ropext.training.sharing import WAITING, from_first, keep_float32, readers
 
 TAIL = "eval_tail_nll"  # under this name in Trainer's log and its trackers

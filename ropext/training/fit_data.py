@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ropext import corpus
-from ropext.corpus.splitting import REMEDY
+from ropext.corpus.selection import REMEDY
 from ropext.errors import InputError, UsageError
 from ropext.lengths import length_text
 from ropext.options.training import Fit

@@ -13,7 +13,7 @@ from ropext.errors import Stopped
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.loading import memory_errors
 from ropext.narration import Say, told
-from ropext.patching import patch, unpatch
+from ropext.patching import apply_config, unpatch
 from ropext.planning import Plan, make_plan
 from ropext.results.readings import Reading
 from ropext.results.retrieval import ItemScore
@@ -29,11 +29,11 @@ from ropext.training import (
 )
 from ropext.training.engine import History, Job, LossNotFinite
 from ropext.training.fit_judging import Steps, Verdict, keep_scores, kept_scores, read_long
-from ropext.training.fitted import BASE, FITTED, START, Fitted
+from ropext.training.fit_writing import BASE, FITTED, START, Fitted
 from ropext.training.fitting import PlannedFit, engine_options
 from ropext.training.interrupts import Pause, pausing
 from ropext.training.learner import Learner, LeftGuards
-from ropext.training.probes import why_not_sliced
+from ropext.training.loss import why_not_sliced
 from ropext.training.run import is_main
 from ropext.training.session import writing_errors
 
@@ -119,7 +119,7 @@ class FitSession:
             found = evaluating.kept(folder, method)
             if found is None:
                 self.say(f"reading them by {method}")
-                patch(model, plan.config)
+                apply_config(model, plan.config)
                 found = read_long(judge, model, method, pause)
                 self._keep(folder, found)
             self.closed[method] = found
@@ -132,7 +132,7 @@ class FitSession:
         unpatch(model)
         self._ask(BASE, model, judge.near, pause)
         self._without_answers()
-        patch(model, self.prepared.starts[start].config)
+        apply_config(model, self.prepared.starts[start].config)
         self._ask(START, model, self.judge.far, pause)
         return base, start
 
@@ -168,7 +168,7 @@ class FitSession:
         scorer = self.judge.judge.scorer(model)
 
         def apply(knobs: Mapping[str, Any]) -> None:
-            patch(model, self._plan(space.method, dict(knobs)).config)
+            apply_config(model, self._plan(space.method, dict(knobs)).config)
 
         self.trials = search.run(searching.measuring(scorer, apply, passages, pause))
         self._note(search.summary())
@@ -186,7 +186,7 @@ class FitSession:
         prepared = self.prepared
         plan = prepared.starts[start]
         space = spectrum.space_of(prepared.within, plan.main, plan.target, prepared.ceiling)
-        patch(model, self._plan_of(space).config)
+        apply_config(model, self._plan_of(space).config)
         reason = why_not_sliced(model)
         if reason is not None:
             self._note(f"the loss needs whole logits: {reason}")
@@ -272,7 +272,7 @@ class FitSession:
         space = self._space_method(start)
         plan = self._plan(space.method, self.steps.knobs(step))
         # Once more, by stock arithmetic from the config that is written.
-        patch(model, plan.config)
+        apply_config(model, plan.config)
         what = "setting" if self.planned.search else "step"
         self.say(f"reading them by the spectrum of {what} {step}, as its config says")
         try:

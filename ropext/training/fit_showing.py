@@ -18,7 +18,7 @@ from ropext.training.showing import aligned, overlap_lines, settings_lines
 
 if TYPE_CHECKING:
     from ropext.training.fit_judging import FitJudge
-    from ropext.training.fitted import Fitted
+    from ropext.training.fit_writing import Fitted
     from ropext.training.fitting import PlannedFit
 
 BESIDE = ("pi", "ntk", "yarn")  # closed forms that a fit is shown beside

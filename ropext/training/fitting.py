@@ -32,7 +32,7 @@ from ropext.training.run import (
 from ropext.training.searching import DOCUMENTS, most_tokens
 
 if TYPE_CHECKING:
-    from ropext.training.fitted import Fitted
+    from ropext.training.fit_writing import Fitted
 
 # Measured on the bundled model (docs/fitting.md): the peak of a cosine after a short warm-up.
 LEARNING_RATE = 0.02

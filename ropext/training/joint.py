@@ -16,10 +16,10 @@ from ropext import proof
 from ropext.checkpoint import provenance
 from ropext.checkpoint.provenance import Record
 from ropext.checkpoint.writing import write_checkpoint
-from ropext.describing import card_of, record_of
 from ropext.errors import UnsupportedModel
+from ropext.inspecting import card_of, record_of
 from ropext.options.extend import Extend
-from ropext.patching import patch
+from ropext.patching import apply_config
 from ropext.planning import Plan, make_plan
 from ropext.training import spectrum
 from ropext.training.origin import Origin, open_origin
@@ -85,7 +85,7 @@ def _plan(origin: Origin, factors: tuple[float, ...], attention: float) -> Plan:
 def begin(model: Any, origin: Origin, rate: float) -> Moving:
     """Make the spectrum of a loaded model move, before PEFT wraps it."""
     plan = start_plan(origin)
-    patch(model, plan.config)
+    apply_config(model, plan.config)
     space = spectrum.EveryPair(plan.main, CEILING * plan.factor, gain=RATE / rate)
     spectrum.make_live(model, plan.sites, plan.target, space)
     return Moving(space, plan)

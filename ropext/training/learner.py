@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 from ropext.errors import Stopped
-from ropext.training.collating import IGNORED
 from ropext.training.loss import head_loss, shift
+from ropext.training.sequences import IGNORED
 from ropext.training.spectrum import Space
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ropext import looking, proof
+from ropext import inspecting, proof
 from ropext.bundled import MODELS
 from ropext.checkpoint import Snapshot, card, open_snapshot, provenance
 from ropext.checkpoint.card import README, Card, Table
@@ -195,7 +195,7 @@ def _record(origin: Origin, directory: Path, story: Story) -> Record:
 def _write_card(origin: Origin, directory: Path, story: Story, title: str) -> None:
     record = origin.record
     # Under its title: a command in a card tells nobody where the directory lies.
-    served = looking.read_again(replace(open_snapshot(str(directory)), name=title))
+    served = inspecting.read_again(replace(open_snapshot(str(directory)), name=title))
     name = str(record.base.get("name", ""))
     base = str(record.base.get("hub_id") or (name if name in MODELS else Path(name).name))
     rows = tuple((r.loader, r.versions, r.verdict, r.flag or r.why) for r in served.readings)

@@ -14,7 +14,7 @@ from ropext.checkpoint import Snapshot
 from ropext.checkpoint.provenance import digest, weights_digest
 from ropext.checkpoint.staging import check_output, recover
 from ropext.checkpoint.weights import read_header
-from ropext.corpus.splitting import REMEDY
+from ropext.corpus.selection import REMEDY
 from ropext.errors import UsageError
 from ropext.evaluation import work
 from ropext.narration import Say, silent
@@ -22,8 +22,7 @@ from ropext.options.training import Finetune
 from ropext.results.overlap import Overlap, Trained, as_json, overlap, trained_in
 from ropext.training import data as training_data
 from ropext.training import defaults, sharing
-from ropext.training.asking import Questions
-from ropext.training.data import LARGEST_SHARE, Data
+from ropext.training.data import LARGEST_SHARE, Data, Questions
 from ropext.training.defaults import Settings
 from ropext.training.estimates import Estimate
 from ropext.training.origin import Origin, open_origin

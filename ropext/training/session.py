@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from ropext.describing import READ_FROM
 from ropext.errors import InputError, Stopped
 from ropext.evaluation.loading import memory_errors
+from ropext.inspecting import READ_FROM
 from ropext.narration import Say, told
-from ropext.patching import patch
+from ropext.patching import apply_config
 from ropext.results.overlap import as_json
 from ropext.results.readings import Reading
 from ropext.results.values import Value
@@ -25,8 +25,8 @@ from ropext.training import (
     evaluating,
     joint,
     loading,
+    loss,
     outcome,
-    probes,
     sharing,
     showing,
 )
@@ -137,7 +137,7 @@ class Session:
             with torch.inference_mode():
                 model = self._load().eval()
                 found[UNTUNED] = self.judge.read_long(model, UNTUNED, pause)
-                patch(model, self.origin.base_config())
+                apply_config(model, self.origin.base_config())
                 found[BASE] = self.judge.read_short(model, BASE, pause)
             for reading in found.values():
                 if reading is not None:
@@ -149,7 +149,7 @@ class Session:
     ) -> History:
         model = self._load()
         if label == CONTROL:
-            patch(model, self.origin.base_config())
+            apply_config(model, self.origin.base_config())
         elif self.options.strategy == "pose":
             self._check_chunks(model)
         reason = use_sliced_loss(model)
@@ -189,8 +189,8 @@ class Session:
         return history
 
     def _check_chunks(self, model: Any) -> None:
-        jump = self.origin.target - probes.PROBE
-        if not sharing.by_first(lambda: probes.chunks_are_joined(model, jump)):
+        jump = self.origin.target - loss.PROBE
+        if not sharing.by_first(lambda: loss.chunks_are_joined(model, jump)):
             raise InputError(
                 "--strategy pose: in this model's attention the second chunk of a row sees nothing "
                 "of the first, so it would learn nothing; use --strategy full"
@@ -244,7 +244,7 @@ class Session:
             readings[TUNED] = self.judge.read_long(model, TUNED, pause)
             if control is not None:
                 model = self._with_adapter(control)
-                patch(model, self.origin.base_config())
+                apply_config(model, self.origin.base_config())
                 readings[CONTROL] = self.judge.read_short(model, CONTROL, pause)
         base = readings[BASE]
         return {label: self.judge.values(own, base) for label, own in readings.items()}

@@ -19,7 +19,7 @@ from typing import Any
 
 from fuzz import mutating, seeds
 
-from ropext import families, forms, looking, pipeline, verifying
+from ropext import families, forms, inspecting, pipeline, verifying
 from ropext.checkpoint import open_snapshot
 from ropext.checkpoint.provenance import read_record
 from ropext.cli import output
@@ -196,12 +196,12 @@ def run(item: Input, room: Path, tally: Tally) -> str:
 
 def _steps(item: Input, directory: Path, room: Path, tally: Tally) -> str:
     _inspect(directory)
-    served = attempt(looking.serving, str(directory))
-    if isinstance(served, looking.Served):
+    served = attempt(inspecting.serving, str(directory))
+    if isinstance(served, inspecting.Served):
         check_json(served.to_json())
         check_text(text.served(served))
     _check_files(directory)
-    made = attempt(looking.plan, str(directory), **item.options)
+    made = attempt(inspecting.plan, str(directory), **item.options)
     if isinstance(made, RopextError):
         tally.sentences[_shape(str(made))] += 1
         outcome = f"refused ({type(made).__name__})"
@@ -232,8 +232,8 @@ def _shape(sentence: str) -> str:
 
 
 def _inspect(directory: Path) -> None:
-    seen = attempt(looking.inspect, str(directory))
-    if isinstance(seen, looking.Inspection):
+    seen = attempt(inspecting.inspect, str(directory))
+    if isinstance(seen, inspecting.Inspection):
         check_json(seen.to_json())
         check_text(text.inspection(seen.name, seen.model, seen.limits, seen.target))
 

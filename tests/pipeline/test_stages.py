@@ -9,8 +9,7 @@ import pytest
 from ropext import pipeline
 from ropext.errors import GateFailed, InputError, OutputExists, Stopped, UsageError
 from ropext.pipeline import stages
-from ropext.pipeline.outcome import Evidence
-from ropext.pipeline.ran import CellRan, Ran
+from ropext.pipeline.outcome import CellRan, Evidence, Ran
 from ropext.results.gates import Outcome
 from ropext.workdir import Ledger
 

@@ -88,7 +88,7 @@ PRELOADED = (
     *(
         "ropext.cli.app",
         "ropext.pipeline.running",
-        "ropext.pipeline.comparing",
+        "ropext.pipeline.running",
         "ropext.report.ran",
     ),
 )

@@ -6,8 +6,8 @@ import pytest
 from ropext.errors import UsageError
 from ropext.options.training import Finetune
 from ropext.tasks import mkey, repetition
-from ropext.tasks.words import NOUNS
-from ropext.training.asking import Questions
+from ropext.tasks.item import NOUNS
+from ropext.training.data import Questions
 from ropext.training.sequences import Document, Full, Pieces, Pose, Rows
 
 

@@ -5,9 +5,8 @@ import pytest
 import torch
 from tiny_llama import SHAPE, VOCABULARY, new_llama
 
-from ropext.training import loss, probes
-from ropext.training.collating import Collator
-from ropext.training.sequences import Document, Pose, Row, Rows
+from ropext.training import loss
+from ropext.training.sequences import Collator, Document, Pose, Row, Rows
 
 
 def gradients(model, **inputs):
@@ -112,10 +111,10 @@ def test_the_second_chunk_of_a_pose_row_sees_the_first(attention):
 
 def test_the_probe_tells_joined_chunks_from_isolated_ones():
     model = new_llama()
-    assert probes.chunks_are_joined(model, 100)
+    assert loss.chunks_are_joined(model, 100)
     forward = model.forward
     model.forward = lambda attention_mask=None, **inputs: forward(**inputs)
-    assert not probes.chunks_are_joined(model, 100)
+    assert not loss.chunks_are_joined(model, 100)
 
 
 def test_the_collator_pads_at_the_end_and_masks_the_padding():
