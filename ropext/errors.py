@@ -59,3 +59,8 @@ class Stopped(RopextError):
     """Interrupted, out of memory, or a server lost: what was finished is kept."""
 
     exit_code = 4
+
+
+class Interrupted(Stopped):
+    """Ctrl-C, or SIGTERM, where the sentence says what is kept; where nothing is, it stays the
+    KeyboardInterrupt that it is everywhere in Python."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ropext.checkpoint import card, provenance
 from ropext.checkpoint.hub import is_network, is_offline
 from ropext.checkpoint.snapshot import Snapshot, open_snapshot, take_inventory
-from ropext.errors import InputError, RopextError, Stopped, UsageError
+from ropext.errors import InputError, Interrupted, RopextError, Stopped, UsageError
 from ropext.narration import Say, silent
 
 if TYPE_CHECKING:
@@ -275,8 +275,8 @@ def _sentences(repository: str) -> Iterator[None]:
         if told is None:
             raise
         raise told from None
-    except BaseException:  # an interrupt, under whichever name the caller's handler raises it
-        raise Stopped(
+    except KeyboardInterrupt:
+        raise Interrupted(
             f"interrupted; {repository} is as it was, and what was uploaded is not sent again by "
             "the same command"
         ) from None

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ropext.cli import options
-from ropext.cli.output import Bar, Out, interruptible
+from ropext.cli.output import Bar, Out, stoppable
 
 NAME = "demo"
 
@@ -31,7 +31,7 @@ def command(
 
     out = Out(as_json, quiet)
     chosen = steps.steps(finetune=not no_finetune, far=far)
-    with interruptible() as stop:
+    with stoppable() as stop:
         hooks = running.Hooks(out.say, Bar(out).show, stop)
         done = running.run(chosen, output, hooks)
     shown = telling.show(done, output)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ropext.cli import options
-from ropext.cli.output import Bar, Out, interruptible
+from ropext.cli.output import Bar, Out, stoppable
 from ropext.options.evaluate import Evaluate
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def command(
             out.say(f"warning: {warning}")
         out.result(_estimate_text(estimate), estimate.to_json())
         return
-    with interruptible() as stop:
+    with stoppable() as stop:
         hooks = Hooks(say=out.say, show=Bar(out).show, stop=stop)
         done = evaluate(
             model, output, **common, force=force, command=sys.argv, hooks=hooks, **given

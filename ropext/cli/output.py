@@ -3,17 +3,15 @@
 import json
 import math
 import os
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ropext.errors import InputError
-from ropext.narration import Clock, Pace, told
+from ropext.narration import Clock, Pace, interruptible, told
 
 if TYPE_CHECKING:
     from ropext.rope import Rope, Spectrum
@@ -101,25 +99,6 @@ def fail(sentence: str) -> None:
     sys.stderr.flush()
 
 
-@contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C asks for a stop at the next unit of work; a second one ends now."""
-    asked: list[bool] = []
-
-    def on_interrupt(signum: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        fail("interrupted; stopping after the piece in hand (Ctrl-C again ends at once)")
-        asked.append(True)
-
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        yield lambda: bool(asked)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 class Bar:
     """Progress with the time that is left: on one line of a terminal, elsewhere in sentences."""
 
@@ -139,3 +118,10 @@ class Bar:
         text = f"{100 * done / max(total, 1):3.0f} %  about {left or '0 s'} left  {what}"
         sys.stderr.write(f"\r\x1b[2K{text[:100]}" + ("\n" if finished else ""))
         sys.stderr.flush()
+
+
+def stoppable() -> AbstractContextManager[Callable[[], bool]]:
+    """Answer Ctrl-C while something runs that is asked after each of its pieces."""
+    return interruptible(
+        fail, "interrupted; stopping after the piece in hand (Ctrl-C again ends at once)"
+    )

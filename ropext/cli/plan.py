@@ -84,12 +84,12 @@ def _measure(
     trust_remote_code: bool,
 ) -> None:
     """The ranking, then the plan of the method that was named, else of the one to take."""
-    from ropext.cli.output import Bar, interruptible
+    from ropext.cli.output import Bar, stoppable
     from ropext.evaluation import Hooks
     from ropext.evaluation.ranking import measure
     from ropext.report import ranked, text
 
-    with interruptible() as stop:
+    with stoppable() as stop:
         found = measure(
             model,
             data,

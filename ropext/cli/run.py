@@ -13,7 +13,7 @@ import typer
 from ropext.cli import options
 from ropext.cli.output import Out
 from ropext.cli.push import Public, Push, PushToHub, result, wish
-from ropext.errors import Stopped, UsageError
+from ropext.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
     from ropext.pipeline.job import Job
@@ -122,17 +122,16 @@ def _summarise(report: Path) -> None:
 @contextmanager
 def _resumable(asked: "Job", output: Path | None) -> Iterator[None]:
     """An interrupt with a finished stage behind it is told with what goes on from there."""
-    from ropext.cli.app import Interrupted
     from ropext.pipeline.stages import any_finished
     from ropext.workdir import beside
 
     try:
         yield
-    except (Interrupted, KeyboardInterrupt):
+    except KeyboardInterrupt:
         folder = beside(Path(output or asked.output or ""))
         if not any_finished(folder):
             raise
-        raise Stopped(
+        raise Interrupted(
             f"interrupted; finished stages are kept in {folder}: the same command goes on from "
             "there"
         ) from None

@@ -5,14 +5,14 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ropext.errors import Stopped
+from ropext.errors import Interrupted
 from ropext.evaluation.reading import Unit, complete
 from ropext.narration import Show
 
 POLL_SECONDS = 0.2
 
 
-class NothingKept(Stopped):
+class NothingKept(Interrupted):
     """An interrupt before anything was finished, or with no directory to keep it in."""
 
     exit_code = 130
@@ -71,12 +71,12 @@ class Worker:
                 self.finished += 1
                 self.progress.add(unit.tokens, unit.what)
 
-    def stopped(self) -> Stopped:
+    def stopped(self) -> Interrupted:
         """The error of an interrupt, with what was kept."""
         kept = self.finished + self.resumed
         if self.kept_in is None or not kept:
             return NothingKept("interrupted; nothing was kept (-o RUN keeps what is finished)")
-        return Stopped(
+        return Interrupted(
             f"interrupted; {kept} finished pieces are kept in {self.kept_in}: run the same command "
             "again to go on from there"
         )

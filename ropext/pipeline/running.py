@@ -9,7 +9,7 @@ from typing import Any
 
 from ropext.checkpoint import open_snapshot, provenance, with_weights
 from ropext.checkpoint.staging import check_apart
-from ropext.errors import RopextError, UsageError
+from ropext.errors import Interrupted, RopextError, UsageError
 from ropext.evaluation.work import processes, wait_for
 from ropext.files import read_json, write_json, write_text
 from ropext.narration import Say, Show, silent, unseen
@@ -205,9 +205,10 @@ class Run:
         """In a grid a cell's error is told and kept; alone it is the run's."""
         try:
             yield
+        except Interrupted:
+            raise  # the end of the run, not of a cell
         except RopextError as error:
-            # An interrupt is the end of the run, not of a cell.
-            if not work.cell.name or str(error).startswith("interrupted"):
+            if not work.cell.name:
                 raise
             failed[work.cell.name] = str(error)
             say(f"{work.cell.name} failed: {error}")

@@ -12,12 +12,11 @@ from ropext.evaluation.bench import Bench, set_up
 from ropext.evaluation.forward import TokenNll, TokenScorer
 from ropext.evaluation.session import Hooks
 from ropext.lengths import tail_tokens
-from ropext.narration import unseen
+from ropext.narration import Show, unseen
 from ropext.results import rundir
 from ropext.results.perplexity import Frame, text_values
 from ropext.results.readings import Documents, Reading
 from ropext.results.values import Bootstrap, Value
-from ropext.training.interrupts import Pause
 
 
 @dataclass(frozen=True)
@@ -27,18 +26,18 @@ class Judge:
     documents: tuple[corpus.Document, ...]
     frame: Frame
 
-    def read_long(self, model: Any, label: str, pause: Pause = unseen) -> Reading:
+    def read_long(self, model: Any, label: str, pause: Show = unseen) -> Reading:
         """Through windows of the target's length."""
         return self._bench(model, pause).whole(label, None)
 
-    def read_short(self, model: Any, label: str, pause: Pause = unseen) -> Reading:
+    def read_short(self, model: Any, label: str, pause: Show = unseen) -> Reading:
         """Through the short window."""
         return self._bench(model, pause).short_window(label)
 
     def scorer(self, model: Any) -> TokenScorer:
         return self._bench(model).scorer
 
-    def _bench(self, model: Any, pause: Pause = unseen) -> Bench:
+    def _bench(self, model: Any, pause: Show = unseen) -> Bench:
         documents = [own.ids for own in self.documents]
         return set_up(model, documents, self.frame, hooks=Hooks(show=pause))
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from ropext.checkpoint.staging import check_output
-from ropext.errors import Stopped
+from ropext.errors import Interrupted
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.loading import memory_errors
-from ropext.narration import Say, told
+from ropext.narration import Say, Show, pausing, told
 from ropext.patching import apply_config, unpatch
 from ropext.planning import Plan, make_plan
 from ropext.results.readings import Reading
@@ -31,7 +31,6 @@ from ropext.training.engine import History, Job, LossNotFinite
 from ropext.training.fit_judging import Steps, Verdict, keep_scores, kept_scores, read_long
 from ropext.training.fit_writing import BASE, FITTED, START, Fitted
 from ropext.training.fitting import PlannedFit, engine_options
-from ropext.training.interrupts import Pause, pausing
 from ropext.training.learner import Learner, LeftGuards
 from ropext.training.loss import why_not_sliced
 from ropext.training.run import is_main
@@ -83,7 +82,7 @@ class FitSession:
             with memory_errors(OUT_OF_MEMORY), writing_errors(self.folder):
                 found = self._found()
         except KeyboardInterrupt:
-            raise Stopped(
+            raise Interrupted(
                 f"interrupted; what is finished is kept in {self.folder}, and the same command "
                 "goes on from there"
             ) from None
@@ -105,7 +104,7 @@ class FitSession:
         with pausing(self.say, self.show) as pause:
             return base, start, *self._decide(model, start, history, pause), history
 
-    def _before(self, model: Any, pause: Pause) -> tuple[Reading, str]:
+    def _before(self, model: Any, pause: Show) -> tuple[Reading, str]:
         """The base through its short window, every start, and the best of these."""
         judge, folder = self.judge, self.folder / "readings"
         count = len(judge.judge.documents)
@@ -148,7 +147,7 @@ class FitSession:
         )
         return space.outside()
 
-    def _ask(self, label: str, model: Any, items: Sequence[Any], pause: Pause) -> None:
+    def _ask(self, label: str, model: Any, items: Sequence[Any], pause: Show) -> None:
         path = self.folder / "readings" / f"{label}-items.json"
         found = kept_scores(path)
         if found is None:
@@ -160,7 +159,7 @@ class FitSession:
                 keep_scores(path, found)
         self.scores[label] = found
 
-    def _search(self, model: Any, start: str, pause: Pause) -> History:
+    def _search(self, model: Any, start: str, pause: Show) -> History:
         """Try knobs on the documents to fit on; the best of them is judged as a step would be."""
         space, file = self._space_method(start), self.folder / "trials.json"
         passages = searching.passages(self.prepared.documents.fitted, self.prepared.plan.target)
@@ -259,7 +258,7 @@ class FitSession:
         return evaluate
 
     def _decide(
-        self, model: Any, start: str, history: History, pause: Pause
+        self, model: Any, start: str, history: History, pause: Show
     ) -> tuple[Verdict, Reading | None, Plan]:
         """The lowest step, if it beats the start surely and loses no retrieval."""
         judge, before = self.judge, self.closed[start]
@@ -360,9 +359,7 @@ class FitSession:
         self.say("writing, and proving what stock transformers builds from it")
         try:
             fit_writing.write(done, extras, self.command, force=self.force)
-        except Exception:
-            raise
-        except BaseException as error:  # an interrupt, under whichever name it is raised
-            raise Stopped(
+        except KeyboardInterrupt as error:
+            raise Interrupted(
                 f"interrupted; the fit is kept in {self.folder}, and the same command writes it"
             ) from error

@@ -19,9 +19,8 @@ from ropext.errors import InputError
 from ropext.evaluation.forward import Ids, NanInLogits, TokenScorer
 from ropext.evaluation.reading import read_pass
 from ropext.files import write_text
-from ropext.narration import Say
+from ropext.narration import Say, Show
 from ropext.results.values import Bootstrap, Floats, Value
-from ropext.training.interrupts import Pause
 from ropext.training.sequences import Document, Flags
 from ropext.training.spectrum import Space
 
@@ -92,7 +91,7 @@ def passages(documents: Sequence[Document], target: int) -> Passages:
 
 
 def measuring(
-    scorer: TokenScorer, apply: Callable[[Knobs], None], own: Passages, pause: Pause
+    scorer: TokenScorer, apply: Callable[[Knobs], None], own: Passages, pause: Show
 ) -> Measure:
     """Reads all passages by a model that `apply` makes compute with some knobs."""
 

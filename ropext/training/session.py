@@ -2,7 +2,6 @@
 
 import gc
 import re
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,10 +10,10 @@ from typing import Any, NoReturn
 
 import torch
 
-from ropext.errors import InputError, Stopped
+from ropext.errors import InputError, Interrupted, Stopped
 from ropext.evaluation.loading import memory_errors
 from ropext.inspecting import READ_FROM
-from ropext.narration import Say, told
+from ropext.narration import Say, Show, pausing, told
 from ropext.patching import apply_config
 from ropext.results.overlap import as_json
 from ropext.results.readings import Reading
@@ -32,7 +31,6 @@ from ropext.training import (
 )
 from ropext.training.engine import History, Job
 from ropext.training.evaluating import Judge
-from ropext.training.interrupts import Pause, pausing
 from ropext.training.loss import use_sliced_loss
 from ropext.training.run import Finetuned, Planned, is_main
 from ropext.training.sequences import Pieces, Row
@@ -94,7 +92,7 @@ class Session:
         return self._result(history, numbers, control)
 
     @contextmanager
-    def _readings(self) -> Iterator[Pause]:
+    def _readings(self) -> Iterator[Show]:
         """An interrupt while documents are read stops after the one in hand."""
         try:
             with pausing(self.say, self.show) as pause:
@@ -106,9 +104,8 @@ class Session:
         """An interrupt outside of the training; where nothing is kept yet, the caller's to tell."""
         done = engine.last_checkpoint(self.folder / TUNED)
         if done is None:
-            signal.raise_signal(signal.SIGINT)  # to the handler that was there before ours
-            raise KeyboardInterrupt
-        raise Stopped(
+            raise
+        raise Interrupted(
             f"interrupted; the training so far is kept ({done}), and the same command goes on "
             "from there"
         )
@@ -126,7 +123,7 @@ class Session:
         torch.manual_seed(self.options.seed)
         return loading.load(self.origin.snapshot, self.options)
 
-    def _before(self, pause: Pause) -> dict[str, Reading]:
+    def _before(self, pause: Show) -> dict[str, Reading]:
         """The base through its short window, and the extended model before it is trained."""
         if self.judge is None or not is_main():
             return {}
@@ -233,7 +230,7 @@ class Session:
         history: History,
         control: History | None,
         before: dict[str, Reading],
-        pause: Pause,
+        pause: Show,
     ) -> dict[str, dict[str, Value]]:
         """The table: what each model reads at the target, on the same tokens."""
         if self.judge is None:
@@ -271,9 +268,7 @@ class Session:
                 force=self.force,
                 link=self.options.link,
             )
-        except Exception:
-            raise
-        except BaseException:  # an interrupt, under whichever name the caller's handler raises it
+        except KeyboardInterrupt:
             self._stop()
 
     def _trackers_files(self) -> dict[str, bytes]:

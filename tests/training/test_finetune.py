@@ -237,7 +237,7 @@ def test_the_cards_two_lines_load_the_adapter_from_another_directory(tuned, tmp_
 
 KILLED = """
 import os, signal, sys
-from ropext.training import engine, interrupts, run_finetune
+from ropext.training import engine, run_finetune
 step = engine._Trainer.training_step
 def dies(self, *args, **kwargs):
     if self.state.global_step == 5:
