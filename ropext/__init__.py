@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from ropext.evaluation.session import evaluate
     from ropext.inspecting import inspect, plan
     from ropext.patching import patch, save
-    from ropext.pipeline import extend, run
+    from ropext.pipeline.extending import extend
+    from ropext.pipeline.running import run
     from ropext.training import run_finetune as finetune
     from ropext.training import run_fit as fit
     from ropext.verifying import check_directory as verify
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
 # Imported on first use: `import ropext` costs nothing, and planning never loads torch.
 _PLACES = {
     "evaluate": "ropext.evaluation.session:evaluate",
-    "extend": "ropext.pipeline:extend",
+    "extend": "ropext.pipeline.extending:extend",
     "finetune": "ropext.training:run_finetune",
     "fit": "ropext.training:run_fit",
     "inspect": "ropext.inspecting:inspect",
     "patch": "ropext.patching:patch",
     "plan": "ropext.inspecting:plan",
-    "run": "ropext.pipeline:run",
+    "run": "ropext.pipeline.running:run",
     "save": "ropext.patching:save",
     "verify": "ropext.verifying:check_directory",
 }

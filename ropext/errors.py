@@ -30,10 +30,6 @@ class UnsupportedModel(RopextError):
     """The model is recognised, and what it would take to extend it is said."""
 
 
-class AlreadyScaled(RopextError):
-    """The model is scaled already in a way that can be neither composed nor replaced."""
-
-
 class NotExpressible(RopextError):
     """No stock config carries the wanted spectrum exactly (in the loaders that were named), or it
     is the one that the model has."""

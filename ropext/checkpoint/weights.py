@@ -115,12 +115,6 @@ def read_header(path: Path) -> Header:
     return Header(path, size, raw)
 
 
-def header_digest(path: Path) -> tuple[int, str]:
-    """(size in bytes, SHA-256 of the 8-byte length and the header)."""
-    header = read_header(path)
-    return header.size, header.digest
-
-
 def content_digest(path: Path) -> str:
     """SHA-256 over the whole file, read in chunks."""
     with open(open_regular(path), "rb") as file:

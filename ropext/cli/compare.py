@@ -8,8 +8,6 @@ import typer
 from ropext.cli import options
 from ropext.cli.output import Out
 
-NAME = "compare"
-
 Runs = Annotated[
     list[str],
     typer.Argument(metavar="RUN...", help="run directories of ropext eval; RUN:VARIANT names one"),

@@ -8,8 +8,6 @@ import typer
 from ropext.cli import options
 from ropext.cli.output import Bar, Out, stoppable
 
-NAME = "demo"
-
 Output = Annotated[
     Path, typer.Option("--output", "-o", metavar="DIR", help="directory that keeps it all")
 ]

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ropext.evaluation import Evaluation
     from ropext.results.gates import Gate, Outcome
 
-NAME = "eval"
-
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="RUN", help="directory that keeps it all")
 ]

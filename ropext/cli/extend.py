@@ -6,19 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ropext import pipeline
 from ropext.cli import options, plan, run
 from ropext.cli.output import Out
 from ropext.cli.push import Public, PushToHub, result, wish
 from ropext.errors import UsageError
 from ropext.options.extend import Extend
+from ropext.pipeline import extending
 from ropext.planning import require_help
 from ropext.report import text
 
 if TYPE_CHECKING:
     from ropext.pipeline.job import Job
-
-NAME = "extend"
 
 Words = Annotated[
     list[str] | None,
@@ -79,11 +77,11 @@ def command(
         return
     common = {"revision": revision, "link": link, "force": force, **given}
     if output is None or dry_run:
-        made = pipeline.plan_extend(model, output, **common)
+        made = extending.plan_extend(model, output, **common)
         plan.show(out, made)
         require_help(made)  # as the run would, which shows no plan
         return
-    done = pipeline.extend(
+    done = extending.extend(
         model,
         output,
         prove=not no_verify,

@@ -10,8 +10,6 @@ from ropext.cli.output import Out
 from ropext.errors import UsageError
 from ropext.options.training import Finetune
 
-NAME = "finetune"
-
 Directory = Annotated[
     str, typer.Argument(metavar="DIR", help="an extended checkpoint: a directory or a hub id")
 ]

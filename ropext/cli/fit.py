@@ -11,8 +11,6 @@ from ropext.cli.output import Out
 from ropext.errors import UsageError
 from ropext.options.training import Fit
 
-NAME = "fit"
-
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="show settings, sources, tokens, memory; fit nothing")
 ]

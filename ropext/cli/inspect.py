@@ -9,8 +9,6 @@ from ropext.cli import options
 from ropext.cli.output import Out
 from ropext.options.extend import Reach
 
-NAME = "inspect"
-
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="draw the spectrum")]
 
 

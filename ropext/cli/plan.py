@@ -15,8 +15,6 @@ from ropext.options.fields import flag
 if TYPE_CHECKING:
     from ropext.planning import Plan
 
-NAME = "plan"
-
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE.png", help="draw the spectra of all methods")
 ]

@@ -103,8 +103,6 @@ def sentence(done: "Pushed") -> str:
     return f"pushed to {done.url} ({kind}): {len(done.files)} files, {size:,.1f} MB{figures}"
 
 
-NAME = "push"
-
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="a finished output of ropext")]
 Repository = Annotated[
     str, typer.Argument(metavar="ORG/NAME", help="the repository; made where it does not exist")

@@ -18,8 +18,6 @@ from ropext.errors import Interrupted, UsageError
 if TYPE_CHECKING:
     from ropext.pipeline.job import Job
 
-NAME = "run"
-
 RecipeArg = Annotated[
     str,
     typer.Argument(
@@ -94,12 +92,12 @@ def do(
         out.result(telling.estimate_text(found), found)
         estimating.raise_if_refused(found)
         return
-    from ropext import pipeline
     from ropext.cli.output import Bar
+    from ropext.pipeline.running import run
 
     with _resumable(asked, output):
         show = Bar(out).show
-        done = pipeline.run(asked, output, command=sys.argv, say=out.say, show=show, **choice)
+        done = run(asked, output, command=sys.argv, say=out.say, show=show, **choice)
     if processes()[0] != 0:
         return
     _summarise(done.folder / "report.md")

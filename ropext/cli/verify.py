@@ -9,8 +9,6 @@ from ropext.cli import options
 from ropext.cli.output import Out
 from ropext.errors import ProofFailed, UsageError
 
-NAME = "verify"
-
 Directory = Annotated[
     str, typer.Argument(metavar="DIR", help="a checkpoint: a directory or a hub id")
 ]

@@ -10,8 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from ropext.corpus.encoding import CUT_MARGIN, Document, DocumentEncoder
-from ropext.corpus.fingerprints import joined
+from ropext.corpus.encoding import CUT_MARGIN, Document, DocumentEncoder, joined
 from ropext.corpus.sources import RawDocument
 from ropext.errors import InputError
 from ropext.lengths import length_text

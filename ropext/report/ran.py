@@ -7,8 +7,7 @@ from ropext.report import measured
 from ropext.report.text import table
 
 if TYPE_CHECKING:
-    from ropext.pipeline import Ran
-    from ropext.pipeline.outcome import CellRan
+    from ropext.pipeline.outcome import CellRan, Ran
 
 
 def ran_text(done: "Ran") -> str:

@@ -12,7 +12,7 @@ from ropext.rope import phase_ratio, turns
 if TYPE_CHECKING:
     from ropext.inspecting import Served
     from ropext.loaders import Reading, Serving
-    from ropext.pipeline import Extended
+    from ropext.pipeline.extending import Extended
     from ropext.planning import Plan
     from ropext.verifying import Verification
 

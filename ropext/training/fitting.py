@@ -12,6 +12,7 @@ from ropext.checkpoint import Snapshot, open_snapshot, with_weights
 from ropext.checkpoint.provenance import digest, read_record, weights_digest
 from ropext.errors import UnsupportedModel, UsageError
 from ropext.evaluation import work
+from ropext.evaluation.loading import silenced
 from ropext.families import Model
 from ropext.narration import Say, silent
 from ropext.options.training import Finetune, Fit
@@ -26,7 +27,6 @@ from ropext.training.fit_judging import FitJudge, few, judge_of
 from ropext.training.fit_starts import check_geometry, choose_starts
 from ropext.training.run import (
     is_main,
-    quiet_libraries,
     workdir_of,
 )
 from ropext.training.searching import DOCUMENTS, most_tokens
@@ -342,7 +342,7 @@ def fit(
     command: Sequence[str] = (),
 ) -> "Fitted | None":
     """Everything, from the last checkpoint on where the same fit was interrupted."""
-    with quiet_libraries():
+    with silenced():
         prepared = prepare(model, source, options, revision)
         if not is_main():
             say = silent
@@ -363,7 +363,7 @@ def dry_run(
     force: bool = False,
 ) -> PlannedFit:
     """All but the training; what it would refuse is refused."""
-    with quiet_libraries():
+    with silenced():
         prepared = prepare(model, source, options, revision)
         if output is not None:
             workdir_of(prepared, "fit", output, force).check(force)

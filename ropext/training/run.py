@@ -1,9 +1,7 @@
 """The order of a fine-tuning: read, estimate, measure, train, (control,) measure again, write."""
 
 import os
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +15,7 @@ from ropext.checkpoint.weights import read_header
 from ropext.corpus.selection import REMEDY
 from ropext.errors import UsageError
 from ropext.evaluation import work
+from ropext.evaluation.loading import silenced
 from ropext.narration import Say, silent
 from ropext.options.training import Finetune
 from ropext.results.overlap import Overlap, Trained, as_json, overlap, trained_in
@@ -202,7 +201,7 @@ def finetune(
     force: bool = False,
 ) -> Finetuned:
     """Everything, from the last checkpoint on where the same run was interrupted."""
-    with quiet_libraries():
+    with silenced():
         prepared = prepare(model, source, options)
         prepared.check()
         if not is_main():
@@ -219,7 +218,7 @@ def dry_run(
     model: str, source: str, options: Finetune, output: Path | None = None, force: bool = False
 ) -> Planned:
     """All but the training; what it would refuse is refused."""
-    with quiet_libraries():
+    with silenced():
         prepared = prepare(model, source, options)
         prepared.check()
         if output is not None:
@@ -242,24 +241,6 @@ def workdir_of(
         release(place.folder, output)
     check_output(output, force=force, inputs=[prepared.snapshot.directory])
     return place
-
-
-@contextmanager
-def quiet_libraries() -> Iterator[None]:
-    """No bars and no advice from transformers between our own sentences; errors stay."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-            yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def prepare(model: str, source: str, options: Finetune) -> Prepared:

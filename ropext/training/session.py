@@ -22,7 +22,7 @@ from ropext.training import (
     adapters,
     engine,
     evaluating,
-    joint,
+    learner,
     loading,
     loss,
     outcome,
@@ -154,7 +154,7 @@ class Session:
             self._note(f"the loss needs whole logits: {reason}")
         moving = None
         if self.options.train_spectrum and label == TUNED:
-            moving = joint.begin(model, self.origin, self.prepared.settings.learning_rate.value)
+            moving = learner.begin(model, self.origin, self.prepared.settings.learning_rate.value)
         torch.manual_seed(self.options.seed)
         joined = adapters.add_adapter(model, self.options, self.prepared.settings)
         if moving is not None:
@@ -199,8 +199,8 @@ class Session:
             raise Stopped("no checkpoint was kept")
         rate = self.prepared.settings.learning_rate.value
         self.say("writing the base with its trained spectrum, and proving it")
-        settled = joint.settle(self.origin, history.checkpoint, rate, self.folder / "spectrum")
-        self._note(joint.moved_text(self.origin, settled))
+        settled = learner.settle(self.origin, history.checkpoint, rate, self.folder / "spectrum")
+        self._note(learner.moved_text(self.origin, settled))
         self.origin = settled
 
     def _longest(self, label: str) -> int:

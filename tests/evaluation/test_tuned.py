@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from checkpoints import LENGTHS, write_checkpoint, write_documents
 
-from ropext import pipeline
+import ropext
 from ropext.checkpoint import provenance
 from ropext.checkpoint.provenance import read_record
 from ropext.evaluation import Hooks, evaluate
@@ -21,7 +21,7 @@ def place(tmp_path_factory):
     write_checkpoint(path / "model")
     write_documents(path / "docs.jsonl")
     write_documents(path / "training.jsonl", count=16, seed=3)
-    pipeline.extend(str(path / "model"), path / "extended", method="yarn", factor=4.0, prove=False)
+    ropext.extend(str(path / "model"), path / "extended", method="yarn", factor=4.0, prove=False)
     return path
 
 

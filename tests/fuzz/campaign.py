@@ -19,7 +19,8 @@ from typing import Any
 
 from fuzz import mutating, seeds
 
-from ropext import families, forms, inspecting, pipeline, verifying
+import ropext
+from ropext import families, forms, inspecting, verifying
 from ropext.checkpoint import open_snapshot
 from ropext.checkpoint.provenance import read_record
 from ropext.cli import output
@@ -212,7 +213,7 @@ def _steps(item: Input, directory: Path, room: Path, tally: Tally) -> str:
             tally.planned.append((json.loads(item.data), made))
     if item.extend:
         options = {"prove": False, "hash_weights": True} | item.options
-        done = attempt(pipeline.extend, str(directory), room / "out", **options)
+        done = attempt(ropext.extend, str(directory), room / "out", **options)
         if isinstance(done, RopextError):
             if (room / "out").exists():
                 raise Broken("a failed extend left an output")

@@ -9,7 +9,8 @@ import pytest
 from configs import LLAMA
 from fuzz import seeds
 
-from ropext import families, forms, inspecting, pipeline, planning
+import ropext
+from ropext import families, forms, inspecting, planning
 from ropext.checkpoint.provenance import read_record
 from ropext.cli.output import as_json, visible
 from ropext.errors import InputError, NotExpressible, RopextError, UsageError
@@ -64,7 +65,7 @@ def test_a_terminal_is_shown_no_control_character():
 def test_two_sets_of_factors_survive_the_record(checkpoint, tmp_path):
     factors = {"long_factor": [1.5] * 16, "short_factor": [1.1] * 16}
     (tmp_path / "factors.json").write_text(json.dumps(factors))
-    done = pipeline.extend(
+    done = ropext.extend(
         str(checkpoint),
         tmp_path / "out",
         prove=False,
@@ -145,7 +146,7 @@ def test_a_channel_that_never_turns_is_written_into_the_record(checkpoint, tmp_p
     """LFM3 turns half of its channels; composed, the others have factors of infinity."""
     text = next(c for c in seeds.rotary_configs() if c["model_type"] == "lfm3")
     (checkpoint / "config.json").write_text(json.dumps(text))
-    done = pipeline.extend(
+    done = ropext.extend(
         str(checkpoint), tmp_path / "out", prove=False, method="yarn", factor=4, even_so=True
     )
     assert math.inf in done.plan.main.params["long_factor"]
