@@ -1,4 +1,9 @@
-"""YAML as a tree in which every value has its line; nothing that runs, names or multiplies."""
+"""The text of a recipe, read strictly: plain YAML in which every value has its line.
+
+Tags (which name code), anchors and aliases (which multiply), merges and several documents are
+refused, and a value becomes what its key says, never what YAML guesses (`no` is a text where a text
+is wanted; 2e-4 is a number). What a section takes is told by a table of keys.
+"""
 
 import difflib
 import os

@@ -108,6 +108,26 @@ def test_every_room_has_its_place() -> None:
     assert not unknown, f"give {sorted(unknown)} a place in the order of rooms"
 
 
+def rooms_in_words() -> str:
+    """The rooms as CONTRIBUTING.md lists them, each with the first sentence that it says of
+    itself."""
+    lines = []
+    for room in ROOMS:
+        front = next((p for p in sources() if module_of(p) == f"ropext.{room}"), None)
+        said = ast.get_docstring(parsed(front)) if front else None
+        sentence = re.split(r"(?<=\.)\s", " ".join((said or "").split()))[0].rstrip(".")
+        if not room.startswith("__"):
+            lines.append(f"- `{room}`: {sentence}" if sentence else f"- `{room}`")
+    above = len(ABOVE_THE_LINE)
+    below = ["", "Below this line torch may be loaded:", "", *lines[above:]]
+    return "\n".join([*lines[:above], *below])
+
+
+def test_contributing_lists_the_rooms() -> None:
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text("utf-8")
+    assert rooms_in_words() in text, f"CONTRIBUTING.md wants this list:\n\n{rooms_in_words()}"
+
+
 def test_no_edge_points_upward() -> None:
     wrong = []
     for path in sources():

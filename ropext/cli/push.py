@@ -1,4 +1,4 @@
-"""`--push-to-hub` and `--public`, shared by every command that writes a checkpoint."""
+"""`ropext push DIR ORG/NAME`; and `--push-to-hub` of every command that writes a checkpoint."""
 
 import shlex
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""From embeddings and sizes to the whole description: reach, notes, obstacles, cache."""
+"""A config dict in, its rotary embeddings out."""
 
 import math
 from collections.abc import Mapping

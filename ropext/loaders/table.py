@@ -1,4 +1,8 @@
-"""Which kinds of rope dict there are: the rows of the loader table."""
+"""The loader table: lookups in table.json, which holds what was measured and nothing else.
+
+A cell says what one loader's version range makes of one kind of rope dict in one group of families.
+A family or a kind without a cell is "not measured"; nothing is inferred from a similar one.
+"""
 
 import difflib
 import json

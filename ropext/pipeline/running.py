@@ -1,4 +1,13 @@
-"""The end of a grid: its finished cells side by side, as `ropext compare` shows them."""
+"""A whole run, from a recipe to the finished checkpoint: in order, skipping what is done.
+
+OUT/              the finished checkpoint (a grid: OUT/CELL)
+OUT.run/          recipe.yaml, run.json (resolved, versions, command), log.txt (the time stamps)
+  stages/         a record of each stage
+  extended/ …     the checkpoints, weights hard-linked to one another
+  evaluation/     as `ropext eval -o` writes it
+  report.html, report.md
+  cells/CELL/     in a grid all of this for each cell; report.html is then the comparison
+"""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence

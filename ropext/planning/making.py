@@ -1,4 +1,4 @@
-"""What a user must know before relying on a plan."""
+"""The order in which a plan is made."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass

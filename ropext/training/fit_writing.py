@@ -1,4 +1,9 @@
-"""What a fit did."""
+"""What a fit leaves: an extended checkpoint as `extend` writes it, the factors, the evidence.
+
+OUT/                    the base's weights, the new config, record and card
+OUT/pair-factors.json   what --method longrope --pair-factors reads
+OUT/fit/                numbers.json, losses.json, pair-factors.png, positions.png
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,7 @@
-"""Questions asked of the very model that is to be trained, before it is."""
+"""Cross-entropy whose logits are never whole: the head and the loss run in slices of tokens.
+
+The whole logits of one 32k row at a vocabulary of 128k take 39 GiB in a bfloat16 training step.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

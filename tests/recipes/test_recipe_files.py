@@ -14,7 +14,8 @@ from ropext import bundled, inspecting
 from ropext.cli.app import build
 from ropext.cli.recipes import header
 from ropext.options import sections
-from ropext.pipeline import job, run
+from ropext.pipeline import job
+from ropext.pipeline.running import run
 from ropext.recipefile import Branch, Many, Scalar, parse
 
 ROOT = Path(__file__).parents[2]
