@@ -85,8 +85,8 @@ def judge_of(model: str, table: str, factor: float, packing: str) -> FitJudge:
     else:
         wanted = corpus.Wanted((plan.target,), given=True, max_documents=DOCUMENTS)
         documents = corpus.choose_documents(raw, encoder, wanted).documents
-    text = [fit_data.Document(own.ids) for own in documents]
-    questions = fit_data.Questions(encoder, text, plan.target, seed=100)
+    text = [fit_data.TrainingDocument(own.ids) for own in documents]
+    questions = fit_data.FitQuestions(encoder, text, plan.target, seed=100)
     items = questions.measured(plan.target, QUESTIONS)
     lengths = (plan.context, plan.target)
     return fit_judging.judge_of(documents, [], items, encoder.bos, lengths, 0)

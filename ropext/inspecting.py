@@ -203,10 +203,10 @@ def inspect(
     """What position scheme a model has, and what follows from it."""
     snapshot = open_snapshot(model, revision=revision)
     read = families.read(snapshot.config, context=context, original=original_context)
-    wish = Extend(factor=factor, target=target)
+    request = Extend(factor=factor, target=target)
     if factor is None and target is None:
-        wish = Extend(factor=4.0)
-    return Inspection(model, read, resolve_target(wish, read.context), _limits(snapshot))
+        request = Extend(factor=4.0)
+    return Inspection(model, read, resolve_target(request, read.context), _limits(snapshot))
 
 
 def _limits(snapshot: Snapshot) -> dict[str, Any]:
@@ -226,13 +226,13 @@ def plan(model: str, *, revision: str | None = None, **options: Any) -> Plan:
     return plan_of(snapshot, parse_extend(options, read_text), model)
 
 
-def plan_of(snapshot: Snapshot, wish: Extend, name: str) -> Plan:
+def plan_of(snapshot: Snapshot, request: Extend, name: str) -> Plan:
     """The plan; what a config of ropext's own leaves open of its lengths stands in its record."""
-    if wish.context is None and wish.original_context is None:
+    if request.context is None and request.original_context is None:
         asks = families.as_read(snapshot.config).asks_original
         record = read_record(snapshot.directory) if asks else None
-        wish = wish.changed(context=record.target) if record else wish
-    return make_plan(snapshot.config, wish, name)
+        request = request.changed(context=record.target) if record else request
+    return make_plan(snapshot.config, request, name)
 
 
 def read_text(path: str) -> str:
@@ -247,7 +247,7 @@ class Served:
     directory: str
     model: Model
     record: Record | None
-    readings: tuple[loaders.Reading, ...]
+    readings: tuple[loaders.LoaderReading, ...]
     serving: tuple[loaders.Serving, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -312,8 +312,10 @@ def _older_agrees(config: dict[str, Any], model: Model) -> bool:
 
 
 def _of_two_spellings(
-    plain: Iterable[loaders.Reading], modern: Iterable[loaders.Reading], older_agrees: bool
-) -> tuple[loaders.Reading, ...]:
+    plain: Iterable[loaders.LoaderReading],
+    modern: Iterable[loaders.LoaderReading],
+    older_agrees: bool,
+) -> tuple[loaders.LoaderReading, ...]:
     """Who reads what of two spellings that disagree.
 
     A loader to which rope_parameters alone (`modern`) says nothing goes by the older spelling; of

@@ -25,7 +25,7 @@ CHECKPOINT_FILES = ("config.json", "ropext.json")
 
 
 @dataclass
-class Stage:
+class Staged:
     """The temporary directory to write into; notes are for the user once it has its name."""
 
     directory: Path
@@ -113,7 +113,7 @@ def check_space(output: Path, needed: int) -> None:
 
 
 @contextmanager
-def staged(output: Path, *, force: bool = False, inputs: Iterable[Path] = ()) -> Iterator[Stage]:
+def staged(output: Path, *, force: bool = False, inputs: Iterable[Path] = ()) -> Iterator[Staged]:
     """Yield a directory to write into; it becomes `output` when the block ends without an error.
 
     After an error, or an interrupt, nothing is left behind.
@@ -128,7 +128,7 @@ def staged(output: Path, *, force: bool = False, inputs: Iterable[Path] = ()) ->
     try:
         with locked(real, output):
             check_output(output, force=force, inputs=inputs)  # again: now nobody else writes it
-            stage = Stage(real.parent / f".{real.name}.tmp-{os.getpid()}")
+            stage = Staged(real.parent / f".{real.name}.tmp-{os.getpid()}")
             try:
                 with os_errors(output):
                     stage.directory.mkdir()
@@ -218,7 +218,7 @@ def _finish_or_undo(real: Path) -> None:
         sync(real.parent)
 
 
-def _commit(stage: Stage, real: Path, output: Path, force: bool) -> None:
+def _commit(stage: Staged, real: Path, output: Path, force: bool) -> None:
     """Give the finished directory its name; with force, in three steps that recovery knows."""
     replacing = force and os.path.lexists(real)
     old = _old(real)

@@ -13,7 +13,7 @@ from ropext.checkpoint.snapshot import Snapshot, require_weights
 from ropext.checkpoint.staging import (
     LINKS,
     Link,
-    Stage,
+    Staged,
     check_output,
     check_space,
     copy_file,
@@ -122,7 +122,7 @@ def _bytes_to_copy(snapshot: Snapshot, link: Link, output: Path) -> int:
     return total
 
 
-def _carry(snapshot: Snapshot, stage: Stage, edits: Iterable[LengthEdit], link: Link) -> None:
+def _carry(snapshot: Snapshot, stage: Staged, edits: Iterable[LengthEdit], link: Link) -> None:
     """The base's files. Only weights are linked: an editor that writes into a linked text file in
     place would change the base too."""
     edited = {edit.file for edit in edits}

@@ -8,7 +8,7 @@ import typer
 
 from ropext.cli import options, plan, run
 from ropext.cli.output import Out
-from ropext.cli.push import Public, PushToHub, result, wish
+from ropext.cli.push import Public, PushToHub, asked_push, result
 from ropext.errors import UsageError
 from ropext.options.extend import Extend
 from ropext.pipeline import extending
@@ -16,7 +16,7 @@ from ropext.planning import require_help
 from ropext.report import text
 
 if TYPE_CHECKING:
-    from ropext.pipeline.job import Job
+    from ropext.pipeline.job import Recipe
 
 Words = Annotated[
     list[str] | None,
@@ -67,7 +67,7 @@ def command(
     out = Out(as_json, quiet)
     if output is None and not dry_run:
         raise UsageError("say where to: -o OUT (or --dry-run to see the plan)")
-    push = wish(push_to_hub, public)
+    push = asked_push(push_to_hub, public)
     top = {"model": model, "revision": revision, "trust_remote_code": trust_remote_code}
     later = {"fit": fit, "finetune": given.get("finetune"), "evaluate": evaluate}
     if words or any(later.values()):
@@ -99,7 +99,7 @@ def _job(
     extend: dict[str, Any],
     later: dict[str, str | None],
     words: Sequence[str],
-) -> "Job":
+) -> "Recipe":
     """The recipe of a command line with later steps."""
     from ropext.pipeline import job  # late: it needs the options of all steps
 

@@ -38,7 +38,7 @@ def command(
     out = Out(as_json, quiet)
     if output is None and not dry_run:
         raise UsageError("say where to: -o OUT (or --dry-run to see the settings)")
-    wanted = push.wish(push_to_hub, public)
+    wanted = push.asked_push(push_to_hub, public)
     if output is None or dry_run:
         planned = training.plan_finetune(directory, data, output, force=force, **given)
         if run.is_main():

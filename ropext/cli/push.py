@@ -36,7 +36,7 @@ class Push:
     force: bool = False
 
 
-def wish(push_to_hub: str | None, public: bool) -> Push | None:
+def asked_push(push_to_hub: str | None, public: bool) -> Push | None:
     """What the options ask for; what is missing for it is said before anything is computed."""
     if push_to_hub is None:
         if public:

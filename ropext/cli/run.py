@@ -12,11 +12,11 @@ import typer
 
 from ropext.cli import options
 from ropext.cli.output import Out
-from ropext.cli.push import Public, Push, PushToHub, result, wish
+from ropext.cli.push import Public, Push, PushToHub, asked_push, result
 from ropext.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
-    from ropext.pipeline.job import Job
+    from ropext.pipeline.job import Recipe
 
 RecipeArg = Annotated[
     str,
@@ -65,14 +65,14 @@ def command(
     from ropext.pipeline import job
 
     asked = job.from_file(recipe, words or ())
-    push = wish(push_to_hub, public)
+    push = asked_push(push_to_hub, public)
     choice = {"begin": begin, "only": only, "force": force}
     do(Out(as_json, quiet), asked, output, push, dry_run=dry_run, **choice)
 
 
 def do(
     out: Out,
-    asked: "Job",
+    asked: "Recipe",
     output: Path | None,
     push: Push | None,
     *,
@@ -118,7 +118,7 @@ def _summarise(report: Path) -> None:
 
 
 @contextmanager
-def _resumable(asked: "Job", output: Path | None) -> Iterator[None]:
+def _resumable(asked: "Recipe", output: Path | None) -> Iterator[None]:
     """An interrupt with a finished stage behind it is told with what goes on from there."""
     from ropext.pipeline.stages import any_finished
     from ropext.workdir import beside

@@ -3,9 +3,9 @@
 from ropext.loaders.serving import Serving, serving_lines
 from ropext.loaders.table import (
     KINDS,
-    Cell,
-    Reader,
-    Reading,
+    LoaderReading,
+    LoaderVersions,
+    TableCell,
     exact_in,
     kind_of,
     kinds_of,
@@ -18,10 +18,10 @@ from ropext.loaders.table import (
 
 __all__ = [
     "KINDS",
-    "Cell",
-    "Reader",
-    "Reading",
+    "LoaderReading",
+    "LoaderVersions",
     "Serving",
+    "TableCell",
     "exact_in",
     "kind_of",
     "kinds_of",

@@ -17,10 +17,10 @@ from ropext.errors import RopextError, UsageError
 from ropext.narration import Say, silent
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.pipeline.extending import write_extension
-from ropext.pipeline.job import PLAN, REPORT, Job
+from ropext.pipeline.job import PLAN, REPORT, Recipe
 from ropext.pipeline.outcome import Choice, report_stage
-from ropext.pipeline.running import Run, is_done, require
-from ropext.pipeline.steps import LABELS, Work
+from ropext.pipeline.running import WholeRun, is_done, require
+from ropext.pipeline.steps import LABELS, CellWork
 from ropext.report.text import size
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ SKIPPED: Estimate = {"what": "done before, skipped", "skipped": True}
 
 
 def estimate(
-    asked: Job,
+    asked: Recipe,
     output: Path | None,
     say: Say,
     *,
@@ -45,7 +45,7 @@ def estimate(
     choice, cells = Choice(begin, only), []
     with tempfile.TemporaryDirectory(prefix="ropext-estimate-") as room:
         place = Path(output or asked.output or Path(room, "OUT"))
-        works, failed = Run(asked, place, choice, force, say=say).ready()
+        works, failed = WholeRun(asked, place, choice, force, say=say).ready()
         for work in works:
             aside = replace(work, folder=Path(room) / (work.cell.name or "cell"))
             told = {
@@ -69,7 +69,7 @@ def raise_if_refused(found: Mapping[str, Any]) -> None:
         raise UsageError("; ".join(reasons))
 
 
-def _coming(work: Work, choice: Choice) -> dict[str, bool]:
+def _coming(work: CellWork, choice: Choice) -> dict[str, bool]:
     """The stages that are asked for, and whether each would be skipped."""
     found: dict[str, bool] = {}
     changed = False  # a checkpoint that later stages start from
@@ -84,8 +84,8 @@ def _coming(work: Work, choice: Choice) -> dict[str, bool]:
     return found
 
 
-def _stage(name: str, work: Work) -> Estimate:
-    counts: dict[str, Callable[[Work], Estimate]] = {
+def _stage(name: str, work: CellWork) -> Estimate:
+    counts: dict[str, Callable[[CellWork], Estimate]] = {
         PLAN: _plan,
         EXTEND: _extend,
         FIT: _fit,
@@ -99,7 +99,7 @@ def _stage(name: str, work: Work) -> Estimate:
         return {"what": "refused, see below", "refused": str(error)}
 
 
-def _plan(work: Work) -> Estimate:
+def _plan(work: CellWork) -> Estimate:
     plan = work.plan
     for warning in plan.warnings:
         work.say(f"warning: {warning}")
@@ -111,7 +111,7 @@ def _weights(snapshot: Snapshot) -> int:
     return sum(snapshot.files[name] for name in snapshot.weight_files)
 
 
-def _extend(work: Work) -> Estimate:
+def _extend(work: CellWork) -> Estimate:
     total, link = _weights(work.base), work.job.writing.link
     if not total and work.base.hub_id != work.base.name:
         with_weights(work.base)  # raises: they are nowhere
@@ -125,7 +125,7 @@ def _extend(work: Work) -> Estimate:
 NOT_HERE = {"what": "counted once the weights are here (hf download MODEL)"}
 
 
-def _extended(work: Work) -> Path:
+def _extended(work: CellWork) -> Path:
     """The extended checkpoint with linked weights."""
     place = work.checkpoint(EXTEND)
     if not place.is_dir():
@@ -153,7 +153,7 @@ def _training(found: "Planned | PlannedFit") -> Estimate:
     return {"what": what} | found.to_json()
 
 
-def _fit(work: Work) -> Estimate:
+def _fit(work: CellWork) -> Estimate:
     if not _weights(work.base):
         return NOT_HERE
     from ropext.training import plan_fit
@@ -162,7 +162,7 @@ def _fit(work: Work) -> Estimate:
     return _training(plan_fit(work.base.name, data, **work.job.fitting(work.cell)))
 
 
-def _finetune(work: Work) -> Estimate:
+def _finetune(work: CellWork) -> Estimate:
     if not _weights(work.base):
         return NOT_HERE
     from ropext.training import plan_finetune
@@ -173,7 +173,7 @@ def _finetune(work: Work) -> Estimate:
     return _training(plan_finetune(_extended(work), data, **given))
 
 
-def _evaluate(work: Work) -> Estimate:
+def _evaluate(work: CellWork) -> Estimate:
     if not _weights(work.base):
         return NOT_HERE
     from ropext.evaluation import estimate_evaluation

@@ -90,9 +90,9 @@ def plan_extend(
 
 
 def _planned(model: str, revision: str | None, options: Mapping[str, Any]) -> tuple[Snapshot, Plan]:
-    wish = parse_extend(options, read_text)
+    request = parse_extend(options, read_text)
     snapshot = open_snapshot(model, revision=revision)
-    return snapshot, plan_of(snapshot, wish, model)
+    return snapshot, plan_of(snapshot, request, model)
 
 
 def write_extension(

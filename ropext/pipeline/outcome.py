@@ -17,9 +17,9 @@ from ropext.checkpoint.provenance import digest, read_record
 from ropext.checkpoint.staging import check_output, copy_file, place, recover, staged
 from ropext.errors import GateFailed, OutputExists, Stopped, UsageError
 from ropext.files import os_errors, read_json, read_object, write_json, write_text
-from ropext.pipeline.job import REPORT, STAGES, Job
+from ropext.pipeline.job import REPORT, STAGES, Recipe
 from ropext.pipeline.stages import Stage
-from ropext.pipeline.steps import EVALUATION, TUNED, Work
+from ropext.pipeline.steps import EVALUATION, TUNED, CellWork
 from ropext.report import measured, page
 from ropext.results import contest, rundir
 from ropext.results.gates import Outcome
@@ -47,7 +47,7 @@ class Evidence:
         return all(gate.passed for gate in self.gates)
 
 
-def evidence_of(work: Work) -> Evidence:
+def evidence_of(work: CellWork) -> Evidence:
     """Read back from the run directory; a gate that names no variant is about the finished one."""
     if not (work.evaluation / "results.json").is_file():
         return Evidence(None, ())
@@ -55,7 +55,7 @@ def evidence_of(work: Work) -> Evidence:
     return Evidence(run.results, tuple(contest.judge(run, work.gates)))
 
 
-def report_stage(work: Work) -> Stage:
+def report_stage(work: CellWork) -> Stage:
     """The last stage of a cell."""
     page_path = work.folder / "report.html"
 
@@ -91,7 +91,7 @@ def report_stage(work: Work) -> Stage:
     return Stage(REPORT, inputs, look, do, clear)
 
 
-def check_free(work: Work) -> None:
+def check_free(work: CellWork) -> None:
     """An output that is there may be replaced with --force, or when this run wrote it."""
     if not os.path.lexists(work.output):
         return
@@ -107,7 +107,7 @@ def check_free(work: Work) -> None:
     check_output(work.output, force=True)
 
 
-def write_output(work: Work, found: Evidence) -> None:
+def write_output(work: CellWork, found: Evidence) -> None:
     """OUT, as a whole or not at all."""
     source = work.checkpoints[work.final]
     recover(work.output)
@@ -153,7 +153,7 @@ def _carry(source: Path, target: Path) -> None:
                 copy_file(file, copy)
 
 
-def section(work: Work, found: Evidence) -> dict[str, Any]:
+def section(work: CellWork, found: Evidence) -> dict[str, Any]:
     """What ropext.json says of the run: no time, no path but those that the recipe names."""
     stages = {}
     for name in work.job.stages:
@@ -200,7 +200,7 @@ def gate_line(gate: Outcome) -> str:
     return f"gate {'passed' if gate.passed else 'FAILED'}: {gate.gate} ({gate.reason})"
 
 
-def write_report(work: Work, found: Evidence) -> None:
+def write_report(work: CellWork, found: Evidence) -> None:
     """report.md and report.html of one cell; the pictures are those of its stages."""
     plan, verdicts = work.plan, [gate_line(gate) for gate in found.gates]
     tables, warnings = list[measured.Table](), list(plan.warnings)
@@ -230,7 +230,7 @@ def write_report(work: Work, found: Evidence) -> None:
     write_text(work.folder / "report.html", html)
 
 
-def _pictures(work: Work) -> dict[str, Path]:
+def _pictures(work: CellWork) -> dict[str, Path]:
     """Caption to file, what says most first."""
     plots = work.evaluation / "plots"
     found = {caption: plots / f"{name}.png" for name, caption in PLOTS.items()}
@@ -242,7 +242,7 @@ def _pictures(work: Work) -> dict[str, Path]:
     return {caption: file for caption, file in found.items() if file.is_file()}
 
 
-def _facts(work: Work) -> measured.Table:
+def _facts(work: CellWork) -> measured.Table:
     plan = work.plan
     record = read_object(work.checkpoints[work.final] / provenance.NAME)
     proved = record.get("proof")
@@ -258,7 +258,7 @@ def _facts(work: Work) -> measured.Table:
     return measured.Table("What was made", "config.json carries it", ("", ""), tuple(rows))
 
 
-def _training_table(work: Work) -> measured.Table | None:
+def _training_table(work: CellWork) -> measured.Table | None:
     if TUNED not in work.checkpoints:
         return None
     from ropext.training import showing
@@ -280,7 +280,7 @@ class Choice:
     begin: str | None = None
     only: str | None = None
 
-    def check(self, asked: Job) -> None:
+    def check(self, asked: Recipe) -> None:
         """Name a stage that the recipe has."""
         if self.begin and self.only:
             raise UsageError("--from and --only exclude each other; give one")

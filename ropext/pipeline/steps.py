@@ -17,7 +17,7 @@ from ropext.narration import Say, Show
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.pipeline.extending import write_extension
-from ropext.pipeline.job import PLAN, Cell, Job
+from ropext.pipeline.job import PLAN, Cell, Recipe
 from ropext.pipeline.stages import Hashes, Stage
 from ropext.planning import Plan, require_help
 from ropext.results.coming import Coming
@@ -35,10 +35,10 @@ UNDECIDING = ("device", "device_map", "report_to", "chunk", "slice_memory")
 
 
 @dataclass
-class Work:
+class CellWork:
     """One cell at work: where it keeps what, and what it has found out."""
 
-    job: Job
+    job: Recipe
     cell: Cell
     output: Path  # the finished checkpoint
     folder: Path  # everything else
@@ -184,12 +184,12 @@ class Work:
             write_bytes(path, dump(self.plan.to_json()))
 
         def inputs() -> Flat:
-            wish = {
+            request = {
                 key: value for key, value in dict(self.cell.extend()).items() if value is not None
             }
             return {
                 "config": digest(self.base.config),
-                **{f"extend.{k}": v for k, v in wish.items()},
+                **{f"extend.{k}": v for k, v in request.items()},
             }
 
         def look() -> Flat | None:

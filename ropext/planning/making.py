@@ -7,7 +7,7 @@ from typing import Any
 from ropext import families, loaders, scaling
 from ropext.errors import InputError, NotExpressible, UnsupportedModel, UsageError, listed
 from ropext.families import Model
-from ropext.loaders import Reading
+from ropext.loaders import LoaderReading
 from ropext.options.extend import Extend, knobs_for, resolve_target
 from ropext.planning.carrying import method_row, plan_site, require_motion
 from ropext.planning.plan import WRONG, MethodRow, Plan, PlannedSite, Recommendation, newest
@@ -23,7 +23,7 @@ def composed(
     main: PlannedSite,
     method: str,
     target: int,
-    readings: Iterable[Reading],
+    readings: Iterable[LoaderReading],
 ) -> Iterator[str]:
     """That two scalings together become a longrope, who does not read that, and the one-step way.
 
@@ -37,9 +37,9 @@ def composed(
         "the model is scaled already, and both scalings together are written as a longrope, "
         f"which not every loader reads as planned: {', '.join(others)}"
     )
-    wish = recipe.changed(from_original=True, factor=None, target=target)
+    request = recipe.changed(from_original=True, factor=None, target=target)
     for name in (method, "yarn"):
-        row = method_row(model, name, method, target, wish)
+        row = method_row(model, name, method, target, request)
         if row.form not in (None, "longrope"):
             length = " --original-context N" if model.asks_original else ""
             sentence += (
@@ -233,8 +233,8 @@ def make_plan(config: Mapping[str, Any], recipe: Extend, name: str = "MODEL") ->
     )
     _read_again(written, method)
 
-    def rows(wish: Extend, chosen: str = "") -> tuple[MethodRow, ...]:
-        return tuple(method_row(model, each, chosen, target, wish) for each in scaling.METHODS)
+    def rows(request: Extend, chosen: str = "") -> tuple[MethodRow, ...]:
+        return tuple(method_row(model, each, chosen, target, request) for each in scaling.METHODS)
 
     table = rows(recipe, method)
     main = next(site for site in sites if site.scaled)

@@ -11,7 +11,7 @@ from ropext.rope import phase_ratio, turns
 
 if TYPE_CHECKING:
     from ropext.inspecting import Served
-    from ropext.loaders import Reading, Serving
+    from ropext.loaders import LoaderReading, Serving
     from ropext.pipeline.extending import Extended
     from ropext.planning import Plan
     from ropext.verifying import Verification
@@ -156,7 +156,7 @@ def inspection(name: str, model: Model, limits: Mapping[str, Any], target: int) 
     return "\n".join(parts)
 
 
-def loader_table(readings: Iterable["Reading"]) -> str:
+def loader_table(readings: Iterable["LoaderReading"]) -> str:
     """Each loader with its versions and what it makes of the written config."""
     known, unknown = [], []
     for r in readings:

@@ -1,6 +1,6 @@
 """Short fine-tuning of an extended checkpoint on transformers.Trainer: LoRA, chunked loss, control.
 
-The parts, from the bottom: defaults (what the papers did), sequences (documents -> rows -> tensors),
+The parts, from the bottom: defaults (what the papers did), sequences (from documents to tensors),
 data (which documents, and questions among them), loss (cross-entropy whose logits are never whole),
 adapters (which layers), spectrum and learner (what a fit moves), estimates (tokens, memory, FLOPs),
 engine (the Trainer), outcome (merged checkpoint and adapter), run and fitting (all of it in order).

@@ -19,7 +19,7 @@ from ropext.results.overlap import NOTHING, Trained, trained
 from ropext.results.values import FEWEST_DOCUMENTS
 from ropext.tasks import Haystack, Text, mkey, noise
 from ropext.tasks.item import derived_rng, occurs, until_unambiguous
-from ropext.training.sequences import Document, Flags
+from ropext.training.sequences import Flags, TrainingDocument
 
 NO_LIMIT = 2**31 - 1
 # Of the documents that can judge one in so many is held out, eight at least, but never more than
@@ -43,15 +43,15 @@ class Read:
         return len(self.coded)
 
     @property
-    def trained(self) -> Document:
-        return Document(self.coded.ids, self.scored)
+    def trained(self) -> TrainingDocument:
+        return TrainingDocument(self.coded.ids, self.scored)
 
 
 @dataclass(frozen=True)
-class Data:
+class TrainingData:
     """The two parts of DATA; no document is in both."""
 
-    documents: tuple[Document, ...]  # to train on, in the order found
+    documents: tuple[TrainingDocument, ...]  # to train on, in the order found
     held_out: tuple[corpus.Document, ...]  # in the order of their keys
     read: int
     longest: int = 0  # tokens
@@ -80,7 +80,7 @@ def read(
     judging: int,
     joined: bool = False,
     streamed: bool = False,
-) -> Data:
+) -> TrainingData:
     """All documents, each in one of the parts; of more than `wanted_tokens` and MOST_TOKENS, in
     whole rows of `row` tokens, those with the smallest keys.
 
@@ -121,7 +121,7 @@ def read(
     held_out = _held_out(found, len(drawn.held), least, len(seen)) if judging else []
     keys = {own.key for own in held_out}
     training = sorted((own for own in found if own.key not in keys), key=lambda own: own.number)
-    return Data(
+    return TrainingData(
         tuple(own.trained for own in training),
         tuple(own.coded for own in held_out),
         count,
@@ -198,11 +198,15 @@ SPACE = 64  # tokens of a row for each key
 MOST = 16  # keys of a row
 
 
-class Questions:
+class QuestionRows:
     """Every so many rows one that asks; each follows from the seed and its number alone."""
 
     def __init__(
-        self, encoder: DocumentEncoder, documents: Sequence[Document], share: float, seed: int
+        self,
+        encoder: DocumentEncoder,
+        documents: Sequence[TrainingDocument],
+        share: float,
+        seed: int,
     ) -> None:
         self.encoder, self.documents, self.share, self.seed = encoder, documents, share, seed
         self.words = noise(encoder)
@@ -211,7 +215,7 @@ class Questions:
         """Whether the row of this number asks."""
         return int((number + 1) * self.share) > int(number * self.share)
 
-    def document(self, number: int, length: int) -> Document:
+    def document(self, number: int, length: int) -> TrainingDocument:
         """Exactly `length` tokens: keys in a haystack, then every question with its answer."""
         rng = derived_rng("questions", self.seed, length, number)
         ids = [] if self.encoder.bos is None else [self.encoder.bos]
@@ -223,7 +227,7 @@ class Questions:
         for _, question, answer in rng.sample(needles, len(needles)):
             ids += [*question, *answer]
             scored += [False] * len(question) + [True] * len(answer)
-        return Document(np.asarray(ids, np.int32), np.asarray(scored))
+        return TrainingDocument(np.asarray(ids, np.int32), np.asarray(scored))
 
     def _drawn(
         self, length: int, count: int, rng: random.Random

@@ -146,14 +146,14 @@ def _plan(origin: Origin, factors: tuple[float, ...], attention: float) -> Plan:
     asked = origin.record.recipe
     names = ("context", "original_context", "from_original", "even_so")
     kept = {name: asked[name] for name in names if name in asked}
-    wish = Extend(
+    request = Extend(
         method="longrope",
         target=origin.target,
         pair_factors=factors,
         attention_factor=attention,
         **kept,
     )
-    return make_plan(origin.base_config(), wish, str(origin.record.base.get("name") or "MODEL"))
+    return make_plan(origin.base_config(), request, str(origin.record.base.get("name") or "MODEL"))
 
 
 def begin(model: Any, origin: Origin, rate: float) -> Moving:

@@ -21,16 +21,16 @@ from ropext.options.training import Finetune
 from ropext.results.overlap import Overlap, Trained, as_json, overlap, trained_in
 from ropext.training import data as training_data
 from ropext.training import defaults, sharing
-from ropext.training.data import LARGEST_SHARE, Data, Questions
+from ropext.training.data import LARGEST_SHARE, QuestionRows, TrainingData
 from ropext.training.defaults import Settings
-from ropext.training.estimates import Estimate
+from ropext.training.estimates import TrainingEstimate
 from ropext.training.origin import Origin, open_origin
-from ropext.training.sequences import Document, Full, Pose, Rows, glue, rows_in
+from ropext.training.sequences import Full, Pose, Rows, TrainingDocument, glue, rows_in
 from ropext.workdir import Workdir, release
 
 if TYPE_CHECKING:
     from ropext.training.evaluating import Judge
-    from ropext.training.fitting import Prepared as FitPrepared
+    from ropext.training.fitting import PreparedFit as FitPrepared
 
 
 def is_main() -> bool:
@@ -45,7 +45,7 @@ class Prepared:
     origin: Origin
     options: Finetune
     settings: Settings
-    data: Data
+    data: TrainingData
     rows: Rows
     padding: int
     encoder: corpus.DocumentEncoder
@@ -133,7 +133,7 @@ class Planned:
     """What `--dry-run` shows."""
 
     prepared: Prepared
-    estimate: Estimate
+    estimate: TrainingEstimate
     trained: int  # parameters
     targets: tuple[str, ...]
     sliced: str | None  # why the loss is not sliced
@@ -287,11 +287,11 @@ def prepare(model: str, source: str, options: Finetune) -> Prepared:
 
 
 def _questions(
-    options: Finetune, encoder: corpus.DocumentEncoder, documents: Sequence[Document]
-) -> Questions | None:
+    options: Finetune, encoder: corpus.DocumentEncoder, documents: Sequence[TrainingDocument]
+) -> QuestionRows | None:
     if not options.retrieval_share:
         return None
-    return Questions(encoder, documents, options.retrieval_share, options.seed)
+    return QuestionRows(encoder, documents, options.retrieval_share, options.seed)
 
 
 def _strategy(origin: Origin, options: Finetune, settings: Settings) -> Full | Pose:

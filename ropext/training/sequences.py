@@ -14,14 +14,14 @@ import torch
 from ropext.errors import InputError
 
 if TYPE_CHECKING:
-    from ropext.training.data import Questions
+    from ropext.training.data import QuestionRows
 
 Ids = npt.NDArray[np.signedinteger[Any]]
 Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Document:
+class TrainingDocument:
     """Token ids, and which of them the loss is taken on (None = all)."""
 
     ids: Ids
@@ -50,7 +50,7 @@ class Full:
 
     length: int
 
-    def row(self, document: Document, start: int, rng: np.random.Generator) -> Row:
+    def row(self, document: TrainingDocument, start: int, rng: np.random.Generator) -> Row:
         piece = slice(start, start + self.length)
         return Row(document.ids[piece], np.arange(self.length), document.mask()[piece])
 
@@ -71,7 +71,7 @@ class Pose:
     # the short set, and in which one would vary from batch to batch.
     beyond: int = 0
 
-    def row(self, document: Document, start: int, rng: np.random.Generator) -> Row:
+    def row(self, document: TrainingDocument, start: int, rng: np.random.Generator) -> Row:
         first = int(rng.integers(1, self.length // 2 + 1))
         least = max(0, self.beyond + 1 - self.length)
         gap = int(rng.integers(least, self.target - self.length + 1))
@@ -89,7 +89,7 @@ class Pose:
         return Row(ids, positions, scored)
 
 
-def rows_in(documents: Sequence[Document], strategy: Full | Pose) -> int:
+def rows_in(documents: Sequence[TrainingDocument], strategy: Full | Pose) -> int:
     """Whole rows of one pass."""
     return sum(len(document) // strategy.length for document in documents)
 
@@ -102,11 +102,11 @@ class Rows(Sequence[Row]):
 
     def __init__(
         self,
-        documents: Sequence[Document],
+        documents: Sequence[TrainingDocument],
         strategy: Full | Pose,
         count: int,
         seed: int,
-        questions: "Questions | None" = None,
+        questions: "QuestionRows | None" = None,
     ) -> None:
         self.documents = [d for d in documents if len(d) >= strategy.length]
         self.too_short = len(documents) - len(self.documents)
@@ -156,7 +156,7 @@ class Rows(Sequence[Row]):
         """Whether a row holds questions in the place of text."""
         return self.questions is not None and self.questions.falls_on(number)
 
-    def question(self, number: int, length: int) -> Document:
+    def question(self, number: int, length: int) -> TrainingDocument:
         """The questions of a row, in so many tokens."""
         assert self.questions is not None, number  # only where `asks` says so
         return self.questions.document(number, length)
@@ -188,7 +188,9 @@ class Pieces(Sequence[Row]):
         return Row(ids, np.arange(len(ids)), row.scored[piece])
 
 
-def glue(documents: Sequence[Document], separator: int | None, seed: int) -> list[Document]:
+def glue(
+    documents: Sequence[TrainingDocument], separator: int | None, seed: int
+) -> list[TrainingDocument]:
     """All documents as one, in a drawn order; attention will cross from one into the next."""
     order = np.random.default_rng((seed, 2)).permutation(len(documents))
     ids: list[Ids] = []
@@ -199,7 +201,7 @@ def glue(documents: Sequence[Document], separator: int | None, seed: int) -> lis
         if separator is not None:
             ids.append(np.array([separator]))
             scored.append(np.array([True]))
-    return [Document(np.concatenate(ids), np.concatenate(scored))] if ids else []
+    return [TrainingDocument(np.concatenate(ids), np.concatenate(scored))] if ids else []
 
 
 def _too_short(count: int, longest: int, strategy: Full | Pose) -> str:

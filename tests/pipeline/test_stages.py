@@ -355,7 +355,7 @@ def test_killed_in_a_stage_whose_inputs_changed_the_old_output_is_not_taken(tmp_
 def test_where_it_runs_decides_nothing_and_how_it_reads_does(tmp_path):
     from ropext.checkpoint import open_snapshot
     from ropext.pipeline import job
-    from ropext.pipeline.steps import Work
+    from ropext.pipeline.steps import CellWork
 
     def inputs(**evaluate):
         wish = SMALL | {"evaluate": {"data": "ropext://held-out"} | evaluate}
@@ -363,7 +363,7 @@ def test_where_it_runs_decides_nothing_and_how_it_reads_does(tmp_path):
         hashes = stages.Hashes(tmp_path / "hashes.json")
         base = open_snapshot("ropext://demo")
         where = (tmp_path / "out", tmp_path / "out.run")
-        work = Work(asked, asked.cells()[0], *where, base, hashes, print, ())
+        work = CellWork(asked, asked.cells()[0], *where, base, hashes, print, ())
         return next(own for own in work.stages() if own.name == "evaluate").inputs()
 
     assert inputs(device="cpu", chunk=64) == inputs()

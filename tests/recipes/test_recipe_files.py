@@ -55,7 +55,7 @@ def test_a_recipe_plans_on_the_config_of_its_model(path, tmp_path):
     if model != "ropext://demo":
         shutil.copy(CONFIGS / f"{model}.json", tmp_path / "config.json")
         model = str(tmp_path)
-    plans = [inspecting.plan(model, **cell.wish) for cell in asked.cells()]
+    plans = [inspecting.plan(model, **cell.request) for cell in asked.cells()]
     longest = max(plans, key=lambda plan: plan.target)
     assert (longest.context, longest.target) == REACH[path.stem]
     for plan in plans:
