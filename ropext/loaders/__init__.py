@@ -4,8 +4,6 @@ from ropext.loaders.serving import Serving, serving_lines
 from ropext.loaders.table import (
     KINDS,
     LoaderReading,
-    LoaderVersions,
-    TableCell,
     exact_in,
     kind_of,
     kinds_of,
@@ -19,9 +17,7 @@ from ropext.loaders.table import (
 __all__ = [
     "KINDS",
     "LoaderReading",
-    "LoaderVersions",
     "Serving",
-    "TableCell",
     "exact_in",
     "kind_of",
     "kinds_of",

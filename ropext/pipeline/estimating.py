@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ropext.checkpoint import with_weights
 from ropext.checkpoint.snapshot import Snapshot
 from ropext.errors import RopextError, UsageError
-from ropext.narration import Say, silent
+from ropext.narration import Say
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.pipeline.extending import write_extension
 from ropext.pipeline.job import PLAN, REPORT, Recipe
@@ -129,18 +129,7 @@ def _extended(work: CellWork) -> Path:
     """The extended checkpoint with linked weights."""
     place = work.checkpoint(EXTEND)
     if not place.is_dir():
-        write_extension(
-            work.base,
-            work.plan,
-            place,
-            link="symlink",
-            force=False,
-            prove=False,
-            hash_weights=False,
-            trust_remote_code=False,
-            command=(),
-            say=silent,
-        )
+        write_extension(work.base, work.plan, place, link="symlink", prove=False)
     return place
 
 

@@ -101,12 +101,12 @@ def write_extension(
     output: Path,
     *,
     link: Link,
-    force: bool,
-    prove: bool,
-    hash_weights: bool,
-    trust_remote_code: bool,
-    command: Sequence[str],
-    say: Say,
+    force: bool = False,
+    prove: bool = True,
+    hash_weights: bool = False,
+    trust_remote_code: bool = False,
+    command: Sequence[str] = (),
+    say: Say = silent,
 ) -> Extended:
     """Write what a plan says, proved before it gets its name."""
 
