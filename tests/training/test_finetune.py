@@ -315,9 +315,9 @@ def interrupt(monkeypatch, label):
     read = evaluating.Judge.read_long
 
     def asks(self, model, own, pause=unseen):
-        def signals():
+        def signals(*told):
             os.kill(os.getpid(), signal.SIGINT)
-            pause()
+            pause(*told)
 
         wanted = own == label and pause is not unseen
         return read(self, model, own, signals if wanted else pause)
