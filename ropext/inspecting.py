@@ -13,7 +13,7 @@ from typing import Any
 
 from ropext import families, loaders, scaling
 from ropext.checkpoint import Snapshot, card, open_snapshot, provenance
-from ropext.checkpoint.card import Card, Table
+from ropext.checkpoint.card import Card
 from ropext.checkpoint.provenance import Record, SiteRecord, read_record
 from ropext.errors import InputError, RopextError, UsageError
 from ropext.families import Model, Site
@@ -21,6 +21,7 @@ from ropext.files import read_bytes
 from ropext.options.extend import Extend, parse_extend, resolve_target
 from ropext.planning import Plan, make_plan
 from ropext.rope import Spectrum
+from ropext.table import Table
 
 READ_FROM = "read_from"  # section of a record that was read from a config
 
@@ -138,7 +139,7 @@ def card_of(plan: Plan, snapshot: Snapshot, title: str, proof: Mapping[str, Any]
         base_is_hub_id=snapshot.hub_id is not None,
         summary=tuple(summary),
         facts=card.facts(facts),
-        readings=Table(("loader", "versions", "reads it", "note"), rows),
+        readings=Table("", "", ("loader", "versions", "reads it", "note"), rows),
         serving=tuple((line.loader, line.command) for line in plan.serving(title) if line.command),
         warnings=(*plan.warnings, *nearest),
     )

@@ -13,7 +13,7 @@ from ropext.options.evaluate import Evaluate
 
 if TYPE_CHECKING:
     from ropext.evaluation import Evaluation
-    from ropext.results.gates import Gate, Outcome
+    from ropext.results.gates import Gate
 
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="RUN", help="directory that keeps it all")
@@ -74,18 +74,17 @@ def command(
 
 def _tell(out: Out, done: "Evaluation", gates: "tuple[Gate, ...]") -> None:
     """The result on stdout, the gates, and the exit code that follows from them."""
-    from ropext.report import measured
+    from ropext.report import tables
     from ropext.results import contest
+    from ropext.table import as_markdown, as_text
 
     assert done.run is not None  # the first process always has it
     outcomes = contest.judge(done.run, gates)
-    tables = [*measured.text_tables(done.results), *measured.retrieval_tables(done.results)]
-    harness = measured.harness_table(done.results)
-    tables += [harness] if harness else []
-    lines = measured.verdict_lines(done.results)
-    lines += [_gate_line(outcome) for outcome in outcomes]
+    shown = tables.evaluation_tables(done.results)
+    lines = tables.verdict_lines(done.results)
+    lines += [outcome.sentence for outcome in outcomes]
     out.result(
-        measured.as_text(tables, lines),
+        as_text(shown, lines),
         dict(done.results) | {"gates": [vars(outcome) for outcome in outcomes]},
     )
     if done.resumed:
@@ -95,17 +94,14 @@ def _tell(out: Out, done: "Evaluation", gates: "tuple[Gate, ...]") -> None:
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
         with Path(summary).open("a", encoding="utf-8") as stream:
-            stream.write(measured.as_markdown(tables) + "\n\n")
+            stream.write(as_markdown(shown) + "\n\n")
             stream.writelines(f"- {line}\n" for line in lines)
     contest.raise_if_failed(outcomes)
 
 
-def _gate_line(outcome: "Outcome") -> str:
-    return f"gate {'passed' if outcome.passed else 'FAILED'}: {outcome.reason}"
-
-
 def _estimate_text(estimate: Any) -> str:
-    from ropext.report.text import size, table
+    from ropext.report.text import size
+    from ropext.table import columns
 
     manner = f"in chunks of {estimate.chunk}" if estimate.chunk else "each document in one piece"
     if estimate.columns is None:
@@ -115,7 +111,7 @@ def _estimate_text(estimate: Any) -> str:
     rows = [(part.what, str(part.passes), str(part.tokens)) for part in estimate.work]
     return "\n".join(
         [
-            table(("work", "passes", "tokens each"), rows),
+            columns(("work", "passes", "tokens each"), rows),
             "",
             f"passes       {estimate.passes}",
             f"tokens       {estimate.tokens:,}",

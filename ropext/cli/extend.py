@@ -91,7 +91,7 @@ def command(
         say=out.say,
         **common,
     )
-    result(out, text.extended(done), done.to_json(), done.output, push)
+    result(out, text.extended(done.plan, done.written), done.to_json(), done.output, push)
 
 
 def _job(

@@ -73,10 +73,10 @@ class Out:
         title: str,
     ) -> None:
         """The file that --plot asks for."""
-        from ropext.report import spectra as pictures  # late: it loads matplotlib
+        from ropext.report import plots  # late: it loads matplotlib
 
         try:
-            pictures.plot(rope, spectra, target, path, title=title)
+            plots.plot(rope, spectra, target, path, title=title)
         except OSError as error:
             raise InputError(f"--plot {path} cannot be written: {error.strerror}") from None
         self.say(f"wrote {path}")

@@ -85,7 +85,7 @@ def _measure(
     from ropext.cli.output import Bar, stoppable
     from ropext.evaluation import Hooks
     from ropext.evaluation.ranking import measure
-    from ropext.report import ranked, text
+    from ropext.report import tables, text
 
     with stoppable() as stop:
         found = measure(
@@ -101,5 +101,5 @@ def _measure(
     if plot is not None:
         out.picture(plot, made.main.rope, made.spectra(), made.target, made.name)
     mark = found.overlap.mark if found.overlap else ""
-    body = ranked.text(found.ranking, found.plans, found.left_out, mark)
+    body = tables.ranking_text(found.ranking, found.plans, found.left_out, mark)
     out.result(f"{text.plan(made)}\n\n{body}", made.to_json() | {"measured": found.to_json()})

@@ -81,7 +81,6 @@ def do(
 ) -> None:
     """Run a job and tell what came of it; `ropext extend` with later steps does the same."""
     from ropext.evaluation.work import processes
-    from ropext.report import ran as telling
 
     if push is not None and len(asked.cells()) > 1:
         raise UsageError("--push-to-hub takes one checkpoint, and this recipe makes a grid")
@@ -89,7 +88,7 @@ def do(
         from ropext.pipeline import estimating
 
         found = estimating.estimate(asked, output, out.say, **choice)
-        out.result(telling.estimate_text(found), found)
+        out.result(estimating.estimate_text(found), found)
         estimating.raise_if_refused(found)
         return
     from ropext.cli.output import Bar
@@ -103,9 +102,9 @@ def do(
     _summarise(done.folder / "report.md")
     if push is not None and done.is_whole:
         push = replace(push, runs=done.measured)
-        result(out, telling.ran_text(done), done.to_json(), done.output, push)
+        result(out, done.to_text(), done.to_json(), done.output, push)
         return
-    out.result(telling.ran_text(done), done.to_json())
+    out.result(done.to_text(), done.to_json())
     done.raise_if_failed()
 
 

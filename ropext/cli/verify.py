@@ -81,6 +81,8 @@ def command(
         dtype=dtype,
         device=device,
     )
-    out.result(text.verification(found), found.to_json())
+    readers = text.served(found.served) if found.served else ""
+    checks = [(own.passed, own.what, own.sentence) for own in found.checks]
+    out.result(text.verification(found.verdict, checks, readers), found.to_json())
     if not found.passed:
         raise ProofFailed(found.problems())

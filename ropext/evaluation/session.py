@@ -19,7 +19,7 @@ from ropext.evaluation.setting import Setting, settle
 from ropext.evaluation.variants import Lineup, Variant, applied, fetched
 from ropext.evaluation.work import Progress, Worker, processes, wait_for
 from ropext.narration import Say, Show, silent, unseen
-from ropext.report.evaluated import write_report
+from ropext.report.evaluation import write_report
 from ropext.results import rundir
 from ropext.results.gates import Gate
 from ropext.workdir import MANIFEST, Workdir

@@ -22,6 +22,7 @@ from ropext.pipeline.outcome import Choice, report_stage
 from ropext.pipeline.running import WholeRun, is_done, require
 from ropext.pipeline.steps import LABELS, CellWork
 from ropext.report.text import size
+from ropext.table import columns
 
 if TYPE_CHECKING:
     from ropext.training.fitting import PlannedFit
@@ -177,3 +178,13 @@ def _evaluate(work: CellWork) -> Estimate:
         f"{size(found.peak_bytes)} of memory above the weights"
     )
     return {"what": what} | found.to_json()
+
+
+def estimate_text(found: Mapping[str, Any]) -> str:
+    """What --dry-run prints: each stage with what it takes."""
+    parts = []
+    for cell in found["cells"]:
+        rows = [(name, own["what"]) for name, own in cell["stages"].items()]
+        title = f"{cell['cell']}\n" if cell["cell"] else ""
+        parts.append(title + columns(("stage", "what it takes"), rows))
+    return "\n\n".join(parts)

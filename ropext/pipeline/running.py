@@ -28,7 +28,7 @@ from ropext.pipeline.job import REPORT, STAGES, Recipe
 from ropext.pipeline.outcome import CellRan, Choice, Evidence, Ran
 from ropext.pipeline.stages import Hashes, Stage
 from ropext.pipeline.steps import EVALUATION, READ_ALWAYS, CellWork
-from ropext.report import compared as side_by_side
+from ropext.report import evaluation
 from ropext.results import rundir
 from ropext.workdir import MANIFEST, Flat, Ledger, Piece, Workdir
 
@@ -50,7 +50,7 @@ def compare(works: Sequence[CellWork], folder: Path, again: bool) -> dict[str, A
         everyone[name] = replace(run.contenders[work.final], label=name)
         if inv_freq := run.results["variants"][work.final].get("inv_freq"):
             spectra[name] = inv_freq
-    compared = side_by_side.compare(everyone)
+    compared = evaluation.compare(everyone)
     compared.write(folder, runs, spectra)
     data = {"cells": keys} | compared.to_json()
     write_json(kept, data)

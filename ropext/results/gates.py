@@ -63,6 +63,11 @@ class Outcome:
     looked_at: float | None
     reason: str
 
+    @property
+    def sentence(self) -> str:
+        """The line of a report."""
+        return f"gate {'passed' if self.passed else 'FAILED'}: {self.reason}"
+
 
 def parse_gate(text: str) -> Gate:
     """Read one gate; what it does not understand is refused with the grammar."""

@@ -16,12 +16,13 @@ from typing import Any
 from ropext import inspecting, proof
 from ropext.bundled import MODELS
 from ropext.checkpoint import Snapshot, card, open_snapshot, provenance
-from ropext.checkpoint.card import README, Card, Table
+from ropext.checkpoint.card import README, Card
 from ropext.checkpoint.provenance import NAME, Record
 from ropext.checkpoint.staging import check_space, copy_file, place, staged
 from ropext.checkpoint.weights import weigh
 from ropext.files import dump, os_errors
 from ropext.results.overlap import HASHES
+from ropext.table import Table
 from ropext.training.origin import Origin
 
 BASE, ADAPTER, TRAINING = "base", "adapter", "training"
@@ -43,7 +44,7 @@ class Story:
 
     section: Mapping[str, Any]  # of ropext.json, under "finetune"
     summary: tuple[str, ...]
-    numbers: tuple[tuple[str, Table], ...]
+    numbers: tuple[Table, ...]
     trained_on: Mapping[str, Any]  # of ropext.json, and beside the adapter
 
 
@@ -217,7 +218,7 @@ def _write_card(origin: Origin, directory: Path, story: Story, title: str) -> No
             ]
         ),
         numbers=story.numbers,
-        readings=Table(("loader", "versions", "reads it", "note"), rows),
+        readings=Table("", "", ("loader", "versions", "reads it", "note"), rows),
         serving=tuple((line.loader, line.command) for line in served.serving if line.command),
     )
     readme, _ = card.read_readme(origin.snapshot.path(README))

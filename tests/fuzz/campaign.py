@@ -219,7 +219,7 @@ def _steps(item: Input, directory: Path, room: Path, tally: Tally) -> str:
                 raise Broken("a failed extend left an output")
             return f"{outcome}, extension refused ({type(done).__name__})"
         check_json(done.to_json())
-        check_text(text.extended(done))
+        check_text(text.extended(done.plan, done.written))
         if read_record(room / "out") is None:
             raise Broken("no record")
         return f"{outcome}, extended"

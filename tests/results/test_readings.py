@@ -15,7 +15,7 @@ from ropext.lengths import (
     parse_lengths,
     tail_tokens,
 )
-from ropext.report.measured import tail_text
+from ropext.report.tables import tail_text
 from ropext.results.comparison import (
     Contender,
     compare_text,

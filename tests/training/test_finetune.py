@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 
 import ropext
 from ropext import verifying
-from ropext.checkpoint.card import escape
 from ropext.errors import InputError, OutputExists, Stopped, UsageError
 from ropext.evaluation.forward import NanInLogits
 from ropext.narration import Pace, unseen
+from ropext.table import escape
 from ropext.training import (
     engine,
     estimates,
