@@ -34,7 +34,7 @@ from ropext.evaluation.loading import load_tokenizer
 from ropext.options.extend import Extend
 from ropext.options.training import Fit
 from ropext.planning import make_plan
-from ropext.results.readings import Reading
+from ropext.results.perplexity import Reading
 from ropext.results.retrieval import ItemScore
 from ropext.training import fit_data, fit_judging, run_fit
 from ropext.training.data import NO_LIMIT

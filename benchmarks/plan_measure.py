@@ -31,10 +31,9 @@ from ropext.corpus import (
     pack_documents,
     read_documents,
 )
-from ropext.evaluation import Hooks
-from ropext.evaluation.bench import frame_of, set_up
 from ropext.evaluation.loading import load_tokenizer
-from ropext.evaluation.ranking import Measured, measure
+from ropext.evaluation.ranking import Measured, frame_of, measure, set_up
+from ropext.narration import Hooks
 from ropext.report.tables import ranking_table, ranking_verdict, shown
 from ropext.results.comparison import difference
 from ropext.results.values import Value

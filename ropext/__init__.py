@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ropext.version import __version__
 
 if TYPE_CHECKING:
-    from ropext.evaluation.session import evaluate
     from ropext.inspecting import inspect, plan
     from ropext.patching import patch, save
-    from ropext.pipeline.extending import extend
+    from ropext.pipeline.extending import evaluate, extend
     from ropext.pipeline.running import run
     from ropext.training import run_finetune as finetune
     from ropext.training import run_fit as fit
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 # Imported on first use: `import ropext` costs nothing, and planning never loads torch.
 _PLACES = {
-    "evaluate": "ropext.evaluation.session:evaluate",
+    "evaluate": "ropext.pipeline.extending:evaluate",
     "extend": "ropext.pipeline.extending:extend",
     "finetune": "ropext.training:run_finetune",
     "fit": "ropext.training:run_fit",

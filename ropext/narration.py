@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 Say = Callable[[str], None]  # a sentence
@@ -22,6 +23,18 @@ def silent(sentence: str) -> None:
 
 def unseen(done: int, total: int, what: str) -> None:
     """A `Show` for those who want to see nothing."""
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """How a long piece of work speaks with whoever started it, and hears that it is to stop."""
+
+    say: Say = silent
+    show: Show = unseen
+    stop: Callable[[], bool] = lambda: False
+
+
+SILENT = Hooks()
 
 
 class Pace:

@@ -30,17 +30,17 @@ def command(
 ) -> None:
     """Compare evaluations on the same tokens. Finished runs, with paired intervals."""
     from ropext.report.evaluation import compare
-    from ropext.results import contest, gates
+    from ropext.results import gates, rundir
     from ropext.table import as_text
 
     out = Out(as_json, quiet)
     wanted = [gates.parse_gate(text) for text in fail_if or ()]
-    opened, contenders = contest.gather(runs)
+    opened, contenders = rundir.gather(runs)
     compared = compare(contenders)
     for label, count in (compared.text.left_out if compared.text else {}).items():
         if count:
             out.say(f"{label}: {count} documents are not in all runs and are left out")
-    outcomes = [own for run in opened for own in contest.judge(run, wanted)]
+    outcomes = [own for run in opened for own in rundir.judge(run, wanted)]
     if output is not None:
         spectra = {
             label: inv_freq
@@ -52,4 +52,4 @@ def command(
         out.say(f"report: {output / 'report.html'}")
     data = compared.to_json() | {"gates": [vars(outcome) for outcome in outcomes]}
     out.result(as_text(compared.tables), data)
-    contest.raise_if_failed(outcomes)
+    rundir.raise_if_failed(outcomes)

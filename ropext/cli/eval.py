@@ -12,7 +12,7 @@ from ropext.cli.output import Bar, Out, stoppable
 from ropext.options.evaluate import Evaluate
 
 if TYPE_CHECKING:
-    from ropext.evaluation import Evaluation
+    from ropext.evaluation.session import Evaluation
     from ropext.results.gates import Gate
 
 Output = Annotated[
@@ -44,8 +44,10 @@ def command(
     quiet: options.Quiet = False,
 ) -> None:
     """Measure a model at its long lengths. By perplexity and retrieval, beside the base."""
-    from ropext.evaluation import Hooks, estimate_evaluation, evaluate
+    from ropext.evaluation.costs import estimate_evaluation
     from ropext.evaluation.work import processes
+    from ropext.narration import Hooks
+    from ropext.pipeline.extending import evaluate
     from ropext.results.gates import parse_gate
 
     out = Out(as_json, quiet)
@@ -56,10 +58,10 @@ def command(
         "gates": gates,
     }
     if dry_run:
-        setting, estimate = estimate_evaluation(
+        settled, estimate = estimate_evaluation(
             model, **common, output=output, force=force, **given
         )
-        for warning in setting.prepared.warnings:
+        for warning in settled.warnings:
             out.say(f"warning: {warning}")
         out.result(_estimate_text(estimate), estimate.to_json())
         return
@@ -75,11 +77,11 @@ def command(
 def _tell(out: Out, done: "Evaluation", gates: "tuple[Gate, ...]") -> None:
     """The result on stdout, the gates, and the exit code that follows from them."""
     from ropext.report import tables
-    from ropext.results import contest
+    from ropext.results import rundir
     from ropext.table import as_markdown, as_text
 
     assert done.run is not None  # the first process always has it
-    outcomes = contest.judge(done.run, gates)
+    outcomes = rundir.judge(done.run, gates)
     shown = tables.evaluation_tables(done.results)
     lines = tables.verdict_lines(done.results)
     lines += [outcome.sentence for outcome in outcomes]
@@ -96,7 +98,7 @@ def _tell(out: Out, done: "Evaluation", gates: "tuple[Gate, ...]") -> None:
         with Path(summary).open("a", encoding="utf-8") as stream:
             stream.write(as_markdown(shown) + "\n\n")
             stream.writelines(f"- {line}\n" for line in lines)
-    contest.raise_if_failed(outcomes)
+    rundir.raise_if_failed(outcomes)
 
 
 def _estimate_text(estimate: Any) -> str:

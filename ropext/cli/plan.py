@@ -8,7 +8,7 @@ import typer
 from ropext.cli import options
 from ropext.cli.output import Out
 from ropext.errors import UsageError
-from ropext.options.evaluate import Reading
+from ropext.options.evaluate import DocumentOptions
 from ropext.options.extend import Extend
 from ropext.options.fields import flag
 
@@ -30,7 +30,7 @@ Measure = Annotated[
 
 
 @options.takes("given", Extend)
-@options.takes("reading", Reading)
+@options.takes("reading", DocumentOptions)
 def command(
     model: options.ModelArg,
     given: dict[str, Any],
@@ -83,8 +83,8 @@ def _measure(
 ) -> None:
     """The ranking, then the plan of the method that was named, else of the one to take."""
     from ropext.cli.output import Bar, stoppable
-    from ropext.evaluation import Hooks
     from ropext.evaluation.ranking import measure
+    from ropext.narration import Hooks
     from ropext.report import tables, text
 
     with stoppable() as stop:

@@ -122,7 +122,7 @@ def _call(step: Step, folder: Path, show: Show, stop: Callable[[], bool]) -> Fla
     output = folder / step.output if step.output else None
     answer: Mapping[str, Any] = {}
     if step.command == "eval":
-        from ropext.evaluation import Hooks as EvaluationHooks
+        from ropext.narration import Hooks as EvaluationHooks
 
         told = EvaluationHooks(show=show, stop=stop)
         words = step.words(folder)

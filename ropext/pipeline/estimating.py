@@ -166,7 +166,7 @@ def _finetune(work: CellWork) -> Estimate:
 def _evaluate(work: CellWork) -> Estimate:
     if not _weights(work.base):
         return NOT_HERE
-    from ropext.evaluation import estimate_evaluation
+    from ropext.evaluation.costs import estimate_evaluation
 
     place = _extended(work)
     places = dict.fromkeys(work.checkpoints, place)

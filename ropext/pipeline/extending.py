@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropext import proof
 from ropext.checkpoint import Snapshot, open_snapshot, provenance, with_weights
@@ -14,6 +14,9 @@ from ropext.inspecting import card_of, plan_of, read_text, record_of
 from ropext.narration import Say, silent
 from ropext.options.extend import parse_extend
 from ropext.planning import Plan, require_help
+
+if TYPE_CHECKING:
+    from ropext.evaluation.session import Evaluation
 
 
 @dataclass(frozen=True)
@@ -135,3 +138,12 @@ def write_extension(
         prove=run_proof if prove else None,
     )
     return Extended(made, written)
+
+
+def evaluate(model: str, output: str | Path | None = None, **options: Any) -> "Evaluation":
+    """Measure a model on long text and by retrieval, and with `output` write the report there too;
+    `options` are those of ropext.evaluation.evaluate."""
+    from ropext.evaluation import session
+    from ropext.report.evaluation import write_report
+
+    return session.evaluate(model, output, report=write_report, **options)

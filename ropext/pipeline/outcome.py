@@ -21,7 +21,7 @@ from ropext.pipeline.job import REPORT, STAGES, Recipe
 from ropext.pipeline.stages import Stage
 from ropext.pipeline.steps import EVALUATION, TUNED, CellWork
 from ropext.report import html, tables, text
-from ropext.results import contest, rundir
+from ropext.results import rundir
 from ropext.results.gates import Outcome
 from ropext.results.overlap import overlap_in
 from ropext.table import Table, as_text, columns
@@ -53,7 +53,7 @@ def evidence_of(work: CellWork) -> Evidence:
     if not (work.evaluation / "results.json").is_file():
         return Evidence(None, ())
     run = rundir.read_run(work.evaluation)
-    return Evidence(run.results, tuple(contest.judge(run, work.gates)))
+    return Evidence(run.results, tuple(rundir.judge(run, work.gates)))
 
 
 def report_stage(work: CellWork) -> Stage:
@@ -375,7 +375,7 @@ class Ran:
                 f"others are kept ({reasons})"
             )
         try:
-            contest.raise_if_failed([gate for cell in self.cells for gate in cell.evidence.gates])
+            rundir.raise_if_failed([gate for cell in self.cells for gate in cell.evidence.gates])
         except GateFailed as error:
             kept = ", ".join(str(cell.folder) for cell in self.cells if not cell.evidence.passed)
             raise GateFailed(

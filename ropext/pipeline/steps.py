@@ -13,15 +13,14 @@ from ropext.checkpoint.staging import recover
 from ropext.files import dump, write_bytes
 from ropext.inspecting import plan_of
 from ropext.lengths import doubling_grid
-from ropext.narration import Say, Show
+from ropext.narration import Hooks, Say, Show
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.pipeline.extending import write_extension
 from ropext.pipeline.job import PLAN, Cell, Recipe
 from ropext.pipeline.stages import Hashes, Stage
 from ropext.planning import Plan, require_help
-from ropext.results.coming import Coming
-from ropext.results.gates import Gate
+from ropext.results.gates import Gate, Metrics
 from ropext.workdir import Flat, Ledger, beside, release, remove
 
 # The folder of each stage's checkpoint, which is also its label in the evaluation.
@@ -103,7 +102,7 @@ class CellWork:
         options = Evaluate(**self.job.evaluation())
         grid = options.lengths or doubling_grid(self.plan.context, self.limit)
         with self.job.told(EVALUATE):
-            Coming.of(options, self.labels, grid).check(self.gates)
+            Metrics.of(options, self.labels, grid).check(self.gates)
 
     @property
     def evaluation(self) -> Path:
@@ -308,7 +307,8 @@ class CellWork:
             shutil.rmtree(self.evaluation, ignore_errors=True)
 
         def do() -> None:
-            from ropext.evaluation import Hooks, evaluate
+            from ropext.evaluation.session import evaluate
+            from ropext.report.evaluation import write_report
 
             evaluate(
                 str(self.job.model),
@@ -320,6 +320,7 @@ class CellWork:
                 lineup=self.lineup(),
                 gates=self.gates,
                 earlier=(old, *self.siblings),
+                report=write_report,
                 **self.job.evaluation(),
             )
             shutil.rmtree(old, ignore_errors=True)

@@ -13,8 +13,7 @@ from ropext.report import html, plots, tables
 from ropext.report.plots import BASE, Curve, Style
 from ropext.results import comparison, rundir
 from ropext.results.comparison import Comparison, Contender, difference
-from ropext.results.perplexity import Frame
-from ropext.results.readings import Reading
+from ropext.results.perplexity import Frame, Reading
 from ropext.results.retrieval import heat_map
 from ropext.results.values import Value
 from ropext.table import Table

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ropext.lengths import length_text
 from ropext.options.extend import Extend
 from ropext.options.fields import flag, keys
-from ropext.results.comparison import Comparison
+from ropext.results.comparison import Comparison, Ranking, Standing
 from ropext.results.overlap import mark_of, marked
-from ropext.results.ranking import Ranking, Standing
 from ropext.results.values import Value
 from ropext.table import Table, as_text
 

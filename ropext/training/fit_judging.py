@@ -10,12 +10,11 @@ import numpy as np
 import torch
 
 from ropext import corpus
-from ropext.evaluation.answers import score_items
+from ropext.evaluation.reading import score_items
 from ropext.files import write_json
 from ropext.narration import Show
 from ropext.results.comparison import difference
-from ropext.results.perplexity import Frame
-from ropext.results.readings import Reading
+from ropext.results.perplexity import Frame, Reading
 from ropext.results.retrieval import ItemScore
 from ropext.results.values import FEWEST_DOCUMENTS, Value, wilson
 from ropext.tasks import Item

@@ -15,7 +15,7 @@ from ropext.evaluation.loading import memory_errors
 from ropext.narration import Say, Show, pausing, told
 from ropext.patching import apply_config, unpatch
 from ropext.planning import Plan, make_plan
-from ropext.results.readings import Reading
+from ropext.results.perplexity import Reading
 from ropext.results.retrieval import ItemScore
 from ropext.results.values import Value
 from ropext.training import (

@@ -9,8 +9,7 @@ from ropext.errors import UsageError
 from ropext.lengths import length_text, octaves
 from ropext.planning import Plan, PlannedSite
 from ropext.results.overlap import as_json, marked
-from ropext.results.perplexity import by_position
-from ropext.results.readings import Reading
+from ropext.results.perplexity import Reading, by_position
 from ropext.results.values import Value
 from ropext.table import Table, as_text
 from ropext.training.fit_data import MEASURED

@@ -16,7 +16,7 @@ from ropext.inspecting import READ_FROM
 from ropext.narration import Say, Show, pausing, told
 from ropext.patching import apply_config
 from ropext.results.overlap import as_json
-from ropext.results.readings import Reading
+from ropext.results.perplexity import Reading
 from ropext.results.values import Value
 from ropext.training import (
     adapters,

@@ -17,10 +17,12 @@ from transformers import AutoModelForCausalLM
 import ropext
 from ropext.checkpoint import open_snapshot
 from ropext.errors import InputError, OutputExists, Stopped, UnsupportedModel, UsageError
-from ropext.evaluation import Hooks, estimate_evaluation, evaluate
+from ropext.evaluation.costs import estimate_evaluation
 from ropext.evaluation.variants import Lineup, Variant, fetched, line_up
 from ropext.evaluation.work import NothingKept
+from ropext.narration import Hooks
 from ropext.options.evaluate import Evaluate
+from ropext.pipeline.extending import evaluate
 
 
 @pytest.fixture(scope="session")
@@ -176,7 +178,8 @@ def test_an_interrupt_with_nothing_to_keep(place):
 
 CHILD = """
 import json, os, signal, sys
-from ropext.evaluation import Hooks, evaluate
+from ropext.narration import Hooks
+from ropext.pipeline.extending import evaluate
 import torch
 torch.set_num_threads(1)
 model, output, options, kill_after = json.loads(sys.argv[1])
@@ -382,7 +385,7 @@ def test_the_estimate_counts_what_is_then_done(place):
     evaluate(str(place / "model"), hooks=hooks, **asked(place))
     setting, estimate = estimate_evaluation(str(place / "model"), **asked(place))
     assert units[-1] == (estimate.tokens, estimate.tokens)
-    assert len(setting.prepared.corpus.documents) == 9
+    assert len(setting.corpus.documents) == 9
     assert estimate.passes == sum(part.passes for part in estimate.work)
 
 

@@ -9,7 +9,8 @@ from checkpoints import LENGTHS, write_checkpoint, write_documents
 import ropext
 from ropext.checkpoint import provenance
 from ropext.checkpoint.provenance import read_record
-from ropext.evaluation import Hooks, evaluate
+from ropext.evaluation.session import evaluate
+from ropext.narration import Hooks
 from ropext.training import run_finetune
 
 TRAINING = {"steps": 6, "batch_tokens": 512, "learning_rate": 0.01, "rank": 4, "eval_every": 6}

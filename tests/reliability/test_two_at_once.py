@@ -23,7 +23,7 @@ def extended(inputs, out):
 
 
 def evaluated(inputs, out):
-    from ropext.evaluation import evaluate
+    from ropext.evaluation.session import evaluate
 
     evaluate(str(inputs / "ext"), out, data=str(inputs / "eval.jsonl"), lengths=(64,))
 

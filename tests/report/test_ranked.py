@@ -8,9 +8,8 @@ import pytest
 from ropext.options import extend
 from ropext.planning import make_plan
 from ropext.report.tables import extend_command, ranking_table, ranking_text, ranking_verdict
-from ropext.results.perplexity import Frame
-from ropext.results.ranking import rank_readings
-from ropext.results.readings import Reading
+from ropext.results.comparison import rank_readings
+from ropext.results.perplexity import Frame, Reading
 from ropext.results.values import Bootstrap
 
 CONFIG = {

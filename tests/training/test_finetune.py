@@ -492,7 +492,7 @@ def test_a_reading_of_two_passes_that_a_kill_cut_short_is_taken_again(tmp_path, 
     import numpy as np
 
     from ropext.results import rundir
-    from ropext.results.readings import Reading
+    from ropext.results.perplexity import Reading
 
     reading = Reading("untuned", {64: [np.ones(64)], 128: [np.ones(128)]})
     write = rundir.write_array

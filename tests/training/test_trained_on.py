@@ -6,11 +6,11 @@ import shutil
 import pytest
 
 import ropext
-from ropext.evaluation import evaluate
+from ropext.evaluation.session import evaluate
 from ropext.report import evaluation, tables
-from ropext.results.contest import gather, judge
 from ropext.results.figures import figures
 from ropext.results.gates import parse_gate
+from ropext.results.rundir import gather, judge
 from ropext.training import plan_finetune, plan_fit, run_finetune, showing
 
 pytestmark = pytest.mark.slow
