@@ -30,8 +30,8 @@ COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7
 GREY, INK, FAINT = "#6b6b6b", "#222222", "#e9e9e9"
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 2, 2)))
 # The place in COLOURS of each method; a fitted spectrum is a longrope's pair factors.
-METHODS = ("pi", "ntk", "yarn", "by-parts", "llama3", "dynamic", "longrope", "abf")
-PALETTE = {name: number for number, name in enumerate(METHODS)} | {"fitted": 6}
+METHODS = ("pi", "ntk", "yarn", "by-parts", "llama3", "dynamic", "abf", "longrope")
+PALETTE = {name: number for number, name in enumerate(METHODS)} | {"fitted": 7}
 # What the others are held against is grey, and dark where it is read beyond its window.
 BASE, UNTOUCHED = "base", "untouched"
 REFERENCE: Style = {"color": GREY, "ls": (0, (5, 2)), "lw": 2.2}
