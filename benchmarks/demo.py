@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 import transformers
 
-from ropext.demo import running, steps, telling
+from ropext import demo
+from ropext.evaluation import Hooks
 from ropext.report import measured
 
 
@@ -35,9 +36,9 @@ def main() -> None:
         folder = options.folder or Path(spare) / "demo"
         begun = time.monotonic()
         ran: list[str] = []
-        chosen = steps.steps(finetune=True, far=options.far)
-        done = running.run(chosen, folder, running.Hooks(say=lambda s: (ran.append(s), told(s))))
-        shown = telling.show(done, folder)
+        recipe = demo.read_recipe(finetune=True, far=options.far)
+        shown = demo.run_demo(recipe, folder, Hooks(say=lambda s: (ran.append(s), told(s))))
+        done = shown.done
         minutes = (time.monotonic() - begun) / 60
         if options.picture is not None:
             options.picture.parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,8 @@ The parts: extending (one checkpoint, planned, written and proved), sections (wh
 one table for the file, the options and the schema), job (a recipe, checked, and its cells), stages
 (what was done with what: the skip rule), steps (the stages themselves),
 outcome (the finished checkpoint and the report), comparing (the end of a grid), ran (what was asked
-and what became of it), estimating (what it would take), running (all of it in order).
+and what became of it), estimating (what it would take), running (all of it in order); series (steps
+of any command, several of one kind) and counting (what they cost).
 """
 
 from importlib import import_module

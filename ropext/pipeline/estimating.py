@@ -20,7 +20,8 @@ from ropext.pipeline.extending import write_extension
 from ropext.pipeline.job import PLAN, REPORT, Job
 from ropext.pipeline.outcome import report_stage
 from ropext.pipeline.ran import Choice
-from ropext.pipeline.running import Run, is_done, require
+from ropext.pipeline.running import Run, require
+from ropext.pipeline.stages import is_done
 from ropext.pipeline.steps import LABELS, Work
 from ropext.report.text import size
 

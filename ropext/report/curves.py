@@ -52,6 +52,13 @@ def _axes(
     figure = Figure(figsize=(9.6, 5.4), dpi=110)
     figure.set_layout_engine("constrained")
     axis = figure.subplots()
+    _dress(axis, title, y, x, note)
+    return figure, axis
+
+
+def _dress(
+    axis: "Axes", title: str, y: str = "", x: str = "position (tokens)", note: str = ""
+) -> None:
     shown = letters(title)
     axis.set_title(f"{shown}\n" if note else shown, loc="left", fontsize=12, color=INK)
     axis.text(0, 1.02, note, transform=axis.transAxes, fontsize=9, color=GREY)
@@ -59,7 +66,6 @@ def _axes(
     axis.set_ylabel(y, color=INK)
     axis.spines[["top", "right"]].set_visible(False)
     axis.tick_params(colors=INK)
-    return figure, axis
 
 
 def _positions(axis: "Axes", context: int, longest: int, places: Sequence[float]) -> None:
@@ -100,7 +106,43 @@ def lines(
 ) -> bytes:
     """Lines with ribbons over positions or lengths; with `zero`, differences around a zero line."""
     figure, axis = _axes(title, y, note=note)
-    floor, ceiling = _limits(curves, zero)
+    _plot(axis, curves, context, longest, zero)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=9, labelcolor=INK)
+    return png(figure)
+
+
+def panels(own: Mapping[str, Sequence[Curve]], context: int, longest: int) -> bytes:
+    """Lines side by side, by title; the first panel has them all, and nothing is off its scale."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.4), dpi=100)
+    figure.set_layout_engine("constrained")
+    axes = figure.subplots(1, len(own), squeeze=False)[0]
+    for axis, (title, curves) in zip(axes, own.items(), strict=True):
+        _dress(axis, title, x="tokens")
+        _plot(axis, curves, context, longest, headroom=math.inf)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=len(labels),
+        frameon=False,
+        fontsize=9,
+        labelcolor=INK,
+    )
+    return png(figure)
+
+
+def _plot(
+    axis: "Axes",
+    curves: Sequence[Curve],
+    context: int,
+    longest: int,
+    zero: bool = False,
+    headroom: float = HEADROOM_NATS,
+) -> None:
+    floor, ceiling = _limits(curves, zero, headroom)
     index = 0
     for curve in curves:
         style = _style(index if curve.index is None else curve.index, curve)
@@ -116,18 +158,16 @@ def lines(
         axis.axhline(0, color=INK, lw=0.9)
     axis.set_ylim(floor, ceiling)
     _positions(axis, context, longest, [place for curve in curves for place in curve.places])
-    figure.legend(loc="outside right upper", frameon=False, fontsize=9, labelcolor=INK)
-    return png(figure)
 
 
-def _limits(curves: Sequence[Curve], zero: bool) -> tuple[float, float]:
+def _limits(curves: Sequence[Curve], zero: bool, headroom: float) -> tuple[float, float]:
     """Keep the lines that work readable beside those that exploded."""
     finite = [[v.value for v in c.values if math.isfinite(v.value)] for c in curves]
     tops, bottoms = [max(own) for own in finite if own], [min(own) for own in finite if own]
     if not tops:
         return 0.0, 1.0
-    ceiling = min(max(tops), min(tops) + HEADROOM_NATS)
-    floor = max(min(bottoms), max(bottoms) - HEADROOM_NATS) if zero else min(bottoms)
+    ceiling = min(max(tops), min(tops) + headroom)
+    floor = max(min(bottoms), max(bottoms) - headroom) if zero else min(bottoms)
     if zero:
         floor, ceiling = min(floor, 0.0), max(ceiling, 0.0)
     margin = max(0.06 * (ceiling - floor), 1e-3)

@@ -80,22 +80,28 @@ def _write(
 
 def pictures(run: rundir.Run) -> dict[str, tuple[str, bytes]]:
     """File name to (caption, PNG) for everything that was measured."""
-    drawn: dict[str, tuple[str, bytes]] = {}
-    readers = {label: own for label, own in run.contenders.items() if own.reading is not None}
-    colours = _colours(run.contenders)
-    if readers:
-        drawn |= _text_pictures(list(readers.values()), colours)
-    drawn |= heat_pictures(run.contenders)
     found = {label: own.get("inv_freq") for label, own in run.results["variants"].items()}
     spectra = {label: inv_freq for label, inv_freq in found.items() if inv_freq}
+    return draw(run.contenders, spectra, int(run.results["context"]))
+
+
+def draw(
+    contenders: Mapping[str, Contender], spectra: Mapping[str, Sequence[float]], context: int
+) -> dict[str, tuple[str, bytes]]:
+    """Draw models that read the same documents: file name to (caption, PNG)."""
+    drawn: dict[str, tuple[str, bytes]] = {}
+    readers = {label: own for label, own in contenders.items() if own.reading is not None}
+    colours = colours_of(contenders)
+    if readers:
+        drawn |= _text_pictures(list(readers.values()), colours)
+    drawn |= heat_pictures(contenders)
     if set(spectra) - {BASE}:
         caption = "Wavelength of each rotary pair"
-        context = int(run.results["context"])
         drawn["spectra"] = caption, curves.spectra(caption, spectra, colours, context)
     return drawn
 
 
-def _colours(labels: Iterable[str]) -> dict[str, int]:
+def colours_of(labels: Iterable[str]) -> dict[str, int]:
     """The colour of every model but the base, the same in all pictures of a report."""
     return {label: number for number, label in enumerate(own for own in labels if own != BASE)}
 
@@ -104,17 +110,7 @@ def _text_pictures(
     readers: Sequence[Contender], colours: Mapping[str, int]
 ) -> dict[str, tuple[str, bytes]]:
     frame = readers[0].frame
-    spans = _spans(frame)
-
-    def _curve(own: Contender, values: Sequence[tuple[tuple[int, int], Value]]) -> Curve:
-        places = tuple(math.sqrt(start * stop) for (start, stop), _ in values)
-        found = tuple(value for _, value in values)
-        return Curve(own.label, places, found, own.label == BASE, colours.get(own.label))
-
-    by_position = [
-        _curve(own, [(span, frame.bootstrap.ratio(*_reading(own).sums(*span))) for span in spans])
-        for own in readers
-    ]
+    by_position = losses(readers, colours)
     at_lengths = [
         Curve(
             own.label,
@@ -140,8 +136,11 @@ def _text_pictures(
     others = [own for own in readers if own is not base]
     if base is not None and others:
         against = _reading(base)
+        spans = _spans(frame)
         gains = [
-            _curve(own, [(s, difference(frame, against, _reading(own), s)) for s in spans])
+            _curve(
+                own, spans, [difference(frame, against, _reading(own), s) for s in spans], colours
+            )
             for own in others
         ]
         caption = "Context gain by position: above zero the long context helps"
@@ -149,6 +148,25 @@ def _text_pictures(
         picture = curves.lines(caption, y, gains, *shape, zero=True, note=PAIRED)
         drawn["gain"] = caption, picture
     return drawn
+
+
+def losses(readers: Sequence[Contender], colours: Mapping[str, int]) -> list[Curve]:
+    """The loss of each model by position."""
+    ratio, spans = readers[0].frame.bootstrap.ratio, _spans(readers[0].frame)
+    return [
+        _curve(own, spans, [ratio(*_reading(own).sums(*span)) for span in spans], colours)
+        for own in readers
+    ]
+
+
+def _curve(
+    own: Contender,
+    spans: Sequence[tuple[int, int]],
+    values: Sequence[Value],
+    colours: Mapping[str, int],
+) -> Curve:
+    places = tuple(math.sqrt(start * stop) for start, stop in spans)
+    return Curve(own.label, places, tuple(values), own.label == BASE, colours.get(own.label))
 
 
 def _spans(frame: Frame) -> tuple[tuple[int, int], ...]:
@@ -187,11 +205,11 @@ def write_comparison(
     """The report of `ropext compare`."""
     drawn: dict[str, tuple[str, bytes]] = {}
     if compared is not None:
-        drawn |= _difference_pictures(compared.frame, compared, _colours(contenders))
+        drawn |= _difference_pictures(compared.frame, compared, colours_of(contenders))
     drawn |= heat_pictures(contenders)
     if spectra:
         caption = "Wavelength of each rotary pair"
-        drawn["spectra"] = caption, curves.spectra(caption, spectra, _colours(contenders))
+        drawn["spectra"] = caption, curves.spectra(caption, spectra, colours_of(contenders))
     title = f"ropext compare: {', '.join(contenders)}"
     subtitle = "paired by the hash of each document's tokens; the first run is the reference"
     _write(path, title, subtitle, [], [], tables, drawn, details)

@@ -182,7 +182,7 @@ def retrieval_tables(results: Results) -> list[Table]:
         for label, variant in results["variants"].items():
             if task in variant["retrieval"]:
                 values = metrics_of(results, label)
-                cells = [_share(values.get(f"{task}@{length}")) for length in results["lengths"]]
+                cells = [share(values.get(f"{task}@{length}")) for length in results["lengths"]]
                 reach = length_text(int(values[f"effective_context.{task}"].value))
                 rows.append((_row_name(results, label, questions=True), *cells, reach))
         header = ("", *(length_text(length) for length in results["lengths"]), "effective")
@@ -195,7 +195,8 @@ def retrieval_tables(results: Results) -> list[Table]:
     return tables
 
 
-def _share(value: Value | None) -> str:
+def share(value: Value | None) -> str:
+    """`0.95 [0.88, 0.98]`."""
     if value is None or value.ci95 is None:
         return NOTHING
     return f"{value.value:.2f} [{value.ci95[0]:.2f}, {value.ci95[1]:.2f}]"
