@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ropext.evaluation import Hooks
-from ropext.files import write_bytes, write_text
 from ropext.pipeline.counting import TRAINED, Spent
 from ropext.pipeline.series import Done, Step, run_series
-from ropext.report import curves, evaluated, measured, page
+from ropext.report import curves, evaluated, measured
 from ropext.report.curves import Curve
 from ropext.report.measured import Table
 from ropext.results import rundir
@@ -175,16 +174,13 @@ def show(recipe: DemoRecipe, done: Mapping[str, Done], folder: Path) -> Shown:
         {label: own for label, own in far.items() if own}
     ).items():
         drawn[f"far-{name}"] = f"Far beyond: {caption}", data
-    for name, (_, data) in drawn.items():
-        write_bytes(folder / "plots" / f"{name}.png", data)
     subtitle = (
         "A small Llama that comes with ropext, trained on 256 tokens, extended to 1024: every "
         "number was measured in this run."
     )
     verdicts = [*(target.sentence for target in targets), *shown.about]
-    pictures, details = dict(drawn.values()), "\n".join(shown.commands)
-    html = page.page("ropext demo", subtitle, verdicts, [], tables, pictures, details)
-    write_text(folder / REPORT, html)
+    details = "\n".join(shown.commands)
+    evaluated.write(folder, "ropext demo", subtitle, verdicts, [], tables, drawn, details)
     return shown
 
 

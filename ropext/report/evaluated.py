@@ -33,7 +33,7 @@ def write_report(run: rundir.Run) -> None:
     harness = measured.harness_table(results)
     tables += [harness] if harness else []
     title = f"ropext eval: {', '.join(dict.fromkeys(run.manifest['names']['models'].values()))}"
-    _write(
+    write(
         run.path,
         title,
         _subtitle(results),
@@ -57,7 +57,7 @@ def _subtitle(results: Mapping[str, Any]) -> str:
     )
 
 
-def _write(
+def write(
     path: Path,
     title: str,
     subtitle: str,
@@ -67,6 +67,7 @@ def _write(
     drawn: Mapping[str, tuple[str, bytes]],
     details: str,
 ) -> None:
+    """Write report.md, report.html and plots/*.png; `drawn` is file name to (caption, PNG)."""
     for name, (_, data) in drawn.items():
         write_bytes(path / "plots" / f"{name}.png", data)
     lines = [f"# {title}", "", subtitle, ""]
@@ -212,7 +213,7 @@ def write_comparison(
         drawn["spectra"] = caption, curves.spectra(caption, spectra, colours_of(contenders))
     title = f"ropext compare: {', '.join(contenders)}"
     subtitle = "paired by the hash of each document's tokens; the first run is the reference"
-    _write(path, title, subtitle, [], [], tables, drawn, details)
+    write(path, title, subtitle, [], [], tables, drawn, details)
 
 
 def _difference_pictures(
