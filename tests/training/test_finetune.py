@@ -309,17 +309,24 @@ def test_an_interrupt_saves_and_the_same_call_goes_on(
         assert torch.equal(merged[name], tensor), name
 
 
-def interrupt(monkeypatch, label):
-    """Send a real SIGINT after the first document that is read for a label, the evaluations inside
-    of the training left out."""
+def interrupt(monkeypatch, label, earlier=0):
+    """Send a real SIGINT after the first document that is read for a label; `earlier` readings of
+    it, those inside of the training, are left out."""
     read = evaluating.Judge.read_long
+    begun = []
 
     def asks(self, model, own, pause=unseen):
+        sent = []
+
         def signals(*told):
-            os.kill(os.getpid(), signal.SIGINT)
+            if not sent and (not told or told[0]):  # once, and not before the first document
+                sent.append(True)
+                os.kill(os.getpid(), signal.SIGINT)
             pause(*told)
 
-        wanted = own == label and pause is not unseen
+        if own == label:
+            begun.append(own)
+        wanted = own == label and len(begun) > earlier
         return read(self, model, own, signals if wanted else pause)
 
     monkeypatch.setattr(evaluating.Judge, "read_long", asks)
@@ -338,7 +345,7 @@ def test_an_interrupt_while_documents_are_read_stops_after_the_one_in_hand(
     assert not list((tmp_path / "out.run").glob("*/checkpoint-*"))
     # After the training all of it is kept: the same call only reads and merges.
     with monkeypatch.context() as late:
-        interrupt(late, "tuned")
+        interrupt(late, "tuned", earlier=RUN["steps"] // RUN["eval_every"])
         with pytest.raises(Stopped, match=r"training so far is kept .*checkpoint-8"):
             run_finetune(extended, str(stories), output, **RUN)
     assert not output.exists()
