@@ -79,6 +79,13 @@ def test_temperature_is_one_over_the_square_of_the_attention_factor():
     assert Extend().attention is None
 
 
+def test_a_list_in_one_text_has_no_empty_parts():
+    from ropext.options.evaluate import Evaluate
+
+    assert Evaluate(tasks="passkey, mkey, ").tasks == ("passkey", "mkey")
+    assert Evaluate(tasks=["passkey", " "], depths="0.5,1,").depths == (0.5, 1.0)
+
+
 def test_pair_factors_are_read_from_every_form():
     wanted = (1.0, 2.5, 4.0)
     for text in (

@@ -36,7 +36,8 @@ def _words(value: Any) -> Any:
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple):
         return value
-    return tuple(part.strip() if isinstance(part, str) else part for part in parts if part != "")
+    parts = [part.strip() if isinstance(part, str) else part for part in parts]
+    return tuple(part for part in parts if part != "")
 
 
 def _numbers(value: Any) -> Any:
