@@ -18,7 +18,7 @@ import torch
 import transformers
 
 from ropext.demo import running, steps, telling
-from ropext.report import measured
+from ropext.table import as_markdown
 
 
 def told(sentence: str) -> None:
@@ -50,7 +50,7 @@ def main() -> None:
         f"thread(s); Python {platform.python_version()}, torch {torch.__version__}, transformers "
         f"{transformers.__version__}.{took}\n"
     )
-    print(measured.as_markdown(shown.tables), "\n")
+    print(as_markdown(shown.tables), "\n")
     print("\n".join(f"- {target.sentence}" for target in shown.targets), "\n")
     print("## Cost of each step, in tokens\n")
     print("| step | read | trained on | forward-token equivalents |\n|---|---|---|---|")

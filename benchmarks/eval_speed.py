@@ -26,9 +26,9 @@ import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ropext.evaluation.answers import score_items
 from ropext.evaluation.costs import choose_manner, shape_of
 from ropext.evaluation.forward import TokenScorer
+from ropext.evaluation.reading import score_items
 from ropext.tasks import Item
 
 VOCABULARY = 32_000

@@ -77,9 +77,8 @@ def trainer(engine: str, model: Any, vocabulary: int, run: Run, folder: Path) ->
 
     from ropext.training import adapters
     from ropext.training import engine as ours
-    from ropext.training.collating import Collator
     from ropext.training.loss import use_sliced_loss
-    from ropext.training.sequences import Document, Full, Pose, Rows
+    from ropext.training.sequences import Collator, Full, Pose, Rows, TrainingDocument
 
     options, settings = run.settings()
     if engine == ROPEXT:
@@ -91,7 +90,7 @@ def trainer(engine: str, model: Any, vocabulary: int, run: Run, folder: Path) ->
     length = 2**20 if run.window else 4 * run.tokens
     ids = np.random.default_rng(0).integers(0, vocabulary, length)
     strategy = Pose(run.window, run.tokens) if run.window else Full(run.tokens)
-    rows = Rows([Document(ids)], strategy, run.rows * run.steps, 0)
+    rows = Rows([TrainingDocument(ids)], strategy, run.rows * run.steps, 0)
     job = ours.Job(
         joined, rows, run.rows, run.row_tokens, 0, settings, options, folder, None, run.recompute
     )

@@ -62,7 +62,7 @@ def counted(attention: str, shape: Model, run: Run) -> float:
     cross-entropy of torch, which makes the same products in slices, nor a CPU's fused attention."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    from ropext.training.collating import Collator
+    from ropext.training.sequences import Collator
 
     model = shape.build()
     model.set_attn_implementation(attention)

@@ -27,7 +27,7 @@ def one_step(engine: str, shape: Model, run: Run, folder: Path) -> Callable[[], 
     """A function that trains one step and gives its loss."""
     import torch
 
-    from ropext.training.collating import Collator
+    from ropext.training.sequences import Collator
 
     dtype = torch.bfloat16 if run.device == "cuda" else torch.float32
     model = shape.build(dtype, run.device)

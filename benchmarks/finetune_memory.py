@@ -78,7 +78,7 @@ def speed(tokens: int, rounds: int) -> None:
     """Steps of both engines in turn, in one process."""
     import torch
 
-    from ropext.training.collating import Collator
+    from ropext.training.sequences import Collator
 
     steps: dict[str, Callable[[], None]] = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -17,8 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import ropext
 import ropext.demo
-from ropext import pipeline
 from ropext.training import run_finetune
 
 DEMO = Path(ropext.demo.__path__[0])
@@ -35,7 +35,7 @@ def tuned(
     """Extend once per method and factor, fine-tune, give the numbers at the target."""
     extended = folder / f"{method}-{factor}x"
     if not extended.exists():
-        pipeline.extend(str(model), extended, method=method, factor=factor, prove=False)
+        ropext.extend(str(model), extended, method=method, factor=factor, prove=False)
     done = run_finetune(
         extended,
         str(DEMO / "data" / "tuning.jsonl"),

@@ -34,7 +34,7 @@ from ropext.evaluation.loading import load_tokenizer
 from ropext.options.extend import Extend
 from ropext.options.training import Fit
 from ropext.planning import make_plan
-from ropext.results.readings import Reading
+from ropext.results.perplexity import Reading
 from ropext.results.retrieval import ItemScore
 from ropext.training import fit_data, fit_judging, run_fit
 from ropext.training.data import NO_LIMIT
@@ -85,8 +85,8 @@ def judge_of(model: str, table: str, factor: float, packing: str) -> FitJudge:
     else:
         wanted = corpus.Wanted((plan.target,), given=True, max_documents=DOCUMENTS)
         documents = corpus.choose_documents(raw, encoder, wanted).documents
-    text = [fit_data.Document(own.ids) for own in documents]
-    questions = fit_data.Questions(encoder, text, plan.target, seed=100)
+    text = [fit_data.TrainingDocument(own.ids) for own in documents]
+    questions = fit_data.FitQuestions(encoder, text, plan.target, seed=100)
     items = questions.measured(plan.target, QUESTIONS)
     lengths = (plan.context, plan.target)
     return fit_judging.judge_of(documents, [], items, encoder.bos, lengths, 0)
@@ -107,7 +107,7 @@ def closed_forms(
         except RopextError as error:
             told(f"{method}: {error}")
             continue
-        patching.patch(loaded, plan.config)
+        patching.apply_config(loaded, plan.config)
         found[method] = read(judge, loaded, method)
         told(f"{method}: far half {judge.loss(found[method][0]):.4f}")
     return base, found

@@ -31,14 +31,13 @@ from ropext.corpus import (
     pack_documents,
     read_documents,
 )
-from ropext.evaluation import Hooks
-from ropext.evaluation.bench import frame_of, set_up
 from ropext.evaluation.loading import load_tokenizer
-from ropext.evaluation.ranking import Measured, measure
-from ropext.report import ranked
-from ropext.report.measured import as_markdown, shown
+from ropext.evaluation.ranking import Measured, frame_of, measure, set_up
+from ropext.narration import Hooks
+from ropext.report.tables import ranking_table, ranking_verdict, shown
 from ropext.results.comparison import difference
 from ropext.results.values import Value
+from ropext.table import as_markdown
 from ropext.training import run_fit
 
 DEMO = Path(ropext.demo.__path__[0])
@@ -114,8 +113,8 @@ def main() -> None:
                 hooks=Hooks(say=told),
                 reading={"pack": asked.glued},
             )
-            print(as_markdown([ranked.table(found.ranking)]))
-            print(f"\n{ranked.verdict(found.ranking)}\nforward tokens: {found.tokens:,}\n")
+            print(as_markdown([ranking_table(found.ranking)]))
+            print(f"\n{ranking_verdict(found.ranking)}\nforward tokens: {found.tokens:,}\n")
         if "search" not in asked.part:
             return
         rows = []

@@ -19,7 +19,7 @@ import tiny
 
 from ropext import proof
 from ropext.errors import ProofFailed, RopextError
-from ropext.families import data
+from ropext.families.config import census
 from ropext.options.extend import Extend
 from ropext.planning import Plan, make_plan
 
@@ -50,7 +50,7 @@ def outcome(built: dict[str, Any], plan: Plan) -> tuple[str, str]:
 def main() -> None:
     bases = {
         name: tiny.wrapped(name, tiny.modern(found[0]))
-        for name in sorted(data.census())
+        for name in sorted(census())
         if (found := tiny.text_part(name))
     }
     plans = {name: plan for name, config in bases.items() if (plan := planned(config))}

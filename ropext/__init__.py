@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Any
 from ropext.version import __version__
 
 if TYPE_CHECKING:
-    from ropext.evaluation.session import evaluate
-    from ropext.looking import inspect, plan
-    from ropext.memory import patch, save
-    from ropext.pipeline import extend, run
+    from ropext.inspecting import inspect, plan
+    from ropext.patching import patch, save
+    from ropext.pipeline.extending import evaluate, extend
+    from ropext.pipeline.running import run
     from ropext.training import run_finetune as finetune
     from ropext.training import run_fit as fit
     from ropext.verifying import check_directory as verify
 
 # Imported on first use: `import ropext` costs nothing, and planning never loads torch.
 _PLACES = {
-    "evaluate": "ropext.evaluation.session:evaluate",
-    "extend": "ropext.pipeline:extend",
+    "evaluate": "ropext.pipeline.extending:evaluate",
+    "extend": "ropext.pipeline.extending:extend",
     "finetune": "ropext.training:run_finetune",
     "fit": "ropext.training:run_fit",
-    "inspect": "ropext.looking:inspect",
-    "patch": "ropext.memory:patch",
-    "plan": "ropext.looking:plan",
-    "run": "ropext.pipeline:run",
-    "save": "ropext.memory:save",
+    "inspect": "ropext.inspecting:inspect",
+    "patch": "ropext.patching:patch",
+    "plan": "ropext.inspecting:plan",
+    "run": "ropext.pipeline.running:run",
+    "save": "ropext.patching:save",
     "verify": "ropext.verifying:check_directory",
 }
 

@@ -30,10 +30,6 @@ class UnsupportedModel(RopextError):
     """The model is recognised, and what it would take to extend it is said."""
 
 
-class AlreadyScaled(RopextError):
-    """The model is scaled already in a way that can be neither composed nor replaced."""
-
-
 class NotExpressible(RopextError):
     """No stock config carries the wanted spectrum exactly (in the loaders that were named), or it
     is the one that the model has."""
@@ -59,3 +55,8 @@ class Stopped(RopextError):
     """Interrupted, out of memory, or a server lost: what was finished is kept."""
 
     exit_code = 4
+
+
+class Interrupted(Stopped):
+    """Ctrl-C, or SIGTERM, where the sentence says what is kept; where nothing is, it stays the
+    KeyboardInterrupt that it is everywhere in Python."""

@@ -1,7 +1,12 @@
-"""How a long piece of work speaks with whoever started it; it prints nothing itself."""
+"""How a long piece of work tells how far it is, and how it is stopped; it prints nothing itself."""
 
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 Say = Callable[[str], None]  # a sentence
 # What is done, of how much, and what it is. The first call, as the work begins, starts the clock.
@@ -9,6 +14,7 @@ Show = Callable[[int, int, str], None]
 Clock = Callable[[], float]
 
 SECONDS = 30.0  # between two lines of a log
+STOPPING = (signal.SIGINT, signal.SIGTERM)  # what ends a training at its next good moment
 
 
 def silent(sentence: str) -> None:
@@ -17,6 +23,18 @@ def silent(sentence: str) -> None:
 
 def unseen(done: int, total: int, what: str) -> None:
     """A `Show` for those who want to see nothing."""
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """How a long piece of work speaks with whoever started it, and hears that it is to stop."""
+
+    say: Say = silent
+    show: Show = unseen
+    stop: Callable[[], bool] = lambda: False
+
+
+SILENT = Hooks()
 
 
 class Pace:
@@ -59,3 +77,53 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+@contextmanager
+def interruptible(
+    say: Say,
+    sentence: str,
+    kinds: Sequence[signal.Signals] = (signal.SIGINT,),
+    *,
+    at_once: bool = False,
+) -> Iterator[Callable[[], bool]]:
+    """Answer the first Ctrl-C with a sentence, and yield whether it came; a second one ends now.
+
+    With `at_once` it is raised as a KeyboardInterrupt; else the work asks, after each of its units.
+    """
+    caught: list[int] = []
+
+    def answer(number: int, frame: Any) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        caught.append(number)
+        say(sentence)
+        if at_once:
+            raise KeyboardInterrupt
+
+    before: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {kind: signal.getsignal(kind) for kind in kinds}
+    for kind, handler in before.items():
+        if handler is not signal.SIG_IGN:  # as a script's background has Ctrl-C
+            signal.signal(kind, answer)
+    try:
+        yield lambda: bool(caught)
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+@contextmanager
+def pausing(say: Say, show: Show = unseen) -> Iterator[Show]:
+    """Raise an interrupt while documents are read after the one in hand, as KeyboardInterrupt."""
+    sentence = "stopping after the document in hand (again: ends at once)"
+    with interruptible(say, sentence, STOPPING) as asked:
+
+        def pause(done: int, total: int, what: str) -> None:
+            show(done, total, what)
+            if asked():
+                raise KeyboardInterrupt("interrupted; nothing was kept")
+
+        yield pause
+        if asked():
+            raise KeyboardInterrupt("interrupted; nothing was kept")

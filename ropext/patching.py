@@ -1,4 +1,4 @@
-"""The same config applied to a model that is already in memory, in place.
+"""Extend a model that is already in memory, by the same plan as a directory, and save it.
 
 Two skeletons without weights are built, from the model's config and from the new one. What differs
 between them is what the new config changes, and that alone is carried over: rotary buffers (always
@@ -18,9 +18,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ropext.checkpoint import provenance
-from ropext.checkpoint.provenance import Record
-from ropext.checkpoint.transfer import open_to_readers
+from ropext.checkpoint.provenance import SAVED, Record
+from ropext.checkpoint.staging import open_to_readers
+from ropext.checkpoint.weights import weigh
 from ropext.errors import InputError, OutputExists, UsageError
+from ropext.inspecting import record_of
+from ropext.options.extend import parse_extend
+from ropext.planning import Plan, make_plan, require_help
 
 Model = TypeVar("Model")
 
@@ -161,7 +165,7 @@ def _apply(model: Any, config: Any) -> None:
     _carry_over(live, old, new)
 
 
-def patch(model: Model, config: Mapping[str, Any]) -> Model:
+def apply_config(model: Model, config: Mapping[str, Any]) -> Model:
     """Make a loaded model compute as if it had been loaded with this config dict; returns it.
 
     Again with another config, and it computes as that one says: nothing adds up.
@@ -185,7 +189,7 @@ def unpatch(model: Model) -> Model:
     return model
 
 
-def save(
+def write_model(
     model: Any,
     directory: str | os.PathLike[str],
     config: Mapping[str, Any],
@@ -219,7 +223,7 @@ def save(
         path.write_text(json.dumps(merged, indent=2) + "\n", encoding="utf-8")
         if record is not None:
             written = sorted(temporary.glob("*.safetensors"))
-            weights = {file.name: provenance.weigh(file) for file in written}
+            weights = {file.name: weigh(file) for file in written}
             provenance.write(replace(record, weights=weights), temporary)
         open_to_readers(temporary)
         temporary.chmod(0o755)
@@ -228,3 +232,53 @@ def save(
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     return target
+
+
+PLANNED = "_ropext_plan"  # attribute of a patched model: the plan it computes by
+
+
+def plan_of(model: Any, **options: Any) -> Plan:
+    """The plan for a loaded model, from the config it had before any patch."""
+    live = base_model(model)
+    # As save_pretrained would write it: without what the library fills in.
+    config = json.loads(original_config(live).to_json_string())
+    name = str(getattr(live.config, "_name_or_path", "")) or type(live).__name__
+    return make_plan(config, parse_extend(options), name)
+
+
+def patch(model: Model, **options: Any) -> Model:
+    """Extend a loaded model in place; `options` are the fields of a Recipe (method, factor, ...).
+
+    Its logits then equal those of the checkpoint that `ropext extend` writes with these options.
+    A second call replaces the first; `ropext.patching.unpatch` takes it back.
+    """
+    made = plan_of(model, **options)
+    require_help(made)
+    apply_config(model, made.config)
+    setattr(base_model(model), PLANNED, made)
+    return model
+
+
+def save(model: Any, directory: str | os.PathLike[str]) -> Path:
+    """Write a patched model in stock format, with every spelling that loaders read, and its
+    record."""
+    live = base_model(model)
+    made = getattr(live, PLANNED, None)
+    if made is None:
+        raise UsageError("save wants a model that ropext.patch extended; call ropext.patch first")
+    # What a trainer did to the weights since the patch is not known.
+    record = replace(record_of(made, _base_of(live)), more={SAVED: True})
+    return write_model(model, directory, made.config, record)
+
+
+def _base_of(live: Any) -> dict[str, Any]:
+    """Where a loaded model came from, as transformers keeps it."""
+    name = str(getattr(live.config, "_name_or_path", ""))
+    is_here = not name or Path(name).is_dir()
+    return {
+        "name": name or type(live).__name__,
+        "hub_id": None if is_here else name,
+        "revision": None,
+        "commit": None if is_here else getattr(live.config, "_commit_hash", None),
+        "quantisation": None,
+    }

@@ -7,17 +7,15 @@ from typing import Any
 
 from ropext import families, forms, proof
 from ropext.checkpoint import Snapshot, open_snapshot
-from ropext.checkpoint.comparing import Finding, compare_weights
-from ropext.checkpoint.headers import content_digest
-from ropext.checkpoint.jsontext import dump, read_object
 from ropext.checkpoint.provenance import NAME as RECORD
-from ropext.checkpoint.provenance import Record, WeightFile, base_config, weigh
-from ropext.checkpoint.records import read_record
+from ropext.checkpoint.provenance import Record, base_config, read_record
 from ropext.checkpoint.staging import replace_file
 from ropext.checkpoint.tokenizer import length_edits
+from ropext.checkpoint.weights import Finding, WeightFile, compare_weights, content_digest, weigh
 from ropext.errors import InputError, ProofFailed, UsageError
 from ropext.families import Model
-from ropext.looking import Served, read_again
+from ropext.files import dump, read_object
+from ropext.inspecting import Served, read_again
 from ropext.proof import Expected
 
 

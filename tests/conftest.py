@@ -8,9 +8,8 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def own_interrupts() -> Iterator[None]:
-    """Ctrl-C as an interpreter begins with it. `ropext.cli.app.main` answers it to the end of its
-    process, which here is that of later tests, and a test run in the background of a script
-    inherits it ignored, which its children would too."""
+    """Ctrl-C as an interpreter begins with it: a test run in the background of a script inherits it
+    ignored, which its children would too."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -8,7 +8,7 @@ import pytest
 
 import ropext
 from ropext import patching
-from ropext.checkpoint.records import read_record
+from ropext.checkpoint.provenance import read_record
 from ropext.errors import InputError, OutputExists, UsageError
 
 torch = pytest.importorskip("torch")
@@ -120,7 +120,7 @@ def test_bit_equal_to_the_reloaded_checkpoint(name: str, tmp_path: Path) -> None
     weights = {n: p.data_ptr() for n, p in model.named_parameters()}
     for rope in FAMILIES[name][2]:
         new = changed(config, rope)
-        assert patching.patch(model, new) is model
+        assert patching.apply_config(model, new) is model
         patched = logits(model)
         assert torch.equal(patched, logits(reloaded(name, tmp_path, new)))
         assert (logits(model, CONTEXT) - before).abs().max() > 1e-3
@@ -136,7 +136,7 @@ def test_bfloat16_keeps_the_spectrum_in_float32(tmp_path: Path) -> None:
     loaded = auto_class("llama").from_pretrained(tmp_path, dtype=torch.bfloat16)
     right = logits(reloaded("llama", tmp_path, new, dtype=torch.bfloat16))
     for model in (cast, loaded):
-        patching.patch(model, new)
+        patching.apply_config(model, new)
         assert model.model.rotary_emb.inv_freq.dtype == torch.float32
         assert torch.equal(logits(model), right)
         assert model.dtype == torch.bfloat16
@@ -148,7 +148,7 @@ def test_runtime_state_stays(tmp_path: Path) -> None:
     own, embedding = model.config, model.model.rotary_emb
     model.train()
     model.config.use_cache = False
-    patching.patch(model, changed(config, YARN))
+    patching.apply_config(model, changed(config, YARN))
     assert model.config is own
     assert model.model.rotary_emb is embedding
     assert model.training
@@ -174,10 +174,10 @@ def test_a_model_with_an_adapter(tmp_path: Path) -> None:
 
     new = changed(config, YARN)
     model = adapted(auto_class("llama").from_pretrained(tmp_path))
-    assert patching.patch(model, new) is model
+    assert patching.apply_config(model, new) is model
     assert torch.equal(logits(model), logits(adapted(reloaded("llama", tmp_path, new))))
     with pytest.raises(UsageError, match="merge an adapter first"):
-        patching.save(model, tmp_path / "out", new)
+        patching.write_model(model, tmp_path / "out", new)
 
 
 def test_a_config_that_wants_other_weights_is_refused(tmp_path: Path) -> None:
@@ -185,11 +185,11 @@ def test_a_config_that_wants_other_weights_is_refused(tmp_path: Path) -> None:
     model = auto_class("llama").from_pretrained(tmp_path)
     before = logits(model)
     with pytest.raises(InputError, match="other weights than the model in memory"):
-        patching.patch(model, changed(config, YARN) | {"intermediate_size": 97})
+        patching.apply_config(model, changed(config, YARN) | {"intermediate_size": 97})
     with pytest.raises(InputError, match="of type 'mistral', the model in memory of type 'llama'"):
-        patching.patch(model, config | {"model_type": "mistral"})
+        patching.apply_config(model, config | {"model_type": "mistral"})
     with pytest.raises(UsageError, match="a transformers model, not a Linear"):
-        patching.patch(torch.nn.Linear(2, 2), config)
+        patching.apply_config(torch.nn.Linear(2, 2), config)
     assert torch.equal(logits(model), before)
 
 
@@ -201,8 +201,8 @@ def test_save_writes_all_spellings_and_reloads_equal(tmp_path: Path) -> None:
     config |= {"torch_dtype": "float32", "unknown_key": [1]}
     del config["dtype"]
     model = auto_class("llama").from_pretrained(base).to(torch.bfloat16)
-    patching.patch(model, config)
-    out = patching.save(model, tmp_path / "deep" / "out", config)
+    patching.apply_config(model, config)
+    out = patching.write_model(model, tmp_path / "deep" / "out", config)
     written = json.loads((out / "config.json").read_text())
     for key in ("rope_parameters", "rope_scaling", "rope_theta", "unknown_key"):
         assert written[key] == config[key]
@@ -212,14 +212,14 @@ def test_save_writes_all_spellings_and_reloads_equal(tmp_path: Path) -> None:
     assert torch.equal(logits(again), logits(model))
     assert [path.name for path in out.parent.iterdir()] == ["out"]
     with pytest.raises(OutputExists, match="is there already"):
-        patching.save(model, out, config)
+        patching.write_model(model, out, config)
 
 
 def test_a_failed_save_leaves_nothing(tmp_path: Path) -> None:
     config = tiny("llama", tmp_path / "base")
     model = auto_class("llama").from_pretrained(tmp_path / "base")
     with pytest.raises(TypeError):
-        patching.save(model, tmp_path / "out", config | {"unwritable": object()})
+        patching.write_model(model, tmp_path / "out", config | {"unwritable": object()})
     assert [path.name for path in tmp_path.iterdir()] == ["base"]
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from ropext.errors import InputError, UsageError
 from ropext.options.sections import TABLE
-from ropext.recipefile import from_text, override, read
-from ropext.recipefile.tree import parse
+from ropext.recipefile import from_text, override, parse, read
 
 GOOD = """\
 # a comment

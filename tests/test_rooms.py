@@ -30,11 +30,12 @@ ABOVE_THE_LINE = (
     "loaders",
     "tasks",
     "lengths",
+    "table",
     "options",
     "planning",
     "checkpoint",
     "recipefile",
-    "describing",
+    "inspecting",
     "results",
     "report",
 )
@@ -44,8 +45,6 @@ BELOW_THE_LINE = (
     "proof",
     "endpoint",
     "patching",
-    "memory",
-    "looking",
     "verifying",
     "corpus",
     "evaluation",
@@ -84,21 +83,19 @@ def is_for_types(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
-def imports(tree: ast.AST, *, late: bool = True) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) of everything that is imported when the code runs.
-
-    Names imported for type annotations alone do not count; `late` also gives those in functions.
-    """
+def imports(tree: ast.AST, *, late: bool = True, types: bool = True) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of everything that is imported; `late`: in functions too, `types`: for
+    type annotations alone too."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: relative import"
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
-        elif is_for_types(node):
-            yield from imports(ast.Module(node.orelse, []), late=late)
+        elif is_for_types(node) and not types:
+            yield from imports(ast.Module(node.orelse, []), late=late, types=False)
         elif late or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield from imports(node, late=late)
+            yield from imports(node, late=late, types=types)
 
 
 def parsed(path: Path) -> ast.Module:
@@ -108,6 +105,26 @@ def parsed(path: Path) -> ast.Module:
 def test_every_room_has_its_place() -> None:
     unknown = {room_of(path) for path in sources()} - set(ROOMS)
     assert not unknown, f"give {sorted(unknown)} a place in the order of rooms"
+
+
+def rooms_in_words() -> str:
+    """The rooms as CONTRIBUTING.md lists them, each with the first sentence that it says of
+    itself."""
+    lines = []
+    for room in ROOMS:
+        front = next((p for p in sources() if module_of(p) == f"ropext.{room}"), None)
+        said = ast.get_docstring(parsed(front)) if front else None
+        sentence = re.split(r"(?<=\.)\s", " ".join((said or "").split()))[0].rstrip(".")
+        if not room.startswith("__"):
+            lines.append(f"- `{room}`: {sentence}" if sentence else f"- `{room}`")
+    above = len(ABOVE_THE_LINE)
+    below = ["", "Below this line torch may be loaded:", "", *lines[above:]]
+    return "\n".join([*lines[:above], *below])
+
+
+def test_contributing_lists_the_rooms() -> None:
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text("utf-8")
+    assert rooms_in_words() in text, f"CONTRIBUTING.md wants this list:\n\n{rooms_in_words()}"
 
 
 def test_no_edge_points_upward() -> None:
@@ -126,13 +143,50 @@ def test_no_edge_points_upward() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+# Files of these rooms still lean on one another; no file of another room may join them.
+CIRCLES_INSIDE = {"training", "checkpoint"}
+
+
+def test_no_two_files_form_a_circle() -> None:
+    """In a circle there is no file to read first; imports for types alone count."""
+    files = {module_of(path): path for path in sources()}
+    needs = {
+        module: {
+            name if name in files else name.rpartition(".")[0] for _, name in imports(parsed(path))
+        }
+        & files.keys() - {module}
+        for module, path in files.items()
+    }
+
+    def reached(module: str) -> set[str]:
+        found, left = set[str](), [module]
+        while left:
+            new = needs[left.pop()] - found
+            found |= new
+            left += new
+        return found
+
+    reach = {module: reached(module) for module in files}
+    circles = {
+        frozenset(other for other in reach[module] if module in reach[other])
+        for module in files
+        if module in reach[module]
+    }
+    wrong = [
+        sorted(circle)
+        for circle in circles
+        if {room_of(files[module]) for module in circle} - CIRCLES_INSIDE
+    ]
+    assert not wrong, wrong
+
+
 def test_rooms_above_the_line_know_no_torch() -> None:
     wrong = []
     for path in sources():
         if room_of(path) not in ABOVE_THE_LINE:
             continue
         banned = HEAVY if room_of(path) in NUMPY_ROOMS else HEAVY | {"numpy"}
-        for line, name in imports(parsed(path)):
+        for line, name in imports(parsed(path), types=False):
             if name.split(".")[0] in banned:
                 wrong.append(f"{path.relative_to(REPOSITORY)}:{line} imports {name}")
     assert not wrong, "\n".join(wrong)
@@ -140,7 +194,7 @@ def test_rooms_above_the_line_know_no_torch() -> None:
 
 def early(path: Path) -> set[str]:
     """What importing a module imports at once."""
-    return {name for _, name in imports(parsed(path), late=False)}
+    return {name for _, name in imports(parsed(path), late=False, types=False)}
 
 
 def test_heavy_modules_are_imported_inside_functions_only() -> None:

@@ -4,13 +4,13 @@ Everything that comes from a model or a user is escaped: it can bring neither HT
 """
 
 import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ropext.checkpoint.jsontext import read_bytes
 from ropext.errors import InputError
+from ropext.files import read_bytes
+from ropext.table import Table, escape, grid, visible
 
 README = "README.md"
 README_LIMIT = 4 * 10**6  # bytes; a longer base card is left behind
@@ -32,12 +32,6 @@ TAGS = ("ropext", "context-extension")
 
 
 @dataclass(frozen=True)
-class Table:
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True)
 class Card:
     """What the section says, as plain strings; nothing in it needs to be escaped beforehand."""
 
@@ -48,53 +42,37 @@ class Card:
     facts: Table | None = None  # method, knobs, context, target ...
     readings: Table | None = None  # loader, versions, verdict, why, flag
     serving: tuple[tuple[str, str], ...] = ()  # (loader, command line)
-    numbers: tuple[tuple[str, Table], ...] = ()  # (caption, table)
+    numbers: tuple[Table, ...] = ()
     warnings: tuple[str, ...] = ()
-
-
-def escape(text: str) -> str:
-    """Text as Markdown shows it literally, on one line, also inside a table."""
-    text = " ".join(_visible(text).split())
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    text = re.sub(r"([\\`*_\[\]|~$#!{}])", r"\\\1", text)
-    # An address would become a link by itself; a leading mark a list or a heading.
-    text = text.replace("://", "&#58;//").replace("www.", "www&#46;").replace("@", "&#64;")
-    return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", text)
-
-
-def _visible(text: str) -> str:
-    """Without control characters and marks that change the direction or hide text."""
-    return "".join(
-        c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Co")
-    )
 
 
 def code_block(text: str, language: str = "") -> str:
     """A fenced block whose fence is longer than any run of backticks inside."""
     # A comment mark could end the section early for who replaces it.
-    text = _visible(text).strip("\n").replace("<!--", "<! --")
+    text = visible(text).strip("\n").replace("<!--", "<! --")
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"
 
 
-def _table(table: Table) -> str:
-    rows = [table.header, ("---",) * len(table.header)]
-    lines = ["| " + " | ".join(map(escape, rows[0])) + " |", "|" + "|".join(rows[1]) + "|"]
-    lines += ["| " + " | ".join(map(escape, row)) + " |" for row in table.rows]
-    return "\n".join(lines)
+def _numbered(tables: Iterable[Table]) -> list[str]:
+    """Each table under its title and its note."""
+    parts = []
+    for own in tables:
+        caption = f"{own.title}. {own.note}." if own.note else own.title
+        parts += [f"**{escape(caption)}**", grid(own)]
+    return parts
 
 
 def section(card: Card) -> str:
     """The section between its two marks."""
     parts = [BEGIN, "## Context extension", " ".join(map(escape, card.summary))]
     if card.facts:
-        parts.append(_table(card.facts))
+        parts.append(grid(card.facts))
     parts += [f"> **Note:** {escape(warning)}" for warning in card.warnings]
-    for caption, table in card.numbers:
-        parts += [f"**{escape(caption)}**", _table(table)]
+    parts += _numbered(card.numbers)
     if card.readings:
-        parts += ["### What each loader makes of it", _table(card.readings)]
+        parts += ["### What each loader makes of it", grid(card.readings)]
     if card.serving:
         parts.append("### Serving")
         for loader, command in card.serving:
@@ -117,11 +95,9 @@ def render(card: Card, base: str | None = None) -> str:
     return f"---\n{_front(card, front)}---\n\n{section(card)}\n{body}\n"
 
 
-def with_evidence(text: str, sentences: Iterable[str], numbers: Iterable[tuple[str, Table]]) -> str:
+def with_evidence(text: str, sentences: Iterable[str], numbers: Iterable[Table]) -> str:
     """A card of ours with what was measured of the model, at the end of its section."""
-    parts = ["### What was measured", *map(escape, sentences)]
-    for caption, table in numbers:
-        parts += [f"**{escape(caption)}**", _table(table)]
+    parts = ["### What was measured", *map(escape, sentences), *_numbered(numbers)]
     head, closing, tail = text.partition(f"{CLOSING}\n\n{END}")
     if not closing:
         raise InputError("the card has no section of ropext's to put the evidence into")
@@ -186,7 +162,7 @@ def _quoted(text: str) -> str:
     """A YAML scalar on one line: plain where that is safe, else in double quotes (JSON's are)."""
     if re.fullmatch(r"[A-Za-z][\w./-]*", text) and text.lower() not in _YAML_WORDS:
         return text
-    return '"' + _visible(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") + '"'
+    return '"' + visible(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") + '"'
 
 
 _YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
@@ -206,4 +182,4 @@ def read_readme(path: Path) -> tuple[str | None, str | None]:
 
 def facts(rows: Iterable[tuple[str, object]]) -> Table:
     """A two-column table of names and values."""
-    return Table(("", ""), tuple((name, str(value)) for name, value in rows))
+    return Table("", "", ("", ""), tuple((name, str(value)) for name, value in rows))

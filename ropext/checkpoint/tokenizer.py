@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ropext.checkpoint.jsontext import open_regular, parse_object
 from ropext.checkpoint.snapshot import Snapshot
 from ropext.errors import InputError
+from ropext.files import open_regular, parse_object
 
 TOKENIZER = "tokenizer.json"
 

@@ -8,15 +8,23 @@ from typing import Any
 
 from ropext.checkpoint import provenance, tokenizer
 from ropext.checkpoint.card import README, Card, read_readme, render
-from ropext.checkpoint.comparing import compare_weights
-from ropext.checkpoint.jsontext import dump
-from ropext.checkpoint.provenance import Record, WeightFile
+from ropext.checkpoint.provenance import Record
 from ropext.checkpoint.snapshot import Snapshot, require_weights
-from ropext.checkpoint.staging import Stage, check_output, check_space, existing_parent, staged
+from ropext.checkpoint.staging import (
+    LINKS,
+    Link,
+    Staged,
+    check_output,
+    check_space,
+    copy_file,
+    existing_parent,
+    place,
+    staged,
+)
 from ropext.checkpoint.tokenizer import TOKENIZER, LengthEdit
-from ropext.checkpoint.transfer import LINKS, Link, copy_file, place
+from ropext.checkpoint.weights import WeightFile, compare_weights, weigh
 from ropext.errors import InputError, UsageError
-from ropext.files import os_errors
+from ropext.files import dump, os_errors
 
 Proof = Mapping[str, Any]
 
@@ -58,8 +66,7 @@ def write_checkpoint(
     _check_source(snapshot, output, link)
     edits, limits = tokenizer.length_edits(snapshot, record.context, record.target)
     weights = {
-        name: provenance.weigh(snapshot.path(name), content=hash_weights)
-        for name in snapshot.weight_files
+        name: weigh(snapshot.path(name), content=hash_weights) for name in snapshot.weight_files
     }
     readme, readme_note = read_readme(snapshot.path(README))
     with staged(output, force=force, inputs=_inputs(snapshot)) as stage:
@@ -115,7 +122,7 @@ def _bytes_to_copy(snapshot: Snapshot, link: Link, output: Path) -> int:
     return total
 
 
-def _carry(snapshot: Snapshot, stage: Stage, edits: Iterable[LengthEdit], link: Link) -> None:
+def _carry(snapshot: Snapshot, stage: Staged, edits: Iterable[LengthEdit], link: Link) -> None:
     """The base's files. Only weights are linked: an editor that writes into a linked text file in
     place would change the base too."""
     edited = {edit.file for edit in edits}

@@ -4,18 +4,17 @@ Only the module of the command that is run gets imported: a start-up pays for on
 """
 
 import os
-import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
 from itertools import pairwise
-from types import FrameType
 from typing import Annotated
 
 import typer
 
 from ropext.cli.output import fail
 from ropext.errors import RopextError, UsageError
+from ropext.narration import interruptible
 from ropext.version import __version__
 
 # Name -> the first sentence of its help, which `ropext --help` shows without importing it.
@@ -76,17 +75,6 @@ def _asked(words: list[str]) -> str | None:
     return next((word for word in words if not word.startswith("-")), "")
 
 
-class Interrupted(BaseException):
-    """Ctrl-C; not KeyboardInterrupt, which the option parser would turn into exit code 1."""
-
-
-def _on_interrupt(signum: int, frame: FrameType | None) -> None:
-    """Say so at once, clean up on the way out; a second Ctrl-C ends now."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    fail("interrupted; cleaning up (Ctrl-C again ends at once)")
-    raise Interrupted
-
-
 def _print_version(wanted: bool) -> None:
     if not wanted:
         return
@@ -119,24 +107,34 @@ def _root(
 def main() -> None:
     """Run the command line; a user's mistake is one sentence, a bug keeps its traceback."""
     _open_closed_streams()
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a script's background has it
-        signal.signal(signal.SIGINT, _on_interrupt)
-    words = sys.argv[1:] or ["--help"]
+    sentence = "interrupted; cleaning up (Ctrl-C again ends at once)"
+    with interruptible(fail, sentence, at_once=True):
+        code = _code_of(sys.argv[1:] or ["--help"])
+    if code:
+        sys.exit(code)
+
+
+def _code_of(words: list[str]) -> int:
+    """Run one command line; its exit code."""
     _silence(words)
     try:
         _check_words(words)
         # The name also under `python -m ropext`: completion scripts are made from it.
-        code = build(_asked(words))(words, prog_name="ropext", standalone_mode=False)
+        return build(_asked(words))(words, prog_name="ropext", standalone_mode=False) or 0
     except RopextError as error:
         fail(str(error))
-        sys.exit(error.exit_code)
+        return error.exit_code
     except typer.TyperException as error:
         fail(_sentence(error))
-        sys.exit(2)
-    except Interrupted:
-        sys.exit(130)
-    if code:
-        sys.exit(code)
+        return 2
+    except (KeyboardInterrupt, typer.Abort) as error:
+        # The option parser turns the one into the other.
+        cause = error.__cause__ if isinstance(error, typer.Abort) else error
+        if not isinstance(cause, KeyboardInterrupt):
+            raise
+        if cause.args:
+            fail(str(cause))
+        return 130
 
 
 def _check_words(words: list[str]) -> None:

@@ -8,8 +8,6 @@ import typer
 from ropext.cli import options
 from ropext.cli.output import Out
 
-NAME = "compare"
-
 Runs = Annotated[
     list[str],
     typer.Argument(metavar="RUN...", help="run directories of ropext eval; RUN:VARIANT names one"),
@@ -31,18 +29,18 @@ def command(
     quiet: options.Quiet = False,
 ) -> None:
     """Compare evaluations on the same tokens. Finished runs, with paired intervals."""
-    from ropext.report import compared as side_by_side
-    from ropext.report import measured
-    from ropext.results import contest, gates
+    from ropext.report.evaluation import compare
+    from ropext.results import gates, rundir
+    from ropext.table import as_text
 
     out = Out(as_json, quiet)
     wanted = [gates.parse_gate(text) for text in fail_if or ()]
-    opened, contenders = contest.gather(runs)
-    compared = side_by_side.compare(contenders)
+    opened, contenders = rundir.gather(runs)
+    compared = compare(contenders)
     for label, count in (compared.text.left_out if compared.text else {}).items():
         if count:
             out.say(f"{label}: {count} documents are not in all runs and are left out")
-    outcomes = [own for run in opened for own in contest.judge(run, wanted)]
+    outcomes = [own for run in opened for own in rundir.judge(run, wanted)]
     if output is not None:
         spectra = {
             label: inv_freq
@@ -53,5 +51,5 @@ def command(
         compared.write(output, {str(run.path): run for run in opened}, spectra)
         out.say(f"report: {output / 'report.html'}")
     data = compared.to_json() | {"gates": [vars(outcome) for outcome in outcomes]}
-    out.result(measured.as_text(compared.tables), data)
-    contest.raise_if_failed(outcomes)
+    out.result(as_text(compared.tables), data)
+    rundir.raise_if_failed(outcomes)

@@ -6,10 +6,7 @@ from typing import Annotated
 import typer
 
 from ropext.cli import options
-from ropext.cli.output import Out
-from ropext.cli.progress import Bar, interruptible
-
-NAME = "demo"
+from ropext.cli.output import Bar, Out, stoppable
 
 Output = Annotated[
     Path, typer.Option("--output", "-o", metavar="DIR", help="directory that keeps it all")
@@ -32,7 +29,7 @@ def command(
 
     out = Out(as_json, quiet)
     chosen = steps.steps(finetune=not no_finetune, far=far)
-    with interruptible() as stop:
+    with stoppable() as stop:
         hooks = running.Hooks(out.say, Bar(out).show, stop)
         done = running.run(chosen, output, hooks)
     shown = telling.show(done, output)

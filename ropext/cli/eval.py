@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ropext.cli import options
-from ropext.cli.output import Out
-from ropext.cli.progress import Bar, interruptible
+from ropext.cli.output import Bar, Out, stoppable
 from ropext.options.evaluate import Evaluate
 
 if TYPE_CHECKING:
-    from ropext.evaluation import Evaluation
-    from ropext.results.gates import Gate, Outcome
-
-NAME = "eval"
+    from ropext.evaluation.session import Evaluation
+    from ropext.results.gates import Gate
 
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="RUN", help="directory that keeps it all")
@@ -47,8 +44,10 @@ def command(
     quiet: options.Quiet = False,
 ) -> None:
     """Measure a model at its long lengths. By perplexity and retrieval, beside the base."""
-    from ropext.evaluation import Hooks, estimate_evaluation, evaluate
+    from ropext.evaluation.costs import estimate_evaluation
     from ropext.evaluation.work import processes
+    from ropext.narration import Hooks
+    from ropext.pipeline.extending import evaluate
     from ropext.results.gates import parse_gate
 
     out = Out(as_json, quiet)
@@ -59,14 +58,14 @@ def command(
         "gates": gates,
     }
     if dry_run:
-        setting, estimate = estimate_evaluation(
+        settled, estimate = estimate_evaluation(
             model, **common, output=output, force=force, **given
         )
-        for warning in setting.prepared.warnings:
+        for warning in settled.warnings:
             out.say(f"warning: {warning}")
         out.result(_estimate_text(estimate), estimate.to_json())
         return
-    with interruptible() as stop:
+    with stoppable() as stop:
         hooks = Hooks(say=out.say, show=Bar(out).show, stop=stop)
         done = evaluate(
             model, output, **common, force=force, command=sys.argv, hooks=hooks, **given
@@ -77,18 +76,17 @@ def command(
 
 def _tell(out: Out, done: "Evaluation", gates: "tuple[Gate, ...]") -> None:
     """The result on stdout, the gates, and the exit code that follows from them."""
-    from ropext.report import measured
-    from ropext.results import contest
+    from ropext.report import tables
+    from ropext.results import rundir
+    from ropext.table import as_markdown, as_text
 
     assert done.run is not None  # the first process always has it
-    outcomes = contest.judge(done.run, gates)
-    tables = [*measured.text_tables(done.results), *measured.retrieval_tables(done.results)]
-    harness = measured.harness_table(done.results)
-    tables += [harness] if harness else []
-    lines = measured.verdict_lines(done.results)
-    lines += [_gate_line(outcome) for outcome in outcomes]
+    outcomes = rundir.judge(done.run, gates)
+    shown = tables.evaluation_tables(done.results)
+    lines = tables.verdict_lines(done.results)
+    lines += [outcome.sentence for outcome in outcomes]
     out.result(
-        measured.as_text(tables, lines),
+        as_text(shown, lines),
         dict(done.results) | {"gates": [vars(outcome) for outcome in outcomes]},
     )
     if done.resumed:
@@ -98,17 +96,14 @@ def _tell(out: Out, done: "Evaluation", gates: "tuple[Gate, ...]") -> None:
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
         with Path(summary).open("a", encoding="utf-8") as stream:
-            stream.write(measured.as_markdown(tables) + "\n\n")
+            stream.write(as_markdown(shown) + "\n\n")
             stream.writelines(f"- {line}\n" for line in lines)
-    contest.raise_if_failed(outcomes)
-
-
-def _gate_line(outcome: "Outcome") -> str:
-    return f"gate {'passed' if outcome.passed else 'FAILED'}: {outcome.reason}"
+    rundir.raise_if_failed(outcomes)
 
 
 def _estimate_text(estimate: Any) -> str:
-    from ropext.report.text import size, table
+    from ropext.report.text import size
+    from ropext.table import columns
 
     manner = f"in chunks of {estimate.chunk}" if estimate.chunk else "each document in one piece"
     if estimate.columns is None:
@@ -118,7 +113,7 @@ def _estimate_text(estimate: Any) -> str:
     rows = [(part.what, str(part.passes), str(part.tokens)) for part in estimate.work]
     return "\n".join(
         [
-            table(("work", "passes", "tokens each"), rows),
+            columns(("work", "passes", "tokens each"), rows),
             "",
             f"passes       {estimate.passes}",
             f"tokens       {estimate.tokens:,}",

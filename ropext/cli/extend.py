@@ -6,18 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ropext import pipeline
-from ropext.cli import options, plan, pushing, run
+from ropext.cli import options, plan, run
 from ropext.cli.output import Out
+from ropext.cli.push import Public, PushToHub, asked_push, result
 from ropext.errors import UsageError
 from ropext.options.extend import Extend
+from ropext.pipeline import extending
 from ropext.planning import require_help
 from ropext.report import text
 
 if TYPE_CHECKING:
-    from ropext.pipeline.job import Job
-
-NAME = "extend"
+    from ropext.pipeline.job import Recipe
 
 Words = Annotated[
     list[str] | None,
@@ -59,8 +58,8 @@ def command(
     dry_run: DryRun = False,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
-    push_to_hub: pushing.PushToHub = None,
-    public: pushing.Public = False,
+    push_to_hub: PushToHub = None,
+    public: Public = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -68,7 +67,7 @@ def command(
     out = Out(as_json, quiet)
     if output is None and not dry_run:
         raise UsageError("say where to: -o OUT (or --dry-run to see the plan)")
-    push = pushing.wish(push_to_hub, public)
+    push = asked_push(push_to_hub, public)
     top = {"model": model, "revision": revision, "trust_remote_code": trust_remote_code}
     later = {"fit": fit, "finetune": given.get("finetune"), "evaluate": evaluate}
     if words or any(later.values()):
@@ -78,11 +77,11 @@ def command(
         return
     common = {"revision": revision, "link": link, "force": force, **given}
     if output is None or dry_run:
-        made = pipeline.plan_extend(model, output, **common)
+        made = extending.plan_extend(model, output, **common)
         plan.show(out, made)
         require_help(made)  # as the run would, which shows no plan
         return
-    done = pipeline.extend(
+    done = extending.extend(
         model,
         output,
         prove=not no_verify,
@@ -92,7 +91,7 @@ def command(
         say=out.say,
         **common,
     )
-    pushing.result(out, text.extended(done), done.to_json(), done.output, push)
+    result(out, text.extended(done.plan, done.written), done.to_json(), done.output, push)
 
 
 def _job(
@@ -100,7 +99,7 @@ def _job(
     extend: dict[str, Any],
     later: dict[str, str | None],
     words: Sequence[str],
-) -> "Job":
+) -> "Recipe":
     """The recipe of a command line with later steps."""
     from ropext.pipeline import job  # late: it needs the options of all steps
 

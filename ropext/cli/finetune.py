@@ -5,12 +5,10 @@ from typing import Annotated, Any
 import typer
 
 from ropext.cli import options as shared
-from ropext.cli import pushing
+from ropext.cli import push
 from ropext.cli.output import Out
 from ropext.errors import UsageError
 from ropext.options.training import Finetune
-
-NAME = "finetune"
 
 Directory = Annotated[
     str, typer.Argument(metavar="DIR", help="an extended checkpoint: a directory or a hub id")
@@ -28,8 +26,8 @@ def command(
     output: shared.Output = None,
     force: shared.BeginAnew = False,
     dry_run: DryRun = False,
-    push_to_hub: pushing.PushToHub = None,
-    public: pushing.Public = False,
+    push_to_hub: push.PushToHub = None,
+    public: push.Public = False,
     as_json: shared.Json = False,
     quiet: shared.Quiet = False,
 ) -> None:
@@ -40,7 +38,7 @@ def command(
     out = Out(as_json, quiet)
     if output is None and not dry_run:
         raise UsageError("say where to: -o OUT (or --dry-run to see the settings)")
-    wanted = pushing.wish(push_to_hub, public)
+    wanted = push.asked_push(push_to_hub, public)
     if output is None or dry_run:
         planned = training.plan_finetune(directory, data, output, force=force, **given)
         if run.is_main():
@@ -48,4 +46,4 @@ def command(
         return
     done = training.run_finetune(directory, data, output, force=force, say=out.say, **given)
     if run.is_main():
-        pushing.result(out, showing.result_text(done), done.to_json(), done.output, wanted)
+        push.result(out, showing.result_text(done), done.to_json(), done.output, wanted)

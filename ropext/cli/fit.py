@@ -6,12 +6,10 @@ from typing import Annotated, Any
 import typer
 
 from ropext.cli import options as shared
-from ropext.cli import pushing
+from ropext.cli import push
 from ropext.cli.output import Out
 from ropext.errors import UsageError
 from ropext.options.training import Fit
-
-NAME = "fit"
 
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="show settings, sources, tokens, memory; fit nothing")
@@ -27,8 +25,8 @@ def command(
     force: shared.BeginAnew = False,
     dry_run: DryRun = False,
     revision: shared.Revision = None,
-    push_to_hub: pushing.PushToHub = None,
-    public: pushing.Public = False,
+    push_to_hub: push.PushToHub = None,
+    public: push.Public = False,
     as_json: shared.Json = False,
     quiet: shared.Quiet = False,
 ) -> None:
@@ -39,7 +37,7 @@ def command(
     out = Out(as_json, quiet)
     if output is None and not dry_run:
         raise UsageError("say where to: -o OUT (or --dry-run to see the settings)")
-    wanted = pushing.wish(push_to_hub, public)
+    wanted = push.asked_push(push_to_hub, public)
     if output is None or dry_run:
         planned = training.plan_fit(model, data, output, revision=revision, force=force, **given)
         if run.is_main():
@@ -56,4 +54,4 @@ def command(
         **given,
     )
     if done is not None:
-        pushing.result(out, fit_showing.result_text(done), done.to_json(), done.output, wanted)
+        push.result(out, fit_showing.result_text(done), done.to_json(), done.output, wanted)

@@ -9,8 +9,6 @@ from ropext.cli import options
 from ropext.cli.output import Out
 from ropext.options.extend import Reach
 
-NAME = "inspect"
-
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="draw the spectrum")]
 
 
@@ -24,11 +22,11 @@ def command(
     quiet: options.Quiet = False,
 ) -> None:
     """Say what position scheme a model has. From its config files alone."""
-    from ropext import looking
+    from ropext import inspecting
     from ropext.report import text
 
     out = Out(as_json, quiet)
-    seen = looking.inspect(model, revision=revision, **given)
+    seen = inspecting.inspect(model, revision=revision, **given)
     if plot is not None:
         out.picture(plot, seen.main.rope, seen.spectra(), seen.target, seen.name)
     out.result(text.inspection(seen.name, seen.model, seen.limits, seen.target), seen.to_json())

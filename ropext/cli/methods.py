@@ -11,8 +11,6 @@ from ropext.cli.output import Out
 from ropext.options.fields import flag, shown_default
 from ropext.scaling import Method
 
-NAME = "methods"
-
 
 def _data(method: Method) -> dict[str, Any]:
     return {

@@ -4,11 +4,14 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext.errors import InputError
+from ropext.narration import Clock, Pace, interruptible, told
 
 if TYPE_CHECKING:
     from ropext.rope import Rope, Spectrum
@@ -70,10 +73,10 @@ class Out:
         title: str,
     ) -> None:
         """The file that --plot asks for."""
-        from ropext.report import spectra as pictures  # late: it loads matplotlib
+        from ropext.report import plots  # late: it loads matplotlib
 
         try:
-            pictures.plot(rope, spectra, target, path, title=title)
+            plots.plot(rope, spectra, target, path, title=title)
         except OSError as error:
             raise InputError(f"--plot {path} cannot be written: {error.strerror}") from None
         self.say(f"wrote {path}")
@@ -94,3 +97,31 @@ def fail(sentence: str) -> None:
     """The last word of a command that did not succeed; said also with --quiet."""
     sys.stderr.write(f"error: {visible(sentence)}\n")
     sys.stderr.flush()
+
+
+class Bar:
+    """Progress with the time that is left: on one line of a terminal, elsewhere in sentences."""
+
+    SECONDS = 0.2  # between two pictures of it
+
+    def __init__(self, out: Out, clock: Clock = time.monotonic) -> None:
+        self.out, self.pace = out, Pace(self.SECONDS, clock)
+        self.tell = told(out.say, clock)
+
+    def show(self, done: int, total: int, what: str) -> None:
+        if not self.out.animated:
+            self.tell(done, total, what)
+            return
+        left, finished = self.pace.left(done, total), done >= total
+        if left is None and not finished:
+            return
+        text = f"{100 * done / max(total, 1):3.0f} %  about {left or '0 s'} left  {what}"
+        sys.stderr.write(f"\r\x1b[2K{text[:100]}" + ("\n" if finished else ""))
+        sys.stderr.flush()
+
+
+def stoppable() -> AbstractContextManager[Callable[[], bool]]:
+    """Answer Ctrl-C while something runs that is asked after each of its pieces."""
+    return interruptible(
+        fail, "interrupted; stopping after the piece in hand (Ctrl-C again ends at once)"
+    )

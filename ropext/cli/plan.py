@@ -8,14 +8,12 @@ import typer
 from ropext.cli import options
 from ropext.cli.output import Out
 from ropext.errors import UsageError
-from ropext.options.evaluate import Reading
+from ropext.options.evaluate import DocumentOptions
 from ropext.options.extend import Extend
 from ropext.options.fields import flag
 
 if TYPE_CHECKING:
     from ropext.planning import Plan
-
-NAME = "plan"
 
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE.png", help="draw the spectra of all methods")
@@ -32,7 +30,7 @@ Measure = Annotated[
 
 
 @options.takes("given", Extend)
-@options.takes("reading", Reading)
+@options.takes("reading", DocumentOptions)
 def command(
     model: options.ModelArg,
     given: dict[str, Any],
@@ -45,7 +43,7 @@ def command(
     quiet: options.Quiet = False,
 ) -> None:
     """Show what an extension would do. On an extended directory: how to serve it."""
-    from ropext import looking
+    from ropext import inspecting
 
     out = Out(as_json, quiet)
     if measure is not None:
@@ -55,13 +53,13 @@ def command(
         name = flag(next(iter(reading), "trust_remote_code"))
         raise UsageError(f"{name} says how documents are read; it goes with --measure DATA")
     if not given and plot is None:
-        served = looking.serving(model, revision=revision)
+        served = inspecting.serving(model, revision=revision)
         if served is not None:
             from ropext.report import text
 
             out.result(text.served(served), served.to_json())
             return
-    show(out, looking.plan(model, revision=revision, **given), plot)
+    show(out, inspecting.plan(model, revision=revision, **given), plot)
 
 
 def show(out: Out, plan: "Plan", plot: Path | None = None) -> None:
@@ -84,12 +82,12 @@ def _measure(
     trust_remote_code: bool,
 ) -> None:
     """The ranking, then the plan of the method that was named, else of the one to take."""
-    from ropext.cli.progress import Bar, interruptible
-    from ropext.evaluation import Hooks
+    from ropext.cli.output import Bar, stoppable
     from ropext.evaluation.ranking import measure
-    from ropext.report import ranked, text
+    from ropext.narration import Hooks
+    from ropext.report import tables, text
 
-    with interruptible() as stop:
+    with stoppable() as stop:
         found = measure(
             model,
             data,
@@ -103,5 +101,5 @@ def _measure(
     if plot is not None:
         out.picture(plot, made.main.rope, made.spectra(), made.target, made.name)
     mark = found.overlap.mark if found.overlap else ""
-    body = ranked.text(found.ranking, found.plans, found.left_out, mark)
+    body = tables.ranking_text(found.ranking, found.plans, found.left_out, mark)
     out.result(f"{text.plan(made)}\n\n{body}", made.to_json() | {"measured": found.to_json()})

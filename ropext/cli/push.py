@@ -1,14 +1,107 @@
-"""`ropext push DIR ORG/NAME`."""
+"""`ropext push DIR ORG/NAME`; and `--push-to-hub` of every command that writes a checkpoint."""
 
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ropext.cli import options, pushing
+from ropext.cli import options
 from ropext.cli.output import Out
+from ropext.errors import RopextError, Stopped, UsageError
 
-NAME = "push"
+if TYPE_CHECKING:
+    from ropext.checkpoint.push import Pushed
+
+PushToHub = Annotated[
+    str | None,
+    typer.Option(
+        "--push-to-hub",
+        metavar="ORG/NAME",
+        help="upload OUT when it is complete, as a private repository",
+    ),
+]
+Public = Annotated[bool, typer.Option("--public", help="the pushed repository is public")]
+
+
+@dataclass(frozen=True)
+class Push:
+    """Where a finished output goes."""
+
+    repository: str
+    private: bool = True
+    runs: tuple[str, ...] = ()  # of ropext eval: RUN or RUN:VARIANT
+    force: bool = False
+
+
+def asked_push(push_to_hub: str | None, public: bool) -> Push | None:
+    """What the options ask for; what is missing for it is said before anything is computed."""
+    if push_to_hub is None:
+        if public:
+            raise UsageError("--public needs --push-to-hub ORG/NAME")
+        return None
+    from ropext.checkpoint import push
+
+    push.ready(push_to_hub, "--push-to-hub")
+    return Push(push_to_hub, private=not public)
+
+
+def upload(out: Out, directory: Path, wanted: Push) -> "Pushed":
+    """Push a directory with what was measured of it."""
+    from ropext.checkpoint import push
+    from ropext.results.figures import figures
+
+    done = push.push(
+        directory,
+        wanted.repository,
+        wanted.private,
+        figures=figures(directory, wanted.runs),
+        force=wanted.force,
+        bars=out.animated,
+        say=out.say,
+    )
+    for note in done.notes:
+        out.say(f"note: {note}")
+    return done
+
+
+def result(
+    out: Out, text: str, data: Mapping[str, Any], directory: Path, wanted: Push | None
+) -> None:
+    """A command's result, after the push that was asked for. A push that fails takes nothing away:
+    the result is printed, the output is kept, and the command that pushes it again is said."""
+    if wanted is None:
+        out.result(text, data)
+        return
+    try:
+        done = upload(out, directory, wanted)
+    except RopextError as error:
+        out.result(text, {**data, "pushed": None})
+        command = again(directory, wanted)
+        raise Stopped(f"{error}; {directory} is complete and kept, push it: {command}") from None
+    out.result(f"{text}\n{sentence(done)}", {**data, "pushed": done.to_json()})
+
+
+def again(directory: Path, wanted: Push) -> str:
+    """The command that pushes this output."""
+    words = ["ropext", "push", str(directory), wanted.repository]
+    words += [] if wanted.private else ["--public"]
+    for run in wanted.runs:
+        words += ["--results", run]
+    return shlex.join(words)
+
+
+def sentence(done: "Pushed") -> str:
+    """What the hub has now, in a line."""
+    kind = "private" if done.private else "public"
+    if not done.changed:
+        return f"{done.url} ({kind}) has all of it already"
+    size = sum(done.files.values()) / 1e6
+    figures = f", {done.figures} measured figures in its card" if done.figures else ""
+    return f"pushed to {done.url} ({kind}): {len(done.files)} files, {size:,.1f} MB{figures}"
+
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="a finished output of ropext")]
 Repository = Annotated[
@@ -27,13 +120,13 @@ def command(
     directory: Directory,
     repository: Repository,
     results: Results = None,
-    public: pushing.Public = False,
+    public: Public = False,
     force: Force = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Upload an output to the hub. With its card; private unless --public is given."""
     out = Out(as_json, quiet)
-    wanted = pushing.Push(repository, not public, tuple(dict.fromkeys(results or ())), force)
-    done = pushing.upload(out, directory, wanted)
-    out.result(pushing.sentence(done), done.to_json())
+    wanted = Push(repository, not public, tuple(dict.fromkeys(results or ())), force)
+    done = upload(out, directory, wanted)
+    out.result(sentence(done), done.to_json())

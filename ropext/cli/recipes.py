@@ -11,8 +11,6 @@ from ropext.cli import options
 from ropext.cli.output import Out
 from ropext.errors import UsageError
 
-NAME = "recipes"
-
 Action = Annotated[
     str, typer.Argument(metavar="ls|cat", help="ls lists them, cat NAME prints one to be edited")
 ]

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ropext.cli import options, pushing
+from ropext.cli import options
 from ropext.cli.output import Out
-from ropext.errors import Stopped, UsageError
+from ropext.cli.push import Public, Push, PushToHub, asked_push, result
+from ropext.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
-    from ropext.pipeline.job import Job
-
-NAME = "run"
+    from ropext.pipeline.job import Recipe
 
 RecipeArg = Annotated[
     str,
@@ -57,8 +56,8 @@ def command(
     only: Only = None,
     force: Force = False,
     dry_run: DryRun = False,
-    push_to_hub: pushing.PushToHub = None,
-    public: pushing.Public = False,
+    push_to_hub: PushToHub = None,
+    public: Public = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -66,23 +65,22 @@ def command(
     from ropext.pipeline import job
 
     asked = job.from_file(recipe, words or ())
-    push = pushing.wish(push_to_hub, public)
+    push = asked_push(push_to_hub, public)
     choice = {"begin": begin, "only": only, "force": force}
     do(Out(as_json, quiet), asked, output, push, dry_run=dry_run, **choice)
 
 
 def do(
     out: Out,
-    asked: "Job",
+    asked: "Recipe",
     output: Path | None,
-    push: pushing.Push | None,
+    push: Push | None,
     *,
     dry_run: bool = False,
     **choice: Any,
 ) -> None:
     """Run a job and tell what came of it; `ropext extend` with later steps does the same."""
     from ropext.evaluation.work import processes
-    from ropext.report import ran as telling
 
     if push is not None and len(asked.cells()) > 1:
         raise UsageError("--push-to-hub takes one checkpoint, and this recipe makes a grid")
@@ -90,23 +88,23 @@ def do(
         from ropext.pipeline import estimating
 
         found = estimating.estimate(asked, output, out.say, **choice)
-        out.result(telling.estimate_text(found), found)
+        out.result(estimating.estimate_text(found), found)
         estimating.raise_if_refused(found)
         return
-    from ropext import pipeline
-    from ropext.cli.progress import Bar
+    from ropext.cli.output import Bar
+    from ropext.pipeline.running import run
 
     with _resumable(asked, output):
         show = Bar(out).show
-        done = pipeline.run(asked, output, command=sys.argv, say=out.say, show=show, **choice)
+        done = run(asked, output, command=sys.argv, say=out.say, show=show, **choice)
     if processes()[0] != 0:
         return
     _summarise(done.folder / "report.md")
     if push is not None and done.is_whole:
         push = replace(push, runs=done.measured)
-        pushing.result(out, telling.ran_text(done), done.to_json(), done.output, push)
+        result(out, done.to_text(), done.to_json(), done.output, push)
         return
-    out.result(telling.ran_text(done), done.to_json())
+    out.result(done.to_text(), done.to_json())
     done.raise_if_failed()
 
 
@@ -119,19 +117,18 @@ def _summarise(report: Path) -> None:
 
 
 @contextmanager
-def _resumable(asked: "Job", output: Path | None) -> Iterator[None]:
+def _resumable(asked: "Recipe", output: Path | None) -> Iterator[None]:
     """An interrupt with a finished stage behind it is told with what goes on from there."""
-    from ropext.cli.app import Interrupted
     from ropext.pipeline.stages import any_finished
     from ropext.workdir import beside
 
     try:
         yield
-    except (Interrupted, KeyboardInterrupt):
+    except KeyboardInterrupt:
         folder = beside(Path(output or asked.output or ""))
         if not any_finished(folder):
             raise
-        raise Stopped(
+        raise Interrupted(
             f"interrupted; finished stages are kept in {folder}: the same command goes on from "
             "there"
         ) from None

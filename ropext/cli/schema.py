@@ -3,8 +3,6 @@
 from ropext.cli import options
 from ropext.cli.output import Out, as_json
 
-NAME = "schema"
-
 
 def command(json_too: options.Json = False, quiet: options.Quiet = False) -> None:
     """Print the JSON schema of a recipe. Editors complete and check recipes with it."""

@@ -9,8 +9,6 @@ from ropext.cli import options
 from ropext.cli.output import Out
 from ropext.errors import ProofFailed, UsageError
 
-NAME = "verify"
-
 Directory = Annotated[
     str, typer.Argument(metavar="DIR", help="a checkpoint: a directory or a hub id")
 ]
@@ -83,6 +81,8 @@ def command(
         dtype=dtype,
         device=device,
     )
-    out.result(text.verification(found), found.to_json())
+    readers = text.served(found.served) if found.served else ""
+    checks = [(own.passed, own.what, own.sentence) for own in found.checks]
+    out.result(text.verification(found.verdict, checks, readers), found.to_json())
     if not found.passed:
         raise ProofFailed(found.problems())

@@ -4,8 +4,7 @@ Deterministic: the same data, tokenizer and seed give the same documents in the 
 the files are called. A document is never cut into several or glued to another silently.
 """
 
-from ropext.corpus.encoding import Document, DocumentEncoder
-from ropext.corpus.fingerprints import content_hash
+from ropext.corpus.encoding import Document, DocumentEncoder, content_hash
 from ropext.corpus.selection import (
     Basket,
     Corpus,
@@ -13,9 +12,9 @@ from ropext.corpus.selection import (
     choose_documents,
     glue_documents,
     pack_documents,
+    split_documents,
 )
 from ropext.corpus.sources import RawDocument, Source, read_documents
-from ropext.corpus.splitting import split_documents
 
 __all__ = [
     "Basket",

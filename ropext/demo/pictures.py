@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ropext.demo.steps import CONTEXT, FACTOR, LENGTHS, TASKS
 from ropext.demo.targets import BASE, EXTENDED, FITTED, TARGET, TUNED, UNTOUCHED, Model
 from ropext.lengths import length_text, octaves
-from ropext.report import curves, evaluated
-from ropext.report.curves import Curve
-from ropext.report.spectra import COLOURS, FAINT, GREY, INK
+from ropext.report import evaluation, plots
+from ropext.report.plots import FAINT, GREY, INK, Curve
 from ropext.results.comparison import difference, pair
 from ropext.results.values import Value
 
@@ -30,8 +29,7 @@ NAMES = {
     FITTED: "fitted spectrum",
     TUNED: "YaRN, tuned",
 }
-# The base, against which all are held, is grey; the others have the colours of the report's plots.
-COLOUR = {BASE: GREY} | dict(zip(list(NAMES)[1:], COLOURS, strict=False))
+STYLES = plots.styles(list(NAMES.values())[1:])  # the base, against which all are held, is grey
 
 
 def draw(read: Mapping[str, Model]) -> Pictures:
@@ -50,18 +48,18 @@ def draw(read: Mapping[str, Model]) -> Pictures:
             for label, own in values.items()
         ]
         y, zero = "nats per token", values is gains
-        drawn[name] = caption, curves.lines(caption, y, lines, CONTEXT, TARGET, zero=zero)
-    drawn |= evaluated.heat_pictures(
+        picture = plots.lines(caption, y, lines, CONTEXT, TARGET, zero, styled=STYLES)
+        drawn[name] = caption, picture
+    drawn |= evaluation.heat_pictures(
         {NAMES[label]: own.contender for label, own in shown.items() if own.contender}
     )
-    caption, others = "Wavelength of each rotary pair", [own for own in shown if own != BASE]
+    caption = "Wavelength of each rotary pair"
     spectra = {
-        curves.BASE if label == BASE else NAMES[label]: own.inv_freq
+        plots.BASE if label == BASE else NAMES[label]: own.inv_freq
         for label, own in shown.items()
         if own.inv_freq
     }
-    colours = {NAMES[label]: number for number, label in enumerate(others)}
-    drawn["spectra"] = caption, curves.spectra(caption, spectra, colours, CONTEXT)
+    drawn["spectra"] = caption, plots.spectra(caption, spectra, STYLES, CONTEXT)
     title = f"Loss and retrieval up to {FACTOR} times the trained context"
     return {"overview": (title, overview(losses, places, _found(shown)))} | drawn
 
@@ -71,7 +69,7 @@ def draw_far(far: Mapping[str, Model]) -> Pictures:
     own = {label: model.contender for label, model in far.items() if model.contender}
     return {
         f"far-{name}": (f"Far beyond: {caption}", picture)
-        for name, (caption, picture) in evaluated.heat_pictures(own).items()
+        for name, (caption, picture) in evaluation.heat_pictures(own).items()
     }
 
 
@@ -121,14 +119,19 @@ def overview(losses: Lines, places: Sequence[float], found: Lines) -> bytes:
         right.plot(LENGTHS, [value.value for value in own], marker="o", ms=4, **_style(label))
     right.set_ylim(-0.06, 1.06)
     figure.legend(loc="outside lower center", ncols=7, frameon=False, fontsize=9, labelcolor=INK)
-    return curves.png(figure)
+    return plots.png(figure)
 
 
 def _style(label: str) -> dict[str, Any]:
     # Wide lines lie under thin ones, so that both are seen where they meet.
     wide = {TUNED: 5.0, FITTED: 3.0}.get(label, 1.6)
     dashes = (0, (5, 2)) if label == BASE else "-"
-    return {"color": COLOUR[label], "lw": wide, "ls": dashes, "zorder": 3 - wide / 5}
+    return {
+        "color": GREY if label == BASE else STYLES[NAMES[label]]["color"],
+        "lw": wide,
+        "ls": dashes,
+        "zorder": 3 - wide / 5,
+    }
 
 
 def _panel(axis: "Axes", title: str, y: str, limits: tuple[float, float]) -> None:

@@ -14,7 +14,7 @@ import ropext
 from ropext.checkpoint import provenance
 from ropext.demo.counting import Spent, counted
 from ropext.demo.steps import Step
-from ropext.errors import Stopped
+from ropext.errors import Interrupted
 from ropext.narration import Say, Show, silent, unseen
 from ropext.workdir import Flat, Ledger, Piece, Workdir
 
@@ -62,7 +62,7 @@ def run(steps: Sequence[Step], folder: Path, hooks: Hooks) -> dict[str, Done]:
             is_gone = step.output is not None and not (folder / step.output).exists()
             if record is None or record.outputs is None or is_gone:
                 if hooks.stop():
-                    raise Stopped(_stopped(folder))
+                    raise Interrupted(_stopped(folder))
                 hooks.say(f"[{number}/{len(steps)}] {step.sentence}")
                 for later in steps:  # what was made of or measured on the old output
                     if step.output is not None and later.subject == step.output:
@@ -105,7 +105,7 @@ def _do(step: Step, folder: Path, hooks: Hooks, ledger: Ledger, begun: Piece | N
         with counted(spent, progress):
             result = _call(step, folder, show, hooks.stop)
     except KeyboardInterrupt:  # of a training that has nothing to keep yet
-        raise Stopped(_stopped(folder)) from None
+        raise Interrupted(_stopped(folder)) from None
     finally:
         ledger.write(step.name, SCHEMA, _inputs(step), result, spent=vars(spent))
     return _done(step, folder, result, vars(spent))
@@ -122,7 +122,7 @@ def _call(step: Step, folder: Path, show: Show, stop: Callable[[], bool]) -> Fla
     output = folder / step.output if step.output else None
     answer: Mapping[str, Any] = {}
     if step.command == "eval":
-        from ropext.evaluation import Hooks as EvaluationHooks
+        from ropext.narration import Hooks as EvaluationHooks
 
         told = EvaluationHooks(show=show, stop=stop)
         words = step.words(folder)

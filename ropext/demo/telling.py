@@ -34,12 +34,13 @@ from ropext.demo.targets import (
     targets,
 )
 from ropext.files import write_bytes, write_text
-from ropext.report import measured, page
-from ropext.report.measured import NOTHING, Table
-from ropext.report.measured import shown as shown_value
+from ropext.report import html
+from ropext.report.tables import NOTHING
+from ropext.report.tables import shown as shown_value
 from ropext.results import rundir
 from ropext.results.overlap import marked
 from ropext.results.values import Value
+from ropext.table import Table, as_text
 
 REPORT = "report.html"
 
@@ -92,7 +93,7 @@ class Shown:
             "",
             f"report: {self.folder / REPORT}",
         ]
-        return measured.as_text(self.tables, lines)
+        return as_text(self.tables, lines)
 
 
 def show(done: Mapping[str, Done], folder: Path) -> Shown:
@@ -222,7 +223,7 @@ def _far(far: Mapping[str, Model]) -> list[Table]:
 
 def _html(shown: Shown, drawn: Mapping[str, bytes]) -> str:
     verdicts = [*(target.sentence for target in shown.targets), *_told(shown)]
-    return page.page(
+    return html.page(
         "ropext demo",
         f"A small Llama that comes with ropext, trained on {CONTEXT} tokens, extended to "
         f"{TARGET}: every number was measured in this run.",

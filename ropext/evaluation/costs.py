@@ -1,17 +1,40 @@
-"""What an evaluation takes, counted before it starts: passes, tokens, FLOPs, peak memory.
+"""What an evaluation takes, counted from configs before it starts: passes, tokens, FLOPs, memory.
 
 FLOPs of a causal pass over N tokens: N (2 P_body + 2 h V) + 2 layers d_attention N^2. Memory is
 above the weights. Both are within a factor of two of what is then measured (benchmarks/).
 """
 
+import json
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from ropext.evaluation.forward import HEAD_BYTES, Manner, slice_for
-from ropext.evaluation.heads import TILE_TOKENS, bends_logits, columns_for, plain_head
+from ropext.checkpoint import with_weights
+from ropext.evaluation import loading
+from ropext.evaluation.forward import (
+    HEAD_BYTES,
+    TILE_TOKENS,
+    Manner,
+    bends_logits,
+    columns_for,
+    plain_head,
+    slice_for,
+)
+from ropext.evaluation.pinning import LENGTH_DEPENDENT, pass_lengths
+from ropext.evaluation.preparing import Settled, settle, workdir_of
+from ropext.evaluation.reading import hf_stride, short_windows, strided_windows
+from ropext.evaluation.variants import Lineup, Variant
+from ropext.lengths import length_text
+from ropext.options.evaluate import DocumentOptions
+from ropext.patching import apply_config, unpatch
+from ropext.results.gates import Gate
+from ropext.results.perplexity import Frame
 
 # Chunks shorter than this cost more time than they save memory.
 SHORTEST_CHUNK, LONGEST_CHUNK = 1024, 16384
+MIB = 1 << 20
 # Share of the free memory that a pass may plan to take.
 USABLE = 0.8
 
@@ -144,8 +167,14 @@ def choose_manner(
     return fitting[0] if fitting else min(ways, key=lambda way: shape.peak_bytes(longest, way))
 
 
+def manner_of(model: Any, longest: int, options: DocumentOptions) -> Manner:
+    """How a loaded model is read in the memory that is free."""
+    free = loading.free_memory(model.get_input_embeddings().weight.device)
+    return choose_manner(shape_of(model), longest, free, options.chunk, options.slice_memory * MIB)
+
+
 @dataclass(frozen=True)
-class Work:
+class Passes:
     """So many passes of so many tokens."""
 
     what: str
@@ -154,10 +183,10 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Costs:
     """All of it together."""
 
-    work: tuple[Work, ...]
+    work: tuple[Passes, ...]
     passes: int
     tokens: int
     flops: float
@@ -172,9 +201,9 @@ class Estimate:
         return asdict(self)
 
 
-def estimate(shape: Shape, work: list[Work], manner: Manner) -> Estimate:
+def estimate(shape: Shape, work: list[Passes], manner: Manner) -> Costs:
     """The sum over all passes, and the largest of their peaks."""
-    return Estimate(
+    return Costs(
         work=tuple(work),
         passes=sum(part.passes for part in work),
         tokens=sum(part.passes * part.tokens for part in work),
@@ -185,3 +214,107 @@ def estimate(shape: Shape, work: list[Work], manner: Manner) -> Estimate:
         slice_tokens=manner.slice_tokens,
         columns=manner.columns,
     )
+
+
+def estimate_evaluation(
+    model: str,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    lineup: Lineup | None = None,
+    gates: Sequence[Gate] = (),
+    output: Path | None = None,
+    force: bool = False,
+    **values: Any,
+) -> tuple[Settled, Costs]:
+    """What `evaluate` would take; no weight is read, and what it would refuse is refused."""
+    import torch
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    settled = settle(model, revision, trust_remote_code, values, lineup, gates)
+    _check_places(settled, output, force)
+    snapshot, options = settled.lineup.variants[-1].snapshot, settled.options
+    config = AutoConfig.from_pretrained(snapshot.directory, trust_remote_code=trust_remote_code)
+    dtype = config.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
+    with init_empty_weights(include_buffers=False):
+        skeleton = loading.with_attention(
+            options.attn_implementation,
+            lambda kind: AutoModelForCausalLM.from_config(
+                config,
+                dtype=dtype or torch.float32,
+                trust_remote_code=trust_remote_code,
+                attn_implementation=kind,
+            ),
+        )
+    device = torch.device(loading.device_of(options))
+    shape = replace(shape_of(skeleton), device=device.type)
+    free = loading.free_memory(device)
+    manner = choose_manner(
+        shape,
+        settled.frame.longest,
+        free - shape.all_parameters * shape.dtype_bytes,
+        options.chunk,
+        options.slice_memory * MIB,
+    )
+    return settled, estimate(shape, work_of(settled, skeleton), manner)
+
+
+def _check_places(settled: Settled, output: Path | None, force: bool) -> None:
+    """Weights that should lie here and do not; an output that holds something else."""
+    for own in settled.lineup.variants:
+        if own.snapshot.hub_id != own.snapshot.name:
+            with_weights(own.snapshot)
+        elif not own.snapshot.weight_files:
+            return  # fetched first, and part of what says which run it is
+    if output is not None:
+        workdir_of(output, settled).check(force)
+
+
+def _pass_lengths(settled: Settled, own: Variant, skeleton: Any) -> tuple[int, ...]:
+    """The passes of a variant; without a skeleton to ask, one."""
+    frame, config = settled.frame, own.config or own.snapshot.config
+    if skeleton is None or not any(f'"{kind}"' in json.dumps(config) for kind in LENGTH_DEPENDENT):
+        return (frame.longest,)
+    apply_config(skeleton, config)
+    try:
+        return pass_lengths(skeleton, asked_lengths(frame))
+    finally:
+        unpatch(skeleton)
+
+
+def asked_lengths(frame: Frame) -> list[int]:
+    """The lengths that are read, the trained context among them for the short tax."""
+    return [*frame.lengths, *([frame.context] if frame.context < frame.longest else [])]
+
+
+def work_of(settled: Settled, skeleton: Any = None) -> list[Passes]:
+    """Passes by kind, from configs alone."""
+    frame, options = settled.frame, settled.options
+    num = len(settled.documents or ())
+    work = list[Passes]()
+    for own in settled.lineup.variants if num else ():
+        if own.is_base:
+            windows = sum(1 for _ in short_windows(frame.longest, frame.context))
+            size = min(frame.context, frame.longest)
+            work.append(Passes("base, short window", num * windows, size))
+            continue
+        for length in _pass_lengths(settled, own, skeleton):
+            work.append(Passes(f"{own.label}, whole", num, length))
+        for length in frame.lengths if options.protocol == "hf-stride" else ():
+            count = sum(1 for _ in strided_windows(frame.longest, length, hf_stride(length)))
+            work.append(Passes(f"{own.label}, strided at {length}", num * count, length))
+    return work + _questions_work(settled)
+
+
+def _questions_work(settled: Settled) -> list[Passes]:
+    """One entry for all questions of a task and length; every variant but the base answers them."""
+    readers = [own.label for own in settled.lineup.variants if not own.is_base]
+    who = readers[0] if len(readers) == 1 else f"each of {len(readers)} variants"
+    counts, extra = Counter[tuple[str, int]](), 0 if settled.bos is None else 1
+    for group in settled.questions:
+        length = length_text(group[0].length + extra)
+        shared = group[0].shared if len(group) > 1 else 0
+        tokens = shared + sum(item.length - shared for item in group)
+        counts[f"{who}, {group[0].task} at {length}", tokens] += len(readers)
+    return [Passes(what, passes, tokens) for (what, tokens), passes in counts.items()]

@@ -20,16 +20,16 @@ from ropext.corpus import (
     read_documents,
     split_documents,
 )
-from ropext.corpus.splitting import REMEDY, WINDOWS
+from ropext.corpus.selection import REMEDY, WINDOWS
 from ropext.errors import UsageError
-from ropext.evaluation.variants import Lineup, trained_on
+from ropext.evaluation import harness, loading
+from ropext.evaluation.variants import Lineup, line_up, trained_on
 from ropext.lengths import doubling_grid, length_text, lengths_text, tail_tokens
 from ropext.options.evaluate import Evaluate
 from ropext.results import rundir
+from ropext.results.gates import Gate, Metrics
 from ropext.results.overlap import Overlap, overlap
-from ropext.results.perplexity import Frame
-from ropext.results.protocols import PROTOCOLS
-from ropext.results.readings import Documents
+from ropext.results.perplexity import PROTOCOLS, Documents, Frame
 from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap
 from ropext.tasks import Haystack, Item, Text, check_amount, find_task, noise, repetition
 from ropext.workdir import Workdir
@@ -40,9 +40,13 @@ NOT_IN_KEY = ("data", "base", "adapter", "device_map", "slice_memory", "chunk", 
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """Documents and questions, ready to be read."""
+class Settled:
+    """Everything that is settled before weights are loaded: models, documents, questions."""
 
+    options: Evaluate
+    lineup: Lineup
+    tokenizer: Any
+    trust_remote_code: bool
     frame: Frame
     corpus: Corpus | None
     documents: Documents | None
@@ -52,32 +56,71 @@ class Prepared:
     overlaps: Mapping[str, Overlap]  # of the variants that were trained, by label
 
 
-def prepare(lineup: Lineup, options: Evaluate, encoder: DocumentEncoder) -> Prepared:
-    """Choose the lengths, the documents and the questions."""
-    warnings = list(lineup.warnings)
+def settle(
+    model: str,
+    revision: str | None,
+    trust_remote_code: bool,
+    values: Mapping[str, Any],
+    lineup: Lineup | None = None,
+    gates: Sequence[Gate] = (),
+) -> Settled:
+    """Choose models, lengths, documents and questions; gates about anything else are refused."""
+    options = Evaluate(**values)
+    if options.lm_eval:
+        harness.check(options.lm_eval)
+    lineup = lineup or line_up(model, revision, options)
+    with loading.silenced():
+        tokenizer = loading.load_tokenizer(lineup.variants[-1].snapshot, trust_remote_code)
+    config = lineup.variants[-1].snapshot.config
+    vocabulary = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    encoder = DocumentEncoder(tokenizer, vocabulary, options.seed)
+    corpus, grid, warnings = _corpus(lineup, options, encoder)
+    overlaps = overlaps_of(lineup, corpus)
+    questions, left_out = _questions(options, grid, encoder, corpus)
+    labels = [own.label for own in lineup.variants]
+    Metrics.of(options, labels, grid).check(gates)
+    return Settled(
+        options,
+        lineup,
+        tokenizer,
+        trust_remote_code,
+        Frame(lineup.context, grid, tail_tokens(lineup.context), Bootstrap(options.seed)),
+        corpus,
+        _documents(corpus, grid) if corpus is not None else None,
+        questions,
+        encoder.bos,
+        (*lineup.warnings, *warnings, *_overlap_warnings(overlaps), *left_out),
+        overlaps,
+    )
+
+
+def _corpus(
+    lineup: Lineup, options: Evaluate, encoder: DocumentEncoder
+) -> tuple[Corpus | None, tuple[int, ...], list[str]]:
+    """The documents, the lengths at which they are read, and what must be said of either."""
+    corpus, warnings = None, list[str]()
     grid = options.lengths or doubling_grid(lineup.context, lineup.limit)
-    corpus = None
     if options.data is not None:
-        source = Source(options.data, options.column, options.split, options.data_revision)
         wanted = Wanted(grid, bool(options.lengths), options.max_docs)
-        take = pack_documents if options.pack else choose_documents
-        raw = split_documents(read_documents(source), options.split_documents, encoder, grid[-1])
-        corpus = take(raw, encoder, wanted)
+        corpus = read_corpus(options, encoder, wanted)
         warnings += _corpus_warnings(corpus, grid, options.split_documents)
         grid = corpus.lengths
-    for length in [length for length in grid if length > lineup.limit]:
-        warnings.append(
-            f"{length_text(length)} is beyond the {length_text(lineup.limit)} tokens that the "
-            "config was made for; `ropext extend` of the base makes a checkpoint that reads it"
-        )
-        break
-    frame = Frame(lineup.context, grid, tail_tokens(lineup.context), Bootstrap(options.seed))
-    documents = _documents(corpus, grid) if corpus is not None else None
-    overlaps = overlaps_of(lineup, corpus)
-    warnings += _overlap_warnings(overlaps)
-    questions, left_out = _questions(options, grid, encoder, corpus)
-    warnings += left_out
-    return Prepared(frame, corpus, documents, questions, encoder.bos, tuple(warnings), overlaps)
+    beyond = [length for length in grid if length > lineup.limit][:1]
+    warnings += [
+        f"{length_text(length)} is beyond the {length_text(lineup.limit)} tokens that the config "
+        "was made for; `ropext extend` of the base makes a checkpoint that reads it"
+        for length in beyond
+    ]
+    return corpus, grid, warnings
+
+
+def read_corpus(options: Evaluate, encoder: DocumentEncoder, wanted: Wanted) -> Corpus:
+    """Read the documents that the options name; InputError where none is long enough."""
+    source = Source(str(options.data), options.column, options.split, options.data_revision)
+    take = pack_documents if options.pack else choose_documents
+    longest = wanted.lengths[-1]
+    raw = split_documents(read_documents(source), options.split_documents, encoder, longest)
+    return take(raw, encoder, wanted)
 
 
 def overlaps_of(lineup: Lineup, corpus: Corpus | None) -> dict[str, Overlap]:
@@ -193,26 +236,20 @@ def _text_ids(document: Document) -> Any:
     return document.ids[1:] if document.has_bos else document.ids
 
 
-def workdir_of(
-    output: Path,
-    lineup: Lineup,
-    options: Evaluate,
-    prepared: Prepared,
-    tokenizer: Any,
-    command: Sequence[str] = (),
-) -> Workdir:
+def workdir_of(output: Path, settled: Settled, command: Sequence[str] = ()) -> Workdir:
     """Where it is kept, and what exactly is run."""
+    lineup, options = settled.lineup, settled.options
     settings = {key: value for key, value in dict(options).items() if key not in NOT_IN_KEY}
     snapshots = {own.snapshot.directory: own.snapshot for own in lineup.variants}
     identities = {place: provenance.identity(snapshot) for place, snapshot in snapshots.items()}
-    longest = prepared.frame.longest if prepared.documents else 0
+    longest = settled.frame.longest if settled.documents else 0
     decides = {
         "schema": rundir.SCHEMA,
         "protocol": options.protocol,
         "protocol_text": PROTOCOLS[options.protocol].text,
         "settings": settings,
         "context": lineup.context,
-        "lengths": list(prepared.frame.lengths),
+        "lengths": list(settled.frame.lengths),
         "variants": {
             own.label: {
                 "kind": own.kind,
@@ -222,15 +259,15 @@ def workdir_of(
             }
             for own in lineup.variants
         },
-        "tokens_sha256": [hashes[longest] for hashes in prepared.documents.prefix_hashes]
-        if prepared.documents
+        "tokens_sha256": [hashes[longest] for hashes in settled.documents.prefix_hashes]
+        if settled.documents
         else [],
         "questions_sha256": provenance.digest(
-            [asdict(item) for group in prepared.questions for item in group]
+            [asdict(item) for group in settled.questions for item in group]
         ),
-        "tokenizer_sha256": _tokenizer_digest(tokenizer),
-        "bos": prepared.bos,
-        "packed": prepared.corpus.packed if prepared.corpus else False,
+        "tokenizer_sha256": _tokenizer_digest(settled.tokenizer),
+        "bos": settled.bos,
+        "packed": settled.corpus.packed if settled.corpus else False,
         "versions": _versions(),
     }
     about = {

@@ -1,35 +1,152 @@
-"""Closed forms ranked on a user's own text: the recommendation, measured."""
+"""A loaded model that reads the same documents again and again, each time as another model: the
+closed forms ranked on a user's own text, the steps of a training judged.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+The readings are those of `ropext eval`, and nothing is written.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from ropext import scaling
 from ropext.checkpoint import open_snapshot
-from ropext.checkpoint.records import read_record
+from ropext.checkpoint.provenance import read_record
 from ropext.checkpoint.snapshot import Snapshot, with_weights
 from ropext.corpus import (
     Corpus,
     DocumentEncoder,
-    Source,
     Wanted,
-    choose_documents,
-    pack_documents,
-    read_documents,
-    split_documents,
 )
 from ropext.errors import InputError, NotExpressible, RopextError, UnsupportedModel, UsageError
 from ropext.evaluation import loading
-from ropext.evaluation.bench import Bench, base_tokens, frame_of, set_up
-from ropext.evaluation.session import SILENT, Hooks
-from ropext.lengths import length_text
-from ropext.looking import read_text
-from ropext.options.evaluate import Evaluate
+from ropext.evaluation.costs import manner_of
+from ropext.evaluation.forward import Ids, NanInLogits, TokenScorer
+from ropext.evaluation.pinning import pass_lengths
+from ropext.evaluation.preparing import read_corpus
+from ropext.evaluation.reading import read_pass, read_short, short_windows
+from ropext.evaluation.work import NothingKept
+from ropext.inspecting import read_text
+from ropext.lengths import length_text, tail_tokens
+from ropext.narration import SILENT, Hooks
+from ropext.options.evaluate import DocumentOptions, Evaluate
 from ropext.options.extend import KNOBS, Extend, parse_extend
 from ropext.planning import Plan, make_plan
+from ropext.results.comparison import Ranking, rank_readings
 from ropext.results.overlap import Overlap, as_json, overlap, trained_in
-from ropext.results.perplexity import Frame
-from ropext.results.ranking import Ranking, rank_readings
+from ropext.results.perplexity import Frame, Reading, TokenNll
+from ropext.results.values import Bootstrap
+
+
+def frame_of(context: int, target: int, seed: int = 0) -> Frame:
+    """One length, the target, with the tail that `ropext eval` takes."""
+    return Frame(context, (target,), tail_tokens(context), Bootstrap(seed))
+
+
+def base_tokens(frame: Frame) -> int:
+    """Forward tokens of one document read through the short window."""
+    return sum(own.end - own.begin for own in short_windows(frame.longest, frame.context))
+
+
+@dataclass
+class DocumentReader:
+    """`documents` are token ids, each at least `frame.longest` long; what follows is not read."""
+
+    model: Any
+    scorer: TokenScorer
+    frame: Frame
+    documents: Sequence[Ids]
+    hooks: Hooks = field(default_factory=Hooks)
+    total: int = 0  # forward tokens expected, for the progress shown
+    tokens: int = 0  # forward tokens spent
+
+    def whole(self, label: str, config: Mapping[str, Any] | None) -> Reading:
+        """Every document in one pass, the model computing as `config` says (None: as it is)."""
+        with _computing(self.model, config):
+            longest, inside = self.frame.longest, self.frame.context
+            wanted = [longest, *([inside] if inside < longest else [])]
+            # A spectrum that depends on the length has another one inside the context.
+            lengths = pass_lengths(self.model, wanted)
+            self._begin(sum(lengths), label)
+            passes = {
+                length: [
+                    self._read(ids, length, label, self._pass(length)) for ids in self.documents
+                ]
+                for length in lengths
+            }
+        return Reading(label, passes)
+
+    def short_window(self, label: str = "base") -> Reading:
+        """Every document through the short window by the model as it is."""
+        longest, cost = self.frame.longest, base_tokens(self.frame)
+
+        def compute(ids: Ids) -> TokenNll:
+            return read_short(self.scorer, self.model, ids[:longest], self.frame.context)
+
+        self._begin(cost, label)
+        return Reading(
+            label, {longest: [self._read(ids, cost, label, compute) for ids in self.documents]}
+        )
+
+    def _begin(self, cost: int, label: str) -> None:
+        """Of each document so many forward tokens come."""
+        self.total = max(self.total, self.tokens + cost * len(self.documents))
+        self.hooks.show(self.tokens, self.total, f"documents read by {label}")
+
+    def _pass(self, length: int) -> Callable[[Ids], TokenNll]:
+        return lambda ids: read_pass(self.scorer, self.model, ids, length)
+
+    def _read(
+        self, ids: Ids, cost: int, label: str, compute: Callable[[Ids], TokenNll]
+    ) -> TokenNll:
+        import torch
+
+        if self.hooks.stop():
+            raise NothingKept("interrupted; a measurement keeps nothing")
+        # Not inference_mode: buffers made in it could not be trained through afterwards.
+        with torch.no_grad():
+            try:
+                nll = compute(ids)
+            except NanInLogits as error:
+                raise NanInLogits(f"{label}: {error}") from error
+        self.tokens += cost
+        self.hooks.show(self.tokens, self.total, f"documents read by {label}")
+        return nll
+
+
+@contextmanager
+def _computing(model: Any, config: Mapping[str, Any] | None) -> Iterator[None]:
+    from ropext.patching import apply_config, unpatch
+
+    if config is None:
+        yield
+        return
+    apply_config(model, config)
+    try:
+        yield
+    finally:
+        unpatch(model)
+
+
+def document_reader(
+    model: Any,
+    documents: Sequence[Ids],
+    frame: Frame,
+    options: DocumentOptions | None = None,
+    hooks: Hooks = SILENT,
+) -> DocumentReader:
+    """Set up a loaded model (in PEFT or not), which is read as `ropext eval` reads it."""
+    import torch
+
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    scorer = TokenScorer(model, manner_of(base, frame.longest, options or DocumentOptions()))
+    with torch.no_grad():
+        scorer.self_check()
+    arrays = [np.asarray(ids, np.int32) for ids in documents]
+    return DocumentReader(base, scorer, frame, arrays, hooks)
+
 
 # From the plainest stock form to the least: where a tie has to be broken.
 PLAINEST = ("default", "linear", "yarn", "llama3", "longrope")
@@ -83,16 +200,16 @@ def preference(plans: Mapping[str, Plan]) -> list[str]:
     return sorted(plans, key=rank_of)
 
 
-def rank(bench: Bench, plans: Mapping[str, Plan]) -> Ranking:
-    """Read the bench's documents once with every plan, and through the base's short window.
+def rank(reader: DocumentReader, plans: Mapping[str, Plan]) -> Ranking:
+    """Read the reader's documents once with every plan, and through the base's short window.
 
     The model is given back as it came.
     """
-    num = len(bench.documents)
-    bench.total = bench.tokens + expected_tokens(bench.frame, num, len(plans))
-    base = bench.short_window()
-    readings = {label: bench.whole(label, made.config) for label, made in plans.items()}
-    return rank_readings(bench.frame, readings, base, preference(plans))
+    num = len(reader.documents)
+    reader.total = reader.tokens + expected_tokens(reader.frame, num, len(plans))
+    base = reader.short_window()
+    readings = {label: reader.whole(label, made.config) for label, made in plans.items()}
+    return rank_readings(reader.frame, readings, base, preference(plans))
 
 
 def expected_tokens(frame: Frame, num_documents: int, num_plans: int) -> int:
@@ -157,17 +274,16 @@ def measure(
     said = loading.out_of_memory(model, "a measurement keeps nothing")
     with loading.silenced(), loading.memory_errors(said):
         loaded = loading.load_model(snapshot, options, trust_remote_code)
-    bench = set_up(
+    reader = document_reader(
         loaded,
         [document.ids for document in corpus.documents],
         frame,
-        chunk=options.chunk,
-        slice_memory=options.slice_memory,
-        hooks=hooks,
+        options,
+        hooks,
     )
     with loading.silenced(), loading.memory_errors(said):
-        ranking = rank(bench, forms.plans)
-    return Measured(ranking, forms.plans, forms.left_out, corpus, bench.tokens, found)
+        ranking = rank(reader, forms.plans)
+    return Measured(ranking, forms.plans, forms.left_out, corpus, reader.tokens, found)
 
 
 def _documents(
@@ -177,13 +293,9 @@ def _documents(
     with loading.silenced():
         tokenizer = loading.load_tokenizer(snapshot, trust_remote_code)
     encoder = DocumentEncoder(tokenizer, made.model.vocab_size, options.seed)
-    source = Source(str(options.data), options.column, options.split, options.data_revision)
     remedy = "give a smaller --factor, longer documents, or --pack to glue them"
-    wanted = Wanted((made.target,), True, options.max_docs, remedy)
-    take = pack_documents if options.pack else choose_documents
     try:
-        raw = split_documents(read_documents(source), options.split_documents, encoder, made.target)
-        return take(raw, encoder, wanted)
+        return read_corpus(options, encoder, Wanted((made.target,), True, options.max_docs, remedy))
     except InputError as error:
         raise InputError(str(error).replace("--data", "--measure")) from error
 

@@ -1,5 +1,6 @@
 """One evaluation from beginning to end: prepare, read, assemble. Only here is the order known."""
 
+import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -7,34 +8,33 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ropext.errors import UsageError
-from ropext.evaluation import borrowing, costs, harness, loading
-from ropext.evaluation.assembling import assemble
-from ropext.evaluation.estimating import MIB, asked_lengths, work_of
+from ropext.evaluation import harness, loading, work
+from ropext.evaluation.costs import asked_lengths, manner_of, work_of
 from ropext.evaluation.forward import Manner, TokenScorer
 from ropext.evaluation.pinning import pass_lengths
-from ropext.evaluation.preparing import workdir_of
-from ropext.evaluation.reading import Reader, Unit
-from ropext.evaluation.setting import Setting, settle
+from ropext.evaluation.preparing import Settled, settle, workdir_of
+from ropext.evaluation.reading import Unit, UnitMaker
 from ropext.evaluation.variants import Lineup, Variant, applied, fetched
 from ropext.evaluation.work import Progress, Worker, processes, wait_for
-from ropext.narration import Say, Show, silent, unseen
-from ropext.report.evaluated import write_report
+from ropext.files import write_json, write_text
+from ropext.narration import SILENT, Hooks
 from ropext.results import rundir
 from ropext.results.gates import Gate
+from ropext.results.overlap import marked
+from ropext.results.perplexity import (
+    PROTOCOLS,
+    Reading,
+    by_position,
+    strided_values,
+    text_values,
+    verdicts,
+)
+from ropext.results.retrieval import ItemScore, heat_map, retrieval_values
+from ropext.results.values import Value
 from ropext.workdir import MANIFEST, Workdir
-
-
-@dataclass(frozen=True)
-class Hooks:
-    """How an evaluation speaks with whoever started it."""
-
-    say: Say = silent
-    show: Show = unseen
-    stop: Callable[[], bool] = lambda: False
-
-
-SILENT = Hooks()
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ def evaluate(
     lineup: Lineup | None = None,
     earlier: Sequence[Path] = (),
     gates: Sequence[Gate] = (),
+    report: Callable[[rundir.Run], None] = lambda run: None,
     **values: Any,
 ) -> Evaluation:
     """Measure a model on long text and by retrieval; `values` are the fields of Options.
@@ -66,102 +67,86 @@ def evaluate(
     With `output` every finished piece is kept there, and the same call goes on where it stopped.
     `lineup` names the models to be read, where they are not those that follow from `model`; what
     an `earlier` run directory has of the same model on the same tokens is not read again. `gates`
-    will be held against the result: one about what is not measured is refused here.
+    will be held against the result: one about what is not measured is refused here. `report` is
+    given the run that was kept, while nobody else may write into its folder.
     """
     rank, world = processes()
     if output is None and world > 1:
         raise UsageError("several processes share their work through a directory; give -o RUN")
-    setting = settle(model, revision, trust_remote_code, values, lineup, gates)
-    for warning in setting.prepared.warnings if rank == 0 else ():
+    settled = settle(model, revision, trust_remote_code, values, lineup, gates)
+    for warning in settled.warnings if rank == 0 else ():
         hooks.say(f"warning: {warning}")
-    setting = replace(setting, lineup=fetched(setting.lineup))
-    with _claimed(setting, output, command, force) as place, loading.silenced():
+    settled = replace(settled, lineup=fetched(settled.lineup))
+    with _claimed(settled, output, command, force) as place, loading.silenced():
         path = place.folder
         if rank == 0:
             for other in earlier:
-                borrowing.borrow(path, place.decides, other)
+                work.borrow(path, place.decides, other)
         else:
             wait_for(path / MANIFEST, place.has_begun, hooks.stop)
         worker = Worker(
-            Progress(_expected_tokens(setting), hooks.show if rank == 0 else Hooks.show),
+            Progress(_expected_tokens(settled), hooks.show if rank == 0 else Hooks.show),
             hooks.stop,
             Path(output) if output is not None else None,
         )
-        passes, more = _read_all(setting, path, worker, hooks)
+        passes, more = _read_all(settled, path, worker, hooks)
         if rank != 0:
             return Evaluation(Path(output) if output else None, {}, None)
         worker.wait_for_others()
-        results = _assembled(setting, path, passes, more)
+        results = assemble(settled, path, passes, more)
         run = rundir.read_run(path)
         if output is None:
             return Evaluation(None, results, run, worker.resumed)
-        write_report(run)
+        report(run)
         return Evaluation(path, results, run, worker.resumed)
-
-
-def _assembled(
-    setting: Setting, path: Path, passes: dict[str, dict[str, int]], more: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Everything is read: from the files of the units to the results."""
-    prepared = setting.prepared
-    if prepared.documents is not None:
-        rundir.write_documents(path, prepared.documents, prepared.frame.longest)
-    return assemble(path, setting.lineup, setting.options, prepared, passes, more)
 
 
 @contextmanager
 def _claimed(
-    setting: Setting, output: str | Path | None, command: Sequence[str], force: bool
+    settled: Settled, output: str | Path | None, command: Sequence[str], force: bool
 ) -> Iterator[Workdir]:
     """The folder of the run; one that goes away with it where none is asked for."""
     with tempfile.TemporaryDirectory(prefix="ropext-eval-") as room:
-        place = workdir_of(
-            Path(output or f"{room}/run"),
-            setting.lineup,
-            setting.options,
-            setting.prepared,
-            setting.tokenizer,
-            command,
-        )
+        place = workdir_of(Path(output or f"{room}/run"), settled, command)
         with place.claimed(force, *processes()):
             yield place
 
 
-def _expected_tokens(setting: Setting) -> int:
-    return sum(part.passes * part.tokens for part in work_of(setting))
+def _expected_tokens(settled: Settled) -> int:
+    return sum(part.passes * part.tokens for part in work_of(settled))
 
 
 def _read_all(
-    setting: Setting, path: Path, worker: Worker, hooks: Hooks
+    settled: Settled, path: Path, worker: Worker, hooks: Hooks
 ) -> tuple[dict[str, dict[str, int]], dict[str, Any]]:
     """Every unit of every variant, one loaded model at a time."""
     import torch
 
     passes, more = dict[str, dict[str, int]](), dict[str, Any]()
-    longest = setting.prepared.frame.longest
+    longest = settled.frame.longest
     manner: Manner | None = None
-    for own, others in _by_weights(setting.lineup):
+    for own, others in _by_weights(settled.lineup):
         what = f"the weights of {own.snapshot.name}"
         with loading.memory_errors(loading.out_of_memory(what)):
             hooks.say(f"loading {own.snapshot.name}")
-            loaded = loading.load_model(own.snapshot, setting.options, setting.trust_remote_code)
+            loaded = loading.load_model(own.snapshot, settled.options, settled.trust_remote_code)
         for variant in others:
             if variant.adapter is not None and not hasattr(loaded, "disable_adapter"):
                 loaded = loading.add_adapter(loaded, variant.adapter)
             with torch.inference_mode(), applied(loaded, variant):
-                manner = manner or _manner(setting, loaded)
+                manner = manner or manner_of(loaded, longest, settled.options)
                 scorer = TokenScorer(loaded, manner)
                 if not scorer.self_check().split:
                     hooks.say(f"{variant.label}: this architecture is read whole, in chunks")
-                reader = Reader(path, variant.label, loaded, scorer)
-                passes[variant.label] = _passes(setting, variant, loaded, hooks)
-                worker.do(_units(setting, variant, reader, passes[variant.label]))
-        if setting.options.lm_eval and worker.rank == 0 and any(not v.is_base for v in others):
+                reader = UnitMaker(path, variant.label, loaded, scorer)
+                passes[variant.label] = _passes(settled, variant, loaded, hooks)
+                worker.do(_units(settled, variant, reader, passes[variant.label]))
+        if settled.options.lm_eval and worker.rank == 0 and any(not v.is_base for v in others):
             found = harness.run_tasks(
-                loaded, setting.tokenizer, setting.options, longest, others, path
+                loaded, settled.tokenizer, settled.options, longest, others, path
             )
             more["lm_eval"] = more.get("lm_eval", {}) | found
-    ordered = {own.label: passes[own.label] for own in setting.lineup.variants}
+    ordered = {own.label: passes[own.label] for own in settled.lineup.variants}
     return ordered, more
 
 
@@ -176,21 +161,10 @@ def _by_weights(lineup: Lineup) -> list[tuple[Variant, list[Variant]]]:
     ]
 
 
-def _manner(setting: Setting, loaded: Any) -> Manner:
-    options = setting.options
-    return costs.choose_manner(
-        costs.shape_of(loaded),
-        setting.prepared.frame.longest,
-        loading.free_memory(loaded.get_input_embeddings().weight.device),
-        options.chunk,
-        options.slice_memory * MIB,
-    )
-
-
-def _passes(setting: Setting, variant: Variant, loaded: Any, hooks: Hooks) -> dict[str, int]:
+def _passes(settled: Settled, variant: Variant, loaded: Any, hooks: Hooks) -> dict[str, int]:
     """The regimes of a variant, each with its pass length."""
-    frame = setting.prepared.frame
-    if setting.prepared.documents is None:
+    frame = settled.frame
+    if settled.documents is None:
         return {}
     if variant.is_base:
         return {"short": frame.longest}
@@ -204,18 +178,132 @@ def _passes(setting: Setting, variant: Variant, loaded: Any, hooks: Hooks) -> di
 
 
 def _units(
-    setting: Setting, variant: Variant, reader: Reader, passes: Mapping[str, int]
+    settled: Settled, variant: Variant, reader: UnitMaker, passes: Mapping[str, int]
 ) -> Iterator[Unit]:
-    frame, corpus = setting.prepared.frame, setting.prepared.corpus
+    frame, corpus = settled.frame, settled.corpus
     for document in corpus.documents if corpus else ():
         if variant.is_base:
             yield reader.short(document, frame.context)
             continue
         for length in passes.values():
             yield reader.whole(document, length)
-        if setting.options.protocol == "hf-stride":
+        if settled.options.protocol == "hf-stride":
             for length in frame.lengths:
                 yield reader.strided(document, length)
     if not variant.is_base:
-        for group in setting.prepared.questions:
-            yield reader.questions(group, setting.prepared.bos)
+        for group in settled.questions:
+            yield reader.questions(group, settled.bos)
+
+
+def read_items(path: Path, label: str) -> list[ItemScore]:
+    """All scored questions of a variant, in a fixed order."""
+    folder = path / "variants" / label / "items"
+    rows = [
+        ItemScore.from_json(row)
+        for file in sorted(folder.glob("*.json"))
+        for row in json.loads(file.read_text(encoding="utf-8"))
+    ]
+    return sorted(rows, key=lambda own: (own.task, own.length, own.index, own.depth))
+
+
+def assemble(
+    settled: Settled,
+    path: Path,
+    passes: Mapping[str, Mapping[str, int]],
+    more: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Write items.jsonl and results.json; the numbers depend on the units' files alone."""
+    options, lineup, frame = settled.options, settled.lineup, settled.frame
+    readings = dict[str, Reading]()
+    if (documents := settled.documents) is not None:
+        rundir.write_documents(path, documents, frame.longest)
+        readings = {
+            label: rundir.read_reading(path, label, documents, own, frame.longest)
+            for label, own in passes.items()
+        }
+    items = {own.label: read_items(path, own.label) for own in lineup.variants}
+    if any(items.values()):
+        _write_items(path, items)
+    results = {
+        "schema": rundir.SCHEMA,
+        "protocol": options.protocol,
+        "protocol_text": PROTOCOLS[options.protocol].text,
+        "headline": PROTOCOLS[options.protocol].headline,
+        "context": frame.context,
+        "lengths": list(frame.lengths),
+        "tail_tokens": frame.tail,
+        "seed": options.seed,
+        "resamples": frame.bootstrap.resamples,
+        "documents": settled.corpus.to_json() if settled.corpus else None,
+        "warnings": list(settled.warnings),
+        "variants": {
+            own.label: {"kind": own.kind, "model": own.snapshot.name, "target": own.target}
+            | {"adapter": own.adapter}
+            | {key: value for key, value in own.info.items() if key not in ("target", "adapter")}
+            | {"passes": dict(passes[own.label])}
+            | _measured(settled, path, own, readings, items[own.label])
+            for own in lineup.variants
+        },
+        **more,
+    }
+    write_json(path / "results.json", results)
+    return results
+
+
+def _write_items(path: Path, items: Mapping[str, list[ItemScore]]) -> None:
+    lines = [
+        json.dumps({"variant": label} | score.to_json(), ensure_ascii=True)
+        for label, scores in items.items()
+        for score in scores
+    ]
+    write_text(path / "items.jsonl", "\n".join(lines) + "\n")
+
+
+def _measured(
+    settled: Settled,
+    path: Path,
+    own: Variant,
+    readings: Mapping[str, Reading],
+    scores: Sequence[ItemScore],
+) -> dict[str, Any]:
+    """All numbers of one variant."""
+    frame, options, values = settled.frame, settled.options, dict[str, Value]()
+    positions: list[dict[str, Any]] = []
+    if settled.documents is not None:
+        reading, base = readings[own.label], None if own.is_base else readings.get("base")
+        values = text_values(frame, settled.documents, reading, base)
+        positions = by_position(frame, reading, base)
+        if options.protocol == "hf-stride" and not own.is_base:
+            values |= strided_values(frame, _strides(settled, path, own))
+    overlap, in_text = settled.overlaps.get(own.label), options.haystack == "text"
+    name = marked(own.label, overlap.mark if overlap else "")
+    values |= retrieval_values(scores, frame.context, frame.bootstrap) if scores else {}
+    return {
+        "metrics": {name: value.to_json() for name, value in values.items()},
+        "positions": [_plain(row) for row in positions],
+        "retrieval": {
+            task: [_plain(cell) for cell in cells] for task, cells in heat_map(scores).items()
+        },
+        "overlap": None if overlap is None else overlap.to_json() | {"questions": in_text},
+        "verdicts": [] if own.is_base else verdicts(frame, values, name),
+    }
+
+
+def _strides(
+    settled: Settled, path: Path, own: Variant
+) -> dict[int, tuple[list[float], list[float]]]:
+    frame, documents = settled.frame, settled.documents
+    found: dict[int, tuple[list[float], list[float]]] = {}
+    for length in frame.lengths:
+        sums, weights = list[float](), list[float]()
+        for hashes in documents.prefix_hashes if documents else ():
+            regime, name = f"stride-{length}", hashes[frame.longest]
+            total, weight = np.load(rundir.unit_path(path, own.label, regime, name))
+            sums.append(float(total))
+            weights.append(float(weight))
+        found[length] = sums, weights
+    return found
+
+
+def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: v.to_json() if isinstance(v, Value) else v for key, v in row.items()}

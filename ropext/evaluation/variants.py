@@ -8,13 +8,12 @@ from typing import Any
 
 from ropext import families
 from ropext.checkpoint import Snapshot, open_snapshot
-from ropext.checkpoint.jsontext import read_object
-from ropext.checkpoint.provenance import SAVED, TRAININGS, Record, SiteRecord
-from ropext.checkpoint.records import read_record
+from ropext.checkpoint.provenance import SAVED, TRAININGS, Record, SiteRecord, read_record
 from ropext.checkpoint.snapshot import with_weights
-from ropext.describing import READ_FROM, record_of_config, scaled_by_config
 from ropext.errors import InputError, RopextError, UnsupportedModel, UsageError
 from ropext.evaluation.pinning import PINNED
+from ropext.files import read_object
+from ropext.inspecting import READ_FROM, record_of_config, scaled_by_config
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
@@ -308,13 +307,13 @@ def _context(snapshot: Snapshot, stated: int | None) -> tuple[int, int]:
 @contextmanager
 def applied(model: Any, variant: Variant) -> Iterator[None]:
     """While this lasts, a loaded model computes as the variant says."""
-    from ropext.patching import patch, unpatch
+    from ropext.patching import apply_config, unpatch
 
     with ExitStack() as stack:
         if variant.adapter is None and hasattr(model, "disable_adapter"):
             stack.enter_context(model.disable_adapter())
         if variant.config is not None:
-            patch(model, variant.config)
+            apply_config(model, variant.config)
             stack.callback(unpatch, model)
         elif variant.original:
             stack.enter_context(recorded_spectrum(model, variant.original))

@@ -1,18 +1,26 @@
-"""Doing units: shared out over processes, resumable, interruptible between any two."""
+"""Do units of work: shared out over processes, resumable, interruptible between any two.
 
+Finished pieces of another run folder are taken over where the same model read the same tokens: a
+grid reads its base once, and a run that was trained again does not read the base again.
+"""
+
+import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from ropext.errors import Stopped
+from ropext import workdir
+from ropext.errors import Interrupted
 from ropext.evaluation.reading import Unit, complete
+from ropext.files import write_bytes
 from ropext.narration import Show
 
 POLL_SECONDS = 0.2
 
 
-class NothingKept(Stopped):
+class NothingKept(Interrupted):
     """An interrupt before anything was finished, or with no directory to keep it in."""
 
     exit_code = 130
@@ -71,12 +79,12 @@ class Worker:
                 self.finished += 1
                 self.progress.add(unit.tokens, unit.what)
 
-    def stopped(self) -> Stopped:
+    def stopped(self) -> Interrupted:
         """The error of an interrupt, with what was kept."""
         kept = self.finished + self.resumed
         if self.kept_in is None or not kept:
             return NothingKept("interrupted; nothing was kept (-o RUN keeps what is finished)")
-        return Stopped(
+        return Interrupted(
             f"interrupted; {kept} finished pieces are kept in {self.kept_in}: run the same command "
             "again to go on from there"
         )
@@ -96,3 +104,33 @@ def wait_for(path: Path, ready: Callable[[], bool], stop: Callable[[], bool]) ->
         if stop():
             raise NothingKept("interrupted before anything was finished")
         time.sleep(POLL_SECONDS)
+
+
+def borrow(path: Path, decides: Mapping[str, Any], other: Path) -> None:
+    """Link every unit of `other` whose variant, tokens, settings and versions are the same."""
+    found = workdir.read(other)
+    if found is None or found["command"] != "eval":
+        return  # not begun, or of another kind
+    theirs = found["decides"]
+    mine = json.loads(json.dumps(decides))  # tuples as the file has them
+    if _without_variants(theirs) != _without_variants(mine):
+        return
+    for label, variant in mine["variants"].items():
+        if theirs["variants"].get(label) == variant:
+            _link_all(other / "variants" / label, path / "variants" / label)
+
+
+def _without_variants(run: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in run.items() if key != "variants"}
+
+
+def _link_all(source: Path, target: Path) -> None:
+    for file in sorted(source.glob("*/*")):
+        place = target / file.parent.name / file.name
+        if file.name.startswith(".") or place.exists():
+            continue
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(file, place)
+        except OSError:  # another device, or a file system without hard links
+            write_bytes(place, file.read_bytes())

@@ -4,8 +4,7 @@ Pure: dict in, dict out. `table` has one row per family that is not flat, types.
 model types, defaults.json what absent keys mean.
 """
 
-from ropext.families.comparing import diff
-from ropext.families.model import ABSENT, Edit, Model, Problem, Site
+from ropext.families.model import ABSENT, Edit, Model, Site, diff
 from ropext.families.params import keep_query_scales
 from ropext.families.reading import read
 from ropext.families.spelling import as_read, check_spellings, respell, trusting
@@ -15,7 +14,6 @@ __all__ = [
     "ABSENT",
     "Edit",
     "Model",
-    "Problem",
     "Site",
     "as_read",
     "as_written",

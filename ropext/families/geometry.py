@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropext.errors import InputError
+from ropext.families.config import Dict
 from ropext.families.table import Family, Label
-from ropext.families.typed import Dict
 from ropext.forms import LARGEST_THETA, Params
 
 MOST_LAYERS = 1 << 14

@@ -7,8 +7,8 @@ length before the scaling in some releases (Vicuna-16k) and after it in others (
 from dataclasses import dataclass
 
 from ropext.errors import InputError
+from ropext.families.config import Dict
 from ropext.families.table import Family
-from ropext.families.typed import Dict
 from ropext.forms import Params
 
 NAMED = ("yarn", "longrope", "llama3")  # types whose dict says the original length

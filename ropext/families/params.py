@@ -13,8 +13,8 @@ from typing import Any
 
 from ropext import forms
 from ropext.errors import InputError
+from ropext.families.config import MOST, SMALLEST, Dict, named, shown
 from ropext.families.table import LOGIT_SCALES, Family, Label
-from ropext.families.typed import MOST, SMALLEST, Dict, named, shown
 from ropext.forms import Params
 
 # The keys that a form is made of; every other key of a rope dict is kept as it stands.

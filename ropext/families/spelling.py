@@ -5,15 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ropext.errors import InputError, RopextError, UsageError
-from ropext.families import data
+from ropext.families.config import defaults_of, named, text_part
 from ropext.families.geometry import names_of
 from ropext.families.lengths import LENGTH_KEYS, NAMED
-from ropext.families.locating import text_part
 from ropext.families.model import ABSENT, Model, Problem
 from ropext.families.params import FORM_KEYS, LENGTHS, Conflict
 from ropext.families.reading import interpret
 from ropext.families.table import Family, family
-from ropext.families.typed import named
 from ropext.families.writing import write
 from ropext.forms import Params
 
@@ -78,7 +76,7 @@ def check_spellings(config: dict[str, Any]) -> list[Problem]:
         model, conflicts = interpret(config)
     except RopextError as error:
         return [Problem("", ABSENT, ABSENT, str(error), False)]
-    row, defaults = family(model.text_type), data.defaults(model.text_type)
+    row, defaults = family(model.text_type), defaults_of(model.text_type)
     text = text_part(config, model.path)
     problems = [_conflict(conflict) for conflict in conflicts]
     problems += _misplaced(config, model)

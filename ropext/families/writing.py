@@ -7,10 +7,9 @@ from typing import Any
 
 from ropext import forms
 from ropext.errors import NotExpressible
-from ropext.families import data
+from ropext.families.config import Dict, added_by, defaults_of, text_part
 from ropext.families.geometry import derived_head_dim, names_of, size, stated
 from ropext.families.lengths import LENGTH_KEYS
-from ropext.families.locating import text_part
 from ropext.families.model import Model, Site
 from ropext.families.params import (
     FORM_KEYS,
@@ -20,7 +19,6 @@ from ropext.families.params import (
     keep_query_scales,
 )
 from ropext.families.table import Family, Label, family
-from ropext.families.typed import Dict
 from ropext.forms import Params
 from ropext.rope import Rope
 
@@ -215,7 +213,7 @@ def _write_sizes(
     name = names_of(row.dim, defaults)[0]
     if stated(reader, row.dim, defaults, 1 << 24) is not None or row.head_multiple:
         return
-    value = size(Dict(data.added(model.model_type) | text), row.dim, defaults, 1 << 24)
+    value = size(Dict(added_by(model.model_type) | text), row.dim, defaults, 1 << 24)
     if row.dim == "head_dim":
         hidden = stated(reader, "hidden_size", defaults, 1 << 24)
         heads = stated(reader, "num_attention_heads", defaults, 1 << 24)
@@ -239,7 +237,7 @@ def write(
     """
     out = copy.deepcopy(config)
     text = text_part(out, model.path)
-    row, defaults = family(model.text_type), data.defaults(model.text_type)
+    row, defaults = family(model.text_type), defaults_of(model.text_type)
     if row.labels:
         modern = _write_nested(text, model, row, params)
     else:

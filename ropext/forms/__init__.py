@@ -7,19 +7,15 @@ is exact or it raises.
 
 from ropext.forms.carrying import (
     EXACT,
-    GENERAL,
     LARGEST_THETA,
     candidates,
     carry,
-    longrope_form,
     same,
-    with_attention,
 )
 from ropext.forms.reading import (
     BETA_FAST,
     BETA_SLOW,
     NAMES,
-    REQUIRED,
     Params,
     default_attention,
     linear_ramp,
@@ -32,7 +28,6 @@ from ropext.forms.reading import (
     read_short_pair_factors,
     softmax_factor,
     steepness,
-    yarn_attention,
     yarn_bounds,
 )
 
@@ -40,10 +35,8 @@ __all__ = [
     "BETA_FAST",
     "BETA_SLOW",
     "EXACT",
-    "GENERAL",
     "LARGEST_THETA",
     "NAMES",
-    "REQUIRED",
     "Params",
     "candidates",
     "carry",
@@ -51,7 +44,6 @@ __all__ = [
     "linear_ramp",
     "llama3_pair_factors",
     "longrope_attention",
-    "longrope_form",
     "mscale",
     "read",
     "read_attention_factor",
@@ -60,7 +52,5 @@ __all__ = [
     "same",
     "softmax_factor",
     "steepness",
-    "with_attention",
-    "yarn_attention",
     "yarn_bounds",
 ]

@@ -1,13 +1,12 @@
 """What each loader and version makes of a rope config: a table, as data, and its lookups."""
 
-from ropext.loaders.kinds import kind_of, kinds_of
 from ropext.loaders.serving import Serving, serving_lines
 from ropext.loaders.table import (
     KINDS,
-    Cell,
-    Reader,
-    Reading,
+    LoaderReading,
     exact_in,
+    kind_of,
+    kinds_of,
     nearest_exact,
     parse_for,
     readers,
@@ -17,9 +16,7 @@ from ropext.loaders.table import (
 
 __all__ = [
     "KINDS",
-    "Cell",
-    "Reader",
-    "Reading",
+    "LoaderReading",
     "Serving",
     "exact_in",
     "kind_of",

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from ropext.loaders.table import KINDS, Cell, Reader, readers
+from ropext.loaders.table import KINDS, LoaderVersions, TableCell, readers
 
 BEGIN, END = "<!-- generated: begin -->", "<!-- generated: end -->"
 
@@ -36,7 +36,7 @@ def _legend() -> str:
     return f"| kind | what the config holds |\n|---|---|\n{rows}\n"
 
 
-def _title(reader: Reader) -> str:
+def _title(reader: LoaderVersions) -> str:
     return f"{reader.loader} {reader.versions}"
 
 
@@ -49,14 +49,14 @@ def _table(family: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _word(cell: Cell | None) -> str:
+def _word(cell: TableCell | None) -> str:
     if cell is None:
         return "not measured"
     word = cell.verdict if cell.verdict == "same" else f"**{cell.verdict}**"
     return word + _MARKS[cell.evidence] + ("\\*" if cell.flag or cell.needs else "")
 
 
-def _reasons(reader: Reader) -> str:
+def _reasons(reader: LoaderVersions) -> str:
     """What the cells of Llama have to say; kinds that say the same stand together."""
     kinds: dict[tuple[str, str, str], list[str]] = {}
     for kind, cell in reader.families["llama"].items():
@@ -69,7 +69,7 @@ def _reasons(reader: Reader) -> str:
     return f"**{_title(reader)}**\n\n" + "\n".join(lines) + "\n"
 
 
-def _kind(kind: str, cell: Cell) -> str:
+def _kind(kind: str, cell: TableCell) -> str:
     return f"`{kind}`" + _MARKS[cell.evidence]
 
 
@@ -77,16 +77,16 @@ def _flag(flag: str) -> str:
     return f"`{flag.replace('{', '<').replace('}', '>')}`" if flag else ""
 
 
-def _families(reader: Reader) -> str:
+def _families(reader: LoaderVersions) -> str:
     """Families other than Llama, those that read alike together."""
-    alike: dict[tuple[tuple[str, Cell], ...], list[str]] = {}
+    alike: dict[tuple[tuple[str, TableCell], ...], list[str]] = {}
     for family, cells in reader.families.items():
         if family != "llama":
             alike.setdefault(tuple(cells.items()), []).append(family)
     return "\n".join(_group(reader, names, dict(cells)) for cells, names in alike.items())
 
 
-def _group(reader: Reader, names: Sequence[str], cells: Mapping[str, Cell]) -> str:
+def _group(reader: LoaderVersions, names: Sequence[str], cells: Mapping[str, TableCell]) -> str:
     verdicts: dict[tuple[str, str], list[str]] = {}
     for kind, cell in cells.items():
         why = "" if cell.verdict == "same" and not cell.needs else cell.why

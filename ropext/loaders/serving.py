@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from ropext.forms import Params
-from ropext.loaders.kinds import kinds_of
-from ropext.loaders.table import Reading, readings
+from ropext.loaders.table import LoaderReading, kinds_of, readings
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def _needed(flag: str, server: str, announced: int) -> str:
     return f"{flag} is needed: without it {server} takes {announced} tokens" if announced else ""
 
 
-def _llama_cpp(reading: Reading, directory: str, target: int) -> Serving:
+def _llama_cpp(reading: LoaderReading, directory: str, target: int) -> Serving:
     gguf = shlex.quote(f"{PurePath(directory).name or 'model'}.gguf")
     convert = f"python convert_hf_to_gguf.py {shlex.quote(directory)} --outfile {gguf}"
     server = f"llama-server -m {gguf} -c {target}"
@@ -88,7 +87,7 @@ def _llama_cpp(reading: Reading, directory: str, target: int) -> Serving:
     return _line(reading, f"{convert} && {server}")
 
 
-def _line(reading: Reading, command: str, note: str = "") -> Serving:
+def _line(reading: LoaderReading, command: str, note: str = "") -> Serving:
     if reading.verdict == "same":
         return Serving(reading.loader, command, note)
     if reading.verdict == "not measured":

@@ -6,8 +6,9 @@ A family or a kind without a cell is "not measured"; nothing is inferred from a 
 
 import difflib
 import json
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,109 @@ from typing import Any, Literal
 from ropext import forms
 from ropext.errors import UsageError
 from ropext.forms import Params
-from ropext.loaders.kinds import NEEDS, attention, close, kinds_of
+
+
+def close(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=forms.EXACT)
+
+
+def attention(params: Params) -> float:
+    """The attention factor that transformers reads; 0 where the dict leaves it to a length."""
+    if params.get("attention_factor") is not None:
+        return float(params["attention_factor"])
+    if params.get("factor") is None:
+        return 0.0
+    if params["rope_type"] == "longrope" and not params.get("original_max_position_embeddings"):
+        return 0.0
+    return forms.default_attention(params)
+
+
+def _attn_factor_agrees(params: Params) -> bool:
+    """attn_factor multiplies yarn's default where attention_factor replaces it."""
+    attn = params.get("attn_factor")
+    if not params.get("factor"):
+        return attn in (None, 1)
+    return close(
+        (1.0 if attn is None else attn) * forms.mscale(params["factor"]), attention(params)
+    )
+
+
+def _mscales_agree(params: Params) -> bool:
+    """short_mscale and long_mscale are there and equal the attention factor."""
+    scales = (params.get("short_mscale"), params.get("long_mscale"))
+    return all(s is not None and close(s, attention(params)) for s in scales)
+
+
+NEEDS: dict[str, Callable[[Params], bool]] = {
+    "attn_factor": _attn_factor_agrees,
+    "mscales": _mscales_agree,
+}
+
+
+def kinds_of(
+    params: Params, *, length: int | None = None, v5_only: bool = False
+) -> tuple[str, ...]:
+    """Every kind that a rope dict (transformers-5 spelling) is of, the main one first.
+
+    `length` is max_position_embeddings; `v5_only` says that the config has rope_parameters alone.
+    """
+    match params.get("rope_type", "default"):
+        case "default":
+            kinds = ["theta"]
+        case "dynamic":
+            kinds = ["dynamic-alpha" if params.get("alpha") else "dynamic"]
+        case "yarn":
+            kinds = _yarn_kinds(params, length)
+        case "longrope":
+            kinds = _longrope_kinds(params)
+        case "linear" | "llama3" | "proportional" as kind:
+            kinds = [kind]
+        case _:
+            kinds = ["unknown"]
+    return (*kinds, "v5-only") if v5_only else tuple(kinds)
+
+
+def _yarn_kinds(params: Params, length: int | None) -> list[str]:
+    betas = (params.get("beta_fast") or 32.0, params.get("beta_slow") or 1.0)
+    factor = params.get("factor")
+    explicit = params.get("attention_factor")
+    default = forms.mscale(factor) if factor else None
+    kinds = []
+    if explicit is not None and (default is None or not close(explicit, default)):
+        kinds.append("yarn-custom")
+    elif params.get("mscale") and params.get("mscale_all_dim"):
+        kinds.append("yarn-mscale")
+    elif betas != (forms.BETA_FAST, forms.BETA_SLOW):
+        kinds.append("yarn-betas")
+    else:
+        kinds.append("yarn")
+    if not params.get("truncate", True):
+        kinds.append("yarn-untruncated")
+    original = params.get("original_max_position_embeddings")
+    if not original:
+        kinds.append("yarn-no-original")
+    elif length is not None and length <= original:
+        kinds.append("yarn-original-length")
+    # The plain row was measured with both lengths right, and does not speak for such a dict.
+    return kinds if len(kinds) == 1 else [kind for kind in kinds if kind != "yarn"]
+
+
+def _longrope_kinds(params: Params) -> list[str]:
+    kinds = ["longrope"]
+    if params.get("short_factor") != params.get("long_factor"):
+        kinds = ["longrope-two-sets"]
+    if params.get("attention_factor") is None:
+        return kinds
+    default = attention({**params, "attention_factor": None})
+    if not close(params["attention_factor"], default):
+        kinds = [k for k in kinds if k != "longrope"] + ["longrope-custom"]
+    return kinds
+
+
+def kind_of(params: Params) -> str:
+    """The row of the table that a rope dict belongs to."""
+    return kinds_of(params)[0]
+
 
 Verdict = Literal["same", "different", "ignored", "error", "not measured"]
 
@@ -50,7 +153,7 @@ _METHODS = {"yarn": "yarn", "llama3": "llama3", "theta": "ntk", "linear": "pi"}
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """What was found for one kind of rope dict."""
 
     verdict: Verdict
@@ -62,14 +165,14 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Reader:
+class LoaderVersions:
     """One loader in one version range, with the cells of every family that was run in it."""
 
     loader: str
     versions: str
     spans: tuple[tuple[str, str], ...]  # first and last version of each span, for NAME==VERSION
     composites: bool  # its cells for a text model also speak for a composite around that model
-    families: Mapping[str, Mapping[str, Cell]]  # family -> kind -> cell
+    families: Mapping[str, Mapping[str, TableCell]]  # family -> kind -> cell
     measured: Mapping[str, str]  # family -> the versions it was run in
 
     def known(self, family: str, model_type: str | None) -> str:
@@ -80,7 +183,7 @@ class Reader:
 
 
 @dataclass(frozen=True)
-class Reading:
+class LoaderReading:
     """What one loader makes of one checkpoint's rope config."""
 
     loader: str
@@ -92,13 +195,13 @@ class Reading:
 
 
 @cache
-def readers() -> tuple[Reader, ...]:
+def readers() -> tuple[LoaderVersions, ...]:
     """The table's loaders and version ranges, the newest of each loader first."""
     return tuple(_reader(entry) for entry in _DATA["readers"])
 
 
-def _reader(entry: Mapping[str, Any]) -> Reader:
-    families: dict[str, dict[str, Cell]] = {}
+def _reader(entry: Mapping[str, Any]) -> LoaderVersions:
+    families: dict[str, dict[str, TableCell]] = {}
     measured: dict[str, str] = {}
     for group in entry["groups"]:
         cells = {
@@ -109,14 +212,14 @@ def _reader(entry: Mapping[str, Any]) -> Reader:
             measured.setdefault(family, group.get("versions", entry["versions"]))
     spans = tuple((low, high) for low, high in entry["spans"])
     composites = entry.get("composites", False)
-    return Reader(entry["loader"], entry["versions"], spans, composites, families, measured)
+    return LoaderVersions(entry["loader"], entry["versions"], spans, composites, families, measured)
 
 
-def _cell(cell: str | Mapping[str, str], evidence: str) -> Cell:
+def _cell(cell: str | Mapping[str, str], evidence: str) -> TableCell:
     if isinstance(cell, str):
-        return Cell(cell, evidence=evidence)  # type: ignore[arg-type]
+        return TableCell(cell, evidence=evidence)  # type: ignore[arg-type]
     values: dict[str, Any] = {"evidence": evidence, **cell}
-    return Cell(values.pop("is"), **values)
+    return TableCell(values.pop("is"), **values)
 
 
 def readings(
@@ -127,7 +230,7 @@ def readings(
     length: int | None = None,
     target: int | None = None,
     v5_only: bool = False,
-) -> tuple[Reading, ...]:
+) -> tuple[LoaderReading, ...]:
     """What every loader makes of this dict in this family (its text part's model type).
 
     In a composite, `model_type` is the outer type: loaders other than transformers were run on text
@@ -140,17 +243,19 @@ def readings(
 
 
 def _reading(
-    reader: Reader,
+    reader: LoaderVersions,
     family: str,
     params: Params,
     kinds: Sequence[str],
     model_type: str | None,
     target: int | None,
-) -> Reading:
+) -> LoaderReading:
     known = reader.known(family, model_type)
     cells = reader.families.get(known)
     if not cells:
-        return Reading(reader.loader, reader.versions, "not measured", f"{known} was not run in it")
+        return LoaderReading(
+            reader.loader, reader.versions, "not measured", f"{known} was not run in it"
+        )
     versions = reader.measured[known]
     found = [_judge(cells.get(kind), kind, params) for kind in kinds]
     worst = min(found, key=lambda cell: _WORST_FIRST.index(cell.verdict))
@@ -158,17 +263,17 @@ def _reading(
     if worst.evidence in _EVIDENCE:
         why = f"{why} ({_EVIDENCE[worst.evidence]})".strip()
     flag = " ".join(dict.fromkeys(_filled(c.flag, params, target) for c in found if c.flag))
-    return Reading(reader.loader, versions, worst.verdict, why, flag, worst.evidence)
+    return LoaderReading(reader.loader, versions, worst.verdict, why, flag, worst.evidence)
 
 
-def _judge(cell: Cell | None, kind: str, params: Params) -> Cell:
+def _judge(cell: TableCell | None, kind: str, params: Params) -> TableCell:
     """The cell for this very dict: "same" can hang on keys that other people leave out."""
     if cell is None:
-        return Cell("not measured", f"{KINDS[kind]}: not run in it")
+        return TableCell("not measured", f"{KINDS[kind]}: not run in it")
     if cell.needs and not NEEDS[cell.needs](params):
         names = {"attn_factor": "attn_factor", "mscales": "short_mscale and long_mscale"}
         lacks = f"{names[cell.needs]} should be there and agree with the attention factor"
-        return Cell(cell.otherwise, "; ".join(filter(None, (cell.why, lacks))), cell.flag)
+        return TableCell(cell.otherwise, "; ".join(filter(None, (cell.why, lacks))), cell.flag)
     return cell
 
 
@@ -186,14 +291,14 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text))
 
 
-def _covers(reader: Reader, version: str) -> bool:
+def _covers(reader: LoaderVersions, version: str) -> bool:
     """Whether a version lies in a span, compared as far as the span's ends are written."""
     asked = _version(version)
     spans = [(_version(low), _version(high)) for low, high in reader.spans]
     return any(low <= asked and asked[: len(high)] <= high for low, high in spans)
 
 
-def select(name: str) -> tuple[Reader, ...]:
+def select(name: str) -> tuple[LoaderVersions, ...]:
     """The readers a user means: NAME is the newest range, NAME==VERSION the one that holds it."""
     loader, _, version = _ALIASES.get(name.lower(), name.lower()).partition("==")
     mine = [r for r in readers() if r.loader == _ALIASES.get(loader, loader)]

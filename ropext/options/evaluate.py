@@ -26,7 +26,7 @@ DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 TASK_NAME = re.compile(r"[\w-]+(\.(?!ya?ml\b)[\w-]+)*")  # of lm-evaluation-harness
 
 
-class Reading(Options):
+class DocumentOptions(Options):
     """Which documents are read, and how."""
 
     column: str | None = wanted(None, "column of the text [text, or messages]", "NAME")
@@ -51,7 +51,7 @@ class Reading(Options):
     seed: Seed = wanted(0, "seed of the choice of documents, of items and of the bootstrap")
 
 
-class Measuring(Reading):
+class Measuring(DocumentOptions):
     """What is measured; of which models, a recipe's other sections say."""
 
     data: Place | None = wanted(

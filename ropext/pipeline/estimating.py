@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 from ropext.checkpoint import with_weights
 from ropext.checkpoint.snapshot import Snapshot
 from ropext.errors import RopextError, UsageError
-from ropext.narration import Say, silent
+from ropext.narration import Say
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.pipeline.extending import write_extension
-from ropext.pipeline.job import PLAN, REPORT, Job
-from ropext.pipeline.outcome import report_stage
-from ropext.pipeline.ran import Choice
-from ropext.pipeline.running import Run, is_done, require
-from ropext.pipeline.steps import LABELS, Work
+from ropext.pipeline.job import PLAN, REPORT, Recipe
+from ropext.pipeline.outcome import Choice, report_stage
+from ropext.pipeline.running import WholeRun, is_done, require
+from ropext.pipeline.steps import LABELS, CellWork
 from ropext.report.text import size
+from ropext.table import columns
 
 if TYPE_CHECKING:
     from ropext.training.fitting import PlannedFit
@@ -33,7 +33,7 @@ SKIPPED: Estimate = {"what": "done before, skipped", "skipped": True}
 
 
 def estimate(
-    asked: Job,
+    asked: Recipe,
     output: Path | None,
     say: Say,
     *,
@@ -46,7 +46,7 @@ def estimate(
     choice, cells = Choice(begin, only), []
     with tempfile.TemporaryDirectory(prefix="ropext-estimate-") as room:
         place = Path(output or asked.output or Path(room, "OUT"))
-        works, failed = Run(asked, place, choice, force, say=say).ready()
+        works, failed = WholeRun(asked, place, choice, force, say=say).ready()
         for work in works:
             aside = replace(work, folder=Path(room) / (work.cell.name or "cell"))
             told = {
@@ -70,7 +70,7 @@ def raise_if_refused(found: Mapping[str, Any]) -> None:
         raise UsageError("; ".join(reasons))
 
 
-def _coming(work: Work, choice: Choice) -> dict[str, bool]:
+def _coming(work: CellWork, choice: Choice) -> dict[str, bool]:
     """The stages that are asked for, and whether each would be skipped."""
     found: dict[str, bool] = {}
     changed = False  # a checkpoint that later stages start from
@@ -85,8 +85,8 @@ def _coming(work: Work, choice: Choice) -> dict[str, bool]:
     return found
 
 
-def _stage(name: str, work: Work) -> Estimate:
-    counts: dict[str, Callable[[Work], Estimate]] = {
+def _stage(name: str, work: CellWork) -> Estimate:
+    counts: dict[str, Callable[[CellWork], Estimate]] = {
         PLAN: _plan,
         EXTEND: _extend,
         FIT: _fit,
@@ -100,7 +100,7 @@ def _stage(name: str, work: Work) -> Estimate:
         return {"what": "refused, see below", "refused": str(error)}
 
 
-def _plan(work: Work) -> Estimate:
+def _plan(work: CellWork) -> Estimate:
     plan = work.plan
     for warning in plan.warnings:
         work.say(f"warning: {warning}")
@@ -112,7 +112,7 @@ def _weights(snapshot: Snapshot) -> int:
     return sum(snapshot.files[name] for name in snapshot.weight_files)
 
 
-def _extend(work: Work) -> Estimate:
+def _extend(work: CellWork) -> Estimate:
     total, link = _weights(work.base), work.job.writing.link
     if not total and work.base.hub_id != work.base.name:
         with_weights(work.base)  # raises: they are nowhere
@@ -126,22 +126,11 @@ def _extend(work: Work) -> Estimate:
 NOT_HERE = {"what": "counted once the weights are here (hf download MODEL)"}
 
 
-def _extended(work: Work) -> Path:
+def _extended(work: CellWork) -> Path:
     """The extended checkpoint with linked weights."""
     place = work.checkpoint(EXTEND)
     if not place.is_dir():
-        write_extension(
-            work.base,
-            work.plan,
-            place,
-            link="symlink",
-            force=False,
-            prove=False,
-            hash_weights=False,
-            trust_remote_code=False,
-            command=(),
-            say=silent,
-        )
+        write_extension(work.base, work.plan, place, link="symlink", prove=False)
     return place
 
 
@@ -154,7 +143,7 @@ def _training(found: "Planned | PlannedFit") -> Estimate:
     return {"what": what} | found.to_json()
 
 
-def _fit(work: Work) -> Estimate:
+def _fit(work: CellWork) -> Estimate:
     if not _weights(work.base):
         return NOT_HERE
     from ropext.training import plan_fit
@@ -163,7 +152,7 @@ def _fit(work: Work) -> Estimate:
     return _training(plan_fit(work.base.name, data, **work.job.fitting(work.cell)))
 
 
-def _finetune(work: Work) -> Estimate:
+def _finetune(work: CellWork) -> Estimate:
     if not _weights(work.base):
         return NOT_HERE
     from ropext.training import plan_finetune
@@ -174,10 +163,10 @@ def _finetune(work: Work) -> Estimate:
     return _training(plan_finetune(_extended(work), data, **given))
 
 
-def _evaluate(work: Work) -> Estimate:
+def _evaluate(work: CellWork) -> Estimate:
     if not _weights(work.base):
         return NOT_HERE
-    from ropext.evaluation import estimate_evaluation
+    from ropext.evaluation.costs import estimate_evaluation
 
     place = _extended(work)
     places = dict.fromkeys(work.checkpoints, place)
@@ -189,3 +178,13 @@ def _evaluate(work: Work) -> Estimate:
         f"{size(found.peak_bytes)} of memory above the weights"
     )
     return {"what": what} | found.to_json()
+
+
+def estimate_text(found: Mapping[str, Any]) -> str:
+    """What --dry-run prints: each stage with what it takes."""
+    parts = []
+    for cell in found["cells"]:
+        rows = [(name, own["what"]) for name, own in cell["stages"].items()]
+        title = f"{cell['cell']}\n" if cell["cell"] else ""
+        parts.append(title + columns(("stage", "what it takes"), rows))
+    return "\n\n".join(parts)

@@ -3,18 +3,20 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropext import proof
 from ropext.checkpoint import Snapshot, open_snapshot, provenance, with_weights
-from ropext.checkpoint.records import inherited_training
-from ropext.checkpoint.transfer import Link
+from ropext.checkpoint.provenance import inherited_training
+from ropext.checkpoint.staging import Link
 from ropext.checkpoint.writing import Written, check_writable, write_checkpoint
-from ropext.describing import card_of, record_of
-from ropext.looking import plan_of, read_text
+from ropext.inspecting import card_of, plan_of, read_text, record_of
 from ropext.narration import Say, silent
 from ropext.options.extend import parse_extend
 from ropext.planning import Plan, require_help
+
+if TYPE_CHECKING:
+    from ropext.evaluation.session import Evaluation
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,9 @@ def plan_extend(
 
 
 def _planned(model: str, revision: str | None, options: Mapping[str, Any]) -> tuple[Snapshot, Plan]:
-    wish = parse_extend(options, read_text)
+    request = parse_extend(options, read_text)
     snapshot = open_snapshot(model, revision=revision)
-    return snapshot, plan_of(snapshot, wish, model)
+    return snapshot, plan_of(snapshot, request, model)
 
 
 def write_extension(
@@ -102,12 +104,12 @@ def write_extension(
     output: Path,
     *,
     link: Link,
-    force: bool,
-    prove: bool,
-    hash_weights: bool,
-    trust_remote_code: bool,
-    command: Sequence[str],
-    say: Say,
+    force: bool = False,
+    prove: bool = True,
+    hash_weights: bool = False,
+    trust_remote_code: bool = False,
+    command: Sequence[str] = (),
+    say: Say = silent,
 ) -> Extended:
     """Write what a plan says, proved before it gets its name."""
 
@@ -136,3 +138,12 @@ def write_extension(
         prove=run_proof if prove else None,
     )
     return Extended(made, written)
+
+
+def evaluate(model: str, output: str | Path | None = None, **options: Any) -> "Evaluation":
+    """Measure a model on long text and by retrieval, and with `output` write the report there too;
+    `options` are those of ropext.evaluation.evaluate."""
+    from ropext.evaluation import session
+    from ropext.report.evaluation import write_report
+
+    return session.evaluate(model, output, report=write_report, **options)

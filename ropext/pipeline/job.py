@@ -12,7 +12,7 @@ from typing import Any
 from ropext import bundled, recipefile
 from ropext.corpus.sources import READERS
 from ropext.errors import InputError, RopextError, UsageError
-from ropext.looking import read_text
+from ropext.inspecting import read_text
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend, Reach, parse_extend
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, Key
@@ -28,7 +28,7 @@ WRITING = ("link", "no_verify", "hash")
 
 
 @dataclass(frozen=True)
-class Job:
+class Recipe:
     """One run, as it was asked for."""
 
     given: Given
@@ -93,8 +93,8 @@ class Job:
         for method in methods if isinstance(methods, tuple) else (methods,):
             for factor in factors if isinstance(factors, tuple) else (factors,):
                 far = f"{factor:g}x" if factor is not None else str(own.get("target"))
-                wish = own | {"method": method, "factor": factor}
-                cells.append(Cell(f"{method or 'yarn'}-{far}" if is_grid else "", wish))
+                request = own | {"method": method, "factor": factor}
+                cells.append(Cell(f"{method or 'yarn'}-{far}" if is_grid else "", request))
         names = [cell.name for cell in cells]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -150,8 +150,8 @@ class Job:
         """The options of the fit: how far and for whom is said by extend, and where from too."""
         own = self.options(FIT)
         own.pop("data", None)
-        said = {name: cell.wish.get(name) for name in Reach.model_fields}
-        start = {"start": cell.wish.get("method"), "link": self.writing.link}
+        said = {name: cell.request.get(name) for name in Reach.model_fields}
+        start = {"start": cell.request.get("method"), "link": self.writing.link}
         return {k: v for k, v in (start | said | own).items() if v is not None}
 
     def check_data(self) -> None:
@@ -201,13 +201,13 @@ class Cell:
     """One extension of the grid."""
 
     name: str  # "" where there is no grid
-    wish: Mapping[str, Any]
+    request: Mapping[str, Any]
 
     def extend(self) -> Extend:
-        return parse_extend(self.wish, read_text)
+        return parse_extend(self.request, read_text)
 
 
-def from_file(path: str | Path, words: Sequence[str] = ()) -> Job:
+def from_file(path: str | Path, words: Sequence[str] = ()) -> Recipe:
     """The job of a recipe file, with `key=value` overrides; where there is no such file, of the
     bundled recipe of that name, whose relative paths count from the working directory."""
     file, folder = Path(path), Path(path).parent
@@ -216,16 +216,16 @@ def from_file(path: str | Path, words: Sequence[str] = ()) -> Job:
             raise InputError(f"{path} does not exist; name a recipe file")
         file, folder = bundled.find_recipe(str(path)), Path()
     given, text = recipefile.read(file, TABLE, folder)
-    return _checked(Job(given, file.name, text), words)
+    return _checked(Recipe(given, file.name, text), words)
 
 
-def from_mapping(values: Mapping[str, Any], words: Sequence[str] = ()) -> Job:
+def from_mapping(values: Mapping[str, Any], words: Sequence[str] = ()) -> Recipe:
     """The job of a recipe that Python holds: the same sections as nested mappings."""
     import json
 
     text = json.dumps(values, indent=1)  # JSON is YAML: one reader checks both
     given = recipefile.from_text(text, "the recipe", TABLE, Path())
-    return _checked(Job(given, "the recipe"), words)
+    return _checked(Recipe(given, "the recipe"), words)
 
 
 def from_options(
@@ -233,7 +233,7 @@ def from_options(
     extend: Mapping[str, Any],
     later: Mapping[str, str | None],
     words: Sequence[str] = (),
-) -> Job:
+) -> Recipe:
     """The job of a command line: what stands above the sections, the fields of extend, and the data
     of each later section; `key=value` words say the rest."""
     given, where = Given(), "the command line"
@@ -247,10 +247,10 @@ def from_options(
     for section, data in later.items():
         if data is not None:
             given.put(f"{section}.data", data, where)
-    return _checked(Job(given, where), words)
+    return _checked(Recipe(given, where), words)
 
 
-def _checked(job: Job, words: Sequence[str]) -> Job:
+def _checked(job: Recipe, words: Sequence[str]) -> Recipe:
     for word in words:
         recipefile.override(job.given, word, TABLE)
     job.check()

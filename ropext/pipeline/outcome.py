@@ -7,26 +7,24 @@ card and record with what was measured. Where a gate failed it does not get its 
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ropext.checkpoint import card, provenance
 from ropext.checkpoint.card import README
-from ropext.checkpoint.jsontext import read_object
-from ropext.checkpoint.provenance import digest
-from ropext.checkpoint.records import read_record
-from ropext.checkpoint.staging import check_output, recover, staged
-from ropext.checkpoint.transfer import copy_file, place
-from ropext.errors import OutputExists
-from ropext.files import os_errors, read_json, write_json, write_text
-from ropext.pipeline.job import REPORT
+from ropext.checkpoint.provenance import digest, read_record
+from ropext.checkpoint.staging import check_output, copy_file, place, recover, staged
+from ropext.errors import GateFailed, OutputExists, Stopped, UsageError
+from ropext.files import os_errors, read_json, read_object, write_json
+from ropext.pipeline.job import REPORT, STAGES, Recipe
 from ropext.pipeline.stages import Stage
-from ropext.pipeline.steps import TUNED, Work
-from ropext.report import measured, page
-from ropext.results import contest, rundir
+from ropext.pipeline.steps import EVALUATION, TUNED, CellWork
+from ropext.report import html, tables, text
+from ropext.results import rundir
 from ropext.results.gates import Outcome
 from ropext.results.overlap import overlap_in
+from ropext.table import Table, as_text, columns
 from ropext.workdir import Flat
 
 SECTION = "run"  # of ropext.json
@@ -50,15 +48,15 @@ class Evidence:
         return all(gate.passed for gate in self.gates)
 
 
-def evidence_of(work: Work) -> Evidence:
+def evidence_of(work: CellWork) -> Evidence:
     """Read back from the run directory; a gate that names no variant is about the finished one."""
     if not (work.evaluation / "results.json").is_file():
         return Evidence(None, ())
     run = rundir.read_run(work.evaluation)
-    return Evidence(run.results, tuple(contest.judge(run, work.gates)))
+    return Evidence(run.results, tuple(rundir.judge(run, work.gates)))
 
 
-def report_stage(work: Work) -> Stage:
+def report_stage(work: CellWork) -> Stage:
     """The last stage of a cell."""
     page_path = work.folder / "report.html"
 
@@ -94,7 +92,7 @@ def report_stage(work: Work) -> Stage:
     return Stage(REPORT, inputs, look, do, clear)
 
 
-def check_free(work: Work) -> None:
+def check_free(work: CellWork) -> None:
     """An output that is there may be replaced with --force, or when this run wrote it."""
     if not os.path.lexists(work.output):
         return
@@ -110,7 +108,7 @@ def check_free(work: Work) -> None:
     check_output(work.output, force=True)
 
 
-def write_output(work: Work, found: Evidence) -> None:
+def write_output(work: CellWork, found: Evidence) -> None:
     """OUT, as a whole or not at all."""
     source = work.checkpoints[work.final]
     recover(work.output)
@@ -127,11 +125,11 @@ def write_output(work: Work, found: Evidence) -> None:
             more=dict(record.more) | {SECTION: section(work, found)},
         )
         text = (source / README).read_text(encoding="utf-8")
-        sentences, tables = _for_card(found)
+        sentences, numbers = _for_card(found)
         with os_errors(work.output):
             provenance.write(record, stage.directory)
-            if sentences or tables:
-                text = card.with_evidence(text, sentences, tables)
+            if sentences or numbers:
+                text = card.with_evidence(text, sentences, numbers)
             (stage.directory / README).write_text(text, encoding="utf-8")
         # Known before it has its name: after a kill in between it is still known as ours.
         before = work.hashes.of_tree(work.output)
@@ -156,7 +154,7 @@ def _carry(source: Path, target: Path) -> None:
                 copy_file(file, copy)
 
 
-def section(work: Work, found: Evidence) -> dict[str, Any]:
+def section(work: CellWork, found: Evidence) -> dict[str, Any]:
     """What ropext.json says of the run: no time, no path but those that the recipe names."""
     stages = {}
     for name in work.job.stages:
@@ -183,13 +181,13 @@ def _numbers(results: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _for_card(found: Evidence) -> tuple[list[str], list[tuple[str, card.Table]]]:
-    tables = []
+def _for_card(found: Evidence) -> tuple[list[str], list[Table]]:
+    shown: list[Table | None] = []
     if found.results is not None:
-        shown = [measured.headline(found.results), measured.summary(found.results)]
-        shown += measured.retrieval_tables(found.results)
-        tables = [(f"{t.title}. {t.note}.", card.Table(t.header, t.rows)) for t in shown if t]
-    return [*(gate_line(gate) for gate in found.gates), *_overlaps(found)], tables
+        shown = [tables.headline(found.results), tables.summary(found.results)]
+        shown += tables.retrieval_tables(found.results)
+    sentences = [*(gate_line(gate) for gate in found.gates), *_overlaps(found)]
+    return sentences, [own for own in shown if own]
 
 
 def _overlaps(found: Evidence) -> list[str]:
@@ -203,17 +201,16 @@ def gate_line(gate: Outcome) -> str:
     return f"gate {'passed' if gate.passed else 'FAILED'}: {gate.gate} ({gate.reason})"
 
 
-def write_report(work: Work, found: Evidence) -> None:
+def write_report(work: CellWork, found: Evidence) -> None:
     """report.md and report.html of one cell; the pictures are those of its stages."""
     plan, verdicts = work.plan, [gate_line(gate) for gate in found.gates]
-    tables, warnings = list[measured.Table](), list(plan.warnings)
+    shown, warnings = list[Table](), list(plan.warnings)
     if found.results is not None:
-        tables += measured.text_tables(found.results) + measured.retrieval_tables(found.results)
-        verdicts += measured.verdict_lines(found.results)
+        shown += tables.evaluation_tables(found.results)
+        verdicts += tables.verdict_lines(found.results)
         warnings += found.results["warnings"]
     trained = _training_table(work)
-    tables += [*([trained] if trained else []), _facts(work)]
-    pictures = _pictures(work)
+    shown += [*([trained] if trained else []), _facts(work)]
     title = f"ropext run: {work.output.name}"
     subtitle = (
         f"{work.base.short_name} extended from {plan.context:,} to {plan.target:,} tokens by "
@@ -222,19 +219,11 @@ def write_report(work: Work, found: Evidence) -> None:
     details = json.dumps(
         section(work, found) | {"versions": provenance.versions()}, indent=1, ensure_ascii=False
     )
-    lines = [f"# {title}", "", subtitle, ""]
-    lines += [f"- {line}" for line in (*verdicts, *(f"Note: {note}" for note in warnings))]
-    lines += ["", measured.as_markdown(tables), ""]
-    for caption, file in pictures.items():
-        lines.append(f"![{caption}]({file.relative_to(work.folder).as_posix()})\n")
-    write_text(work.folder / "report.md", "\n".join(lines).rstrip() + "\n")
-    drawn = {caption: file.read_bytes() for caption, file in pictures.items()}
-    html = page.page(title, subtitle, verdicts, warnings, tables, drawn, details)
-    write_text(work.folder / "report.html", html)
+    html.write(work.folder, title, subtitle, verdicts, warnings, shown, _pictures(work), details)
 
 
-def _pictures(work: Work) -> dict[str, Path]:
-    """Caption to file, what says most first."""
+def _pictures(work: CellWork) -> dict[str, tuple[str, bytes]]:
+    """Each picture's place in the folder, its caption and its bytes, what says most first."""
     plots = work.evaluation / "plots"
     found = {caption: plots / f"{name}.png" for name, caption in PLOTS.items()}
     for file in sorted(plots.glob("retrieval-*.png")):
@@ -242,10 +231,14 @@ def _pictures(work: Work) -> dict[str, Path]:
     found["Wavelength of each rotary pair"] = plots / "spectra.png"
     if TUNED in work.checkpoints:
         found["Loss of the training"] = work.checkpoints[TUNED] / "training" / "loss.png"
-    return {caption: file for caption, file in found.items() if file.is_file()}
+    return {
+        file.relative_to(work.folder).as_posix(): (caption, file.read_bytes())
+        for caption, file in found.items()
+        if file.is_file()
+    }
 
 
-def _facts(work: Work) -> measured.Table:
+def _facts(work: CellWork) -> Table:
     plan = work.plan
     record = read_object(work.checkpoints[work.final] / provenance.NAME)
     proved = record.get("proof")
@@ -258,19 +251,143 @@ def _facts(work: Work) -> measured.Table:
         ("spectrum (SHA-256)", plan.main.wanted.digest()[:16]),
         ("proved", f"with transformers {proved['transformers']}" if proved else "no"),
     )
-    return measured.Table("What was made", "config.json carries it", ("", ""), tuple(rows))
+    return Table("What was made", "config.json carries it", ("", ""), tuple(rows))
 
 
-def _training_table(work: Work) -> measured.Table | None:
+def _training_table(work: CellWork) -> Table | None:
     if TUNED not in work.checkpoints:
         return None
     from ropext.training import showing
 
     told = read_object(work.checkpoints[TUNED] / provenance.NAME).get("finetune") or {}
     overlap = overlap_in(told.get("overlap"))
-    table = showing.table_of(told.get("numbers") or {}, work.plan.target, told.get("overlap"))
+    numbers = told.get("numbers") or {}
+    table = showing.table_of(numbers, work.plan.target, told.get("overlap"), "Fine-tuning")
     if table is None:
         return None
     note = f"{told['steps']} steps, {told['tokens']:,} tokens"
-    note += f"; {overlap.of_documents}" if overlap else ""
-    return measured.Table("Fine-tuning", note, table.header, table.rows)
+    return replace(table, note=note + (f"; {overlap.of_documents}" if overlap else ""))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which stages: from one on, or one alone; None for all that are not done."""
+
+    begin: str | None = None
+    only: str | None = None
+
+    def check(self, asked: Recipe) -> None:
+        """Name a stage that the recipe has."""
+        if self.begin and self.only:
+            raise UsageError("--from and --only exclude each other; give one")
+        for flag, name in (("--from", self.begin), ("--only", self.only)):
+            if name is not None and name not in asked.stages:
+                why = "the recipe has no such section" if name in STAGES else "no such stage"
+                raise UsageError(
+                    f"{flag} {name}: {why}; the stages of this run are {', '.join(asked.stages)}"
+                )
+
+    def again(self, name: str) -> bool:
+        """Whether a stage is done even where nothing changed."""
+        if self.only is not None:
+            return name == self.only
+        return self.begin is not None and STAGES.index(name) >= STAGES.index(self.begin)
+
+
+@dataclass(frozen=True)
+class CellRan:
+    """What became of one cell."""
+
+    name: str  # "" where there is no grid
+    output: Path | None  # None where a gate failed, or not all stages were asked for
+    folder: Path
+    label: str  # of the finished checkpoint in the evaluation
+    stages: Mapping[str, str]  # name -> done, skipped
+    evidence: Evidence
+
+    def to_json(self) -> dict[str, Any]:
+        results = self.evidence.results
+        return {
+            "cell": self.name or None,
+            "output": None if self.output is None else str(self.output),
+            "folder": str(self.folder),
+            "stages": dict(self.stages),
+            "evaluation": results and {"variants": results["variants"]},
+            "gates": [vars(gate) for gate in self.evidence.gates],
+        }
+
+    def to_text(self) -> str:
+        """What became of its stages, what was measured, what to do next."""
+        stages = ", ".join(f"{name} {state}" for name, state in self.stages.items())
+        lines, results = [f"{self.name or 'stages'}: {stages}"], self.evidence.results
+        if results is not None:
+            shown = [tables.headline(results), tables.summary(results)]
+            found = [own for own in shown if own] + tables.retrieval_tables(results)
+            lines += ["", as_text(found, tables.verdict_lines(results)), ""]
+        lines += [gate.sentence for gate in self.evidence.gates]
+        if self.output is not None:
+            lines += [f"wrote {self.output}", f"report: {self.folder / 'report.html'}"]
+            lines += [f"next: ropext verify {self.output}"]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a run did."""
+
+    output: Path
+    folder: Path
+    cells: tuple[CellRan, ...]
+    failed: Mapping[str, str] = field(default_factory=dict)  # cell -> why
+    comparison: Mapping[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "output": str(self.output),
+            "folder": str(self.folder),
+            "cells": [cell.to_json() for cell in self.cells],
+            "failed": dict(self.failed),
+            "comparison": self.comparison,
+        }
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the output has its name: no cell failed, no gate did, all stages were done."""
+        return not self.failed and all(cell.output for cell in self.cells)
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """What was measured of the output, as `ropext push --results` takes it."""
+        return tuple(
+            f"{cell.folder / EVALUATION}:{cell.label}"
+            for cell in self.cells
+            if cell.evidence.results is not None
+        )
+
+    def raise_if_failed(self) -> None:
+        """Stopped where a cell failed, GateFailed where a gate did."""
+        if self.failed:
+            reasons = "; ".join(f"{name}: {why}" for name, why in self.failed.items())
+            if not self.cells:
+                raise UsageError(f"all {len(self.failed)} cells failed ({reasons})")
+            raise Stopped(
+                f"{len(self.failed)} of {len(self.failed) + len(self.cells)} cells failed, the "
+                f"others are kept ({reasons})"
+            )
+        try:
+            rundir.raise_if_failed([gate for cell in self.cells for gate in cell.evidence.gates])
+        except GateFailed as error:
+            kept = ", ".join(str(cell.folder) for cell in self.cells if not cell.evidence.passed)
+            raise GateFailed(
+                f"{error}; what did not pass is kept in {kept}, and not under the output's name"
+            ) from None
+
+    def to_text(self) -> str:
+        """What the command prints at its end."""
+        parts = [cell.to_text() for cell in self.cells]
+        if self.failed:
+            parts.append(f"Failed\n{columns(('cell', 'why'), self.failed.items())}")
+        if self.comparison and self.comparison.get("text"):
+            parts.append(text.comparison(self.comparison["text"]))
+            parts.append(f"comparison: {self.folder / 'report.html'}")
+        return "\n\n".join(parts)

@@ -12,30 +12,57 @@ OUT.run/          recipe.yaml, run.json (resolved, versions, command), log.txt (
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ropext.checkpoint import open_snapshot, provenance, with_weights
 from ropext.checkpoint.staging import check_apart
-from ropext.errors import RopextError, UsageError
+from ropext.errors import Interrupted, RopextError, UsageError
 from ropext.evaluation.work import processes, wait_for
-from ropext.files import write_text
+from ropext.files import read_json, write_json, write_text
 from ropext.narration import Say, Show, silent, unseen
 from ropext.options.fields import EVALUATE
-from ropext.pipeline import comparing, job, outcome, stages
-from ropext.pipeline.job import REPORT, STAGES, Job
-from ropext.pipeline.outcome import Evidence
-from ropext.pipeline.ran import CellRan, Choice, Ran
+from ropext.pipeline import job, outcome, stages
+from ropext.pipeline.job import REPORT, STAGES, Recipe
+from ropext.pipeline.outcome import CellRan, Choice, Evidence, Ran
 from ropext.pipeline.stages import Hashes, Stage
-from ropext.pipeline.steps import EVALUATION, Work
+from ropext.pipeline.steps import EVALUATION, READ_ALWAYS, CellWork
+from ropext.report import evaluation
+from ropext.results import rundir
 from ropext.workdir import MANIFEST, Flat, Ledger, Piece, Workdir
+
+
+def compare(works: Sequence[CellWork], folder: Path, again: bool) -> dict[str, Any]:
+    """comparison.json, report.md and report.html of the grid; the base is the reference. What is
+    there of these very evaluations is read back, unless it is to be made again."""
+    runs = {work.cell.name: rundir.read_run(work.evaluation) for work in works}
+    keys = {work.cell.name: [work.final, runs[work.cell.name].key] for work in works}
+    kept = folder / "comparison.json"
+    if not again and kept.is_file() and (folder / "report.html").is_file():
+        found: dict[str, Any] = read_json(kept)
+        if found.get("cells") == keys:
+            return found
+    first, spectra = next(iter(runs.values())), dict[str, Sequence[float]]()
+    everyone = {label: own for label, own in first.contenders.items() if label in READ_ALWAYS}
+    for work in works:
+        name, run = work.cell.name, runs[work.cell.name]
+        everyone[name] = replace(run.contenders[work.final], label=name)
+        if inv_freq := run.results["variants"][work.final].get("inv_freq"):
+            spectra[name] = inv_freq
+    compared = evaluation.compare(everyone)
+    compared.write(folder, runs, spectra)
+    data = {"cells": keys} | compared.to_json()
+    write_json(kept, data)
+    return data
+
 
 LOG, RECIPE = "log.txt", "recipe.yaml"
 DONE, SKIPPED = "done", "skipped"
 
 
 def run(
-    recipe: str | Path | Mapping[str, Any] | Job,
+    recipe: str | Path | Mapping[str, Any] | Recipe,
     output: str | Path | None = None,
     *,
     overrides: Sequence[str] = (),
@@ -57,25 +84,25 @@ def run(
     place = output or asked.output
     if place is None:
         raise UsageError(f"{asked.name} names no output; add output: DIR, or give -o OUT")
-    whole = Run(asked, Path(place), Choice(begin, only), force, command, say, show)
+    whole = WholeRun(asked, Path(place), Choice(begin, only), force, command, say, show)
     return whole.go()
 
 
-def asked_for(recipe: str | Path | Mapping[str, Any] | Job, words: Sequence[str] = ()) -> Job:
+def asked_for(recipe: str | Path | Mapping[str, Any] | Recipe, words: Sequence[str] = ()) -> Recipe:
     """The job of whatever `run` takes."""
-    if isinstance(recipe, Job):
+    if isinstance(recipe, Recipe):
         return recipe
     if isinstance(recipe, Mapping):
         return job.from_mapping(recipe, words)
     return job.from_file(recipe, words)
 
 
-class Run:
+class WholeRun:
     """One run and its directory."""
 
     def __init__(
         self,
-        asked: Job,
+        asked: Recipe,
         output: Path,
         choice: Choice,
         force: bool,
@@ -127,7 +154,7 @@ class Run:
                     self.hashes.save()
                     self.note("end")
 
-    def ready(self) -> tuple[list[Work], dict[str, str]]:
+    def ready(self) -> tuple[list[CellWork], dict[str, str]]:
         """The cells that can begin, and why the others cannot: all that is refused before anything
         is written, which a dry run refuses too. Alone, a cell's error is the run's."""
         self.job.check_data()
@@ -150,12 +177,12 @@ class Run:
             work.check_gates()
         return works, failed
 
-    def _works(self, base: Any) -> list[Work]:
+    def _works(self, base: Any) -> list[CellWork]:
         works = []
         for cell in self.job.cells():
             own = self.folder / "cells" / cell.name if cell.name else self.folder
             works.append(
-                Work(
+                CellWork(
                     job=self.job,
                     cell=cell,
                     output=self.output / cell.name if cell.name else self.output,
@@ -173,7 +200,7 @@ class Run:
     def _cell_say(self, name: str) -> Say:
         return (lambda sentence: self.say(f"{name}: {sentence}")) if name else self.say
 
-    def _all(self, works: list[Work], failed: dict[str, str]) -> Ran:
+    def _all(self, works: list[CellWork], failed: dict[str, str]) -> Ran:
         ran = list[CellRan]()
         for work in works:
             work.siblings = tuple(own.folder / EVALUATION for own in works if own is not work)
@@ -183,18 +210,19 @@ class Run:
         return Ran(self.output, self.folder, tuple(ran), failed, compared)
 
     @contextmanager
-    def _kept(self, work: Work, failed: dict[str, str], say: Say) -> Iterator[None]:
+    def _kept(self, work: CellWork, failed: dict[str, str], say: Say) -> Iterator[None]:
         """In a grid a cell's error is told and kept; alone it is the run's."""
         try:
             yield
+        except Interrupted:
+            raise  # the end of the run, not of a cell
         except RopextError as error:
-            # An interrupt is the end of the run, not of a cell.
-            if not work.cell.name or str(error).startswith("interrupted"):
+            if not work.cell.name:
                 raise
             failed[work.cell.name] = str(error)
             say(f"{work.cell.name} failed: {error}")
 
-    def _cell(self, work: Work) -> CellRan:
+    def _cell(self, work: CellWork) -> CellRan:
         done: dict[str, str] = {}
         for stage in (*work.stages(), outcome.report_stage(work)):
             if self.choice.only not in (None, stage.name):
@@ -206,7 +234,7 @@ class Run:
         output = work.output if REPORT in done and found.passed else None
         return CellRan(work.cell.name, output, work.folder, work.final, done, found)
 
-    def _stage(self, stage: Stage, work: Work) -> str:
+    def _stage(self, stage: Stage, work: CellWork) -> str:
         """Do one stage, or find that it is done."""
         inputs = stage.inputs()
         left = None if self.choice.again(stage.name) else is_done(work.ledger, stage, inputs)
@@ -233,7 +261,7 @@ class Run:
             wait_for(path, lambda: is_finished(work.ledger, stage, inputs), lambda: False)
         return DONE
 
-    def _prepare(self, stage: Stage, work: Work, inputs: Flat) -> None:
+    def _prepare(self, stage: Stage, work: CellWork, inputs: Flat) -> None:
         """Say what is done and why; begin its record, without what another one left."""
         record = work.ledger.read(stage.name)
         goes_on = record is not None and record.outputs is None
@@ -254,12 +282,12 @@ class Run:
             return ": again, for what it wrote is gone or was edited"
         return f": again ({changed})"
 
-    def _compare(self, works: list[Work]) -> Mapping[str, Any] | None:
+    def _compare(self, works: list[CellWork]) -> Mapping[str, Any] | None:
         """The end of a grid."""
         evaluated = [work for work in works if (work.evaluation / "results.json").is_file()]
         if self.rank != 0 or self.choice.only not in (None, REPORT) or len(evaluated) < 2:
             return None
-        return comparing.compare(evaluated, self.folder, self.choice.again(REPORT))
+        return compare(evaluated, self.folder, self.choice.again(REPORT))
 
     def _keep_recipe(self) -> None:
         """The file as it is, beside the manifest; the other processes wait for that."""
@@ -277,7 +305,7 @@ def is_finished(ledger: Ledger, stage: Stage, inputs: Flat) -> bool:
     return found is not None and found.outputs is not None and not stage.why_again(found, inputs)
 
 
-def require(stage: Stage, work: Work, chosen: str) -> None:
+def require(stage: Stage, work: CellWork, chosen: str) -> None:
     """With --only, the stages before must be done; those after are left as they are."""
     if STAGES.index(stage.name) > STAGES.index(chosen):
         return

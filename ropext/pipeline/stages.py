@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ropext import bundled
-from ropext.checkpoint import Snapshot, headers, provenance
+from ropext.checkpoint import Snapshot, provenance, weights
 from ropext.checkpoint.provenance import digest
 from ropext.corpus.sources import READERS
 from ropext.files import write_json
@@ -38,7 +38,7 @@ class Hashes:
 
     def of(self, file: Path) -> str:
         """Of one file's content."""
-        by_name = headers.blob_digest(file)
+        by_name = weights.blob_digest(file)
         if by_name is not None:  # the hub's cache names a file by its hash
             return by_name
         status = os.stat(file)
@@ -47,7 +47,7 @@ class Hashes:
         found = self.known.get(key)
         if found is None or found[:-1] != state:
             is_settled = time.time_ns() - status.st_mtime_ns > CLOCK_GRAIN
-            found = [*state, headers.content_digest(file)]
+            found = [*state, weights.content_digest(file)]
             if is_settled:
                 self.known[key] = found
         return str(found[-1])

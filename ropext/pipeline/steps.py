@@ -8,21 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
-from ropext.checkpoint.jsontext import dump
 from ropext.checkpoint.provenance import digest
 from ropext.checkpoint.staging import recover
-from ropext.files import write_bytes
+from ropext.files import dump, write_bytes
+from ropext.inspecting import plan_of
 from ropext.lengths import doubling_grid
-from ropext.looking import plan_of
-from ropext.narration import Say, Show
+from ropext.narration import Hooks, Say, Show
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.pipeline.extending import write_extension
-from ropext.pipeline.job import PLAN, Cell, Job
+from ropext.pipeline.job import PLAN, Cell, Recipe
 from ropext.pipeline.stages import Hashes, Stage
 from ropext.planning import Plan, require_help
-from ropext.results.coming import Coming
-from ropext.results.gates import Gate
+from ropext.results.gates import Gate, Metrics
 from ropext.workdir import Flat, Ledger, beside, release, remove
 
 # The folder of each stage's checkpoint, which is also its label in the evaluation.
@@ -36,10 +34,10 @@ UNDECIDING = ("device", "device_map", "report_to", "chunk", "slice_memory")
 
 
 @dataclass
-class Work:
+class CellWork:
     """One cell at work: where it keeps what, and what it has found out."""
 
-    job: Job
+    job: Recipe
     cell: Cell
     output: Path  # the finished checkpoint
     folder: Path  # everything else
@@ -104,7 +102,7 @@ class Work:
         options = Evaluate(**self.job.evaluation())
         grid = options.lengths or doubling_grid(self.plan.context, self.limit)
         with self.job.told(EVALUATE):
-            Coming.of(options, self.labels, grid).check(self.gates)
+            Metrics.of(options, self.labels, grid).check(self.gates)
 
     @property
     def evaluation(self) -> Path:
@@ -185,12 +183,12 @@ class Work:
             write_bytes(path, dump(self.plan.to_json()))
 
         def inputs() -> Flat:
-            wish = {
+            request = {
                 key: value for key, value in dict(self.cell.extend()).items() if value is not None
             }
             return {
                 "config": digest(self.base.config),
-                **{f"extend.{k}": v for k, v in wish.items()},
+                **{f"extend.{k}": v for k, v in request.items()},
             }
 
         def look() -> Flat | None:
@@ -309,7 +307,8 @@ class Work:
             shutil.rmtree(self.evaluation, ignore_errors=True)
 
         def do() -> None:
-            from ropext.evaluation import Hooks, evaluate
+            from ropext.evaluation.session import evaluate
+            from ropext.report.evaluation import write_report
 
             evaluate(
                 str(self.job.model),
@@ -321,6 +320,7 @@ class Work:
                 lineup=self.lineup(),
                 gates=self.gates,
                 earlier=(old, *self.siblings),
+                report=write_report,
                 **self.job.evaluation(),
             )
             shutil.rmtree(old, ignore_errors=True)

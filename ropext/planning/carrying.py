@@ -33,9 +33,9 @@ def plan_site(
         params = _carry(model, site, rope, wanted, target, native, recipe)
     except NotExpressible:
 
-        def carried(wish: Extend) -> forms.Params | None:
+        def carried(request: Extend) -> forms.Params | None:
             try:
-                return _carry(model, site, rope, wanted, target, native, wish)
+                return _carry(model, site, rope, wanted, target, native, request)
             except NotExpressible:
                 return None
 

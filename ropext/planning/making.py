@@ -1,17 +1,221 @@
 """The order in which a plan is made."""
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ropext import families, loaders, scaling
-from ropext.errors import InputError, NotExpressible, UnsupportedModel, UsageError
+from ropext.errors import InputError, NotExpressible, UnsupportedModel, UsageError, listed
 from ropext.families import Model
+from ropext.loaders import LoaderReading
 from ropext.options.extend import Extend, knobs_for, resolve_target
 from ropext.planning.carrying import method_row, plan_site, require_motion
-from ropext.planning.plan import MethodRow, Plan
-from ropext.planning.recommending import recommend
-from ropext.planning.warnings import composed, warnings_of
+from ropext.planning.plan import WRONG, MethodRow, Plan, PlannedSite, Recommendation, newest
+
+# Angles are float32 in stock transformers: position * 2^-24 radians of rounding on the fastest
+# pair. From here on the error passes 1e-2 (measured: 2.5e-2 at 1M positions).
+FLOAT32_MATTERS = 2**18
+
+
+def composed(
+    model: Model,
+    recipe: Extend,
+    main: PlannedSite,
+    method: str,
+    target: int,
+    readings: Iterable[LoaderReading],
+) -> Iterator[str]:
+    """That two scalings together become a longrope, who does not read that, and the one-step way.
+
+    A temperature alone, or a plain embedding, is composed with nothing.
+    """
+    others = [f"{r.loader} ({r.verdict})" for r in newest(readings) if r.verdict in WRONG]
+    composes = main.params["rope_type"] == "longrope" and not main.rope.is_geometric
+    if recipe.from_original or not composes or not others:
+        return
+    sentence = (
+        "the model is scaled already, and both scalings together are written as a longrope, "
+        f"which not every loader reads as planned: {', '.join(others)}"
+    )
+    request = recipe.changed(from_original=True, factor=None, target=target)
+    for name in (method, "yarn"):
+        row = method_row(model, name, method, target, request)
+        if row.form not in (None, "longrope"):
+            length = " --original-context N" if model.asks_original else ""
+            sentence += (
+                f"; in one step, where its weights were not trained since that scaling: "
+                f"--from-original{length} --target {target} --method {name}"
+            )
+            break
+    yield sentence
+
+
+def warnings_of(
+    model: Model, recipe: Extend, sites: tuple[PlannedSite, ...], context: int, target: int
+) -> tuple[str, ...]:
+    """What a user must know before relying on the result; each a sentence."""
+    main = next(site for site in sites if site.scaled)
+    anyway = "" if recipe.even_so else "; extend and its like ask for --even-so"
+    out = [*model.notes, *(obstacle + anyway for obstacle in model.obstacles)]
+    if main.wanted.inv_freq == main.rope.spectrum.inv_freq:
+        out.append("no pair moves: only the stated length grows")
+    if recipe.from_original and target <= model.context:
+        out.append(
+            f"the target of {target} tokens is not above the {model.context} that the model reads "
+            "today: from its original context this is a shorter window"
+        )
+    if main.wanted.attention_factor != main.rope.attention_factor:
+        if model.temperature == "rotated channels":
+            out.append(
+                "the temperature acts on the rotated channels only, not on whole logits as in "
+                "YaRN's paper: this family rotates a part of each head"
+            )
+        if model.temperature == "cancelled":
+            out.append(
+                "the temperature has no effect: this family normalises queries and keys after "
+                "the rotation"
+            )
+    for keys in (("attn_factor",), ("short_mscale", "long_mscale")):
+        if keys[0] in main.params:
+            out.append(
+                f"transformers will warn of unrecognized keys ({', '.join(keys)}), under which "
+                "other loaders read the attention factor"
+            )
+    softmax = model.site(main.label).rope.softmax_factor
+    if softmax != main.wanted.softmax_factor:
+        out.append(
+            f"the softmax factor goes from {softmax:.6g} to "
+            f"{main.wanted.softmax_factor:.6g} (mscale_all_dim {main.rope.mscale_all_dim:g})"
+        )
+    if target > FLOAT32_MATTERS:
+        out.append(
+            f"at {target} tokens the float32 angles of stock transformers are off by up to "
+            f"{target * 2.0**-25:.1e} rad on the fastest pair"
+        )
+    if main.wanted.short_inv_freq is not None:
+        out.append(
+            "two sets of factors: a sequence that grows past "
+            f"{main.params['original_max_position_embeddings']} tokens while keys are cached mixes "
+            "both; only models that refill the cache there (Phi-3) are right"
+        )
+    return tuple(out)
+
+
+# Below this many pairs the ramp of yarn and by-parts has too few steps to act on: on a model with
+# four pairs, theta methods beat both at every length.
+FEW_PAIRS = 8
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What the model or the request is like, and the method that this speaks for."""
+
+    said: str
+    method: str
+
+
+def recommend(
+    model: Model,
+    recipe: Extend,
+    rows: Sequence[MethodRow],
+    from_original: Callable[[], Sequence[MethodRow]],
+) -> Recommendation:
+    """The first case that applies and whose method can be written; of a scaled model where none
+    can, the first from its original spectrum (whose rows `from_original` makes)."""
+    if model.obstacles:
+        return Recommendation("none", False, "scaling cannot help this model, as the warnings say")
+    cases = _cases(model, recipe)
+    found = _first(model, cases, rows)
+    if found is not None:
+        return Recommendation(found[0], recipe.from_original, found[1])
+    scaled = any(site.rope.is_scaled for site in model.scaled_sites)
+    if scaled and not recipe.from_original and not model.asks_original:
+        found = _first(model, _unscaled_cases(model, recipe), from_original())
+        if found is not None:
+            why = f"nothing can be written{_for(recipe)} that scales its current wavelengths"
+            return Recommendation(found[0], True, f"{why}; {found[1]}")
+    return Recommendation("none", False, f"no method can be written exactly{_for(recipe)}")
+
+
+def _for(recipe: Extend) -> str:
+    return f" for {listed(recipe.for_loaders)}" if recipe.for_loaders else ""
+
+
+def _cases(model: Model, recipe: Extend) -> list[_Case]:
+    """Every case that applies, the most specific first."""
+    cases = _unscaled_cases(model, recipe)
+    if recipe.from_original or not any(site.rope.is_scaled for site in model.scaled_sites):
+        return cases
+    said = "the model is scaled already, and this goes on from its current wavelengths"
+    return [_Case(said, method) for method in ("by-parts", *(case.method for case in cases))]
+
+
+def _unscaled_cases(model: Model, recipe: Extend) -> list[_Case]:
+    pairs = model.scaled_sites[0].rope.dim // 2
+    windowed = any("sliding" in kind or "chunked" in kind for kind in model.layer_types)
+    cases = []
+    if windowed and len(model.sites) == 1:
+        said = "windowed and full layers share one rope dict, so that both are scaled"
+        cases.append(_Case(said, "by-parts"))
+    if pairs < FEW_PAIRS:
+        cases.append(_Case(f"only {pairs} pairs rotate, too few for a ramp", "dynamic"))
+    if recipe.finetune:
+        cases.append(_Case("it will be fine-tuned", "llama3"))
+    said = "it will be fine-tuned" if recipe.finetune else "without fine-tuning"
+    return [*cases, *(_Case(said, method) for method in ("yarn", "ntk", "pi"))]
+
+
+def _first(
+    model: Model, cases: Sequence[_Case], rows: Sequence[MethodRow]
+) -> tuple[str, str] | None:
+    """Method and reason of the first case whose method can be written."""
+    by_name = {row.method: row for row in rows}
+    passed: dict[str, list[str]] = {}
+    for case in cases:
+        row = by_name[case.method]
+        if row.form is None:
+            passed.setdefault(row.note, []).append(row.method)
+            continue
+        others = [f"{listed(names)} {note}" for note, names in passed.items()]
+        return row.method, "; ".join([case.said, *others, _does(model, row)])
+    return None
+
+
+def _does(model: Model, row: MethodRow) -> str:
+    """What the method does to this model, and who reads it."""
+    e = row.explanation
+    assert e is not None  # a row with a form has its numbers
+    far = f"{e.pairs_extrapolated} pairs, by {e.worst_extrapolation:.3g} at worst"
+    parts = [
+        f"{row.method} extrapolates {far if e.pairs_extrapolated else 'no pair'}",
+        f"slows them {e.mean_compression:.3g} times on average",
+        _temperature(model, row),
+    ]
+    return f"{listed(parts)}; {_readers(row)}"
+
+
+def _temperature(model: Model, row: MethodRow) -> str:
+    if row.attention_factor == 1:
+        return "has no temperature"
+    if row.attention_factor == model.scaled_sites[0].rope.attention_factor:
+        return f"leaves the attention factor at {row.attention_factor:.4g}"
+    acts = {
+        "whole": "",
+        "rotated channels": " (on the rotated channels only)",
+        "cancelled": " (without effect in this family)",
+    }
+    return f"has an attention factor of {row.attention_factor:.4g}{acts[model.temperature]}"
+
+
+def _readers(row: MethodRow) -> str:
+    out = f"written as {'a theta' if row.form == 'default' else row.form}"
+    if row.read_by:
+        out += f", read as planned by {listed(row.read_by)}"
+    if row.misread_by:
+        return f"{out}, not by {listed(row.misread_by)}"
+    if len(row.read_by) < 2:
+        out += f", measured in no {'other ' if row.read_by else ''}loader"
+    return out
 
 
 def make_plan(config: Mapping[str, Any], recipe: Extend, name: str = "MODEL") -> Plan:
@@ -29,8 +233,8 @@ def make_plan(config: Mapping[str, Any], recipe: Extend, name: str = "MODEL") ->
     )
     _read_again(written, method)
 
-    def rows(wish: Extend, chosen: str = "") -> tuple[MethodRow, ...]:
-        return tuple(method_row(model, each, chosen, target, wish) for each in scaling.METHODS)
+    def rows(request: Extend, chosen: str = "") -> tuple[MethodRow, ...]:
+        return tuple(method_row(model, each, chosen, target, request) for each in scaling.METHODS)
 
     table = rows(recipe, method)
     main = next(site for site in sites if site.scaled)

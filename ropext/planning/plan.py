@@ -60,7 +60,7 @@ class Plan:
     methods: tuple[MethodRow, ...]
     recommendation: Recommendation
     warnings: tuple[str, ...]
-    readings: tuple[loaders.Reading, ...]
+    readings: tuple[loaders.LoaderReading, ...]
 
     @property
     def factor(self) -> float:
@@ -143,9 +143,9 @@ class Plan:
 WRONG = ("different", "ignored", "error")
 
 
-def newest(readings: Iterable[loaders.Reading]) -> tuple[loaders.Reading, ...]:
+def newest(readings: Iterable[loaders.LoaderReading]) -> tuple[loaders.LoaderReading, ...]:
     """Each loader in its newest version, which comes first."""
-    found: dict[str, loaders.Reading] = {}
+    found: dict[str, loaders.LoaderReading] = {}
     for reading in readings:
         found.setdefault(reading.loader, reading)
     return tuple(found.values())

@@ -1,39 +1,20 @@
 """Plans and inspections as plain text for a terminal."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ropext.describing import scaled_by_config
 from ropext.families import ABSENT, Edit, Model, Site
-from ropext.families.typed import named
+from ropext.families.config import named
+from ropext.inspecting import scaled_by_config
 from ropext.rope import phase_ratio, turns
+from ropext.table import columns
 
 if TYPE_CHECKING:
-    from ropext.loaders import Reading, Serving
-    from ropext.looking import Served
-    from ropext.pipeline import Extended
+    from ropext.checkpoint.writing import Written
+    from ropext.inspecting import Served
+    from ropext.loaders import LoaderReading, Serving
     from ropext.planning import Plan
-    from ropext.verifying import Verification
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns padded to their widest cell; numbers to the right, words to the left."""
-    body = [list(map(str, row)) for row in rows]
-    widths = [max(len(row[i]) for row in [list(header), *body]) for i in range(len(header))]
-    numeric = [
-        all(row[i][:1].isdigit() or row[i] in ("", "-", "inf") for row in body) and bool(body)
-        for i in range(len(header))
-    ]
-
-    def line(row: Sequence[str]) -> str:
-        cells = [
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, numeric, strict=True)
-        ]
-        return "  ".join(cells).rstrip()
-
-    return "\n".join([line(header), line(["-" * w for w in widths]), *map(line, body)])
 
 
 def size(count: float) -> str:
@@ -140,7 +121,7 @@ def pair_table(site: Site, target: int) -> str:
         needs = f"{ratio:.3g}x the phase of training" if ratio > 1.001 else ""
         rows.append([str(i), number(wave), f"{seen:.4g}", needs])
     turned = f"turns in {site.rope.context:,} tokens"
-    return table(["pair", "wavelength", turned, f"at {target:,} tokens, untouched"], rows)
+    return columns(["pair", "wavelength", turned, f"at {target:,} tokens, untouched"], rows)
 
 
 def inspection(name: str, model: Model, limits: Mapping[str, Any], target: int) -> str:
@@ -156,7 +137,7 @@ def inspection(name: str, model: Model, limits: Mapping[str, Any], target: int) 
     return "\n".join(parts)
 
 
-def loader_table(readings: Iterable["Reading"]) -> str:
+def loader_table(readings: Iterable["LoaderReading"]) -> str:
     """Each loader with its versions and what it makes of the written config."""
     known, unknown = [], []
     for r in readings:
@@ -164,7 +145,7 @@ def loader_table(readings: Iterable["Reading"]) -> str:
             unknown.append(f"{r.loader} {r.versions}")
         else:
             known.append([r.loader, r.versions, r.verdict, r.flag or r.why])
-    text = table(["loader", "versions", "reads it", "note"], known)
+    text = columns(["loader", "versions", "reads it", "note"], known)
     return text + ("\nnot measured: " + "; ".join(unknown) if unknown else "")
 
 
@@ -193,7 +174,7 @@ def method_table(plan: "Plan") -> str:
             ]
         )
     header = ["method", "pairs extrapolated", "worst", "mean compression", "written as", ""]
-    return f"{table(header, rows)}\n{LEGEND}"
+    return f"{columns(header, rows)}\n{LEGEND}"
 
 
 def _form(rope_type: str | None) -> str:
@@ -268,11 +249,11 @@ def plan(made: "Plan") -> str:
         parts.append("\nthe nearest forms that other loaders read exactly")
         width = max(map(len, nearest))
         parts += [f"  {options:<{width}}  {', '.join(who)}" for options, who in nearest.items()]
-    parts += ["", "to serve it (OUT is the directory you write)", serving(made.serving("OUT"))]
+    parts += ["", "to serve it (OUT is the directory you write)", serving_text(made.serving("OUT"))]
     return "\n".join(parts)
 
 
-def serving(lines: Iterable["Serving"]) -> str:
+def serving_text(lines: Iterable["Serving"]) -> str:
     """The command for each loader, or the sentence why there is none."""
     out = []
     for line in lines:
@@ -281,10 +262,10 @@ def serving(lines: Iterable["Serving"]) -> str:
     return "\n".join(out)
 
 
-def extended(done: "Extended") -> str:
+def extended(made: "Plan", written: "Written") -> str:
     """`ropext extend` as text: what was written, what was proved, what to do next."""
-    made, proved = done.plan, done.written.proof
-    parts = [f"wrote {done.output}: {made.context:,} -> {made.target:,} tokens by {made.method}"]
+    proved = written.proof
+    parts = [f"wrote {written.output}: {made.context:,} -> {made.target:,} tokens by {made.method}"]
     if proved:
         worst = proved["worst"]
         parts.append(
@@ -297,10 +278,10 @@ def extended(done: "Extended") -> str:
         parts.append(proved["forward"])
     else:
         parts.append("not proved (--no-verify); `ropext verify` does it later")
-    parts += [f"note: {note}" for note in done.written.notes]
-    left = {name: reason for name, reason in done.written.left.items() if name != "README.md"}
+    parts += [f"note: {note}" for note in written.notes]
+    left = {name: reason for name, reason in written.left.items() if name != "README.md"}
     parts += [f"left out: {name}: {reason}" for name, reason in left.items()]
-    parts += ["", "to serve it", serving(made.serving(str(done.output)))]
+    parts += ["", "to serve it", serving_text(made.serving(str(written.output)))]
     return "\n".join(parts)
 
 
@@ -311,16 +292,25 @@ def served(found: "Served") -> str:
         head += f", extended from {found.record.context:,} by {found.record.method}"
     elif scaled := scaled_by_config(found.model):
         head += f", {scaled}"
-    return "\n".join(
-        [head, "", loader_table(found.readings), "", "to serve it", serving(found.serving)]
-    )
+    readers, lines = loader_table(found.readings), serving_text(found.serving)
+    return "\n".join([head, "", readers, "", "to serve it", lines])
 
 
-def verification(found: "Verification") -> str:
-    """`ropext verify` as text: the verdict first and last."""
+def verification(verdict: str, checks: Iterable[tuple[bool | None, str, str]], readers: str) -> str:
+    """`ropext verify` as text: the verdict first and last, and who reads the directory how."""
     states = {True: "ok", False: "WRONG", None: "NOT KNOWN"}
-    rows = [[states[c.passed], c.what, c.sentence] for c in found.checks]
-    parts = [found.verdict, "", table(["", "what", "found"], rows), ""]
-    if found.served is not None:
-        parts += [served(found.served), ""]
-    return "\n".join([*parts, found.verdict])
+    rows = [(states[passed], what, sentence) for passed, what, sentence in checks]
+    parts = [verdict, "", columns(["", "what", "found"], rows), ""]
+    return "\n".join([*parts, *([readers, ""] if readers else []), verdict])
+
+
+def comparison(text: Mapping[str, Any]) -> str:
+    """Tails of a grid's cells and the winner, from the JSON of a comparison."""
+    labels = list(text["lengths"][0]["tail"])
+    header = ("tail perplexity", *(str(row["length"]) for row in text["lengths"]))
+    rows = [
+        (label, *(f"{row['tail'][label]['value']:.3f}" for row in text["lengths"]))
+        for label in labels
+    ]
+    rows.append(("winner", *(row["winner"] or "-" for row in text["lengths"])))
+    return columns(header, rows)

@@ -12,9 +12,8 @@ from typing import Any
 
 from ropext.bundled import SCHEME
 from ropext.checkpoint import open_snapshot
-from ropext.checkpoint.provenance import Record, identity
-from ropext.checkpoint.publishing import Figure
-from ropext.checkpoint.records import read_record
+from ropext.checkpoint.provenance import Record, identity, read_record
+from ropext.checkpoint.push import Figure
 from ropext.errors import InputError
 from ropext.results.gates import split_spec
 from ropext.results.overlap import Overlap, mark_of, marked, overlap_in

@@ -1,4 +1,8 @@
-"""The numbers of a reading: tail, cumulative, bits per byte, context gain, short tax, by position.
+"""Perplexities from the NLL of every token: named protocols, readings, and the numbers in results.
+
+An array holds one float32 per token: the NLL of token t given all tokens before it; position 0 is
+not-a-number, for nothing precedes it. Sums are float64. Numbers of different protocols do not
+compare.
 
 Names in results: `tail@C` and `in_window@C` are perplexities, `tail_nll@C`, `in_window_nll@C`,
 `gain@C` and `short_tax` are nats per token, `cumulative@C` is a perplexity over all tokens before
@@ -11,10 +15,91 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from ropext.lengths import length_text, octaves
-from ropext.results.readings import Documents, Reading
-from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Value
+from ropext.lengths import length_at_least, length_text, octaves
+from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Floats, Value
+
+TokenNll = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One model's reading of all documents, in their order.
+
+    `passes` maps a pass length to one array per document. With a static spectrum one pass at the
+    longest length serves every length; a spectrum that depends on the length needs its own pass for
+    each regime, and a length is read from the shortest pass that reaches it.
+    """
+
+    label: str
+    passes: Mapping[int, Sequence[TokenNll]]
+
+    def sums(self, start: int, stop: int, length: int | None = None) -> tuple[Floats, Floats]:
+        """Per document: sum of NLL and number of scored tokens at positions [start, stop).
+
+        `length` is the length as whose reader the positions are read (default: `stop`).
+        """
+        arrays = self.passes[length_at_least(tuple(self.passes), length or stop)]
+        parts = [np.asarray(array[max(start, 1) : stop], np.float64) for array in arrays]
+        return np.array([part.sum() for part in parts]), np.array([float(len(p)) for p in parts])
+
+    def subset(self, order: Sequence[int]) -> "Reading":
+        """The same reading of some of the documents, in the given order."""
+        picked = {at: [arrays[k] for k in order] for at, arrays in self.passes.items()}
+        return Reading(self.label, picked)
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The documents that were read: who they are and how many bytes each of their tokens covers."""
+
+    names: tuple[str, ...]
+    # Per document: SHA-256 of its first C tokens, for every measured length C.
+    prefix_hashes: tuple[Mapping[int, str], ...]
+    token_bytes: tuple[npt.NDArray[np.int64], ...]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def bytes_before(self, length: int) -> Floats:
+        """Per document: bytes of text that the scored tokens before `length` stand for."""
+        return np.array([float(counts[1:length].sum()) for counts in self.token_bytes])
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a perplexity was taken: its name, the key of its headline, and what it is in words."""
+
+    name: str
+    headline: str
+    text: str
+
+
+PROTOCOLS = {
+    p.name: p
+    for p in (
+        Protocol(
+            "ropext",
+            "tail",
+            "token-weighted perplexity of the last N tokens before each length; one document is "
+            "one sequence with BOS once; error bars over documents",
+        ),
+        Protocol(
+            "yarn",
+            "yarn",
+            "as the YaRN repository's eval/perplexity.py --truncate: one window per document cut "
+            "at the length, exp of the mean over documents of each one's mean NLL",
+        ),
+        Protocol(
+            "hf-stride",
+            "hf_stride",
+            "as the loop in the transformers documentation: windows of the length, stride 512 (or "
+            "half a shorter window), new tokens scored, its token weights; each document by itself",
+        ),
+    )
+}
+
 
 # A length counts as effective while the tail is at most this many nats above the in-window value.
 EFFECTIVE_MARGIN = 0.02

@@ -6,15 +6,13 @@ A new task is one file and one entry in `TASKS`.
 
 from ropext.errors import UsageError
 from ropext.tasks import copy, mkey, passkey
-from ropext.tasks.haystack import Noise, Repetition, Text, noise, repetition
+from ropext.tasks.haystack import Noise, Text, noise, repetition
 from ropext.tasks.item import (
     MOST_ITEMS,
-    Build,
     Encoder,
     Haystack,
     Item,
     Task,
-    Template,
     check_amount,
 )
 
@@ -32,14 +30,11 @@ def find_task(name: str) -> Task:
 __all__ = [
     "MOST_ITEMS",
     "TASKS",
-    "Build",
     "Encoder",
     "Haystack",
     "Item",
     "Noise",
-    "Repetition",
     "Task",
-    "Template",
     "Text",
     "check_amount",
     "find_task",

@@ -4,8 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ropext.tasks.item import Encoder, Tokens
-from ropext.tasks.words import NOUNS
+from ropext.tasks.item import NOUNS, Encoder, Tokens
 
 SENTENCES = (
     "The grass is green.",

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from ropext.errors import UsageError
 from ropext.tasks.item import (
+    NOUNS,
     Encoder,
     Haystack,
     Item,
@@ -22,7 +23,6 @@ from ropext.tasks.item import (
     room_for_filler,
     until_unambiguous,
 )
-from ropext.tasks.words import NOUNS
 
 NAME = "mkey"
 DIGITS = 4

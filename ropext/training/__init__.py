@@ -1,9 +1,9 @@
 """Short fine-tuning of an extended checkpoint on transformers.Trainer: LoRA, chunked loss, control.
 
-The parts, from the bottom: options and defaults (what is asked, and what the papers did), sequences
-(documents -> rows), collating (rows -> tensors), loss (cross-entropy whose logits are never whole),
-adapters (which layers), estimates (tokens, memory, FLOPs), engine (the Trainer), outcome (merged
-checkpoint and adapter), run (all of it in order).
+The parts, from the bottom: defaults (what the papers did), sequences (from documents to tensors),
+data (which documents, and questions among them), loss (cross-entropy whose logits are never whole),
+adapters (which layers), spectrum and learner (what a fit moves), estimates (tokens, memory, FLOPs),
+engine (the Trainer), outcome (merged checkpoint and adapter), run and fitting (all of it in order).
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ropext.narration import Say, silent
 
 if TYPE_CHECKING:
-    from ropext.training.fitted import Fitted
+    from ropext.training.fit_writing import Fitted
     from ropext.training.fitting import PlannedFit
     from ropext.training.run import Finetuned, Planned
 

@@ -5,6 +5,7 @@ key in the lowest tenth is drawn. Steps, batches, file names and the order of fi
 """
 
 import hashlib
+import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +13,13 @@ from typing import Any
 import numpy as np
 
 from ropext import corpus
-from ropext.errors import InputError
+from ropext.corpus import DocumentEncoder
+from ropext.errors import InputError, UsageError
 from ropext.results.overlap import NOTHING, Trained, trained
 from ropext.results.values import FEWEST_DOCUMENTS
-from ropext.training.sequences import Document, Flags
+from ropext.tasks import Haystack, Text, mkey, noise
+from ropext.tasks.item import derived_rng, occurs, until_unambiguous
+from ropext.training.sequences import Flags, TrainingDocument
 
 NO_LIMIT = 2**31 - 1
 # Of the documents that can judge one in so many is held out, eight at least, but never more than
@@ -39,15 +43,15 @@ class Read:
         return len(self.coded)
 
     @property
-    def trained(self) -> Document:
-        return Document(self.coded.ids, self.scored)
+    def trained(self) -> TrainingDocument:
+        return TrainingDocument(self.coded.ids, self.scored)
 
 
 @dataclass(frozen=True)
-class Data:
+class TrainingData:
     """The two parts of DATA; no document is in both."""
 
-    documents: tuple[Document, ...]  # to train on, in the order found
+    documents: tuple[TrainingDocument, ...]  # to train on, in the order found
     held_out: tuple[corpus.Document, ...]  # in the order of their keys
     read: int
     longest: int = 0  # tokens
@@ -76,7 +80,7 @@ def read(
     judging: int,
     joined: bool = False,
     streamed: bool = False,
-) -> Data:
+) -> TrainingData:
     """All documents, each in one of the parts; of more than `wanted_tokens` and MOST_TOKENS, in
     whole rows of `row` tokens, those with the smallest keys.
 
@@ -117,7 +121,7 @@ def read(
     held_out = _held_out(found, len(drawn.held), least, len(seen)) if judging else []
     keys = {own.key for own in held_out}
     training = sorted((own for own in found if own.key not in keys), key=lambda own: own.number)
-    return Data(
+    return TrainingData(
         tuple(own.trained for own in training),
         tuple(own.coded for own in held_out),
         count,
@@ -188,3 +192,66 @@ def _by_rendering(messages: list[Any], index: int, text: str, tokenizer: Any) ->
     if text.startswith(before) and text.startswith(after):
         return len(before), len(after)
     return 0, 0
+
+
+SPACE = 64  # tokens of a row for each key
+MOST = 16  # keys of a row
+
+
+class QuestionRows:
+    """Every so many rows one that asks; each follows from the seed and its number alone."""
+
+    def __init__(
+        self,
+        encoder: DocumentEncoder,
+        documents: Sequence[TrainingDocument],
+        share: float,
+        seed: int,
+    ) -> None:
+        self.encoder, self.documents, self.share, self.seed = encoder, documents, share, seed
+        self.words = noise(encoder)
+
+    def falls_on(self, number: int) -> bool:
+        """Whether the row of this number asks."""
+        return int((number + 1) * self.share) > int(number * self.share)
+
+    def document(self, number: int, length: int) -> TrainingDocument:
+        """Exactly `length` tokens: keys in a haystack, then every question with its answer."""
+        rng = derived_rng("questions", self.seed, length, number)
+        ids = [] if self.encoder.bos is None else [self.encoder.bos]
+        count = max(1, min(MOST, length // SPACE))
+        needles, filler = self._drawn(length - len(ids), count, rng)
+        depths = sorted(rng.random() for _ in needles)
+        ids += mkey.shared_prefix(filler, [stated for stated, _, _ in needles], depths)
+        scored = [False] * len(ids)
+        for _, question, answer in rng.sample(needles, len(needles)):
+            ids += [*question, *answer]
+            scored += [False] * len(question) + [True] * len(answer)
+        return TrainingDocument(np.asarray(ids, np.int32), np.asarray(scored))
+
+    def _drawn(
+        self, length: int, count: int, rng: random.Random
+    ) -> tuple[list[mkey.Needle], list[int]]:
+        def draw() -> tuple[list[mkey.Needle], list[int]]:
+            needles = mkey.draw_needles(self.encoder, mkey.PLAIN, count, rng)
+            fixed = sum(len(part) for needle in needles for part in needle)
+            return needles, self._haystack(rng).tokens(_room(length, fixed), rng)
+
+        def clear(drawn: tuple[list[mkey.Needle], list[int]]) -> bool:
+            needles, filler = drawn
+            return not any(occurs(answer, filler) for _, _, answer in needles)
+
+        return until_unambiguous(mkey.NAME, draw, clear)
+
+    def _haystack(self, rng: random.Random) -> Haystack:
+        """Words, or text of a document that is trained on."""
+        return self.words if rng.random() < 0.5 else Text(rng.choice(self.documents).ids.tolist())
+
+
+def _room(length: int, fixed: int) -> int:
+    if length < fixed:
+        raise UsageError(
+            f"--retrieval-share: a row of questions takes {fixed} tokens of this tokenizer, and "
+            f"rows have {length}; leave the option out, or give a larger --window or target"
+        )
+    return length - fixed

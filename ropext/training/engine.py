@@ -13,14 +13,12 @@ import torch
 import transformers
 from torch.utils.data import Dataset, SequentialSampler
 
-from ropext.errors import Stopped
+from ropext.errors import Interrupted, Stopped
 from ropext.evaluation.forward import NanInLogits
-from ropext.narration import Pace, Say
+from ropext.narration import STOPPING, Pace, Say, interruptible
 from ropext.options.training import Finetune
-from ropext.training.collating import Collator
 from ropext.training.defaults import Settings, micro_rows
-from ropext.training.interrupts import Signals
-from ropext.training.sequences import Row
+from ropext.training.sequences import Collator, Row
 from ropext.training.sharing import WAITING, from_first, keep_float32, readers
 
 TAIL = "eval_tail_nll"  # under this name in Trainer's log and its trackers
@@ -154,11 +152,20 @@ def _no_better(values: Sequence[float], patience: int) -> bool:
     return bool(patience and values and len(values) - 1 - values.index(min(values)) >= patience)
 
 
+def _any_asked(asked: bool, trainer: Any) -> bool:
+    """Whether any process was asked to stop; all of them then stop at the same step."""
+    if trainer is None or trainer.accelerator.num_processes == 1:
+        return asked
+    flag = torch.tensor(float(asked), device=trainer.accelerator.device)
+    return bool(trainer.accelerator.reduce(flag, "sum") > 0)
+
+
 class _Watch(transformers.TrainerCallback):
     """Narrates, marks checkpoints as complete, and stops when asked to."""
 
-    def __init__(self, signals: Signals, say: Say, job: "Job") -> None:
-        self.signals, self.say, self.beside = signals, say, job.beside
+    def __init__(self, say: Say, job: "Job") -> None:
+        self.say, self.beside = say, job.beside
+        self.asked: Callable[[], bool] = lambda: False
         self.last_step, self.evaluates = job.last_step, job.evaluate is not None
         self.pace, self.first = Pace(), 0
         self.trainer: _Trainer | None = None
@@ -180,7 +187,7 @@ class _Watch(transformers.TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         over = self.last_step <= state.global_step < state.max_steps
-        if self.signals.asked(self.trainer) or over:
+        if _any_asked(self.asked(), self.trainer) or over:
             control.should_save = control.should_training_stop = True
         return control
 
@@ -313,8 +320,7 @@ def history_in(checkpoint: Path, patience: int) -> History:
 
 def train(job: Job, say: Say) -> History:
     """Train, from the last checkpoint on where there is one."""
-    signals = Signals(say)
-    watch = _Watch(signals, say, job)
+    watch = _Watch(say, job)
     settled = arguments(job)
     start = _agreed(last_checkpoint(job.folder), settled)
     if start is not None:
@@ -339,14 +345,16 @@ def train(job: Job, say: Say) -> History:
     trainer.beside = job.beside
     if start is not None and job.beside is not None:
         job.beside.load(start)
-    with signals.listening():
+    sentence = "stopping after this step and saving (again: ends at once)"
+    with interruptible(say, sentence, STOPPING) as asked:
+        watch.asked = asked
         trainer.train(resume_from_checkpoint=str(start) if start else None)
     last = last_checkpoint(job.folder)
     if last is None:
-        raise Stopped("interrupted before the first checkpoint; nothing was kept")
+        raise Interrupted("interrupted before the first checkpoint; nothing was kept")
     history = history_in(last, job.options.patience)
-    if signals.caught and not _finished(history, job):
-        raise Stopped(
+    if asked() and not _finished(history, job):
+        raise Interrupted(
             f"interrupted and saved after step {history.steps} of {job.last_step}; the "
             "same command goes on from there"
         )

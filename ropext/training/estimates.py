@@ -45,7 +45,7 @@ SCORE_BYTES = 10  # of one entry of the square of positions, in one layer of eag
 
 
 @dataclass(frozen=True)
-class Estimate:
+class TrainingEstimate:
     """Of one device; under FSDP and context parallelism of its share."""
 
     tokens: int
@@ -124,7 +124,7 @@ def estimate(
     sliced: bool = True,
     four_bits: bool = False,
     lora: bool = True,
-) -> Estimate:
+) -> TrainingEstimate:
     """Of the whole run; `trained` counts parameters, `micro` rows read at once, `free` bytes. What
     the processes of a launch share is divided by their number."""
     rows = settings.rows.value * settings.steps.value
@@ -132,7 +132,7 @@ def estimate(
     tokens, holders = settings.row_tokens.value // of_each_row(), of_the_weights()
     recompute = activation_bytes(shape, micro, tokens, False, lora) > PLENTY * free
     bytes_each = 0.6 if four_bits else float(shape.dtype_bytes)
-    return Estimate(
+    return TrainingEstimate(
         tokens=settings.tokens,
         flops=rows * row_flops(shape, settings.row_tokens.value, recompute),
         weight_bytes=int(shape.all_parameters * bytes_each / holders) + gathered_bytes(shape),
@@ -144,7 +144,7 @@ def estimate(
 
 
 def check_fits(
-    found: Estimate,
+    found: TrainingEstimate,
     shape: Shape,
     free: int,
     *,
@@ -165,7 +165,7 @@ def check_fits(
     )
 
 
-def _ways(found: Estimate, shape: Shape, budget: int, sliced: bool, lora: bool) -> str:
+def _ways(found: TrainingEstimate, shape: Shape, budget: int, sliced: bool, lora: bool) -> str:
     """What takes less."""
     longest = _longest_row(shape, budget - found.weight_bytes - found.trained_bytes, sliced, lora)
     longest *= of_each_row()

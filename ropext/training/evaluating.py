@@ -8,16 +8,13 @@ from typing import Any
 import numpy as np
 
 from ropext import corpus
-from ropext.evaluation.bench import Bench, set_up
 from ropext.evaluation.forward import TokenNll, TokenScorer
-from ropext.evaluation.session import Hooks
+from ropext.evaluation.ranking import DocumentReader, document_reader
 from ropext.lengths import tail_tokens
-from ropext.narration import unseen
+from ropext.narration import Hooks, Show, unseen
 from ropext.results import rundir
-from ropext.results.perplexity import Frame, text_values
-from ropext.results.readings import Documents, Reading
+from ropext.results.perplexity import Documents, Frame, Reading, text_values
 from ropext.results.values import Bootstrap, Value
-from ropext.training.interrupts import Pause
 
 
 @dataclass(frozen=True)
@@ -27,20 +24,20 @@ class Judge:
     documents: tuple[corpus.Document, ...]
     frame: Frame
 
-    def read_long(self, model: Any, label: str, pause: Pause = unseen) -> Reading:
+    def read_long(self, model: Any, label: str, pause: Show = unseen) -> Reading:
         """Through windows of the target's length."""
-        return self._bench(model, pause).whole(label, None)
+        return self._reader(model, pause).whole(label, None)
 
-    def read_short(self, model: Any, label: str, pause: Pause = unseen) -> Reading:
+    def read_short(self, model: Any, label: str, pause: Show = unseen) -> Reading:
         """Through the short window."""
-        return self._bench(model, pause).short_window(label)
+        return self._reader(model, pause).short_window(label)
 
     def scorer(self, model: Any) -> TokenScorer:
-        return self._bench(model).scorer
+        return self._reader(model).scorer
 
-    def _bench(self, model: Any, pause: Pause = unseen) -> Bench:
+    def _reader(self, model: Any, pause: Show = unseen) -> DocumentReader:
         documents = [own.ids for own in self.documents]
-        return set_up(model, documents, self.frame, hooks=Hooks(show=pause))
+        return document_reader(model, documents, self.frame, hooks=Hooks(show=pause))
 
     def values(self, reading: Reading, base: Reading | None) -> dict[str, Value]:
         names = tuple(document.name for document in self.documents)

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from ropext import corpus
-from ropext.corpus.splitting import REMEDY
+from ropext.corpus.selection import REMEDY
 from ropext.errors import InputError, UsageError
 from ropext.lengths import length_text
 from ropext.options.training import Fit
 from ropext.results.overlap import Trained
 from ropext.tasks import Haystack, Item, Text, find_task, noise, repetition
 from ropext.training import data as training_data
-from ropext.training.data import LARGEST_SHARE, Data
-from ropext.training.sequences import Document, Full, Row, Rows, glue
+from ropext.training.data import LARGEST_SHARE, TrainingData
+from ropext.training.sequences import Full, Row, Rows, TrainingDocument, glue
 
 TASKS = ("passkey", "mkey")  # of the questions that are fitted on
 MEASURED = "passkey"
@@ -27,10 +27,10 @@ FITTED, SHORT = 1, 2
 
 
 @dataclass(frozen=True)
-class Documents:
+class FitDocuments:
     """The two parts of DATA; no document is in both."""
 
-    fitted: tuple[Document, ...]
+    fitted: tuple[TrainingDocument, ...]
     judging: tuple[corpus.Document, ...]  # cut to the target
     read: int
     too_short: int
@@ -45,7 +45,7 @@ def read(
     wanted_tokens: int,
     *,
     streamed: bool = False,
-) -> Documents:
+) -> FitDocuments:
     """The documents as `finetune` divides them; of those held out --held-out judge at most."""
     glued = options.packing == "glued"
     data = training_data.read(
@@ -64,10 +64,12 @@ def read(
     if not data.held_out:
         raise _too_few(data, len(data.documents) - short, target)
     judging = tuple(own.cut(target) for own in data.held_out[: options.held_out])
-    return Documents(data.documents, judging, data.read, short, data.trained)
+    return FitDocuments(data.documents, judging, data.read, short, data.trained)
 
 
-def _glued(data: Data, encoder: corpus.DocumentEncoder, options: Fit, target: int) -> Documents:
+def _glued(
+    data: TrainingData, encoder: corpus.DocumentEncoder, options: Fit, target: int
+) -> FitDocuments:
     """Documents joined after the division: no window holds text of both parts, and no document is
     in two windows of those that judge."""
     separator = separator_of(encoder)
@@ -80,7 +82,7 @@ def _glued(data: Data, encoder: corpus.DocumentEncoder, options: Fit, target: in
             f"held out to judge the fit, and each part must reach {length_text(target)}: {ways}"
         )
     fitted = glue(data.documents, separator, options.seed)
-    return Documents(tuple(fitted), windows, data.read, 0, data.trained)
+    return FitDocuments(tuple(fitted), windows, data.read, 0, data.trained)
 
 
 def separator_of(encoder: corpus.DocumentEncoder) -> int | None:
@@ -88,7 +90,7 @@ def separator_of(encoder: corpus.DocumentEncoder) -> int | None:
     return encoder.tokenizer.eos_token_id if encoder.bos is None else None
 
 
-def _too_few(data: Data, long: int, target: int) -> InputError:
+def _too_few(data: TrainingData, long: int, target: int) -> InputError:
     ways = "longer documents, a smaller --factor, or --packing glued to join them"
     if data.read < LARGEST_SHARE:
         ways = f"more documents, or {REMEDY}"
@@ -99,13 +101,13 @@ def _too_few(data: Data, long: int, target: int) -> InputError:
     )
 
 
-class Questions:
+class FitQuestions:
     """Retrieval items by their number, to fit on and to measure with; the two share nothing."""
 
     def __init__(
         self,
         encoder: corpus.DocumentEncoder,
-        documents: Sequence[Document],
+        documents: Sequence[TrainingDocument],
         target: int,
         seed: int,
     ) -> None:
@@ -173,8 +175,8 @@ class FitRows(Sequence[Row]):
 
     def __init__(
         self,
-        documents: Sequence[Document],
-        questions: Questions | None,
+        documents: Sequence[TrainingDocument],
+        questions: FitQuestions | None,
         options: Fit,
         context: int,
         target: int,

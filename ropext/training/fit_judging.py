@@ -10,18 +10,17 @@ import numpy as np
 import torch
 
 from ropext import corpus
-from ropext.evaluation.answers import score_items
+from ropext.evaluation.reading import score_items
 from ropext.files import write_json
+from ropext.narration import Show
 from ropext.results.comparison import difference
-from ropext.results.perplexity import Frame
-from ropext.results.readings import Reading
+from ropext.results.perplexity import Frame, Reading
 from ropext.results.retrieval import ItemScore
 from ropext.results.values import FEWEST_DOCUMENTS, Value, wilson
 from ropext.tasks import Item
 from ropext.training import evaluating
 from ropext.training.evaluating import Judge
 from ropext.training.fit_data import MEASURED
-from ropext.training.interrupts import Pause
 
 # A base that answers fewer of the questions inside its own context has nothing to lose, and its
 # wrong answers say nothing about distance.
@@ -73,7 +72,7 @@ class FitJudge:
         highest = change.value if change.ci95 is None else change.ci95[1]
         return highest < -ROUNDING
 
-    def ask(self, model: Any, items: Sequence[Item], pause: Pause) -> list[ItemScore]:
+    def ask(self, model: Any, items: Sequence[Item], pause: Show) -> list[ItemScore]:
         """The questions, read by a model as it computes now."""
         if not items:
             return []
@@ -172,7 +171,7 @@ def kept_scores(path: Path) -> list[ItemScore] | None:
 # Not inference_mode: buffers that a pinned embedding makes anew would be inference tensors, which
 # the training that follows cannot share among processes.
 @torch.no_grad()
-def read_long(judge: FitJudge, model: Any, label: str, pause: Pause) -> Reading:
+def read_long(judge: FitJudge, model: Any, label: str, pause: Show) -> Reading:
     """One pass over every held-out document."""
     return judge.judge.read_long(model, label, pause)
 

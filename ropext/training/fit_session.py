@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from ropext.checkpoint.staging import check_output
-from ropext.errors import Stopped
+from ropext.errors import Interrupted
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.loading import memory_errors
-from ropext.narration import Say, told
-from ropext.patching import patch, unpatch
+from ropext.narration import Say, Show, pausing, told
+from ropext.patching import apply_config, unpatch
 from ropext.planning import Plan, make_plan
-from ropext.results.readings import Reading
+from ropext.results.perplexity import Reading
 from ropext.results.retrieval import ItemScore
 from ropext.results.values import Value
 from ropext.training import (
@@ -29,11 +29,10 @@ from ropext.training import (
 )
 from ropext.training.engine import History, Job, LossNotFinite
 from ropext.training.fit_judging import Steps, Verdict, keep_scores, kept_scores, read_long
-from ropext.training.fitted import BASE, FITTED, START, Fitted
+from ropext.training.fit_writing import BASE, FITTED, START, Fitted
 from ropext.training.fitting import PlannedFit, engine_options
-from ropext.training.interrupts import Pause, pausing
 from ropext.training.learner import Learner, LeftGuards
-from ropext.training.probes import why_not_sliced
+from ropext.training.loss import why_not_sliced
 from ropext.training.run import is_main
 from ropext.training.session import writing_errors
 
@@ -83,7 +82,7 @@ class FitSession:
             with memory_errors(OUT_OF_MEMORY), writing_errors(self.folder):
                 found = self._found()
         except KeyboardInterrupt:
-            raise Stopped(
+            raise Interrupted(
                 f"interrupted; what is finished is kept in {self.folder}, and the same command "
                 "goes on from there"
             ) from None
@@ -105,7 +104,7 @@ class FitSession:
         with pausing(self.say, self.show) as pause:
             return base, start, *self._decide(model, start, history, pause), history
 
-    def _before(self, model: Any, pause: Pause) -> tuple[Reading, str]:
+    def _before(self, model: Any, pause: Show) -> tuple[Reading, str]:
         """The base through its short window, every start, and the best of these."""
         judge, folder = self.judge, self.folder / "readings"
         count = len(judge.judge.documents)
@@ -119,7 +118,7 @@ class FitSession:
             found = evaluating.kept(folder, method)
             if found is None:
                 self.say(f"reading them by {method}")
-                patch(model, plan.config)
+                apply_config(model, plan.config)
                 found = read_long(judge, model, method, pause)
                 self._keep(folder, found)
             self.closed[method] = found
@@ -132,7 +131,7 @@ class FitSession:
         unpatch(model)
         self._ask(BASE, model, judge.near, pause)
         self._without_answers()
-        patch(model, self.prepared.starts[start].config)
+        apply_config(model, self.prepared.starts[start].config)
         self._ask(START, model, self.judge.far, pause)
         return base, start
 
@@ -148,7 +147,7 @@ class FitSession:
         )
         return space.outside()
 
-    def _ask(self, label: str, model: Any, items: Sequence[Any], pause: Pause) -> None:
+    def _ask(self, label: str, model: Any, items: Sequence[Any], pause: Show) -> None:
         path = self.folder / "readings" / f"{label}-items.json"
         found = kept_scores(path)
         if found is None:
@@ -160,7 +159,7 @@ class FitSession:
                 keep_scores(path, found)
         self.scores[label] = found
 
-    def _search(self, model: Any, start: str, pause: Pause) -> History:
+    def _search(self, model: Any, start: str, pause: Show) -> History:
         """Try knobs on the documents to fit on; the best of them is judged as a step would be."""
         space, file = self._space_method(start), self.folder / "trials.json"
         passages = searching.passages(self.prepared.documents.fitted, self.prepared.plan.target)
@@ -168,7 +167,7 @@ class FitSession:
         scorer = self.judge.judge.scorer(model)
 
         def apply(knobs: Mapping[str, Any]) -> None:
-            patch(model, self._plan(space.method, dict(knobs)).config)
+            apply_config(model, self._plan(space.method, dict(knobs)).config)
 
         self.trials = search.run(searching.measuring(scorer, apply, passages, pause))
         self._note(search.summary())
@@ -186,7 +185,7 @@ class FitSession:
         prepared = self.prepared
         plan = prepared.starts[start]
         space = spectrum.space_of(prepared.within, plan.main, plan.target, prepared.ceiling)
-        patch(model, self._plan_of(space).config)
+        apply_config(model, self._plan_of(space).config)
         reason = why_not_sliced(model)
         if reason is not None:
             self._note(f"the loss needs whole logits: {reason}")
@@ -259,7 +258,7 @@ class FitSession:
         return evaluate
 
     def _decide(
-        self, model: Any, start: str, history: History, pause: Pause
+        self, model: Any, start: str, history: History, pause: Show
     ) -> tuple[Verdict, Reading | None, Plan]:
         """The lowest step, if it beats the start surely and loses no retrieval."""
         judge, before = self.judge, self.closed[start]
@@ -272,7 +271,7 @@ class FitSession:
         space = self._space_method(start)
         plan = self._plan(space.method, self.steps.knobs(step))
         # Once more, by stock arithmetic from the config that is written.
-        patch(model, plan.config)
+        apply_config(model, plan.config)
         what = "setting" if self.planned.search else "step"
         self.say(f"reading them by the spectrum of {what} {step}, as its config says")
         try:
@@ -360,9 +359,7 @@ class FitSession:
         self.say("writing, and proving what stock transformers builds from it")
         try:
             fit_writing.write(done, extras, self.command, force=self.force)
-        except Exception:
-            raise
-        except BaseException as error:  # an interrupt, under whichever name it is raised
-            raise Stopped(
+        except KeyboardInterrupt as error:
+            raise Interrupted(
                 f"interrupted; the fit is kept in {self.folder}, and the same command writes it"
             ) from error

@@ -5,27 +5,27 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ropext import scaling
-from ropext.checkpoint.card import Table
 from ropext.errors import UsageError
 from ropext.lengths import length_text, octaves
 from ropext.planning import Plan, PlannedSite
 from ropext.results.overlap import as_json, marked
-from ropext.results.perplexity import by_position
-from ropext.results.readings import Reading
+from ropext.results.perplexity import Reading, by_position
 from ropext.results.values import Value
+from ropext.table import Table, as_text
 from ropext.training.fit_data import MEASURED
-from ropext.training.showing import aligned, overlap_lines, settings_lines
+from ropext.training.showing import overlap_lines, settings_lines
 
 if TYPE_CHECKING:
     from ropext.training.fit_judging import FitJudge
-    from ropext.training.fitted import Fitted
+    from ropext.training.fit_writing import Fitted
     from ropext.training.fitting import PlannedFit
 
 BESIDE = ("pi", "ntk", "yarn")  # closed forms that a fit is shown beside
+FITTED = "fitted"  # its name in pictures and tables
 ROWS = {
     "base": "base, through its short window",
     "start": "{start}",
-    "fitted": "fitted",
+    "fitted": FITTED,
 }
 
 
@@ -91,8 +91,7 @@ def result_text(done: "Fitted") -> str:
     if done.kept != "fitted":
         what = f"{done.start}, the start: the fit was not surely better"
     lines = [f"wrote {done.output}: {what}"]
-    for caption, table in tables(done):
-        lines += ["", caption, *aligned(table)]
+    lines += ["", as_text(tables(done))]
     lines += ["", *(f"note: {note}" for note in done.notes)]
     lines += [
         f"cost: {len(done.losses)} steps, {done.tokens:,} tokens with gradients, "
@@ -118,13 +117,9 @@ def summary(done: "Fitted") -> tuple[str, ...]:
     )
 
 
-def tables(done: "Fitted") -> tuple[tuple[str, Table], ...]:
+def tables(done: "Fitted") -> tuple[Table, ...]:
     """Numbers on held-out documents, and what moved."""
-    target = done.plan.target
-    return (
-        (f"On held-out {_documents(done)}, at {length_text(target)} tokens", _numbers(done)),
-        ("Pair factors (by how much each pair is slowed)", _factors(done.plan)),
-    )
+    return _numbers(done), _factors(done.plan)
 
 
 def _documents(done: "Fitted") -> str:
@@ -153,7 +148,8 @@ def _numbers(done: "Fitted") -> Table:
             shown = f"{own['value']:.2f} of {own['n']} at {length_text(done.plan.context)}"
         name = marked(title.format(start=done.start), mark if label == "fitted" else "")
         rows.append((name, *cells, tax, shown))
-    return Table(header, tuple(rows))
+    title = f"On held-out {_documents(done)}, at {length_text(target)} tokens"
+    return Table(title, "", header, tuple(rows))
 
 
 def _factors(plan: Plan) -> Table:
@@ -167,7 +163,8 @@ def _factors(plan: Plan) -> Table:
     attention = [plan.main.wanted.attention_factor / rope.attention_factor]
     attention += [own[1] for own in forms.values()]
     rows.append(("attention factor", "", *(f"{own:.4f}" for own in attention)))
-    return Table(("pair", "wavelength", *columns), tuple(rows))
+    title = "Pair factors (by how much each pair is slowed)"
+    return Table(title, "", ("pair", "wavelength", *columns), tuple(rows))
 
 
 def closed_forms(site: PlannedSite, target: int) -> dict[str, tuple[tuple[float, ...], float]]:
@@ -244,38 +241,31 @@ def files(
 
 
 def _factors_picture(plan: Plan, start: str) -> bytes:
-    """In the colours of the picture by position: the start's, then the fitted spectrum's."""
-    from matplotlib.figure import Figure
+    """The pair factors beside those of the closed forms."""
     from matplotlib.ticker import FuncFormatter
 
-    from ropext.report import curves
-    from ropext.report.spectra import COLOURS, INK
+    from ropext.report import plots
 
-    figure = Figure(figsize=(7, 4), dpi=110, layout="constrained")
-    axes = figure.add_subplot()
-    others = iter(COLOURS[2:])
-    for name, own in closed_forms(plan.main, plan.target).items():
-        colour = COLOURS[0] if name == start else next(others)
-        axes.plot(own[0], label=name, color=colour, lw=1.2, ls="--")
-    axes.plot(pair_factors(plan.main), "o-", label="written", color=COLOURS[1], ms=3)
-    axes.set_yscale("log")
+    axis = plots.axes("Pair factors", "by how much each pair is slowed", "pair")
+    forms = closed_forms(plan.main, plan.target)
+    styled = plots.styles([*forms, FITTED])
+    for name, own in forms.items():
+        plots.by_pair(axis, own[0], f"{name}, the start" if name == start else name, styled[name])
+    plots.by_pair(axis, pair_factors(plan.main), "written", styled[FITTED])
+    axis.set_yscale("log")
     plain = FuncFormatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_major_formatter(plain)
-    axes.yaxis.set_minor_formatter(plain)
-    axes.set_xlabel("pair", color=INK)
-    axes.set_ylabel("pair factor", color=INK)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    return curves.png(figure)
+    axis.yaxis.set_major_formatter(plain)
+    axis.yaxis.set_minor_formatter(plain)
+    return plots.finished(axis)
 
 
 def _positions_picture(done: "Fitted", judge: "FitJudge", readings: Mapping[str, Reading]) -> bytes:
-    from ropext.report import curves
+    from ropext.report import plots
 
     frame = judge.frame
     middles = tuple((a * b) ** 0.5 for a, b in octaves(frame.context, frame.longest))
     lines = [
-        curves.Curve(
+        plots.Curve(
             ROWS[label].format(start=done.start),
             middles,
             tuple(row["nll"] for row in by_position(frame, reading, None)),
@@ -283,7 +273,5 @@ def _positions_picture(done: "Fitted", judge: "FitJudge", readings: Mapping[str,
         )
         for label, reading in readings.items()
     ]
-    return curves.lines(
-        "Loss by position, held-out documents", "nats per token", lines, frame.context,
-        frame.longest,
-    )  # fmt: skip
+    title = "Loss by position, held-out documents"
+    return plots.lines(title, "nats per token", lines, frame.context, frame.longest)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from ropext import corpus
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
-from ropext.checkpoint.provenance import digest, weights_digest
-from ropext.checkpoint.records import read_record
+from ropext.checkpoint.provenance import digest, read_record, weights_digest
 from ropext.errors import UnsupportedModel, UsageError
 from ropext.evaluation import work
+from ropext.evaluation.loading import silenced
 from ropext.families import Model
 from ropext.narration import Say, silent
 from ropext.options.training import Finetune, Fit
@@ -21,19 +21,18 @@ from ropext.results.overlap import Overlap, Trained, as_json, overlap, trained_i
 from ropext.tasks import check_amount
 from ropext.training import defaults, fit_data, sharing
 from ropext.training.defaults import Setting, Settings
-from ropext.training.estimates import Estimate
-from ropext.training.fit_data import Documents, FitRows, Questions
+from ropext.training.estimates import TrainingEstimate
+from ropext.training.fit_data import FitDocuments, FitQuestions, FitRows
 from ropext.training.fit_judging import FitJudge, few, judge_of
 from ropext.training.fit_starts import check_geometry, choose_starts
 from ropext.training.run import (
     is_main,
-    quiet_libraries,
     workdir_of,
 )
 from ropext.training.searching import DOCUMENTS, most_tokens
 
 if TYPE_CHECKING:
-    from ropext.training.fitted import Fitted
+    from ropext.training.fit_writing import Fitted
 
 # Measured on the bundled model (docs/fitting.md): the peak of a cosine after a short warm-up.
 LEARNING_RATE = 0.02
@@ -51,7 +50,7 @@ class Base:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedFit:
     """All that is known before a weight is loaded."""
 
     base: Base
@@ -59,8 +58,8 @@ class Prepared:
     within: str
     starts: Mapping[str, Plan]  # the closed forms to choose from
     settings: Settings
-    documents: Documents
-    questions: Questions | None
+    documents: FitDocuments
+    questions: FitQuestions | None
     rows: FitRows
     judge: FitJudge
     padding: int
@@ -115,8 +114,8 @@ class Prepared:
 class PlannedFit:
     """What `--dry-run` shows."""
 
-    prepared: Prepared
-    estimate: Estimate
+    prepared: PreparedFit
+    estimate: TrainingEstimate
     moving: int  # numbers
     forward_tokens: int  # read without gradients: starts, judgements, questions
     sliced: str | None
@@ -156,7 +155,7 @@ class PlannedFit:
         }
 
 
-def prepare(model: str, source: str, options: Fit, revision: str | None) -> Prepared:
+def prepare(model: str, source: str, options: Fit, revision: str | None) -> PreparedFit:
     """Read model, tokenizer and data; settle what moves and from where."""
     from ropext.evaluation.loading import load_tokenizer
 
@@ -195,7 +194,7 @@ def prepare(model: str, source: str, options: Fit, revision: str | None) -> Prep
     rows = FitRows(documents.fitted, questions, options, plan.context, plan.target)
     warning = few(documents.judging)
     padding = tokenizer.pad_token_id
-    return Prepared(
+    return PreparedFit(
         Base(snapshot, plan.model),
         options,
         within,
@@ -210,7 +209,7 @@ def prepare(model: str, source: str, options: Fit, revision: str | None) -> Prep
     )
 
 
-def _glued_note(options: Fit, documents: Documents) -> list[str]:
+def _glued_note(options: Fit, documents: FitDocuments) -> list[str]:
     if options.packing != "glued":
         return []
     return [
@@ -220,11 +219,11 @@ def _glued_note(options: Fit, documents: Documents) -> list[str]:
 
 
 def _questions(
-    encoder: corpus.DocumentEncoder, documents: Documents, options: Fit, plan: Plan
-) -> tuple[Questions | None, list[str]]:
+    encoder: corpus.DocumentEncoder, documents: FitDocuments, options: Fit, plan: Plan
+) -> tuple[FitQuestions | None, list[str]]:
     if not options.retrieval_share and not options.retrieval_items:
         return None, []
-    questions = Questions(encoder, documents.fitted, plan.target, options.seed)
+    questions = FitQuestions(encoder, documents.fitted, plan.target, options.seed)
     reason = questions.why_none(min(plan.context, plan.target))
     if reason is not None:
         return None, [f"retrieval is left out: {reason}"]
@@ -232,8 +231,8 @@ def _questions(
 
 
 def _judge(
-    documents: Documents,
-    questions: Questions | None,
+    documents: FitDocuments,
+    questions: FitQuestions | None,
     options: Fit,
     plan: Plan,
     bos: int | None,
@@ -282,7 +281,7 @@ def engine_options(options: Fit) -> Finetune:
     )
 
 
-def plan_fit(prepared: Prepared) -> PlannedFit:
+def plan_fit(prepared: PreparedFit) -> PlannedFit:
     """What it takes, from a model without weights."""
     import torch
 
@@ -317,7 +316,7 @@ def plan_fit(prepared: Prepared) -> PlannedFit:
     return PlannedFit(prepared, found, count, _forward_tokens(prepared, options), reason)
 
 
-def _forward_tokens(prepared: Prepared, options: Finetune) -> int:
+def _forward_tokens(prepared: PreparedFit, options: Finetune) -> int:
     """Tokens read without gradients."""
     target, context = prepared.plan.target, prepared.plan.context
     judged = len(prepared.documents.judging)
@@ -343,7 +342,7 @@ def fit(
     command: Sequence[str] = (),
 ) -> "Fitted | None":
     """Everything, from the last checkpoint on where the same fit was interrupted."""
-    with quiet_libraries():
+    with silenced():
         prepared = prepare(model, source, options, revision)
         if not is_main():
             say = silent
@@ -364,7 +363,7 @@ def dry_run(
     force: bool = False,
 ) -> PlannedFit:
     """All but the training; what it would refuse is refused."""
-    with quiet_libraries():
+    with silenced():
         prepared = prepare(model, source, options, revision)
         if output is not None:
             workdir_of(prepared, "fit", output, force).check(force)

@@ -87,7 +87,7 @@ def load(snapshot: Snapshot, options: Finetune) -> Any:
     }
     if options.qlora:
         keywords["quantization_config"] = four_bits(where)
-    packed = options.qlora or snapshot.is_quantised
+    packed = options.qlora or bool(snapshot.quantisation)
     if packed:
         keywords["device_map"] = {"": where}
     if sharing.is_fsdp():

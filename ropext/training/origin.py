@@ -5,12 +5,11 @@ from typing import Any
 
 from ropext import families
 from ropext.checkpoint import Snapshot, open_snapshot
-from ropext.checkpoint.provenance import Record, base_config
-from ropext.checkpoint.records import read_record
-from ropext.describing import READ_FROM, record_of_config, scaled_by_config
+from ropext.checkpoint.provenance import Record, base_config, read_record
 from ropext.errors import InputError, UnsupportedModel
 from ropext.families import Model
-from ropext.families.typed import named
+from ropext.families.config import named
+from ropext.inspecting import READ_FROM, record_of_config, scaled_by_config
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def open_origin(model: str) -> Origin:
         raise UnsupportedModel(
             f"{model} is a masked language model ({found.model_type}); finetune trains causal ones"
         )
-    if snapshot.is_quantised:
+    if snapshot.quantisation:
         how = named(snapshot.quantisation or "")
         raise InputError(
             f"{model} is quantised ({how}), and a LoRA is merged into weights that are not; extend "

@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ropext import looking, proof
+from ropext import inspecting, proof
 from ropext.bundled import MODELS
 from ropext.checkpoint import Snapshot, card, open_snapshot, provenance
-from ropext.checkpoint.card import README, Card, Table
-from ropext.checkpoint.jsontext import dump
+from ropext.checkpoint.card import README, Card
 from ropext.checkpoint.provenance import NAME, Record
-from ropext.checkpoint.staging import check_space, staged
-from ropext.checkpoint.transfer import copy_file, place
-from ropext.files import os_errors
+from ropext.checkpoint.staging import check_space, copy_file, place, staged
+from ropext.checkpoint.weights import weigh
+from ropext.files import dump, os_errors
 from ropext.results.overlap import HASHES
+from ropext.table import Table
 from ropext.training.origin import Origin
 
 BASE, ADAPTER, TRAINING = "base", "adapter", "training"
@@ -44,7 +44,7 @@ class Story:
 
     section: Mapping[str, Any]  # of ropext.json, under "finetune"
     summary: tuple[str, ...]
-    numbers: tuple[tuple[str, Table], ...]
+    numbers: tuple[Table, ...]
     trained_on: Mapping[str, Any]  # of ropext.json, and beside the adapter
 
 
@@ -185,7 +185,7 @@ def _record(origin: Origin, directory: Path, story: Story) -> Record:
     names = sorted(path.name for path in directory.glob("*.safetensors"))
     return replace(
         record,
-        weights={name: provenance.weigh(directory / name) for name in names},
+        weights={name: weigh(directory / name) for name in names},
         versions=provenance.versions(),
         proof=proved.to_json(),
         more=dict(record.more)
@@ -196,7 +196,7 @@ def _record(origin: Origin, directory: Path, story: Story) -> Record:
 def _write_card(origin: Origin, directory: Path, story: Story, title: str) -> None:
     record = origin.record
     # Under its title: a command in a card tells nobody where the directory lies.
-    served = looking.read_again(replace(open_snapshot(str(directory)), name=title))
+    served = inspecting.read_again(replace(open_snapshot(str(directory)), name=title))
     name = str(record.base.get("name", ""))
     base = str(record.base.get("hub_id") or (name if name in MODELS else Path(name).name))
     rows = tuple((r.loader, r.versions, r.verdict, r.flag or r.why) for r in served.readings)
@@ -218,7 +218,7 @@ def _write_card(origin: Origin, directory: Path, story: Story, title: str) -> No
             ]
         ),
         numbers=story.numbers,
-        readings=Table(("loader", "versions", "reads it", "note"), rows),
+        readings=Table("", "", ("loader", "versions", "reads it", "note"), rows),
         serving=tuple((line.loader, line.command) for line in served.serving if line.command),
     )
     readme, _ = card.read_readme(origin.snapshot.path(README))

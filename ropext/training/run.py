@@ -1,9 +1,7 @@
 """The order of a fine-tuning: read, estimate, measure, train, (control,) measure again, write."""
 
 import os
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,28 +9,28 @@ from typing import TYPE_CHECKING, Any
 
 from ropext import corpus
 from ropext.checkpoint import Snapshot
-from ropext.checkpoint.headers import read_header
 from ropext.checkpoint.provenance import digest, weights_digest
 from ropext.checkpoint.staging import check_output, recover
-from ropext.corpus.splitting import REMEDY
+from ropext.checkpoint.weights import read_header
+from ropext.corpus.selection import REMEDY
 from ropext.errors import UsageError
 from ropext.evaluation import work
+from ropext.evaluation.loading import silenced
 from ropext.narration import Say, silent
 from ropext.options.training import Finetune
 from ropext.results.overlap import Overlap, Trained, as_json, overlap, trained_in
 from ropext.training import data as training_data
 from ropext.training import defaults, sharing
-from ropext.training.asking import Questions
-from ropext.training.data import LARGEST_SHARE, Data
+from ropext.training.data import LARGEST_SHARE, QuestionRows, TrainingData
 from ropext.training.defaults import Settings
-from ropext.training.estimates import Estimate
+from ropext.training.estimates import TrainingEstimate
 from ropext.training.origin import Origin, open_origin
-from ropext.training.sequences import Document, Full, Pose, Rows, glue, rows_in
+from ropext.training.sequences import Full, Pose, Rows, TrainingDocument, glue, rows_in
 from ropext.workdir import Workdir, release
 
 if TYPE_CHECKING:
     from ropext.training.evaluating import Judge
-    from ropext.training.fitting import Prepared as FitPrepared
+    from ropext.training.fitting import PreparedFit as FitPrepared
 
 
 def is_main() -> bool:
@@ -47,7 +45,7 @@ class Prepared:
     origin: Origin
     options: Finetune
     settings: Settings
-    data: Data
+    data: TrainingData
     rows: Rows
     padding: int
     encoder: corpus.DocumentEncoder
@@ -135,7 +133,7 @@ class Planned:
     """What `--dry-run` shows."""
 
     prepared: Prepared
-    estimate: Estimate
+    estimate: TrainingEstimate
     trained: int  # parameters
     targets: tuple[str, ...]
     sliced: str | None  # why the loss is not sliced
@@ -203,7 +201,7 @@ def finetune(
     force: bool = False,
 ) -> Finetuned:
     """Everything, from the last checkpoint on where the same run was interrupted."""
-    with quiet_libraries():
+    with silenced():
         prepared = prepare(model, source, options)
         prepared.check()
         if not is_main():
@@ -220,7 +218,7 @@ def dry_run(
     model: str, source: str, options: Finetune, output: Path | None = None, force: bool = False
 ) -> Planned:
     """All but the training; what it would refuse is refused."""
-    with quiet_libraries():
+    with silenced():
         prepared = prepare(model, source, options)
         prepared.check()
         if output is not None:
@@ -243,24 +241,6 @@ def workdir_of(
         release(place.folder, output)
     check_output(output, force=force, inputs=[prepared.snapshot.directory])
     return place
-
-
-@contextmanager
-def quiet_libraries() -> Iterator[None]:
-    """No bars and no advice from transformers between our own sentences; errors stay."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-            yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def prepare(model: str, source: str, options: Finetune) -> Prepared:
@@ -307,11 +287,11 @@ def prepare(model: str, source: str, options: Finetune) -> Prepared:
 
 
 def _questions(
-    options: Finetune, encoder: corpus.DocumentEncoder, documents: Sequence[Document]
-) -> Questions | None:
+    options: Finetune, encoder: corpus.DocumentEncoder, documents: Sequence[TrainingDocument]
+) -> QuestionRows | None:
     if not options.retrieval_share:
         return None
-    return Questions(encoder, documents, options.retrieval_share, options.seed)
+    return QuestionRows(encoder, documents, options.retrieval_share, options.seed)
 
 
 def _strategy(origin: Origin, options: Finetune, settings: Settings) -> Full | Pose:

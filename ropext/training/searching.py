@@ -19,10 +19,9 @@ from ropext.errors import InputError
 from ropext.evaluation.forward import Ids, NanInLogits, TokenScorer
 from ropext.evaluation.reading import read_pass
 from ropext.files import write_text
-from ropext.narration import Say
+from ropext.narration import Say, Show
 from ropext.results.values import Bootstrap, Floats, Value
-from ropext.training.interrupts import Pause
-from ropext.training.sequences import Document, Flags
+from ropext.training.sequences import Flags, TrainingDocument
 from ropext.training.spectrum import Space
 
 # In the units of a space's offsets: at first four pairs of a ramp's beginning, a factor of e on its
@@ -75,7 +74,7 @@ class Passages:
         return len(self.ids) * self.target
 
 
-def passages(documents: Sequence[Document], target: int) -> Passages:
+def passages(documents: Sequence[TrainingDocument], target: int) -> Passages:
     """The first window of the target's length of every document, then their second ones, and so on
     until there are enough."""
     begins = sorted(
@@ -92,7 +91,7 @@ def passages(documents: Sequence[Document], target: int) -> Passages:
 
 
 def measuring(
-    scorer: TokenScorer, apply: Callable[[Knobs], None], own: Passages, pause: Pause
+    scorer: TokenScorer, apply: Callable[[Knobs], None], own: Passages, pause: Show
 ) -> Measure:
     """Reads all passages by a model that `apply` makes compute with some knobs."""
 
@@ -113,7 +112,7 @@ def measuring(
     return measure
 
 
-def most_tokens(documents: Sequence[Document], target: int) -> int:
+def most_tokens(documents: Sequence[TrainingDocument], target: int) -> int:
     """Forward tokens of a search at the most."""
     return TRIALS * passages(documents, target).tokens
 

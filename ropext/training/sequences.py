@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from ropext.errors import InputError
 
 if TYPE_CHECKING:
-    from ropext.training.asking import Questions
+    from ropext.training.data import QuestionRows
 
 Ids = npt.NDArray[np.signedinteger[Any]]
 Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Document:
+class TrainingDocument:
     """Token ids, and which of them the loss is taken on (None = all)."""
 
     ids: Ids
@@ -49,7 +50,7 @@ class Full:
 
     length: int
 
-    def row(self, document: Document, start: int, rng: np.random.Generator) -> Row:
+    def row(self, document: TrainingDocument, start: int, rng: np.random.Generator) -> Row:
         piece = slice(start, start + self.length)
         return Row(document.ids[piece], np.arange(self.length), document.mask()[piece])
 
@@ -70,7 +71,7 @@ class Pose:
     # the short set, and in which one would vary from batch to batch.
     beyond: int = 0
 
-    def row(self, document: Document, start: int, rng: np.random.Generator) -> Row:
+    def row(self, document: TrainingDocument, start: int, rng: np.random.Generator) -> Row:
         first = int(rng.integers(1, self.length // 2 + 1))
         least = max(0, self.beyond + 1 - self.length)
         gap = int(rng.integers(least, self.target - self.length + 1))
@@ -88,7 +89,7 @@ class Pose:
         return Row(ids, positions, scored)
 
 
-def rows_in(documents: Sequence[Document], strategy: Full | Pose) -> int:
+def rows_in(documents: Sequence[TrainingDocument], strategy: Full | Pose) -> int:
     """Whole rows of one pass."""
     return sum(len(document) // strategy.length for document in documents)
 
@@ -101,11 +102,11 @@ class Rows(Sequence[Row]):
 
     def __init__(
         self,
-        documents: Sequence[Document],
+        documents: Sequence[TrainingDocument],
         strategy: Full | Pose,
         count: int,
         seed: int,
-        questions: "Questions | None" = None,
+        questions: "QuestionRows | None" = None,
     ) -> None:
         self.documents = [d for d in documents if len(d) >= strategy.length]
         self.too_short = len(documents) - len(self.documents)
@@ -155,7 +156,7 @@ class Rows(Sequence[Row]):
         """Whether a row holds questions in the place of text."""
         return self.questions is not None and self.questions.falls_on(number)
 
-    def question(self, number: int, length: int) -> Document:
+    def question(self, number: int, length: int) -> TrainingDocument:
         """The questions of a row, in so many tokens."""
         assert self.questions is not None, number  # only where `asks` says so
         return self.questions.document(number, length)
@@ -187,7 +188,9 @@ class Pieces(Sequence[Row]):
         return Row(ids, np.arange(len(ids)), row.scored[piece])
 
 
-def glue(documents: Sequence[Document], separator: int | None, seed: int) -> list[Document]:
+def glue(
+    documents: Sequence[TrainingDocument], separator: int | None, seed: int
+) -> list[TrainingDocument]:
     """All documents as one, in a drawn order; attention will cross from one into the next."""
     order = np.random.default_rng((seed, 2)).permutation(len(documents))
     ids: list[Ids] = []
@@ -198,7 +201,7 @@ def glue(documents: Sequence[Document], separator: int | None, seed: int) -> lis
         if separator is not None:
             ids.append(np.array([separator]))
             scored.append(np.array([True]))
-    return [Document(np.concatenate(ids), np.concatenate(scored))] if ids else []
+    return [TrainingDocument(np.concatenate(ids), np.concatenate(scored))] if ids else []
 
 
 def _too_short(count: int, longest: int, strategy: Full | Pose) -> str:
@@ -213,3 +216,43 @@ def _too_short(count: int, longest: int, strategy: Full | Pose) -> str:
         "--window, --packing glued joins documents, and a checkpoint extended to a smaller target "
         "needs shorter ones"
     )
+
+
+IGNORED = -100  # the label that stock losses leave out
+
+
+class Collator:
+    """Stacks rows; shorter ones are padded at their end.
+
+    The attention mask is always given, all ones, also where nothing is padded: without one
+    transformers takes positions that jump for the border of a packed document, and lets the second
+    chunk of a pose row see nothing of the first.
+    """
+
+    def __init__(self, padding: int) -> None:
+        self.padding = padding
+
+    def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+        length = max(len(row.ids) for row in rows)
+        shape = (len(rows), length)
+        ids = torch.full(shape, self.padding)
+        labels = torch.full(shape, IGNORED)
+        mask = torch.zeros(shape, dtype=torch.long)
+        positions = torch.zeros(shape, dtype=torch.long)
+        for at, row in enumerate(rows):
+            size = len(row.ids)
+            read = torch.from_numpy(row.ids.astype("int64"))
+            ids[at, :size] = read
+            scored = torch.from_numpy(row.scored)
+            labels[at, :size] = torch.where(scored, read, IGNORED)
+            mask[at, :size] = 1
+            positions[at, :size] = torch.from_numpy(row.positions)
+        weights = [row.weight for row in rows]
+        weighed = {"row_weights": torch.tensor(weights)} if any(w != 1 for w in weights) else {}
+        return {
+            "input_ids": ids,
+            "labels": labels,
+            "attention_mask": mask,
+            "position_ids": positions,
+            **weighed,
+        }

@@ -2,7 +2,6 @@
 
 import gc
 import re
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,28 +10,27 @@ from typing import Any, NoReturn
 
 import torch
 
-from ropext.describing import READ_FROM
-from ropext.errors import InputError, Stopped
+from ropext.errors import InputError, Interrupted, Stopped
 from ropext.evaluation.loading import memory_errors
-from ropext.narration import Say, told
-from ropext.patching import patch
+from ropext.inspecting import READ_FROM
+from ropext.narration import Say, Show, pausing, told
+from ropext.patching import apply_config
 from ropext.results.overlap import as_json
-from ropext.results.readings import Reading
+from ropext.results.perplexity import Reading
 from ropext.results.values import Value
 from ropext.training import (
     adapters,
     engine,
     evaluating,
-    joint,
+    learner,
     loading,
+    loss,
     outcome,
-    probes,
     sharing,
     showing,
 )
 from ropext.training.engine import History, Job
 from ropext.training.evaluating import Judge
-from ropext.training.interrupts import Pause, pausing
 from ropext.training.loss import use_sliced_loss
 from ropext.training.run import Finetuned, Planned, is_main
 from ropext.training.sequences import Pieces, Row
@@ -94,7 +92,7 @@ class Session:
         return self._result(history, numbers, control)
 
     @contextmanager
-    def _readings(self) -> Iterator[Pause]:
+    def _readings(self) -> Iterator[Show]:
         """An interrupt while documents are read stops after the one in hand."""
         try:
             with pausing(self.say, self.show) as pause:
@@ -106,9 +104,8 @@ class Session:
         """An interrupt outside of the training; where nothing is kept yet, the caller's to tell."""
         done = engine.last_checkpoint(self.folder / TUNED)
         if done is None:
-            signal.raise_signal(signal.SIGINT)  # to the handler that was there before ours
-            raise KeyboardInterrupt
-        raise Stopped(
+            raise
+        raise Interrupted(
             f"interrupted; the training so far is kept ({done}), and the same command goes on "
             "from there"
         )
@@ -126,7 +123,7 @@ class Session:
         torch.manual_seed(self.options.seed)
         return loading.load(self.origin.snapshot, self.options)
 
-    def _before(self, pause: Pause) -> dict[str, Reading]:
+    def _before(self, pause: Show) -> dict[str, Reading]:
         """The base through its short window, and the extended model before it is trained."""
         if self.judge is None or not is_main():
             return {}
@@ -137,7 +134,7 @@ class Session:
             with torch.inference_mode():
                 model = self._load().eval()
                 found[UNTUNED] = self.judge.read_long(model, UNTUNED, pause)
-                patch(model, self.origin.base_config())
+                apply_config(model, self.origin.base_config())
                 found[BASE] = self.judge.read_short(model, BASE, pause)
             for reading in found.values():
                 if reading is not None:
@@ -149,7 +146,7 @@ class Session:
     ) -> History:
         model = self._load()
         if label == CONTROL:
-            patch(model, self.origin.base_config())
+            apply_config(model, self.origin.base_config())
         elif self.options.strategy == "pose":
             self._check_chunks(model)
         reason = use_sliced_loss(model)
@@ -157,7 +154,7 @@ class Session:
             self._note(f"the loss needs whole logits: {reason}")
         moving = None
         if self.options.train_spectrum and label == TUNED:
-            moving = joint.begin(model, self.origin, self.prepared.settings.learning_rate.value)
+            moving = learner.begin(model, self.origin, self.prepared.settings.learning_rate.value)
         torch.manual_seed(self.options.seed)
         joined = adapters.add_adapter(model, self.options, self.prepared.settings)
         if moving is not None:
@@ -189,8 +186,8 @@ class Session:
         return history
 
     def _check_chunks(self, model: Any) -> None:
-        jump = self.origin.target - probes.PROBE
-        if not sharing.by_first(lambda: probes.chunks_are_joined(model, jump)):
+        jump = self.origin.target - loss.PROBE
+        if not sharing.by_first(lambda: loss.chunks_are_joined(model, jump)):
             raise InputError(
                 "--strategy pose: in this model's attention the second chunk of a row sees nothing "
                 "of the first, so it would learn nothing; use --strategy full"
@@ -202,8 +199,8 @@ class Session:
             raise Stopped("no checkpoint was kept")
         rate = self.prepared.settings.learning_rate.value
         self.say("writing the base with its trained spectrum, and proving it")
-        settled = joint.settle(self.origin, history.checkpoint, rate, self.folder / "spectrum")
-        self._note(joint.moved_text(self.origin, settled))
+        settled = learner.settle(self.origin, history.checkpoint, rate, self.folder / "spectrum")
+        self._note(learner.moved_text(self.origin, settled))
         self.origin = settled
 
     def _longest(self, label: str) -> int:
@@ -233,7 +230,7 @@ class Session:
         history: History,
         control: History | None,
         before: dict[str, Reading],
-        pause: Pause,
+        pause: Show,
     ) -> dict[str, dict[str, Value]]:
         """The table: what each model reads at the target, on the same tokens."""
         if self.judge is None:
@@ -244,7 +241,7 @@ class Session:
             readings[TUNED] = self.judge.read_long(model, TUNED, pause)
             if control is not None:
                 model = self._with_adapter(control)
-                patch(model, self.origin.base_config())
+                apply_config(model, self.origin.base_config())
                 readings[CONTROL] = self.judge.read_short(model, CONTROL, pause)
         base = readings[BASE]
         return {label: self.judge.values(own, base) for label, own in readings.items()}
@@ -271,9 +268,7 @@ class Session:
                 force=self.force,
                 link=self.options.link,
             )
-        except Exception:
-            raise
-        except BaseException:  # an interrupt, under whichever name the caller's handler raises it
+        except KeyboardInterrupt:
             self._stop()
 
     def _trackers_files(self) -> dict[str, bytes]:

@@ -4,10 +4,10 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ropext.checkpoint.card import Table
 from ropext.lengths import length_text
 from ropext.results.overlap import as_json, mark_of, marked
 from ropext.results.values import FEWEST_DOCUMENTS, Value
+from ropext.table import Table, columns
 
 if TYPE_CHECKING:
     from ropext.results.overlap import Overlap
@@ -65,13 +65,10 @@ def overlap_lines(found: "Overlap | None") -> list[str]:
 
 def settings_lines(settings: Mapping[str, "Setting"]) -> list[str]:
     """Each setting with where it comes from."""
-    names = [name.replace("_", " ") for name in settings]
-    values = [_plain(own.value) for own in settings.values()]
-    width, wide = max(map(len, names)), max(map(len, values))
-    return [
-        f"{name:<{width}}  {value:<{wide}}  {own.source}"
-        for name, value, own in zip(names, values, settings.values(), strict=True)
+    rows = [
+        (name.replace("_", " "), _plain(own.value), own.source) for name, own in settings.items()
     ]
+    return columns((), rows).splitlines()
 
 
 def passes_text(rows: "Rows") -> str:
@@ -104,7 +101,7 @@ def result_text(done: "Finetuned") -> str:
     lines = [f"wrote {done.output}: trained {done.steps} steps" + _early(done.stopped_early)]
     table = table_of(done.numbers, target, done.overlap)
     if table is not None:
-        lines += ["", *aligned(table), "", *verdict(done.numbers, target)]
+        lines += ["", columns(table.header, table.rows), "", *verdict(done.numbers, target)]
     lines += [f"note: {note}" for note in done.notes]
     lines += ["", f"next: ropext verify {done.output}"]
     return "\n".join(lines)
@@ -115,7 +112,10 @@ def _early(early: bool) -> str:
 
 
 def table_of(
-    numbers: dict[str, dict[str, Any]], target: int, overlap: Mapping[str, Any] | None
+    numbers: dict[str, dict[str, Any]],
+    target: int,
+    overlap: Mapping[str, Any] | None,
+    title: str = "",
 ) -> Table | None:
     """Base, untuned, control, tuned; numbers as JSON."""
     if not numbers:
@@ -130,7 +130,7 @@ def table_of(
             shown = "" if label == "base" or tax is None else f"{tax['value']:+.4f}"
             name = marked(title, mark if label in TRAINED else "")
             rows.append((name, f"{tail['value']:.4f}", _interval(tail), shown))
-    return Table(header, tuple(rows))
+    return Table(title, "", header, tuple(rows))
 
 
 def _interval(value: dict[str, Any]) -> str:
@@ -138,16 +138,6 @@ def _interval(value: dict[str, Any]) -> str:
         return f"{value['ci95'][0]:.4f} to {value['ci95'][1]:.4f}"
     low, high = value.get("range") or (value["value"],) * 2
     return f"{low:.4f} to {high:.4f} (range of {value['n']})"
-
-
-def aligned(table: Table) -> list[str]:
-    """Its lines for a terminal."""
-    rows = [table.header, *table.rows]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(table.header))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
 
 
 def verdict(numbers: dict[str, dict[str, Any]], target: int) -> list[str]:
@@ -215,13 +205,12 @@ def story(
     overlap = prepared.overlap
     if overlap and overlap.sentence:
         summary.append(f"{overlap.sentence[0].upper()}{overlap.sentence[1:]}.")
-    table = table_of(found, target, section["overlap"])
     caption = (
         f"Loss over the last tokens before {target:,}, in nats a token, on the same tokens of "
         f"{overlap.of_documents if overlap else 'documents'}"
     )
-    numbered = ((caption, table),) if table else ()
-    return Story(section, tuple(summary), numbered, prepared.trained_on.to_json())
+    table = table_of(found, target, section["overlap"], caption)
+    return Story(section, tuple(summary), (table,) if table else (), prepared.trained_on.to_json())
 
 
 def files(
@@ -245,28 +234,22 @@ def files(
 
 def curve(history: "History", control: "History | None") -> bytes:
     """Loss by step as a PNG."""
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    from ropext.report import curves
+    from ropext.report import plots
 
-    figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
-    axes = figure.add_subplot()
+    axis = plots.axes("Loss of the training", "nats per token", "step")
     for label, losses, colour in (
-        ("training loss", history.losses, "#0072b2"),
-        ("training loss of the control", control.losses if control else [], "#999999"),
+        ("training loss", history.losses, plots.COLOURS[0]),
+        ("training loss of the control", control.losses if control else [], plots.GREY),
     ):
         if losses:
             steps, values = [e["step"] for e in losses], [e["loss"] for e in losses]
-            axes.plot(steps, values, color=colour, linewidth=1.2, label=label)
+            axis.plot(steps, values, color=colour, lw=1.2, label=label)
     if history.evaluations:
         steps = [e["step"] for e in history.evaluations]
         values = [e["tail_nll"] for e in history.evaluations]
-        axes.plot(steps, values, "o-", color="#d55e00", label="tail loss, held-out documents")
-    axes.set_title("Loss of the training", loc="left")
-    axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
-    axes.set_xlabel("step")
-    axes.set_ylabel("nats per token")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    return curves.png(figure)
+        label = "tail loss, held-out documents"
+        axis.plot(steps, values, "o-", color=plots.COLOURS[1], label=label)
+    axis.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
+    return plots.finished(axis)

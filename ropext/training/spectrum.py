@@ -17,7 +17,7 @@ from ropext.errors import InputError, UnsupportedModel, UsageError
 from ropext.forms import LARGEST_THETA, yarn_bounds
 from ropext.planning import PlannedSite
 from ropext.rope import Rope
-from ropext.training.probes import PROBE
+from ropext.training.loss import PROBE
 
 # A pair may end this much faster than the model was trained with: wavelengths of 0.9 and more.
 SHORTEST = 0.9

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from ropext.tasks import copy, mkey, passkey
 from ropext.tasks.haystack import Noise, Repetition, Text
-from ropext.tasks.item import Encoder, Haystack, Template, derived_rng
-from ropext.tasks.words import NOUNS
+from ropext.tasks.item import NOUNS, Encoder, Haystack, Template, derived_rng
 
 HELD_OUT_PASSKEY = Template(
     "\n# the safe opens with {key}, so they say\n", "\n# the safe opens with {key}"

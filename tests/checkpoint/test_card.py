@@ -27,9 +27,9 @@ CARD = Card(
     base_is_hub_id=True,
     summary=("Extended from 2048 to 8192 tokens.",),
     facts=facts([("method", "yarn"), ("factor", 4.0)]),
-    readings=Table(("loader", "verdict"), (("vLLM", "same"), ("llama.cpp", "ignored"))),
+    readings=Table("", "", ("loader", "verdict"), (("vLLM", "same"), ("llama.cpp", "ignored"))),
     serving=(("vLLM", "vllm serve out --max-model-len 8192"),),
-    numbers=(("Perplexity", Table(("length", "ppl"), (("8192", "9.1 ± 0.1"),))),),
+    numbers=(Table("Perplexity", "", ("length", "ppl"), (("8192", "9.1 ± 0.1"),)),),
     warnings=("transformers warns about attn_factor.",),
 )
 
@@ -148,9 +148,9 @@ def test_a_card_keeps_its_shape_whatever_is_put_in(text: str):
         base=text,
         summary=(text,),
         facts=facts([(text, text)]),
-        readings=Table((text,), ((text,),)),
+        readings=Table("", "", (text,), ((text,),)),
         serving=((text, f"serve {text}"),),
-        numbers=((text, Table((text,), ((text,),))),),
+        numbers=(Table(text, "", (text,), ((text,),)),),
         warnings=(text,),
     )
     found = render(hostile)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ropext.checkpoint.jsontext import dump, parse_object, read_object
 from ropext.errors import InputError
+from ropext.files import dump, parse_object, read_object
 
 BAD = {
     "empty": (b"", "empty"),

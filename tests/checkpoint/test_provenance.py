@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from sample_checkpoint import record
 
 from ropext import families
-from ropext.checkpoint import provenance, records
-from ropext.checkpoint.provenance import WeightFile, base_config, clean_command, scrub
+from ropext.checkpoint import provenance
+from ropext.checkpoint.provenance import base_config, clean_command, scrub
+from ropext.checkpoint.weights import WeightFile
 from ropext.errors import InputError
 from ropext.rope import Spectrum
 
@@ -38,7 +39,7 @@ def test_what_is_written_is_read(tmp_path: Path):
         more={"finetune": {"tokens": 3}},
     )
     provenance.write(whole, tmp_path)
-    found = records.read_record(tmp_path)
+    found = provenance.read_record(tmp_path)
     assert found == whole
     assert found.sites[1].spectrum.inv_freq == spectrum.inv_freq  # to the last bit
     provenance.write(found, tmp_path / "..")
@@ -46,7 +47,7 @@ def test_what_is_written_is_read(tmp_path: Path):
 
 
 def test_nothing_there(tmp_path: Path):
-    assert records.read_record(tmp_path) is None
+    assert provenance.read_record(tmp_path) is None
 
 
 WRONG = [
@@ -83,7 +84,7 @@ def test_a_wrong_value_is_named(tmp_path: Path, path: list, value, words: str):
     place[path[-1]] = value
     (tmp_path / "ropext.json").write_text(json.dumps(content))
     with pytest.raises(InputError) as error:
-        records.read_record(tmp_path)
+        provenance.read_record(tmp_path)
     assert words in str(error.value)
     assert str(tmp_path / "ropext.json") in str(error.value)
 
@@ -99,7 +100,7 @@ def test_any_damage_is_an_input_error(tmp_path: Path, at: int, bytes_: bytes, cu
     at %= len(data)
     path.write_bytes(data[:at] + bytes_ + (b"" if cut else data[at + len(bytes_) :]))
     with suppress(InputError):  # anything else is a traceback that a user would see
-        records.read_record(tmp_path)
+        provenance.read_record(tmp_path)
 
 
 def test_versions_are_the_installed_ones_and_nothing_is_imported():

@@ -17,7 +17,7 @@ from sample_checkpoint import card, make_model, record, tree, write_json
 
 from ropext.checkpoint import open_snapshot, provenance
 from ropext.checkpoint.card import render
-from ropext.checkpoint.publishing import Figure, with_figures
+from ropext.checkpoint.push import Figure, with_figures
 
 pytestmark = pytest.mark.slow  # every interpreter imports huggingface_hub
 

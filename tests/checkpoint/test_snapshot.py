@@ -8,7 +8,7 @@ import pytest
 from sample_checkpoint import CONFIG, make_model, write_json
 
 from ropext.checkpoint import open_snapshot
-from ropext.checkpoint.inventory import reason_to_leave
+from ropext.checkpoint.snapshot import reason_to_leave
 from ropext.errors import InputError, UsageError
 
 
@@ -70,7 +70,7 @@ def test_quantisation_is_reported(model: Path):
     assert open_snapshot(str(model)).quantisation == "awq"
     nested = {"text_config": {"quantization_config": {"quant_method": "fp8"}}}
     write_json(model / "config.json", CONFIG | nested)
-    assert open_snapshot(str(model)).is_quantised
+    assert open_snapshot(str(model)).quantisation is not None
 
 
 def test_links_to_files_are_files_of_their_own(model: Path, tmp_path: Path):

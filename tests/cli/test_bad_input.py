@@ -214,9 +214,9 @@ def test_a_bug_keeps_its_traceback_and_exits_1(llama):
 
     code = (
         "import sys; sys.argv = ['ropext', 'plan', sys.argv[1], '--factor', '4']\n"
-        "from ropext import looking\n"
+        "from ropext import inspecting\n"
         "def broken(*args, **kwargs): raise KeyError('a bug')\n"
-        "looking.plan = broken\n"
+        "inspecting.plan = broken\n"
         "from ropext.cli.app import main\n"
         "main()\n"
     )

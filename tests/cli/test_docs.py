@@ -92,7 +92,7 @@ def test_the_recipe_on_a_page_is_read():
     text = (ROOT / "docs/pipeline.md").read_text("utf-8")
     (block,) = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
     given = recipefile.from_text(block, "docs/pipeline.md", TABLE, Path())
-    asked = job.Job(given, "docs/pipeline.md", block)
+    asked = job.Recipe(given, "docs/pipeline.md", block)
     asked.check()
     assert asked.stages == ("plan", "extend", "fit", "finetune", "evaluate", "report")
 
@@ -105,7 +105,7 @@ def test_the_overrides_on_a_page_are_read():
     for word in words:
         given = recipefile.from_text(block, "docs/pipeline.md", TABLE, Path())
         recipefile.override(given, word, TABLE)
-        job.Job(given, "docs/pipeline.md", block).check()
+        job.Recipe(given, "docs/pipeline.md", block).check()
 
 
 def test_the_pages_speak_of_every_command():

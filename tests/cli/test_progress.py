@@ -3,8 +3,7 @@
 import pytest
 
 from ropext import narration
-from ropext.cli.output import Out
-from ropext.cli.progress import Bar
+from ropext.cli.output import Bar, Out
 from ropext.evaluation.reading import Unit
 from ropext.evaluation.work import Progress, Worker
 from ropext.files import write_text

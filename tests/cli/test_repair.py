@@ -6,7 +6,7 @@ import json
 import configs
 import pytest
 
-from ropext import families, looking, planning, verifying
+from ropext import families, inspecting, planning, verifying
 from ropext.checkpoint import open_snapshot
 from ropext.errors import NotExpressible, UsageError
 from ropext.options.extend import Extend
@@ -46,7 +46,7 @@ def test_a_stale_spelling_is_told_and_repaired_from_the_one_that_is_trusted(llam
     edit(llama, rope_parameters=NEW, rope_theta=1e4, max_position_embeddings=512)
     told = {
         (r.loader, r.versions): r.verdict
-        for r in looking.read_again(open_snapshot(str(llama))).readings
+        for r in inspecting.read_again(open_snapshot(str(llama))).readings
     }
     assert told["transformers", "5.0-5.23"] == "same"
     assert told["transformers", "4.51-4.57"] == "different"
@@ -57,7 +57,7 @@ def test_a_stale_spelling_is_told_and_repaired_from_the_one_that_is_trusted(llam
         verifying.repair(llama, "rope_scaling")
     found = repaired(llama, "rope_parameters")
     assert found == {"rope_theta": (1e4, 5e4), "rope_scaling": (None, OLD)}
-    told = looking.read_again(open_snapshot(str(llama))).readings
+    told = inspecting.read_again(open_snapshot(str(llama))).readings
     assert {r.verdict for r in told if r.versions == "4.51-4.57"} == {"same"}
 
 

@@ -6,8 +6,8 @@ import random
 import numpy as np
 import pytest
 
-from ropext.corpus import fingerprints
-from ropext.corpus.fingerprints import PASSAGE, fingerprint, normalised
+from ropext.corpus import encoding
+from ropext.corpus.encoding import PASSAGE, fingerprint, normalised
 from ropext.results import overlap
 
 
@@ -35,11 +35,11 @@ def test_passages_are_those_of_a_slow_computation():
     expected = []
     for at in range(len(plain) - PASSAGE + 1):
         powers = enumerate(plain[at : at + PASSAGE])
-        total = sum(ord(own) * pow(fingerprints.FACTOR, k, 2**64) for k, own in powers) % 2**64
+        total = sum(ord(own) * pow(encoding.FACTOR, k, 2**64) for k, own in powers) % 2**64
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             total = (total ^ (total >> shift)) * factor % 2**64
         total ^= total >> 31
-        if total < 2**64 // fingerprints.EVERY:
+        if total < 2**64 // encoding.EVERY:
             expected.append((at, total))
     found = fingerprint(plain, plain)
     assert len(expected) > 10
@@ -49,7 +49,7 @@ def test_passages_are_those_of_a_slow_computation():
 
 def test_blocks_of_a_long_text_leave_no_passage_out(monkeypatch):
     whole = fingerprint(TOLD[0], TOLD[0]).passages
-    monkeypatch.setattr(fingerprints, "BLOCK", 500)
+    monkeypatch.setattr(encoding, "BLOCK", 500)
     assert fingerprint(TOLD[0], TOLD[0]).passages.tolist() == whole.tolist()
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from small_models import random_ids, tiny
 
-from ropext.evaluation.answers import score_items
 from ropext.evaluation.forward import Manner, TokenScorer
+from ropext.evaluation.reading import score_items
 from ropext.tasks import Item
 
 BOS = 1

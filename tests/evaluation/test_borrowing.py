@@ -2,7 +2,7 @@
 
 import pytest
 
-from ropext.evaluation.borrowing import borrow
+from ropext.evaluation.work import borrow
 from ropext.files import write_json, write_text
 
 

@@ -8,10 +8,9 @@ from checkpoints import write_checkpoint, write_documents
 from command_line import run
 
 from ropext.errors import RopextError
-from ropext.results import contest
-from ropext.results.coming import Coming
+from ropext.results import rundir
 from ropext.results.comparison import differences
-from ropext.results.gates import parse_gate
+from ropext.results.gates import Metrics, parse_gate
 from ropext.results.rundir import read_run
 
 
@@ -65,7 +64,7 @@ def test_json_is_one_document_and_what_the_file_holds(runs, capsys):
 def judged(runs, gate):
     """Exit code of one gate on the first run."""
     try:
-        contest.raise_if_failed(contest.judge(read_run(runs / "one"), [parse_gate(gate)]))
+        rundir.raise_if_failed(rundir.judge(read_run(runs / "one"), [parse_gate(gate)]))
     except RopextError as error:
         return error.exit_code
     return 0
@@ -123,7 +122,7 @@ def test_what_gates_may_ask_is_what_is_measured(runs, tmp_path, capsys):
     assert run("eval", *arguments, capsys=capsys)[0] == 0
     done = read_run(tmp_path / "run")
     labels = tuple(done.contenders)
-    coming = Coming(labels, (64, 256), has_text=True, tasks=("passkey",), is_strided=True)
+    coming = Metrics(labels, (64, 256), has_text=True, tasks=("passkey",), is_strided=True)
 
     def flat(at, whole):
         return {f"{name}@{length}" for name in at for length in (64, 256)} | {*whole}

@@ -11,7 +11,8 @@ from checkpoints import write_checkpoint
 from small_tokenizer import make_tokenizer
 
 from ropext.errors import UsageError
-from ropext.evaluation import evaluate, harness
+from ropext.evaluation import harness
+from ropext.evaluation.session import evaluate
 from ropext.evaluation.variants import Variant
 
 QUESTIONS = [

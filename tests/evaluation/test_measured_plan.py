@@ -11,9 +11,17 @@ from command_line import run
 import ropext
 from ropext.checkpoint import open_snapshot
 from ropext.errors import InputError, UnsupportedModel, UsageError
-from ropext.evaluation import Hooks, evaluate
-from ropext.evaluation.bench import frame_of, set_up
-from ropext.evaluation.ranking import closed_forms, expected_tokens, measure, preference, rank
+from ropext.evaluation.ranking import (
+    closed_forms,
+    document_reader,
+    expected_tokens,
+    frame_of,
+    measure,
+    preference,
+    rank,
+)
+from ropext.evaluation.session import evaluate
+from ropext.narration import Hooks
 from ropext.options import extend
 from ropext.planning import make_plan
 
@@ -78,13 +86,13 @@ def demo_bench(documents=8, factor=4):
     rows = (DEMO / "data" / "held-out.jsonl").read_text(encoding="utf-8").splitlines()
     ids = [tokenizer.encode(json.loads(row)["text"], verbose=False) for row in rows]
     long = [own for own in ids if len(own) >= 256 * factor][:documents]
-    return set_up(model, long, frame_of(256, 256 * factor))
+    return document_reader(model, long, frame_of(256, 256 * factor))
 
 
 @pytest.mark.slow
 def test_a_spectrum_spoilt_on_purpose_ranks_last_and_the_model_comes_back_as_it_was():
     with torch.inference_mode(False):
-        bench = demo_bench()
+        reader = demo_bench()
         config = open_snapshot(str(DEMO / "checkpoint")).config
         plans = {
             method: make_plan(config, extend.parse_extend({"method": method, "factor": 4.0}))
@@ -94,17 +102,17 @@ def test_a_spectrum_spoilt_on_purpose_ranks_last_and_the_model_comes_back_as_it_
         spoilt = tuple(20.0 - i + (-1) ** i * 3 for i in range(16))
         wish = {"method": "longrope", "factor": 4.0, "pair_factors": spoilt}
         plans = {"spoilt": make_plan(config, extend.parse_extend(wish))} | plans
-        ids = torch.as_tensor(bench.documents[0][:512], dtype=torch.long)[None]
+        ids = torch.as_tensor(reader.documents[0][:512], dtype=torch.long)[None]
         with torch.no_grad():
-            before = bench.model(ids).logits
-        ranking = rank(bench, plans)
+            before = reader.model(ids).logits
+        ranking = rank(reader, plans)
         with torch.no_grad():
-            assert torch.equal(bench.model(ids).logits, before)
-        bench.model(ids, labels=ids).loss.backward()  # and it can be trained
+            assert torch.equal(reader.model(ids).logits, before)
+        reader.model(ids, labels=ids).loss.backward()  # and it can be trained
     assert ranking.standings[-1].label == "spoilt"
     assert ranking.standings[-1].behind.ci95[0] > 1
     assert ranking.taken != "spoilt"
-    assert bench.tokens == expected_tokens(bench.frame, 8, 3)
+    assert reader.tokens == expected_tokens(reader.frame, 8, 3)
 
 
 def test_below_eight_documents_there_is_a_warning_and_no_interval(place):

@@ -11,8 +11,7 @@ from ropext.checkpoint.provenance import SiteRecord
 from ropext.evaluation.forward import Manner, TokenScorer
 from ropext.evaluation.reading import read_pass, read_short, read_strided
 from ropext.evaluation.variants import recorded_spectrum
-from ropext.results.perplexity import Frame, text_values
-from ropext.results.readings import Documents, Reading
+from ropext.results.perplexity import Documents, Frame, Reading, text_values
 from ropext.results.values import Bootstrap
 from ropext.rope import Spectrum
 

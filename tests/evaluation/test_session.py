@@ -15,13 +15,14 @@ from small_models import CONTEXT, rope, tiny
 from transformers import AutoModelForCausalLM
 
 import ropext
-from ropext import pipeline
 from ropext.checkpoint import open_snapshot
 from ropext.errors import InputError, OutputExists, Stopped, UnsupportedModel, UsageError
-from ropext.evaluation import Hooks, estimate_evaluation, evaluate
+from ropext.evaluation.costs import estimate_evaluation
 from ropext.evaluation.variants import Lineup, Variant, fetched, line_up
 from ropext.evaluation.work import NothingKept
+from ropext.narration import Hooks
 from ropext.options.evaluate import Evaluate
+from ropext.pipeline.extending import evaluate
 
 
 @pytest.fixture(scope="session")
@@ -83,7 +84,7 @@ def test_the_table_every_paper_prints(whole):
 
 def test_in_memory_equals_the_saved_extension_and_its_recorded_base(place, whole):
     saved = place / "saved"
-    pipeline.extend(str(place / "model"), saved, method="yarn", factor=4.0, prove=False)
+    ropext.extend(str(place / "model"), saved, method="yarn", factor=4.0, prove=False)
     done = evaluate(str(saved), **asked(place, method=None, factor=None))
     assert list(done.results["variants"]) == ["base", "yarn-4x"]
     for name in ("tail@256", "short_tax", "gain@128", "copy_nll@256"):
@@ -98,7 +99,7 @@ def test_in_memory_equals_the_saved_extension_and_its_recorded_base(place, whole
 def without_record(place, tmp_path, method):
     """An extension whose record another program's save has dropped."""
     out = tmp_path / method
-    pipeline.extend(str(place / "model"), out, method=method, factor=4.0, prove=False)
+    ropext.extend(str(place / "model"), out, method=method, factor=4.0, prove=False)
     (out / "ropext.json").unlink()
     return str(out)
 
@@ -141,7 +142,7 @@ def test_the_recorded_base_has_its_own_softmax_scale_too(place, tmp_path):
         first_k_dense_replace=2, n_routed_experts=4, rope_parameters=scaled,
     )  # fmt: skip
     saved = tmp_path / "saved"
-    pipeline.extend(str(tmp_path / "model"), saved, method="yarn", factor=4.0, prove=False)
+    ropext.extend(str(tmp_path / "model"), saved, method="yarn", factor=4.0, prove=False)
     asked_for = {"data": str(place / "docs.jsonl"), "lengths": LENGTHS}
     own = evaluate(str(tmp_path / "model"), context=CONTEXT, **asked_for)
     recorded = evaluate(str(saved), **asked_for)
@@ -177,7 +178,8 @@ def test_an_interrupt_with_nothing_to_keep(place):
 
 CHILD = """
 import json, os, signal, sys
-from ropext.evaluation import Hooks, evaluate
+from ropext.narration import Hooks
+from ropext.pipeline.extending import evaluate
 import torch
 torch.set_num_threads(1)
 model, output, options, kill_after = json.loads(sys.argv[1])
@@ -320,7 +322,7 @@ def test_the_base_of_an_extended_longrope_reads_its_window_with_the_set_of_that_
     short, long = place / "two-sets", place / "two-sets-more"
     write_checkpoint(short, max_position_embeddings=128, rope_parameters=rope("longrope", 2.0))
     for context in (CONTEXT, 128):
-        pipeline.extend(
+        ropext.extend(
             str(short), long, method="pi", factor=2.0, context=context, prove=False, force=True
         )
         options = {"data": str(place / "docs.jsonl"), "lengths": "64,256"}
@@ -383,7 +385,7 @@ def test_the_estimate_counts_what_is_then_done(place):
     evaluate(str(place / "model"), hooks=hooks, **asked(place))
     setting, estimate = estimate_evaluation(str(place / "model"), **asked(place))
     assert units[-1] == (estimate.tokens, estimate.tokens)
-    assert len(setting.prepared.corpus.documents) == 9
+    assert len(setting.corpus.documents) == 9
     assert estimate.passes == sum(part.passes for part in estimate.work)
 
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 from checkpoints import LENGTHS, write_checkpoint, write_documents
 
-from ropext import pipeline
+import ropext
 from ropext.checkpoint import provenance
-from ropext.checkpoint.records import read_record
-from ropext.evaluation import Hooks, evaluate
+from ropext.checkpoint.provenance import read_record
+from ropext.evaluation.session import evaluate
+from ropext.narration import Hooks
 from ropext.training import run_finetune
 
 TRAINING = {"steps": 6, "batch_tokens": 512, "learning_rate": 0.01, "rank": 4, "eval_every": 6}
@@ -21,7 +22,7 @@ def place(tmp_path_factory):
     write_checkpoint(path / "model")
     write_documents(path / "docs.jsonl")
     write_documents(path / "training.jsonl", count=16, seed=3)
-    pipeline.extend(str(path / "model"), path / "extended", method="yarn", factor=4.0, prove=False)
+    ropext.extend(str(path / "model"), path / "extended", method="yarn", factor=4.0, prove=False)
     return path
 
 

@@ -11,7 +11,7 @@ import tiny
 
 from ropext import families, forms, scaling
 from ropext.errors import NotExpressible
-from ropext.families import data
+from ropext.families.config import census
 from ropext.families.table import family
 
 STOCK = Path(__file__).with_name("stock.py")
@@ -155,7 +155,7 @@ class Stock:
 
 def rotary_types():
     """Every model type of the census whose text part is rotary."""
-    return sorted(name for name in data.census() if tiny.text_part(name))
+    return sorted(name for name in census() if tiny.text_part(name))
 
 
 def bound(spectrum_case):

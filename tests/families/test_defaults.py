@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ropext.families import data
+from ropext.families import config
 
 ROOT = Path(__file__).parents[2]
 NAMES = "from transformers import CONFIG_MAPPING, __version__; print(__version__, *CONFIG_MAPPING)"
@@ -17,8 +17,8 @@ NAMES = "from transformers import CONFIG_MAPPING, __version__; print(__version__
 def test_defaults_are_what_the_script_makes(tmp_path):
     installed = subprocess.check_output([sys.executable, "-W", "ignore", "-c", NAMES], text=True)
     version, *types = installed.split()
-    if version != data.version():
-        pytest.skip(f"the data is of transformers {data.version()}, installed is {version}")
+    if version != config.version():
+        pytest.skip(f"the data is of transformers {config.version()}, installed is {version}")
     made = tmp_path / "defaults.json"
     script = ROOT / "scripts" / "make_defaults.py"
     subprocess.run(
@@ -28,17 +28,17 @@ def test_defaults_are_what_the_script_makes(tmp_path):
     )
     stored = (ROOT / "ropext" / "families" / "defaults.json").read_text()
     assert json.loads(made.read_text()) == json.loads(stored)
-    assert sorted(data.census()) == sorted(types)
+    assert sorted(config.census()) == sorted(types)
 
 
 def test_every_refusal_has_its_sentence():
-    schemes = {known.scheme for known in data.census().values()} - {"rotary", "composite"}
-    assert schemes == set(data.REFUSALS)
-    assert len(data.census()) == 804
+    schemes = {known.scheme for known in config.census().values()} - {"rotary", "composite"}
+    assert schemes == set(config.REFUSALS)
+    assert len(config.census()) == 804
 
 
 def test_composites_lead_to_known_types():
-    for name, known in data.census().items():
+    for name, known in config.census().items():
         if known.scheme == "composite":
-            assert known.text in data.census(), name
+            assert known.text in config.census(), name
             assert known.path, name

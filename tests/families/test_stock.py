@@ -12,7 +12,7 @@ from building import Stock, cases, differences, rotary_types
 from tiny import text_part
 
 from ropext import families, forms
-from ropext.families import data
+from ropext.families import config
 
 # The census ran 127 decoder and 10 masked-LM types of transformers 5.23 (gemma3n needs timm, the
 # two assistants are drafters): these task heads must be built for at least so many.
@@ -63,8 +63,8 @@ def test_the_census_is_covered(stock, capsys):
         print(f"\nbuilt by transformers {stock.version}: {built}", file=sys.stderr)
         for model_type, reason in left_out.items():
             print(f"left out: {model_type}: {reason}", file=sys.stderr)
-    if stock.version != data.version():
-        pytest.skip(f"the count is of transformers {data.version()}")
+    if stock.version != config.version():
+        pytest.skip(f"the count is of transformers {config.version()}")
     assert built["AutoModelForMaskedLM"] >= 10
     assert built["AutoModelForCausalLM"] + built["AutoModelForMaskedLM"] >= BUILT_AT_LEAST
 

@@ -4,7 +4,7 @@ Sizes are small where a family has the key and the class default elsewhere: no w
 that is not needed, and a lost key shows as another spectrum.
 """
 
-from ropext.families import data
+from ropext.families import config
 from ropext.families.table import family
 
 THETA, LOCAL_THETA, PARTIAL, CONTEXT = 12345.0, 4321.0, 0.75, 512
@@ -75,15 +75,15 @@ FULL_WIDTH = ("dots3_note",)
 def text_part(model_type):
     """The rotary type inside a model type and the path to it, or None."""
     path = ()
-    known = data.census().get(model_type)
+    known = config.census().get(model_type)
     while known is not None and known.scheme == "composite":
         path, model_type = (*path, *known.path), known.text
-        known = data.census().get(model_type)
+        known = config.census().get(model_type)
     return (model_type, path) if known is not None and known.scheme == "rotary" else None
 
 
 def _sizes(text_type):
-    row, defaults = family(text_type), data.defaults(text_type)
+    row, defaults = family(text_type), config.defaults_of(text_type)
     sizes = SMALL | (LATENT if "kv_lora_rank" in defaults else {})
     names = defaults.get("names", {})
     out = {names.get(key, key): value for key, value in sizes.items()}
@@ -112,7 +112,7 @@ def modern(text_type):
         return out
     nested = {}
     for label in row.labels:
-        default = data.defaults(text_type).get("rope", {}).get(label.name)
+        default = config.defaults_of(text_type).get("rope", {}).get(label.name)
         if default is None and not label.windowed:
             nested[label.name] = None
             continue
@@ -142,7 +142,7 @@ def bare(text_type):
 
     DBRX keeps its theta in attn_config, which transformers 5 forgets and ropext reads.
     """
-    if "rope" not in data.defaults(text_type) or text_type == "dbrx":
+    if "rope" not in config.defaults_of(text_type) or text_type == "dbrx":
         return None
     return _sizes(text_type)
 

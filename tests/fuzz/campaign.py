@@ -19,9 +19,10 @@ from typing import Any
 
 from fuzz import mutating, seeds
 
-from ropext import families, forms, looking, pipeline, verifying
+import ropext
+from ropext import families, forms, inspecting, verifying
 from ropext.checkpoint import open_snapshot
-from ropext.checkpoint.records import read_record
+from ropext.checkpoint.provenance import read_record
 from ropext.cli import output
 from ropext.errors import RopextError
 from ropext.planning import Plan
@@ -196,12 +197,12 @@ def run(item: Input, room: Path, tally: Tally) -> str:
 
 def _steps(item: Input, directory: Path, room: Path, tally: Tally) -> str:
     _inspect(directory)
-    served = attempt(looking.serving, str(directory))
-    if isinstance(served, looking.Served):
+    served = attempt(inspecting.serving, str(directory))
+    if isinstance(served, inspecting.Served):
         check_json(served.to_json())
         check_text(text.served(served))
     _check_files(directory)
-    made = attempt(looking.plan, str(directory), **item.options)
+    made = attempt(inspecting.plan, str(directory), **item.options)
     if isinstance(made, RopextError):
         tally.sentences[_shape(str(made))] += 1
         outcome = f"refused ({type(made).__name__})"
@@ -212,13 +213,13 @@ def _steps(item: Input, directory: Path, room: Path, tally: Tally) -> str:
             tally.planned.append((json.loads(item.data), made))
     if item.extend:
         options = {"prove": False, "hash_weights": True} | item.options
-        done = attempt(pipeline.extend, str(directory), room / "out", **options)
+        done = attempt(ropext.extend, str(directory), room / "out", **options)
         if isinstance(done, RopextError):
             if (room / "out").exists():
                 raise Broken("a failed extend left an output")
             return f"{outcome}, extension refused ({type(done).__name__})"
         check_json(done.to_json())
-        check_text(text.extended(done))
+        check_text(text.extended(done.plan, done.written))
         if read_record(room / "out") is None:
             raise Broken("no record")
         return f"{outcome}, extended"
@@ -232,8 +233,8 @@ def _shape(sentence: str) -> str:
 
 
 def _inspect(directory: Path) -> None:
-    seen = attempt(looking.inspect, str(directory))
-    if isinstance(seen, looking.Inspection):
+    seen = attempt(inspecting.inspect, str(directory))
+    if isinstance(seen, inspecting.Inspection):
         check_json(seen.to_json())
         check_text(text.inspection(seen.name, seen.model, seen.limits, seen.target))
 

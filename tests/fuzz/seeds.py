@@ -14,8 +14,8 @@ import tiny
 
 from ropext.checkpoint import provenance
 from ropext.checkpoint.snapshot import Snapshot
-from ropext.describing import record_of
-from ropext.families import data
+from ropext.families.config import census
+from ropext.inspecting import record_of
 from ropext.options import extend
 from ropext.planning import make_plan
 
@@ -87,7 +87,7 @@ def model_configs() -> tuple[dict[str, Any], ...]:
     """Released, tiny and bare configs of every model type that the census knows."""
     found = [v for k, v in sorted(vars(configs).items()) if k.isupper() and "model_type" in v]
     found += [published.config(name) for name in published.CONFIGS]
-    for model_type in sorted(data.census()):
+    for model_type in sorted(census()):
         part = tiny.text_part(model_type)
         if part is None:
             found.append({"model_type": model_type, "max_position_embeddings": 512})

@@ -9,8 +9,9 @@ import pytest
 from configs import LLAMA
 from fuzz import seeds
 
-from ropext import families, forms, looking, pipeline, planning
-from ropext.checkpoint.records import read_record
+import ropext
+from ropext import families, forms, inspecting, planning
+from ropext.checkpoint.provenance import read_record
 from ropext.cli.output import as_json, visible
 from ropext.errors import InputError, NotExpressible, RopextError, UsageError
 from ropext.options.extend import parse_extend
@@ -64,7 +65,7 @@ def test_a_terminal_is_shown_no_control_character():
 def test_two_sets_of_factors_survive_the_record(checkpoint, tmp_path):
     factors = {"long_factor": [1.5] * 16, "short_factor": [1.1] * 16}
     (tmp_path / "factors.json").write_text(json.dumps(factors))
-    done = pipeline.extend(
+    done = ropext.extend(
         str(checkpoint),
         tmp_path / "out",
         prove=False,
@@ -104,7 +105,7 @@ DAMAGE = {
     ids=lambda v: str(v)[:20],
 )
 def test_a_damaged_plan_is_told(checkpoint, tmp_path, monkeypatch, key, value):
-    made = looking.plan(str(checkpoint), factor=4.0).to_json()
+    made = inspecting.plan(str(checkpoint), factor=4.0).to_json()
     made["sites"][0][key] = value
     made[key] = value
     (tmp_path / "plan.json").write_text(json.dumps(made))
@@ -145,7 +146,7 @@ def test_a_channel_that_never_turns_is_written_into_the_record(checkpoint, tmp_p
     """LFM3 turns half of its channels; composed, the others have factors of infinity."""
     text = next(c for c in seeds.rotary_configs() if c["model_type"] == "lfm3")
     (checkpoint / "config.json").write_text(json.dumps(text))
-    done = pipeline.extend(
+    done = ropext.extend(
         str(checkpoint), tmp_path / "out", prove=False, method="yarn", factor=4, even_so=True
     )
     assert math.inf in done.plan.main.params["long_factor"]
@@ -179,12 +180,12 @@ def test_a_line_cannot_be_forged_by_the_name_of_a_layer(checkpoint):
 
     config = SMALL | {"layer_types": ["full\nlicense      free", "full_attention"]}
     (checkpoint / "config.json").write_text(json.dumps(config))
-    seen = looking.inspect(str(checkpoint))
+    seen = inspecting.inspect(str(checkpoint))
     told = text.inspection(seen.name, seen.model, seen.limits, seen.target)
     check_told_on_one_line(told)
     scaled = {"type": "linear", "factor": 2.0, "a\nlicense      free": 1}
     (checkpoint / "config.json").write_text(json.dumps(SMALL | {"rope_scaling": scaled}))
-    shown = text.plan(looking.plan(str(checkpoint), factor=4.0, method="pi", context=2048))
+    shown = text.plan(inspecting.plan(str(checkpoint), factor=4.0, method="pi", context=2048))
     check_told_on_one_line(shown)
 
 
@@ -192,7 +193,7 @@ def test_a_line_cannot_be_forged_by_a_limit(checkpoint):
     from ropext.report import text
 
     (checkpoint / "generation_config.json").write_text('{"max_length": "1\\nlicense      free"}')
-    seen = looking.inspect(str(checkpoint))
+    seen = inspecting.inspect(str(checkpoint))
     told = text.inspection(seen.name, seen.model, seen.limits, seen.target)
     check_told_on_one_line(told)
 
@@ -298,7 +299,7 @@ def test_whole_numbers_may_be_written_as_floats():
 def test_factor_files_hold_numbers_and_nothing_else(tmp_path, text):
     (tmp_path / "f").write_text(text)
     with pytest.raises(InputError) as caught:
-        parse_extend({"pair_factors": str(tmp_path / "f")}, looking.read_text)
+        parse_extend({"pair_factors": str(tmp_path / "f")}, inspecting.read_text)
     assert len(str(caught.value)) < 500 + len(str(tmp_path))
     assert str(caught.value).isprintable()
 
@@ -325,7 +326,7 @@ def test_a_plan_of_other_peoples_text_is_shown_safely(checkpoint):
         "quantization_config": {"quant_method": "\x1b"},
     }
     (checkpoint / "config.json").write_text(json.dumps(config))
-    seen = looking.inspect(str(checkpoint))
+    seen = inspecting.inspect(str(checkpoint))
     assert "\x1b" not in visible(text.inspection(seen.name, seen.model, seen.limits, seen.target))
     assert replace(seen, target=5).to_json()["target"] == 5
 

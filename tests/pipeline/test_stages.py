@@ -6,11 +6,10 @@ import time
 
 import pytest
 
-from ropext import pipeline
+import ropext
 from ropext.errors import GateFailed, InputError, OutputExists, Stopped, UsageError
 from ropext.pipeline import stages
-from ropext.pipeline.outcome import Evidence
-from ropext.pipeline.ran import CellRan, Ran
+from ropext.pipeline.outcome import CellRan, Evidence, Ran
 from ropext.results.gates import Outcome
 from ropext.workdir import Ledger
 
@@ -24,7 +23,7 @@ def in_its_own_directory(tmp_path, monkeypatch):
 
 def go(wish=SMALL, output="out", **more):
     said = []
-    done = pipeline.run(wish, output, say=said.append, **more)
+    done = ropext.run(wish, output, say=said.append, **more)
     return done, said
 
 
@@ -323,9 +322,9 @@ def test_an_output_that_appears_while_the_run_goes_on_is_not_replaced(tmp_path, 
 
 def test_a_run_needs_an_output():
     with pytest.raises(UsageError, match="names no output; add output: DIR, or give -o OUT"):
-        pipeline.run(SMALL)
+        ropext.run(SMALL)
     with pytest.raises(UsageError, match="does not name a directory of its own"):
-        pipeline.run(SMALL, "..")
+        ropext.run(SMALL, "..")
 
 
 def test_the_recipes_output_counts_from_the_recipe(tmp_path):
@@ -333,7 +332,7 @@ def test_the_recipes_output_counts_from_the_recipe(tmp_path):
     (tmp_path / "sub/r.yaml").write_text(
         "model: ropext://demo\nextend: {factor: 2, no_verify: true}\noutput: made\n"
     )
-    pipeline.run("sub/r.yaml")
+    ropext.run("sub/r.yaml")
     assert (tmp_path / "sub/made/config.json").is_file()
     assert (tmp_path / "sub/made.run/recipe.yaml").read_text().startswith("model: ropext://demo")
     record = json.loads((tmp_path / "sub/made/ropext.json").read_text())
@@ -356,7 +355,7 @@ def test_killed_in_a_stage_whose_inputs_changed_the_old_output_is_not_taken(tmp_
 def test_where_it_runs_decides_nothing_and_how_it_reads_does(tmp_path):
     from ropext.checkpoint import open_snapshot
     from ropext.pipeline import job
-    from ropext.pipeline.steps import Work
+    from ropext.pipeline.steps import CellWork
 
     def inputs(**evaluate):
         wish = SMALL | {"evaluate": {"data": "ropext://held-out"} | evaluate}
@@ -364,7 +363,7 @@ def test_where_it_runs_decides_nothing_and_how_it_reads_does(tmp_path):
         hashes = stages.Hashes(tmp_path / "hashes.json")
         base = open_snapshot("ropext://demo")
         where = (tmp_path / "out", tmp_path / "out.run")
-        work = Work(asked, asked.cells()[0], *where, base, hashes, print, ())
+        work = CellWork(asked, asked.cells()[0], *where, base, hashes, print, ())
         return next(own for own in work.stages() if own.name == "evaluate").inputs()
 
     assert inputs(device="cpu", chunk=64) == inputs()
@@ -431,7 +430,7 @@ def test_an_output_inside_the_model_is_refused_before_anything_is_written(tmp_pa
 def test_a_token_in_a_recipe_is_not_copied(tmp_path):
     text = "# hf_abcdefghijklmnop\nmodel: ropext://demo\nextend: {factor: 2, no_verify: true}\n"
     (tmp_path / "r.yaml").write_text(text)
-    pipeline.run("r.yaml", "out")
+    ropext.run("r.yaml", "out")
     copy = (tmp_path / "out.run/recipe.yaml").read_text()
     assert copy == text.replace("hf_abcdefghijklmnop", "***")
     for path in tmp_path.rglob("*"):

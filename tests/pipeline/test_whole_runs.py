@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import ropext
-from ropext import pipeline
 
 pytestmark = pytest.mark.slow
 
@@ -120,7 +119,7 @@ def test_a_changed_key_trains_again_and_reads_only_what_is_new(straight, tmp_pat
     (tmp_path / "copy/out.run/log.txt").unlink()  # a link: it would be written in both
     before = sorted((straight / "out.run/evaluation/variants/base/short").iterdir())
     said = []
-    done = pipeline.run("r.yaml", "out", overrides=["finetune.steps=2"], say=said.append)
+    done = ropext.run("r.yaml", "out", overrides=["finetune.steps=2"], say=said.append)
     assert done.cells[0].stages == {
         "plan": "skipped",
         "extend": "skipped",
@@ -154,12 +153,12 @@ def test_a_fit_stands_between_the_extension_and_the_training(tmp_path, monkeypat
         },
         "evaluate": {"data": "ropext://held-out", "max_docs": 8, "lengths": [128, 512]},
     }
-    done = pipeline.run(wish, "out")
+    done = ropext.run(wish, "out")
     assert list(done.cells[0].stages) == ["plan", "extend", "fit", "evaluate", "report"]
     assert list(done.cells[0].evidence.results["variants"])[-2:] == ["extended", "fitted"]
     record = json.loads((tmp_path / "out/ropext.json").read_text())
     assert record["fit"]
-    again = pipeline.run(wish, "out")
+    again = ropext.run(wish, "out")
     assert set(again.cells[0].stages.values()) == {"skipped"}
 
 

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import typer
 
-from ropext import bundled, looking
+from ropext import bundled, inspecting
 from ropext.cli.app import build
 from ropext.cli.recipes import header
 from ropext.options import sections
-from ropext.pipeline import job, run
-from ropext.recipefile.tree import Branch, Many, Scalar, parse
+from ropext.pipeline import job
+from ropext.pipeline.running import run
+from ropext.recipefile import Branch, Many, Scalar, parse
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
@@ -54,7 +55,7 @@ def test_a_recipe_plans_on_the_config_of_its_model(path, tmp_path):
     if model != "ropext://demo":
         shutil.copy(CONFIGS / f"{model}.json", tmp_path / "config.json")
         model = str(tmp_path)
-    plans = [looking.plan(model, **cell.wish) for cell in asked.cells()]
+    plans = [inspecting.plan(model, **cell.request) for cell in asked.cells()]
     longest = max(plans, key=lambda plan: plan.target)
     assert (longest.context, longest.target) == REACH[path.stem]
     for plan in plans:

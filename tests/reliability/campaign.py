@@ -84,12 +84,11 @@ PRELOADED = (
     *("matplotlib.pyplot", "matplotlib.backends.backend_agg", "peft", "transformers.trainer"),
     *("transformers.models.llama.modeling_llama", "peft.utils.transformers_weight_conversion"),
     *("ropext.evaluation.session", "ropext.proof_child", "ropext.training.session"),
-    *("ropext.training.fit_session", "ropext.training.fit_writing", "ropext.report.measured"),
+    *("ropext.training.fit_session", "ropext.training.fit_writing", "ropext.report.tables"),
     *(
         "ropext.cli.app",
         "ropext.pipeline.running",
-        "ropext.pipeline.comparing",
-        "ropext.report.ran",
+        "ropext.pipeline.outcome",
     ),
 )
 

@@ -39,12 +39,12 @@ def prepare(folder: Path) -> Path:
     """The input: a base, its extension, and documents. Written once, hashed by the campaign."""
     from checkpoints import write_checkpoint, write_documents
 
-    from ropext import pipeline
+    import ropext
 
     inputs = folder / "inputs of the campaign, read only ü"
     inputs.mkdir(parents=True)
     write_checkpoint(inputs / "base")
-    pipeline.extend(str(inputs / "base"), inputs / "ext", method="yarn", factor=2, prove=False)
+    ropext.extend(str(inputs / "base"), inputs / "ext", method="yarn", factor=2, prove=False)
     write_documents(inputs / "train.jsonl", count=12, words=90, seed=1)
     write_documents(inputs / "eval.jsonl", count=3, words=120)
     recipe = {

@@ -6,7 +6,7 @@ import socket
 import pytest
 from reliability.commands import prepare
 
-from ropext import pipeline
+import ropext
 from ropext.errors import OutputExists
 from ropext.files import locked
 
@@ -19,11 +19,11 @@ def inputs(tmp_path_factory):
 
 
 def extended(inputs, out):
-    pipeline.extend(str(inputs / "base"), out, method="yarn", factor=2, prove=False, force=True)
+    ropext.extend(str(inputs / "base"), out, method="yarn", factor=2, prove=False, force=True)
 
 
 def evaluated(inputs, out):
-    from ropext.evaluation import evaluate
+    from ropext.evaluation.session import evaluate
 
     evaluate(str(inputs / "ext"), out, data=str(inputs / "eval.jsonl"), lengths=(64,))
 
@@ -35,7 +35,7 @@ def finetuned(inputs, out):
 
 
 def ran(inputs, out):
-    pipeline.run(inputs / "recipe.yaml", out)
+    ropext.run(inputs / "recipe.yaml", out)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import pytest
 from command_line import run
 from pages import Elements, check
 
-from ropext.report.measured import Table
-from ropext.report.page import page
+from ropext.report.html import page
+from ropext.table import Table
 
 sys.path.append(str(Path(__file__).parents[1] / "evaluation"))
 

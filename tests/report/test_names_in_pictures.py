@@ -4,8 +4,8 @@ import warnings
 
 import pytest
 
-from ropext.report import curves, spectra
-from ropext.report.curves import Curve
+from ropext.report import plots
+from ropext.report.plots import Curve
 from ropext.results.values import Value
 from ropext.rope import Rope
 
@@ -19,17 +19,17 @@ def test_any_name_is_drawn_without_a_word(name, tmp_path):
         warnings.simplefilter("error")
         line = Curve(name, (16.0, 128.0), VALUES)
         drawn = [
-            curves.lines(f"difference to {name}", "y", [line], 64, 128),
-            curves.spectra("T", {name: [1.0, 0.5], "base": [1.0, 0.4]}),
-            curves.heat_maps("T", {name: [{"length": 64, "depth": 0.5}]}, lambda cell: 0.5),
+            plots.lines(f"difference to {name}", "y", [line], 64, 128),
+            plots.spectra("T", {name: [1.0, 0.5], "base": [1.0, 0.4]}),
+            plots.heat_maps("T", {name: [{"length": 64, "depth": 0.5}]}, lambda cell: 0.5),
         ]
-        spectra.plot(Rope(8, 1e4, 64), {}, 128, tmp_path / "four.png", name)
+        plots.plot(Rope(8, 1e4, 64), {}, 128, tmp_path / "four.png", name)
     for picture in (*drawn, (tmp_path / "four.png").read_bytes()):
         assert picture.startswith(b"\x89PNG")
 
 
 def test_a_name_is_shown_letter_by_letter():
-    figure = spectra.draw(Rope(8, 1e4, 64), {}, 128, "a$b$_c")
+    figure = plots.draw(Rope(8, 1e4, 64), {}, 128, "a$b$_c")
     assert figure._suptitle.get_text().startswith(r"a\$b\$_c ")
-    assert spectra.plain("_a_b") == " _a_b"
-    assert len(spectra.plain("x" * 250)) == 40
+    assert plots.plain("_a_b") == " _a_b"
+    assert len(plots.plain("x" * 250)) == 40

@@ -5,10 +5,11 @@ import base64
 import pytest
 from pages import check
 
-from ropext.report.evaluated import _subtitle
-from ropext.report.measured import Table, as_markdown, as_text, number, shown
-from ropext.report.page import page
+from ropext.report.evaluation import _subtitle
+from ropext.report.html import page
+from ropext.report.tables import number, shown
 from ropext.results.values import Value
+from ropext.table import Table, as_markdown, as_text
 
 HOSTILE = '<script>alert(1)</script>"><img src=http://x.example/a onerror=alert(2)>'
 PNG = base64.b64decode(
@@ -30,7 +31,7 @@ def test_nothing_hostile_becomes_markup_and_nothing_is_fetched(html):
 def test_markdown_cells_cannot_break_out():
     text = as_markdown([Table("t", "n", ("a|b",), (("<img src=x>|`x`",),))])
     row = text.splitlines()[-1]
-    assert row == "| \\<img src=x>\\|\\`x\\` |"
+    assert row == "| &lt;img src=x&gt;\\|\\`x\\` |"
 
 
 def test_numbers_as_people_read_them():

@@ -7,10 +7,9 @@ import pytest
 
 from ropext.options import extend
 from ropext.planning import make_plan
-from ropext.report.ranked import extend_command, table, text, verdict
-from ropext.results.perplexity import Frame
-from ropext.results.ranking import rank_readings
-from ropext.results.readings import Reading
+from ropext.report.tables import extend_command, ranking_table, ranking_text, ranking_verdict
+from ropext.results.comparison import rank_readings
+from ropext.results.perplexity import Frame, Reading
 from ropext.results.values import Bootstrap
 
 CONFIG = {
@@ -83,21 +82,21 @@ def plan(**wishes):
     ],
 )
 def test_the_verdict_says_which_and_how_sure(losses, preference, said):
-    assert verdict(ranking(preference, **losses)).startswith(said)
+    assert ranking_verdict(ranking(preference, **losses)).startswith(said)
 
 
 def test_truncation_that_beats_the_best_is_said():
     better = ranking(base=LEVELS - 0.5, yarn=LEVELS, pi=LEVELS + 0.2)
-    shown = text(better, {"yarn": plan()}, {"llama3": "no reason"})
+    shown = ranking_text(better, {"yarn": plan()}, {"llama3": "no reason"})
     assert "the base that sees only its last 64 tokens is 0.5000 nats a token lower" in shown
     assert "not measured: llama3: no reason" in shown
     assert shown.endswith("ropext extend 'my model' --method yarn --factor 4 -o OUT")
     worse = ranking(base=LEVELS + 0.5, yarn=LEVELS, pi=LEVELS + 0.2)
-    assert "truncating" not in text(worse, {"yarn": plan()}, {})
+    assert "truncating" not in ranking_text(worse, {"yarn": plan()}, {})
 
 
 def test_the_table_marks_the_one_that_is_taken():
-    rows = table(ranking(base=LEVELS, yarn=LEVELS, pi=LEVELS + 0.2)).rows
+    rows = ranking_table(ranking(base=LEVELS, yarn=LEVELS, pi=LEVELS + 0.2)).rows
     assert [row[0] for row in rows] == ["yarn*", "pi", "base"]
     assert rows[0][2] == "-"
     assert rows[1][2] == "+0.2000 ±0.0000"

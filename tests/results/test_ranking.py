@@ -6,9 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ropext.results.perplexity import Frame
-from ropext.results.ranking import rank_readings
-from ropext.results.readings import Reading
+from ropext.results.comparison import rank_readings
+from ropext.results.perplexity import Frame, Reading
 from ropext.results.values import Bootstrap
 
 FRAME = Frame(context=8, lengths=(32,), tail=2, bootstrap=Bootstrap(0))

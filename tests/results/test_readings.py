@@ -15,7 +15,7 @@ from ropext.lengths import (
     parse_lengths,
     tail_tokens,
 )
-from ropext.report.measured import tail_text
+from ropext.report.tables import tail_text
 from ropext.results.comparison import (
     Contender,
     compare_text,
@@ -23,8 +23,15 @@ from ropext.results.comparison import (
     differences,
     item_differences,
 )
-from ropext.results.perplexity import Frame, by_position, effective_context, text_values, verdicts
-from ropext.results.readings import Documents, Reading
+from ropext.results.perplexity import (
+    Documents,
+    Frame,
+    Reading,
+    by_position,
+    effective_context,
+    text_values,
+    verdicts,
+)
 from ropext.results.retrieval import ItemScore, heat_map, retrieval_values
 from ropext.results.values import Bootstrap, Value, wilson
 

@@ -30,10 +30,10 @@ def base(tmp_path_factory):
 @pytest.fixture(scope="session")
 def extended(base):
     """The same, extended from 64 to 256 tokens."""
-    from ropext import pipeline
+    import ropext
 
     output = base.parent / "extended"
-    pipeline.extend(str(base), output, method="yarn", factor=4, prove=False)
+    ropext.extend(str(base), output, method="yarn", factor=4, prove=False)
     return output
 
 

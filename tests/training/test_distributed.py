@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from test_finetune import ROOT, RUN
 from tiny_llama import new_llama, write_tokenizer
 
-from ropext import pipeline
+import ropext
 from ropext.errors import UsageError
 from ropext.training import launch
 
@@ -37,7 +37,7 @@ def untied(tmp_path_factory):
     base = tmp_path_factory.mktemp("untied") / "base"
     new_llama(tie_word_embeddings=False).save_pretrained(base)
     write_tokenizer(base)
-    pipeline.extend(str(base), base.parent / "extended", method="yarn", factor=4, prove=False)
+    ropext.extend(str(base), base.parent / "extended", method="yarn", factor=4, prove=False)
     return base.parent / "extended"
 
 

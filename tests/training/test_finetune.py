@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 
 import ropext
 from ropext import verifying
-from ropext.checkpoint.card import escape
 from ropext.errors import InputError, OutputExists, Stopped, UsageError
 from ropext.evaluation.forward import NanInLogits
 from ropext.narration import Pace, unseen
+from ropext.table import escape
 from ropext.training import (
     engine,
     estimates,
@@ -237,7 +237,7 @@ def test_the_cards_two_lines_load_the_adapter_from_another_directory(tuned, tmp_
 
 KILLED = """
 import os, signal, sys
-from ropext.training import engine, interrupts, run_finetune
+from ropext.training import engine, run_finetune
 step = engine._Trainer.training_step
 def dies(self, *args, **kwargs):
     if self.state.global_step == 5:
@@ -499,7 +499,7 @@ def test_a_reading_of_two_passes_that_a_kill_cut_short_is_taken_again(tmp_path, 
     import numpy as np
 
     from ropext.results import rundir
-    from ropext.results.readings import Reading
+    from ropext.results.perplexity import Reading
 
     reading = Reading("untuned", {64: [np.ones(64)], 128: [np.ones(128)]})
     write = rundir.write_array

@@ -9,7 +9,7 @@ from tiny_llama import SHAPE, new_llama
 
 from ropext.errors import InputError, UnsupportedModel, UsageError
 from ropext.options.extend import Extend
-from ropext.patching import patch
+from ropext.patching import apply_config
 from ropext.planning import make_plan
 from ropext.training import spectrum
 from ropext.training.fit_starts import example_knobs
@@ -31,7 +31,7 @@ def live(model, within="longrope", method="yarn", ceiling=16.0, **knobs):
     config = config_of(model)
     plan = plan_of(config, method, **knobs)
     space = spectrum.space_of(within, plan.main, TARGET, ceiling)
-    patch(model, plan_of(config, space.method, **space.knobs()).config)
+    apply_config(model, plan_of(config, space.method, **space.knobs()).config)
     spectrum.make_live(model, plan.sites, TARGET, space)
     return space, plan, config
 
@@ -124,7 +124,7 @@ def test_what_is_written_is_what_was_fitted(within, method, form):
     config = config_of(model)
     plan = make_plan(config, Extend(method=method, target=global_target))
     space = spectrum.space_of(within, plan.main, global_target, 16.0)
-    patch(model, make_plan(config, Extend(method=space.method, target=global_target,
+    apply_config(model, make_plan(config, Extend(method=space.method, target=global_target,
                                           **space.knobs())).config)  # fmt: skip
     spectrum.make_live(model, plan.sites, global_target, space)
     start = space.values()
@@ -145,7 +145,7 @@ def test_what_is_written_is_what_was_fitted(within, method, form):
     with torch.no_grad():
         found = model(ids_of(model)).logits
     spectrum.remove(model)
-    patch(model, written.config)
+    apply_config(model, written.config)
     with torch.no_grad():
         stock = model(ids_of(model)).logits
     assert torch.allclose(found, stock, atol=2e-3 * float(stock.abs().max()))
@@ -246,7 +246,7 @@ def test_other_rotary_modules_move_too(family):
     found.square().mean().backward()
     assert float(space.offsets.grad.abs().max()) > 0
     spectrum.remove(model)
-    patch(model, plan_of(config, "longrope", **space.knobs()).config)
+    apply_config(model, plan_of(config, "longrope", **space.knobs()).config)
     with torch.no_grad():
         stock = model(ids_of(model)).logits
     assert torch.allclose(found, stock, atol=1e-3 * float(stock.abs().max()))

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from test_finetune import RUN
 
 from ropext import verifying
-from ropext.training import engine, joint, run_finetune
+from ropext.training import engine, learner, run_finetune
 from ropext.training.origin import open_origin
 
 pytestmark = pytest.mark.slow
@@ -97,7 +97,7 @@ def test_the_spectrums_gradient_takes_nothing_from_the_adapters(
 
 def test_the_start_is_the_extended_checkpoint_itself(extended):
     origin = open_origin(str(extended))
-    plan = joint.start_plan(origin)
+    plan = learner.start_plan(origin)
     site = origin.record.sites[0]
     assert plan.main.wanted.inv_freq == pytest.approx(site.spectrum.inv_freq, rel=1e-12)
     assert plan.main.wanted.attention_factor == pytest.approx(site.spectrum.attention_factor)

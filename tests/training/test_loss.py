@@ -5,9 +5,8 @@ import pytest
 import torch
 from tiny_llama import SHAPE, VOCABULARY, new_llama
 
-from ropext.training import loss, probes
-from ropext.training.collating import Collator
-from ropext.training.sequences import Document, Pose, Row, Rows
+from ropext.training import loss
+from ropext.training.sequences import Collator, Pose, Row, Rows, TrainingDocument
 
 
 def gradients(model, **inputs):
@@ -90,7 +89,7 @@ def test_families_that_scale_or_cap_their_logits_keep_their_own_loss():
 def test_the_second_chunk_of_a_pose_row_sees_the_first(attention):
     model = new_llama()
     model.set_attn_implementation(attention)
-    row = Rows([Document(np.arange(300) % 50 + 4)], Pose(16, 64), 1, seed=0)[0]
+    row = Rows([TrainingDocument(np.arange(300) % 50 + 4)], Pose(16, 64), 1, seed=0)[0]
     jump = int(np.flatnonzero(~row.scored)[0])
     assert np.diff(row.positions).max() > 1
     inputs = Collator(padding=0)([row])
@@ -112,10 +111,10 @@ def test_the_second_chunk_of_a_pose_row_sees_the_first(attention):
 
 def test_the_probe_tells_joined_chunks_from_isolated_ones():
     model = new_llama()
-    assert probes.chunks_are_joined(model, 100)
+    assert loss.chunks_are_joined(model, 100)
     forward = model.forward
     model.forward = lambda attention_mask=None, **inputs: forward(**inputs)
-    assert not probes.chunks_are_joined(model, 100)
+    assert not loss.chunks_are_joined(model, 100)
 
 
 def test_the_collator_pads_at_the_end_and_masks_the_padding():

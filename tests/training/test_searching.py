@@ -16,7 +16,7 @@ from ropext.planning import make_plan
 from ropext.results.values import Bootstrap
 from ropext.training import run_fit, searching
 from ropext.training.searching import STEPS, TRIALS, Passages, Search
-from ropext.training.sequences import Document
+from ropext.training.sequences import TrainingDocument
 from ropext.training.spectrum import space_of
 
 DEMO = Path(ropext.__file__).parent / "demo"
@@ -129,7 +129,7 @@ def test_an_interrupted_search_goes_on_with_what_was_read(tmp_path):
 
 
 def test_every_documents_first_window_is_read_before_any_second_one():
-    documents = [Document(np.arange(size, dtype=np.int32) + 10000 * k) for k, size in
+    documents = [TrainingDocument(np.arange(size, dtype=np.int32) + 10000 * k) for k, size in
                  enumerate((250, 90, 310, 100))]  # fmt: skip
     found = searching.passages(documents, 100)
     assert [int(own[0]) for own in found.ids] == [0, 20000, 30000, 100, 20100, 20200]

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from ropext.errors import InputError
-from ropext.training.sequences import Document, Full, Pieces, Pose, Rows, glue
+from ropext.training.sequences import Full, Pieces, Pose, Rows, TrainingDocument, glue
 
 
 def counting(size, start=0):
     """A document whose ids tell where in it they stand."""
-    return Document(np.arange(start, start + size))
+    return TrainingDocument(np.arange(start, start + size))
 
 
 def test_full_rows_are_runs_of_one_document_and_a_pass_reads_every_token_once():
@@ -83,7 +83,7 @@ def test_pose_of_a_longrope_stays_beyond_its_short_set():
 def test_tokens_that_are_not_scored_stay_so():
     scored = np.zeros(40, bool)
     scored[10:20] = True
-    document = Document(np.arange(40), scored)
+    document = TrainingDocument(np.arange(40), scored)
     row = Rows([document], Full(40), 1, seed=0)[0]
     assert row.scored.tolist() == scored.tolist()
     for i in range(20):

@@ -6,11 +6,11 @@ import shutil
 import pytest
 
 import ropext
-from ropext.evaluation import evaluate
-from ropext.report import compared, measured
-from ropext.results.contest import gather, judge
+from ropext.evaluation.session import evaluate
+from ropext.report import evaluation, tables
 from ropext.results.figures import figures
 from ropext.results.gates import parse_gate
+from ropext.results.rundir import gather, judge
 from ropext.training import plan_finetune, plan_fit, run_finetune, showing
 
 pytestmark = pytest.mark.slow
@@ -82,10 +82,10 @@ def test_an_evaluation_tells_it_in_tables_gates_and_comparisons(tuned, data, tmp
     assert any("8 of 8 documents were trained on" in line for line in found.results["warnings"])
     (label,) = [name for name in found.results["variants"] if name != "base"]
     name = f"{label} (8 of 8 trained on)"
-    for table in measured.text_tables(found.results):
+    for table in tables.text_tables(found.results):
         assert name in [row[0] for row in table.rows], table.title
         assert not any(row[0].startswith("base (") for row in table.rows)
-    (retrieval,) = measured.retrieval_tables(found.results)
+    (retrieval,) = tables.retrieval_tables(found.results)
     assert [row[0] for row in retrieval.rows] == [label]  # keys are no documents
     assert name in (again / "report.md").read_text().replace("\\", "")
     gates = [parse_gate(f"{metric}.value > 1e9") for metric in ("tail@256", "passkey@256")]
@@ -96,7 +96,7 @@ def test_an_evaluation_tells_it_in_tables_gates_and_comparisons(tuned, data, tmp
     fresh = read(output, data["new"], output=new)
     assert fresh.results["variants"][label]["overlap"]["mark"] == ""
     assert not any("trained on" in line for line in fresh.results["warnings"])
-    side = compared.compare(gather([f"{again}:base", f"{again}:{label}"])[1])
+    side = evaluation.compare(gather([f"{again}:base", f"{again}:{label}"])[1])
     assert [row[0] for row in side.tables[0].rows] == ["base", name, "winner"]
 
 

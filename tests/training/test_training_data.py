@@ -165,7 +165,7 @@ def test_a_template_that_renders_beginnings_otherwise_is_searched_for_the_turns(
 
 
 def test_the_digest_tells_ids_and_what_is_scored(encoder):
-    one = data.Data((data.Document(np.arange(9)),), (), 1)
-    two = data.Data((data.Document(np.arange(9), np.arange(9) > 0),), (), 1)
-    three = data.Data((data.Document(np.arange(1, 10)),), (), 1)
+    one = data.TrainingData((data.TrainingDocument(np.arange(9)),), (), 1)
+    two = data.TrainingData((data.TrainingDocument(np.arange(9), np.arange(9) > 0),), (), 1)
+    three = data.TrainingData((data.TrainingDocument(np.arange(1, 10)),), (), 1)
     assert len({one.digest(), two.digest(), three.digest()}) == 3

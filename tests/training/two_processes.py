@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor
 
 from ropext.options.training import Finetune
 from ropext.training import adapters, engine, loading, run, run_finetune
-from ropext.training.collating import Collator
 from ropext.training.loss import use_sliced_loss
+from ropext.training.sequences import Collator
 from ropext.training.sharing import keep_float32
 
 RANK = int(os.environ["RANK"])

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropext.checkpoint import card, inventory, provenance
-from ropext.checkpoint.hub import is_network, is_offline
-from ropext.checkpoint.snapshot import Snapshot, open_snapshot
-from ropext.errors import InputError, RopextError, Stopped, UsageError
+from ropext.checkpoint import card, provenance
+from ropext.checkpoint.hub import hub_errors
+from ropext.checkpoint.snapshot import Snapshot, open_snapshot, take_inventory
+from ropext.errors import InputError, Interrupted, RopextError, Stopped, UsageError
 from ropext.narration import Say, silent
 
 if TYPE_CHECKING:
@@ -30,6 +30,33 @@ REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.A
 RECORD_FOLDERS = ("training", "fit")
 KEPT_THERE = frozenset((".gitattributes",))  # the hub writes it into every new repository
 MESSAGE = "Upload with ropext"
+
+OUT_OF_REACH = (
+    "the hub cannot be reached, or the connection broke (no network, or HF_ENDPOINT is wrong); "
+    "{repository} is as it was, and the same command goes on"
+)
+MEANWHILE = "{repository} was changed by someone else meanwhile; push again"
+PUSHING: dict[str, tuple[type[RopextError], str]] = {
+    "status 401": (
+        UsageError,
+        "the hub does not know this token: set HF_TOKEN anew, or log in with `hf auth login`",
+    ),
+    "status 403": (
+        UsageError,
+        "this token may not write to {repository}: take one with write access to {owner}, or push "
+        "to an ORG/NAME of yours",
+    ),
+    "status 409": (Stopped, MEANWHILE),
+    "status 412": (Stopped, MEANWHILE),
+    "status": (
+        Stopped,
+        "the hub answered with HTTP status {status}; {repository} is as it was, and the same "
+        "command goes on",
+    ),
+    "offline": (Stopped, OUT_OF_REACH),
+    "network": (Stopped, OUT_OF_REACH),
+    "file": (InputError, "{file} cannot be read: {reason}"),
+}
 
 
 @dataclass(frozen=True)
@@ -91,7 +118,7 @@ def files_of(snapshot: Snapshot) -> dict[str, Path]:
             found[name] = directory / name
     for folder in RECORD_FOLDERS:
         if (directory / folder).is_dir():
-            listed = inventory.take_inventory(directory / folder).sizes
+            listed = take_inventory(directory / folder).sizes
             found |= {f"{folder}/{name}": directory / folder / name for name in listed}
     return {name: path for name, path in sorted(found.items()) if not name.endswith(".log")}
 
@@ -264,62 +291,25 @@ def _quiet_library(bars: bool, say: Say) -> Iterator[None]:
 
 @contextmanager
 def _sentences(repository: str) -> Iterator[None]:
-    """What can go wrong on the way, each in one sentence without the library's own words, which
-    can quote request headers."""
+    """What can go wrong on the way, each in one sentence."""
+    owner = repository.partition("/")[0]
     try:
-        yield
-    except RopextError:
-        raise
-    except Exception as error:
-        told = _told(repository, error)
-        if told is None:
-            raise
-        raise told from None
-    except BaseException:  # an interrupt, under whichever name the caller's handler raises it
-        raise Stopped(
+        with hub_errors(PUSHING, repository=repository, owner=owner), _card_errors():
+            yield
+    except KeyboardInterrupt:
+        raise Interrupted(
             f"interrupted; {repository} is as it was, and what was uploaded is not sent again by "
             "the same command"
         ) from None
 
 
-def _told(repository: str, error: Exception) -> RopextError | None:
-    from huggingface_hub import errors
-
-    # What the hub says of the card is the one text that is passed on: it names the key.
-    if isinstance(error, ValueError) and "README.md" in str(error):
+@contextmanager
+def _card_errors() -> Iterator[None]:
+    """Pass on what the hub says of the card, the one text of its own that is: it names the key."""
+    try:
+        yield
+    except ValueError as error:
+        if "README.md" not in str(error):
+            raise
         reason = " ".join(provenance.scrub(str(error)).split())[:300]
-        return InputError(f"the hub refuses the head of the card: {reason}")
-    causes = [error]
-    while (cause := causes[-1].__cause__) is not None and isinstance(cause, Exception):
-        causes.append(cause)
-    for own in causes:
-        if isinstance(own, errors.HfHubHTTPError):
-            return _refused(repository, getattr(own.response, "status_code", 0))
-    if any(is_network(own) or is_offline(own) for own in causes) or type(
-        error
-    ).__module__.startswith("hf_xet"):
-        return Stopped(
-            f"the hub cannot be reached, or the connection broke (no network, or HF_ENDPOINT is "
-            f"wrong); {repository} is as it was, and the same command goes on"
-        )
-    if isinstance(error, OSError) and error.filename:
-        return InputError(f"{error.filename} cannot be read: {error.strerror}")
-    return None
-
-
-def _refused(repository: str, status: int) -> RopextError:
-    if status == 401:
-        return UsageError(
-            "the hub does not know this token: set HF_TOKEN anew, or log in with `hf auth login`"
-        )
-    if status == 403:
-        return UsageError(
-            f"this token may not write to {repository}: take one with write access to "
-            f"{repository.partition('/')[0]}, or push to an ORG/NAME of yours"
-        )
-    if status in (409, 412):
-        return Stopped(f"{repository} was changed by someone else meanwhile; push again")
-    return Stopped(
-        f"the hub answered with HTTP status {status}; {repository} is as it was, and the same "
-        "command goes on"
-    )
+        raise InputError(f"the hub refuses the head of the card: {reason}") from None

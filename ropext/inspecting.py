@@ -1,26 +1,149 @@
-"""What can be said of a model from its small files alone: inspect, plan, how to serve it.
+"""What can be said of a model from its small files alone: inspect, plan, how to serve it, and what
+is written of it in a record and a card.
 
 Kept apart from the pipeline so that these commands start at once.
 """
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ropext import families, loaders, scaling
-from ropext.checkpoint import Snapshot, open_snapshot
-from ropext.checkpoint.jsontext import read_bytes
-from ropext.checkpoint.provenance import Record
-from ropext.checkpoint.records import read_record
-from ropext.describing import scaled_by_config
+from ropext.checkpoint import Snapshot, card, open_snapshot, provenance
+from ropext.checkpoint.card import Card
+from ropext.checkpoint.provenance import Record, SiteRecord, read_record
 from ropext.errors import InputError, RopextError, UsageError
 from ropext.families import Model, Site
+from ropext.files import read_bytes
 from ropext.options.extend import Extend, parse_extend, resolve_target
 from ropext.planning import Plan, make_plan
 from ropext.rope import Spectrum
+from ropext.table import Table
+
+READ_FROM = "read_from"  # section of a record that was read from a config
+
+
+def record_of(plan: Plan, base: Mapping[str, Any], command: Sequence[str] = ()) -> Record:
+    """The plan as ropext.json keeps it; the weights and the proof are filled in when written."""
+    return Record(
+        base=base,
+        method=plan.method,
+        knobs=plan.knobs,
+        context=plan.context,
+        target=plan.target,
+        sites=tuple(
+            SiteRecord(
+                label=site.label,
+                dim=site.rope.dim,
+                context=site.rope.context,
+                base=site.rope.spectrum,
+                spectrum=site.wanted,
+                params=site.params,
+                scaled=site.scaled,
+            )
+            for site in plan.sites
+        ),
+        edits=_config_edits(plan.edits),
+        recipe={key: value for key, value in dict(plan.recipe).items() if value not in (None, ())},
+        command=provenance.clean_command(command) if command else (),
+        versions=provenance.versions(),
+    )
+
+
+def scaled_by_config(model: Model) -> str:
+    """How far a directory without a record is scaled, as its config alone says; "" where it is not,
+    or where the config leaves open from how many tokens."""
+    original = model.scaled_sites[0].rope.original_context
+    if model.asks_original or original >= model.context:
+        return ""
+    return f"scaled {model.context / original:g}x from {original:,} by its config; no record"
+
+
+def record_of_config(snapshot: Snapshot) -> Record | None:
+    """The scaling that a config names as a record of it, for a directory that has none (another
+    program saved it); None where `scaled_by_config` says nothing."""
+    config = snapshot.config
+    model = families.read(config)
+    if not scaled_by_config(model):
+        return None
+    context = model.scaled_sites[0].rope.original_context
+    plain = {
+        site.label: {"rope_type": "default", "rope_theta": site.rope.theta}
+        for site in model.scaled_sites
+    }
+    sites = tuple(
+        SiteRecord(
+            label=site.label,
+            dim=site.rope.dim,
+            context=site.rope.original_context,
+            base=site.rope.original().spectrum if site.scaled else site.rope.spectrum,
+            spectrum=site.rope.spectrum,
+            params=site.params,
+            scaled=site.scaled,
+        )
+        for site in model.sites
+    )
+    return Record(
+        base=provenance.base_of(snapshot),
+        method=model.scaled_sites[0].params["rope_type"],
+        knobs={},
+        context=context,
+        target=model.context,
+        sites=sites,
+        edits=_config_edits(families.diff(families.write(config, model, plain, context), config)),
+        more={READ_FROM: "config.json"},
+    )
+
+
+def _config_edits(edits: Iterable[families.Edit]) -> tuple[dict[str, Any], ...]:
+    return tuple({"file": "config.json"} | edit.to_json() for edit in edits)
+
+
+def card_of(plan: Plan, snapshot: Snapshot, title: str, proof: Mapping[str, Any] | None) -> Card:
+    """The model card's section, as plain strings."""
+    base = snapshot.short_name
+    summary = [
+        f"The context of {base} was extended from {plan.context:,} to {plan.target:,} tokens by "
+        f"{plan.method} (factor {plan.factor:g}).",
+        "The weights are those of the base; config.json alone says what changed.",
+    ]
+    if proof:
+        summary.append(
+            f"transformers {proof['transformers']} built the model from it without its weights: "
+            f"{proof['rotary_modules']} rotary and {proof['attention_modules']} attention modules "
+            f"and {proof['tensors_compared']} tensors were as planned; {proof['forward']}."
+        )
+    else:
+        summary.append("It was not proved with stock transformers (--no-verify).")
+    facts = [
+        ("method", plan.method),
+        *((name, value) for name, value in plan.knobs.items() if not isinstance(value, tuple)),
+        ("context", plan.context),
+        ("target", plan.target),
+        ("attention factor", f"{plan.main.wanted.attention_factor:.6g}"),
+        ("written as", plan.main.params["rope_type"]),
+        ("spectrum (SHA-256)", plan.main.wanted.digest()),
+    ]
+    rows = tuple((r.loader, r.versions, r.verdict, r.flag or r.why) for r in plan.readings)
+    nearest = tuple(
+        f"Not read as planned by {', '.join(who)}: the nearest form they read exactly is that of "
+        f"{options}."
+        for options, who in plan.nearest_by_options().items()
+    )
+    return Card(
+        title=title,
+        base=base,
+        base_is_hub_id=snapshot.hub_id is not None,
+        summary=tuple(summary),
+        facts=card.facts(facts),
+        readings=Table("", "", ("loader", "versions", "reads it", "note"), rows),
+        serving=tuple((line.loader, line.command) for line in plan.serving(title) if line.command),
+        warnings=(*plan.warnings, *nearest),
+    )
+
 
 PAIR_FACTORS_LIMIT = 16 << 20  # bytes
 # transformers writes int(1e30) where a tokenizer has no limit.
@@ -81,10 +204,10 @@ def inspect(
     """What position scheme a model has, and what follows from it."""
     snapshot = open_snapshot(model, revision=revision)
     read = families.read(snapshot.config, context=context, original=original_context)
-    wish = Extend(factor=factor, target=target)
+    request = Extend(factor=factor, target=target)
     if factor is None and target is None:
-        wish = Extend(factor=4.0)
-    return Inspection(model, read, resolve_target(wish, read.context), _limits(snapshot))
+        request = Extend(factor=4.0)
+    return Inspection(model, read, resolve_target(request, read.context), _limits(snapshot))
 
 
 def _limits(snapshot: Snapshot) -> dict[str, Any]:
@@ -104,13 +227,13 @@ def plan(model: str, *, revision: str | None = None, **options: Any) -> Plan:
     return plan_of(snapshot, parse_extend(options, read_text), model)
 
 
-def plan_of(snapshot: Snapshot, wish: Extend, name: str) -> Plan:
+def plan_of(snapshot: Snapshot, request: Extend, name: str) -> Plan:
     """The plan; what a config of ropext's own leaves open of its lengths stands in its record."""
-    if wish.context is None and wish.original_context is None:
+    if request.context is None and request.original_context is None:
         asks = families.as_read(snapshot.config).asks_original
         record = read_record(snapshot.directory) if asks else None
-        wish = wish.changed(context=record.target) if record else wish
-    return make_plan(snapshot.config, wish, name)
+        request = request.changed(context=record.target) if record else request
+    return make_plan(snapshot.config, request, name)
 
 
 def read_text(path: str) -> str:
@@ -125,7 +248,7 @@ class Served:
     directory: str
     model: Model
     record: Record | None
-    readings: tuple[loaders.Reading, ...]
+    readings: tuple[loaders.LoaderReading, ...]
     serving: tuple[loaders.Serving, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -190,8 +313,10 @@ def _older_agrees(config: dict[str, Any], model: Model) -> bool:
 
 
 def _of_two_spellings(
-    plain: Iterable[loaders.Reading], modern: Iterable[loaders.Reading], older_agrees: bool
-) -> tuple[loaders.Reading, ...]:
+    plain: Iterable[loaders.LoaderReading],
+    modern: Iterable[loaders.LoaderReading],
+    older_agrees: bool,
+) -> tuple[loaders.LoaderReading, ...]:
     """Who reads what of two spellings that disagree.
 
     A loader to which rope_parameters alone (`modern`) says nothing goes by the older spelling; of

@@ -1,4 +1,5 @@
-"""One self-contained HTML file: no script, no remote reference, and a policy that forbids both.
+"""A report as Markdown and as one self-contained HTML file: no script, no remote reference, and a
+policy that forbids both.
 
 Everything that came from a model, a corpus or a path is escaped.
 """
@@ -7,8 +8,10 @@ import base64
 import hashlib
 from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 
-from ropext.report.measured import Table
+from ropext.files import write_text
+from ropext.table import Table, as_markdown
 
 STYLE = """
 :root { color-scheme: light; }
@@ -27,6 +30,27 @@ ul.verdicts { padding-left: 1.1rem; } ul.verdicts li { margin: .3rem 0; }
 ul.warnings { color: #8a4b00; padding-left: 1.1rem; }
 pre { background: #f5f5f5; padding: .7rem; overflow-x: auto; font-size: 13px; }
 """
+
+
+def write(
+    folder: Path,
+    title: str,
+    subtitle: str,
+    verdicts: Sequence[str],
+    warnings: Sequence[str],
+    tables: Sequence[Table],
+    pictures: Mapping[str, tuple[str, bytes]],
+    details: str,
+) -> None:
+    """Write report.md and report.html; `pictures` maps a file in the folder to caption and PNG."""
+    lines = [f"# {title}", "", subtitle, ""]
+    lines += [f"- {line}" for line in (*verdicts, *(f"Note: {note}" for note in warnings))]
+    lines += ["", as_markdown(tables), ""]
+    lines += [f"![{caption}]({name})\n" for name, (caption, _) in pictures.items()]
+    write_text(folder / "report.md", "\n".join(lines).rstrip() + "\n")
+    drawn = dict(pictures.values())
+    html = page(title, subtitle, verdicts, warnings, tables, drawn, details)
+    write_text(folder / "report.html", html)
 
 
 def page(

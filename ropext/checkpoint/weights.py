@@ -1,4 +1,4 @@
-"""Safetensors files without their weights: the header, its digest, the table of tensors.
+"""Weight files without their weights: read a safetensors header, compare files with the base's.
 
 A file is 8 bytes (the header's length, little endian), the header (a JSON object) and the tensors.
 """
@@ -14,12 +14,13 @@ from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ropext.checkpoint.jsontext import open_regular, parse_object
+from ropext.checkpoint.snapshot import Snapshot
 from ropext.errors import InputError
+from ropext.files import open_regular, parse_object
 
 HEADER_LIMIT = 100_000_000  # bytes; safetensors' own limit
 TENSOR_LIMIT = 500_000  # in one file; the largest mixtures of experts have a tenth of it
-CHUNK = 1 << 20  # bytes read at once
+CHUNK = 4 << 20  # bytes read at once, of each of two files that are compared
 
 # Bits per element; a type that is missing here is newer than this table and its size not checked.
 BITS = {
@@ -114,12 +115,6 @@ def read_header(path: Path) -> Header:
     return Header(path, size, raw)
 
 
-def header_digest(path: Path) -> tuple[int, str]:
-    """(size in bytes, SHA-256 of the 8-byte length and the header)."""
-    header = read_header(path)
-    return header.size, header.digest
-
-
 def content_digest(path: Path) -> str:
     """SHA-256 over the whole file, read in chunks."""
     with open(open_regular(path), "rb") as file:
@@ -145,3 +140,116 @@ def same_inode(one: Path, two: Path) -> bool:
     """Whether two names are one file on the disk (hard links, or a link and what it points to)."""
     a, b = os.stat(one), os.stat(two)
     return stat.S_ISREG(a.st_mode) and (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
+
+
+@dataclass(frozen=True)
+class WeightFile:
+    """What identifies one weight file without its bytes, and with `sha256` its bytes too."""
+
+    size: int
+    header_sha256: str
+    sha256: str | None = None
+
+
+def weigh(path: Path, *, content: bool = False) -> WeightFile:
+    """The record of one weight file. Its content is hashed only when asked for, or known by the
+    name that the hub's cache gave it."""
+    header = read_header(path)
+    header.tensors  # noqa: B018 - raises where the file is cut short or its table damaged
+    sha256 = content_digest(path) if content else blob_digest(path)
+    return WeightFile(header.size, header.digest, sha256)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one weight file turned out to be. `how` says how far it was looked at."""
+
+    file: str
+    same: bool | None  # None: its bytes were asked about and never recorded
+    how: str  # "same file" | "bytes" | "sha256" | "header and size"
+    sentence: str
+
+
+def compare_weights(
+    base: Snapshot | Mapping[str, WeightFile], directory: Path, *, deep: bool = False
+) -> tuple[Finding, ...]:
+    """Compare every weight file with the base's own, or with what a record says about it.
+
+    By size and header; with `deep` by every byte. Against a record that is the SHA-256 in it, or
+    the one that the hub's cache named the file by; where there is neither, nothing is known. Two
+    names of one file are the same without reading.
+    """
+    names = base.weight_files if isinstance(base, Snapshot) else sorted(base)
+    findings = []
+    for name in names:
+        path = directory / name
+        if not path.exists():
+            findings.append(Finding(name, False, "header and size", f"{name} is missing"))
+        elif isinstance(base, Snapshot):
+            findings.append(_with_file(name, base.path(name), path, deep))
+        else:
+            findings.append(_with_record(name, base[name], path, deep))
+    return (*findings, *_extra(set(names), directory))
+
+
+def _extra(names: set[str], directory: Path) -> list[Finding]:
+    there = {path.name for path in directory.glob("*.safetensors")}
+    return [
+        Finding(name, False, "header and size", f"{name} is not one of the base's weight files")
+        for name in sorted(there - names)
+    ]
+
+
+def _with_file(name: str, base: Path, path: Path, deep: bool) -> Finding:
+    if same_inode(base, path):
+        return Finding(name, True, "same file", f"{name} is the base's own file")
+    old, new = read_header(base), read_header(path)
+    if difference := _difference(name, WeightFile(old.size, old.digest), new):
+        return difference
+    if not deep:
+        return Finding(name, True, "header and size", f"{name} has the base's header and size")
+    place = first_difference(base, path)
+    if place is None:
+        return Finding(name, True, "bytes", f"{name} equals the base's file in every byte")
+    return Finding(name, False, "bytes", f"{name} differs from the base's file at byte {place:,}")
+
+
+def _with_record(name: str, record: WeightFile, path: Path, deep: bool) -> Finding:
+    new = read_header(path)
+    if difference := _difference(name, record, new):
+        return difference
+    if not deep:
+        return Finding(name, True, "header and size", f"{name} has the recorded header and size")
+    recorded = record.sha256 or blob_digest(path)
+    if recorded is None:
+        how, sentence = "header and size", f"the bytes of {name} were never recorded"
+        return Finding(name, None, how, sentence)
+    same = content_digest(path) == recorded
+    verb = "has" if same else "does not have"
+    return Finding(name, same, "sha256", f"{name} {verb} the recorded SHA-256")
+
+
+def _difference(name: str, old: WeightFile, new: Header) -> Finding | None:
+    def finding(sentence: str) -> Finding:
+        return Finding(name, False, "header and size", sentence)
+
+    if new.size != old.size:
+        return finding(f"{name} has {new.size:,} bytes, the base's {old.size:,}")
+    if new.digest != old.header_sha256:
+        return finding(f"{name} has another header than the base's: names, shapes or types differ")
+    return None
+
+
+def first_difference(one: Path, two: Path) -> int | None:
+    """The first byte at which two files of one size differ, or None."""
+    with open(open_regular(one), "rb") as a, open(open_regular(two), "rb") as b:
+        if os.fstat(a.fileno()).st_size != os.fstat(b.fileno()).st_size:
+            raise InputError(f"{one} and {two} have different sizes")
+        passed = 0
+        while chunk := a.read(CHUNK):
+            other = b.read(CHUNK)
+            if chunk != other:
+                pairs = zip(chunk, other, strict=False)
+                return passed + next(i for i, (x, y) in enumerate(pairs) if x != y)
+            passed += len(chunk)
+    return None

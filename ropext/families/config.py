@@ -1,0 +1,261 @@
+"""Read a config dict: typed values out of strangers' JSON, the census of model types, and where a
+composite keeps its text part.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from ropext.errors import InputError, UnsupportedModel
+
+LONGEST_LIST = 1 << 16  # pairs of a head, or layers of a model: far above any real one
+LARGEST = 1 << 40
+MOST = 1e12  # above it a sum with 1 loses the 1 (no factor or length is near)
+SMALLEST = 1e-12  # below it a logarithm or a quotient leaves the range of a float
+
+
+def shown(value: object) -> str:
+    """A value as it may stand in a sentence."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def named(key: str) -> str:
+    """A key as it may stand in a sentence: as it is, unless it is long or would not print."""
+    return key if len(key) <= 60 and key.isprintable() else shown(key)
+
+
+class Dict:
+    """One JSON object of a config, with its path for messages. null counts as absent."""
+
+    def __init__(self, values: Mapping[str, Any], where: str = "") -> None:
+        self.values = values
+        self.where = where
+
+    def name(self, key: str) -> str:
+        return f"{self.where}.{named(key)}" if self.where else named(key)
+
+    def _wrong(self, key: str, wanted: str) -> InputError:
+        found = shown(self.values[key])
+        return InputError(f"config.json: {self.name(key)} must be {wanted}, was {found}")
+
+    def at(self, path: str) -> "tuple[Dict, str]":
+        """The object that a dotted path leads to (empty where it is missing), and its key."""
+        here: Dict = self
+        *parents, key = path.split(".")
+        for parent in parents:
+            here = here.object(parent) or Dict({}, here.name(parent))
+        return here, key
+
+    def has(self, key: str) -> bool:
+        return self.values.get(key) is not None
+
+    def integer(self, key: str, low: int = 1, high: int = LARGEST) -> int | None:
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self._wrong(key, f"a whole number of {low} to {high}")
+        return value
+
+    def number(
+        self,
+        key: str,
+        low: float = 0.0,
+        *,
+        zero: bool = False,
+        smallest: float = SMALLEST,
+        most: float = MOST,
+    ) -> float | None:
+        """A number above `low` by `smallest` (or equal to it with `zero`), and below `most`."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._wrong(key, "a number")
+        # An integer of hundreds of digits does not fit a float (so no isfinite before the bound);
+        # 1e300 does, and breaks powers. NaN fails every comparison.
+        good = -most < value < most and float(value) < most  # 10**30 < 1e30 rounds up to it
+        good = good and (value >= low + smallest or (zero and value == low))
+        if not good:
+            since = "from" if zero else "above"
+            raise self._wrong(key, f"a number {since} {low:g} and below {most:g}")
+        return float(value)
+
+    def text(self, key: str) -> str | None:
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, str):
+            raise self._wrong(key, "a string")
+        return value
+
+    def flag(self, key: str) -> bool | None:
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise self._wrong(key, "true or false")
+        return value
+
+    def object(self, key: str) -> "Dict | None":
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self._wrong(key, "an object")
+        return Dict(value, self.name(key))
+
+    def _list(self, key: str, of: str) -> list[Any] | None:
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) > LONGEST_LIST:
+            raise self._wrong(key, f"a list of at most {LONGEST_LIST} {of}")
+        return value
+
+    def numbers(self, key: str, *, zero: bool = False, most: float = MOST) -> list[float] | None:
+        """A list of numbers; transformers' {"__float__": "Infinity"} counts as one."""
+        found = self._list(key, "numbers")
+        if found is None:
+            return None
+        out = []
+        for i, value in enumerate(found):
+            if isinstance(value, dict) and value.get("__float__") == "Infinity":
+                value = math.inf
+            if value == math.inf and not isinstance(value, bool):
+                out.append(math.inf)
+                continue
+            item = Dict({f"{key}[{i}]": value}, self.where)
+            number = item.number(f"{key}[{i}]", zero=zero, most=most)
+            if number is None:
+                raise self._wrong(key, "a list of numbers without null")
+            out.append(number)
+        return out
+
+    def strings(self, key: str) -> list[str] | None:
+        found = self._list(key, "strings")
+        if found is not None and not all(isinstance(v, str) for v in found):
+            raise self._wrong(key, "a list of strings")
+        return found
+
+
+# What it would take to extend a type that is not rotary, or whose rotation no config reaches.
+REFUSALS = {
+    "hard-coded": "rotates with a base that is fixed in its code (or in a table among its weights),"
+    " so no config can scale it; it takes a code patch or an edit of that table",
+    "own order": "keeps its frequencies in an order of its own (by image axes) and refuses every"
+    " scaled rope type; it takes a code patch",
+    "twin": "keeps an unscaled rotary embedding beside the scaled one, for the layers that"
+    " rope_scaling_layers leaves out; it takes a plan per layer",
+    "learned": "has a learned table of absolute positions; it takes a longer table in the weights"
+    " (rows interpolated) and usually fine-tuning",
+    "sinusoidal": "adds fixed sinusoids to its embeddings; it takes a code patch that scales the"
+    " positions",
+    "alibi": "uses ALiBi, which has no rotation to scale; it takes other slopes, in code",
+    "buckets": "uses T5's relative buckets, which run at any length; it takes a larger maximum"
+    " distance and fine-tuning",
+    "mixed": "mixes absolute positions with relative ones; it takes a longer table in the weights",
+    "disentangled": "uses DeBERTa's relative tables; it takes longer tables in the weights",
+    "transformer-xl": "uses Transformer-XL's relative positions, which have no trained limit",
+    "recurrent": "keeps its state recurrently and has no positions to scale",
+    "none": "rotates nothing, so there is no rotary embedding to scale",
+    "two towers": "is made of two models with positions of their own; extend the one that reads the"
+    " long input as a model by itself",
+    "other": "is not a text model with a rotary context window",
+}
+
+
+class Known(NamedTuple):
+    """What the census says about a model type."""
+
+    scheme: str  # "rotary", "composite" or a key of REFUSALS
+    path: tuple[str, ...] = ()  # composite: where its text part stands
+    text: str = ""  # composite: the text part's type where its config does not name one
+
+
+@cache
+def _load(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((files(__package__) / name).read_text())
+    return content
+
+
+def version() -> str:
+    """The transformers version that the census and the defaults were taken from."""
+    return str(_load("defaults.json")["transformers"])
+
+
+@cache
+def census() -> dict[str, Known]:
+    """Every model type of that version."""
+    out: dict[str, Known] = {}
+    for scheme, types in _load("types.json").items():
+        if scheme == "composite":
+            for name, (*path, text) in types.items():
+                out[name] = Known(scheme, tuple(path), text)
+        elif scheme != "transformers":
+            out |= {name: Known(scheme) for name in types}
+    return out
+
+
+def defaults_of(text_type: str) -> dict[str, Any]:
+    """What absent keys mean for a rotary type."""
+    found: dict[str, Any] = _load("defaults.json")["types"].get(text_type, {})
+    return found
+
+
+def added_by(model_type: str) -> dict[str, Any]:
+    """The keys that a composite type adds to a text config that leaves them out."""
+    found: dict[str, Any] = _load("defaults.json")["composites"].get(model_type, {})
+    return found
+
+
+def locate(config: dict[str, Any]) -> tuple[str, str, tuple[str, ...]]:
+    """Model type, the type of its text part, and where that part stands."""
+    if not isinstance(config, dict):
+        raise InputError(f"config.json must hold an object, held {shown(config)}")
+    top = Dict(config)
+    model_type = top.text("model_type")
+    if not model_type:
+        raise InputError("config.json has no model_type, so its position scheme is unknown")
+    path: tuple[str, ...] = ()
+    kind, here = model_type, top
+    for _ in range(4):  # the deepest composite has two levels
+        known = census().get(kind)
+        if known is None:
+            raise InputError(_unknown(config, kind))
+        if known.scheme == "rotary":
+            return model_type, kind, path
+        if known.scheme != "composite":
+            raise UnsupportedModel(f"{kind!r} {REFUSALS[known.scheme]}")
+        for key in known.path:
+            inner = here.object(key)
+            if inner is None:
+                if known.path == ("text_config",) and here.has("hidden_size"):
+                    inner, key = here, ""  # transformers 4 kept some text parts at top level
+                else:
+                    raise InputError(f"config.json: {here.name(key)} is missing")
+            here, path = inner, (*path, key) if key else path
+        named = here.text("model_type")
+        kind = known.text if named is None or here is top or named == kind else named
+    raise InputError(f"config.json: model types nest too deeply at {'.'.join(path)}")
+
+
+def _unknown(config: Mapping[str, Any], kind: str) -> str:
+    if config.get("auto_map"):
+        return (
+            f"config.json: model_type {shown(kind)} comes with code of its own (auto_map), which"
+            " ropext cannot verify; only model types of stock transformers are extended"
+        )
+    return (
+        f"config.json: model_type {shown(kind)} is not among the model types of transformers"
+        f" {version()}; check the spelling, or extend it with a newer ropext"
+    )
+
+
+def text_part(config: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    part: dict[str, Any] = config
+    for key in path:
+        part = part[key]
+    return part

@@ -1,0 +1,400 @@
+"""Every picture, as PNG bytes in one style; same data, same bytes.
+
+A method has one colour in all of them. The four pictures of a scaling (`inspect --plot`, `plan
+--plot`) need no data: wavelengths, phase needed over phase seen, local compression, and the
+distance kernel g(D) = a^2 * mean cos(D f), the mean over pairs of what rotation leaves of a logit
+at distance D.
+"""
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropext.lengths import length_text
+from ropext.results.values import Value
+from ropext.rope import Rope, Spectrum, compression, phase_ratio
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Style = dict[str, Any]  # of a line, as matplotlib takes it
+# Okabe and Ito's palette, which colour-blind readers can tell apart, and two more.
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00", "#7B3FA0"]
+GREY, INK, FAINT = "#6b6b6b", "#222222", "#e9e9e9"
+DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 2, 2)))
+# The place in COLOURS of each method; a fitted spectrum is a longrope's pair factors.
+METHODS = ("pi", "ntk", "yarn", "by-parts", "llama3", "dynamic", "abf", "longrope")
+PALETTE = {name: number for number, name in enumerate(METHODS)} | {"fitted": 7}
+# What the others are held against is grey, and dark where it is read beyond its window.
+BASE, UNTOUCHED = "base", "untouched"
+REFERENCE: Style = {"color": GREY, "ls": (0, (5, 2)), "lw": 2.2}
+LONGEST_NAME = 48  # letters of a name in a legend
+# An exploded model would flatten all others: the axis ends this far above the best one's worst.
+HEADROOM_NATS = 1.5
+
+
+def styles(labels: Iterable[str]) -> dict[str, Style]:
+    """The colour and the dashes of each line: a method's own (`yarn`, `yarn-4x`), with other dashes
+    for its further factors; for any other name the colours that are left, in order."""
+    found = {BASE: REFERENCE, UNTOUCHED: {"color": INK, "ls": "-", "lw": 1.8}}
+    names = [label for label in dict.fromkeys(labels) if label not in found]
+    places = {name: PALETTE.get(re.sub(r"-[\d.]+x$", "", name)) for name in names}
+    taken = {place for place in places.values() if place is not None}
+    free = [place for place in range(len(COLOURS)) if place not in taken] or [*taken]
+    seen, others = [0] * len(COLOURS), 0
+    for name, place in places.items():
+        if place is None:
+            place, others = free[others % len(free)], others + 1
+        dashes = DASHES[(place + seen[place]) % len(DASHES)]
+        found[name] = {"color": COLOURS[place], "ls": dashes, "lw": 1.8}
+        seen[place] += 1
+    return found
+
+
+def letters(text: str) -> str:
+    """A text with names in it, as matplotlib shows it letter by letter: a $ begins no formula."""
+    return "".join(c if c.isprintable() else "�" for c in text).replace("$", r"\$")
+
+
+def plain(name: str) -> str:
+    """A model's or a run's name in a legend, where a long one would leave no room for the axes and
+    one with a leading _ would be left out."""
+    shown = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME // 2]}…{name[-15:]}"
+    return letters(f" {shown}" if shown.startswith("_") else shown)
+
+
+def png(figure: "Figure") -> bytes:
+    """Without the software's name or a date. What matplotlib warns of, a letter that its font
+    lacks, nobody asked for."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(figure)
+    stream = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        figure.savefig(stream, format="png", metadata={"Software": None})
+    return stream.getvalue()
+
+
+def finished(axis: "Axes") -> bytes:
+    """The picture of one panel, its lines named on the right."""
+    figure = axis.get_figure(root=True)
+    assert figure is not None
+    figure.legend(loc="outside right upper", frameon=False, fontsize=9, labelcolor=INK)
+    return png(figure)
+
+
+def panel(axis: "Axes", title: str, x: str, y: str) -> None:
+    """The look of all axes."""
+    axis.set_title(title, loc="left", fontsize=12, color=INK)
+    axis.set_xlabel(x, color=INK)
+    axis.set_ylabel(y, color=INK)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.tick_params(colors=INK)
+    axis.margins(x=0.01)
+
+
+def axes(title: str, y: str, x: str = "position (tokens)", note: str = "") -> "Axes":
+    """A picture of one panel."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.6, 5.4), dpi=110, layout="constrained")
+    axis = figure.subplots()
+    shown = letters(title)
+    panel(axis, f"{shown}\n" if note else shown, x, y)
+    axis.text(0, 1.02, note, transform=axis.transAxes, fontsize=9, color=GREY)
+    return axis
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line: values at places along x, with their intervals."""
+
+    label: str
+    places: tuple[float, ...]
+    values: tuple[Value, ...]
+    reference: bool = False  # drawn grey, as what the others are held against
+
+
+def _positions(axis: "Axes", context: int, longest: int, places: Sequence[float]) -> None:
+    """A logarithmic axis of tokens with the trained window shaded."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    axis.set_xscale("log", base=2)
+    low = min(places) / 1.1
+    axis.set_xlim(low, longest * 1.05)
+    ticks = [context * 2.0**k for k in range(-12, 16) if low <= context * 2.0**k <= longest]
+    axis.xaxis.set_major_locator(FixedLocator([*ticks, longest] if longest not in ticks else ticks))
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: length_text(int(value))))
+    axis.axvspan(low, min(context, longest * 1.05), color=FAINT, lw=0, zorder=0)
+    if context < longest:
+        axis.axvline(context, color=GREY, lw=0.8, ls=":")
+    axis.text(
+        low * 1.03,
+        0.015,
+        "trained context",
+        transform=axis.get_xaxis_transform(),
+        fontsize=9,
+        color=INK,
+        va="bottom",
+        bbox={"facecolor": FAINT, "edgecolor": "none", "pad": 1.5},
+        zorder=5,
+    )
+
+
+def lines(
+    title: str,
+    y: str,
+    curves: Sequence[Curve],
+    context: int,
+    longest: int,
+    zero: bool = False,
+    note: str = "",
+    styled: Mapping[str, Style] | None = None,
+) -> bytes:
+    """Lines with ribbons over positions or lengths; with `zero`, differences around a zero line.
+    `styled` are the styles where several pictures are to agree."""
+    axis = axes(title, y, note=note)
+    floor, ceiling = _limits(curves, zero)
+    styled = styled or styles(own.label for own in curves if not own.reference)
+    for curve in curves:
+        style = REFERENCE if curve.reference else styled[curve.label]
+        middle = [value.value for value in curve.values]
+        outside = not any(floor <= value <= ceiling for value in middle)
+        label = plain(curve.label) + (" (off the scale)" if outside else "")
+        axis.plot(curve.places, middle, label=label, marker="o", ms=3, **style)
+        ends = [value.ci95 or value.range or (value.value,) * 2 for value in curve.values]
+        lows, highs = [low for low, _ in ends], [high for _, high in ends]
+        axis.fill_between(curve.places, lows, highs, color=style["color"], alpha=0.15, lw=0)
+    if zero:
+        axis.axhline(0, color=INK, lw=0.9)
+    axis.set_ylim(floor, ceiling)
+    _positions(axis, context, longest, [place for curve in curves for place in curve.places])
+    return finished(axis)
+
+
+def _limits(curves: Sequence[Curve], zero: bool) -> tuple[float, float]:
+    """Keep the lines that work readable beside those that exploded."""
+    finite = [[v.value for v in c.values if math.isfinite(v.value)] for c in curves]
+    tops, bottoms = [max(own) for own in finite if own], [min(own) for own in finite if own]
+    if not tops:
+        return 0.0, 1.0
+    ceiling = min(max(tops), min(tops) + HEADROOM_NATS)
+    floor = max(min(bottoms), max(bottoms) - HEADROOM_NATS) if zero else min(bottoms)
+    if zero:
+        floor, ceiling = min(floor, 0.0), max(ceiling, 0.0)
+    margin = max(0.06 * (ceiling - floor), 1e-3)
+    return floor - margin, ceiling + margin
+
+
+def heat_maps(
+    title: str, maps: Mapping[str, Sequence[Mapping[str, Any]]], read: Callable[[Any], float]
+) -> bytes:
+    """Depth by length, one panel per model; `read` gives a cell's share answered exactly."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
+
+    columns = min(4, len(maps))
+    rows = -(-len(maps) // columns)
+    figure = Figure(figsize=(1.0 + 3.0 * columns, 0.9 + 2.5 * rows), dpi=110, layout="constrained")
+    figure.suptitle(title, fontsize=12, color=INK, x=0.01, ha="left")
+    panels = figure.subplots(rows, columns, squeeze=False)
+    image = None
+    for number, axis in enumerate(panels.flat):
+        if number >= len(maps):
+            axis.set_visible(False)
+            continue
+        label, cells = list(maps.items())[number]
+        image = _heat_map(axis, label, cells, read)
+    if image is not None:
+        bar = figure.colorbar(image, ax=list(panels.flat), shrink=0.8)
+        bar.set_label("share answered exactly", color=INK)
+        bar.ax.yaxis.set_major_formatter(PercentFormatter(1))
+    return png(figure)
+
+
+def _heat_map(
+    axis: "Axes", label: str, cells: Sequence[Mapping[str, Any]], read: Callable[[Any], float]
+) -> Any:
+    lengths = sorted({int(cell["length"]) for cell in cells})
+    depths = sorted({float(cell["depth"]) for cell in cells})
+    grid = [[float("nan")] * len(lengths) for _ in depths]
+    for cell in cells:
+        at = depths.index(float(cell["depth"])), lengths.index(int(cell["length"]))
+        grid[at[0]][at[1]] = read(cell)
+    # Cividis reads the same to colour-blind eyes and in grey.
+    image = axis.imshow(grid, vmin=0, vmax=1, cmap="cividis", aspect="auto")
+    for row, values in enumerate(grid):
+        for column, share in enumerate(values):
+            colour = "white" if share < 0.5 else "black"
+            text = "" if math.isnan(share) else f"{share:.0%}"
+            axis.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
+    axis.set_title(plain(label), loc="left", fontsize=10, color=INK)
+    axis.set_xticks(range(len(lengths)), [length_text(length) for length in lengths], fontsize=8)
+    axis.set_yticks(range(len(depths)), [f"{depth:g}" for depth in depths], fontsize=8)
+    axis.set_xlabel("length", fontsize=9)
+    axis.set_ylabel("depth (0 start, 1 end)", fontsize=9)
+    return image
+
+
+def spectra(
+    title: str,
+    models: Mapping[str, Sequence[float]],
+    styled: Mapping[str, Style] | None = None,
+    context: int | None = None,
+) -> bytes:
+    """Wavelength of each pair, one line per model; the base's, if it is there, is grey."""
+    axis, styled = axes(title, "tokens per full turn", "pair (0 turns fastest)"), dict(styled or {})
+    if context is not None:
+        axis.axhline(context, color=GREY, lw=0.8, ls=":")
+        last = max(len(inv_freq) for inv_freq in models.values()) - 1
+        axis.text(last, context, "trained context", fontsize=9, color=GREY, ha="right", va="bottom")
+    for label, inv_freq in models.items():
+        waves = [2 * math.pi / f if f else math.inf for f in inv_freq]
+        by_pair(axis, waves, plain(label), (styled or styles(models))[label])
+    axis.set_yscale("log")
+    return finished(axis)
+
+
+def by_pair(axis: "Axes", values: Sequence[float], label: str, style: Style) -> None:
+    """One value per pair; with few pairs each is marked."""
+    marker = "o" if len(values) <= 32 else ""
+    axis.plot(range(len(values)), values, label=label, marker=marker, ms=3.5, **style)
+
+
+def kernel(spectrum: Spectrum, distances: "np.ndarray") -> "np.ndarray":
+    """g(D) = a^2 * mean over pairs of cos(D f)."""
+    import numpy as np
+
+    angles = np.outer(np.asarray(distances, dtype=float), np.array(spectrum.inv_freq))
+    means: np.ndarray = np.cos(angles).mean(axis=1)
+    return means * spectrum.attention_factor**2
+
+
+def smooth_kernel(
+    spectrum: Spectrum, limit: int, points: int = 400
+) -> tuple["np.ndarray", "np.ndarray"]:
+    """The kernel averaged over each distance's neighbours within 6 %, on a logarithmic grid.
+
+    Single distances swing by 0.2 from one to the next; the mean shows the trend. In closed form:
+    the mean of cos(D f) over [D - w, D + w] is cos(D f) sin(w f)/(w f).
+    """
+    import numpy as np
+
+    distances = np.geomspace(1, limit, points)
+    angles = np.outer(distances, np.array(spectrum.inv_freq))
+    means = (np.cos(angles) * np.sinc(0.06 * angles / np.pi)).mean(axis=1)
+    return distances, means * spectrum.attention_factor**2
+
+
+def first_negative(spectrum: Spectrum, limit: int) -> int | None:
+    """The first distance up to `limit` at which the kernel falls below zero."""
+    import numpy as np
+
+    for start in range(0, limit + 1, 4096):
+        distances = np.arange(start, min(start + 4096, limit + 1))
+        below = np.flatnonzero(kernel(spectrum, distances) < 0)
+        if below.size:
+            return int(distances[below[0]])
+    return None
+
+
+def plot(
+    rope: Rope, spectra: Mapping[str, Spectrum], target: int, path: Path | str, title: str = ""
+) -> None:
+    """Write the four panels as a PNG of 1600 x 1000 pixels."""
+    Path(path).write_bytes(png(draw(rope, spectra, target, title)))
+
+
+def draw(rope: Rope, spectra: Mapping[str, Spectrum], target: int, title: str = "") -> "Figure":
+    """The four panels, for the model as it is and for each named spectrum."""
+    from matplotlib.figure import Figure
+
+    everyone = {UNTOUCHED: rope.spectrum} | dict(spectra)
+    styled = styles(everyone)
+    figure = Figure(figsize=(16, 10), dpi=100)
+    figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.15)
+    panels = figure.subplots(2, 2).flat
+    heading = f"rotary dim {rope.dim}, theta {rope.theta:g}: {rope.context} to {target} tokens"
+    figure.suptitle(f"{letters(title)}   {heading}".strip(), fontsize=15, color=INK)
+    waves = {name: own.wavelengths for name, own in everyone.items()}
+    phases = {name: phase_ratio(rope, own, target) for name, own in everyone.items()}
+    slower = {name: compression(rope, own) for name, own in everyone.items()}
+    for axis, rows in zip(panels, (waves, phases, slower), strict=False):
+        for name, values in rows.items():
+            by_pair(axis, values, "", styled[name])
+    _wavelengths(panels[0], rope, target)
+    _phases(panels[1], phases)
+    panel(panels[2], "Local compression: how much slower each pair turns", "pair", "times slower")
+    _doubling(panels[2], slower, 1.0)
+    _kernels(panels[3], rope, everyone, styled, target)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=11, labelcolor="linecolor")
+    return figure
+
+
+def _wavelengths(axis: "Axes", rope: Rope, target: int) -> None:
+    panel(axis, "Wavelength of each pair", "pair", "tokens per full turn")
+    axis.set_yscale("log")
+    for tokens, what in ((rope.context, "trained context"), (target, "target")):
+        axis.axhline(tokens, color=INK, lw=0.8, ls=":")
+        axis.text(0, tokens * 1.08, f"{what} {tokens}", fontsize=10, color=INK, va="bottom")
+
+
+def _phases(axis: "Axes", ratios: Mapping[str, Sequence[float]]) -> None:
+    panel(axis, "Phase needed at the target / phase seen in training", "pair", "ratio")
+    high = _doubling(axis, ratios, 0.5)
+    axis.axhspan(1, high, color="#D55E00", alpha=0.08, lw=0)
+    axis.axhline(1, color=INK, lw=0.8, ls=":")
+    axis.text(0, high / 1.03, "phases never seen in training", fontsize=10, color=INK, va="top")
+
+
+def _doubling(axis: "Axes", rows: Mapping[str, Sequence[float]], least: float) -> float:
+    """A logarithmic axis whose ticks are the powers of two, as plain numbers; gives its upper end.
+
+    An unbounded ratio belongs to a pair that stood still in training: no place on this axis.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    finite = [value for row in rows.values() for value in row if 0 < value < math.inf]
+    high = max(2.0, *finite) * 1.15
+    axis.set_yscale("log", base=2)
+    axis.set_ylim(min(least, *finite) / 1.15, high)
+    axis.yaxis.set_major_locator(LogLocator(base=2))
+    axis.yaxis.set_minor_locator(NullLocator())
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    return high
+
+
+def _kernels(
+    axis: "Axes",
+    rope: Rope,
+    everyone: Mapping[str, Spectrum],
+    styled: Mapping[str, Style],
+    target: int,
+) -> None:
+    """The one panel whose lines carry the names for all four."""
+    from matplotlib.ticker import FuncFormatter
+
+    title = "Distance kernel a²·mean cos(Δ f), averaged over neighbouring distances"
+    panel(axis, title, "distance Δ in tokens (legend: the first single Δ with g < 0)", "g(Δ)")
+    axis.set_xscale("log", base=2)
+    for name, spectrum in everyone.items():
+        distances, values = smooth_kernel(spectrum, target)
+        below = first_negative(spectrum, target)
+        first = f"{name}: first < 0 at {below}" if below else f"{name}: nowhere < 0"
+        axis.plot(distances, values, label=first, **styled[name])
+    axis.set_xlim(1, target)
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
+    axis.axvspan(1, rope.context, color=FAINT, lw=0, zorder=0)
+    axis.axhline(0, color=INK, lw=0.8)
+    low, high = axis.get_ylim()
+    axis.set_ylim(low - 0.06 * (high - low), high)
+    axis.text(1.15, low, "trained window", fontsize=10, color=GREY, va="center")

@@ -1,0 +1,85 @@
+"""One table, and the two ways to write it: columns for a terminal, Markdown for cards and reports.
+
+Cells may come from a model, a corpus or a path: in Markdown they are shown literally, so that they
+bring neither HTML nor Markdown.
+"""
+
+import re
+import textwrap
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a header, and what they show in words."""
+
+    title: str
+    note: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns padded to their widest cell, numbers to the right, words to the left; a header of
+    nothing is left out."""
+    body = [list(map(str, row)) for row in rows]
+    shown = [list(header), *body] if header else body
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    numeric = [
+        all(cell[:1].isdigit() or cell in ("", "-", "inf") for cell in column) and bool(body)
+        for column in zip(*body, strict=True)
+    ] or [False] * len(widths)
+
+    def line(row: Sequence[str]) -> str:
+        cells = [
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, numeric, strict=True)
+        ]
+        return "  ".join(cells).rstrip()
+
+    top = [line(header), line(["-" * width for width in widths])] if header else []
+    return "\n".join([*top, *map(line, body)])
+
+
+def as_text(tables: Iterable[Table], lines: Sequence[str] = ()) -> str:
+    """Write tables for a terminal, then `lines`."""
+    parts = []
+    for own in tables:
+        note = textwrap.wrap(own.note, 96, initial_indent="  ", subsequent_indent="  ")
+        parts.append("\n".join([own.title, *note, columns(own.header, own.rows)]))
+    return "\n\n".join([*parts, *(["\n".join(lines)] if lines else [])])
+
+
+def as_markdown(tables: Iterable[Table]) -> str:
+    """Write tables as the sections of a report."""
+    parts = [f"## {escape(own.title)}\n\n{escape(own.note)}\n\n{grid(own)}" for own in tables]
+    return "\n\n".join(parts)
+
+
+def grid(table: Table) -> str:
+    """Write a table's header and rows in Markdown, without its title."""
+    lines = ["| " + " | ".join(map(_literal, row)) + " |" for row in (table.header, *table.rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(table.header), *lines[1:]])
+
+
+def escape(text: str) -> str:
+    """Write text so that Markdown shows it literally, on one line, also where a line begins."""
+    return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", _literal(text))
+
+
+def _literal(text: str) -> str:
+    """The text inside a line or a table, where a leading mark begins no list and no heading."""
+    text = " ".join(visible(text).split())
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = re.sub(r"([\\`*_\[\]|~$#!{}])", r"\\\1", text)
+    # An address would become a link by itself.
+    return text.replace("://", "&#58;//").replace("www.", "www&#46;").replace("@", "&#64;")
+
+
+def visible(text: str) -> str:
+    """Drop control characters, and marks that change the direction or hide text."""
+    return "".join(
+        c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Co")
+    )
