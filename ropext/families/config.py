@@ -39,8 +39,8 @@ class Dict:
         return f"{self.where}.{named(key)}" if self.where else named(key)
 
     def _wrong(self, key: str, wanted: str) -> InputError:
-        found = shown(self.values[key])
-        return InputError(f"config.json: {self.name(key)} must be {wanted}, was {found}")
+        value = shown(self.values[key])
+        return InputError(f"config.json: {self.name(key)} must be {wanted}, was {value}")
 
     def at(self, path: str) -> "tuple[Dict, str]":
         """The object that a dotted path leads to (empty where it is missing), and its key."""
@@ -52,6 +52,13 @@ class Dict:
 
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None
+
+    def _typed(self, key: str, kind: type, wanted: str) -> Any:
+        """A value of this type, or None where it is absent."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, kind):
+            raise self._wrong(key, wanted)
+        return value
 
     def integer(self, key: str, low: int = 1, high: int = LARGEST) -> int | None:
         value = self.values.get(key)
@@ -66,13 +73,12 @@ class Dict:
     def number(
         self,
         key: str,
-        low: float = 0.0,
         *,
         zero: bool = False,
         smallest: float = SMALLEST,
         most: float = MOST,
     ) -> float | None:
-        """A number above `low` by `smallest` (or equal to it with `zero`), and below `most`."""
+        """A number above 0, of `smallest` at least and below `most`; with `zero` also 0."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -81,47 +87,38 @@ class Dict:
         # An integer of hundreds of digits does not fit a float (so no isfinite before the bound);
         # 1e300 does, and breaks powers. NaN fails every comparison.
         good = -most < value < most and float(value) < most  # 10**30 < 1e30 rounds up to it
-        good = good and (value >= low + smallest or (zero and value == low))
+        good = good and (value >= smallest or (zero and value == 0))
         if not good:
             since = "from" if zero else "above"
-            raise self._wrong(key, f"a number {since} {low:g} and below {most:g}")
+            raise self._wrong(key, f"a number {since} 0 and below {most:g}")
         return float(value)
 
     def text(self, key: str) -> str | None:
-        value = self.values.get(key)
-        if value is not None and not isinstance(value, str):
-            raise self._wrong(key, "a string")
-        return value
+        text: str | None = self._typed(key, str, "a string")
+        return text
 
     def flag(self, key: str) -> bool | None:
-        value = self.values.get(key)
-        if value is not None and not isinstance(value, bool):
-            raise self._wrong(key, "true or false")
-        return value
+        flag: bool | None = self._typed(key, bool, "true or false")
+        return flag
 
     def object(self, key: str) -> "Dict | None":
-        value = self.values.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            raise self._wrong(key, "an object")
-        return Dict(value, self.name(key))
+        value = self._typed(key, dict, "an object")
+        return None if value is None else Dict(value, self.name(key))
 
     def _list(self, key: str, of: str) -> list[Any] | None:
-        value = self.values.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, list) or len(value) > LONGEST_LIST:
-            raise self._wrong(key, f"a list of at most {LONGEST_LIST} {of}")
-        return value
+        wanted = f"a list of at most {LONGEST_LIST} {of}"
+        values: list[Any] | None = self._typed(key, list, wanted)
+        if values is not None and len(values) > LONGEST_LIST:
+            raise self._wrong(key, wanted)
+        return values
 
     def numbers(self, key: str, *, zero: bool = False, most: float = MOST) -> list[float] | None:
         """A list of numbers; transformers' {"__float__": "Infinity"} counts as one."""
-        found = self._list(key, "numbers")
-        if found is None:
+        values = self._list(key, "numbers")
+        if values is None:
             return None
         out = []
-        for i, value in enumerate(found):
+        for i, value in enumerate(values):
             if isinstance(value, dict) and value.get("__float__") == "Infinity":
                 value = math.inf
             if value == math.inf and not isinstance(value, bool):
@@ -135,10 +132,10 @@ class Dict:
         return out
 
     def strings(self, key: str) -> list[str] | None:
-        found = self._list(key, "strings")
-        if found is not None and not all(isinstance(v, str) for v in found):
+        values = self._list(key, "strings")
+        if values is not None and not all(isinstance(v, str) for v in values):
             raise self._wrong(key, "a list of strings")
-        return found
+        return values
 
 
 # What it would take to extend a type that is not rotary, or whose rotation no config reaches.
@@ -201,14 +198,14 @@ def census() -> dict[str, Known]:
 
 def defaults_of(text_type: str) -> dict[str, Any]:
     """What absent keys mean for a rotary type."""
-    found: dict[str, Any] = _load("defaults.json")["types"].get(text_type, {})
-    return found
+    keys: dict[str, Any] = _load("defaults.json")["types"].get(text_type, {})
+    return keys
 
 
 def added_by(model_type: str) -> dict[str, Any]:
     """The keys that a composite type adds to a text config that leaves them out."""
-    found: dict[str, Any] = _load("defaults.json")["composites"].get(model_type, {})
-    return found
+    keys: dict[str, Any] = _load("defaults.json")["composites"].get(model_type, {})
+    return keys
 
 
 def locate(config: dict[str, Any]) -> tuple[str, str, tuple[str, ...]]:

@@ -7,8 +7,7 @@ length before the scaling in some releases (Vicuna-16k) and after it in others (
 from dataclasses import dataclass
 
 from ropext.errors import InputError
-from ropext.families.config import Dict
-from ropext.families.table import Family
+from ropext.families.geometry import TextConfig
 from ropext.forms import Params
 
 NAMED = ("yarn", "longrope", "llama3")  # types whose dict says the original length
@@ -28,8 +27,8 @@ LENGTH_KEYS = (
 
 
 @dataclass(frozen=True)
-class Told:
-    """What the user says where a config misstates its lengths, or does not say them."""
+class AsStated:
+    """Lengths as the user states them, where a config misstates or lacks them."""
 
     context: int | None = None
     original: int | None = None
@@ -37,7 +36,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Lengths:
-    """One embedding's two lengths; a sentence that asks for each of them that nothing says."""
+    """One embedding's two lengths, and a sentence that asks for each that nothing says."""
 
     now: int
     original: int
@@ -47,29 +46,29 @@ class Lengths:
 
 
 def lengths(
-    text: Dict, row: Family, params: Params, stated: int, original: int, told: Told
+    text: TextConfig, params: Params, stated: int, original: int, user: AsStated
 ) -> Lengths:
     """What holds for a rope dict; `stated` is max_position_embeddings, `original` what it names."""
     kind, factor = params["rope_type"], params.get("factor") or 1.0
     if kind in STRETCHED and factor != 1:
-        return _stretched(text, row, params, stated, told)
+        return _stretched(text, params, stated, user)
     if kind == "dynamic" and params.get("alpha"):
-        return _alpha(stated, told)
+        return _alpha(stated, user)
     if kind in NAMED:
-        found = _named(kind, factor, stated, original, told)
+        read = _named(kind, factor, stated, original, user)
     else:
-        found = _plain(kind, stated, told)
-    if told.original not in (None, found.original):
+        read = _plain(kind, stated, user)
+    if user.original not in (None, read.original):
         raise InputError(
-            f"--original-context {told.original}: config.json says itself that the original context"
-            f" is {found.original}; the flag is for configs that do not (linear scaling), --context"
+            f"--original-context {user.original}: config.json says itself that the original context"
+            f" is {read.original}; the flag is for configs that do not (linear scaling), --context"
             " for a trained length that is misstated"
         )
-    return found
+    return read
 
 
-def _plain(kind: str, stated: int, told: Told) -> Lengths:
-    now = told.context or stated
+def _plain(kind: str, stated: int, user: AsStated) -> Lengths:
+    now = user.context or stated
     if kind != "dynamic":
         return Lengths(now, now)
     if now > stated:
@@ -84,13 +83,13 @@ def _plain(kind: str, stated: int, told: Told) -> Lengths:
     return Lengths(now, now, note)
 
 
-def _named(kind: str, factor: float, stated: int, original: int, told: Told) -> Lengths:
+def _named(kind: str, factor: float, stated: int, original: int, user: AsStated) -> Lengths:
     extended = round(original * factor)
     # Llama 3.1 itself says 8 * 8192 beside 131072; Qwen3's card has a yarn of 4 * 32768 put beside
     # 40960.
     beyond = stated == original if kind != "yarn" else stated < extended
-    if told.context is not None or not beyond or factor <= 1:
-        return Lengths(told.context or stated, original)
+    if user.context is not None or not beyond or factor <= 1:
+        return Lengths(user.context or stated, original)
     note = (
         f"max_position_embeddings is {stated}; with its {kind} factor {factor:g} of {original} the"
         f" model reads {extended} tokens"
@@ -98,34 +97,34 @@ def _named(kind: str, factor: float, stated: int, original: int, told: Told) -> 
     return Lengths(extended, original, note)
 
 
-def _stretched(text: Dict, row: Family, params: Params, stated: int, told: Told) -> Lengths:
-    factor = params["factor"]
+def _stretched(text: TextConfig, params: Params, stated: int, user: AsStated) -> Lengths:
+    factor, trained = params["factor"], text.row.original
     after, before = round(stated * factor), max(1, round(stated / factor))
     named = params.get("original_max_position_embeddings")
-    named = told.original or named or text.integer("original_max_position_embeddings")
-    if named is None and row.original and stated >= row.original:
-        named = row.original
+    named = user.original or named or text.integer("original_max_position_embeddings")
+    if named is None and trained and stated >= trained:
+        named = trained
     others = [text.values.get(key) for key in LENGTH_KEYS[1:]]
-    if named is None and (after in others or told.context == after):
+    if named is None and (after in others or user.context == after):
         named = stated
-    if named is None and told.context == stated:
+    if named is None and user.context == stated:
         named = before
     if named is not None:
-        return Lengths(told.context or (after if named == stated else stated), named)
+        return Lengths(user.context or (after if named == stated else stated), named)
     asks = (
         f"config.json: {params['rope_type']} scaling by {factor:g} leaves open whether"
         f" max_position_embeddings {stated} is the length after it (--original-context {before}) or"
         f" before it (--original-context {stated}); say which (--context {stated} or --context"
         f" {after} says the same)"
     )
-    return Lengths(told.context or stated, before, asks, asks, asks)
+    return Lengths(user.context or stated, before, asks, asks, asks)
 
 
-def _alpha(stated: int, told: Told) -> Lengths:
-    now = told.context or stated
+def _alpha(stated: int, user: AsStated) -> Lengths:
+    now = user.context or stated
     note = "HunYuan's alpha is a fixed change of theta and is read as one"
     asks = (
         "config.json: alpha changes theta for good, and nothing says for which length the model was"
         " trained before that; --from-original needs --original-context N"
     )
-    return Lengths(now, told.original or now, note, "", "" if told.original else asks)
+    return Lengths(now, user.original or now, note, "", "" if user.original else asks)

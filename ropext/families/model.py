@@ -67,7 +67,7 @@ class Model:
 
     @property
     def kv_bytes_per_token(self) -> int | None:
-        """At 2 bytes per value, while the sequence is inside the window."""
+        """The cache of one token at 2 bytes per value, while the sequence is inside the window."""
         return self.kv_bytes(1)
 
 
@@ -80,7 +80,7 @@ class Edit:
     after: Any  # ABSENT where the key is removed
 
     def to_json(self) -> dict[str, Any]:
-        """Without `before` where the key is new, and without `after` where it is removed."""
+        """Leave `before` out where the key is new, and `after` where it is removed."""
         sides = {"before": self.before, "after": self.after}
         kept = {side: value for side, value in sides.items() if value is not ABSENT}
         return {"key": ".".join(self.path)} | kept
@@ -101,10 +101,8 @@ class Problem:
     """Something wrong in a config that was written by somebody else."""
 
     key: str
-    found: Any
-    wanted: Any
     sentence: str
-    fixable: bool  # by writing the spellings anew from what stock transformers reads
+    fixable: bool = True  # by writing the spellings anew from what stock transformers reads
     disputed: bool = False  # two spellings disagree, and the config alone cannot say which is right
 
 

@@ -2,18 +2,19 @@
 
 The order of precedence is transformers 5's: legacy `rope_scaling` before `rope_parameters`, a key
 inside the dict before the same at top level, then the class default. Spellings that disagree are
-told, not resolved.
+reported, not resolved.
 """
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from ropext import forms
 from ropext.errors import InputError
 from ropext.families.config import MOST, SMALLEST, Dict, named, shown
+from ropext.families.geometry import TextConfig
 from ropext.families.table import LOGIT_SCALES, Family, Label
 from ropext.forms import Params
 
@@ -127,17 +128,9 @@ def dict_conflicts(a: Params, b: Params, names: tuple[str, str]) -> Iterator[Con
             yield Conflict((f"{names[0]}.{key}", f"{names[1]}.{key}"), (x, y))
 
 
-def scalar_conflicts(
-    text: Dict, aliases: tuple[str, ...], found: list[tuple[str, float]]
-) -> Iterator[Conflict]:
+def scalar_conflicts(places: list[tuple[str, float]]) -> Iterator[Conflict]:
     """Where theta or the partial factor stands at several places with different values."""
-    everything = list(found)
-    for path in aliases:
-        holder, key = text.at(path)
-        value = holder.number(key, most=forms.LARGEST_THETA)
-        if value is not None:
-            everything.append((holder.name(key), value))
-    for (a, x), (b, y) in itertools.pairwise(everything):
+    for (a, x), (b, y) in itertools.pairwise(places):
         if not agree(x, y):
             yield Conflict((a, b), (x, y))
 
@@ -151,11 +144,11 @@ def follows_from_lengths(longrope: Params) -> bool:
     return agree(wanted, forms.longrope_attention(factor, original))
 
 
-def _three_keys(short: Params, whole: Params, text: Dict, defaults: Mapping[str, Any]) -> Params:
+def _three_keys(text: TextConfig, short: Params, whole: Params) -> Params:
     """Phi-3's legacy dict of three keys, with what stock derives for those that `whole` has."""
     original = text.integer("original_max_position_embeddings")
-    original = original or defaults.get("original_max_position_embeddings")
-    stated = text.integer("max_position_embeddings") or defaults["max_position_embeddings"]
+    original = original or text.defaults.get("original_max_position_embeddings")
+    stated = text.integer("max_position_embeddings") or text.defaults["max_position_embeddings"]
     if not original or original < 2 or short["rope_type"] != "longrope":
         return short
     factor = stated / original
@@ -167,54 +160,48 @@ def _three_keys(short: Params, whole: Params, text: Dict, defaults: Mapping[str,
     return {key: value for key, value in derived.items() if key in whole} | short
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a text config says about its rotary embeddings."""
-
-    params: dict[str, Params | None]  # per label; None = these layers do not rotate
-    conflicts: tuple[Conflict, ...]
-
-
-def _top_level(text: Dict, paths: tuple[str, ...]) -> float | None:
-    for path in paths:
-        holder, key = text.at(path)
-        value = holder.number(key, most=forms.LARGEST_THETA)
-        if value is not None:
-            return value
-    return None
+def _beside(text: TextConfig, paths: tuple[str, ...]) -> list[tuple[str, float]]:
+    """The places outside the rope dicts that state a number, each with its value."""
+    holders = [text.at(path) for path in paths]
+    values = [(d.name(key), d.number(key, most=forms.LARGEST_THETA)) for d, key in holders]
+    return [(place, value) for place, value in values if value is not None]
 
 
-def _completed(params: Params, theta: float | None, partial: float | None) -> Params:
-    out = dict(params)
-    if "rope_theta" not in out and theta is not None:
-        out["rope_theta"] = theta
-    if "partial_rotary_factor" not in out and partial is not None:
-        out["partial_rotary_factor"] = partial
-    return out
+def _given(text: TextConfig, *sources: Dict | None) -> list[tuple[str, Params]]:
+    """The rope dicts that say something, each under its name."""
+    return [(s.where, normalised(s, text.row)) for s in sources if s is not None and s.values]
 
 
-def read_flat(text: Dict, family: Family, defaults: Mapping[str, Any]) -> Found:
-    """The one dict of a flat family, complete."""
+def _completed(params: Params, **defaults: float | None) -> Params:
+    absent = {k: v for k, v in defaults.items() if v is not None and k not in params}
+    return params | absent
+
+
+def read_flat(text: TextConfig) -> tuple[dict[str, Params | None], list[Conflict]]:
+    """The one dict of a flat family, complete, and where its spellings disagree."""
+    row, defaults = text.row, text.defaults
     sources = [text.object("rope_scaling"), text.object("rope_parameters")]
-    given = [(s.where, normalised(s, family)) for s in sources if s is not None and s.values]
+    given = _given(text, *sources)
     _refuse_nested([s for s in sources if s is not None])
     conflicts: list[Conflict] = []
     if len(given) == 2:
         (winner, first), (other, second) = given
-        if family.legacy == "three keys":
-            first = _three_keys(first, second, text, defaults)
+        if row.legacy == "three keys":
+            first = _three_keys(text, first, second)
         conflicts += dict_conflicts(first, second, (winner, other))
-    for key, aliases in (("rope_theta", family.theta), ("partial_rotary_factor", family.partial)):
-        values = [(f"{where}.{key}", params[key]) for where, params in given if key in params]
-        conflicts += scalar_conflicts(text, aliases, values)
-    current = dict(given[0][1] if given else defaults.get("rope", {"rope_type": "default"}))
-    theta, partial = _top_level(text, family.theta), _top_level(text, family.partial)
-    fallback = defaults.get("partial") if family.partial else None
-    current = _completed(current, theta, partial)
-    current = _completed(current, defaults.get("theta", 10000.0), fallback)
+    current = given[0][1] if given else defaults.get("rope", {"rope_type": "default"})
+    for key, paths in (("rope_theta", row.theta), ("partial_rotary_factor", row.partial)):
+        inside = [(f"{where}.{key}", params[key]) for where, params in given if key in params]
+        beside = _beside(text, paths)
+        conflicts += scalar_conflicts(inside + beside)
+        if beside:
+            current = _completed(current, **{key: beside[0][1]})
+    partial = defaults.get("partial") if row.partial else None
+    theta = defaults.get("theta", 10000.0)
+    current = _completed(current, rope_theta=theta, partial_rotary_factor=partial)
     if len(given) == 2 and not conflicts:
         conflicts += _lost(given, current)
-    return Found({"": current}, tuple(conflicts))
+    return {"": current}, conflicts
 
 
 def _lost(given: list[tuple[str, Params]], current: Params) -> Iterator[Conflict]:
@@ -236,37 +223,31 @@ def _refuse_nested(sources: list[Dict]) -> None:
             )
 
 
-def _label_source(nested: Dict | None, label: Label) -> tuple[bool, Dict | None]:
-    """Whether a label stands in the nested dict, and its own dict (None = null: no rotation)."""
-    if nested is None or label.name not in nested.values:
-        return False, None
-    return True, nested.object(label.name)
-
-
-def read_nested(text: Dict, family: Family, defaults: Mapping[str, Any]) -> Found:
-    """One dict per layer type, complete."""
+def read_nested(text: TextConfig) -> tuple[dict[str, Params | None], list[Conflict]]:
+    """One dict per layer type, complete (None = these layers do not rotate), and conflicts."""
+    row = text.row
     legacy, modern = text.object("rope_scaling"), text.object("rope_parameters")
-    names = [label.name for label in family.labels]
+    names = [label.name for label in row.labels]
     if modern is not None and modern.values and not any(n in modern.values for n in names):
         raise InputError(
             f"config.json: {modern.where} is flat, but this model type has one rotary embedding per"
             f" layer type and wants the keys {', '.join(names)} in it"
         )
-    if legacy is not None and legacy.values and not family.flat_into:
+    if legacy is not None and legacy.values and not row.flat_into:
         raise InputError(
             f"config.json: {legacy.where} is flat, but this model type keeps one dict per layer"
             f" type ({', '.join(names)}) in rope_parameters; move it there and remove it here"
         )
     params: dict[str, Params | None] = {}
     conflicts: list[Conflict] = []
-    for label in family.labels:
-        flat = legacy if label.name in family.flat_into else None
-        current, clashes = _read_label(text, family, label, modern, flat, defaults)
-        if current and flat and family.flat_attention and current["rope_type"] == "yarn":
-            current.setdefault("attention_factor", family.flat_attention)
+    for label in row.labels:
+        flat = legacy if label.name in row.flat_into else None
+        current, clashes = _read_label(text, label, modern, flat)
+        if current and flat and row.flat_attention and current["rope_type"] == "yarn":
+            current.setdefault("attention_factor", row.flat_attention)
         conflicts += clashes
         params[label.name] = current
-    return Found(params, tuple(conflicts))
+    return params, conflicts
 
 
 def _refuse_unread_type(flat: Dict) -> None:
@@ -281,39 +262,30 @@ def _refuse_unread_type(flat: Dict) -> None:
 
 
 def _read_label(
-    text: Dict,
-    family: Family,
-    label: Label,
-    modern: Dict | None,
-    flat: Dict | None,
-    defaults: Mapping[str, Any],
+    text: TextConfig, label: Label, modern: Dict | None, flat: Dict | None
 ) -> tuple[Params | None, list[Conflict]]:
-    class_default: Mapping[str, Any] | None = defaults.get("rope", {}).get(label.name)
-    there, own = _label_source(modern, label)
-    if there and own is None and family.legacy == "absent":
+    class_default: Params = text.defaults.get("rope", {}).get(label.name) or {}
+    inner = modern.object(label.name) if modern else None
+    null = modern is not None and label.name in modern.values and inner is None
+    if null and text.row.legacy == "absent":
         return None, []  # no rotation; the older families take null for the class default
-    given = [(s.where, normalised(s, family)) for s in (flat, own) if s is not None and s.values]
+    given = _given(text, flat, inner)
     if not given and not class_default:
         return None, []
-    if flat is not None and not (own is not None and own.values):
+    if flat is not None and not (inner is not None and inner.values):
         _refuse_unread_type(flat)
     conflicts: list[Conflict] = []
     if len(given) == 2:
         conflicts += dict_conflicts(given[0][1], given[1][1], (given[0][0], given[1][0]))
-    aliases = (label.theta,) if label.theta else ()
-    values = [(f"{where}.rope_theta", p["rope_theta"]) for where, p in given if "rope_theta" in p]
-    conflicts += scalar_conflicts(text, aliases, values)
-    theta = _top_level(text, aliases)
-    current: Params = {}
-    for _, p in reversed(given):
-        current |= p
+    inside = [(f"{where}.rope_theta", p["rope_theta"]) for where, p in given if "rope_theta" in p]
+    beside = _beside(text, (label.theta,) if label.theta else ())
+    conflicts += scalar_conflicts(inside + beside)
+    theta = {"rope_theta": beside[0][1]} if beside else {}
     if not given:
-        current = dict(class_default or {})
-        if theta is not None:
-            current["rope_theta"] = theta
-    current = _completed(current, theta, None)
-    if class_default:
-        current = _completed(
-            current, class_default.get("rope_theta"), class_default.get("partial_rotary_factor")
-        )
-    return current, conflicts
+        return class_default | theta, conflicts
+    current: Params = {}
+    for _, params in reversed(given):
+        current |= params
+    keys = ("rope_theta", "partial_rotary_factor")
+    defaults = {key: class_default.get(key) for key in keys} | theta
+    return _completed(current, **defaults), conflicts

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ropext.errors import InputError, RopextError, UsageError
-from ropext.families.config import defaults_of, named, text_part
-from ropext.families.geometry import names_of
+from ropext.families.config import named, text_part
+from ropext.families.geometry import TextConfig
 from ropext.families.lengths import LENGTH_KEYS, NAMED
-from ropext.families.model import ABSENT, Model, Problem
-from ropext.families.params import FORM_KEYS, LENGTHS, Conflict
+from ropext.families.model import Model, Problem
+from ropext.families.params import FORM_KEYS, LENGTHS
 from ropext.families.reading import interpret
-from ropext.families.table import Family, family
+from ropext.families.table import family
 from ropext.families.writing import write
 from ropext.forms import Params
 
@@ -64,9 +64,9 @@ def trusting(config: dict[str, Any], spelling: str | None) -> dict[str, Any]:
         text.pop("rope_scaling", None)
         return out
     for label in family(model.text_type).labels:  # of flat dicts, stock reads rope_scaling first
-        own = (text.get("rope_parameters") or {}).get(label.name)
-        if isinstance(own, dict) and label.theta and text.get(label.theta) is not None:
-            own.pop("rope_theta", None)
+        inner = (text.get("rope_parameters") or {}).get(label.name)
+        if isinstance(inner, dict) and label.theta and text.get(label.theta) is not None:
+            inner.pop("rope_theta", None)
     return out
 
 
@@ -75,146 +75,107 @@ def check_spellings(config: dict[str, Any]) -> list[Problem]:
     try:
         model, conflicts = interpret(config)
     except RopextError as error:
-        return [Problem("", ABSENT, ABSENT, str(error), False)]
-    row, defaults = family(model.text_type), defaults_of(model.text_type)
-    text = text_part(config, model.path)
-    problems = [_conflict(conflict) for conflict in conflicts]
-    problems += _misplaced(config, model)
-    problems += _lost_legacy(text, model, row)
-    problems += _dict_types(text, row)
-    problems += _originals(text, model)
-    problems += _nulls(text, model, row, defaults)
-    problems += _lengths(config, text, model, defaults)
-    return problems
-
-
-def _conflict(conflict: Conflict) -> Problem:
-    return Problem(
-        conflict.keys[0],
-        conflict.values[0],
-        conflict.values[1],
-        conflict.sentence(),
-        True,
-        disputed=True,
-    )
+        return [Problem("", str(error), fixable=False)]
+    text = TextConfig(text_part(config, model.path), model.text_type)
+    return [
+        *(Problem(clash.keys[0], clash.sentence(), disputed=True) for clash in conflicts),
+        *_misplaced(config, model),
+        *_lost_legacy(text, model),
+        *_dict_types(text),
+        *_originals(text, model),
+        *_nulls(text, model),
+        *_lengths(config, text, model),
+    ]
 
 
 def _misplaced(config: Mapping[str, Any], model: Model) -> Iterator[Problem]:
     """Rope keys beside a text part are read by nobody."""
-    if not model.path:
-        return
     where = ".".join(model.path)
-    for key in ROPE_KEYS:
+    for key in ROPE_KEYS if where else ():
         if config.get(key) is not None:
-            yield Problem(
-                key,
-                config[key],
-                ABSENT,
-                f"{key} at top level of a {model.model_type} config is ignored; it belongs in"
-                f" {where}",
-                False,
-            )
+            said = f"{key} at top level of a {model.model_type} config is ignored"
+            yield Problem(key, f"{said}; it belongs in {where}", fixable=False)
 
 
-def _lost_legacy(text: Mapping[str, Any], model: Model, row: Family) -> Iterator[Problem]:
+def _lost_legacy(text: TextConfig, model: Model) -> Iterator[Problem]:
     """A transformers 5 save drops what transformers 4, MLX-LM, TGI and others read."""
-    if text.get("rope_parameters") is None or row.legacy == "absent":
+    row = text.row
+    if not text.has("rope_parameters") or row.legacy == "absent":
         return
     site = model.scaled_sites[0]
-    theta = site.params["rope_theta"]
     label = next((x for x in row.labels if x.name == site.label), None)
     name = (label.theta if label else row.theta[0]) or "rope_theta"
-    if text.get(name) is None:
+    if not text.has(name):
         yield Problem(
             name,
-            text.get(name, ABSENT),
-            theta,
             f"{name} stands in rope_parameters alone (a transformers 5 save drops it): transformers"
             " 4, MLX-LM and others then run with their default theta",
-            True,
         )
     kind = site.params["rope_type"]
-    if kind != "default" and not text.get("rope_scaling") and row.legacy != "theta":
+    if kind != "default" and not text.values.get("rope_scaling") and row.legacy != "theta":
         yield Problem(
             "rope_scaling",
-            text.get("rope_scaling", ABSENT),
-            kind,
             f"the {kind} scaling stands in rope_parameters alone: transformers 4, MLX-LM and others"
             " then run without it",
-            True,
         )
 
 
-def _dicts(text: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _dicts(text: TextConfig) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Every rope dict, nested ones one by one."""
     for key in ("rope_scaling", "rope_parameters"):
-        found = text.get(key)
-        if isinstance(found, dict):
-            yield key, found
-            for label, inner in found.items():
+        rope = text.values.get(key)
+        if isinstance(rope, dict):
+            yield key, rope
+            for label, inner in rope.items():
                 if isinstance(inner, dict):
                     yield f"{key}.{named(label)}", inner
 
 
-def _dict_types(text: Mapping[str, Any], row: Family) -> Iterator[Problem]:
+def _dict_types(text: TextConfig) -> Iterator[Problem]:
     for where, rope in _dicts(text):
         for key, value in rope.items():
             number = isinstance(value, int | float) and not isinstance(value, bool)
             number = number and -1e30 < value < 1e30  # a dict that is not read may hold anything
-            wanted: float
             if key in LENGTHS and number and isinstance(value, float):
-                wanted, sentence = int(value), "must be a whole number"
+                rule = "must be a whole number"
             elif key in FORM_KEYS and key not in LENGTHS and number and isinstance(value, int):
-                wanted, sentence = float(value), "should be a float: vLLM refuses an integer"
+                rule = "should be a float: vLLM refuses an integer"
             else:
                 continue
             name = f"{where}.{key}"
-            yield Problem(name, value, wanted, f"{name} is {value} and {sentence}", True)
+            yield Problem(name, f"{name} is {value} and {rule}")
         if where == "rope_scaling" and "type" in rope and "rope_type" in rope:
             yield Problem(
                 where,
-                rope["type"],
-                rope["rope_type"],
                 "rope_scaling has both type and rope_type, which ExLlamaV2 and transformers up to"
                 " 4.42 refuse",
-                True,
             )
-        if where == "rope_scaling" and row.legacy == "rope_type" and "rope_type" not in rope:
+        if where == "rope_scaling" and text.row.legacy == "rope_type" and "rope_type" not in rope:
             yield Problem(
                 where,
-                rope.get("type"),
-                rope.get("type"),
                 "rope_scaling says type, but transformers 4.57 wants rope_type in this family",
-                True,
             )
 
 
-def _originals(text: Mapping[str, Any], model: Model) -> Iterator[Problem]:
+def _originals(text: TextConfig, model: Model) -> Iterator[Problem]:
     """The original length: in the dict, at top level for longrope, and in step with the factor."""
+    key = "original_max_position_embeddings"
     for site in model.scaled_sites:
         kind = site.params["rope_type"]
         if kind not in NAMED:
             continue
-        original = site.params["original_max_position_embeddings"]
-        top = "original_max_position_embeddings" in text
-        named = any("original_max_position_embeddings" in rope for _, rope in _dicts(text))
-        if not named and not top:
+        original = site.params[key]
+        top = key in text.values
+        if not top and not any(key in rope for _, rope in _dicts(text)):
             yield Problem(
-                "original_max_position_embeddings",
-                ABSENT,
-                original,
-                f"the {kind} dict lacks original_max_position_embeddings: transformers takes"
-                f" max_position_embeddings ({original}) for it, llama.cpp and MLX-LM do not",
-                True,
+                key,
+                f"the {kind} dict lacks {key}: transformers takes max_position_embeddings"
+                f" ({original}) for it, llama.cpp and MLX-LM do not",
             )
         elif kind == "longrope" and not top:
             yield Problem(
-                "original_max_position_embeddings",
-                ABSENT,
-                original,
-                "longrope without original_max_position_embeddings at top level is read otherwise"
-                " by transformers 4 and TGI",
-                True,
+                key,
+                f"longrope without {key} at top level is read otherwise by transformers 4 and TGI",
             )
         yield from _factor(model, kind, site.params.get("factor"), original)
 
@@ -223,64 +184,48 @@ def _factor(model: Model, kind: str, factor: Any, original: int) -> Iterator[Pro
     if kind == "llama3" or not factor:
         return  # Llama 3.1 itself says 8 * 8192 beside 131072
     extended = round(original * factor)
-    if extended == model.stated_context:
-        return
-    yield Problem(
-        "max_position_embeddings",
-        model.stated_context,
-        extended,
-        f"max_position_embeddings is {model.stated_context}, but {kind} with factor {factor:g} of"
-        f" {original} reads {extended} tokens; transformers 4.51 to 4.55 and vLLM go by the former",
-        model.context == extended,
-    )
+    if extended != model.stated_context:
+        yield Problem(
+            "max_position_embeddings",
+            f"max_position_embeddings is {model.stated_context}, but {kind} with factor {factor:g}"
+            f" of {original} reads {extended} tokens; transformers 4.51 to 4.55 and vLLM go by the"
+            " former",
+            fixable=model.context == extended,
+        )
 
 
-def _nulls(
-    text: Mapping[str, Any], model: Model, row: Family, defaults: Mapping[str, Any]
-) -> Iterator[Problem]:
-    if row.legacy == "absent" and "rope_scaling" in text:
+def _nulls(text: TextConfig, model: Model) -> Iterator[Problem]:
+    if text.row.legacy == "absent" and "rope_scaling" in text.values:
         yield Problem(
             "rope_scaling",
-            text["rope_scaling"],
-            ABSENT,
             "rope_scaling must be absent in this family: even null empties rope_parameters when"
             " transformers 5 reads it",
-            True,
         )
-    name = names_of("head_dim", defaults)[0]
-    stays = defaults.get("head_dim_may_stay_null") and text.get(name) is None
+    name = text.names_of("head_dim")[0]
+    stays = text.defaults.get("head_dim_may_stay_null") and not text.has(name)
     if stays and any(s.params["rope_type"] in NEED_HEAD_DIM for s in model.sites):
         yield Problem(
-            name,
-            text.get(name, ABSENT),
-            model.head_dim,
-            f"{name} is not given, with which transformers 5 fails to build this scaling",
-            True,
+            name, f"{name} is not given, with which transformers 5 fails to build this scaling"
         )
 
 
 def _short_lengths(holder: Mapping[str, Any], context: int) -> list[tuple[str, int]]:
     """Length keys that would cap a loader below the context."""
-    found = [(key, holder.get(key)) for key in LENGTH_KEYS]
-    return [(k, v) for k, v in found if type(v) is int and v < context]
+    lengths = [(key, holder.get(key)) for key in LENGTH_KEYS]
+    return [(k, v) for k, v in lengths if type(v) is int and v < context]
 
 
-def _lengths(
-    config: Mapping[str, Any], text: Mapping[str, Any], model: Model, defaults: Mapping[str, Any]
-) -> Iterator[Problem]:
-    own = names_of("max_position_embeddings", defaults)
-    holders = (
-        [("", config)] if text is config else [("", config), (".".join(model.path) + ".", text)]
-    )
-    for prefix, holder in holders:
-        for key, value in _short_lengths(holder, model.stated_context):
-            if holder is text and key in own:
+def _lengths(config: Mapping[str, Any], text: TextConfig, model: Model) -> Iterator[Problem]:
+    stated = model.stated_context
+    for prefix, holder in {
+        "": config,
+        "".join(f"{key}." for key in model.path): text.values,
+    }.items():
+        for key, value in _short_lengths(holder, stated):
+            if holder is text.values and key in text.names_of("max_position_embeddings"):
                 continue
             yield Problem(
                 prefix + key,
-                value,
-                model.stated_context,
                 f"{prefix}{key} of {value} caps loaders that take the smallest length (vLLM) below"
-                f" {model.stated_context}",
-                True,
+                f" {stated}",
             )

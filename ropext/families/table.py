@@ -30,6 +30,10 @@ class Label:
     def sizes_rotation(self) -> bool:
         return self.head_dim.endswith("rope_head_dim")
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return self.layer_types or (self.name,)
+
 
 @dataclass(frozen=True)
 class Precondition:

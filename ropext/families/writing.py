@@ -7,8 +7,8 @@ from typing import Any
 
 from ropext import forms
 from ropext.errors import NotExpressible
-from ropext.families.config import Dict, added_by, defaults_of, text_part
-from ropext.families.geometry import derived_head_dim, names_of, size, stated
+from ropext.families.config import added_by, text_part
+from ropext.families.geometry import TextConfig, derived_head_dim
 from ropext.families.lengths import LENGTH_KEYS
 from ropext.families.model import Model, Site
 from ropext.families.params import (
@@ -34,7 +34,7 @@ def _json_value(key: str, value: Any) -> Any:
     return float(value) if key in FORM_KEYS or key == "partial_rotary_factor" else value
 
 
-def _merged(site: Site, new: Params, family_row: Family) -> Params:
+def _merged(site: Site, new: Params, row: Family) -> Params:
     """The new form's keys, and every other key of the dict as it stood."""
     new = keep_query_scales(site.params, new)
     kept = {key: value for key, value in site.params.items() if key not in FORM_KEYS}
@@ -45,13 +45,13 @@ def _merged(site: Site, new: Params, family_row: Family) -> Params:
     out |= {key: value for key, value in new.items() if key not in out} | {
         key: value for key, value in kept.items() if key not in new
     }
-    if family_row.mscale_keys:
+    if row.mscale_keys:
         out = completed(out, site.rope)
     return {key: _json_value(key, value) for key, value in out.items()}
 
 
 def completed(params: Params, rope: Rope) -> Params:
-    """The three keys that PhiMoE's forward pass reads in every scaled form."""
+    """Add the three keys that PhiMoE's forward pass reads in every scaled form."""
     if params["rope_type"] == "default":
         return params
     attention = forms.read_attention_factor(params, rope.context)
@@ -89,13 +89,8 @@ def _plain(legacy: Mapping[str, Any]) -> bool:
     return legacy.get("rope_type", legacy.get("type")) in ("default", "mrope")
 
 
-def _drop(text: dict[str, Any], *keys: str) -> None:
-    for key in keys:
-        text.pop(key, None)
-
-
 def _set_everywhere(text: dict[str, Any], paths: tuple[str, ...], value: float) -> None:
-    """Under the first name always, under the others where they stand."""
+    """Write a number under the first name always, under the others where they stand."""
     first, *others = paths
     text[first] = value
     for path in others:
@@ -110,20 +105,19 @@ def _set_everywhere(text: dict[str, Any], paths: tuple[str, ...], value: float) 
 def _write_flat(
     text: dict[str, Any], model: Model, row: Family, dicts: Mapping[str, Params]
 ) -> Params:
-    """Both dicts and the top-level names; returns what was written."""
+    """Write both dicts and the top-level names; return the rope dict."""
     site = model.scaled_sites[0]
     modern = _merged(site, dicts[site.label], row)
-    current = text.get("rope_scaling")
     _set_everywhere(text, row.theta, modern["rope_theta"])
     if row.partial and "partial_rotary_factor" in modern:
         _set_everywhere(text, row.partial, modern["partial_rotary_factor"])
-    text["rope_scaling"] = _legacy(modern, row, current)
+    text["rope_scaling"] = _legacy(modern, row, text.get("rope_scaling"))
     text["rope_parameters"] = modern
     return modern
 
 
 def _write_listed(text: dict[str, Any], model: Model, dicts: Mapping[str, Params]) -> None:
-    """Theta per layer (Granite with sliding windows); 0 stays 0."""
+    """Write theta per layer (Granite with sliding windows); 0 stays 0."""
     shared = [{**dicts[s.label], "rope_theta": 0.0} for s in model.scaled_sites]
     if any(one != shared[0] for one in shared):
         raise NotExpressible(
@@ -140,7 +134,8 @@ def _write_listed(text: dict[str, Any], model: Model, dicts: Mapping[str, Params
 def _write_nested(
     text: dict[str, Any], model: Model, row: Family, dicts: Mapping[str, Params]
 ) -> Params:
-    """The nested dict whole; legacy keys for the full-attention entry where a 4.x reader exists."""
+    """Write the nested dict, and legacy keys for its full-attention entry where a 4.x reader
+    exists; return that entry."""
     current = text.get("rope_parameters")
     nested: dict[str, Any] = {}
     if isinstance(current, dict):
@@ -161,9 +156,9 @@ def _write_nested(
         full = nested.get(row.flat_into[0]) or {"rope_type": "default"}
         text["rope_scaling"] = _legacy(full, row, text.get("rope_scaling"))
     else:
-        _drop(text, "rope_scaling")
+        text.pop("rope_scaling", None)
     if row.legacy == "absent" and not any(label.theta for label in row.labels):
-        _drop(text, "rope_theta")
+        text.pop("rope_theta", None)
     written: Params = nested[model.scaled_sites[0].label]
     return written
 
@@ -177,51 +172,38 @@ def _keeps_theta(text: Mapping[str, Any], row: Family, label: Label) -> bool:
 
 
 def _write_lengths(
-    config: dict[str, Any],
-    text: dict[str, Any],
-    model: Model,
-    defaults: Mapping[str, Any],
-    target: int,
+    config: dict[str, Any], text: dict[str, Any], model: Model, names: tuple[str, ...], target: int
 ) -> None:
-    name = next(
-        (n for n in names_of("max_position_embeddings", defaults) if n in text),
-        names_of("max_position_embeddings", defaults)[0],
-    )
-    text[name] = target
+    """Write the target under the class's name for it, and wherever the old length stands."""
+    text[next((name for name in names if name in text), names[0])] = target
     old = (model.context, model.stated_context)
     for holder in (text, config):
         for key in LENGTH_KEYS:
-            value = holder.get(key)
-            if isinstance(value, int) and not isinstance(value, bool) and value in old:
+            if type(holder.get(key)) is int and holder[key] in old:
                 holder[key] = target
 
 
-def _write_original(text: dict[str, Any], modern: Params, defaults: Mapping[str, Any]) -> None:
+def _write_original(text: dict[str, Any], modern: Params, *, by_class: bool) -> None:
     """Longrope's readers want the original length at top level; where it stands it must agree."""
     original = modern.get("original_max_position_embeddings")
-    stands = "original_max_position_embeddings" in text
-    by_class = "original_max_position_embeddings" in defaults
-    if original is not None and (stands or by_class or modern["rope_type"] == "longrope"):
+    stands = "original_max_position_embeddings" in text or by_class
+    if original is not None and (stands or modern["rope_type"] == "longrope"):
         text["original_max_position_embeddings"] = original
 
 
-def _write_sizes(
-    text: dict[str, Any], model: Model, row: Family, defaults: Mapping[str, Any]
-) -> None:
-    """The size of the rotation, where the config leaves it to a class."""
-    reader = Dict(text)
-    name = names_of(row.dim, defaults)[0]
-    if stated(reader, row.dim, defaults, 1 << 24) is not None or row.head_multiple:
+def _write_sizes(text: dict[str, Any], model: Model, stated: TextConfig) -> None:
+    """Write the size of the rotation, where the config leaves it to a class."""
+    row = stated.row
+    name = stated.names_of(row.dim)[0]
+    if stated.stated(row.dim) is not None or row.head_multiple:
         return
-    value = size(Dict(added_by(model.model_type) | text), row.dim, defaults, 1 << 24)
+    value = TextConfig(added_by(model.model_type) | text, model.text_type).size(row.dim)
     if row.dim == "head_dim":
-        hidden = stated(reader, "hidden_size", defaults, 1 << 24)
-        heads = stated(reader, "num_attention_heads", defaults, 1 << 24)
-        by_class = value is not None or defaults.get("head_dim_may_stay_null") or name in text
-        if (
-            not (by_class or row.write_head_dim)
-            and derived_head_dim(hidden, heads) == model.head_dim
-        ):
+        derived = derived_head_dim(
+            stated.stated("hidden_size"), stated.stated("num_attention_heads")
+        )
+        may_be_null = stated.defaults.get("head_dim_may_stay_null") or row.write_head_dim
+        if value is None and not may_be_null and name not in text and derived == model.head_dim:
             return  # every version derives it from keys that stand in the config
         value = model.head_dim
     if value is not None:
@@ -237,14 +219,15 @@ def write(
     """
     out = copy.deepcopy(config)
     text = text_part(out, model.path)
-    row, defaults = family(model.text_type), defaults_of(model.text_type)
+    stated = TextConfig(text, model.text_type)
+    row, defaults = stated.row, stated.defaults
     if row.labels:
         modern = _write_nested(text, model, row, params)
     else:
         modern = _write_flat(text, model, row, params)
         if row.layer_thetas:
             _write_listed(text, model, params)
-    _write_original(text, modern, defaults)
-    _write_sizes(text, model, row, defaults)
-    _write_lengths(out, text, model, defaults, target)
+    _write_original(text, modern, by_class="original_max_position_embeddings" in defaults)
+    _write_sizes(text, model, stated)
+    _write_lengths(out, text, model, stated.names_of("max_position_embeddings"), target)
     return out

@@ -285,10 +285,13 @@ def test_a_transformers_5_save_has_lost_its_theta():
 def test_what_loaders_stumble_over_is_named():
     qwen = config("Qwen2.5 with its card's YaRN") | {"model_max_length": 1024}
     qwen["rope_scaling"] = qwen["rope_scaling"] | {"factor": 4}
-    found = {p.key: p.wanted for p in families.check_spellings(qwen)}
-    assert found["max_position_embeddings"] == 131072
-    assert found["rope_scaling.factor"] == 4.0
-    assert found["model_max_length"] == 32768
+    said = {p.key: p.sentence for p in families.check_spellings(qwen)}
+    assert "reads 131072 tokens" in said["max_position_embeddings"]
+    assert "should be a float" in said["rope_scaling.factor"]
+    assert "below 32768" in said["model_max_length"]
+    fixed = families.respell(qwen)
+    assert fixed["max_position_embeddings"] == fixed["model_max_length"] == 131072
+    assert repr(fixed["rope_scaling"]["factor"]) == "4.0"
     null = LLAMA | {"model_type": "mellum", "rope_scaling": None}
     assert [p.key for p in families.check_spellings(null)] == ["rope_scaling"]
 
