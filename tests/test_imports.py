@@ -1,0 +1,75 @@
+"""How many of the package's files one command imports: what its reader has to know.
+
+A number grows only on purpose, by an edit here.
+"""
+
+import subprocess
+import sys
+
+import pytest
+from command_line import environment
+
+COUNT = """
+import sys
+from ropext.cli.app import main
+sys.argv = ["ropext", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as stop:
+    assert not stop.code, stop.code
+finally:
+    files = {m.__file__ for n, m in sys.modules.items() if n.partition(".")[0] == "ropext"}
+    print("files", len(files), file=sys.stderr)
+"""
+_TRAIN = "ropext://demo --factor 2 --data ropext://tuning --batch-tokens 1024 --steps 1"
+QUICK = {
+    "inspect ropext://demo": 53,
+    "plan ropext://demo --factor 4": 60,
+    "extend ropext://demo --factor 4 --no-verify -o quick": 69,
+}
+SLOW = {
+    "extend ropext://demo --factor 4 -o out": 69,
+    "verify out": 57,
+    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 94,
+    "finetune out --data ropext://tuning --batch-tokens 2048 --steps 1 -o tuned": 109,
+    f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 117,
+    "run recipe.yaml -o ran": 104,
+}
+RECIPE = """\
+model: ropext://demo
+extend: {factor: 2}
+evaluate: {data: ropext://held-out, max_docs: 1, lengths: "256"}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("imports")
+    (folder / "recipe.yaml").write_text(RECIPE, "utf-8")
+    return folder
+
+
+def imported(folder, line):
+    """The number of files that a command line imports."""
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT, *line.split()],
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stderr.rsplit("files", 1)[1])
+
+
+@pytest.mark.parametrize("line", QUICK)
+def test_a_quick_command_imports_few_files(folder, line):
+    assert imported(folder, line) <= QUICK[line]
+
+
+@pytest.mark.slow
+def test_a_long_command_imports_few_files(folder):
+    # One folder, in this order: later lines read what earlier ones wrote.
+    counts = {line: imported(folder, line) for line in SLOW}
+    assert not {line: count for line, count in counts.items() if count > SLOW[line]}
