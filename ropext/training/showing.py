@@ -123,12 +123,12 @@ def table_of(
     mark = mark_of({"overlap": overlap})
     header = ("", f"tail loss at {length_text(target)}", "95 % interval", "short tax")
     rows = []
-    for label, title in ROWS.items():
+    for label, model in ROWS.items():
         if label in numbers:
             values = numbers[label]
             tail, tax = values[f"tail_nll@{target}"], values.get("short_tax")
             shown = "" if label == "base" or tax is None else f"{tax['value']:+.4f}"
-            name = marked(title, mark if label in TRAINED else "")
+            name = marked(model, mark if label in TRAINED else "")
             rows.append((name, f"{tail['value']:.4f}", _interval(tail), shown))
     return Table(title, "", header, tuple(rows))
 

@@ -100,7 +100,7 @@ def test_the_fuzzer_notices_what_it_looks_for(tmp_path, monkeypatch):
 
     for error in (KeyError("x"), InputError("two\nlines"), InputError("x" * 500)):
         with monkeypatch.context() as patch:
-            patch.setattr(campaign.looking, "inspect", broken(error))
+            patch.setattr(campaign.inspecting, "inspect", broken(error))
             with pytest.raises((KeyError, campaign.Broken)):
                 run(good, tmp_path, Tally())
 
@@ -108,6 +108,6 @@ def test_the_fuzzer_notices_what_it_looks_for(tmp_path, monkeypatch):
         (tmp_path / "stray").write_text("x")
         raise InputError("no")
 
-    monkeypatch.setattr(campaign.looking, "inspect", stray)
+    monkeypatch.setattr(campaign.inspecting, "inspect", stray)
     with pytest.raises(campaign.Broken, match="beside the output"):
         run(good, tmp_path, Tally())

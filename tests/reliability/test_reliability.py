@@ -53,7 +53,7 @@ FAULTS = {
         "    from contextlib import nullcontext\n"
         "    from pathlib import Path\n"
         "    Path(output).mkdir()\n"
-        "    return nullcontext(staging.Stage(Path(output)))\n"
+        "    return nullcontext(staging.Staged(Path(output)))\n"
         "import ropext.checkpoint.writing as writing\n"
         "writing.staged = staged\n"
     ),

@@ -19,7 +19,6 @@ from ropext import verifying
 from ropext.errors import InputError, OutputExists, Stopped, UsageError
 from ropext.evaluation.forward import NanInLogits
 from ropext.narration import Pace, unseen
-from ropext.table import escape
 from ropext.training import (
     engine,
     estimates,
@@ -104,9 +103,7 @@ def test_a_run_that_nobody_said_how_long_to_make_reads_its_data_twice_at_most(ex
 
 def test_a_run_says_after_its_first_step_how_long_it_will_take():
     told = []
-    watch = engine._Watch(
-        None, told.append, SimpleNamespace(beside=None, last_step=200, evaluate=len)
-    )
+    watch = engine._Watch(told.append, SimpleNamespace(beside=None, last_step=200, evaluate=len))
     now = [0.0]
     watch.pace = Pace(clock=lambda: now[0])
     watch.on_train_begin(None, SimpleNamespace(global_step=7), None)
@@ -182,7 +179,7 @@ def test_record_and_card_tell_the_run(tuned, extended):
     assert record["proof"]["rotary_modules"] == 1
     card = (output / "README.md").read_text()
     tail = done.numbers["tuned"]["tail_nll@256"]["value"]
-    assert escape(f"{tail:.4f}") in card
+    assert f"| {tail:.4f} |" in card
     assert "control: base trained on the same tokens" in card
     assert str(output.parent) not in card
     assert str(extended.parent) not in (output / "ropext.json").read_text().replace(
