@@ -1,0 +1,465 @@
+"""The stock rope types: what a rope dict makes transformers compute, and which dict carries a wish.
+
+A *form* is a `rope_type` with its keys in transformers-5 names. `read` transcribes transformers'
+arithmetic in float64 instead of its float32; `carry` looks for a form whose reading equals the
+wanted spectrum. An export is exact or it raises.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeGuard
+
+from ropext.errors import InputError, NotExpressible
+from ropext.rope import Rope, Spectrum, plain_inv_freq
+
+Params = dict[str, Any]
+
+NAMES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
+# Keys without which stock transformers cannot build the form.
+REQUIRED = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
+}
+# Stock raises theta to a power in float32, which ends at 3.4e38; families reads none from 1e30 on.
+LARGEST_THETA = 1e30
+# Relative difference that counts as equal between two float64 routes to the same number.
+EXACT = 1e-9
+BETA_FAST, BETA_SLOW = 32.0, 1.0
+
+
+def mscale(factor: float, m: float = 1.0) -> float:
+    """YaRN's sqrt(1/t) = 0.1 ln(s) + 1 (eq. 22), with DeepSeek's multiplier m on the logarithm."""
+    return 1.0 if factor <= 1 else 0.1 * m * math.log(factor) + 1.0
+
+
+def longrope_attention(factor: float, original: int) -> float:
+    """LongRoPE's sqrt(1 + ln(s)/ln(L)), as its released code and stock longrope have it."""
+    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+
+
+def default_attention(params: Mapping[str, Any]) -> float:
+    """What stock transformers multiplies into cos and sin when the dict names no factor."""
+    match params.get("rope_type", "default"):
+        case "yarn":
+            factor, m, m_all = params["factor"], params.get("mscale"), params.get("mscale_all_dim")
+            return mscale(factor, m) / mscale(factor, m_all) if m and m_all else mscale(factor)
+        case "longrope":
+            return longrope_attention(params["factor"], params["original_max_position_embeddings"])
+    return 1.0
+
+
+def yarn_bounds(
+    dim: int, theta: float, context: int, beta_fast: float, beta_slow: float, truncate: bool
+) -> tuple[float, float]:
+    """Pair indices at which the ramp begins and ends: dim(r) = d ln(L/(2 pi r)) / (2 ln b).
+
+    Clamped to [0, dim-1] as the published code does (dim, not dim/2).
+    """
+
+    def index(rotations: float) -> float:
+        return dim * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = index(beta_fast), index(beta_slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    return max(low, 0), min(high, dim - 1)
+
+
+def linear_ramp(pairs: int, low: float, high: float) -> tuple[float, ...]:
+    """0 = keep the frequency (below `low`), 1 = interpolate it fully (above `high`).
+
+    Where the clamp leaves high < low, the published formula still holds and this follows it.
+    """
+    if low == high:
+        high += 0.001  # the published code's guard against a division by zero
+    return tuple(min(max((i - low) / (high - low), 0.0), 1.0) for i in range(pairs))
+
+
+def llama3_pair_factors(
+    inv_freq: Iterable[float], context: int, factor: float, low: float, high: float
+) -> tuple[float, ...]:
+    """The YaRN paper's NTK-by-parts (eq. 17-20), linear in turns r = L/lambda; also Llama 3's form.
+
+    gamma = clamp((r - low)/(high - low), 0, 1) keeps, 1 - gamma interpolates.
+    """
+    factors = []
+    for f in inv_freq:
+        r = context * f / (2 * math.pi)
+        if high > low:
+            gamma = min(max((r - low) / (high - low), 0.0), 1.0)
+        else:  # stock's two comparisons then leave no ramp, only a step at `low`
+            gamma = 1.0 if r >= low else 0.0
+        factors.append(1 / ((1 - gamma) / factor + gamma))
+    return tuple(factors)
+
+
+def _decoded(value: Any) -> Any:
+    """transformers writes an infinite float, which JSON lacks, as {"__float__": "Infinity"}."""
+    return math.inf if value == {"__float__": "Infinity"} else value
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _number(params: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    """A finite number above 0; None counts as absent, as it does in stock."""
+    value = params.get(key)
+    if value is None and default is not None:
+        return default
+    if not _is_number(value) or not 0 < value < math.inf:
+        raise InputError(
+            f"config.json: {key} of the rope dict is {value!r}, but must be a number above 0"
+        )
+    return float(value)
+
+
+def _numbers(params: Mapping[str, Any], key: str, dim: int) -> tuple[float, ...]:
+    """One number above 0 per pair; infinity is a pair that does not turn."""
+    values = params.get(key)
+    if not isinstance(values, list | tuple):
+        raise InputError(f"config.json: {key} of the rope dict must be a list, was {values!r}")
+    numbers = [_decoded(v) for v in values]
+    for i, value in enumerate(numbers):
+        if not _is_number(value) or not value > 0:
+            raise InputError(
+                f"config.json: {key} of the rope dict must hold numbers above 0, but number {i} "
+                f"is {value!r}"
+            )
+    if len(numbers) != dim // 2:
+        raise InputError(
+            f"config.json: {key} of the rope dict has {len(numbers)} numbers, but this model "
+            f"rotates {dim // 2} pairs"
+        )
+    return tuple(float(v) for v in numbers)
+
+
+def _original(params: Mapping[str, Any], context: int) -> int:
+    """Stock fills an absent original length with max_position_embeddings."""
+    return int(_number(params, "original_max_position_embeddings", context))
+
+
+def _factor(params: Mapping[str, Any], context: int) -> float:
+    """Stock derives a factor of None (absent, in longrope) from the two lengths."""
+    return _number(params, "factor", context / _original(params, context))
+
+
+def _yarn(params: Mapping[str, Any], dim: int, context: int, nested: bool) -> tuple[float, ...]:
+    theta = _number(params, "rope_theta")
+    if theta <= 1:
+        raise InputError(
+            f"config.json: rope_theta is {theta:g}, but a yarn dict needs one above 1 "
+            "(its ramp divides by ln theta)"
+        )
+    factor = _factor(params, context)
+    low, high = yarn_bounds(
+        dim,
+        theta,
+        _original(params, context),
+        _number(params, "beta_fast", BETA_FAST),
+        _number(params, "beta_slow", BETA_SLOW),
+        # Stock reads `truncate` from the outer dict, so a nested one never sees it.
+        True if nested else bool(params.get("truncate", True)),
+    )
+    # f' = f/s * ramp + f * (1 - ramp), so the divisor is 1 / (ramp/s + 1 - ramp).
+    return tuple(1 / (r / factor + 1 - r) for r in linear_ramp(dim // 2, low, high))
+
+
+def read_pair_factors(
+    params: Mapping[str, Any], dim: int, context: int, *, nested: bool = False
+) -> tuple[float, ...]:
+    """What a rope dict divides the plain frequencies theta^(-2i/dim) by; infinite = stands still.
+
+    Of a longrope with two sets this is the one for inputs beyond the original length.
+    """
+    kind = params.get("rope_type", "default")
+    if kind not in NAMES:
+        raise InputError(
+            f"config.json: rope_type {kind!r} is not one that stock transformers computes; known "
+            f"are {', '.join(NAMES)}"
+        )
+    missing = [key for key in REQUIRED.get(kind, ()) if key not in params]
+    if missing:
+        raise InputError(
+            f"config.json: the rope dict of type {kind!r} lacks {', '.join(missing)}, without "
+            "which stock transformers cannot build the model"
+        )
+    pairs = dim // 2
+    match kind:
+        case "linear":
+            return (_number(params, "factor"),) * pairs
+        # Stateful: within max_position_embeddings stock computes plain RoPE. HunYuan's `alpha` is
+        # a static change of theta under the same name, theta * alpha^(d/(d-2)).
+        case "dynamic" if params.get("alpha") and dim > 2:
+            alpha = _number(params, "alpha")
+            return tuple(alpha ** (2 * i / (dim - 2)) for i in range(pairs))
+        case "yarn":
+            return _yarn(params, dim, context, nested)
+        case "llama3":
+            numbers = ("factor", "low_freq_factor", "high_freq_factor")
+            return llama3_pair_factors(
+                plain_inv_freq(dim, _number(params, "rope_theta")),
+                _original(params, context),
+                *(_number(params, key) for key in numbers),
+            )
+        case "longrope":
+            return _numbers(params, "long_factor", dim)
+        # The first int(p * d // 2) pairs turn, at frequencies counted over all d; the rest stand.
+        case "proportional":
+            turning = int(_number(params, "partial_rotary_factor", 1.0) * dim // 2)
+            factor = _number(params, "factor", 1.0)
+            return tuple(factor if i < turning else math.inf for i in range(pairs))
+    return (1.0,) * pairs
+
+
+def read_short_pair_factors(params: Mapping[str, Any], dim: int) -> tuple[float, ...]:
+    """The second set of a longrope, for inputs within the original length; () = the same set."""
+    if params.get("rope_type", "default") != "longrope":
+        return ()
+    short = _numbers(params, "short_factor", dim)
+    return () if short == _numbers(params, "long_factor", dim) else short
+
+
+def read_attention_factor(params: Mapping[str, Any], context: int) -> float:
+    """What a rope dict multiplies into cos and sin."""
+    kind = params.get("rope_type", "default")
+    if kind not in ("yarn", "longrope"):
+        return 1.0  # stock ignores the key in every other form
+    if params.get("attention_factor") is not None:
+        return _number(params, "attention_factor")
+    original, factor = _original(params, context), _factor(params, context)
+    lengths = {"original_max_position_embeddings": original, "factor": factor}
+    return default_attention({**params, **lengths})
+
+
+def softmax_factor(params: Mapping[str, Any]) -> float:
+    """DeepSeek's softmax multiplier: mscale(factor, mscale_all_dim)^2 in every scaled form."""
+    if not params.get("mscale_all_dim") or params.get("rope_type", "default") == "default":
+        return 1.0
+    return mscale(_number(params, "factor", 1.0), _number(params, "mscale_all_dim")) ** 2
+
+
+def steepness(params: Mapping[str, Any]) -> float:
+    """How much more than usual stock's float32 loses in a ramp whose ends lie close together.
+
+    (x - low)/(high - low) magnifies the rounding of x by about high/(high - low). 1 where that
+    stays within the usual bounds: the ends are whole numbers, or far apart.
+    """
+    kind = params.get("rope_type", "default")
+    if kind == "llama3":
+        low, high = _number(params, "low_freq_factor"), _number(params, "high_freq_factor")
+        return max(1.0, high / (high - low) / 2) if high > low else 1.0
+    if kind == "yarn" and params.get("truncate") is False:
+        fast = _number(params, "beta_fast", BETA_FAST)
+        slow = _number(params, "beta_slow", BETA_SLOW)
+        # Of the indices dim(r), proportional to ln(L/(2 pi r)): dim and theta cancel.
+        turns = _number(params, "original_max_position_embeddings") / (2 * math.pi * slow)
+        return max(1.0, math.log(turns) / math.log(fast / slow)) if fast > slow else 1.0
+    return 1.0
+
+
+def read(params: Mapping[str, Any], rope: Rope, context: int) -> Spectrum:
+    """The spectrum that stock transformers computes from a rope dict, in float64.
+
+    `rope` gives what no dict changes (dim, nesting, whether the softmax reads mscale); `context` is
+    max_position_embeddings.
+    """
+    plain = plain_inv_freq(rope.dim, _number(params, "rope_theta"))
+    factors = read_pair_factors(params, rope.dim, context, nested=rope.nested)
+    short = read_short_pair_factors(params, rope.dim)
+    return Spectrum(
+        tuple(f / p for f, p in zip(plain, factors, strict=True)),
+        read_attention_factor(params, context),
+        softmax_factor(params) if rope.softmax_mscale else 1.0,
+        tuple(f / p for f, p in zip(plain, short, strict=True)) if short else None,
+        _original(params, context) if short else 0,
+    )
+
+
+def _close(a: float, b: float) -> bool:
+    return a == b or math.isclose(a, b, rel_tol=EXACT)
+
+
+def same(a: Spectrum, b: Spectrum) -> bool:
+    """Whether two spectra are the same function, up to float64 rounding."""
+    if (a.short_inv_freq is None) != (b.short_inv_freq is None):
+        return False
+    if a.short_context != b.short_context:
+        return False
+    one = [*a.inv_freq, a.attention_factor, a.softmax_factor, *(a.short_inv_freq or ())]
+    two = [*b.inv_freq, b.attention_factor, b.softmax_factor, *(b.short_inv_freq or ())]
+    return len(one) == len(two) and all(_close(x, y) for x, y in zip(one, two, strict=True))
+
+
+def _theta_shift(rope: Rope, factors: tuple[float, ...]) -> float | None:
+    """The theta whose plain spectrum has these pair factors, if there is one.
+
+    theta' moves pair i by (theta'/theta)^(2i/d), and the last pair, 2i = d - 2, tells theta':
+    theta' = theta * p_last^(d/(d-2)).
+    """
+    if not 0 < factors[-1] < math.inf:
+        return None
+    if rope.dim == 2:
+        return rope.theta if _close(factors[0], 1.0) else None
+    theta = rope.theta * factors[-1] ** (rope.dim / (rope.dim - 2))
+    theta = float(f"{theta:.14g}")  # 1e6, not 999999.9999999998
+    expected = (factors[-1] ** (2 * i / (rope.dim - 2)) for i in range(rope.dim // 2))
+    return theta if all(_close(p, e) for p, e in zip(factors, expected, strict=True)) else None
+
+
+def _lengths(rope: Rope, target: int) -> Params:
+    return {
+        "factor": target / rope.original_context,
+        "original_max_position_embeddings": rope.original_context,
+    }
+
+
+def _mscale_pair(rope: Rope) -> Params:
+    pair = {"mscale": rope.mscale, "mscale_all_dim": rope.mscale_all_dim}
+    return {key: value for key, value in pair.items() if value}
+
+
+def with_attention(params: Params, attention_factor: float) -> Params:
+    """Write the attention factor under every name that a reader of this form looks at.
+
+    vLLM reads only short_mscale/long_mscale of a longrope; older ones and SGLang read only
+    attn_factor of a yarn, which multiplies the default instead of replacing it.
+    """
+    default = default_attention(params)
+    if params["rope_type"] == "longrope":
+        # Always explicit: transformers 4.43 and 4.44 fail in validation without it.
+        out = params | {"attention_factor": attention_factor}
+        if not _close(default, attention_factor):
+            out |= {"short_mscale": attention_factor, "long_mscale": attention_factor}
+        return out
+    if _close(default, attention_factor):
+        return params
+    ratio = attention_factor / default
+    return params | {"attention_factor": attention_factor, "attn_factor": ratio}
+
+
+# What divides the plain frequency of each pair.
+Factors = tuple[float, ...]
+
+
+def theta_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> Params | None:
+    """Another theta, nothing else."""
+    theta = _theta_shift(rope, factors)
+    return None if theta is None else {"rope_type": "default", "rope_theta": theta}
+
+
+def linear_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> Params | None:
+    """Every pair divided by one number, over another theta where that fits."""
+    factor, whole = factors[0], target / rope.original_context
+    if _close(factor, whole):
+        factor = whole  # the ratio of the two lengths, without the rounding of the division
+    theta = _theta_shift(rope, tuple(p / factor for p in factors))
+    if theta is None:
+        return None
+    return {"rope_type": "linear", "rope_theta": theta, "factor": factor} | _mscale_pair(rope)
+
+
+def _share(turning: int, dim: int) -> float:
+    """The partial factor that stock's int(p * d // 2) takes back to this many pairs."""
+    share = 2 * turning / dim
+    return share if int(share * dim // 2) == turning else math.nextafter(share, 2.0)
+
+
+def proportional_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> Params | None:
+    """The form of the models whose last pairs stand still.
+
+    Offered to no other: its partial_rotary_factor means something else there.
+    """
+    turning = [p for p in factors if p < math.inf]
+    if not turning or len(turning) == len(factors):
+        return None
+    theta = rope.theta
+    if len(turning) > 1:
+        # (theta'/theta)^(2i/d) at the last pair that turns; d counts those that stand, too.
+        theta *= (turning[-1] / turning[0]) ** (rope.dim / (2 * (len(turning) - 1)))
+    out = {
+        "rope_type": "proportional",
+        "rope_theta": theta,
+        "partial_rotary_factor": _share(len(turning), rope.dim),
+        "factor": turning[0],
+    }
+    return out | _mscale_pair(rope)
+
+
+def yarn_theta_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> Params | None:
+    """A yarn whose ramp begins beyond the last pair: theta with a temperature.
+
+    The ramp starts at index d/2 + 1/2 (floored to d/2) and ends at d - 1, so that every pair keeps
+    its frequency: beta(k) = L / (2 pi theta^(2k/d)).
+    """
+    theta = _theta_shift(rope, factors)
+    if theta is None or theta <= 1:
+        return None
+    dim = rope.dim
+
+    def beta(index: float) -> float:
+        wavelength: float = 2 * math.pi * theta ** (2 * index / dim)
+        return rope.original_context / wavelength
+
+    out = {"rope_type": "yarn", "rope_theta": theta} | _lengths(rope, target)
+    out |= {"beta_fast": beta(dim / 2 + 0.5), "beta_slow": beta(dim - 1)} | _mscale_pair(rope)
+    return with_attention(out, wanted.attention_factor)
+
+
+def longrope_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> Params | None:
+    """Any pair factors and any attention factor, with short = long unless two sets are wanted."""
+    if rope.original_context < 2:  # stock divides by its logarithm
+        return None
+    short, lengths = list(factors), _lengths(rope, target)
+    if wanted.short_inv_freq is not None:
+        plain = plain_inv_freq(rope.dim, rope.theta)
+        short = [
+            f / w if w else math.inf for f, w in zip(plain, wanted.short_inv_freq, strict=True)
+        ]
+        # Stock switches sets at this length, and vLLM takes the factor from the two lengths.
+        lengths["original_max_position_embeddings"] = wanted.short_context
+        if not rope.mscale_all_dim:  # DeepSeek's softmax reads the whole factor
+            lengths["factor"] = target / wanted.short_context
+    out = {"rope_type": "longrope", "rope_theta": rope.theta} | lengths
+    out |= {"short_factor": short, "long_factor": list(factors)} | _mscale_pair(rope)
+    return with_attention(out, wanted.attention_factor)
+
+
+# In the order in which most loaders read them; a method's own form comes before these.
+GENERAL = (theta_form, linear_form, proportional_form, yarn_theta_form, longrope_form)
+
+
+def candidates(
+    rope: Rope, wanted: Spectrum, target: int, native: Params | None = None
+) -> Iterator[Params]:
+    """Every stock dict that reads back as exactly the wanted spectrum, best form first."""
+    plain = plain_inv_freq(rope.dim, rope.theta)
+    factors = tuple(f / w if w else math.inf for f, w in zip(plain, wanted.inv_freq, strict=True))
+    offers: list[Params] = []
+    if native is not None:
+        if native["rope_type"] != "default":
+            native = native | _mscale_pair(rope)
+        if native["rope_type"] in ("yarn", "longrope"):
+            native = with_attention(native, wanted.attention_factor)
+        offers.append(native)
+    general = (build(rope, factors, wanted, target) for build in GENERAL)
+    for params in (*offers, *filter(None, general)):
+        if params["rope_theta"] < LARGEST_THETA and same(read(params, rope, target), wanted):
+            yield params
+
+
+def carry(
+    rope: Rope,
+    wanted: Spectrum,
+    target: int,
+    native: Params | None = None,
+    accept: Callable[[Params], bool] = lambda params: True,
+) -> Params:
+    """The first stock dict that carries `wanted` exactly and that `accept` agrees to."""
+    for params in candidates(rope, wanted, target, native):
+        if accept(params):
+            return params
+    raise NotExpressible("no stock rope type that is allowed here carries this spectrum exactly")
