@@ -22,6 +22,7 @@ from ropext.evaluation.forward import (
     plain_head,
     slice_for,
 )
+from ropext.evaluation.layers import Layer, layers_of
 from ropext.evaluation.pinning import LENGTH_DEPENDENT, pass_lengths
 from ropext.evaluation.preparing import Settled, settle, workdir_of
 from ropext.evaluation.reading import hf_stride, short_windows, strided_windows
@@ -56,13 +57,8 @@ class Shape:
     eager: bool = False
     plain_head: bool = True
     device: str = "cpu"  # its type
-
-    @property
-    def mlp_width(self) -> float:
-        """Of a gated MLP with as many active parameters as a layer of this model has beside its
-        attention: plain ones are narrower than their own width says, experts wider."""
-        attention = 2 * self.hidden * (self.heads + self.kv_heads) * self.head_dim
-        return max(0.0, self.body_parameters / self.layers - attention) / (3 * self.hidden)
+    parts: tuple[Layer, ...] = ()  # what each layer computes
+    masks: bool = True  # where a window is narrower than a row: flash attention needs none
 
     def flops(self, num_tokens: int) -> float:
         """One causal pass over `num_tokens`."""
@@ -128,6 +124,7 @@ def shape_of(model: Any) -> Shape:
         eager=getattr(model.config, "_attn_implementation", "") == "eager",
         plain_head=plain_head(model) is not None and not bends_logits(config),
         device=model.get_input_embeddings().weight.device.type,
+        parts=layers_of(model),
     )
 
 

@@ -5,8 +5,8 @@ are recomputed) and backward (input gradients only), 2 P n each; the head forwar
 2 h V n each; causal attention 2 w n^2 forward, again, and 4 w n^2 backward, with w = layers x heads
 x head_dim. Within a factor of two of what torch's counter says.
 
-Memory is within a fifth of a count of live tensors for Llama's shape, of most families within a
-quarter (tests/training/test_memory.py); what an allocator loses in its gaps comes on top.
+Memory is within a fifth of a count of live tensors, for fourteen types of model
+(tests/training/test_memory.py); what an allocator loses in its gaps comes on top.
 """
 
 from dataclasses import asdict, dataclass
@@ -14,6 +14,7 @@ from typing import Any
 
 from ropext.errors import InputError
 from ropext.evaluation.costs import Shape
+from ropext.evaluation.layers import Layer
 from ropext.training.defaults import Settings
 from ropext.training.loss import slice_tokens
 from ropext.training.sharing import of_each_row, of_the_weights
@@ -25,22 +26,6 @@ USABLE, REFUSED = 0.9, 1.15
 # Layers are run again in the backward pass unless all activations take less than this share of the
 # free memory: then a quarter of the time is saved.
 PLENTY = 0.125
-# Bytes a token of one layer for each unit of hidden size, of the MLP's width, and of the width of
-# all queries and of all keys, by the bytes of the dtype and by whether linear layers have a LoRA
-# (bfloat16 runs under autocast, and a LoRA then keeps copies of its inputs).
-Widths = tuple[int, int, int, int]
-WIDEST: dict[tuple[int, bool], Widths] = {  # at the widest moment of the layer in hand
-    (2, True): (28, 14, 6, 4),
-    (4, True): (16, 24, 8, 8),
-    (2, False): (10, 12, 8, 8),
-    (4, False): (8, 24, 16, 16),
-}
-KEPT: dict[tuple[int, bool], Widths] = {  # by each other layer, where none is run again
-    (2, True): (18, 8, 6, 4),
-    (4, True): (16, 16, 8, 8),
-    (2, False): (8, 6, 8, 8),
-    (4, False): (8, 12, 16, 16),
-}
 SCORE_BYTES = 10  # of one entry of the square of positions, in one layer of eager attention
 
 
@@ -78,22 +63,57 @@ def activation_bytes(
 ) -> int:
     """Each layer's input is kept, and all of one layer in its backward pass; all layers' own
     where none is run again."""
-    widths = (
-        shape.hidden,
-        shape.mlp_width,
-        shape.heads * shape.head_dim,
-        shape.kv_heads * shape.head_dim,
-    )
+    size, scores = shape.dtype_bytes, SCORE_BYTES * shape.heads * tokens if shape.eager else 0
+    masked = [
+        shape.masks and own.window is not None and own.window <= tokens for own in shape.parts
+    ]
+    kept = [
+        scores + kept_bytes(own, size, lora, tokens if mask else 0)
+        for own, mask in zip(shape.parts, masked, strict=True)
+    ]
+    moments = [moment_bytes(own, size, lora) for own in shape.parts]
+    if recompute:
+        inputs = shape.layers * shape.hidden * size
+        held = inputs + max(one + other for one, other in zip(kept, moments, strict=True))
+    else:
+        held = sum(kept) + max(moments)
+    # A window narrower than the row needs a mask of all positions by all: as booleans once, and in
+    # each layer in the dtype of the weights.
+    return int(rows * tokens * (held + tokens * any(masked)))
 
-    def taken(each: Widths) -> float:
-        return sum(size * width for size, width in zip(each, widths, strict=True))
 
-    kind = shape.dtype_bytes, lora
-    inputs = shape.layers * shape.hidden * shape.dtype_bytes
-    others = inputs if recompute else (shape.layers - 1) * taken(KEPT[kind])
-    scores = SCORE_BYTES * shape.heads * tokens if shape.eager else 0
-    scores *= 1 if recompute else shape.layers
-    return int(rows * tokens * (others + taken(WIDEST[kind]) + scores))
+def kept_bytes(own: Layer, size: int, lora: bool, mask: int = 0) -> int:
+    """What one layer keeps of each token for its backward pass, at `size` bytes a number: what its
+    operators need again. In bfloat16 (autocast) a LoRA reads a copy of its own of each input.
+    `mask` is a row of the mask, where there is one."""
+    half = size < 4
+    norms = 4 * own.copied + size * own.streams
+    inputs = (size * own.inputs if half else size * own.distinct) if lora else 0
+    # Where rotation learns (a fit), rotated halves and their other halves.
+    attention = 2 * own.queries + own.keys + own.values
+    attention += 0 if lora else 2 * own.turned
+    if mask:  # keys and values are repeated for all queries
+        attention += 2 * own.queries - own.keys - min(own.values, own.keys) + mask
+    routed = own.experts.chosen * (3 * own.experts.inner + own.hidden) if own.experts.all else 0
+    return norms + inputs + size * (attention + own.factors + routed) + 4 * own.experts.all
+
+
+def moment_bytes(own: Layer, size: int, lora: bool) -> int:
+    """What a layer's MLP holds beside it of each token, at its widest moment."""
+    half = size < 4
+    # Forward: the residual stream, what the MLP reads, and what its last projection and the LoRA
+    # beside it make; the last projection's input, in bfloat16 copied to float32 for the LoRA.
+    forward = 5 * size * own.hidden
+    if half or not lora:
+        forward += (size + 4 if lora else size) * own.inner
+    # Backward: that input's gradient, from the projection and from the LoRA, or with the gradients
+    # of both factors.
+    backward = (2 if lora else 3) * size * own.inner + size * own.hidden
+    if own.experts.all:
+        # Of each expert's tokens: chosen, weighted, and put back in their order.
+        forward = max(forward, 3 * size * own.experts.chosen * own.hidden)
+        backward = max(backward, 3 * size * own.experts.chosen * own.experts.inner)
+    return max(forward, backward)
 
 
 def loss_bytes(shape: Shape, rows: int, tokens: int, sliced: bool) -> int:

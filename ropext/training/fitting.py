@@ -295,7 +295,8 @@ def plan_fit(prepared: PreparedFit) -> PlannedFit:
     model = loading.skeleton(prepared.base.snapshot)
     width = torch.empty((), dtype=loading.dtype(options, device)).element_size()
     eager = loading.is_eager(model, options.attn_implementation)
-    shape = replace(shape_of(model), dtype_bytes=width, eager=eager)
+    masks = options.attn_implementation in (None, "sdpa")
+    shape = replace(shape_of(model), dtype_bytes=width, eager=eager, masks=masks)
     moving = spectrum.space_of(
         prepared.within, prepared.plan.main, prepared.plan.target, prepared.ceiling
     )

@@ -12,6 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from ropext.options.training import Finetune
 from ropext.training import adapters, defaults
+from ropext.training.loss import sliced_cross_entropy
+from ropext.training.sequences import Collator
 
 
 class Counter(TorchDispatchMode):
@@ -79,6 +81,18 @@ def most_bytes(config, tokens, monkeypatch, *, dtype=torch.bfloat16, lora=True, 
     return counter.most
 
 
+def most_bytes_of_rows(model, rows):
+    """Above the weights, of one step over real rows: what is fake cannot depend on positions."""
+    counter = Counter([*model.parameters(), *model.buffers()])
+    with counter:
+        read = Collator(0)(rows)
+        labels = read.pop("labels")
+        hidden = model.base_model(**read, use_cache=False).last_hidden_state
+        head = model.get_output_embeddings()
+        sliced_cross_entropy(hidden[0], head.weight, head.bias, labels[0]).backward()
+    return counter.most
+
+
 def _imitate(module):
     for name, own in module._parameters.items():
         if own is not None:
@@ -93,8 +107,9 @@ def _learn_rotation(model, monkeypatch):
     rotary = model.base_model.rotary_emb
     factor = torch.nn.Parameter(torch.ones(()))
 
-    def forward(x, position_ids):
-        angles = position_ids.float()[..., None] * rotary.inv_freq * factor
+    def forward(x, position_ids, layer_type=None):
+        name = f"{layer_type}_inv_freq" if layer_type else "inv_freq"
+        angles = position_ids.float()[..., None] * getattr(rotary, name) * factor
         both = torch.cat([angles, angles], -1)
         return both.cos().to(x.dtype), both.sin().to(x.dtype)
 

@@ -2,18 +2,20 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from live_tensors import most_bytes
+import transformers
+from live_tensors import most_bytes, most_bytes_of_rows
 from test_finetune import RUN
 from tiny_llama import new_llama
-from transformers import GPTNeoXConfig, LlamaConfig, Qwen3Config
 
 from ropext.errors import InputError, Stopped
 from ropext.evaluation.costs import shape_of
 from ropext.evaluation.loading import memory_errors
 from ropext.options.training import Finetune
 from ropext.training import defaults, estimates, showing
+from ropext.training.sequences import Full, Pose, Rows, TrainingDocument
 
 GB = 10**9
 # Hidden size, MLP, heads of queries and of keys, vocabulary.
@@ -25,13 +27,36 @@ WIDTHS = {
     "1B": (2048, 8192, 32, 8, 128256),
     "360M": (960, 2560, 15, 5, 49152),
 }
-QWEN = (2048, 6144, 16, 8, 151936)
-NEOX = (2048, 8192, 16, 16, 50304)
+# Of two billion parameters or so, each with what is its own; windows are shorter than the row.
+SMALL = {
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
+EIGHT = {"num_local_experts": 8, "num_experts_per_tok": 2}
+MANY = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+TYPES = {
+    "mistral": SMALL | {"sliding_window": 1024},
+    "qwen2": SMALL,
+    "qwen3": SMALL,
+    "gemma3_text": SMALL | {"sliding_window": 1024, "intermediate_size": 10240, "head_dim": 256},
+    "phi": SMALL,
+    "phi3": SMALL,
+    "gpt_neox": SMALL,
+    "starcoder2": SMALL,
+    "olmo3": SMALL | {"sliding_window": 1024},
+    "cohere": SMALL,
+    "glm4": SMALL,
+    "mixtral": SMALL | EIGHT | {"hidden_size": 4096, "intermediate_size": 14336},
+    "qwen3_moe": SMALL | MANY,
+}
 
 
-def config_of(widths, layers, kind=LlamaConfig):
+def config_of(widths, layers):
     hidden, mlp, heads, kv_heads, vocabulary = widths
-    return kind(
+    return transformers.LlamaConfig(
         hidden_size=hidden,
         intermediate_size=mlp,
         num_attention_heads=heads,
@@ -46,8 +71,6 @@ def config_of(widths, layers, kind=LlamaConfig):
 
 def sizes_of(config, dtype=torch.bfloat16):
     """As `finetune` sees the model before a weight is loaded."""
-    import transformers
-
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     width = torch.empty((), dtype=dtype).element_size()
@@ -55,26 +78,74 @@ def sizes_of(config, dtype=torch.bfloat16):
 
 
 @pytest.mark.parametrize(
-    ("widths", "kind", "layers", "choice"),
+    ("widths", "layers", "choice"),
     [
-        *((own, LlamaConfig, 2, {}) for own in WIDTHS.values()),
-        (LLAMA_8B, LlamaConfig, 6, {}),
-        (LLAMA_8B, LlamaConfig, 2, {"recompute": False}),
-        (LLAMA_8B, LlamaConfig, 2, {"lora": False}),
-        (LLAMA_8B, LlamaConfig, 2, {"dtype": torch.float32}),
-        (QWEN, Qwen3Config, 2, {}),
-        (NEOX, GPTNeoXConfig, 2, {}),
+        *((own, 2, {}) for own in WIDTHS.values()),
+        (LLAMA_8B, 6, {}),
+        (LLAMA_8B, 2, {"recompute": False}),
+        (LLAMA_8B, 2, {"lora": False}),
+        (LLAMA_8B, 2, {"dtype": torch.float32}),
     ],
 )
 def test_activations_are_within_a_fifth_of_a_count_of_live_tensors(
-    widths, kind, layers, choice, monkeypatch
+    widths, layers, choice, monkeypatch
 ):
-    config, tokens = config_of(widths, layers, kind), 4096
+    said, counted = said_and_counted(config_of(widths, layers), choice, monkeypatch)
+    assert said == pytest.approx(counted, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "choice", [{}, {"recompute": False}, {"lora": False}], ids=["again", "kept", "fit"]
+)
+@pytest.mark.parametrize("kind", TYPES)
+def test_so_they_are_of_other_types(kind, choice, monkeypatch):
+    config = transformers.AutoConfig.for_model(
+        kind,
+        **TYPES[kind],
+        num_hidden_layers=2,
+        vocab_size=2**18,
+        max_position_embeddings=2**20,
+        use_cache=False,
+    )
+    said, counted = said_and_counted(config, choice, monkeypatch)
+    assert said == pytest.approx(counted, rel=0.2)
+
+
+def test_a_window_costs_a_mask_of_all_positions_but_with_flash_attention():
+    config = transformers.AutoConfig.for_model("mistral", **TYPES["mistral"], num_hidden_layers=2)
+    shape = sizes_of(config)
+    for tokens, square in ((512, 0), (4096, 4096 * 4096 * (1 + 2))):
+        with_mask, without = (
+            estimates.activation_bytes(replace(shape, masks=own), 1, tokens)
+            for own in (True, False)
+        )
+        repeated = 2 * 2 * (2048 - 1024) * tokens  # keys and values, for each query
+        assert with_mask - without == (square + repeated if square else 0)
+
+
+def test_pose_costs_the_same_memory_at_any_target():
+    """Counted of real rows, read by the model whose rotation reaches that target."""
+    document = TrainingDocument(np.arange(2**15) % 64)
+    model, most = new_llama(), {}
+    for strategy in ("pose", "full"):
+        for target in (2**11, 2**13):
+            options = Finetune(strategy=strategy, **{"window": 512} if strategy == "pose" else {})
+            size = defaults.settings(options, 1e7, 256, target).row_tokens.value
+            kind = Pose(size, target) if strategy == "pose" else Full(size)
+            row = Rows([document], kind, 4, 0)[3]
+            assert row.positions.max() > target / 2
+            most[strategy, target] = most_bytes_of_rows(model, [row])
+            model.zero_grad()
+    assert most["pose", 2**11] == most["pose", 2**13]
+    assert most["full", 2**13] > 3.5 * most["full", 2**11]
+
+
+def said_and_counted(config, choice, monkeypatch):
+    tokens = 4096
     shape = sizes_of(config, choice.get("dtype", torch.bfloat16))
-    said = {name: own for name, own in choice.items() if name != "dtype"}
-    guessed = estimates.activation_bytes(shape, 1, tokens, **said)
-    counted = most_bytes(config, tokens, monkeypatch, **choice)
-    assert guessed == pytest.approx(counted, rel=0.2)
+    options = {name: own for name, own in choice.items() if name != "dtype"}
+    said = estimates.activation_bytes(shape, 1, tokens, **options)
+    return said, most_bytes(config, tokens, monkeypatch, **choice)
 
 
 def run_of(widths, layers, target, **asked):

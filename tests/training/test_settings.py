@@ -188,15 +188,6 @@ def test_to_run_layers_again_takes_more_flops_and_less_memory():
     assert ample.activation_bytes > short.activation_bytes
 
 
-def test_pose_costs_the_same_memory_at_any_target():
-    shape = shape_of(new_llama())
-    peaks = set()
-    for target in (2**12, 2**17):
-        run = settings(1e7, 2048, target, strategy="pose", batch_tokens=2**17)
-        peaks.add(estimates.estimate(shape, run, trained=0, micro=1).peak_bytes)
-    assert len(peaks) == 1
-
-
 def test_a_seed_that_no_generator_takes_is_refused_at_once():
     for options in (Finetune, Fit):
         with pytest.raises(UsageError, match="--seed must be at least 0, was -1"):

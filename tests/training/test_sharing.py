@@ -1,19 +1,28 @@
 """What the processes of a launch share, as far as one process without a GPU can tell."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from test_finetune import RUN
 from tiny_llama import new_llama
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from ropext.errors import InputError, UsageError
-from ropext.evaluation.costs import Shape, shape_of
+from ropext.evaluation.costs import shape_of
 from ropext.options.training import Finetune, Fit
 from ropext.training import defaults, engine, estimates, loading, run_finetune, sharing
 from ropext.training.fitting import dry_run as dry_fit
 from ropext.training.run import dry_run
 
-# Llama 3 70B: layers, hidden, heads, kv_heads, head_dim, feed_forward, vocabulary
-LLAMA_70B = (80, 8192, 64, 8, 128, 28672, 128256)
+LLAMA_70B = {
+    "num_hidden_layers": 80,
+    "hidden_size": 8192,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "intermediate_size": 28672,
+    "vocab_size": 128256,
+}
 CARD = int(79e9)  # free bytes of a GPU of 80 GB
 
 
@@ -35,8 +44,10 @@ def launched(monkeypatch):
 
 def large(target, rows):
     options = Finetune(batch_tokens=rows * target, steps=400)
-    body = 70_553_706_496 - 2 * LLAMA_70B[1] * LLAMA_70B[-1]
-    shape = Shape(*LLAMA_70B, body, 70_553_706_496, 2)
+    with torch.device("meta"):
+        model = LlamaForCausalLM._from_config(LlamaConfig(**LLAMA_70B), dtype=torch.bfloat16)
+    shape = replace(shape_of(model), eager=False)
+    assert shape.all_parameters == 70_553_706_496
     return shape, defaults.settings(options, 70e9, 8192, target)
 
 
