@@ -92,12 +92,21 @@ def trainer(engine: str, model: Any, vocabulary: int, run: Run, folder: Path) ->
     strategy = Pose(run.window, run.tokens) if run.window else Full(run.tokens)
     rows = Rows([TrainingDocument(ids)], strategy, run.rows * run.steps, 0)
     job = ours.Job(
-        joined, rows, run.rows, run.row_tokens, 0, settings, options, folder, None, run.recompute
+        model=joined,
+        rows=rows,
+        rows_per_step=run.rows,
+        row_tokens=run.row_tokens,
+        padding=0,
+        settings=settings,
+        options=options,
+        folder=folder,
+        dtype=model.dtype,
+        recompute=run.recompute,
     )
     kind = ours._Trainer if engine == ROPEXT else transformers.Trainer
     made = kind(
         model=joined,
-        args=ours.arguments(job, 1),
+        args=ours.arguments(job),
         train_dataset=ours._Rows(rows),
         data_collator=Collator(0),
     )

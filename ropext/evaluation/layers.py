@@ -79,7 +79,7 @@ def _layer(module: Any, config: Any, kind: str | None) -> Layer:
         round(factors),
         round(inner),
         experts[0],
-        _window(module, config, kind),
+        _window(config, kind),
     )
 
 
@@ -164,7 +164,8 @@ def _turned_share(config: Any) -> float:
     return float(next((own for own in found if own), 1.0))
 
 
-def _window(layer: Any, config: Any, kind: str | None) -> int | None:
+def _window(config: Any, kind: str | None) -> int | None:
     if kind is not None and kind != "sliding_attention":
         return None
-    return getattr(config, "sliding_window", None)
+    found = getattr(config, "sliding_window", None)
+    return int(found) if found else None

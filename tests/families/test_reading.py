@@ -321,6 +321,37 @@ def test_kv_cache_counts_latent_attention_and_windows():
     assert gemma.kv_bytes(10000) == one_layer * (10000 + 5 * 1024)
 
 
+GQA = {"num_key_value_heads": 8, "head_dim": 128}
+MLA = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+# "Insights into DeepSeek-V3" (arXiv 2505.09343), table 1: 70.272, 327.680 and 516.096 KB a token in
+# 16 bits; Llama 3 8B's 128 KiB is 2 x 32 layers x 8 heads x 128 x 2 bytes.
+PUBLISHED_KV = {
+    "DeepSeek-V3": (70_272, {"model_type": "deepseek_v3", "num_hidden_layers": 61} | MLA),
+    "Qwen 2.5 72B": (327_680, {"model_type": "qwen2", "num_hidden_layers": 80} | GQA),
+    "Llama 3.1 405B": (516_096, {"model_type": "llama", "num_hidden_layers": 126} | GQA),
+    "Llama 3 8B": (128 * 1024, {"model_type": "llama", "num_hidden_layers": 32} | GQA),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED_KV)
+def test_kv_cache_of_a_token_is_the_published_one(name):
+    published, shape = PUBLISHED_KV[name]
+    heads = {"hidden_size": 16384, "num_attention_heads": 128}
+    model = families.read(BASE | heads | shape)
+    assert model.kv_bytes_per_token == published
+    assert model.kv_bytes(131072) == published * 131072
+
+
+def test_kv_cache_of_gemma_3_holds_a_window_in_five_of_six_layers():
+    """The 27B: 62 layers, each sixth global, 16 heads of 128, windows of 1024 (2503.19786)."""
+    text = {"num_hidden_layers": 62, "num_key_value_heads": 16, "num_attention_heads": 32}
+    shape = {"head_dim": 128, "sliding_window": 1024, "hidden_size": 5376}
+    model = families.read(config("Gemma 3 4B")["text_config"] | text | shape)
+    of_a_layer = 2 * 16 * 128 * 2
+    assert model.kv_bytes(131072) == of_a_layer * (10 * 131072 + 52 * 1024)
+    assert model.kv_bytes(1024) == of_a_layer * 62 * 1024
+
+
 WINDOWS_ALONE = ["mistral", "mixtral", "starcoder2", "phi3", "phimoe", "ministral3", "doge"]
 
 

@@ -1,6 +1,7 @@
 """Paper witnesses: what released models rotate by, worked from their authors' code and papers.
 
-Stock transformers is the oracle everywhere else; here it is a defendant. The ends of YaRN's ramps
+Stock transformers is the oracle everywhere else; here it is a defendant. Each witness names where
+its numbers were read; a number that was found at no such place says so. The ends of YaRN's ramps
 were worked by hand: dim(r) = d ln(L / (2 pi r)) / (2 ln theta), floor of dim(32), ceiling of
 dim(1).
 """
@@ -20,12 +21,15 @@ sys.path.append(str(Path(__file__).parent))
 import published
 
 SIZES = published.LLAMA
-# microsoft/Phi-3.5-mini-instruct and Phi-4-mini-instruct, config.json, rope_scaling.long_factor
+# rope_scaling.long_factor of Phi-3.5-mini, as in MindSpeed-LLM's evaluation script of it: there,
+# and in config.json, stand the float32 of these two decimals (1.0800000429153442).
 PHI35 = (
     "1.08 1.11 1.14 1.34 1.59 1.6 1.62 2.62 3.23 3.23 4.79 7.4 7.7 9.09 12.2 17.67 24.46 28.57 "
     "30.42 30.84 32.59 32.93 42.32 44.96 50.34 50.45 57.55 57.93 58.21 60.14 62.61 62.62 62.71 "
     "63.14 63.14 63.77 63.93 63.96 63.97 64.03 64.07 64.08 64.12 64.41 64.48 64.51 64.53 64.84"
 )
+# Of Phi-4-mini, which shares it with Phi-4-multimodal, whose whole config stands in TensorRT-LLM,
+# tests/unittest/_torch/modeling/test_modeling_phi4mm.py.
 PHI4 = (
     "1 1.118320672 1.250641126 1.398617824 1.564103225 1.74916897 1.956131817 2.187582649 "
     "2.446418898 2.735880826 3.059592084 3.421605075 3.826451687 4.279200023 4.785517845 "
@@ -127,7 +131,9 @@ WITNESSES: dict[str, tuple[dict, dict[str, Truth]]] = {
         MLA | yarn(10000.0, 163840, 40.0, 4096, **BETAS, **MSCALE) | {"qk_rope_head_dim": 64},
         {ALL: Truth(ramped(64, 10000.0, 40.0, 10, 23), 1.0, 1.3688879454113936**2)},
     ),
-    # moonshotai/Kimi-K2-Instruct (model code of DeepSeek-V3): beta_fast is 1, dim(1) = 19.16
+    # moonshotai/Kimi-K2-Instruct (model code of DeepSeek-V3): beta_fast is 1 (radixark/miles #335),
+    # dim(1) = 19.16; theta, mscale and a factor of 32 as in slime's scripts/models/kimi-k2.sh. The
+    # later 0905 has a factor of 64.
     "Kimi K2": (
         MLA
         | yarn(50000.0, 131072, 32.0, 4096, beta_fast=1.0, beta_slow=1.0, **MSCALE)
@@ -165,7 +171,8 @@ WITNESSES: dict[str, tuple[dict, dict[str, Truth]]] = {
             "full_attention": Truth(ramped(128, 500000.0, 8.0, 18, 35), 1.2079441541679836),
         },
     ),
-    # google/gemma_pytorch, gemma/config.py: local 10_000; global 1_000_000 with a factor of 8
+    # google/gemma_pytorch, gemma/config.py, rope_wave_length: local 10_000, global 1_000_000;
+    # rope_scaling_factor 8 in all but the 1B
     "Gemma 3": (
         {"model_type": "gemma3_text", "head_dim": 256, "rope_local_base_freq": 10000.0}
         | rope(1e6, 131072, rope_type="linear", factor=8.0)
@@ -175,19 +182,24 @@ WITNESSES: dict[str, tuple[dict, dict[str, Truth]]] = {
             "full_attention": Truth([f / 8 for f in plain(256, 1e6)]),
         },
     ),
-    # mistralai/Ministral-3-*: yarn without a temperature (params.json: apply_scale false)
+    # mistralai/Ministral-3-*: yarn without a temperature. params.json says apply_scale false, which
+    # vLLM calls apply_yarn_scaling (transformers_utils/configs/mistral.py); transformers'
+    # convert_ministral3_weights_to_hf.py writes mscale = mscale_all_dim = 1, which cancel.
     "Ministral 3": (
         {"model_type": "ministral3", **HEAD}
         | yarn(1e6, 262144, 16.0, 16384, **BETAS, **MSCALE, llama_4_scaling_beta=0.1),
         {ALL: Truth(ramped(128, 1e6, 16.0, 20, 37))},
     ),
-    # zai-org/GLM-4.5: half of each head, plain
+    # zai-org/GLM-4.5: half of each head, plain (slime, by the same authors:
+    # scripts/models/glm4.5-355B-A32B.sh, rotary-percent 0.5, rotary-base 1000000, kv-channels 128)
     "GLM-4.5": (
         {"model_type": "glm4_moe", **HEAD, "partial_rotary_factor": 0.5, "rope_theta": 1e6}
         | {"max_position_embeddings": 131072, "n_routed_experts": 4, "moe_intermediate_size": 32},
         {ALL: Truth(plain(64, 1e6))},
     ),
-    # microsoft's modeling_phimoe.py: the long set beyond 4096 tokens, with long_mscale
+    # modeling_phimoe.py, as Microsoft gave it to transformers 4: the long set beyond 4096 tokens,
+    # with long_mscale. The released list of 64 factors was found nowhere: Phi-3.5-mini's, and heads
+    # of 96, stand in for it, so that this is a witness of the rule and not of the model.
     "Phi-3.5-MoE": (
         {"model_type": "phimoe", "hidden_size": 384, "head_dim": 96, "num_local_experts": 4}
         | phi(PHI35),
