@@ -312,12 +312,12 @@ def _endpoint(
     record: Record | None,
     loading: Mapping[str, Any],
 ) -> Check:
-    from ropext import endpoint  # late: it runs the model
+    from ropext.proof import server  # late: it runs the model
 
     rope = model.scaled_sites[0].rope
     context = record.context if record else rope.original_context
     try:
-        probed = endpoint.probe(
+        probed = server.probe(
             url, snapshot.directory, context=context, target=model.context, **loading
         )
     except ProofFailed as failed:

@@ -360,7 +360,7 @@ def test_the_child_stops_where_ropext_was_imported_before() -> None:
         check=False,
         capture_output=True,
         text=True,
-        cwd=proof.CHILD.parent.parent,
+        cwd=proof.CHILD.parents[2],
     )
     assert run.returncode == 1
     assert "the proof process could import ropext" in run.stderr

@@ -4,20 +4,14 @@ The only module here that imports it, and only when a hub id is used.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import NoReturn
 
-from ropext.checkpoint import snapshot
 from ropext.errors import InputError, RopextError
 
 # What the hub allows in a name; anything else is taken for a path.
 ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
-
-SMALL = [f"*{suffix}" for suffix in snapshot.SMALL_SUFFIXES]
-IGNORED = [f"{folder}/*" for folder in snapshot.FOLDERS_LEFT] + ["consolidated*", "params.json"]
-
 
 NETWORK = {"RequestException", "TransportError", "ConnectionError", "TimeoutError"}
 READING = {
@@ -42,41 +36,32 @@ def is_id(model: str) -> bool:
     return bool(ID.fullmatch(model)) and len(model) <= 96 and ".." not in model
 
 
-def fetch(repo: str, revision: str | None, *, weights: bool) -> tuple[Path, str | None]:
-    """(directory in the hub's cache, commit) with the small files, and with `weights` all."""
+def fetch(
+    repo: str, revision: str | None, allowed: Sequence[str], ignored: Sequence[str]
+) -> tuple[Path, str | None]:
+    """(directory in the hub's cache, commit) with the files of these patterns."""
     from huggingface_hub import snapshot_download
 
-    from ropext.checkpoint.snapshot import no_config, no_weights
-
-    allowed = [*SMALL, "*.safetensors"] if weights else SMALL
     with _sentences(repo, revision):
-        found = snapshot_download(
-            repo, revision=revision, allow_patterns=allowed, ignore_patterns=IGNORED
+        place = snapshot_download(
+            repo, revision=revision, allow_patterns=[*allowed], ignore_patterns=[*ignored]
         )
-    directory = Path(found)
-    if not (directory / "config.json").exists():
-        _refuse(repo, revision, no_config)
-    if weights and not any(directory.glob("*.safetensors")):
-        _refuse(repo, revision, no_weights)
-    commit = directory.name if re.fullmatch("[0-9a-f]{40}", directory.name) else None
-    return directory, commit
+    directory = Path(place)
+    return directory, directory.name if re.fullmatch("[0-9a-f]{40}", directory.name) else None
+
+
+def names(repo: str, revision: str | None) -> list[str]:
+    """What a repository holds, listed and not fetched."""
+    from huggingface_hub import HfApi
+
+    with _sentences(repo, revision):
+        return HfApi().list_repo_files(repo, revision=revision)
 
 
 def _sentences(repo: str, revision: str | None) -> AbstractContextManager[None]:
     at = f"{repo} at revision {revision}" if revision else repo
-    told = {kind: (InputError, sentence) for kind, sentence in READING.items()}
-    return hub_errors(told, repo=repo, revision=revision, at=at)
-
-
-def _refuse(
-    repo: str, revision: str | None, sentence: Callable[[str, Iterable[str]], str]
-) -> NoReturn:
-    """Say what the repository holds instead: pickles and GGUF are never fetched, only listed."""
-    from huggingface_hub import HfApi
-
-    with _sentences(repo, revision):
-        names = HfApi().list_repo_files(repo, revision=revision)
-    raise InputError(sentence(repo, names))
+    kinds = {kind: (InputError, sentence) for kind, sentence in READING.items()}
+    return hub_errors(kinds, repo=repo, revision=revision, at=at)
 
 
 @contextmanager
@@ -92,8 +77,8 @@ def hub_errors(
     except Exception as error:
         for kind, more in _kinds_of(error):
             if kind in sentences:
-                told, sentence = sentences[kind]
-                raise told(sentence.format(**names, **more)) from None
+                error_class, sentence = sentences[kind]
+                raise error_class(sentence.format(**names, **more)) from None
         raise
 
 
@@ -105,28 +90,28 @@ def _kinds_of(error: Exception) -> Iterator[tuple[str, dict[str, object]]]:
     """
     from huggingface_hub import constants, errors
 
-    for kind, found in (
+    for kind, error_class in (
         ("gated", errors.GatedRepoError),
         ("revision", errors.RevisionNotFoundError),
         ("repository", errors.RepositoryNotFoundError),
         ("name", errors.HFValidationError),
         ("offline", errors.OfflineModeIsEnabled),
     ):
-        if isinstance(error, found):
+        if isinstance(error, error_class):
             yield kind, {}
     causes = [error]  # behind a file that is not cached stands why it could not be fetched
-    while isinstance(cause := causes[-1].__cause__, Exception):
-        causes.append(cause)
-    missing = any(isinstance(own, errors.LocalEntryNotFoundError) for own in causes)
+    while isinstance(behind := causes[-1].__cause__, Exception):
+        causes.append(behind)
+    missing = any(isinstance(cause, errors.LocalEntryNotFoundError) for cause in causes)
     if missing and constants.HF_HUB_OFFLINE:
         yield "offline", {}
-    for own in causes:
-        if isinstance(own, errors.HfHubHTTPError):
-            status = getattr(getattr(own, "response", None), "status_code", None)
+    for cause in causes:
+        if isinstance(cause, errors.HfHubHTTPError):
+            status = getattr(getattr(cause, "response", None), "status_code", None)
             yield f"status {status}", {}
             yield "status", {"status": status}
-    names = {kind.__name__ for own in causes for kind in type(own).__mro__}
-    if missing or names & NETWORK or type(error).__module__.startswith("hf_xet"):
+    kinds = {kind.__name__ for cause in causes for kind in type(cause).__mro__}
+    if missing or kinds & NETWORK or type(error).__module__.startswith("hf_xet"):
         yield "network", {}
     if isinstance(error, OSError):
         reason = error.strerror or "input/output"

@@ -9,15 +9,18 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from ropext.checkpoint.snapshot import Snapshot
-from ropext.checkpoint.weights import WeightFile, weigh
+from ropext.checkpoint.weights import Count, WeightFile, weigh
 from ropext.errors import InputError
-from ropext.files import dump, is_plain_name, read_object
+from ropext.files import CONFIG_LIMIT, dump, is_plain_name, parse_object, read_bytes
 from ropext.rope import Spectrum
 from ropext.version import __version__
 
@@ -38,34 +41,44 @@ _USERINFO = re.compile(r"(\w+://)[^/@\s]+@")
 HIDDEN = "***"
 
 
-@dataclass(frozen=True)
+def _plain(name: str) -> str:
+    if not is_plain_name(name):
+        raise ValueError
+    return name
+
+
+Length = Annotated[int, Field(ge=1, lt=1 << 63)]
+Name = Annotated[str, AfterValidator(_plain)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class SiteRecord:
-    """One rotary embedding as it was before and is now."""
+    """One rotary embedding as it was before and is now; ropext.json holds it in this order."""
 
     label: str  # "" where the model has one
-    dim: int
-    context: int
+    dim: Count
+    context: Count
+    scaled: bool = True
+    params: Mapping[str, Any]
     base: Spectrum
     spectrum: Spectrum
-    params: Mapping[str, Any]
-    scaled: bool = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Record:
-    """The content of ropext.json."""
+    """The content of ropext.json, in its order."""
 
+    versions: Mapping[str, Any] = field(default_factory=dict)
     base: Mapping[str, Any]  # name, hub_id, revision, commit
     method: str
     knobs: Mapping[str, Any]
-    context: int
-    target: int
+    context: Length
+    target: Length
     sites: tuple[SiteRecord, ...]
     edits: tuple[Mapping[str, Any], ...] = ()
-    weights: Mapping[str, WeightFile] = field(default_factory=dict)
+    weights: Mapping[Name, WeightFile] = field(default_factory=dict)
     recipe: Mapping[str, Any] = field(default_factory=dict)
     command: tuple[str, ...] = ()
-    versions: Mapping[str, str] = field(default_factory=dict)
     proof: Mapping[str, Any] | None = None
     more: Mapping[str, Any] = field(default_factory=dict)  # sections of later steps, by name
 
@@ -85,13 +98,11 @@ def versions() -> dict[str, str]:
     """ropext's, Python's and the libraries' versions; a library that is missing is left out."""
     import importlib.metadata  # late: `plan` reads records and asks for no versions
 
-    found = {"ropext": __version__, "python": ".".join(map(str, sys.version_info[:3]))}
+    known = {"ropext": __version__, "python": ".".join(map(str, sys.version_info[:3]))}
     for library in LIBRARIES:
-        try:
-            found[library] = importlib.metadata.version(library)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+        with suppress(importlib.metadata.PackageNotFoundError):
+            known[library] = importlib.metadata.version(library)
+    return known
 
 
 def scrub(text: str) -> str:
@@ -138,7 +149,7 @@ def identity(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def weights_digest(snapshot: Snapshot) -> str:
-    """Of sizes, headers and samples of the weight files."""
+    """The digest of sizes, headers and samples of the weight files."""
     return digest(
         {
             name: [asdict(weigh(snapshot.path(name))), sample(snapshot.path(name))]
@@ -150,49 +161,31 @@ def weights_digest(snapshot: Snapshot) -> str:
 def sample(path: Path) -> str:
     """SHA-256 of blocks spread over a file: weights that were trained again have other bytes
     nearly everywhere, while the whole of a large model takes minutes."""
-    found, size = hashlib.sha256(), path.stat().st_size
+    sha256, size = hashlib.sha256(), path.stat().st_size
     with path.open("rb") as stream:
         for number in range(SAMPLES):
             stream.seek(max(0, size - SAMPLE_BYTES) * number // (SAMPLES - 1))
-            found.update(stream.read(SAMPLE_BYTES))
-    return found.hexdigest()
+            sha256.update(stream.read(SAMPLE_BYTES))
+    return sha256.hexdigest()
 
 
 def to_json(record: Record) -> dict[str, Any]:
     """The record as one JSON object, in a fixed order."""
-    return {
-        "schema": SCHEMA,
-        "versions": dict(record.versions),
-        "base": dict(record.base),
-        "method": record.method,
-        "knobs": dict(record.knobs),
-        "context": record.context,
-        "target": record.target,
+    weights = {name: asdict(record.weights[name]) for name in sorted(record.weights)}
+    out: dict[str, Any] = {"schema": SCHEMA} | vars(record)
+    out |= {
         "sites": [_site_to_json(site) for site in record.sites],
-        "edits": [dict(edit) for edit in record.edits],
-        "weights": {name: _weight_to_json(record.weights[name]) for name in sorted(record.weights)},
-        "recipe": dict(record.recipe),
+        "edits": list(record.edits),
+        "weights": {n: {k: v for k, v in w.items() if v is not None} for n, w in weights.items()},
         "command": list(record.command),
-        "proof": dict(record.proof) if record.proof is not None else None,
-        **record.more,
     }
-
-
-def _weight_to_json(weight: WeightFile) -> dict[str, Any]:
-    out: dict[str, Any] = {"size": weight.size, "header_sha256": weight.header_sha256}
-    return out | ({"sha256": weight.sha256} if weight.sha256 else {})
+    more: Mapping[str, Any] = out.pop("more")
+    return {**out, **more}
 
 
 def _site_to_json(site: SiteRecord) -> dict[str, Any]:
-    return {
-        "label": site.label,
-        "dim": site.dim,
-        "context": site.context,
-        "scaled": site.scaled,
-        "params": dict(site.params),
-        "base": _spectrum_to_json(site.base),
-        "spectrum": _spectrum_to_json(site.spectrum),
-    }
+    spectra = {key: _spectrum_to_json(getattr(site, key)) for key in ("base", "spectrum")}
+    return vars(site) | spectra
 
 
 def _spectrum_to_json(spectrum: Spectrum) -> dict[str, Any]:
@@ -240,44 +233,48 @@ def with_training(record: Record) -> dict[str, Any]:
     return more
 
 
-def edits_to_json(edits: Iterable[Any]) -> tuple[dict[str, Any], ...]:
-    """Length edits (file, key, before, after) as the record holds them."""
-    return tuple(
-        {"file": edit.file, "key": edit.key, "before": edit.before, "after": edit.after}
-        for edit in edits
-    )
-
-
 def read_record(directory: Path) -> Record | None:
     """The record in a directory, or None where there is none. Each spectrum in it must have the
     digest that stands beside it."""
     path = directory / NAME
     if not os.path.lexists(path):
         return None
-    content = read_object(path)
-    schema = content.get("schema")
+    data = read_bytes(path, CONFIG_LIMIT)
+    content = parse_object(data, str(path))
+    schema = content.pop("schema", None)
     if schema != SCHEMA:
         raise InputError(
             f"{path} has schema {str(schema)[:20]}, this ropext reads {SCHEMA}; use the version "
             "that wrote it"
         )
-    reader = _Reader(path)
-    known = {key: content.pop(key, None) for key in _KNOWN}
-    return Record(
-        base=reader.object("base", known["base"]),
-        method=reader.text("method", known["method"]),
-        knobs=reader.object("knobs", known["knobs"]),
-        context=reader.count("context", known["context"], least=1),
-        target=reader.count("target", known["target"], least=1),
-        sites=tuple(map(reader.site, reader.array("sites", known["sites"]))),
-        edits=tuple(reader.object("edits", edit) for edit in reader.array("edits", known["edits"])),
-        weights=reader.weights(known["weights"]),
-        recipe=reader.object("recipe", known["recipe"]),
-        command=tuple(reader.text("command", w) for w in reader.array("command", known["command"])),
-        versions=reader.object("versions", known["versions"]),
-        proof=None if known["proof"] is None else reader.object("proof", known["proof"]),
-        more=content,
-    )
+    keys = [own.name for own in fields(Record) if own.name != "more"]
+    for key in keys:
+        if key not in content:
+            raise InputError(f"{path} is damaged: it has no {key}")
+    try:
+        record = TypeAdapter(Record).validate_json(data, strict=True)
+    except ValidationError as error:
+        raise InputError(f"{path} is damaged: {_damage(error)}") from None
+    for site, entry in zip(record.sites, content["sites"], strict=True):
+        for key in ("base", "spectrum"):
+            if getattr(site, key).digest() != entry[key].get("digest"):
+                raise InputError(f"{path} is damaged: a spectrum does not have its digest")
+    return replace(record, more={k: v for k, v in content.items() if k not in keys})
+
+
+_NOUNS = {"dict": "an object", "dataclass": "an object", "tuple": "an array", "string": "a text"}
+_NOUNS |= {"float": "a number", "bool": "true or false", "missing": "there"}
+
+
+def _damage(error: ValidationError) -> str:
+    """What the first wrong value is not, by its key."""
+    first = error.errors(include_url=False)[0]
+    key = [part for part in first["loc"] if isinstance(part, str) and part != "[key]"][-1]
+    if first["type"] == "string_pattern_mismatch":
+        return f"{key} is not a SHA-256 in hexadecimal"
+    if first["type"] == "value_error":
+        return f"weights: {key[:80]!r} is not a plain file name"
+    return f"{key} is not {_NOUNS.get(first['type'].partition('_')[0], 'a whole number in range')}"
 
 
 def inherited_training(directory: Path) -> dict[str, Any]:
@@ -289,95 +286,3 @@ def inherited_training(directory: Path) -> dict[str, Any]:
         return {TRAINED_ON: {"not_recorded": ["its base's record cannot be read"]}}
     known = with_training(record).get(TRAINED_ON) if record else None
     return {TRAINED_ON: known} if known else {}
-
-
-_KNOWN = (
-    "schema", "versions", "base", "method", "knobs", "context", "target", "sites", "edits",
-    "weights", "recipe", "command", "proof",
-)  # fmt: skip
-
-
-class _Reader:
-    """Checked values out of a ropext.json, each wrong one named in the error."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def wrong(self, key: str, wanted: str) -> InputError:
-        return InputError(f"{self.path} is damaged: {key} is not {wanted}")
-
-    def object(self, key: str, value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise self.wrong(key, "an object")
-        return value
-
-    def array(self, key: str, value: Any) -> list[Any]:
-        if not isinstance(value, list):
-            raise self.wrong(key, "an array")
-        return value
-
-    def text(self, key: str, value: Any) -> str:
-        if not isinstance(value, str):
-            raise self.wrong(key, "a text")
-        return value
-
-    def count(self, key: str, value: Any, least: int = 0) -> int:
-        if type(value) is not int or not least <= value < 1 << 63:
-            raise self.wrong(key, f"a whole number of at least {least}")
-        return value
-
-    def number(self, key: str, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong(key, "a number")
-        try:
-            return float(value)
-        except OverflowError:
-            raise self.wrong(key, "a number that a float holds") from None
-
-    def numbers(self, key: str, value: Any) -> tuple[float, ...]:
-        return tuple(self.number(key, item) for item in self.array(key, value))
-
-    def hash(self, key: str, value: Any) -> str:
-        if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
-            raise self.wrong(key, "a SHA-256 in hexadecimal")
-        return value
-
-    def weights(self, value: Any) -> dict[str, WeightFile]:
-        found = {}
-        for name, entry in self.object("weights", value).items():
-            if not is_plain_name(name):
-                raise self.wrong(f"weights: {name[:80]!r}", "a plain file name")
-            entry = self.object("weights", entry)
-            sha256 = entry.get("sha256")
-            found[name] = WeightFile(
-                self.count("size", entry.get("size")),
-                self.hash("header_sha256", entry.get("header_sha256")),
-                None if sha256 is None else self.hash("sha256", sha256),
-            )
-        return found
-
-    def site(self, value: Any) -> SiteRecord:
-        entry = self.object("sites", value)
-        return SiteRecord(
-            label=self.text("label", entry.get("label")),
-            dim=self.count("dim", entry.get("dim")),
-            context=self.count("context", entry.get("context")),
-            base=self.spectrum(entry.get("base")),
-            spectrum=self.spectrum(entry.get("spectrum")),
-            params=self.object("params", entry.get("params")),
-            scaled=entry.get("scaled") is not False,
-        )
-
-    def spectrum(self, value: Any) -> Spectrum:
-        entry = self.object("spectrum", value)
-        short = entry.get("short_inv_freq")
-        found = Spectrum(
-            self.numbers("inv_freq", entry.get("inv_freq")),
-            self.number("attention_factor", entry.get("attention_factor")),
-            self.number("softmax_factor", entry.get("softmax_factor")),
-            None if short is None else self.numbers("short_inv_freq", short),
-            0 if short is None else self.count("short_context", entry.get("short_context")),
-        )
-        if found.digest() != entry.get("digest"):
-            raise InputError(f"{self.path} is damaged: a spectrum does not have its digest")
-        return found

@@ -109,30 +109,30 @@ def _folder_reason(folder: str) -> str | None:
 
 def take_inventory(directory: Path) -> Inventory:
     """List a checkpoint's directory. Links to regular files count as files; nothing is opened."""
-    found = Inventory()
-    for name, entry in _walk(directory, "", 0, found):
+    inventory = Inventory()
+    for name, entry in _walk(directory, "", 0, inventory):
         try:
             name.encode()
         except UnicodeEncodeError:
-            found.refused[name.encode(errors="replace").decode()] = "its name is not UTF-8"
+            inventory.refused[name.encode(errors="replace").decode()] = "its name is not UTF-8"
             continue
         if reason := reason_to_leave(name):
-            found.left[name] = reason
+            inventory.left[name] = reason
             continue
         try:
             status = entry.stat()
         except OSError as error:
-            found.refused[name] = f"it cannot be read: {error.strerror}"
+            inventory.refused[name] = f"it cannot be read: {error.strerror}"
             continue
         if stat.S_ISREG(status.st_mode):
-            found.sizes[name] = status.st_size
+            inventory.sizes[name] = status.st_size
         else:
-            found.refused[name] = "it is neither a regular file nor a link to one"
-    return found
+            inventory.refused[name] = "it is neither a regular file nor a link to one"
+    return inventory
 
 
 def _walk(
-    directory: Path, prefix: str, depth: int, found: Inventory
+    directory: Path, prefix: str, depth: int, into: Inventory
 ) -> Iterator[tuple[str, os.DirEntry[str]]]:
     with os.scandir(directory) as entries:
         ordered = sorted(entries, key=lambda entry: entry.name)
@@ -141,11 +141,11 @@ def _walk(
         if not entry.is_dir(follow_symlinks=False):
             yield name, entry  # a link to a directory too: refused, or left behind by its name
         elif reason := _folder_reason(entry.name):
-            found.left[name + "/"] = reason
+            into.left[name + "/"] = reason
         elif depth == FOLDER_DEPTH:
-            found.left[name + "/"] = f"more than {FOLDER_DEPTH} folders deep"
+            into.left[name + "/"] = f"more than {FOLDER_DEPTH} folders deep"
         else:
-            yield from _walk(Path(entry.path), name + "/", depth + 1, found)
+            yield from _walk(Path(entry.path), name + "/", depth + 1, into)
 
 
 INDEX = "model.safetensors.index.json"
@@ -155,8 +155,8 @@ ADAPTER = "adapter_config.json"
 INDEX_CONTAINERS = 1_000
 INDEX_TENSORS = 1_000_000
 
-# Text files whose keys an extension may have to raise; sentence_bert_config.json also caps lengths.
-LENGTH_FILES = ("tokenizer_config.json", "generation_config.json", "sentence_bert_config.json")
+# JSON files with keys that an extension may have to raise.
+LENGTH_FILES = ("tokenizer_config", "generation_config", "sentence_bert_config")
 
 # transformers fetches kernels of its own organisation by itself; code of others, where a config
 # names it, is nobody's choice.
@@ -194,9 +194,9 @@ class Snapshot:
     def quantisation(self) -> str | None:
         """The quantiser that packed the weights ("awq", "gptq", "fp8", "mxfp4" ...), if any did."""
         for config in (self.config, self.config.get("text_config")):
-            found = config.get("quantization_config") if isinstance(config, dict) else None
-            if isinstance(found, dict):
-                return str(found.get("quant_method", "unnamed"))
+            method = config.get("quantization_config") if isinstance(config, dict) else None
+            if isinstance(method, dict):
+                return str(method.get("quant_method", "unnamed"))
         return None
 
     @property
@@ -207,6 +207,7 @@ class Snapshot:
         return self.hub_id or self.directory.resolve().name
 
     def path(self, name: str) -> Path:
+        """Where a file of the checkpoint lies."""
         return self.directory / name
 
 
@@ -234,21 +235,19 @@ def with_weights(snapshot: Snapshot) -> Snapshot:
 def _open(model: str, revision: str | None, weights: bool) -> Snapshot:
     directory, hub_id, commit = _locate(model, revision, weights)
     config = _config(directory, model)
-    found = take_inventory(directory)
-    small = {name: _optional(directory / name) for name in LENGTH_FILES}
+    inventory = take_inventory(directory)
+    small = {name: directory / f"{name}.json" for name in LENGTH_FILES}
     snapshot = Snapshot(
         name=model,
         directory=directory,
         config=config,
-        files=found.sizes,
-        left=found.left,
-        refused=found.refused,
+        files=inventory.sizes,
+        left=inventory.left,
+        refused=inventory.refused,
         hub_id=hub_id,
         revision=revision,
         commit=commit,
-        tokenizer_config=small["tokenizer_config.json"],
-        generation_config=small["generation_config.json"],
-        sentence_bert_config=small["sentence_bert_config.json"],
+        **{n: read_object(path) for n, path in small.items() if os.path.lexists(path)},
         index=_index(directory / INDEX),
     )
     if weights:
@@ -277,7 +276,14 @@ def _locate(model: str, revision: str | None, weights: bool) -> tuple[Path, str 
 
     if not hub.is_id(model):
         raise InputError(_missing(path))
-    directory, commit = hub.fetch(model, revision, weights=weights)
+    patterns = [f"*{suffix}" for suffix in (*SMALL_SUFFIXES, *[".safetensors"] * weights)]
+    ignored = [*(f"{folder}/*" for folder in FOLDERS_LEFT), "consolidated*", "params.json"]
+    directory, commit = hub.fetch(model, revision, patterns, ignored)
+    # Pickles and GGUF are never fetched, only listed.
+    if not (directory / "config.json").exists():
+        raise InputError(no_config(model, hub.names(model, revision)))
+    if weights and not any(directory.glob("*.safetensors")):
+        raise InputError(no_weights(model, hub.names(model, revision)))
     return directory, model, commit
 
 
@@ -319,8 +325,8 @@ def _refuse_kernels(config: Mapping[str, Any], path: Path) -> None:
     """Raise where a config names code on the hub that transformers would fetch and run."""
     for part in (config, *(value for value in config.values() if isinstance(value, dict))):
         for key in ("attn_implementation", "_attn_implementation"):
-            found = part.get(key)
-            for name in found.values() if isinstance(found, dict) else [found]:
+            given = part.get(key)
+            for name in given.values() if isinstance(given, dict) else [given]:
                 if isinstance(name, str) and "/" in name and not TRUSTED_KERNEL.match(name):
                     raise InputError(
                         f"{path}: {key} {name[:80]!r} names a kernel on the hub, which transformers"
@@ -342,10 +348,6 @@ def no_config(model: str, names: Iterable[str]) -> str:
             "from and convert the result"
         )
     return f"{model} is not a model directory: it has no config.json"
-
-
-def _optional(path: Path) -> dict[str, Any] | None:
-    return read_object(path) if os.path.lexists(path) else None
 
 
 def _index(path: Path) -> dict[str, str] | None:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from ropext.checkpoint.snapshot import Snapshot
 from ropext.errors import InputError
@@ -78,8 +80,8 @@ class Header:
     @property
     def metadata(self) -> Mapping[str, str]:
         """The free text that the writer put beside the table ({"format": "pt"} as a rule)."""
-        found = self._table.get("__metadata__", {})
-        return found if isinstance(found, dict) else {}
+        text = self._table.get("__metadata__", {})
+        return text if isinstance(text, dict) else {}
 
 
 def _tensor(name: str, entry: Any, path: Path) -> Tensor:
@@ -118,14 +120,7 @@ def read_header(path: Path) -> Header:
 def content_digest(path: Path) -> str:
     """SHA-256 over the whole file, read in chunks."""
     with open(open_regular(path), "rb") as file:
-        return _digest(file)
-
-
-def _digest(file: BinaryIO) -> str:
-    digest = hashlib.sha256()
-    while chunk := file.read(CHUNK):
-        digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def blob_digest(path: Path) -> str | None:
@@ -142,13 +137,17 @@ def same_inode(one: Path, two: Path) -> bool:
     return stat.S_ISREG(a.st_mode) and (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
 
 
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
 @dataclass(frozen=True)
 class WeightFile:
     """What identifies one weight file without its bytes, and with `sha256` its bytes too."""
 
-    size: int
-    header_sha256: str
-    sha256: str | None = None
+    size: Count
+    header_sha256: Sha256
+    sha256: Sha256 | None = None
 
 
 def weigh(path: Path, *, content: bool = False) -> WeightFile:
@@ -180,64 +179,46 @@ def compare_weights(
     names of one file are the same without reading.
     """
     names = base.weight_files if isinstance(base, Snapshot) else sorted(base)
-    findings = []
-    for name in names:
-        path = directory / name
-        if not path.exists():
-            findings.append(Finding(name, False, "header and size", f"{name} is missing"))
-        elif isinstance(base, Snapshot):
-            findings.append(_with_file(name, base.path(name), path, deep))
-        else:
-            findings.append(_with_record(name, base[name], path, deep))
-    return (*findings, *_extra(set(names), directory))
-
-
-def _extra(names: set[str], directory: Path) -> list[Finding]:
-    there = {path.name for path in directory.glob("*.safetensors")}
-    return [
-        Finding(name, False, "header and size", f"{name} is not one of the base's weight files")
-        for name in sorted(there - names)
+    originals = [base.path(n) if isinstance(base, Snapshot) else base[n] for n in names]
+    findings = [
+        _compare(original, directory / name, deep)
+        for name, original in zip(names, originals, strict=True)
     ]
+    extra = sorted({path.name for path in directory.glob("*.safetensors")} - set(names))
+    said = "is not one of the base's weight files"
+    return (*findings, *(Finding(n, False, "header and size", f"{n} {said}") for n in extra))
 
 
-def _with_file(name: str, base: Path, path: Path, deep: bool) -> Finding:
-    if same_inode(base, path):
-        return Finding(name, True, "same file", f"{name} is the base's own file")
-    old, new = read_header(base), read_header(path)
-    if difference := _difference(name, WeightFile(old.size, old.digest), new):
-        return difference
+def _compare(base: Path | WeightFile, path: Path, deep: bool) -> Finding:
+    """One file against the base's own or its record."""
+    name = path.name
+
+    def finding(same: bool, said: str, how: str = "header and size") -> Finding:
+        return Finding(name, same, how, f"{name} {said}")
+
+    if not path.exists():
+        return finding(False, "is missing")
+    if isinstance(base, Path) and same_inode(base, path):
+        return finding(True, "is the base's own file", "same file")
+    header, new = read_header(base) if isinstance(base, Path) else base, read_header(path)
+    digest = header.digest if isinstance(header, Header) else header.header_sha256
+    if new.size != header.size:
+        return finding(False, f"has {new.size:,} bytes, the base's {header.size:,}")
+    if new.digest != digest:
+        return finding(False, "has another header than the base's: names, shapes or types differ")
     if not deep:
-        return Finding(name, True, "header and size", f"{name} has the base's header and size")
-    place = first_difference(base, path)
-    if place is None:
-        return Finding(name, True, "bytes", f"{name} equals the base's file in every byte")
-    return Finding(name, False, "bytes", f"{name} differs from the base's file at byte {place:,}")
-
-
-def _with_record(name: str, record: WeightFile, path: Path, deep: bool) -> Finding:
-    new = read_header(path)
-    if difference := _difference(name, record, new):
-        return difference
-    if not deep:
-        return Finding(name, True, "header and size", f"{name} has the recorded header and size")
-    recorded = record.sha256 or blob_digest(path)
+        owner = "base's" if isinstance(base, Path) else "recorded"
+        return finding(True, f"has the {owner} header and size")
+    if isinstance(base, Path):
+        place = first_difference(base, path)
+        if place is None:
+            return finding(True, "equals the base's file in every byte", "bytes")
+        return finding(False, f"differs from the base's file at byte {place:,}", "bytes")
+    recorded = base.sha256 or blob_digest(path)
     if recorded is None:
-        how, sentence = "header and size", f"the bytes of {name} were never recorded"
-        return Finding(name, None, how, sentence)
+        return Finding(name, None, "header and size", f"the bytes of {name} were never recorded")
     same = content_digest(path) == recorded
-    verb = "has" if same else "does not have"
-    return Finding(name, same, "sha256", f"{name} {verb} the recorded SHA-256")
-
-
-def _difference(name: str, old: WeightFile, new: Header) -> Finding | None:
-    def finding(sentence: str) -> Finding:
-        return Finding(name, False, "header and size", sentence)
-
-    if new.size != old.size:
-        return finding(f"{name} has {new.size:,} bytes, the base's {old.size:,}")
-    if new.digest != old.header_sha256:
-        return finding(f"{name} has another header than the base's: names, shapes or types differ")
-    return None
+    return finding(same, f"{'has' if same else 'does not have'} the recorded SHA-256", "sha256")
 
 
 def first_difference(one: Path, two: Path) -> int | None:

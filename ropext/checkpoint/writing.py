@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ def write_checkpoint(
         full = replace(
             record,
             weights=weights,
-            edits=(*record.edits, *provenance.edits_to_json(edits)),
+            edits=(*record.edits, *map(asdict, edits)),
             proof=proof,
         )
         with os_errors(output):

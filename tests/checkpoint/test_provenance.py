@@ -64,7 +64,7 @@ WRONG = [
     (["sites", 0, "dim"], None, "dim"),
     (["sites", 0, "spectrum", "inv_freq", 0], "1", "inv_freq"),
     (["sites", 0, "spectrum", "inv_freq", 0], 0.999, "digest"),
-    (["sites", 0, "spectrum", "attention_factor"], 10**400, "attention_factor"),
+    (["sites", 0, "spectrum", "attention_factor"], 10**400, "digest"),
     (["weights"], [], "weights"),
     (["weights", "../../etc/passwd"], {}, "plain file name"),
     (["weights", "a.safetensors", "size"], "7", "size"),

@@ -29,7 +29,7 @@ FORBIDDEN_MODULES = {
 # The tokenizer and the state that `benchmarks/demo_checkpoint.py` made itself.
 OWN_FILES = ("demo/",)
 # From a config and an empty state dict, on the meta device: no file is read.
-NO_FILES = {("proof_child.py", "cls.from_pretrained")}
+NO_FILES = {("proof/child.py", "cls.from_pretrained")}
 
 
 def calls():

@@ -123,7 +123,8 @@ def test_recorded_spectrum_makes_the_base_out_of_the_extended_weights():
     base, ids = tiny(), random_ids(64)
     extended = tiny(max_position_embeddings=256, rope_parameters=rope("yarn"))
     plain = Spectrum(tuple(10000.0 ** (-2 * i / 8) for i in range(4)))
-    original = {"": SiteRecord("", 8, 64, base=plain, spectrum=plain, params={})}
+    sizes = {"label": "", "dim": 8, "context": 64}
+    original = {"": SiteRecord(**sizes, base=plain, spectrum=plain, params={})}
     truth = scorer_of(base).token_nll(ids)[1:]
     before = scorer_of(extended).token_nll(ids)[1:]
     with recorded_spectrum(extended, original):

@@ -345,7 +345,7 @@ def test_sinusoids_that_are_added_are_no_rotary_embedding():
     """Voxtral Realtime embeds times with a buffer of the same name, and keeps no config there."""
     from torch import nn, zeros
 
-    from ropext.proof_child import rotary
+    from ropext.proof.child import rotary
 
     class TimeEmbedding(nn.Module):
         def __init__(self):

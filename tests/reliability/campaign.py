@@ -83,7 +83,7 @@ def tree(directory: Path) -> dict[str, str]:
 PRELOADED = (
     *("matplotlib.pyplot", "matplotlib.backends.backend_agg", "peft", "transformers.trainer"),
     *("transformers.models.llama.modeling_llama", "peft.utils.transformers_weight_conversion"),
-    *("ropext.evaluation.session", "ropext.proof_child", "ropext.training.session"),
+    *("ropext.evaluation.session", "ropext.proof.child", "ropext.training.session"),
     *("ropext.training.fit_session", "ropext.training.fit_writing", "ropext.report.tables"),
     *(
         "ropext.cli.app",
@@ -138,13 +138,13 @@ def prove_here(directories: Any, *, text_paths: Any = None, tensors: bool = True
     """The proof's own code in this process: a fresh interpreter for each kill would take hours."""
     import transformers
 
-    from ropext import proof_child
+    from ropext.proof import child
 
     job = {"tensors": tensors, "trust_remote_code": False}
     out = []
     for directory, path in zip(directories, text_paths or [()] * len(directories), strict=True):
         entry = {"directory": str(directory), "text_path": list(path)}
-        built = proof_child.build(job, entry)
+        built = child.build(job, entry)
         about = {"directory": str(directory), "transformers": transformers.__version__}
         out.append(about | built | {"error": None})
     return out

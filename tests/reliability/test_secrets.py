@@ -144,7 +144,7 @@ def test_no_command_shows_a_token(tmp_path, hub):
     assert dict(zip(map(tuple, lines), codes, strict=False)) == {tuple(own): 0 for own in lines}
     assert codes[len(lines) :] == [code for _, code in FAILURES]
     started = (tmp_path / "started.txt").read_text()
-    assert "proof_child" in started  # the proof's process was seen
+    assert "proof/child" in started  # the proof's process was seen
     for repo, files in hub.repos.items():
         for name, content in files.items():
             check(content.decode("latin-1"), f"{name} of {repo}")

@@ -11,8 +11,10 @@ import io
 import json
 import os
 import re
+import resource
 import struct
 import sys
+import time
 from logging import StreamHandler, getLogger
 from pathlib import Path
 from typing import Any
@@ -69,14 +71,14 @@ def model_class(config: Any, directory: str, trust_remote_code: bool) -> Any:
             if auto.startswith("AutoModel") and reference.rpartition(".")[2] in names:
                 return get_class_from_dynamic_module(reference, directory)
     for name in names:
-        found = getattr(transformers, name, None)
-        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
-            return found
+        named = getattr(transformers, name, None)
+        if isinstance(named, type) and issubclass(named, transformers.PreTrainedModel):
+            return named
     for auto in (getattr(transformers, name) for name in AUTO if hasattr(transformers, name)):
         known = auto._model_mapping
         if type(config) in known:
-            found = known[type(config)]
-            return found[0] if isinstance(found, tuple) else found
+            classes = known[type(config)]
+            return classes[0] if isinstance(classes, tuple) else classes
     raise ValueError(f"no model class for {names or type(config).__name__}")
 
 
@@ -91,10 +93,11 @@ def skeleton(cls: Any, config: Any) -> Any:
 def text_modules(model: Any, text: Any) -> list[tuple[str, Any]]:
     """Modules of the text model, with their paths."""
     paths = [(n, m) for n, m in model.named_modules() if not NOT_TEXT.search(n.lower())]
-    own = [(n, m) for n, m in paths if isinstance(getattr(m, "config", None), type(text))]
-    rotary = [m for _, m in own if any(b.endswith("inv_freq") for b in m._buffers)]
+    typed = [(n, m) for n, m in paths if isinstance(getattr(m, "config", None), type(text))]
     # Where every part has a config class of its own (Blt), or none keeps its config, take all.
-    keep = {id(m) for _, m in own} if rotary else {id(m) for _, m in paths}
+    if not any(b.endswith("inv_freq") for _, m in typed for b in m._buffers):
+        return paths
+    keep = {id(m) for _, m in typed}
     return [(n, m) for n, m in paths if id(m) in keep or getattr(m, "config", None) is None]
 
 
@@ -125,7 +128,7 @@ def turns(module: Any) -> bool:
 
 def rotary(modules: list[tuple[str, Any]]) -> list[dict[str, Any]]:
     """Every rotary embedding's inverse frequencies and attention factor at the full length."""
-    found = []
+    embeddings = []
     for name, module in modules:
         for buffer in [b for b in module._buffers if b.endswith("inv_freq")]:
             prefix = buffer.removesuffix("inv_freq")
@@ -139,7 +142,7 @@ def rotary(modules: list[tuple[str, Any]]) -> list[dict[str, Any]]:
             if attention is None:
                 attention = float(getattr(module, f"{prefix}attention_scaling", 1.0))
             two_sets = hasattr(module, f"{prefix}long_inv_freq")  # set by a longrope's forward
-            found.append(
+            embeddings.append(
                 {
                     "module": name,
                     "label": label,
@@ -148,7 +151,7 @@ def rotary(modules: list[tuple[str, Any]]) -> list[dict[str, Any]]:
                     "attention_factor": attention,
                 }
             )
-    return found
+    return embeddings
 
 
 def softmax_scales(modules: list[tuple[str, Any]]) -> dict[str, tuple[float, float | None]]:
@@ -187,9 +190,7 @@ def attention(
     """
     scales = softmax_scales(modules)
     plain = {name: unit for name, (_, unit) in scales.items() if unit}
-    if any(
-        abs(own / plain.get(name, float("inf")) - 1) > 1e-6 for name, (own, _) in scales.items()
-    ):
+    if any(abs(scale / plain.get(n, float("inf")) - 1) > 1e-6 for n, (scale, _) in scales.items()):
         twin = copy.deepcopy(config)
         make_plain(text_config(twin, path), set())
         model = skeleton(cls, twin)
@@ -204,14 +205,12 @@ def attention(
 def headers(directory: str) -> dict[str, tuple[str, list[int]]]:
     """Name -> dtype and shape of every tensor that stock would load; no weight is read."""
     folder = Path(directory)
-    files = {"model.safetensors"}
-    index = folder / "model.safetensors.index.json"
-    if not (folder / "model.safetensors").exists():
-        files = set()
-        if index.exists():
-            files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    files, index = ["model.safetensors"], folder / "model.safetensors.index.json"
+    if not (folder / files[0]).exists():
+        table = json.loads(index.read_text(encoding="utf-8")) if index.exists() else None
+        files = sorted(set(table["weight_map"].values())) if table else []
     tensors: dict[str, tuple[str, list[int]]] = {}
-    for name in sorted(files):
+    for name in files:
         with open(folder / name, "rb") as stream:
             (size,) = struct.unpack("<Q", stream.read(8))
             table = json.loads(stream.read(size))
@@ -248,12 +247,12 @@ def loading_info(cls: Any, config: Any, state: dict[str, Any]) -> dict[str, Any]
         return none | {"unconverted": sorted(names)}
     finally:
         logger.removeHandler(report)
-    found: dict[str, Any] = info | {"unconverted": []}
-    return found
+    names_by_fate: dict[str, Any] = info | {"unconverted": []}
+    return names_by_fate
 
 
 def tensors(
-    cls: Any, config: Any, found: dict[str, tuple[str, list[int]]], quantised: bool
+    cls: Any, config: Any, table: dict[str, tuple[str, list[int]]], quantised: bool
 ) -> dict[str, Any]:
     """Load the headers' tensors, empty on the meta device, by stock's own from_pretrained.
 
@@ -263,7 +262,7 @@ def tensors(
     import torch
 
     state, packed = {}, 0
-    for name, (dtype, shape) in found.items():
+    for name, (dtype, shape) in table.items():
         match = PACKED.match(name) if quantised else None
         opaque = match or (quantised and name.endswith("weight") and INTEGER.fullmatch(dtype))
         if opaque:
@@ -280,7 +279,7 @@ def tensors(
         missing = {name for name in missing if name.rpartition(".")[0] not in parents}
         unexpected = set()
     return {
-        "compared": len(found) - packed,
+        "compared": len(table) - packed,
         "not_compared": packed,
         "missing": sorted(missing),
         "unexpected": sorted(unexpected),
@@ -299,20 +298,18 @@ def plain_weights(config: Any) -> Any:
 
 
 def forward(model: Any, config: Any, entry: dict[str, Any], rotating: list[Any]) -> dict[str, Any]:
-    """One pass of a small model, by the file beside this one."""
-    import time
-
+    """Run one pass of a small model, by the file beside this one."""
     mark = time.process_time()
     before = cost(mark)["peak_bytes"]
-    path = Path(__file__).with_name("proof_forward.py")
+    path = Path(__file__).with_name("forward.py")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     child = sys.modules[__name__]
-    asked = entry | entry["forward"]
-    answer: dict[str, Any] = module.forward(child, model, config, asked, rotating)
+    job = entry | entry["forward"]
+    answer: dict[str, Any] = module.forward(child, model, config, job, rotating)
     return answer | {"cost": cost(mark) | {"peak_bytes_before": before}}
 
 
@@ -328,30 +325,25 @@ def build(job: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
     cls = model_class(config, directory, trust)
     model = skeleton(cls, config)
     modules = text_modules(model, text_config(model.config, entry["text_path"]))
-    found = headers(directory) if job["tensors"] else {}
+    table = headers(directory) if job["tensors"] else {}
     rotating = rotary(modules)
     return {
         "model_class": cls.__name__,
         "attention": attention(modules, cls, config, entry["text_path"]),
         "rotary": rotating,
         "forward": forward(model, config, entry, rotating) if entry.get("forward") else None,
-        "tensors": tensors(cls, config, found, quantised) if found else None,
+        "tensors": tensors(cls, config, table, quantised) if table else None,
     }
 
 
 def cost(since: float) -> dict[str, Any]:
     """CPU seconds since a mark, and this process's peak memory in bytes."""
-    import resource
-    import time
-
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB here
     return {"cpu_seconds": time.process_time() - since, "peak_bytes": peak * unit}
 
 
 def main() -> None:
-    import time
-
     block_ropext()
     job = json.load(sys.stdin)
     import torch
@@ -367,8 +359,8 @@ def main() -> None:
             try:
                 answer |= build(job, entry) | {"error": None}
             except Exception as error:
-                said = str(error).strip() or "no message"
-                answer["error"] = f"{type(error).__name__}: {said.splitlines()[-1].strip()}"
+                message = str(error).strip() or "no message"
+                answer["error"] = f"{type(error).__name__}: {message.splitlines()[-1].strip()}"
             answer["cost"] = cost(mark)
             out.write(json.dumps(answer) + "\n")
             out.flush()

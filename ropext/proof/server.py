@@ -14,7 +14,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,6 @@ class Probe:
     tolerance: float
     prompts: tuple[Prompt, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Server:
@@ -72,6 +69,7 @@ class Server:
             return None
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The JSON answer to a JSON body."""
         return self._call(path, json.dumps(body).encode())
 
     def _call(self, path: str, data: bytes | None) -> Any:
@@ -79,8 +77,8 @@ class Server:
         request = urllib.request.Request(self.root + path, data=data, headers=headers)
         if self.key:  # never passed on to where a server redirects to
             request.add_unredirected_header("Authorization", f"Bearer {self.key}")
-        near = urllib.parse.urlsplit(self.root).hostname in LOOPBACK
-        proxies = [urllib.request.ProxyHandler({})] if near else []
+        is_here = urllib.parse.urlsplit(self.root).hostname in LOOPBACK
+        proxies = [urllib.request.ProxyHandler({})] if is_here else []
         with urllib.request.build_opener(*proxies).open(request, timeout=TIMEOUT) as answer:
             body = answer.read(ANSWER_LIMIT + 1)
         if len(body) > ANSWER_LIMIT:
@@ -119,7 +117,9 @@ def served_model(server: Server, url: str) -> tuple[str, int | None]:
     if not isinstance(models, dict) or not models.get("data"):
         raise InputError(f"--endpoint {url} is no OpenAI-compatible server: it lists no models")
     try:
-        return _first_model(server, models)
+        entry = models["data"][0]
+        limit = _limit(server, entry)
+        return entry["id"], None if limit is None else int(limit)
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, OSError) as error:
         raise InputError(
             f"--endpoint {url} is no OpenAI-compatible server: its model has no name and limit "
@@ -127,31 +127,30 @@ def served_model(server: Server, url: str) -> tuple[str, int | None]:
         ) from None
 
 
-def _first_model(server: Server, models: Mapping[str, Any]) -> tuple[str, int | None]:
-    entry = models["data"][0]
+def _limit(server: Server, entry: Mapping[str, Any]) -> Any:
+    """How many tokens a model takes, where its server says."""
     if entry.get("max_model_len"):  # vLLM and SGLang
-        return entry["id"], int(entry["max_model_len"])
+        return entry["max_model_len"]
     props = server.get("/props")  # llama-server; of one slot, which is what a request gets
-    if isinstance(props, dict):
-        slot = props.get("default_generation_settings") or {}
-        if slot.get("n_ctx"):
-            return entry["id"], int(slot["n_ctx"])
+    slot = props.get("default_generation_settings") if isinstance(props, dict) else None
+    if slot and slot.get("n_ctx"):
+        return slot["n_ctx"]
     for path in ("/server_info", "/get_server_info"):  # SGLang, newer and older
         info = server.get(path)
         if isinstance(info, dict) and info.get("context_length"):
-            return entry["id"], int(info["context_length"])
-    return entry["id"], None
+            return info["context_length"]
+    return None
 
 
 def top_logprobs(answer: Any) -> list[tuple[int | None, float]]:
-    """Token id (where told) and log-probability of the first generated token's best candidates."""
+    """Token id (where given) and log-probability of the first generated token's best candidates."""
     try:
-        told = answer["choices"][0]["logprobs"]
-        if told.get("content"):  # llama-server: a list of candidates with their ids
-            best = told["content"][0]["top_logprobs"]
+        logprobs = answer["choices"][0]["logprobs"]
+        if logprobs.get("content"):  # llama-server: a list of candidates with their ids
+            best = logprobs["content"][0]["top_logprobs"]
             pairs = [(entry.get("id"), entry["logprob"]) for entry in best]
         else:  # vLLM and SGLang: a dict from the token's text
-            pairs = [(_token_id(k), v) for k, v in told["top_logprobs"][0].items()]
+            pairs = [(_token_id(k), v) for k, v in logprobs["top_logprobs"][0].items()]
         pairs = [(token, float(value)) for token, value in pairs]
     except (KeyError, IndexError, TypeError, AttributeError, ValueError):
         pairs = []
@@ -164,18 +163,18 @@ def _token_id(text: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _matched(told: Sequence[tuple[int | None, float]], wanted: Sequence[float]) -> list[float]:
-    """The wanted log-probability of each told one: by id, else by rank.
+def _matched(pairs: Sequence[tuple[int | None, float]], wanted: Sequence[float]) -> list[float]:
+    """The wanted log-probability of each of the server's: by id, else by rank.
 
     A dict by text holds one entry where two tokens look alike, so a rank may be skipped for each
     that is missing.
     """
-    if all(type(token) is int and 0 <= token < len(wanted) for token, _ in told):
-        return [wanted[token] for token, _ in told if token is not None]
+    if all(type(token) is int and 0 <= token < len(wanted) for token, _ in pairs):
+        return [wanted[token] for token, _ in pairs if token is not None]
     ranked = sorted(wanted, reverse=True)[:TOP]
     out, rank = [], 0
-    for index, (_, value) in enumerate(told):
-        last = len(ranked) - (len(told) - index)
+    for index, (_, value) in enumerate(pairs):
+        last = len(ranked) - (len(pairs) - index)
         rank = min(range(rank, last + 1), key=lambda r: abs(ranked[r] - value))
         out.append(ranked[rank])
         rank += 1
@@ -222,8 +221,8 @@ def transformers_reference(
         with torch.inference_mode():
             row = torch.tensor([list(ids)], device=device)
             logits = model(row, use_cache=False, **only_last).logits[0, -1]
-            found: list[float] = logits.float().log_softmax(-1).tolist()
-            return found
+            values: list[float] = logits.float().log_softmax(-1).tolist()
+            return values
 
     return log_probabilities
 
@@ -236,18 +235,18 @@ def _ask(
     try:
         answer = server.post("/v1/completions", body)
     except urllib.error.HTTPError as error:
-        said = " ".join(error.read(300).decode(errors="replace").split())
+        reason = " ".join(error.read(300).decode(errors="replace").split())
         raise ProofFailed(
-            f"endpoint: {url} refuses a prompt of {len(ids)} tokens (HTTP {error.code}: {said})"
+            f"endpoint: {url} refuses a prompt of {len(ids)} tokens (HTTP {error.code}: {reason})"
         ) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise Stopped(
             f"endpoint: {url} went away during a prompt of {len(ids)} tokens ({error})"
         ) from None
-    told = top_logprobs(answer)
-    if not told:
+    pairs = top_logprobs(answer)
+    if not pairs:
         raise InputError(f"--endpoint {url} tells no log-probabilities for /v1/completions")
-    return told
+    return pairs
 
 
 def _check_limit(limit: int | None, context: int, target: int) -> None:
@@ -265,9 +264,9 @@ def compare(
     """Ask for each prompt and hold the answer against the reference."""
     out = []
     for ids in prompts:
-        told = _ask(server, model, ids, server.root)
-        matched = _matched(told, wanted(ids))
-        values = tuple(value for _, value in told)
+        pairs = _ask(server, model, ids, server.root)
+        matched = _matched(pairs, wanted(ids))
+        values = tuple(value for _, value in pairs)
         worst = max(abs(a - b) for a, b in zip(values, matched, strict=True))
         out.append(Prompt(len(ids), len(ids) > context, worst, values, tuple(matched)))
     return tuple(out)
@@ -275,12 +274,9 @@ def compare(
 
 def _special_tokens(directory: Path) -> list[int]:
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    found = [part.get(f"{name}_token_id") for part in _texts(config) for name in SPECIAL]
-    return [token for token in found if isinstance(token, int)]
-
-
-def _texts(config: dict[str, Any]) -> list[dict[str, Any]]:
-    return [config, *(value for value in config.values() if isinstance(value, dict))]
+    parts = [config, *(value for value in config.values() if isinstance(value, dict))]
+    tokens = [part.get(f"{name}_token_id") for part in parts for name in SPECIAL]
+    return [token for token in tokens if isinstance(token, int)]
 
 
 def probe(

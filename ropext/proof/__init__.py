@@ -1,7 +1,8 @@
 """The proof: build the written directory with stock transformers and compare it with the plan.
 
-A fresh process that cannot import ropext (proof_child.py) says what stock computes; the comparison
-is made here, from plain numbers, so that this room imports neither torch nor transformers.
+A fresh process that cannot import ropext (child.py) says what stock computes; the comparison is
+made here, from plain numbers, so that this file imports neither torch nor transformers. forward.py
+is its small model, server.py asks a running server.
 """
 
 import json
@@ -21,7 +22,7 @@ from ropext.checkpoint.provenance import Record
 from ropext.errors import ProofFailed
 from ropext.rope import Spectrum
 
-CHILD = Path(__file__).with_name("proof_child.py")
+CHILD = Path(__file__).with_name("child.py")
 TIMEOUT = 1800.0  # seconds for one child process
 LISTED = 3  # names shown of a longer list
 # Of a forward pass's largest output. The two models compute in the same order: mostly bit-equal.
@@ -71,6 +72,11 @@ class Difference:
         if not self.wanted or not math.isfinite(self.found):
             return math.inf
         return abs(self.found / self.wanted - 1)
+
+    @property
+    def excess(self) -> float:
+        """The error in units of its bound."""
+        return self.error / self.bound if self.bound else math.inf
 
     def __str__(self) -> str:
         where = f"{self.module} {self.what}"
@@ -127,31 +133,14 @@ def promise(
 
 
 def expected(sites: Iterable[Any], factor: float) -> list[Expected]:
-    """From a plan's sites (label, wanted, params, scaled) and its whole factor."""
-    return [promise(own.label, own.wanted, own.params, factor, own.scaled) for own in sites]
+    """What a plan promises, from its sites (label, wanted, params, scaled) and its whole factor."""
+    return [promise(s.label, s.wanted, s.params, factor, s.scaled) for s in sites]
 
 
 def recorded(record: Record) -> list[Expected]:
-    """From what ropext.json says."""
+    """What ropext.json promises."""
     factor = record.target / record.context
-    return [
-        promise(own.label, own.spectrum, own.params, factor, own.scaled) for own in record.sites
-    ]
-
-
-def _environment(pythonpath: Sequence[Path], trust_remote_code: bool) -> dict[str, str]:
-    env = dict(os.environ)
-    if pythonpath:
-        old = [env["PYTHONPATH"]] if env.get("PYTHONPATH") else []
-        env["PYTHONPATH"] = os.pathsep.join([*map(str, pythonpath), *old])
-    env["CUDA_VISIBLE_DEVICES"] = ""  # nothing here runs on one, and a driver costs seconds
-    if not trust_remote_code:
-        env["HF_HUB_OFFLINE"] = "1"
-    return env
-
-
-def _asked(forward: Forward, sites: Sequence[Expected]) -> dict[str, Any]:
-    return asdict(forward) | {"sites": [asdict(site) | {"bound": site.bound} for site in sites]}
+    return [promise(s.label, s.spectrum, s.params, factor, s.scaled) for s in record.sites]
 
 
 def build(
@@ -161,20 +150,22 @@ def build(
     forwards: Sequence[tuple[Forward, Sequence[Expected]] | None] = (),
     tensors: bool = True,
     trust_remote_code: bool = False,
-    pythonpath: Sequence[Path] = (),
     timeout: float = TIMEOUT,
 ) -> list[dict[str, Any]]:
-    """What stock transformers builds from each directory, one process for all of them.
+    """Build each directory with stock transformers, in one process for all of them.
 
-    `pythonpath` puts another transformers first. An entry whose build failed holds `error`.
+    An entry whose build failed holds `error`.
     """
-    paths = text_paths or [()] * len(directories)
-    passes = forwards or [None] * len(directories)
-    entries = [
-        {"directory": str(directory), "text_path": list(path), "forward": one and _asked(*one)}
-        for directory, path, one in zip(directories, paths, passes, strict=True)
-    ]
+    entries: list[dict[str, Any]] = [{"directory": str(directory)} for directory in directories]
+    for entry, path in zip(entries, text_paths or [()] * len(entries), strict=True):
+        entry["text_path"] = list(path)
+    for entry, asked in zip(entries, forwards, strict=False):
+        if asked is not None:
+            sites = [asdict(site) | {"bound": site.bound} for site in asked[1]]
+            entry["forward"] = asdict(asked[0]) | {"sites": sites}
     job = {"directories": entries, "tensors": tensors, "trust_remote_code": trust_remote_code}
+    # Nothing here runs on a GPU, and its driver costs seconds.
+    offline = {} if trust_remote_code else {"HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory(prefix="ropext-proof-") as folder:
         out = Path(folder) / "built.jsonl"
         try:
@@ -184,7 +175,7 @@ def build(
                 input=json.dumps(job),
                 capture_output=True,
                 text=True,
-                env=_environment(pythonpath, trust_remote_code),
+                env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | offline,
                 timeout=timeout,
                 check=False,
             )
@@ -207,18 +198,13 @@ def _crash(directory: Path, run: "subprocess.CompletedProcess[str]") -> str:
     return f"the proof of {directory} could not run: {said[-1] if said else 'no message'}"
 
 
-def _candidates(label: str, sites: Sequence[Expected]) -> list[Expected]:
-    """The sites that a module may be: the one of its label, or any where it has none."""
-    return [site for site in sites if site.label == label] if label else list(sites)
-
-
-def _differences(found: Mapping[str, Any], site: Expected) -> list[Difference]:
-    module, numbers = found["module"], found["inv_freq"]
+def _differences(built: Mapping[str, Any], site: Expected) -> list[Difference]:
+    module, numbers = built["module"], built["inv_freq"]
     module += f" ({site.label})" if site.label else ""
     if len(numbers) != len(site.inv_freq):
         wrong = float(len(site.inv_freq)), float(len(numbers))
         return [Difference(module, "number of pairs", -1, *wrong, 0.0)]
-    short = found["short_inv_freq"] or numbers
+    short = built["short_inv_freq"] or numbers
     wanted_short = site.short_inv_freq or site.inv_freq
     out = [
         Difference(module, what, pair, wanted, got, site.bound)
@@ -228,29 +214,21 @@ def _differences(found: Mapping[str, Any], site: Expected) -> list[Difference]:
         )
         for pair, (wanted, got) in enumerate(pairs)
     ]
-    factor = site.attention_factor, found["attention_factor"]
+    factor = site.attention_factor, built["attention_factor"]
     return [*out, Difference(module, "attention factor", -1, *factor, site.bound)]
-
-
-def _worst(differences: Iterable[Difference]) -> Difference:
-    return max(differences, key=lambda d: d.error / d.bound if d.bound else math.inf)
-
-
-def _bad(difference: Difference) -> bool:
-    return not difference.error <= difference.bound
 
 
 def _compare_rotary(built: Mapping[str, Any], sites: Sequence[Expected]) -> list[Difference]:
     """The worst number of every rotary module, each held against the site it comes nearest to."""
     worst, seen = [], set()
-    for found in built["rotary"]:
-        sites_here = _candidates(found["label"], sites)
-        if not sites_here:
+    for module in built["rotary"]:
+        candidates = [site for site in sites if module["label"] in ("", site.label)]
+        if not candidates:
             raise ProofFailed(
-                f"proof: {found['module']} has an embedding for {found['label']!r}, which the plan "
-                f"does not know; it has {', '.join(site.label or 'one' for site in sites)}"
+                f"proof: {module['module']} has an embedding for {module['label']!r}, which the "
+                f"plan does not know; it has {', '.join(site.label or 'one' for site in sites)}"
             )
-        tried = [(_worst(_differences(found, site)), site) for site in sites_here]
+        tried = [(max(_differences(module, c), key=lambda d: d.excess), c) for c in candidates]
         difference, site = min(tried, key=lambda pair: pair[0].error)
         seen.add(site.label)
         worst.append(difference)
@@ -264,18 +242,16 @@ def _compare_rotary(built: Mapping[str, Any], sites: Sequence[Expected]) -> list
     return worst
 
 
+def _bad(difference: Difference) -> bool:
+    return not difference.error <= difference.bound
+
+
 def _compare_softmax(built: Mapping[str, Any], sites: Sequence[Expected]) -> list[Difference]:
     worst = []
-    for found in built["attention"]:
+    for module in built["attention"]:
+        name, factor = module["module"], module["softmax_factor"]
         tried = [
-            Difference(
-                found["module"],
-                "softmax factor",
-                -1,
-                site.softmax_factor,
-                found["softmax_factor"],
-                site.bound,
-            )
+            Difference(name, "softmax factor", -1, site.softmax_factor, factor, site.bound)
             for site in sites
         ]
         worst.append(min(tried, key=lambda d: d.error))
@@ -305,27 +281,27 @@ def _compare_tensors(built: Mapping[str, Any], directory: str) -> tuple[int, int
 
 def _compare_forward(built: Mapping[str, Any]) -> str:
     """What the small models showed; ProofFailed where only the written config's fails."""
-    found = built.get("forward")
-    if found is None:
+    run = built.get("forward")
+    if run is None:
         return ""
-    if found["reason"] is not None:
-        return f"forward not run: {found['reason']}"
+    if run["reason"] is not None:
+        return f"forward not run: {run['reason']}"
     small = (
-        f"one forward pass of a small model ({found['layers']} of {found['of']} layers, random "
-        f"weights) up to position {found['last']}"
+        f"one forward pass of a small model ({run['layers']} of {run['of']} layers, random "
+        f"weights) up to position {run['last']}"
     )
     blame = f"proof: with transformers {built['transformers']}, {small}"
-    if found["failed"] is not None:
-        raise ProofFailed(f"{blame} fails: {found['failed']}; the base's does not")
-    if found["difference"] is None:
-        return f"{small}: {found['note']}"
-    if not found["difference"] <= FORWARD_BOUND:
+    if run["failed"] is not None:
+        raise ProofFailed(f"{blame} fails: {run['failed']}; the base's does not")
+    if run["difference"] is None:
+        return f"{small}: {run['note']}"
+    if not run["difference"] <= FORWARD_BOUND:
         raise ProofFailed(
-            f"{blame} differs by {found['difference']:.1e} from the base's with the planned "
+            f"{blame} differs by {run['difference']:.1e} from the base's with the planned "
             f"frequencies and factors set in it (bound {FORWARD_BOUND:.0e}): the written config "
             "changes something beside them"
         )
-    return f"{small} equals the base's with the planned numbers ({found['difference']:.1e} off)"
+    return f"{small} equals the base's with the planned numbers ({run['difference']:.1e} off)"
 
 
 def compare(built: Mapping[str, Any], sites: Sequence[Expected], *, tensors: bool = True) -> Proof:
@@ -335,7 +311,8 @@ def compare(built: Mapping[str, Any], sites: Sequence[Expected], *, tensors: boo
         raise ProofFailed(
             f"proof: transformers {version} cannot build {directory}: {built['error']}"
         )
-    worst = _worst([*_compare_rotary(built, sites), *_compare_softmax(built, sites)])
+    differences = [*_compare_rotary(built, sites), *_compare_softmax(built, sites)]
+    worst = max(differences, key=lambda d: d.excess)
     if _bad(worst):
         raise ProofFailed(f"proof: with transformers {version}, {worst}")
     counts = _compare_tensors(built, directory) if tensors else (0, 0)
@@ -356,9 +333,7 @@ def prove(
     *,
     forward: Forward | None,
     text_path: Sequence[str] = (),
-    tensors: bool = True,
     trust_remote_code: bool = False,
-    timeout: float = TIMEOUT,
 ) -> Proof:
     """Prove one directory: every module as the plan says, every tensor in its place, and one
     forward pass of a small model of its config."""
@@ -366,8 +341,6 @@ def prove(
         [directory],
         text_paths=[text_path],
         forwards=[None if forward is None else (forward, sites)],
-        tensors=tensors,
         trust_remote_code=trust_remote_code,
-        timeout=timeout,
     )
-    return compare(built, sites, tensors=tensors)
+    return compare(built, sites)

@@ -1,6 +1,6 @@
 """The proof's one forward pass: the written config and its base as small models of random weights.
 
-Loaded by proof_child.py, by path: it imports nothing of ropext. A model keeps its rotary geometry
+Loaded by child.py, by path: it imports nothing of ropext. A model keeps its rotary geometry
 and its first layers, as many as hold one of each kind; everything else is made narrow.
 """
 
@@ -64,8 +64,8 @@ def first_of_each_kind(layers: list[Any], config: Any) -> int:
 
 def _heads(key: str, value: int, values: dict[str, Any], names: dict[str, str]) -> int:
     if KEY_HEADS.search(key):
-        own = values.get(names.get("num_attention_heads", "num_attention_heads"))
-        return 2 if value == own else 1
+        queries = values.get(names.get("num_attention_heads", "num_attention_heads"))
+        return 2 if value == queries else 1
     return min(value, 2)
 
 
@@ -147,41 +147,6 @@ def positions(context: int, target: int) -> list[int]:
     return sorted(p for p in wanted if 0 <= p < max(context + 2, target))
 
 
-class Watch:
-    """The last position that any rotary module was given."""
-
-    def __init__(self, modules: list[tuple[str, Any]]) -> None:
-        self.last = -1
-        for _, module in modules:
-            if any(name.endswith("inv_freq") for name in module._buffers):
-                module.register_forward_pre_hook(self._see, with_kwargs=True)
-
-    def _see(self, module: Any, args: Any, kwargs: Any) -> None:
-        import torch
-
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, torch.Tensor) and not value.is_floating_point():
-                self.last = max(self.last, int(value.max()))
-
-
-def run(model: Any, modules: list[tuple[str, Any]], where: list[int]) -> Any:
-    """The outputs at these positions; all tokens see those before them, as in one document."""
-    import torch
-
-    watch = Watch(modules)
-    row = torch.tensor([where])
-    with torch.no_grad():
-        out = model(
-            input_ids=torch.arange(len(where))[None] % NARROW,
-            attention_mask=torch.ones_like(row),
-            position_ids=row,
-            use_cache=False,
-        )[0]
-    if watch.last < where[-1]:
-        raise NotRun("its forward takes no positions")
-    return out
-
-
 def owner(model: Any, text: Any) -> Any:
     """The outermost module that is the text model by itself."""
     from transformers import PreTrainedModel
@@ -208,7 +173,7 @@ def site_of(label: str, found: list[float], sites: list[dict[str, Any]]) -> dict
         pairs = zip(found, site["inv_freq"], strict=True)
         return max(abs(f - w) / w if w else abs(f) for f, w in pairs)
 
-    return min((s for s in sites if s["label"] == label or not label), key=off)
+    return min((s for s in sites if label in ("", s["label"])), key=off)
 
 
 def set_numbers(
@@ -269,26 +234,47 @@ class Small:
         self.model = child.skeleton(cls, config)
         self.modules = child.text_modules(self.model, child.text_config(self.model.config, []))
 
-    @property
-    def parameters(self) -> int:
-        return sum(p.numel() for p in self.model.parameters())
-
     def rotary(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.child.rotary(self.modules)
-        return found
+        modules: list[dict[str, Any]] = self.child.rotary(self.modules)
+        return modules
 
     def attention(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.child.attention(self.modules, self.cls, self.config, [])
-        return found
+        modules: list[dict[str, Any]] = self.child.attention(
+            self.modules, self.cls, self.config, []
+        )
+        return modules
 
     def run(self, where: list[int]) -> Any:
-        out = run(self.model, self.modules, where)
+        """The outputs at these positions; all tokens see those before them, as in one document."""
+        import torch
+
+        last = -1  # position that any rotary module was given
+
+        def see(module: Any, args: Any, kwargs: Any) -> None:
+            nonlocal last
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, torch.Tensor) and not value.is_floating_point():
+                    last = max(last, int(value.max()))
+
+        for _, module in self.modules:
+            if any(name.endswith("inv_freq") for name in module._buffers):
+                module.register_forward_pre_hook(see, with_kwargs=True)
+        row = torch.tensor([where])
+        with torch.no_grad():
+            out = self.model(
+                input_ids=torch.arange(len(where))[None] % NARROW,
+                attention_mask=torch.ones_like(row),
+                position_ids=row,
+                use_cache=False,
+            )[0]
+        if last < where[-1]:
+            raise NotRun("its forward takes no positions")
         if not bool(out.isfinite().all()):
             raise ArithmeticError("the outputs are not finite")
         return out
 
 
-def said(error: Exception) -> str:
+def sentence_of(error: Exception) -> str:
     """One line of an exception."""
     lines = str(error).strip().splitlines() or ["no message"]
     name = "" if isinstance(error, NotRun) else f"{type(error).__name__}: "
@@ -325,14 +311,10 @@ def attempt(
     base_text, text = texts
     where = positions(entry["context"], entry["target"])
     after = Small(child, cls, text)
-    answer: dict[str, Any] = {
-        "parameters": after.parameters,
-        "last": where[-1],
-        "difference": None,
-        "note": None,
-    }
-    if after.parameters > MOST_PARAMETERS:
-        raise NotRun(f"its smallest form has {after.parameters} parameters")
+    answer: dict[str, Any] = {"last": where[-1], "difference": None, "note": None}
+    parameters = sum(p.numel() for p in after.model.parameters())
+    if parameters > MOST_PARAMETERS:
+        raise NotRun(f"its smallest form has {parameters} parameters")
     numbers = {tuple(one["inv_freq"]) for one in after.rotary()}
     if not numbers or not numbers <= {tuple(one["inv_freq"]) for one in full}:
         raise NotRun("made narrow, it rotates otherwise")
@@ -345,12 +327,12 @@ def attempt(
     try:
         old = base.run(where)
     except Exception as error:
-        raise NotRun(f"the base's own small model fails: {said(error)}") from error
+        raise NotRun(f"the base's own small model fails: {sentence_of(error)}") from error
     fill(after.model, known)
     try:
         new = after.run(where)
     except Exception as error:
-        return answer | {"failed": said(error)}
+        return answer | {"failed": sentence_of(error)}
     answer["moved"] = apart(old, new)
     if not answer["moved"]:
         return answer | {"note": "finite; not compared: no output depends on the rotation"}
@@ -388,4 +370,4 @@ def forward(
                 last = last or error
         raise last  # type: ignore[misc]
     except Exception as error:
-        return answer | {"reason": said(error)}
+        return answer | {"reason": sentence_of(error)}
