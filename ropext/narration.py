@@ -14,6 +14,7 @@ Show = Callable[[int, int, str], None]
 Clock = Callable[[], float]
 
 SECONDS = 30.0  # between two lines of a log
+FILES_PATIENCE = 5.0  # seconds of copying or hashing before the first one
 STOPPING = (signal.SIGINT, signal.SIGTERM)  # what ends a training at its next good moment
 
 
@@ -40,9 +41,12 @@ SILENT = Hooks()
 class Pace:
     """When to tell how far a long piece of work is: after its first unit, then every so often."""
 
-    def __init__(self, pause: float = SECONDS, clock: Clock = time.monotonic) -> None:
-        self.pause, self.clock = pause, clock
+    def __init__(
+        self, pause: float = SECONDS, clock: Clock = time.monotonic, patience: float = 0.0
+    ) -> None:
+        self.pause, self.clock, self.patience = pause, clock, patience
         self.begun = 0.0
+        self.called: float | None = None  # when the first piece of work began
         self.first = self.done = -1  # units when the clock was started, and at the last call
         self.told: float | None = None
 
@@ -50,26 +54,47 @@ class Pace:
         """The time left where it is to be told now, else None. Fewer units than before are of
         another piece of work, whose clock starts anew."""
         now = self.clock()
+        self.called = now if self.called is None else self.called
         if self.first < 0 or done < self.done or done == self.first:
             self.begun, self.first, self.done = now, done, done
             return None
         self.done = done
+        if self.told is None and now - self.called < self.patience:
+            return None  # what is soon over is not told at all
         if self.told is not None and now - self.told < self.pause:
             return None
         self.told = now
         return duration((now - self.begun) * (total - done) / (done - self.first))
 
 
-def told(say: Say, clock: Clock = time.monotonic) -> Show:
-    """Progress in sentences, for where no bar is drawn; units are tokens."""
-    pace = Pace(clock=clock)
+def in_tokens(done: int, total: int) -> str:
+    return f"{done:,} of {total:,} tokens"
+
+
+def in_gigabytes(done: int, total: int) -> str:
+    return f"{done / 1e9:.1f} of {total / 1e9:.1f} GB"
+
+
+def told(
+    say: Say,
+    clock: Clock = time.monotonic,
+    amount: Callable[[int, int], str] = in_tokens,
+    patience: float = 0.0,
+) -> Show:
+    """Progress in sentences, for where no bar is drawn."""
+    pace = Pace(clock=clock, patience=patience)
 
     def show(done: int, total: int, what: str) -> None:
         left = pace.left(done, total)
         if left is not None and done < total:
-            say(f"{100 * done // total} % ({done:,} of {total:,} tokens), {left} left: {what}")
+            say(f"{100 * done // total} % ({amount(done, total)}), {left} left: {what}")
 
     return show
+
+
+def told_of_files(say: Say, clock: Clock = time.monotonic) -> Show:
+    """The same of files that are copied, hashed or compared; units are bytes."""
+    return told(say, clock, in_gigabytes, patience=FILES_PATIENCE)
 
 
 def duration(seconds: float) -> str:

@@ -16,6 +16,7 @@ from ropext.errors import InputError, ProofFailed, UsageError
 from ropext.families import Model
 from ropext.files import dump, read_object
 from ropext.inspecting import Served, read_again
+from ropext.narration import Show, unseen
 from ropext.proof import Expected
 
 
@@ -69,6 +70,7 @@ def check_directory(
     record: bool = False,
     endpoint: str | None = None,
     trust_remote_code: bool = False,
+    show: Show = unseen,
     **loading: Any,
 ) -> Verification:
     """Check a checkpoint directory against its own record, a saved plan, or its base.
@@ -86,7 +88,7 @@ def check_directory(
         *_spellings(snapshot.config, known is not None),
         *_lengths(snapshot, model, known, plan),
         *_proof(snapshot, model, wanted, forward, trust_remote_code),
-        *_weights(snapshot, known, base, deep=deep, keep=record),
+        *_weights(snapshot, known, base, deep=deep, keep=record, show=show),
     ]
     if endpoint is not None:
         loading |= {"trust_remote_code": trust_remote_code}
@@ -251,7 +253,13 @@ _EQUAL = {
 
 
 def _weights(
-    snapshot: Snapshot, record: Record | None, base: Snapshot | None, *, deep: bool, keep: bool
+    snapshot: Snapshot,
+    record: Record | None,
+    base: Snapshot | None,
+    *,
+    deep: bool,
+    keep: bool,
+    show: Show,
 ) -> Iterable[Check]:
     if keep and record is None:
         raise UsageError(
@@ -265,7 +273,7 @@ def _weights(
         source = {name: weigh(snapshot.path(name)) for name in snapshot.weight_files}
     else:
         return
-    findings = compare_weights(source, snapshot.directory, deep=deep or keep)
+    findings = compare_weights(source, snapshot.directory, deep=deep or keep, show=show)
     bad = [finding for finding in findings if finding.same is False]
     for finding in bad:
         yield Check("weights", False, finding.sentence)
@@ -275,7 +283,7 @@ def _weights(
             yield Check("weights", True, f"{count} weight files {told}")
     unknown = [finding for finding in findings if finding.same is None]
     if keep and not bad:
-        names = _record_bytes(snapshot)
+        names = _record_bytes(snapshot, show)
         yield Check("weights", True, f"SHA-256 recorded of {len(names)} weight files as they are")
     elif unknown:
         yield Check("weights", None, _never_recorded(snapshot, record, unknown))
@@ -293,13 +301,13 @@ def _never_recorded(snapshot: Snapshot, record: Record | None, unknown: list[Fin
     return f"{unknown[0].sentence}{more}, so --deep has nothing to compare them with: {advice}"
 
 
-def _record_bytes(snapshot: Snapshot) -> list[str]:
+def _record_bytes(snapshot: Snapshot, show: Show) -> list[str]:
     """Write the SHA-256 of every weight file that has none into ropext.json; their names."""
     path = snapshot.path(RECORD)
     content = read_object(path)
     missing = [name for name, file in content["weights"].items() if not file.get("sha256")]
     for name in missing:
-        content["weights"][name]["sha256"] = content_digest(snapshot.path(name))
+        content["weights"][name]["sha256"] = content_digest(snapshot.path(name), show)
     if missing:
         replace_file(path, dump(content))
     return missing

@@ -15,10 +15,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
 
 from ropext.errors import InputError, OutputExists, UsageError
 from ropext.files import locked, open_regular, os_errors
+from ropext.narration import Show, unseen
+from ropext.options.fields import Link
 
 # What --force may replace: a directory that holds one of these, or nothing.
 CHECKPOINT_FILES = ("config.json", "ropext.json")
@@ -239,9 +240,6 @@ def _commit(stage: Staged, real: Path, output: Path, force: bool) -> None:
             stage.notes.append(f"the replaced directory could not be deleted wholly: {old}")
 
 
-Link = Literal["copy", "hard", "symlink"]
-LINKS: tuple[str, ...] = get_args(Link)
-
 CHUNK = 128 << 20  # bytes per system call, so that Ctrl-C is answered in between
 
 # Another device, a file system or a policy without hard links, an inode with too many of them.
@@ -257,7 +255,7 @@ NO_RANGE_COPY = {
 }
 
 
-def place(source: Path, target: Path, link: Link) -> str | None:
+def place(source: Path, target: Path, link: Link, show: Show = unseen) -> str | None:
     """Put a weight file into the output; a note where it had to be copied after all.
 
     A symlink gets the absolute path of the real file (not of a link in between), so that the output
@@ -276,21 +274,23 @@ def place(source: Path, target: Path, link: Link) -> str | None:
             if error.errno not in NO_HARD_LINK:
                 raise
             reason = error.strerror
-        copy_file(source, target)
+        copy_file(source, target, show)
         return f"copied instead of hard linked ({reason})"
-    copy_file(source, target)
+    copy_file(source, target, show)
     return None
 
 
-def copy_file(source: Path, target: Path) -> None:
+def copy_file(source: Path, target: Path, show: Show = unseen) -> None:
     """Copy a regular file's content, inside the kernel where possible, keeping its holes."""
     descriptor = open_regular(source)
     try:
         size = os.fstat(descriptor).st_size
         out = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
+            show(0, size, f"copying {source.name}")
             for start, end in _data(descriptor, size):
-                _copy_range(descriptor, out, start, end, source)
+                for done in _copy_range(descriptor, out, start, end, source):
+                    show(done, size, f"copying {source.name}")
             os.ftruncate(out, size)  # a hole at the end
         finally:
             os.close(out)
@@ -318,7 +318,8 @@ def _data(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
         yield start, min(position, size)
 
 
-def _copy_range(source: int, target: int, start: int, end: int, name: Path) -> None:
+def _copy_range(source: int, target: int, start: int, end: int, name: Path) -> Iterator[int]:
+    """After each piece where it ends."""
     while start < end:
         length = min(CHUNK, end - start)
         done = _copy_in_kernel(source, target, start, length)
@@ -328,6 +329,7 @@ def _copy_range(source: int, target: int, start: int, end: int, name: Path) -> N
         if not done:
             raise InputError(f"{name} shrank while it was copied")
         start += done
+        yield start
 
 
 def _copy_in_kernel(source: int, target: int, start: int, length: int) -> int:

@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -19,6 +19,7 @@ from pydantic import Field
 from ropext.checkpoint.snapshot import Snapshot
 from ropext.errors import InputError
 from ropext.files import open_regular, parse_object
+from ropext.narration import Show, unseen
 
 HEADER_LIMIT = 100_000_000  # bytes; safetensors' own limit
 TENSOR_LIMIT = 500_000  # in one file; the largest mixtures of experts have a tenth of it
@@ -117,10 +118,22 @@ def read_header(path: Path) -> Header:
     return Header(path, size, raw)
 
 
-def content_digest(path: Path) -> str:
+def content_digest(path: Path, show: Show = unseen) -> str:
     """SHA-256 over the whole file, read in chunks."""
+    digest = hashlib.sha256()
     with open(open_regular(path), "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        for chunk in _chunks(file, f"hashing {path.name}", show):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _chunks(file: BinaryIO, what: str, show: Show) -> Iterator[bytes]:
+    size, done = os.fstat(file.fileno()).st_size, 0
+    show(done, size, what)
+    while chunk := file.read(CHUNK):
+        yield chunk
+        done += len(chunk)
+        show(done, size, what)
 
 
 def blob_digest(path: Path) -> str | None:
@@ -150,12 +163,12 @@ class WeightFile:
     sha256: Sha256 | None = None
 
 
-def weigh(path: Path, *, content: bool = False) -> WeightFile:
+def weigh(path: Path, *, content: bool = False, show: Show = unseen) -> WeightFile:
     """The record of one weight file. Its content is hashed only when asked for, or known by the
     name that the hub's cache gave it."""
     header = read_header(path)
     header.tensors  # noqa: B018 - raises where the file is cut short or its table damaged
-    sha256 = content_digest(path) if content else blob_digest(path)
+    sha256 = content_digest(path, show) if content else blob_digest(path)
     return WeightFile(header.size, header.digest, sha256)
 
 
@@ -170,7 +183,11 @@ class Finding:
 
 
 def compare_weights(
-    base: Snapshot | Mapping[str, WeightFile], directory: Path, *, deep: bool = False
+    base: Snapshot | Mapping[str, WeightFile],
+    directory: Path,
+    *,
+    deep: bool = False,
+    show: Show = unseen,
 ) -> tuple[Finding, ...]:
     """Compare every weight file with the base's own, or with what a record says about it.
 
@@ -181,7 +198,7 @@ def compare_weights(
     names = base.weight_files if isinstance(base, Snapshot) else sorted(base)
     originals = [base.path(n) if isinstance(base, Snapshot) else base[n] for n in names]
     findings = [
-        _compare(original, directory / name, deep)
+        _compare(original, directory / name, deep, show)
         for name, original in zip(names, originals, strict=True)
     ]
     extra = sorted({path.name for path in directory.glob("*.safetensors")} - set(names))
@@ -189,7 +206,7 @@ def compare_weights(
     return (*findings, *(Finding(n, False, "header and size", f"{n} {said}") for n in extra))
 
 
-def _compare(base: Path | WeightFile, path: Path, deep: bool) -> Finding:
+def _compare(base: Path | WeightFile, path: Path, deep: bool, show: Show) -> Finding:
     """One file against the base's own or its record."""
     name = path.name
 
@@ -210,24 +227,24 @@ def _compare(base: Path | WeightFile, path: Path, deep: bool) -> Finding:
         owner = "base's" if isinstance(base, Path) else "recorded"
         return finding(True, f"has the {owner} header and size")
     if isinstance(base, Path):
-        place = first_difference(base, path)
+        place = first_difference(base, path, show)
         if place is None:
             return finding(True, "equals the base's file in every byte", "bytes")
         return finding(False, f"differs from the base's file at byte {place:,}", "bytes")
     recorded = base.sha256 or blob_digest(path)
     if recorded is None:
         return Finding(name, None, "header and size", f"the bytes of {name} were never recorded")
-    same = content_digest(path) == recorded
+    same = content_digest(path, show) == recorded
     return finding(same, f"{'has' if same else 'does not have'} the recorded SHA-256", "sha256")
 
 
-def first_difference(one: Path, two: Path) -> int | None:
+def first_difference(one: Path, two: Path, show: Show = unseen) -> int | None:
     """The first byte at which two files of one size differ, or None."""
     with open(open_regular(one), "rb") as a, open(open_regular(two), "rb") as b:
         if os.fstat(a.fileno()).st_size != os.fstat(b.fileno()).st_size:
             raise InputError(f"{one} and {two} have different sizes")
         passed = 0
-        while chunk := a.read(CHUNK):
+        for chunk in _chunks(a, f"comparing {two.name}", show):
             other = b.read(CHUNK)
             if chunk != other:
                 pairs = zip(chunk, other, strict=False)

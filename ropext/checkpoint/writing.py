@@ -4,15 +4,13 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ropext.checkpoint import provenance, tokenizer
 from ropext.checkpoint.card import README, Card, read_readme, render
 from ropext.checkpoint.provenance import Record
 from ropext.checkpoint.snapshot import Snapshot, require_weights
 from ropext.checkpoint.staging import (
-    LINKS,
-    Link,
     Staged,
     check_output,
     check_space,
@@ -25,6 +23,8 @@ from ropext.checkpoint.tokenizer import TOKENIZER, LengthEdit
 from ropext.checkpoint.weights import WeightFile, compare_weights, weigh
 from ropext.errors import InputError, UsageError
 from ropext.files import dump, os_errors
+from ropext.narration import Show, unseen
+from ropext.options.fields import Link
 
 Proof = Mapping[str, Any]
 
@@ -54,6 +54,7 @@ def write_checkpoint(
     link: Link = "copy",
     force: bool = False,
     hash_weights: bool = False,
+    show: Show = unseen,
     prove: Callable[[Path], Proof] | None = None,
 ) -> Written:
     """Write `output` as a whole or not at all.
@@ -66,13 +67,14 @@ def write_checkpoint(
     _check_source(snapshot, output, link)
     edits, limits = tokenizer.length_edits(snapshot, record.context, record.target)
     weights = {
-        name: weigh(snapshot.path(name), content=hash_weights) for name in snapshot.weight_files
+        name: weigh(snapshot.path(name), content=hash_weights, show=show)
+        for name in snapshot.weight_files
     }
     readme, readme_note = read_readme(snapshot.path(README))
     with staged(output, force=force, inputs=_inputs(snapshot)) as stage:
         with os_errors(output):
             stage.notes += [*limits, *([readme_note] if readme_note else [])]
-            _carry(snapshot, stage, edits, link)
+            _carry(snapshot, stage, edits, link, show)
             _write_texts(snapshot, stage.directory, config, edits)
             _check_carried(weights, stage.directory)
         proof = prove(stage.directory) if prove else None
@@ -98,8 +100,8 @@ def check_writable(snapshot: Snapshot, output: Path, *, link: Link, force: bool)
 
 
 def _check_source(snapshot: Snapshot, output: Path, link: Link) -> None:
-    if link not in LINKS:
-        raise UsageError(f"--link {link} is none of {', '.join(LINKS)}")
+    if link not in get_args(Link):
+        raise UsageError(f"--link {link} is none of {', '.join(get_args(Link))}")
     require_weights(snapshot)
     check_space(output, _bytes_to_copy(snapshot, link, output))
 
@@ -122,7 +124,9 @@ def _bytes_to_copy(snapshot: Snapshot, link: Link, output: Path) -> int:
     return total
 
 
-def _carry(snapshot: Snapshot, stage: Staged, edits: Iterable[LengthEdit], link: Link) -> None:
+def _carry(
+    snapshot: Snapshot, stage: Staged, edits: Iterable[LengthEdit], link: Link, show: Show
+) -> None:
     """The base's files. Only weights are linked: an editor that writes into a linked text file in
     place would change the base too."""
     edited = {edit.file for edit in edits}
@@ -138,7 +142,7 @@ def _carry(snapshot: Snapshot, stage: Staged, edits: Iterable[LengthEdit], link:
                 raise InputError(f"{source} changed while it was read")
             tokenizer.clear_truncation(source, target, span)
         elif name in weights:
-            if note := place(source, target, link):
+            if note := place(source, target, link, show):
                 stage.notes.append(f"{name}: {note}")
         else:
             copy_file(source, target)

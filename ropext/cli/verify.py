@@ -8,6 +8,7 @@ import typer
 from ropext.cli import options
 from ropext.cli.output import Out
 from ropext.errors import ProofFailed, UsageError
+from ropext.narration import told_of_files
 
 Directory = Annotated[
     str, typer.Argument(metavar="DIR", help="a checkpoint: a directory or a hub id")
@@ -77,6 +78,7 @@ def command(
         deep=deep,
         record=record,
         endpoint=endpoint,
+        show=told_of_files(out.say),
         trust_remote_code=trust_remote_code,
         dtype=dtype,
         device=device,

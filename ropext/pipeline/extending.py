@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from ropext import proof
 from ropext.checkpoint import Snapshot, open_snapshot, provenance, with_weights
 from ropext.checkpoint.provenance import inherited_training
-from ropext.checkpoint.staging import Link
 from ropext.checkpoint.writing import Written, check_writable, write_checkpoint
 from ropext.inspecting import card_of, plan_of, read_text, record_of
-from ropext.narration import Say, silent
+from ropext.narration import Say, silent, told_of_files
 from ropext.options.extend import parse_extend
+from ropext.options.fields import Link
 from ropext.planning import Plan, require_help
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ def write_extension(
         force=force,
         hash_weights=hash_weights,
         prove=run_proof if prove else None,
+        show=told_of_files(say),
     )
     return Extended(made, written)
 

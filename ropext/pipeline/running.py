@@ -21,7 +21,7 @@ from ropext.checkpoint.staging import check_apart
 from ropext.errors import Interrupted, RopextError, UsageError
 from ropext.evaluation.work import processes, wait_for
 from ropext.files import read_json, write_json, write_text
-from ropext.narration import Say, Show, silent, unseen
+from ropext.narration import Say, Show, silent, told_of_files, unseen
 from ropext.options.fields import EVALUATE
 from ropext.pipeline import job, outcome, stages
 from ropext.pipeline.job import REPORT, STAGES, Recipe
@@ -163,7 +163,7 @@ class WholeRun:
             with_weights(base)  # weights that should lie here and do not
         if self.rank == 0:
             self.workdir.check(self.force)
-        self.hashes = Hashes(self.folder / ".hashes.json")
+        self.hashes = Hashes(self.folder / ".hashes.json", told_of_files(self._say))
         works, failed = self._works(base), dict[str, str]()
         for work in works:
             check_apart(work.output, [base.directory])

@@ -17,6 +17,7 @@ from ropext.checkpoint import Snapshot, provenance, weights
 from ropext.checkpoint.provenance import digest
 from ropext.corpus.sources import READERS
 from ropext.files import write_json
+from ropext.narration import Show, unseen
 from ropext.workdir import Flat, Ledger, Piece
 
 # A number goes up when what a stage does with the same inputs changes.
@@ -29,8 +30,8 @@ CLOCK_GRAIN = 2 * 10**9
 class Hashes:
     """SHA-256 of files, remembered by size and time of change, so that a second run reads none."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, show: Show = unseen) -> None:
+        self.path, self.show = path, show
         try:
             self.known: dict[str, list[Any]] = json.loads(path.read_text("utf-8"))
         except (OSError, ValueError):
@@ -47,7 +48,7 @@ class Hashes:
         found = self.known.get(key)
         if found is None or found[:-1] != state:
             is_settled = time.time_ns() - status.st_mtime_ns > CLOCK_GRAIN
-            found = [*state, weights.content_digest(file)]
+            found = [*state, weights.content_digest(file, self.show)]
             if is_settled:
                 self.known[key] = found
         return str(found[-1])

@@ -12,7 +12,7 @@ from ropext.checkpoint.staging import check_output
 from ropext.errors import Interrupted
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.loading import memory_errors
-from ropext.narration import Say, Show, pausing, told
+from ropext.narration import Say, Show, pausing, told, told_of_files
 from ropext.patching import apply_config, unpatch
 from ropext.planning import Plan, make_plan
 from ropext.results.perplexity import Reading
@@ -358,7 +358,9 @@ class FitSession:
         check_output(self.output, force=self.force, inputs=[self.prepared.base.snapshot.directory])
         self.say("writing, and proving what stock transformers builds from it")
         try:
-            fit_writing.write(done, extras, self.command, force=self.force)
+            fit_writing.write(
+                done, extras, self.command, force=self.force, show=told_of_files(self.say)
+            )
         except KeyboardInterrupt as error:
             raise Interrupted(
                 f"interrupted; the fit is kept in {self.folder}, and the same command writes it"

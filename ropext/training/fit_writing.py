@@ -16,6 +16,7 @@ from ropext.checkpoint.card import Card
 from ropext.checkpoint.provenance import TRAINED_ON
 from ropext.checkpoint.writing import Written, write_checkpoint
 from ropext.inspecting import card_of, record_of
+from ropext.narration import Show
 from ropext.planning import Plan
 from ropext.training import fit_showing
 
@@ -79,7 +80,12 @@ def _sections(done: "Fitted") -> dict[str, Any]:
 
 
 def write(
-    done: "Fitted", extras: Mapping[str, bytes], command: Sequence[str], *, force: bool
+    done: "Fitted",
+    extras: Mapping[str, bytes],
+    command: Sequence[str],
+    *,
+    force: bool,
+    show: Show,
 ) -> Written:
     """Write OUT as a whole or not at all, and prove it."""
     prepared, made = done.planned.prepared, done.plan
@@ -114,4 +120,5 @@ def write(
         link=prepared.options.link,
         force=force,
         prove=prove,
+        show=show,
     )

@@ -21,6 +21,8 @@ from ropext.checkpoint.provenance import NAME, Record
 from ropext.checkpoint.staging import check_space, copy_file, place, staged
 from ropext.checkpoint.weights import weigh
 from ropext.files import dump, os_errors
+from ropext.narration import Show, unseen
+from ropext.options.fields import Link
 from ropext.results.overlap import HASHES
 from ropext.table import Table
 from ropext.training.origin import Origin
@@ -56,7 +58,8 @@ def write(
     output: Path,
     *,
     force: bool,
-    link: str,
+    link: Link,
+    show: Show,
 ) -> Record:
     """Write OUT as a whole or not at all; what stock transformers builds from it is proved first.
 
@@ -71,7 +74,7 @@ def write(
         merge(snapshot, adapter, stage.directory)
         with os_errors(output):
             _carry(snapshot, stage.directory, weights=False)
-            _write_base(snapshot, stage.directory / BASE, link)
+            _write_base(snapshot, stage.directory / BASE, link, show)
             _write_adapter(origin, adapter, stage.directory / ADAPTER)
             (stage.directory / ADAPTER / HASHES).write_bytes(dump(story.trained_on))
             for name, content in extras.items():
@@ -105,7 +108,14 @@ def merge(snapshot: Snapshot, adapter: Path, directory: Path) -> None:
     merged.save_pretrained(directory, max_shard_size=largest + (1 << 20))
 
 
-def _carry(snapshot: Snapshot, directory: Path, *, weights: bool, link: str = "copy") -> None:
+def _carry(
+    snapshot: Snapshot,
+    directory: Path,
+    *,
+    weights: bool,
+    link: Link = "copy",
+    show: Show = unseen,
+) -> None:
     """The base's files as they are; save_pretrained's own config.json, which lacks the legacy
     spellings, gives way to the base's."""
     for name in snapshot.files:
@@ -116,14 +126,14 @@ def _carry(snapshot: Snapshot, directory: Path, *, weights: bool, link: str = "c
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
         if name in snapshot.weight_files:
-            place(source, target, link)  # type: ignore[arg-type]
+            place(source, target, link, show)
         else:
             copy_file(source, target)
 
 
-def _write_base(snapshot: Snapshot, directory: Path, link: str) -> None:
+def _write_base(snapshot: Snapshot, directory: Path, link: Link, show: Show) -> None:
     directory.mkdir()
-    _carry(snapshot, directory, weights=True, link=link)
+    _carry(snapshot, directory, weights=True, link=link, show=show)
     for name in (NAME, README):
         if snapshot.path(name).is_file():
             copy_file(snapshot.path(name), directory / name)

@@ -13,7 +13,7 @@ import torch
 from ropext.errors import InputError, Interrupted, Stopped
 from ropext.evaluation.loading import memory_errors
 from ropext.inspecting import READ_FROM
-from ropext.narration import Say, Show, pausing, told
+from ropext.narration import Say, Show, pausing, told, told_of_files
 from ropext.patching import apply_config
 from ropext.results.overlap import as_json
 from ropext.results.perplexity import Reading
@@ -267,6 +267,7 @@ class Session:
                 self.output,
                 force=self.force,
                 link=self.options.link,
+                show=told_of_files(self.say),
             )
         except KeyboardInterrupt:
             self._stop()

@@ -56,6 +56,18 @@ def test_what_is_in_it(model: Path, tmp_path: Path, link: str):
     assert written.notes == ()
 
 
+@pytest.mark.parametrize("link", ["copy", "hard"])
+def test_it_shows_how_far_it_is_with_each_weight_file(model: Path, tmp_path: Path, link: str):
+    shown = []
+    extend(
+        model, tmp_path / "out", link=link, hash_weights=True, show=lambda *own: shown.append(own)
+    )
+    sizes = {path.name: path.stat().st_size for path in model.glob("*.safetensors")}
+    verbs = ["hashing", "copying"] if link == "copy" else ["hashing"]
+    wanted = {(size, size, f"{verb} {name}") for name, size in sizes.items() for verb in verbs}
+    assert {own for own in shown if own[0]} == wanted
+
+
 def test_how_weights_are_linked_and_nothing_else_is(model: Path, tmp_path: Path):
     for link in ("copy", "hard", "symlink"):
         extend(model, tmp_path / link, link=link)
@@ -271,9 +283,9 @@ def test_a_base_that_changes_meanwhile_is_noticed(model: Path, tmp_path: Path, m
     shard = model / "model-00002-of-00002.safetensors"
     copy = writing.place
 
-    def change(source: Path, target: Path, link):
+    def change(source: Path, target: Path, *how):
         shard.write_bytes(safetensors({"other": ("U8", [3], b"abc")}))
-        return copy(source, target, link)
+        return copy(source, target, *how)
 
     monkeypatch.setattr(writing, "place", change)
     with pytest.raises(InputError, match="changed while it was read"):

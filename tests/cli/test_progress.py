@@ -1,8 +1,11 @@
 """What is said of the time that is left."""
 
+import os
+
 import pytest
 
 from ropext import narration
+from ropext.checkpoint import staging, weights
 from ropext.cli.output import Bar, Out
 from ropext.evaluation.reading import Unit
 from ropext.evaluation.work import Progress, Worker
@@ -78,6 +81,43 @@ def test_what_was_read_before_or_elsewhere_is_not_counted(now, tmp_path, monkeyp
     worker.do(map(unit, range(8)))
     assert said == ["33 % (10 of 30 tokens), 10 s left: unit 2"]
     assert (worker.resumed, worker.finished) == (2, 3)
+
+
+WORKS = {
+    "copying": lambda one, two, show: staging.copy_file(one, two.with_name("copy"), show),
+    "hashing": lambda one, two, show: weights.content_digest(one, show),
+    "comparing": lambda one, two, show: weights.first_difference(two, one, show),
+}
+
+
+@pytest.mark.parametrize("verb", WORKS)
+def test_a_file_that_takes_long_is_told_once_in_half_a_minute(now, tmp_path, monkeypatch, verb):
+    """100 pieces of two seconds each; what is over in five seconds is not told."""
+    one, two, said = tmp_path / "one", tmp_path / "two", []
+    for path in (one, two):
+        path.write_bytes(os.urandom(1) * 800)
+    two.write_bytes(one.read_bytes())
+    monkeypatch.setattr(weights, "CHUNK", 8)
+    monkeypatch.setattr(staging, "CHUNK", 8)
+
+    def clock():
+        now[0] += 2
+        return now[0]
+
+    WORKS[verb](one, two, narration.told_of_files(said.append, clock))
+    assert said == [
+        f"{percent} % (0.0 of 0.0 GB), {left} left: {verb} one"
+        for percent, left in ((3, "3 min"), (18, "3 min"), (33, "2 min"), (48, "2 min"))
+    ] + [
+        f"{percent} % (0.0 of 0.0 GB), {left} left: {verb} one"
+        for percent, left in ((63, "74 s"), (78, "44 s"), (93, "14 s"))
+    ]
+    said.clear()
+    monkeypatch.setattr(weights, "CHUNK", 400)
+    monkeypatch.setattr(staging, "CHUNK", 400)
+    two.with_name("copy").unlink(missing_ok=True)
+    WORKS[verb](one, two, narration.told_of_files(said.append, clock))
+    assert not said
 
 
 def test_quiet_is_quiet(now, capsys):
