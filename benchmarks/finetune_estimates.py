@@ -6,7 +6,8 @@ not depend on the target.
 
     python benchmarks/finetune_estimates.py
 
-Memory is that of a process of its own, above its model's weights. FLOPs are torch's own counter's,
+Memory is that of a process of its own, above its model's weights, after a first small run, with
+malloc told to give back what is freed. FLOPs are torch's own counter's,
 which sees every matrix product; eager attention computes the whole square of positions, of which
 the causal half is counted here. Tokens are counted where the model reads them.
 """
@@ -85,8 +86,14 @@ def one_flops(name: str) -> dict[str, float]:
 
 
 def measured(kind: str, name: str) -> dict[str, float]:
+    # Freed blocks go back at once: a process of this size would else keep as much again in gaps.
+    blocks = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     done = subprocess.run(
-        [sys.executable, __file__, "--one", kind, name], capture_output=True, text=True, check=False
+        [sys.executable, __file__, "--one", kind, name],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | blocks | {"MALLOC_ARENA_MAX": "1"},
     )
     if done.returncode:
         raise SystemExit(f"{kind} of {name}: {done.stderr[-2000:]}")
