@@ -15,8 +15,10 @@ from ropext import families, loaders, scaling
 from ropext.checkpoint import Snapshot, card, open_snapshot, provenance
 from ropext.checkpoint.card import Card
 from ropext.checkpoint.provenance import Record, SiteRecord, read_record
-from ropext.errors import InputError, RopextError, UsageError
+from ropext.checkpoint.tokenizer import NO_LIMIT
+from ropext.errors import RopextError, UsageError
 from ropext.families import Model, Site
+from ropext.families.config import text_part
 from ropext.files import read_bytes
 from ropext.options.extend import Extend, parse_extend, resolve_target
 from ropext.planning import Plan, make_plan
@@ -71,8 +73,7 @@ def record_of_config(snapshot: Snapshot) -> Record | None:
         return None
     context = model.scaled_sites[0].rope.original_context
     plain = {
-        site.label: {"rope_type": "default", "rope_theta": site.rope.theta}
-        for site in model.scaled_sites
+        s.label: {"rope_type": "default", "rope_theta": s.rope.theta} for s in model.scaled_sites
     }
     sites = tuple(
         SiteRecord(
@@ -146,8 +147,6 @@ def card_of(plan: Plan, snapshot: Snapshot, title: str, proof: Mapping[str, Any]
 
 
 PAIR_FACTORS_LIMIT = 16 << 20  # bytes
-# transformers writes int(1e30) where a tokenizer has no limit.
-NO_LIMIT = 10**9
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ class Inspection:
     @property
     def main(self) -> Site:
         """The embedding that an extension would scale."""
-        return next(iter(self.model.scaled_sites), self.model.sites[0])
+        return self.model.scaled_sites[0]
 
     def spectra(self) -> dict[str, Spectrum]:
         """What three well-known methods would make of it, for the picture."""
@@ -180,13 +179,8 @@ class Inspection:
         sites = []
         for site in self.model.sites:
             spectrum = site.rope.spectrum
-            sites.append(
-                asdict(site)
-                | {
-                    "inv_freq": spectrum.inv_freq,
-                    "wavelengths": spectrum.wavelengths,
-                }
-            )
+            pairs = {"inv_freq": spectrum.inv_freq, "wavelengths": spectrum.wavelengths}
+            sites.append(asdict(site) | pairs)
         facts = asdict(self.model) | {"sites": sites}
         kv = {"kv_bytes_per_token": self.model.kv_bytes_per_token}
         return {"model": self.name, "target": self.target} | facts | kv | {"limits": self.limits}
@@ -204,19 +198,16 @@ def inspect(
     """What position scheme a model has, and what follows from it."""
     snapshot = open_snapshot(model, revision=revision)
     read = families.read(snapshot.config, context=context, original=original_context)
-    request = Extend(factor=factor, target=target)
-    if factor is None and target is None:
-        request = Extend(factor=4.0)
+    request = Extend(factor=4.0 if factor is None and target is None else factor, target=target)
     return Inspection(model, read, resolve_target(request, read.context), _limits(snapshot))
 
 
 def _limits(snapshot: Snapshot) -> dict[str, Any]:
     """What besides the rotary embedding caps a sequence, or decides how it is extended."""
-    tokenizer = (snapshot.tokenizer_config or {}).get("model_max_length")
-    generation = (snapshot.generation_config or {}).get("max_length")
+    longest = (snapshot.tokenizer_config or {}).get("model_max_length")
     return {
-        "tokenizer": tokenizer if isinstance(tokenizer, int) and tokenizer < NO_LIMIT else None,
-        "generation": generation,
+        "tokenizer": longest if isinstance(longest, int) and longest < NO_LIMIT else None,
+        "generation": (snapshot.generation_config or {}).get("max_length"),
         "quantised": snapshot.quantisation,
     }
 
@@ -264,11 +255,11 @@ class Served:
 
 def read_again(snapshot: Snapshot) -> Served:
     """What loaders make of a config as it stands, and how to serve it."""
-    model = families.as_read(snapshot.config)
+    model, conflicts = families.interpret(snapshot.config)
     record = read_record(snapshot.directory)
-    main = next(iter(model.scaled_sites), model.sites[0])
-    text = _text(snapshot.config, model)
-    told = partial(
+    main = model.scaled_sites[0]
+    text = text_part(snapshot.config, model.path)
+    read = partial(
         loaders.readings,
         model.text_type,
         main.params,
@@ -276,10 +267,10 @@ def read_again(snapshot: Snapshot) -> Served:
         length=model.stated_context,
         target=model.context,
     )
-    readings = told(v5_only="rope_parameters" in text and "rope_scaling" not in text)
-    if _contradicts_itself(snapshot.config):
+    readings = read(v5_only="rope_parameters" in text and "rope_scaling" not in text)
+    if conflicts:
         agrees = _older_agrees(snapshot.config, model)
-        readings = _of_two_spellings(told(), told(v5_only=True), agrees)
+        readings = _of_two_spellings(read(), read(v5_only=True), agrees)
     serving = loaders.serving_lines(
         snapshot.name,
         model.text_type,
@@ -292,19 +283,10 @@ def read_again(snapshot: Snapshot) -> Served:
     return Served(snapshot.name, model, record, readings, serving)
 
 
-def _contradicts_itself(config: dict[str, Any]) -> bool:
-    try:
-        families.read(config)
-    except InputError:
-        return True
-    return False
-
-
 def _older_agrees(config: dict[str, Any], model: Model) -> bool:
     """Whether the spellings of transformers 4, alone, say what stock transformers 5 takes."""
     older = copy.deepcopy(config)
-    text: Any = _text(older, model)
-    text.pop("rope_parameters", None)
+    text_part(older, model.path).pop("rope_parameters", None)
     try:
         alone = families.as_read(older)
     except RopextError:
@@ -333,12 +315,6 @@ def _of_two_spellings(
             reading = replace(reading, verdict="not measured", why=why, flag="")
         out.append(reading)
     return tuple(out)
-
-
-def _text(config: Mapping[str, Any], model: Model) -> Mapping[str, Any]:
-    for key in model.path:
-        config = config[key]
-    return config
 
 
 def serving(model: str, *, revision: str | None = None) -> Served | None:

@@ -9,8 +9,6 @@ hold. Parameters, hooks, device placement and every reference to the model stay 
 import copy
 import json
 import os
-import shutil
-import tempfile
 import types
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +17,7 @@ from typing import Any, TypeVar
 
 from ropext.checkpoint import provenance
 from ropext.checkpoint.provenance import SAVED, Record
-from ropext.checkpoint.staging import open_to_readers
+from ropext.checkpoint.staging import staged
 from ropext.checkpoint.weights import weigh
 from ropext.errors import InputError, OutputExists, UsageError
 from ropext.inspecting import record_of
@@ -43,11 +41,6 @@ def base_model(model: Any) -> Any:
     if not isinstance(model, PreTrainedModel):
         raise UsageError(f"patch wants a transformers model, not a {type(model).__name__}")
     return model
-
-
-def original_config(model: Any) -> Any:
-    """The config that a model had before its first patch."""
-    return getattr(model, ORIGINAL, model.config)
 
 
 def _skeleton(model: Any, config: Any) -> Any:
@@ -83,43 +76,25 @@ def _update_config(live: Any, old: Any, new: Any) -> None:
             vars(live)[key] = copy.deepcopy(after)
 
 
-def _update_configs(model: Any, old: Any, new: Any) -> None:
-    """Every config that a module of the model holds; some hold copies."""
-    new_modules, seen = dict(new.named_modules()), set()
-    old_modules = dict(old.named_modules())
-    for name, module in model.named_modules():
-        config = getattr(module, "config", None)
-        if not _is_config(config) or id(config) in seen or name not in new_modules:
-            continue
-        seen.add(id(config))
-        _update_config(config, old_modules[name].config, new_modules[name].config)
-
-
 def _update_attributes(live: Any, old: Any, new: Any) -> None:
     from torch import nn
 
-    own = vars(nn.Module()).keys()
+    every_module_has = vars(nn.Module()).keys()
     for key, after in vars(new).items():
         before = vars(old).get(key)
-        if key not in own and isinstance(after, PLAIN) and before != after:
+        if key not in every_module_has and isinstance(after, PLAIN) and before != after:
             setattr(live, key, copy.deepcopy(after))
-
-
-def _device(module: Any) -> Any:
-    tensors = [*module.parameters(), *module.buffers()]
-    return tensors[0].device if tensors else "cpu"
 
 
 def _renew_rotary(live: Any, new: Any) -> None:
     """A rotary embedding keeps state of its own (longrope's cached long set, dynamic's length) and
     may have been cast with the model; all of it is taken from a fresh one.
     """
-    device = _device(live)
+    tensors = [*live.parameters(), *live.buffers()]
+    device = tensors[0].device if tensors else "cpu"
     stale = [key for key in vars(live) if key.endswith(("long_inv_freq", "max_seq_len_cached"))]
-    for key in stale:
+    for key in [*stale, *(name for name in live._buffers if name.endswith("inv_freq"))]:
         delattr(live, key)
-    for name in [n for n in live._buffers if n.endswith("inv_freq")]:
-        delattr(live, name)
     for name, value in new._buffers.items():
         live.register_buffer(name, value.to(device), persistent=False)
     for key, value in vars(new).items():
@@ -127,30 +102,13 @@ def _renew_rotary(live: Any, new: Any) -> None:
             setattr(live, key, copy.deepcopy(value))
 
 
-def _is_rotary(module: Any) -> bool:
-    return any(name.endswith("inv_freq") for name in module._non_persistent_buffers_set)
-
-
-def _carry_over(model: Any, old: Any, new: Any) -> None:
-    old_modules, new_modules = dict(old.named_modules()), dict(new.named_modules())
-    for name, module in model.named_modules():
-        if name not in new_modules:
-            continue  # an adapter's own layers
-        if _is_rotary(new_modules[name]):
-            _renew_rotary(module, new_modules[name])
-        else:
-            _update_attributes(module, old_modules[name], new_modules[name])
-
-
 def _check_same_weights(old: Any, new: Any) -> None:
-    before = {name: tensor.shape for name, tensor in old.state_dict().items()}
-    after = {name: tensor.shape for name, tensor in new.state_dict().items()}
-    changed = sorted(
-        name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
-    )
-    if changed:
+    before = {(name, tensor.shape) for name, tensor in old.state_dict().items()}
+    after = {(name, tensor.shape) for name, tensor in new.state_dict().items()}
+    if before != after:
         raise InputError(
-            f"the new config wants other weights than the model in memory has ({changed[0]}); "
+            "the new config wants other weights than the model in memory has "
+            f"({min(name for name, _ in before ^ after)}); "
             "a model can be patched with a config that changes its positions alone"
         )
 
@@ -161,8 +119,19 @@ def _apply(model: Any, config: Any) -> None:
     _check_same_weights(old, new)
     if not hasattr(live, ORIGINAL):
         setattr(live, ORIGINAL, copy.deepcopy(live.config))
-    _update_configs(live, old, new)
-    _carry_over(live, old, new)
+    before, after = dict(old.named_modules()), dict(new.named_modules())
+    seen = set()  # some modules hold copies of the config, most the same one
+    for name, module in live.named_modules():
+        if name not in after:
+            continue  # an adapter's own layers
+        held = getattr(module, "config", None)
+        if _is_config(held) and id(held) not in seen:
+            seen.add(id(held))
+            _update_config(held, before[name].config, after[name].config)
+        if any(key.endswith("inv_freq") for key in after[name]._non_persistent_buffers_set):
+            _renew_rotary(module, after[name])
+        else:
+            _update_attributes(module, before[name], after[name])
 
 
 def apply_config(model: Model, config: Mapping[str, Any]) -> Model:
@@ -211,39 +180,35 @@ def write_model(
     target = Path(directory)
     if target.exists():
         raise OutputExists(f"{target} is there already; save writes to a new directory")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        model.save_pretrained(temporary)
-        path = temporary / "config.json"
+    with staged(target) as stage:
+        model.save_pretrained(stage.directory)
+        path = stage.directory / "config.json"
         written = json.loads(path.read_text(encoding="utf-8"))
         merged = written | dict(config)
         # The weights have the dtype of the model in memory, under either spelling.
         merged |= {k: written["dtype"] for k in ("dtype", "torch_dtype") if k in merged}
         path.write_text(json.dumps(merged, indent=2) + "\n", encoding="utf-8")
         if record is not None:
-            written = sorted(temporary.glob("*.safetensors"))
-            weights = {file.name: weigh(file) for file in written}
-            provenance.write(replace(record, weights=weights), temporary)
-        open_to_readers(temporary)
-        temporary.chmod(0o755)
-        temporary.rename(target)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+            files = sorted(stage.directory.glob("*.safetensors"))
+            weights = {file.name: weigh(file) for file in files}
+            provenance.write(replace(record, weights=weights), stage.directory)
     return target
 
 
 PLANNED = "_ropext_plan"  # attribute of a patched model: the plan it computes by
 
 
+def _name(live: Any) -> str:
+    """The directory or hub id that a loaded model came from, as transformers keeps it."""
+    return str(getattr(live.config, "_name_or_path", ""))
+
+
 def plan_of(model: Any, **options: Any) -> Plan:
     """The plan for a loaded model, from the config it had before any patch."""
     live = base_model(model)
     # As save_pretrained would write it: without what the library fills in.
-    config = json.loads(original_config(live).to_json_string())
-    name = str(getattr(live.config, "_name_or_path", "")) or type(live).__name__
-    return make_plan(config, parse_extend(options), name)
+    config = json.loads(getattr(live, ORIGINAL, live.config).to_json_string())
+    return make_plan(config, parse_extend(options), _name(live) or type(live).__name__)
 
 
 def patch(model: Model, **options: Any) -> Model:
@@ -272,8 +237,7 @@ def save(model: Any, directory: str | os.PathLike[str]) -> Path:
 
 
 def _base_of(live: Any) -> dict[str, Any]:
-    """Where a loaded model came from, as transformers keeps it."""
-    name = str(getattr(live.config, "_name_or_path", ""))
+    name = _name(live)
     is_here = not name or Path(name).is_dir()
     return {
         "name": name or type(live).__name__,

@@ -2,14 +2,14 @@
 
 Tags (which name code), anchors and aliases (which multiply), merges and several documents are
 refused, and a value becomes what its key says, never what YAML guesses (`no` is a text where a text
-is wanted; 2e-4 is a number). What a section takes is told by a table of keys.
+is wanted; 2e-4 is a number). What a section takes stands in a table of keys.
 """
 
 import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,40 +21,29 @@ DEPTH_LIMIT = 4  # sections hold keys, keys hold lists
 _NULL = ("", "~", "null")
 
 
-@dataclass(frozen=True)
-class Scalar:
-    """One word or text."""
+Keys = dict[str, tuple["Node", "Node"]]  # by their names: the key and its value
 
-    text: str
-    line: int
+
+@dataclass(frozen=True)
+class Node:
+    """A word or text, a list, or keys with their values."""
+
+    value: "str | tuple[Node, ...] | Keys"
+    name: str  # of the file, or the word of the command line
+    line: int = 0  # 0: of the command line
     quoted: bool = False
 
     @property
+    def where(self) -> str:
+        return f"{self.name}, line {self.line}" if self.line else self.name
+
+    @property
     def is_null(self) -> bool:
-        return not self.quoted and self.text in _NULL
+        return not self.quoted and self.value in _NULL
 
 
-@dataclass(frozen=True)
-class Many:
-    """A list."""
-
-    items: tuple["Node", ...]
-    line: int
-
-
-@dataclass(frozen=True)
-class Branch:
-    """Keys with their values, each with the line of its key."""
-
-    entries: dict[str, tuple[int, "Node"]]
-    line: int
-
-
-Node = Scalar | Many | Branch
-
-
-def parse(data: bytes | str, name: str) -> Branch:
-    """The tree of a YAML text whose top is a mapping."""
+def parse(data: bytes | str, name: str) -> Keys:
+    """Read a YAML text whose top is a mapping."""
     import yaml  # late: only recipes need it
 
     if isinstance(data, bytes):
@@ -78,14 +67,14 @@ def parse(data: bytes | str, name: str) -> Branch:
                 where = f"{name}, line {_line(event)}"
                 raise InputError(f"{where}: a recipe is one document; drop the ---")
             tree = _node(next(events), events, name)
-    if not isinstance(tree, Branch):
+    if tree is None or not isinstance(tree.value, dict):
         raise InputError(f"{name} is no recipe: it has no keys such as model and extend")
-    return tree
+    return tree.value
 
 
 def _events(text: str, name: str) -> Iterator[Any]:
-    """What the parser finds, as long as it is no deeper than a recipe; the parser's own time grows
-    with the square of the depth."""
+    """Yield the parser's events while they are no deeper than a recipe; its own time grows with the
+    square of the depth."""
     import yaml
 
     depth = 0
@@ -115,22 +104,22 @@ def _node(event: Any, events: Iterator[Any], name: str) -> Node:
     if getattr(event, "tag", None):
         raise InputError(f"{where}: tags (!{str(event.tag).lstrip('!')[:40]}) are not read")
     if isinstance(event, yaml.ScalarEvent):
-        return Scalar(event.value, line, event.style is not None)
+        return Node(event.value, name, line, event.style is not None)
     if isinstance(event, yaml.SequenceStartEvent):
         items = []
         while not isinstance(following := next(events), yaml.SequenceEndEvent):
             items.append(_node(following, events, name))
-        return Many(tuple(items), line)
-    entries: dict[str, tuple[int, Node]] = {}
+        return Node(tuple(items), name, line)
+    entries: Keys = {}
     while not isinstance(following := next(events), yaml.MappingEndEvent):
         key = _node(following, events, name)
-        if not isinstance(key, Scalar):
-            raise InputError(f"{name}, line {key.line}: a key is a word")
-        if key.text in entries:
-            first = entries[key.text][0]
-            raise InputError(f"{name}, line {key.line}: {key.text} is given twice (line {first})")
-        entries[key.text] = (key.line, _node(next(events), events, name))
-    return Branch(entries, line)
+        if not isinstance(key.value, str):
+            raise InputError(f"{key.where}: a key is a word")
+        if key.value in entries:
+            first = entries[key.value][0].line
+            raise InputError(f"{key.where}: {key.value} is given twice (line {first})")
+        entries[key.value] = (key, _node(next(events), events, name))
+    return Node(entries, name, line)
 
 
 SIZE_LIMIT = 1 << 16  # bytes; a recipe has a few dozen lines
@@ -141,7 +130,7 @@ _SECRET = re.compile(r"(.*_)?(token|(api)?key|secret|password|passwd)", re.IGNOR
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
-Table = Mapping[str, tuple[Key, ...]]  # section -> its keys; "" has those of the top
+Sections = Mapping[str, tuple[Key, ...]]  # section -> its keys; "" has those of the top
 
 
 @dataclass(frozen=True)
@@ -183,106 +172,86 @@ class Given:
             self.sections.setdefault(section, where)
 
 
-def read(path: Path, table: Table, folder: Path) -> tuple[Given, str]:
+def read(path: Path, sections: Sections, folder: Path) -> tuple[Given, str]:
     """(what a recipe file gives, its text verbatim); relative paths count from `folder`."""
-    try:
-        data = read_bytes(path, SIZE_LIMIT)
-    except InputError:
-        if path.is_file() and path.stat().st_size > SIZE_LIMIT:
-            raise InputError(
-                f"{path} has more than the {SIZE_LIMIT // 1024} KiB that a recipe may have"
-            ) from None
-        raise
-    return from_text(data, path.name, table, folder), data.decode("utf-8", "replace")
+    if path.is_file() and path.stat().st_size > SIZE_LIMIT:
+        raise InputError(
+            f"{path} has more than the {SIZE_LIMIT // 1024} KiB that a recipe may have"
+        )
+    data = read_bytes(path, SIZE_LIMIT)
+    return from_text(data, path.name, sections, folder), data.decode("utf-8", "replace")
 
 
-def from_text(data: bytes | str, name: str, table: Table, folder: Path) -> Given:
+def from_text(data: bytes | str, name: str, sections: Sections, folder: Path) -> Given:
     """What a recipe's text gives; relative paths count from `folder`."""
-    tree = parse(data, name)
     given = Given()
-    for key, (line, node) in tree.entries.items():
-        where = f"{name}, line {line}"
-        if key in table and key:
-            _read_section(given, key, node, name, line, table, folder)
-        else:
-            found = _known(key, "", table, where)
-            _put(given, found, "", node, name, folder)
+    for word, (key, node) in parse(data, name).items():
+        if not word or word not in sections:
+            _put(given, _known(word, "", sections, key.where), "", node, folder)
+        elif isinstance(node.value, dict):
+            given.sections[word] = key.where
+            for inner, (at, value) in node.value.items():
+                _put(given, _known(inner, word, sections, at.where), word, value, folder)
+        elif not node.is_null:
+            raise InputError(
+                f"{key.where}: {word} is a section, with keys such as {sections[word][0].name} "
+                "below it"
+            )
     return given
 
 
-def _read_section(
-    given: Given, section: str, node: Node, name: str, line: int, table: Table, folder: Path
-) -> None:
-    if isinstance(node, Scalar) and node.is_null:
-        return
-    if not isinstance(node, Branch):
-        raise InputError(
-            f"{name}, line {line}: {section} is a section, with keys such as "
-            f"{table[section][0].name} below it"
-        )
-    given.sections[section] = f"{name}, line {line}"
-    for key, (at, value) in node.entries.items():
-        found = _known(key, section, table, f"{name}, line {at}")
-        _put(given, found, section, value, name, folder)
-
-
-def _put(given: Given, key: Key, section: str, node: Node, name: str, folder: Path) -> None:
+def _put(given: Given, key: Key, section: str, node: Node, folder: Path) -> None:
     dotted = f"{section}.{key.name}" if section else key.name
-    where = f"{name}, line {node.line}" if node.line else name  # an override has no lines
-    value = typed(key, dotted, node, where)
+    value = typed(key, dotted, node)
     if value is None:
         given.entries.pop(dotted, None)
         return
-    given.entries[dotted] = Entry(value, where, folder, key.local)
+    given.entries[dotted] = Entry(value, node.where, folder, key.local)
     if section:
-        given.sections.setdefault(section, where)
+        given.sections.setdefault(section, node.where)
     if key.place:
         if not str(value).strip():
-            raise InputError(f"{where}: {dotted} is empty; name a place, or leave the key out")
+            raise InputError(f"{node.where}: {dotted} is empty; name a place, or leave the key out")
         place(given.entries[dotted])  # so that a missing variable is told at once
 
 
-def override(given: Given, word: str, table: Table) -> None:
+def override(given: Given, word: str, sections: Sections) -> None:
     """Apply one `key=value` of the command line; paths count from the working directory."""
     dotted, equals, text = word.partition("=")
     if not equals:
         raise UsageError(f"{word!r} is no KEY=VALUE, such as finetune.steps=60")
     section, _, name = dotted.strip().rpartition(".")
-    if name and not section and name in table:
+    if name and not section and name in sections:
         if text.strip() != "null":
             raise UsageError(f"{word}: {name} is a section; write {name}.KEY=VALUE, or {name}=null")
         given.sections.pop(name, None)
-        for own in [own for own in given.entries if own.startswith(f"{name}.")]:
-            del given.entries[own]
+        for key in [key for key in given.entries if key.startswith(f"{name}.")]:
+            del given.entries[key]
         return
-    if section not in table:
-        raise UsageError(f"{word}: there is no section {section!r}{_near(section, list(table))}")
-    key = _known(name, section, table, word, UsageError)
-    node: Node = Scalar(text.strip(), 0)
-    if key.takes_list and text.strip().startswith("["):
-        node = _only_value(text, word)
+    if section not in sections:
+        raise UsageError(f"{word}: there is no section {section!r}{_near(section, list(sections))}")
+    known = _known(name, section, sections, word, UsageError)
+    node = Node(text.strip(), word)
     try:
-        _put(given, key, section, node, word, Path())
+        if known.takes_list and text.strip().startswith("["):
+            node = replace(parse(f"value: {text}", word)["value"][1], line=0)
+        _put(given, known, section, node, Path())
     except InputError as error:
         raise UsageError(str(error)) from None
 
 
-def _only_value(text: str, word: str) -> Node:
-    line, node = parse(f"value: {text}", word).entries["value"]
-    assert line == 1
-    return node
-
-
 def _known(
-    key: str, section: str, table: Table, where: str, kind: type[Exception] = InputError
+    key: str, section: str, sections: Sections, where: str, kind: type[Exception] = InputError
 ) -> Key:
     """The key of that name; an unknown one is refused with its nearest neighbours."""
-    for known in table[section]:
+    for known in sections[section]:
         if known.name == key:
             return known
     here = section or "a recipe"
-    names = [known.name for known in table[section]] + ([] if section else [s for s in table if s])
-    owners = [name for name, keys in table.items() if name and key in [k.name for k in keys]]
+    names = [known.name for known in sections[section]] + (
+        [] if section else [s for s in sections if s]
+    )
+    owners = [name for name, keys in sections.items() if name and key in [k.name for k in keys]]
     if owners and not difflib.get_close_matches(key, names, 1, 0.8):
         raise kind(f"{where}: {here} has no key {key!r}; it is a key of {' and of '.join(owners)}")
     raise kind(f"{where}: {here} has no key {key!r}{_near(key, names)}")
@@ -298,7 +267,7 @@ def _near(word: str, names: list[str]) -> str:
 def place(entry: Entry) -> str:
     """Where a place lies, seen from here: hub ids, `ropext://` names and absolute paths as they
     are; a relative path counts from the recipe's folder."""
-    text = _VARIABLE.sub(lambda found: _variable(found[1], entry.where), str(entry.value))
+    text = _VARIABLE.sub(lambda match: _variable(match[1], entry.where), str(entry.value))
     if "$" in text:
         raise InputError(
             f"{entry.where}: {str(entry.value)!r} holds a $ that names no variable; write ${{NAME}}"
@@ -325,41 +294,40 @@ def _variable(name: str, where: str) -> str:
     return os.environ[name]
 
 
-def typed(key: Key, dotted: str, node: Node, where: str) -> Any:
+def typed(key: Key, dotted: str, node: Node) -> Any:
     """The value as its key says; None where it was left empty."""
-    if isinstance(node, Branch):
-        raise InputError(f"{where}: {dotted} takes {_wanted(key)}, not keys of its own")
-    if isinstance(node, Many):
+    if isinstance(node.value, dict):
+        raise InputError(f"{node.where}: {dotted} takes {_wanted(key)}, not keys of its own")
+    if isinstance(node.value, tuple):
         if not key.takes_list:
-            raise InputError(f"{where}: {dotted} takes {_wanted(key)}, not a list")
-        items = tuple(_single(key, dotted, item, where) for item in node.items)
+            raise InputError(f"{node.where}: {dotted} takes {_wanted(key)}, not a list")
+        items = tuple(_single(key, dotted, item, node.where) for item in node.value)
         return items if items or not key.matrix else None
     if node.is_null:
         return None
     if key.is_list:
         if key.place:
-            return node.text  # a file that has the list
-        parts = [part.strip() for part in node.text.split(",") if part.strip()]
-        return tuple(_single(key, dotted, Scalar(part, node.line), where) for part in parts)
-    return _single(key, dotted, node, where)
+            return node.value  # a file that has the list
+        parts = [part.strip() for part in node.value.split(",") if part.strip()]
+        return tuple(_single(key, dotted, Node(part, node.name), node.where) for part in parts)
+    return _single(key, dotted, node, node.where)
 
 
 def _single(key: Key, dotted: str, node: Node, where: str) -> Any:
-    if not isinstance(node, Scalar):
+    text, kind = node.value, key.item
+    if not isinstance(text, str):
         raise InputError(f"{where}: {dotted} takes {_wanted(key)}, not lists in a list")
-    text, kind = node.text, key.item
     if kind is str:
         return text
     if kind is bool and not node.quoted and text in ("true", "false"):
         return text == "true"
     if kind in (int, float) and not node.quoted and _NUMBER.fullmatch(text) and len(text) < 400:
-        text = text.replace("_", "")
-        number = float(text)
+        digits = text.replace("_", "")
         if kind is float:
-            return number
-        if number.is_integer():
+            return float(digits)
+        if float(digits).is_integer():
             # Digits as they stand: a float holds no more than sixteen of them.
-            return int(text) if text.lstrip("+-").isdecimal() else int(number)
+            return int(digits) if digits.lstrip("+-").isdecimal() else int(float(digits))
     shown = repr(text[:60]) if node.quoted else text[:60]
     raise InputError(f"{where}: {dotted} takes {_wanted(key)}, was {shown}")
 

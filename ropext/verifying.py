@@ -3,21 +3,24 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from ropext import families, forms, proof
+from pydantic import AfterValidator, FiniteFloat, TypeAdapter, ValidationError
+
+from ropext import families, proof
 from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.checkpoint.provenance import NAME as RECORD
 from ropext.checkpoint.provenance import Record, base_config, read_record
 from ropext.checkpoint.staging import replace_file
 from ropext.checkpoint.tokenizer import length_edits
-from ropext.checkpoint.weights import Finding, WeightFile, compare_weights, content_digest, weigh
+from ropext.checkpoint.weights import WeightFile, compare_weights, content_digest, weigh
 from ropext.errors import InputError, ProofFailed, UsageError
 from ropext.families import Model
-from ropext.files import dump, read_object
+from ropext.files import CONFIG_LIMIT, dump, parse_object, read_bytes, read_object
 from ropext.inspecting import Served, read_again
 from ropext.narration import Show, unseen
 from ropext.proof import Expected
+from ropext.rope import Spectrum
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,8 @@ class Verification:
 
     def to_json(self) -> dict[str, Any]:
         checks = [asdict(check) for check in self.checks]
-        found = {"directory": self.directory, "passed": self.passed, "checks": checks}
-        return found | (self.served.to_json() if self.served else {})
+        out = {"directory": self.directory, "passed": self.passed, "checks": checks}
+        return out | (self.served.to_json() if self.served else {})
 
 
 def check_directory(
@@ -81,13 +84,11 @@ def check_directory(
     snapshot = open_snapshot(str(directory), weights=True)
     known = read_record(snapshot.directory)
     model = families.as_read(snapshot.config)
-    plan, base = _against(against)
-    wanted = _expected(model, known, plan)
-    forward = _forward(snapshot, model, known, plan, base)
+    claim, base = _claim(snapshot, model, known, against)
     checks = [
         *_spellings(snapshot.config, known is not None),
-        *_lengths(snapshot, model, known, plan),
-        *_proof(snapshot, model, wanted, forward, trust_remote_code),
+        *_lengths(snapshot, model, claim),
+        *_proof(snapshot, model, claim, trust_remote_code),
         *_weights(snapshot, known, base, deep=deep, keep=record, show=show),
     ]
     if endpoint is not None:
@@ -97,79 +98,96 @@ def check_directory(
     return Verification(snapshot.name, tuple(checks), None if broken else read_again(snapshot))
 
 
-def _against(against: str | None) -> tuple[dict[str, Any] | None, Snapshot | None]:
-    """A saved plan (a JSON file), or the base (a directory or hub id)."""
-    if against is None:
-        return None, None
-    if Path(against).is_file():
-        plan = read_object(Path(against))
-        lengths = (plan.get("context"), plan.get("target"))
-        if not isinstance(plan.get("sites"), list) or not all(type(n) is int for n in lengths):
-            raise InputError(f"--against {against} is not a plan; `ropext plan --json` writes one")
-        return plan, None
-    return None, open_snapshot(against, weights=True)
+@dataclass(frozen=True)
+class Claim:
+    """What a directory is checked against."""
+
+    context: int
+    target: int
+    sites: list[Expected]
+    base: Mapping[str, Any] | None  # the config before, where it is known
 
 
-def _expected(model: Model, record: Record | None, plan: dict[str, Any] | None) -> list[Expected]:
-    """What the spectrum should be: as planned, as recorded, or as we read the config."""
-    if plan is not None:
-        return [_from_plan(site, plan) for site in plan["sites"]]
+def _claim(
+    snapshot: Snapshot, model: Model, record: Record | None, against: str | None
+) -> tuple[Claim, Snapshot | None]:
+    """What should be true: as a saved plan says (a JSON file), as recorded, or as we read the
+    config; and the base, where `against` names one (a directory or hub id)."""
+    if against is not None and Path(against).is_file():
+        return _planned(Path(against)), None
+    base = open_snapshot(against, weights=True) if against is not None else None
+    before = base.config if base is not None else None
     if record is not None:
-        return proof.recorded(record)
-    found = []
+        before = before or base_config(snapshot.config, record)
+        return Claim(record.context, record.target, proof.recorded(record), before), base
+    sites = []
     for site in model.sites:
         rope = site.rope
         factor = rope.context / rope.original_context
-        found.append(proof.promise(site.label, rope.spectrum, site.params, factor, site.scaled))
-    return found
+        sites.append(proof.promise(site.label, rope.spectrum, site.params, factor, site.scaled))
+    context = model.scaled_sites[0].rope.original_context
+    return Claim(context, model.context, sites, before), base
 
 
-def _forward(
-    snapshot: Snapshot,
-    model: Model,
-    record: Record | None,
-    plan: Mapping[str, Any] | None,
-    base: Snapshot | None,
-) -> proof.Forward:
-    """The lengths of the one forward pass, and the base to compare with where it is known."""
-    before = base.config if base is not None else None
-    if plan is not None:
-        return proof.Forward(plan["context"], plan["target"], before)
-    if record is not None:
-        before = before or base_config(snapshot.config, record)
-        return proof.Forward(record.context, record.target, before)
-    rope = model.scaled_sites[0].rope
-    return proof.Forward(rope.original_context, max(rope.context, rope.original_context), before)
+def _typed(rope: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(rope.get("rope_type", ""), str):
+        raise ValueError("its rope_type is no text")
+    return rope
 
 
-def _from_plan(site: Any, plan: Mapping[str, Any]) -> Expected:
+@dataclass(frozen=True)
+class SavedSite:
+    """One embedding in the JSON of a plan."""
+
+    label: str
+    inv_freq: tuple[FiniteFloat, ...]
+    attention_factor: FiniteFloat
+    softmax_factor: FiniteFloat
+    rope: Annotated[dict[str, Any], AfterValidator(_typed)]
+    scaled: bool
+    short_inv_freq: tuple[FiniteFloat, ...] | None
+
+
+@dataclass(frozen=True)
+class SavedPlan:
+    """What is read of the JSON of a plan."""
+
+    context: int
+    target: int
+    factor: FiniteFloat
+    sites: tuple[SavedSite, ...]
+
+
+def _planned(path: Path) -> Claim:
+    data = read_bytes(path, CONFIG_LIMIT)
+    content = parse_object(data, str(path))
+    lengths = (content.get("context"), content.get("target"))
+    if not isinstance(content.get("sites"), list) or not all(type(n) is int for n in lengths):
+        raise InputError(f"--against {path} is not a plan; `ropext plan --json` writes one")
     try:
-        short = site["short_inv_freq"]
-        return Expected(
-            _a(str, site["label"]),
-            tuple(map(_number, site["inv_freq"])),
-            _number(site["attention_factor"]),
-            _number(site["softmax_factor"]),
-            _a(str, site["rope"].get("rope_type", "default")),
-            _number(plan["factor"]),
-            _a(bool, site["scaled"]),
-            tuple(map(_number, short)) if short else None,
-            forms.steepness(site["rope"]),
+        plan = TypeAdapter(SavedPlan).validate_json(data, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InputError(
+            f"--against: the plan is damaged at its sites ({where}: {first['msg']})"
+        ) from None
+    sites = [
+        proof.promise(
+            site.label,
+            Spectrum(
+                site.inv_freq,
+                site.attention_factor,
+                site.softmax_factor,
+                site.short_inv_freq or None,
+            ),
+            site.rope,
+            plan.factor,
+            site.scaled,
         )
-    except (KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise InputError(f"--against: the plan is damaged at its sites ({error})") from None
-
-
-def _a(kind: type, value: Any) -> Any:
-    if not isinstance(value, kind):
-        raise TypeError(f"{repr(value)[:60]} is no {kind.__name__}")
-    return value
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{repr(value)[:60]} is no number")
-    return float(value)
+        for site in plan.sites
+    ]
+    return Claim(plan.context, plan.target, sites, None)
 
 
 def _spellings(config: dict[str, Any], recorded: bool) -> Iterable[Check]:
@@ -184,26 +202,14 @@ def _spellings(config: dict[str, Any], recorded: bool) -> Iterable[Check]:
         yield Check("spellings", False, problem.sentence + fix)
 
 
-def _lengths(
-    snapshot: Snapshot, model: Model, record: Record | None, plan: dict[str, Any] | None
-) -> Iterable[Check]:
-    target = plan["target"] if plan else record.target if record else model.context
-    if model.stated_context != target:
-        yield Check(
-            "length",
-            False,
-            f"max_position_embeddings is {model.stated_context}, the target is {target}",
-        )
+def _lengths(snapshot: Snapshot, model: Model, claim: Claim) -> Iterable[Check]:
+    stated, target = model.stated_context, claim.target
+    if stated != target:
+        said = f"max_position_embeddings is {stated}, the target is {target}"
+        yield Check("length", False, said)
     else:
         yield Check("length", True, f"max_position_embeddings is the target of {target}")
-    context = (
-        record.context
-        if record
-        else model.scaled_sites[0].rope.original_context
-        if model.scaled_sites
-        else model.context
-    )
-    edits, _ = length_edits(snapshot, context, target)
+    edits, _ = length_edits(snapshot, claim.context, target)
     for edit in edits:
         yield Check(
             "limits",
@@ -215,16 +221,13 @@ def _lengths(
 
 
 def _proof(
-    snapshot: Snapshot,
-    model: Model,
-    wanted: list[Expected],
-    forward: proof.Forward,
-    trust_remote_code: bool,
+    snapshot: Snapshot, model: Model, claim: Claim, trust_remote_code: bool
 ) -> Iterable[Check]:
+    forward = proof.Forward(claim.context, max(claim.target, claim.context), claim.base)
     try:
         proved = proof.prove(
             snapshot.directory,
-            wanted,
+            claim.sites,
             forward=forward,
             text_path=model.path,
             trust_remote_code=trust_remote_code,
@@ -277,28 +280,24 @@ def _weights(
     bad = [finding for finding in findings if finding.same is False]
     for finding in bad:
         yield Check("weights", False, finding.sentence)
-    for how, told in _EQUAL.items():
+    for how, words in _EQUAL.items():
         count = sum(finding.same is True and finding.how == how for finding in findings)
         if count:
-            yield Check("weights", True, f"{count} weight files {told}")
+            yield Check("weights", True, f"{count} weight files {words}")
     unknown = [finding for finding in findings if finding.same is None]
     if keep and not bad:
         names = _record_bytes(snapshot, show)
         yield Check("weights", True, f"SHA-256 recorded of {len(names)} weight files as they are")
     elif unknown:
-        yield Check("weights", None, _never_recorded(snapshot, record, unknown))
-
-
-def _never_recorded(snapshot: Snapshot, record: Record | None, unknown: list[Finding]) -> str:
-    """That nothing is known of the bytes of some files, and what to do about it."""
-    more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
-    advice = "--against BASE compares them with the base's"
-    if record is not None:
-        advice += (
-            f"; `ropext verify {snapshot.name} --record` records them as they are now, and"
-            " `extend --hash` does so at once"
-        )
-    return f"{unknown[0].sentence}{more}, so --deep has nothing to compare them with: {advice}"
+        more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+        advice = "--against BASE compares them with the base's"
+        if record is not None:
+            advice += (
+                f"; `ropext verify {snapshot.name} --record` records them as they are now, and"
+                " `extend --hash` does so at once"
+            )
+        said = f"so --deep has nothing to compare them with: {advice}"
+        yield Check("weights", None, f"{unknown[0].sentence}{more}, {said}")
 
 
 def _record_bytes(snapshot: Snapshot, show: Show) -> list[str]:

@@ -6,7 +6,7 @@ model types, defaults.json what absent keys mean.
 
 from ropext.families.model import ABSENT, Edit, Model, Site, diff
 from ropext.families.params import keep_query_scales
-from ropext.families.reading import read
+from ropext.families.reading import interpret, read
 from ropext.families.spelling import as_read, check_spellings, respell, trusting
 from ropext.families.writing import as_written, write
 
@@ -19,6 +19,7 @@ __all__ = [
     "as_written",
     "check_spellings",
     "diff",
+    "interpret",
     "keep_query_scales",
     "read",
     "respell",

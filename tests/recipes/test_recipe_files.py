@@ -16,7 +16,7 @@ from ropext.cli.recipes import header
 from ropext.options import sections
 from ropext.pipeline import job
 from ropext.pipeline.running import run
-from ropext.recipefile import Branch, Many, Scalar, parse
+from ropext.recipefile import parse
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
@@ -118,17 +118,18 @@ def test_the_schema_check_of_this_file_refuses(tmp_path):
 
 def plain(node):
     """The values as a YAML 1.2 editor sees them."""
-    if isinstance(node, Branch):
-        return {key: plain(value) for key, (_, value) in node.entries.items()}
-    if isinstance(node, Many):
-        return [plain(item) for item in node.items]
-    assert isinstance(node, Scalar)
+    if isinstance(node, dict):
+        return {key: plain(value) for key, (_, value) in node.items()}
+    if isinstance(node.value, dict):
+        return plain(node.value)
+    if isinstance(node.value, tuple):
+        return [plain(item) for item in node.value]
     if node.quoted:
-        return node.text
+        return node.value
     try:
-        return json.loads(node.text)
+        return json.loads(node.value)
     except ValueError:
-        return None if node.is_null else node.text
+        return None if node.is_null else node.value
 
 
 KINDS = {
