@@ -17,12 +17,18 @@ from pathlib import Path
 import torch
 import transformers
 
-from ropext.demo import running, steps, telling
+from ropext import demo
+from ropext.narration import Hooks
 from ropext.table import as_markdown
 
 
 def told(sentence: str) -> None:
     sys.stderr.write(f"{time.strftime('%H:%M:%S')} {sentence}\n")
+
+
+def processor() -> float:
+    """Seconds of this process and of those that it waited for."""
+    return sum(os.times()[:4])
 
 
 def main() -> None:
@@ -34,17 +40,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as spare:
         folder = options.folder or Path(spare) / "demo"
         begun = time.monotonic()
-        ran: list[str] = []
-        chosen = steps.steps(finetune=True, far=options.far)
-        done = running.run(chosen, folder, running.Hooks(say=lambda s: (ran.append(s), told(s))))
-        shown = telling.show(done, folder)
+        begun_at: dict[str, float] = {}  # by a step's sentence, which is said before it
+        recipe = demo.read_recipe(finetune=True, far=options.far)
+
+        def say(sentence: str) -> None:
+            told(sentence)
+            begun_at[sentence.split("] ", 1)[1]] = processor()
+
+        shown = demo.run_demo(recipe, folder, Hooks(say=say))
+        done = shown.done
+        ended = processor()
         minutes = (time.monotonic() - begun) / 60
         if options.picture is not None:
             options.picture.parent.mkdir(parents=True, exist_ok=True)
             options.picture.write_bytes((folder / "plots" / "overview.png").read_bytes())
     print("# What `ropext demo` measures\n")
     print(f"Command: `{' '.join(['python', 'benchmarks/demo.py', *sys.argv[1:]])}`\n")
-    took = f" The whole demo took {minutes:.1f} minutes there." if len(ran) == len(done) else ""
+    is_whole = len(begun_at) == len(done)
+    took = f" The whole demo took {minutes:.1f} minutes there." if is_whole else ""
     print(
         f"Machine: {platform.machine()} CPU, {os.cpu_count()} cores, {torch.get_num_threads()} "
         f"thread(s); Python {platform.python_version()}, torch {torch.__version__}, transformers "
@@ -52,11 +65,15 @@ def main() -> None:
     )
     print(as_markdown(shown.tables), "\n")
     print("\n".join(f"- {target.sentence}" for target in shown.targets), "\n")
-    print("## Cost of each step, in tokens\n")
-    print("| step | read | trained on | forward-token equivalents |\n|---|---|---|---|")
+    print("## Cost of each step\n")
+    header = ("step", "read", "trained on", "forward-token equivalents", "processor seconds")
+    print("| " + " | ".join(header) + " |\n" + "|---" * len(header) + "|")
+    ends = dict(zip(begun_at, [*list(begun_at.values())[1:], ended], strict=True))
     for name, own in done.items():
-        spent = own.spent
-        print(f"| {name} | {spent.forward:,} | {spent.trained:,} | {spent.equivalents:,} |")
+        spent, what = own.spent, own.step.sentence
+        took = f"{ends[what] - begun_at[what]:.0f}" if what in begun_at else ""
+        counts = spent.forward, spent.trained, spent.equivalents
+        print(f"| {name} | " + " | ".join(f"{own:,}" for own in counts) + f" | {took} |")
     print("\n## Commands\n")
     print("\n".join(f"    {' '.join(own.step.words(Path('DIR')))}" for own in done.values()))
 

@@ -142,7 +142,8 @@ def test_a_folder_of_an_earlier_ropext_is_gone_on_with_or_refused(tmp_path, comm
 
 
 def test_a_demo_of_an_earlier_ropext_is_refused_in_a_sentence(tmp_path):
-    from ropext.demo import running
+    from ropext.narration import Hooks
+    from ropext.pipeline.series import run_series
 
     shutil.copytree(EARLIER / "demo", tmp_path / "it")
     (tmp_path / "it/yarn-4x").mkdir()
@@ -150,7 +151,7 @@ def test_a_demo_of_an_earlier_ropext_is_refused_in_a_sentence(tmp_path):
     with pytest.raises(
         OutputExists, match=r"holds another run of ropext demo .*schema.*, give another -o$"
     ):
-        running.run([], tmp_path / "it", running.Hooks())
+        run_series([], tmp_path / "it", Hooks())
 
 
 def test_a_record_is_of_the_same_work_or_says_what_changed(tmp_path):

@@ -12,9 +12,7 @@ Output = Annotated[
     Path, typer.Option("--output", "-o", metavar="DIR", help="directory that keeps it all")
 ]
 NoFinetune = Annotated[bool, typer.Option("--no-finetune", help="leave out what is trained")]
-Far = Annotated[
-    bool, typer.Option("--far", help="go on to 32 times the context, tuned by pose (longer)")
-]
+Far = Annotated[bool, typer.Option("--far", help="go on to 8 and 32 times the context (longer)")]
 
 
 def command(
@@ -25,12 +23,11 @@ def command(
     quiet: options.Quiet = False,
 ) -> None:
     """Show it all on a small bundled model. Extend, fit, fine-tune, measure, verify; no network."""
-    from ropext.demo import running, steps, telling
+    from ropext import demo
+    from ropext.narration import Hooks
 
     out = Out(as_json, quiet)
-    chosen = steps.steps(finetune=not no_finetune, far=far)
+    recipe = demo.read_recipe(finetune=not no_finetune, far=far)
     with stoppable() as stop:
-        hooks = running.Hooks(out.say, Bar(out).show, stop)
-        done = running.run(chosen, output, hooks)
-    shown = telling.show(done, output)
+        shown = demo.run_demo(recipe, output, Hooks(out.say, Bar(out).show, stop))
     out.result(shown.to_text(), shown.to_json())

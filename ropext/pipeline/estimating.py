@@ -19,7 +19,8 @@ from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.pipeline.extending import write_extension
 from ropext.pipeline.job import PLAN, REPORT, Recipe
 from ropext.pipeline.outcome import Choice, report_stage
-from ropext.pipeline.running import WholeRun, is_done, require
+from ropext.pipeline.running import WholeRun, require
+from ropext.pipeline.stages import is_done
 from ropext.pipeline.steps import LABELS, CellWork
 from ropext.report.text import size
 from ropext.table import columns

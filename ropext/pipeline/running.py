@@ -26,7 +26,7 @@ from ropext.options.fields import EVALUATE
 from ropext.pipeline import job, outcome, stages
 from ropext.pipeline.job import REPORT, STAGES, Recipe
 from ropext.pipeline.outcome import CellRan, Choice, Evidence, Ran
-from ropext.pipeline.stages import Hashes, Stage
+from ropext.pipeline.stages import Hashes, Stage, is_done
 from ropext.pipeline.steps import EVALUATION, READ_ALWAYS, CellWork
 from ropext.report import evaluation
 from ropext.results import rundir
@@ -314,18 +314,3 @@ def require(stage: Stage, work: CellWork, chosen: str) -> None:
             f"--only {chosen} needs {stage.name}, which is not done with this recipe; run "
             f"without --only, or --only {stage.name} first"
         )
-
-
-def is_done(ledger: Ledger, stage: Stage, inputs: Flat | None = None) -> Flat | None:
-    """What a stage left, where it need not be done again: the same schema and inputs, and the
-    outputs as they were left.
-
-    A record that was begun counts when all outputs are there: they get their names in one step.
-    """
-    record = ledger.read(stage.name)
-    if record is None:
-        return None
-    if stage.why_again(record, stage.inputs() if inputs is None else inputs) is not None:
-        return None
-    seen = stage.look()
-    return seen if record.outputs in (None, seen) else None

@@ -99,15 +99,32 @@ class Stage:
     clear: Callable[[], None] = lambda: None  # what another run of it left
     tidy: Callable[[], None] = lambda: None  # what a kill left beside an output that is whole
     everyone: bool = False  # under accelerate launch all processes take part
+    schema: int | None = None  # where it is none of SCHEMAS
 
     def why_again(self, record: Piece, inputs: Flat) -> str | None:
         """Why a record is not of this very work; None where it is."""
-        return record.why_again(SCHEMAS[self.name], inputs)
+        schema = SCHEMAS[self.name] if self.schema is None else self.schema
+        return record.why_again(schema, inputs)
 
     def write(self, ledger: Ledger, inputs: Flat, outputs: Flat | None) -> None:
         """Begin (outputs None) or finish the record."""
         versions = provenance.versions()
         ledger.write(self.name, SCHEMAS[self.name], inputs, outputs, versions=versions)
+
+
+def is_done(ledger: Ledger, stage: Stage, inputs: Flat | None = None) -> Flat | None:
+    """What a stage left, where it need not be done again: the same schema and inputs, and the
+    outputs as they were left.
+
+    A record that was begun counts when all outputs are there: they get their names in one step.
+    """
+    record = ledger.read(stage.name)
+    if record is None:
+        return None
+    if stage.why_again(record, stage.inputs() if inputs is None else inputs) is not None:
+        return None
+    seen = stage.look()
+    return seen if record.outputs in (None, seen) else None
 
 
 def any_finished(folder: Path) -> bool:

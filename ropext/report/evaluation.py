@@ -40,7 +40,7 @@ def write_report(run: rundir.Run) -> None:
         tables.verdict_lines(results),
         results["warnings"],
         tables.evaluation_tables(results),
-        _written(run.path, pictures(run)),
+        write_pictures(run.path, pictures(run)),
         json.dumps(run.manifest, indent=1, ensure_ascii=False),
     )
 
@@ -57,7 +57,7 @@ def _subtitle(results: Mapping[str, Any]) -> str:
     )
 
 
-def _written(folder: Path, drawn: Pictures) -> Pictures:
+def write_pictures(folder: Path, drawn: Pictures) -> Pictures:
     """Write the pictures, and name them as the report refers to them."""
     named = {f"plots/{name}.png": picture for name, picture in drawn.items()}
     for name, (_, data) in named.items():
@@ -67,69 +67,83 @@ def _written(folder: Path, drawn: Pictures) -> Pictures:
 
 def pictures(run: rundir.Run) -> Pictures:
     """Draw everything that was measured."""
-    drawn: Pictures = {}
-    styled = plots.styles(run.contenders)
-    readers = [own for own in run.contenders.values() if own.reading is not None]
-    if readers:
-        drawn |= _text_pictures(readers, styled)
-    drawn |= heat_pictures(run.contenders)
     found = {label: own.get("inv_freq") for label, own in run.results["variants"].items()}
     spectra = {label: inv_freq for label, inv_freq in found.items() if inv_freq}
+    return draw(run.contenders, spectra, int(run.results["context"]))
+
+
+def draw(
+    contenders: Mapping[str, Contender], spectra: Mapping[str, Sequence[float]], context: int
+) -> Pictures:
+    """Draw models that read the same documents, and their spectra."""
+    drawn: Pictures = {}
+    styled = plots.styles(contenders)
+    readers = [own for own in contenders.values() if own.reading is not None]
+    if readers:
+        drawn |= _text_pictures(readers, styled)
+    drawn |= heat_pictures(contenders)
     if set(spectra) - {BASE}:
-        context = int(run.results["context"])
         drawn["spectra"] = WAVELENGTHS, plots.spectra(WAVELENGTHS, spectra, styled, context)
     return drawn
 
 
 def _text_pictures(readers: Sequence[Contender], styled: Mapping[str, Style]) -> Pictures:
     frame, drawn = readers[0].frame, Pictures()
+    shape, y = (frame.context, frame.longest), "NLL (nats per token)"
+    tails = {float(length): frame.tail_span(length) for length in frame.lengths}
+    for name, what, spans in (
+        ("nll-by-position", "by position", _by_position(frame)),
+        ("tail", f"of {tables.tail_text(frame.tail, frame.lengths)}", tails),
+    ):
+        caption, lines = f"Loss {what}: lower is better", losses(readers, spans)
+        drawn[name] = caption, plots.lines(caption, y, lines, *shape, False, READS, styled)
+    base = next((own for own in readers if own.label == BASE), None)
+    if base is not None and len(readers) > 1:
+
+        def gain(own: Contender, span: tuple[int, int]) -> Value:
+            return difference(frame, _reading(base), _reading(own), span)
+
+        others = [own for own in readers if own is not base]
+        lines = _curves(others, _by_position(frame), gain)
+        caption = "Context gain by position: above zero the long context helps"
+        y = "gain over the base's short window (nats)"
+        drawn["gain"] = caption, plots.lines(caption, y, lines, *shape, True, PAIRED, styled)
+    return drawn
+
+
+Spans = Mapping[float, tuple[int, int]]  # by their place on the axis
+
+
+def _by_position(frame: Frame) -> Spans:
     spans = octaves(frame.context, frame.longest, PARTS)
     spans = spans[1:] or spans  # the first, all early tokens together, has no place on the axis
-    middles = tuple(math.sqrt(start * stop) for start, stop in spans)
+    return {math.sqrt(start * stop): (start, stop) for start, stop in spans}
 
-    def draw(
-        name: str,
-        caption: str,
-        places: Sequence[float],
-        value: Callable[[Contender, int], Value],
-        y: str = "NLL (nats per token)",
-        but: Contender | None = None,
-    ) -> None:
-        """Of every reader but one, its value at each place."""
-        lines = [
-            Curve(
-                own.label,
-                tuple(map(float, places)),
-                tuple(value(own, at) for at in range(len(places))),
-                own.label == BASE,
-            )
-            for own in readers
-            if own is not but
-        ]
-        zero, note = but is not None, READS if but is None else PAIRED
-        shape = frame.context, frame.longest
-        drawn[name] = caption, plots.lines(caption, y, lines, *shape, zero, note, styled)
+
+def losses(readers: Sequence[Contender], spans: Spans | None = None) -> list[Curve]:
+    """The loss of each model, by position or over other spans."""
+    frame = readers[0].frame
 
     def mean(own: Contender, span: tuple[int, int]) -> Value:
         return frame.bootstrap.ratio(*_reading(own).sums(*span))
 
-    caption = "Loss by position: lower is better"
-    draw("nll-by-position", caption, middles, lambda own, at: mean(own, spans[at]))
-    caption = f"Loss of {tables.tail_text(frame.tail, frame.lengths)}: lower is better"
-    tails = [frame.tail_span(length) for length in frame.lengths]
-    draw("tail", caption, frame.lengths, lambda own, at: mean(own, tails[at]))
-    base = next((own for own in readers if own.label == BASE), None)
-    if base is not None and len(readers) > 1:
-        against = _reading(base)
-        draw(
-            "gain",
-            "Context gain by position: above zero the long context helps",
-            middles,
-            lambda own, at: difference(frame, against, _reading(own), spans[at]),
-            "gain over the base's short window (nats)",
-            base,
+    return _curves(readers, _by_position(frame) if spans is None else spans, mean)
+
+
+def _curves(
+    readers: Sequence[Contender],
+    spans: Spans,
+    value: Callable[[Contender, tuple[int, int]], Value],
+) -> list[Curve]:
+    return [
+        Curve(
+            own.label,
+            tuple(spans),
+            tuple(value(own, span) for span in spans.values()),
+            own.label == BASE,
         )
-    return drawn
+        for own in readers
+    ]
 
 
 def _reading(own: Contender) -> Reading:
@@ -193,7 +207,8 @@ class Compared:
         title = f"ropext compare: {', '.join(self.contenders)}"
         subtitle = "paired by the hash of each document's tokens; the first run is the reference"
         keys = "\n".join(f"{name}: run key {run.key}" for name, run in runs.items())
-        html.write(folder, title, subtitle, [], [], self.tables, _written(folder, drawn), keys)
+        shown = write_pictures(folder, drawn)
+        html.write(folder, title, subtitle, [], [], self.tables, shown, keys)
 
 
 def compare(contenders: Mapping[str, Contender]) -> Compared:

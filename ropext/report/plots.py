@@ -137,17 +137,10 @@ def _positions(axis: "Axes", context: int, longest: int, places: Sequence[float]
     axis.axvspan(low, min(context, longest * 1.05), color=FAINT, lw=0, zorder=0)
     if context < longest:
         axis.axvline(context, color=GREY, lw=0.8, ls=":")
-    axis.text(
-        low * 1.03,
-        0.015,
-        "trained context",
-        transform=axis.get_xaxis_transform(),
-        fontsize=9,
-        color=INK,
-        va="bottom",
-        bbox={"facecolor": FAINT, "edgecolor": "none", "pad": 1.5},
-        zorder=5,
-    )
+    if math.log(context / low) > 0.2 * math.log(longest / low):  # else it would lie on the lines
+        look: Style = {"facecolor": FAINT, "edgecolor": "none", "pad": 1.5}
+        where: Style = {"transform": axis.get_xaxis_transform(), "va": "bottom", "zorder": 5}
+        axis.text(low * 1.03, 0.015, "trained context", fontsize=9, color=INK, bbox=look, **where)
 
 
 def lines(
@@ -163,7 +156,37 @@ def lines(
     """Lines with ribbons over positions or lengths; with `zero`, differences around a zero line.
     `styled` are the styles where several pictures are to agree."""
     axis = axes(title, y, note=note)
-    floor, ceiling = _limits(curves, zero)
+    _curves(axis, curves, context, longest, styled, zero)
+    return finished(axis)
+
+
+def side_by_side(
+    panels: Mapping[str, Sequence[Curve]], context: int, longest: int, styled: Mapping[str, Style]
+) -> bytes:
+    """Panels of lines by title; the first has them all, and nothing is off its scale."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.4), dpi=100, layout="constrained")
+    drawn = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axis, (title, curves) in zip(drawn, panels.items(), strict=True):
+        panel(axis, title, "tokens", "")
+        _curves(axis, curves, context, longest, styled, headroom=math.inf)
+    lines, names = drawn[0].get_legend_handles_labels()
+    look = {"frameon": False, "fontsize": 9, "labelcolor": INK}
+    figure.legend(lines, names, loc="outside lower center", ncols=len(names), **look)
+    return png(figure)
+
+
+def _curves(
+    axis: "Axes",
+    curves: Sequence[Curve],
+    context: int,
+    longest: int,
+    styled: Mapping[str, Style] | None,
+    zero: bool = False,
+    headroom: float = HEADROOM_NATS,
+) -> None:
+    floor, ceiling = _limits(curves, zero, headroom)
     styled = styled or styles(own.label for own in curves if not own.reference)
     for curve in curves:
         style = REFERENCE if curve.reference else styled[curve.label]
@@ -178,17 +201,16 @@ def lines(
         axis.axhline(0, color=INK, lw=0.9)
     axis.set_ylim(floor, ceiling)
     _positions(axis, context, longest, [place for curve in curves for place in curve.places])
-    return finished(axis)
 
 
-def _limits(curves: Sequence[Curve], zero: bool) -> tuple[float, float]:
+def _limits(curves: Sequence[Curve], zero: bool, headroom: float) -> tuple[float, float]:
     """Keep the lines that work readable beside those that exploded."""
     finite = [[v.value for v in c.values if math.isfinite(v.value)] for c in curves]
     tops, bottoms = [max(own) for own in finite if own], [min(own) for own in finite if own]
     if not tops:
         return 0.0, 1.0
-    ceiling = min(max(tops), min(tops) + HEADROOM_NATS)
-    floor = max(min(bottoms), max(bottoms) - HEADROOM_NATS) if zero else min(bottoms)
+    ceiling = min(max(tops), min(tops) + headroom)
+    floor = max(min(bottoms), max(bottoms) - headroom) if zero else min(bottoms)
     if zero:
         floor, ceiling = min(floor, 0.0), max(ceiling, 0.0)
     margin = max(0.06 * (ceiling - floor), 1e-3)

@@ -1,27 +1,34 @@
 """`ropext demo`, for real, once, without a network; everything is asserted from that one run.
 
-Without fine-tuning it is the demo as it stands. The fine-tuning has fewer steps here and leaves out
-the wider target, so that all of it takes minutes on one core; its bounds are looser for that.
+Without fine-tuning it is the demo as it stands. The fine-tuning has fewer steps here, so that
+all of it takes minutes on one core; its bounds are looser for that.
 """
 
 import json
 import re
 import shutil
 import socket
+from dataclasses import replace
 
 import pytest
 from command_line import run
 from report.pages import check
 
-from ropext.demo import running, steps, telling
-from ropext.demo.counting import Spent
-from ropext.demo.targets import BASE, CONTROL, EXTENDED, FITTED, TUNED, UNTOUCHED
+from ropext import bundled, demo
 from ropext.errors import InputError, OutputExists, Stopped
+from ropext.narration import Hooks
+from ropext.pipeline.counting import Spent
+from ropext.pipeline.series import SCHEMA, Step, run_series
 from ropext.results.values import Value
 from ropext.workdir import Ledger
 
-FEW_STEPS = 16
+FEW_STEPS, ALL_STEPS = 16, 60
 WINDOW, TARGET = 256, 1024
+MOST, MOST_UNTUNED = 5_600_000, 2_000_000
+BASE, UNTOUCHED, EXTENDED = "base", "untouched", "yarn-4x"
+FITTED, CONTROL, TUNED = "fitted-4x", "control", "tuned-4x"
+MODEL = "ropext://demo"
+UNTUNED = demo.read_recipe(finetune=False, far=False)
 
 pytestmark = pytest.mark.slow
 
@@ -56,31 +63,36 @@ def said():
 
 
 @pytest.fixture(scope="module")
-def demo(network, said, tmp_path_factory):
-    """The finished steps, in a directory."""
-    folder = tmp_path_factory.mktemp("demo") / "it"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steps, "STEPS", FEW_STEPS)
-        chosen = [
-            step
-            for step in steps.steps(finetune=True, far=False)
-            if not step.name.endswith(f"{steps.WIDER}x")
-        ]
-        done = running.run(chosen, folder, running.Hooks(say=said.append))
-    return done, folder
+def recipe():
+    whole = demo.read_recipe(finetune=True, far=False)
+    few = {"tune": {"steps": FEW_STEPS, "eval_every": FEW_STEPS}}
+    steps = [replace(own, options={**own.options, **few.get(own.name, {})}) for own in whole.steps]
+    assert [own.options["steps"] for own in whole.steps if own.name == "tune"] == [ALL_STEPS]
+    return replace(whole, steps=tuple(steps))
 
 
 @pytest.fixture(scope="module")
-def shown(demo):
-    return telling.show(*demo)
+def finished(network, said, recipe, tmp_path_factory):
+    """The finished steps, in a directory."""
+    folder = tmp_path_factory.mktemp("demo") / "it"
+    return run_series(recipe.steps, folder, Hooks(say=said.append)), folder
 
 
-def test_nothing_asked_for_a_network(demo, network):
+@pytest.fixture(scope="module")
+def shown(recipe, finished):
+    return demo.show(recipe, *finished)
+
+
+def number(model, name):
+    return model.values[name].value
+
+
+def test_nothing_asked_for_a_network(finished, network):
     assert network.asked == []
 
 
-def test_one_sentence_stands_before_each_step(demo, said):
-    done, _ = demo
+def test_one_sentence_stands_before_each_step(finished, said):
+    done, _ = finished
     assert len(said) == len(done)
     for number, (sentence, own) in enumerate(zip(said, done.values(), strict=True), 1):
         assert sentence == f"[{number}/{len(done)}] {own.step.sentence}"
@@ -88,63 +100,62 @@ def test_one_sentence_stands_before_each_step(demo, said):
 
 def test_the_base_finds_keys_inside_its_window_and_explodes_beyond_it(shown):
     untouched = shown.read[UNTOUCHED]
-    excess = untouched.value(f"tail_nll@{TARGET}") - untouched.value(f"in_window_nll@{TARGET}")
+    excess = number(untouched, f"tail_nll@{TARGET}") - number(untouched, f"in_window_nll@{TARGET}")
     assert excess >= 1.5
-    assert untouched.retrieval(WINDOW).value >= 0.95
-    assert untouched.retrieval(TARGET).value <= 0.05
+    assert number(untouched, f"keys@{WINDOW}") >= 0.95
+    assert number(untouched, f"keys@{TARGET}") <= 0.05
 
 
 def test_closed_forms_separate(shown):
-    tails = {name: own.value(f"tail_nll@{TARGET}") for name, own in shown.read.items()}
+    tails = {name: number(own, f"tail_nll@{TARGET}") for name, own in shown.read.items()}
     assert tails[EXTENDED] < tails["ntk-4x"] < tails["pi-4x"] < tails[UNTOUCHED]
     assert tails[BASE] < tails[EXTENDED] < tails[BASE] + 0.4
-    assert shown.read["pi-4x"].retrieval(TARGET).value <= 0.05
-    assert 0.5 <= shown.read[EXTENDED].retrieval(TARGET).value <= 0.95
+    assert shown.read["pi-4x"].values[f"keys@{TARGET}"].value <= 0.05
+    assert 0.5 <= number(shown.read[EXTENDED], f"keys@{TARGET}") <= 0.95
 
 
 def test_the_fitted_spectrum_comes_near_the_window_with_untouched_weights(shown):
     fitted = shown.read[FITTED]
-    in_window = fitted.value(f"in_window_nll@{TARGET}")
-    assert fitted.value(f"tail_nll@{TARGET}") <= 1.04 * in_window
-    assert fitted.value(f"tail_nll@{TARGET}") < shown.read[EXTENDED].value(f"tail_nll@{TARGET}")
-    assert fitted.retrieval(TARGET).value >= shown.read[EXTENDED].retrieval(TARGET).value - 0.1
+    in_window = number(fitted, f"in_window_nll@{TARGET}")
+    assert number(fitted, f"tail_nll@{TARGET}") <= 1.04 * in_window
+    assert number(fitted, f"tail_nll@{TARGET}") < number(shown.read[EXTENDED], f"tail_nll@{TARGET}")
+    assert number(fitted, f"keys@{TARGET}") >= number(shown.read[EXTENDED], f"keys@{TARGET}") - 0.1
 
 
 def test_a_short_fine_tuning_recovers_the_window_and_more(shown):
     tuned = shown.read[TUNED]
-    tail, in_window = (tuned.value(f"{name}@{TARGET}") for name in ("tail_nll", "in_window_nll"))
+    tail, in_window = (number(tuned, f"{name}@{TARGET}") for name in ("tail_nll", "in_window_nll"))
     assert tail <= in_window + 0.05
-    assert tail <= shown.read[CONTROL].value(f"tail_nll@{TARGET}") + 0.05
-    assert tail <= shown.read[EXTENDED].value(f"tail_nll@{TARGET}") - 0.1
-    assert tuned.value("short_tax") <= 0.05
-    own = shown.read[UNTOUCHED].retrieval(WINDOW).value
-    assert tuned.retrieval(TARGET).value >= 0.85 * own
+    assert tail <= number(shown.read[CONTROL], f"tail_nll@{TARGET}") + 0.05
+    assert tail <= number(shown.read[EXTENDED], f"tail_nll@{TARGET}") - 0.1
+    assert number(tuned, "short_tax") <= 0.05
+    own = number(shown.read[UNTOUCHED], f"keys@{WINDOW}")
+    assert number(tuned, f"keys@{TARGET}") >= 0.85 * own
 
 
-def test_all_were_read_on_the_same_tokens(demo, shown):
-    done, _ = demo
+def test_all_were_read_on_the_same_tokens(finished, shown):
+    done, _ = finished
     base = shown.read[BASE].metrics[f"tail_nll@{TARGET}"].value
     for label in (UNTOUCHED, EXTENDED, FITTED, TUNED, CONTROL):
-        assert shown.read[label].value(f"in_window_nll@{TARGET}") == pytest.approx(base, abs=1e-6)
+        assert number(shown.read[label], f"in_window_nll@{TARGET}") == pytest.approx(base, abs=1e-6)
     judged = Value.from_json(done["tune"].result["numbers"]["tuned"][f"tail_nll@{TARGET}"])
     # Merged, saved, read back by stock transformers: the same number.
-    assert shown.read[TUNED].value(f"tail_nll@{TARGET}") == pytest.approx(judged.value, abs=1e-4)
+    assert number(shown.read[TUNED], f"tail_nll@{TARGET}") == pytest.approx(judged.value, abs=1e-4)
 
 
-def test_what_it_costs_is_counted_and_within_the_budget(demo, shown):
-    done, _ = demo
+def test_what_it_costs_is_counted_and_within_the_budget(finished, shown):
+    done, _ = finished
     tuning = ("tune", "measure-tuned")
     without = sum((own.spent for name, own in done.items() if name not in tuning), Spent())
-    assert 1_000_000 < without.equivalents <= steps.MOST_UNTUNED
+    assert 1_000_000 < without.equivalents <= MOST_UNTUNED
     # Two runs (the control has as many tokens), one pass of every row each.
     assert done["tune"].spent.trained == 2 * FEW_STEPS * 8192
     # A fit asks its model once, on a few tokens, whether gradients reach the spectrum.
     assert 0 <= done["fit"].spent.trained - done["fit"].step.trains <= 256
     assert shown.spent == sum((own.spent for own in done.values()), Spent())
-    # The whole demo: what was left out of this run is trained once more, and the wider one is read
-    # (16 documents and 80 questions of 2,048 tokens over shared prefixes).
-    more = 2 * (steps.STEPS - FEW_STEPS) + steps.WIDER_STEPS
-    assert shown.spent.equivalents + 3 * 8192 * more + 200_000 <= steps.MOST
+    # The whole demo: the steps that were left out of this run.
+    more = 2 * (ALL_STEPS - FEW_STEPS)
+    assert shown.spent.equivalents + 3 * 8192 * more <= MOST
 
 
 def test_every_target_is_judged_in_words(shown):
@@ -153,8 +164,8 @@ def test_every_target_is_judged_in_words(shown):
         assert target.sentence.startswith("Reached: " if target.reached else "MISSED: ")
 
 
-def test_the_outputs_are_proved(demo):
-    done, folder = demo
+def test_the_outputs_are_proved(finished):
+    done, folder = finished
     assert done["verify"].result["passed"]
     for name in ("pi-4x", "ntk-4x", "yarn-4x", "fitted", "tuned"):
         record = json.loads((folder / name / "ropext.json").read_text())
@@ -162,8 +173,8 @@ def test_the_outputs_are_proved(demo):
         assert record["proof"]
 
 
-def test_the_report_is_one_file_with_everything_in_it(demo, shown):
-    _, folder = demo
+def test_the_report_is_one_file_with_everything_in_it(finished, shown):
+    _, folder = finished
     page = check((folder / "report.html").read_text("utf-8"))  # nothing is fetched, among others
     for target in shown.targets:
         assert target.sentence in page.text
@@ -176,17 +187,17 @@ def test_the_report_is_one_file_with_everything_in_it(demo, shown):
     assert all(own.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for own in pictures)
 
 
-def test_the_place_of_the_package_is_in_nothing_that_it_leaves(demo):
-    _, folder = demo
-    bundled = str(running.Path(running.__file__).parent)
+def test_the_place_of_the_package_is_in_nothing_that_it_leaves(finished):
+    _, folder = finished
+    place = str(bundled.MODELS["ropext://demo"].parent)
     for path in folder.rglob("*"):
         if path.suffix in (".json", ".md", ".html"):
-            assert bundled not in path.read_text("utf-8"), path
+            assert place not in path.read_text("utf-8"), path
 
 
-def test_a_second_run_does_nothing_again_and_the_command_prints_it(demo, network, capsys):
+def test_a_second_run_does_nothing_again_and_the_command_prints_it(finished, network, capsys):
     """The command without fine-tuning: all but its own verification is there already."""
-    _, folder = demo
+    _, folder = finished
     words = ("demo", "-o", folder, "--no-finetune")
     code, said = run(*words, capsys=capsys)
     assert code == 0
@@ -198,30 +209,26 @@ def test_a_second_run_does_nothing_again_and_the_command_prints_it(demo, network
     assert (code, said.err) == (0, "")
     found = json.loads(said.out)
     assert len(found["targets"]) == 2
-    assert found["tokens"]["equivalents"] <= steps.MOST_UNTUNED
-    assert [own["name"] for own in found["steps"]] == [
-        step.name for step in steps.steps(finetune=False, far=False)
-    ]
+    assert found["tokens"]["equivalents"] <= MOST_UNTUNED
+    assert [own["name"] for own in found["steps"]] == [step.name for step in UNTUNED.steps]
     assert network.asked == []
 
 
-def test_a_stopped_step_keeps_what_it_cost_and_goes_on(demo, tmp_path):
+def test_a_stopped_step_keeps_what_it_cost_and_goes_on(finished, tmp_path):
     """Stopped in the middle of an evaluation: the pieces read so far are read once."""
-    done, _ = demo
-    chosen = [step for step in steps.steps(finetune=False, far=False) if step.command == "eval"][:1]
+    done, _ = finished
+    chosen = [step for step in UNTUNED.steps if step.command == "eval"][:1]
     begun = []
 
     def show(done, total, what):
         begun.append(what)
 
     with pytest.raises(Stopped):
-        running.run(
-            chosen, tmp_path / "it", running.Hooks(show=show, stop=lambda: len(begun) >= 20)
-        )
+        run_series(chosen, tmp_path / "it", Hooks(show=show, stop=lambda: len(begun) >= 20))
     kept = Ledger(tmp_path / "it" / "steps").read(chosen[0].name)
     assert kept.outputs is None
     partly = kept.about["spent"]["forward"]
-    again = running.run(chosen, tmp_path / "it", running.Hooks())[chosen[0].name]
+    again = run_series(chosen, tmp_path / "it", Hooks())[chosen[0].name]
     whole = done[chosen[0].name].spent
     assert 0 < partly < whole.forward
     # Loading twice checks the model's own head twice, on a few tokens.
@@ -230,12 +237,12 @@ def test_a_stopped_step_keeps_what_it_cost_and_goes_on(demo, tmp_path):
 
 def test_what_was_deleted_is_made_again(tmp_path):
     quick = {"factor": 2, "prove": False}
-    step = steps.Step("extend", "Extend it.", "extend", steps.MODEL, quick, "it-2x")
+    step = Step("extend", "Extend it.", "extend", MODEL, quick, "it-2x")
     said = []
     for begun in (1, 1, 2):  # done, done before, done again
         if begun == 2:
             shutil.rmtree(tmp_path / "it" / "it-2x")
-        running.run([step], tmp_path / "it", running.Hooks(say=said.append))
+        run_series([step], tmp_path / "it", Hooks(say=said.append))
         assert len(said) == begun
         assert (tmp_path / "it/it-2x/config.json").is_file()
 
@@ -246,43 +253,43 @@ def test_an_interrupt_of_a_step_with_nothing_to_keep_keeps_the_demo(tmp_path, mo
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    chosen, said = steps.steps(finetune=False, far=False)[:2], []
+    chosen, said = UNTUNED.steps[:2], []
     monkeypatch.setattr("ropext.plan", interrupted)
     with pytest.raises(Stopped, match=r"what is finished is kept in .*it, and the same command"):
-        running.run(chosen, tmp_path / "it", running.Hooks(say=said.append))
+        run_series(chosen, tmp_path / "it", Hooks(say=said.append))
     ledger = Ledger(tmp_path / "it" / "steps")
     assert ledger.read("inspect").outputs["context"] == 256
     assert ledger.read("plan").outputs is None
     monkeypatch.undo()
     with pytest.raises(Stopped):  # asked between two steps: the next is not announced
-        running.run(chosen, tmp_path / "it", running.Hooks(say=said.append, stop=lambda: True))
+        run_series(chosen, tmp_path / "it", Hooks(say=said.append, stop=lambda: True))
     assert len(said) == 2
-    running.run(chosen, tmp_path / "it", running.Hooks(say=said.append))
+    run_series(chosen, tmp_path / "it", Hooks(say=said.append))
     assert [sentence[:5] for sentence in said] == ["[1/2]", "[2/2]", "[2/2]"]
 
 
 def test_what_was_made_of_an_output_is_made_again_with_it(tmp_path):
     def chosen(method):
         options = {"method": method, "factor": 2}
-        extend = steps.Step("make", "Make.", "extend", steps.MODEL, options, "made")
-        return [extend, steps.Step("look", "Look.", "inspect", "made")]
+        extend = Step("make", "Make.", "extend", MODEL, options, "made")
+        return [extend, Step("look", "Look.", "inspect", "made")]
 
     said = []
     for method in ("pi", "pi", "ntk"):
-        running.run(chosen(method), tmp_path / "it", running.Hooks(say=said.append))
+        run_series(chosen(method), tmp_path / "it", Hooks(say=said.append))
     assert said == ["[1/2] Make.", "[2/2] Look."] * 2
 
 
 def test_a_directory_of_something_else_is_refused(tmp_path):
     (tmp_path / "mine.txt").write_text("kept")
     with pytest.raises(OutputExists, match="holds something else; give another -o"):
-        running.run([], tmp_path, running.Hooks())
-    manifest = {"command": "demo", "decides": {"schema": running.SCHEMA, "versions": {}}}
+        run_series([], tmp_path, Hooks())
+    manifest = {"command": "demo", "decides": {"schema": SCHEMA, "versions": {}}}
     (tmp_path / "run.json").write_text(json.dumps(manifest))
     with pytest.raises(OutputExists, match=r"differs in versions\.ropext.*give another -o$"):
-        running.run([], tmp_path, running.Hooks())
+        run_series([], tmp_path, Hooks())
     with pytest.raises(InputError, match="cannot be written"):
-        running.run([], tmp_path / "run.json" / "below", running.Hooks())
+        run_series([], tmp_path / "run.json" / "below", Hooks())
 
 
 @pytest.mark.parametrize(
@@ -297,14 +304,14 @@ def test_a_directory_of_something_else_is_refused(tmp_path):
     ],
 )
 def test_a_step_whose_record_was_edited_is_done_again(tmp_path, edit):
-    chosen, said = steps.steps(finetune=False, far=False)[:2], []
-    running.run(chosen, tmp_path / "it", running.Hooks())
+    chosen, said = UNTUNED.steps[:2], []
+    run_series(chosen, tmp_path / "it", Hooks())
     record = tmp_path / "it" / "steps" / "plan.json"
     whole = record.read_text()
     kept = json.loads(whole)
     edit(kept)
     for text in (json.dumps(kept), whole[:-40]):
         record.write_text(text)
-        running.run(chosen, tmp_path / "it", running.Hooks(said.append))
+        run_series(chosen, tmp_path / "it", Hooks(said.append))
         assert record.read_text() == whole
     assert [sentence[:5] for sentence in said] == ["[2/2]", "[2/2]"]

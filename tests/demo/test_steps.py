@@ -6,11 +6,12 @@ import pytest
 import typer
 
 from ropext.cli.app import build
-from ropext.demo import steps
-from ropext.demo.steps import FACTOR, FLAGS, LENGTHS, WIDER
+from ropext.demo import read_recipe
 
 FOLDER = Path("somewhere else") / "it"
-ALL = steps.steps(finetune=True, far=True)
+MODEL, CONTEXT, MOST = "ropext://demo", 256, 5_600_000
+RECIPE = read_recipe(finetune=True, far=True)
+ALL = RECIPE.steps
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +31,8 @@ def told(value):
 @pytest.mark.parametrize("step", ALL, ids=lambda step: step.name)
 def test_the_command_of_a_step_asks_for_what_the_step_does(group, step):
     words = step.words(FOLDER)
-    assert words[:2] == ["ropext", step.command]
-    params = parsed(group, words[1:])
+    assert words[:2] == ("ropext", step.command)
+    params = parsed(group, list(words[1:]))
     subject = next(str(params.pop(name)) for name in ("model", "directory") if name in params)
     assert subject == step.at(FOLDER, step.subject)
     if step.output:
@@ -60,7 +61,7 @@ def test_every_option_is_known_to_the_function_that_is_called():
 def test_steps_work_on_what_is_bundled_or_was_made_before():
     made = set()
     for step in ALL:
-        assert step.subject == steps.MODEL or step.subject in made, step.name
+        assert step.subject == MODEL or step.subject in made, step.name
         assert step.output not in made, step.name
         made |= {step.output} - {None}
     assert len({step.name for step in ALL}) == len(ALL)
@@ -69,32 +70,39 @@ def test_steps_work_on_what_is_bundled_or_was_made_before():
 def test_lengths_are_the_context_doubled_up_to_the_target():
     from ropext import inspect
 
-    assert inspect(steps.MODEL).model.context == steps.CONTEXT
-    assert LENGTHS == (256, 512, 1024)
-    assert LENGTHS[-1] == FACTOR * steps.CONTEXT
-    assert WIDER == 2 * FACTOR
+    assert inspect(MODEL).model.context == CONTEXT
+    (plan,) = (step for step in ALL if step.name == "plan")
+    for step in ALL:
+        if step.command == "eval" and "far" not in step.needs:
+            assert step.options["lengths"] == (256, 512, 1024)
+    assert plan.options["factor"] * CONTEXT == 1024
 
 
 def test_leaving_out_the_fine_tuning_leaves_out_all_that_trains_weights():
-    chosen = steps.steps(finetune=False, far=False)
+    chosen = read_recipe(finetune=False, far=False).steps
     assert not [step.name for step in chosen if step.command == "finetune"]
     assert "fit" in {step.name for step in chosen}
-    assert not [step for step in steps.steps(finetune=True, far=False) if step.beyond]
+    assert not [step for step in read_recipe(finetune=True, far=False).steps if "far" in step.needs]
 
 
 def test_the_short_run_is_as_short_as_promised():
-    tuning = [step for step in ALL if step.command == "finetune" and not step.beyond]
+    tuning = [step for step in ALL if step.command == "finetune" and "far" not in step.needs]
     assert all(step.options["steps"] <= 60 for step in tuning if step.name == "tune")
     assert all(step.options["batch_tokens"] <= 8192 for step in tuning)
-    trained = sum(step.trains for step in ALL if not step.beyond)
-    assert 3 * trained < steps.MOST  # the rest is for reading; the count of a real run is tested
+    trained = sum(step.trains for step in ALL if "far" not in step.needs)
+    assert 3 * trained < MOST  # the rest is for reading; the count of a real run is tested
 
 
-def test_flags_are_those_of_the_options():
-    from ropext.options import fields
-
-    for name, flag in FLAGS.items():
-        assert fields.flag(name) == f"--{flag}"
+def test_gates_and_tables_name_what_is_measured():
+    """Of the labels that steps give; the names of the numbers are those of a real demo."""
+    labels = {step.label for step in ALL} | {"base", "untouched", "pi-4x", "ntk-4x", "yarn-4x"}
+    labels |= {"demo", *(f"far/{name}" for name in ("untouched", "dynamic-32x", "yarn-32x"))}
+    named = [own["gate"] for own in RECIPE.gates]
+    named += [own["times"] for own in RECIPE.gates if "times" in own]
+    for own in RECIPE.tables:
+        named += [*own.get("rows", ()), *own.get("columns", {}).values()]
+        named += [*own.get("instead", {}), *own.get("instead", {}).values()]
+    assert {name.partition(":")[0] for name in (*named, *RECIPE.drawn)} <= labels
 
 
 def test_no_option_repeats_a_default():

@@ -4,19 +4,21 @@ import math
 
 import pytest
 
-from ropext.demo import steps, targets
-from ropext.demo.targets import (
-    CONTROL,
-    FITTED,
-    TUNED,
-    TUNED_WIDER,
-    UNTOUCHED,
-    Model,
-)
+from ropext import demo
+from ropext.demo import DemoModel as Model
 from ropext.results.comparison import Contender
 from ropext.results.perplexity import Frame
 from ropext.results.retrieval import ItemScore
 from ropext.results.values import Bootstrap, Value
+
+UNTOUCHED, CONTROL, FITTED, TUNED, TUNED_WIDER = (
+    *("untouched", "control", "fitted-4x", "tuned-4x", "tuned-8x"),
+)
+MOST, MOST_UNTUNED = 5_600_000, 2_000_000
+
+
+def judge(read, spent, finetune=True, far=True):
+    return demo.judge(demo.read_recipe(finetune, far).gates, read, spent)
 
 
 def number(value):
@@ -58,14 +60,14 @@ def everything(**changes):
         ),
         TUNED_WIDER: model(
             asked(found["found_wider"], 100, 2048),
-            tail_nll_at_2048=math.log(found["wider"]),
-            in_window_nll_at_2048=2.3,
+            tail_at_2048=found["wider"],
+            in_window_at_2048=math.exp(2.3),
         ),
     }
 
 
 def test_all_are_reached_at_their_bounds():
-    judged = targets.targets(everything(), steps.MOST)
+    judged = judge(everything(), MOST)
     assert [target.reached for target in judged] == [True] * 7
     assert all(target.sentence.startswith("Reached: ") for target in judged)
 
@@ -83,26 +85,31 @@ def test_all_are_reached_at_their_bounds():
     ],
 )
 def test_a_miss_is_said_with_its_number(changes, missed):
-    judged = targets.targets(everything(**changes), steps.MOST)
+    judged = judge(everything(**changes), MOST)
     assert [at for at, target in enumerate(judged) if not target.reached] == missed
     for at in missed:
         assert judged[at].sentence.startswith("MISSED: ")
         assert f"{judged[at].found:.3f}" in judged[at].sentence
 
 
+def test_the_part_at_eight_times_is_judged_where_it_was_done():
+    judged = judge(everything(), MOST, far=False)
+    assert len(judged) == 5
+    assert not [target for target in judged if "2048" in target.what]
+
+
 def test_the_budget_is_a_third_without_fine_tuning():
     whole = everything()
     untuned = {label: whole[label] for label in (UNTOUCHED, FITTED)}
-    assert steps.MOST == 8_000_000
-    for read, most in ((whole, 8_000_000), (untuned, 2_666_666)):
-        assert targets.targets(read, most)[-1].reached
-        assert not targets.targets(read, most + 1)[-1].reached
-    assert len(targets.targets(untuned, 0)) == 2
+    for read, finetune, most in ((whole, True, MOST), (untuned, False, MOST_UNTUNED)):
+        assert judge(read, most, finetune, False)[-1].reached
+        assert not judge(read, most + 1, finetune, False)[-1].reached
+    assert len(judge(untuned, 0, False, False)) == 2
 
 
 def test_retrieval_takes_the_questions_of_all_tasks_together():
     own = model([*asked(8, 10, 1024), *asked(3, 30, 1024, "mkey"), *asked(5, 5, 256)])
-    found = own.retrieval(1024)
+    found = own.values["keys@1024"]
     assert (found.value, found.n) == (11 / 40, 40)
-    assert own.retrieval(512) is None
-    assert Model({}).retrieval(1024) is None
+    assert "keys@512" not in own.values
+    assert Model({}).values == {}

@@ -2,7 +2,7 @@
 
 import torch
 
-from ropext.demo.counting import Spent, counted
+from ropext.pipeline.counting import Spent, counted
 from scripts.demo_checkpoint.train import new_model
 
 
