@@ -238,3 +238,141 @@ def test_the_same_command_goes_on(folder, begun, command, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     code, heard = run(*begun[command], "--dry-run", capsys=capsys)
     assert code == 0, heard.err
+
+
+# The keys of a recipe, by the stages that another value does again; those that come after a
+# checkpoint follow by its content.
+RECIPE = {
+    "model": "ropext://demo",
+    "extend": {"method": "yarn", "factor": 2},
+    "fit": {"data": "ropext://tuning", "start": "yarn", "steps": 40},
+    "finetune": {"data": "ropext://tuning", "steps": 40, "eval_every": 5},
+    "evaluate": {"data": "ropext://held-out", "tasks": ["passkey"]},
+}
+REACH, SHAPE = {"plan", "extend", "fit", "evaluate"}, {"plan", "extend"}
+EXTENDING = {
+    "factor": ("3", REACH),
+    "target": ("768 factor=null", REACH),
+    "context": ("200", REACH),
+    "from_original": ("true", {"plan", "fit"}),
+    "even_so": ("true", {"plan", "fit"}),
+    "for": ("vllm", {"plan", "fit"}),
+    "method": ("pi", SHAPE),
+    "attention_factor": ("1.1", SHAPE),
+    "temperature": ("0.9", SHAPE),
+    "theta": ("20000 method=abf", SHAPE),
+    "beta_fast": ("16", SHAPE),
+    "beta_slow": ("2", SHAPE),
+    "low_freq_factor": ("2 method=llama3", SHAPE),
+    "high_freq_factor": ("8 method=llama3", SHAPE),
+    "truncate": ("false", SHAPE),
+    "pair_factors": ("pairs.json method=longrope", SHAPE),
+    "link": ("hard", {"extend", "fit"}),
+    "no_verify": ("true", {"extend"}),
+    "hash": ("true", {"extend"}),
+}
+TOP = {
+    "seed": ("1", {"fit", "finetune", "evaluate"}),
+    "trust_remote_code": ("true", set()),
+    "output": ("elsewhere", set()),
+}
+# What the table above leaves out, and what the run itself says by another key.
+MORE = {
+    "fit": {"split": "other", "report_to": "wandb"},
+    "finetune": {"qlora": "", "split": "other", "report_to": "wandb"},
+    "evaluate": {"split": "other", "data_revision": "v1", "lm_eval": "arc_easy"},
+}
+MORE["evaluate"] |= {"device_map": "auto", "fail_if": "tail@512>100"}
+OF_THE_RUN = {"eval": {"method", "factor", "base"}, "fit": {"factor", "target", "context"}}
+# A run takes a checkpoint's training as one piece: these begin it anew, where `finetune` and `fit`
+# would go on with it.
+LIKE_OTHERS = {"micro_rows", "control", "save_every", "ignore_memory", "link"}
+
+
+def trainings():
+    """(section, key, value with what it needs, stages done again), from the tables above."""
+    for command, section in (("fit", "fit"), ("finetune", "finetune"), ("eval", "evaluate")):
+        values = DECIDES[command] | DOES_NOT[command] | MORE[section]
+        passing = {*DOES_NOT[command], "report_to", "device_map", "fail_if"} - LIKE_OTHERS
+        for name, value in values.items():
+            if name not in OF_THE_RUN.get(command, ()):
+                stages = set() if name in passing else {section}
+                key = "eval" if name == "evaluate" else name
+                extra = " steps=null" if name == "epochs" else ""
+                yield section, key, as_override(value) + extra, stages
+
+
+def as_override(flags):
+    """`128 --strategy pose` as `128 strategy=pose`."""
+    value, *more = (flags if flags and not flags.startswith("--") else f"true {flags}").split(" --")
+    return " ".join([value.strip(), *(word.replace(" ", "=") for word in more)])
+
+
+KEYS = [
+    *(("", key, *own) for key, own in TOP.items()),
+    *(("extend", key, *own) for key, own in EXTENDING.items()),
+    *trainings(),
+]
+
+
+def test_every_key_of_a_recipe_is_said_to_decide_or_not():
+    from ropext.options.sections import TABLE
+
+    wanted = {(section, key.name) for section, own in TABLE.items() for key in own}
+    # What a run is of, by its content; and what means something for a scaled model alone.
+    wanted -= {("", "model"), ("", "revision"), *((name, "data") for name in TABLE)}
+    wanted -= {("extend", "original_context")}
+    assert sorted((section, key) for section, key, _, _ in KEYS) == sorted(wanted)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """What decides each stage of the recipe above with other values, and as it stands."""
+    from ropext.checkpoint import open_snapshot
+    from ropext.pipeline import job
+    from ropext.pipeline.stages import Hashes
+    from ropext.pipeline.steps import CellWork
+
+    place = tmp_path_factory.mktemp("recipe")
+    (place / "pairs.json").write_text(json.dumps([1.5] * 16))
+    hashes, base = Hashes(place / "hashes.json"), open_snapshot("ropext://demo")
+
+    def read(*words):
+        asked = job.from_mapping(RECIPE, words)
+        where = place / "out", place / "out.run"
+        work = CellWork(asked, asked.cells()[0], *where, base, hashes, print, ())
+        work.limit = work.plan.target
+        return {stage.name: stage.inputs() for stage in work.stages()}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        yield read, read()
+
+
+@pytest.mark.parametrize(("section", "key", "value", "stages"), KEYS)
+def test_another_value_in_a_recipe_does_the_stages_that_read_it_again(
+    inputs, section, key, value, stages
+):
+    prefix = f"{section}." if section else ""
+    value, *more = value.split()
+    read, before = inputs
+    after = read(*(f"{prefix}{word}" for word in (f"{key}={value}", *more)))
+    assert {name for name in before if before[name] != after[name]} == stages
+
+
+@pytest.mark.parametrize("flag", ["--far", "--no-finetune"])
+def test_a_demo_goes_on_whatever_is_asked_for(tmp_path, monkeypatch, capsys, flag):
+    from contextlib import nullcontext
+
+    from ropext.cli import demo
+
+    options = set(inspect.signature(demo.command).parameters) - OF_THE_CALL
+    assert options == {"far", "no_finetune"}
+    done = tmp_path / "it/steps/plan.json"  # of the second step
+    monkeypatch.setattr(demo, "stoppable", lambda: nullcontext(done.is_file))
+    monkeypatch.chdir(tmp_path)
+    for words, announced in (((), 2), ((flag,), 0)):
+        code, heard = run("demo", "-o", "it", *words, capsys=capsys)
+        *steps, last = heard.err.splitlines()
+        assert (code, len(steps)) == (4, announced)
+        assert "interrupted; what is finished is kept in it" in last
