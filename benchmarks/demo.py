@@ -68,7 +68,7 @@ def main() -> None:
     print("## Cost of each step\n")
     header = ("step", "read", "trained on", "forward-token equivalents", "processor seconds")
     print("| " + " | ".join(header) + " |\n" + "|---" * len(header) + "|")
-    ends = dict(zip(begun_at, [*list(begun_at.values())[1:], ended], strict=True))
+    ends = dict(zip(begun_at, [*list(begun_at.values())[1:], ended], strict=False))
     for name, own in done.items():
         spent, what = own.spent, own.step.sentence
         took = f"{ends[what] - begun_at[what]:.0f}" if what in begun_at else ""
