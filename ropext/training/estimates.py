@@ -74,9 +74,10 @@ def activation_bytes(
     moments = [moment_bytes(own, size, lora) for own in shape.parts]
     if recompute:
         inputs = shape.layers * shape.hidden * size
-        held = inputs + max(one + other for one, other in zip(kept, moments, strict=True))
+        widest = (one + other for one, other in zip(kept, moments, strict=True))
+        held = inputs + max(widest, default=0)
     else:
-        held = sum(kept) + max(moments)
+        held = sum(kept) + max(moments, default=0)
     # A window narrower than the row needs a mask of all positions by all: as booleans once, and in
     # each layer in the dtype of the weights.
     return int(rows * tokens * (held + tokens * any(masked)))
