@@ -15,7 +15,8 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ NO_FLOCK = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL}
 
 @contextmanager
 def os_errors(output: Path) -> Iterator[None]:
-    """Tell an error of the file system in one sentence."""
+    """Turn an error of the file system into one sentence."""
     try:
         yield
     except OSError as error:
@@ -37,19 +38,25 @@ def os_errors(output: Path) -> Iterator[None]:
         raise InputError(f"{output} cannot be written: {reason}{where}") from error
 
 
-def write_whole(path: Path, write: Callable[[Any], object]) -> None:
+def replace_whole(path: Path, write: Callable[[Any], object]) -> None:
     """Write beside the name, flush to the disk, rename: a file is there whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        with temporary.open("xb") as stream:
+            write(stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, write: Callable[[Any], object]) -> None:
+    """Write a file of a run, and its folder where that is missing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("wb") as stream:
-                write(stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        replace_whole(path, write)
     except OSError as error:
         raise InputError(
             f"{path} cannot be written: {error.strerror or type(error).__name__}; what is finished "
@@ -58,23 +65,23 @@ def write_whole(path: Path, write: Callable[[Any], object]) -> None:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Indented JSON in the order given, newline at the end; not-a-number is refused."""
+    """Write indented JSON in the order given, newline at the end; not-a-number is refused."""
     text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """A whole binary file."""
+    """Write a whole binary file."""
     write_whole(path, lambda stream: stream.write(data))
 
 
 def write_text(path: Path, text: str) -> None:
-    """A whole text file."""
+    """Write a whole text file."""
     write_bytes(path, text.encode())
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file of a run directory."""
+    """Read a JSON file of a run directory."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -85,7 +92,7 @@ def is_empty(path: Path) -> bool:
     """Whether a directory holds nothing but what killed writers left half-written, or is absent."""
     if not path.exists():
         return True
-    return path.is_dir() and all(_HALF_WRITTEN.fullmatch(own.name) for own in path.iterdir())
+    return path.is_dir() and all(_HALF_WRITTEN.fullmatch(file.name) for file in path.iterdir())
 
 
 def sweep(path: Path) -> None:
@@ -114,7 +121,7 @@ def _acquire(path: Path, output: Path) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
             _take(descriptor, path, output)
-            if _is(descriptor, path):
+            if _has_name(descriptor, path):
                 _sign(descriptor, path)
                 return descriptor
         except BaseException:
@@ -125,9 +132,11 @@ def _acquire(path: Path, output: Path) -> int:
 
 def _sign(descriptor: int, path: Path) -> None:
     """Write into a lock who holds it; without room for that there is no lock."""
+    pid = os.getpid()
+    holder = {"pid": pid, "host": socket.gethostname(), "start": _start(pid)}
     try:
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(_self()).encode(), 0)
+        os.pwrite(descriptor, json.dumps(holder).encode(), 0)
     except OSError:
         path.unlink(missing_ok=True)
         raise
@@ -151,17 +160,12 @@ def _take(descriptor: int, path: Path, output: Path) -> None:
             ) from None
 
 
-def _is(descriptor: int, path: Path) -> bool:
+def _has_name(descriptor: int, path: Path) -> bool:
     try:
         named, opened = os.stat(path, follow_symlinks=False), os.fstat(descriptor)
     except FileNotFoundError:
         return False
     return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
-
-
-def _self() -> dict[str, Any]:
-    pid = os.getpid()
-    return {"pid": pid, "host": socket.gethostname(), "start": _start(pid)}
 
 
 def _start(pid: int) -> str:
@@ -178,10 +182,10 @@ def _start(pid: int) -> str:
 
 def _read(descriptor: int) -> dict[str, Any]:
     try:
-        found = json.loads(os.pread(descriptor, 4096, 0))
+        holder = json.loads(os.pread(descriptor, 4096, 0))
     except (ValueError, RecursionError):
         return {}  # empty: killed, or seen, between creating it and writing into it
-    return found if isinstance(found, dict) else {}
+    return holder if isinstance(holder, dict) else {}
 
 
 def _alive(holder: dict[str, Any]) -> bool:
@@ -287,14 +291,11 @@ def _finite(token: str) -> float:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise ValueError(f"the key {key[:80]!r} stands twice in one object")
-            seen.add(key)
-    return found
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {twice[:80]!r} stands twice in one object")
+    return entries
 
 
 def _kind(value: object) -> str:
@@ -315,15 +316,11 @@ def _describe(error: json.JSONDecodeError, text: str, name: str) -> str:
 def _check_depth(value: Mapping[str, Any], name: str) -> None:
     level: list[Any] = [value]
     for _ in range(DEPTH_LIMIT):
-        level = [child for item in level for child in _children(item)]
+        inner = [item.values() if isinstance(item, dict) else item for item in level]
+        level = [child for items in inner for child in items if isinstance(child, dict | list)]
         if not level:
             return
     raise InputError(f"{name} is nested more than {DEPTH_LIMIT} levels deep")
-
-
-def _children(value: Any) -> Iterable[Any]:
-    inner = value.values() if isinstance(value, dict) else value
-    return [item for item in inner if isinstance(item, dict | list)]
 
 
 def dump(value: Mapping[str, Any]) -> bytes:

@@ -1,13 +1,14 @@
 """Check a directory, ropext's own or anybody's: spectrum, spellings, lengths, limits, weights."""
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator, FiniteFloat, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from ropext import families, proof
+from ropext import families, forms, proof
 from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.checkpoint.provenance import NAME as RECORD
 from ropext.checkpoint.provenance import Record, base_config, read_record
@@ -16,11 +17,10 @@ from ropext.checkpoint.tokenizer import length_edits
 from ropext.checkpoint.weights import WeightFile, compare_weights, content_digest, weigh
 from ropext.errors import InputError, ProofFailed, UsageError
 from ropext.families import Model
-from ropext.files import CONFIG_LIMIT, dump, parse_object, read_bytes, read_object
+from ropext.files import dump, read_object
 from ropext.inspecting import Served, read_again
 from ropext.narration import Show, unseen
 from ropext.proof import Expected
-from ropext.rope import Spectrum
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def check_directory(
     ]
     if endpoint is not None:
         loading |= {"trust_remote_code": trust_remote_code}
-        checks.append(_endpoint(endpoint, snapshot, model, known, loading))
+        checks.append(_endpoint(endpoint, snapshot, model, claim, loading))
     broken = any(check.passed is False for check in checks)
     return Verification(snapshot.name, tuple(checks), None if broken else read_again(snapshot))
 
@@ -129,65 +129,26 @@ def _claim(
     return Claim(context, model.context, sites, before), base
 
 
-def _typed(rope: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(rope.get("rope_type", ""), str):
-        raise ValueError("its rope_type is no text")
-    return rope
-
-
-@dataclass(frozen=True)
-class SavedSite:
-    """One embedding in the JSON of a plan."""
-
-    label: str
-    inv_freq: tuple[FiniteFloat, ...]
-    attention_factor: FiniteFloat
-    softmax_factor: FiniteFloat
-    rope: Annotated[dict[str, Any], AfterValidator(_typed)]
-    scaled: bool
-    short_inv_freq: tuple[FiniteFloat, ...] | None
-
-
-@dataclass(frozen=True)
-class SavedPlan:
-    """What is read of the JSON of a plan."""
-
-    context: int
-    target: int
-    factor: FiniteFloat
-    sites: tuple[SavedSite, ...]
+_SPECTRUM = ("label", "inv_freq", "attention_factor", "softmax_factor", "scaled", "short_inv_freq")
 
 
 def _planned(path: Path) -> Claim:
-    data = read_bytes(path, CONFIG_LIMIT)
-    content = parse_object(data, str(path))
-    lengths = (content.get("context"), content.get("target"))
-    if not isinstance(content.get("sites"), list) or not all(type(n) is int for n in lengths):
+    plan = read_object(path)
+    context, target = plan.get("context"), plan.get("target")
+    if type(context) is not int or type(target) is not int or type(plan.get("sites")) is not list:
         raise InputError(f"--against {path} is not a plan; `ropext plan --json` writes one")
     try:
-        plan = TypeAdapter(SavedPlan).validate_json(data, strict=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InputError(
-            f"--against: the plan is damaged at its sites ({where}: {first['msg']})"
-        ) from None
-    sites = [
-        proof.promise(
-            site.label,
-            Spectrum(
-                site.inv_freq,
-                site.attention_factor,
-                site.softmax_factor,
-                site.short_inv_freq or None,
-            ),
-            site.rope,
-            plan.factor,
-            site.scaled,
-        )
-        for site in plan.sites
-    ]
-    return Claim(plan.context, plan.target, sites, None)
+        entries = [
+            {key: site[key] for key in _SPECTRUM}
+            | {"rope_type": site["rope"].get("rope_type", "default"), "factor": plan["factor"]}
+            | {"steepness": forms.steepness(site["rope"])}
+            for site in plan["sites"]
+        ]
+        sites = TypeAdapter(list[Expected]).validate_json(json.dumps(entries), strict=True)
+    except (KeyError, TypeError, AttributeError, ValidationError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"--against: the plan is damaged at its sites ({reason})") from None
+    return Claim(context, target, sites, None)
 
 
 def _spellings(config: dict[str, Any], recorded: bool) -> Iterable[Check]:
@@ -313,20 +274,13 @@ def _record_bytes(snapshot: Snapshot, show: Show) -> list[str]:
 
 
 def _endpoint(
-    url: str,
-    snapshot: Snapshot,
-    model: Model,
-    record: Record | None,
-    loading: Mapping[str, Any],
+    url: str, snapshot: Snapshot, model: Model, claim: Claim, loading: Mapping[str, Any]
 ) -> Check:
     from ropext.proof import server  # late: it runs the model
 
-    rope = model.scaled_sites[0].rope
-    context = record.context if record else rope.original_context
+    lengths = {"context": claim.context, "target": model.context}
     try:
-        probed = server.probe(
-            url, snapshot.directory, context=context, target=model.context, **loading
-        )
+        probed = server.probe(url, snapshot.directory, **lengths, **loading)
     except ProofFailed as failed:
         return Check("endpoint", False, str(failed))
     worst = max(prompt.difference for prompt in probed.prompts)

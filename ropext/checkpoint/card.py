@@ -58,9 +58,9 @@ def code_block(text: str, language: str = "") -> str:
 def _numbered(tables: Iterable[Table]) -> list[str]:
     """Each table under its title and its note."""
     parts = []
-    for own in tables:
-        caption = f"{own.title}. {own.note}." if own.note else own.title
-        parts += [f"**{escape(caption)}**", grid(own)]
+    for table in tables:
+        caption = f"{table.title}. {table.note}." if table.note else table.title
+        parts += [f"**{escape(caption)}**", grid(table)]
     return parts
 
 
@@ -107,10 +107,10 @@ def with_evidence(text: str, sentences: Iterable[str], numbers: Iterable[Table])
 def split(text: str) -> tuple[str, str]:
     """(front matter without its fences, body); front matter that is none stays in the body."""
     text = text.replace("\r\n", "\n")
-    found = _FRONT.match(text)
-    if not found or len(found[1]) > FRONT_LIMIT:
+    fenced = _FRONT.match(text)
+    if not fenced or len(fenced[1]) > FRONT_LIMIT:
         return "", text
-    return found[1], text[found.end() :]
+    return fenced[1], text[fenced.end() :]
 
 
 def _front(card: Card, front: str) -> str:
@@ -141,7 +141,7 @@ def _blocks(front: str) -> list[tuple[str, str]]:
 def with_key(text: str, key: str, block: str) -> str:
     """A card whose front matter has this block of YAML for a top-level key, in place of its own."""
     front, body = split(text)
-    kept = "".join(own for name, own in _blocks(front) if name != key)
+    kept = "".join(lines for name, lines in _blocks(front) if name != key)
     return f"---\n{kept}{block.rstrip()}\n---\n\n{body.lstrip()}"
 
 
@@ -150,10 +150,10 @@ def _list(block: str) -> Sequence[str]:
     import yaml  # late: only a base card with tags needs it
 
     try:
-        found = yaml.load(block, yaml.BaseLoader)
+        front = yaml.load(block, yaml.BaseLoader)
     except (yaml.YAMLError, RecursionError):
         return []
-    value = found.get("tags") if isinstance(found, dict) else None
+    value = front.get("tags") if isinstance(front, dict) else None
     items = value if isinstance(value, list) else [value]
     return [item for item in items if isinstance(item, str) and item]
 

@@ -84,7 +84,7 @@ class Record:
 
 
 def base_of(snapshot: Snapshot) -> dict[str, Any]:
-    """How the base is named in the record."""
+    """Name the base as the record does."""
     return {
         "name": snapshot.name,
         "hub_id": snapshot.hub_id,
@@ -247,7 +247,7 @@ def read_record(directory: Path) -> Record | None:
             f"{path} has schema {str(schema)[:20]}, this ropext reads {SCHEMA}; use the version "
             "that wrote it"
         )
-    keys = [own.name for own in fields(Record) if own.name != "more"]
+    keys = [entry.name for entry in fields(Record) if entry.name != "more"]
     for key in keys:
         if key not in content:
             raise InputError(f"{path} is damaged: it has no {key}")

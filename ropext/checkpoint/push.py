@@ -85,18 +85,18 @@ class Pushed:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """For --json."""
+        """The answer of --json."""
         return vars(self) | {"files": dict(self.files), "notes": list(self.notes)}
 
 
-def ready(repository: str, asked: str = "push") -> str:
-    """The token, before anything is computed; a sentence says what is missing, and `asked` by what
-    it was asked for."""
+def ready(repository: str, option: str = "push") -> str:
+    """The token, before anything is computed; a sentence says what is missing, and which option
+    wants it."""
     from huggingface_hub import constants, get_token
 
     if not REPOSITORY.fullmatch(repository) or ".." in repository or "--" in repository:
         raise UsageError(
-            f"{asked} wants ORG/NAME (letters, digits, '-', '_', '.'), not {repository[:100]}"
+            f"{option} wants ORG/NAME (letters, digits, '-', '_', '.'), not {repository[:100]}"
         )
     if constants.HF_HUB_OFFLINE:
         raise UsageError("nothing can be pushed in offline mode; unset HF_HUB_OFFLINE")
@@ -112,15 +112,12 @@ def ready(repository: str, asked: str = "push") -> str:
 def files_of(snapshot: Snapshot) -> dict[str, Path]:
     """What goes up, by its name there: the checkpoint, its card and record, how it was trained."""
     directory = snapshot.directory
-    found = {name: snapshot.path(name) for name in snapshot.files}
-    for name in (card.README, provenance.NAME):
-        if (directory / name).is_file():
-            found[name] = directory / name
+    names = [*snapshot.files]
+    names += [name for name in (card.README, provenance.NAME) if (directory / name).is_file()]
     for folder in RECORD_FOLDERS:
         if (directory / folder).is_dir():
-            listed = take_inventory(directory / folder).sizes
-            found |= {f"{folder}/{name}": directory / folder / name for name in listed}
-    return {name: path for name, path in sorted(found.items()) if not name.endswith(".log")}
+            names += [f"{folder}/{name}" for name in take_inventory(directory / folder).sizes]
+    return {name: directory / name for name in sorted(names) if not name.endswith(".log")}
 
 
 def push(
@@ -147,7 +144,7 @@ def push(
         stale = _stale(api, repository, before, files, force)
         size = sum(path.stat().st_size for path in files.values())
         say(f"pushing {len(files)} files, {size / 1e6:,.1f} MB, to {repository}")
-        commit = _commit(api, repository, before, _contents(files, repository, figures), stale)
+        commit = _commit(api, repository, before, files, figures, stale)
     notes = []
     if before.private and not private:
         notes.append(f"{repository} was private before and stays so; its settings make it public")
@@ -168,23 +165,23 @@ def _repository(api: "HfApi", repository: str, private: bool) -> "ModelInfo":
     from huggingface_hub import errors
 
     try:
-        found = api.model_info(repository)
+        info = api.model_info(repository)
     except errors.RepositoryNotFoundError:
         api.create_repo(repository, private=private, exist_ok=True)
-        found = api.model_info(repository)
-    if private and found.private is False:
+        info = api.model_info(repository)
+    if private and info.private is False:
         raise UsageError(
             f"{repository} is a public repository; --public publishes there, another ORG/NAME "
             "keeps it private"
         )
-    return found
+    return info
 
 
 def _stale(
     api: "HfApi", repository: str, before: "ModelInfo", files: Mapping[str, Path], force: bool
 ) -> list[str]:
     """Files of the repository that this commit removes; other content is refused without force."""
-    there = {own.rfilename for own in before.siblings or ()} - KEPT_THERE
+    there = {file.rfilename for file in before.siblings or ()} - KEPT_THERE
     if not there or _same_record(api, repository, before, files):
         return []
     if not force:
@@ -202,19 +199,8 @@ def _same_record(
     """Whether the repository's ropext.json is this one, by its git hash."""
     content = files[provenance.NAME].read_bytes()
     digest = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-    found = api.get_paths_info(repository, [provenance.NAME], revision=before.sha)
-    return any(getattr(entry, "blob_id", None) == digest for entry in found)
-
-
-def _contents(
-    files: Mapping[str, Path], repository: str, figures: Sequence[Figure]
-) -> dict[str, Path | bytes]:
-    """The files, the card with its figures among them."""
-    contents: dict[str, Path | bytes] = dict(files)
-    if figures and card.README in files:
-        text = files[card.README].read_text(encoding="utf-8")
-        contents[card.README] = with_figures(text, repository, figures).encode()
-    return contents
+    listed = api.get_paths_info(repository, [provenance.NAME], revision=before.sha)
+    return any(getattr(entry, "blob_id", None) == digest for entry in listed)
 
 
 def with_figures(text: str, repository: str, figures: Sequence[Figure]) -> str:
@@ -226,14 +212,14 @@ def with_figures(text: str, repository: str, figures: Sequence[Figure]) -> str:
     results = [
         EvalResult(
             task_type="text-generation",
-            dataset_type=own.dataset_id or _slug(own.dataset),
-            dataset_name=own.dataset,
-            metric_type=own.metric,
-            metric_name=own.name,
-            metric_value=own.value,
-            metric_args=dict(own.details) or None,
+            dataset_type=figure.dataset_id or _slug(figure.dataset),
+            dataset_name=figure.dataset,
+            metric_type=figure.metric,
+            metric_name=figure.name,
+            metric_value=figure.value,
+            metric_args=dict(figure.details) or None,
         )
-        for own in figures
+        for figure in figures
     ]
     index = eval_results_to_model_index(repository.partition("/")[2], results)
     block = yaml.safe_dump({"model-index": index}, sort_keys=False, allow_unicode=True)
@@ -249,12 +235,18 @@ def _commit(
     api: "HfApi",
     repository: str,
     before: "ModelInfo",
-    contents: Mapping[str, Path | bytes],
+    files: Mapping[str, Path],
+    figures: Sequence[Figure],
     stale: Sequence[str],
 ) -> str:
-    """One commit on top of what was looked at; nothing where nothing changed."""
+    """Commit the files, the card with its figures among them, on top of what was looked at; where
+    nothing changed, the hub makes no commit."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
+    contents: dict[str, Path | bytes] = dict(files)
+    if figures and card.README in files:
+        text = files[card.README].read_text(encoding="utf-8")
+        contents[card.README] = with_figures(text, repository, figures).encode()
     operations: list[Any] = [CommitOperationDelete(name) for name in stale]
     operations += [CommitOperationAdd(name, content) for name, content in contents.items()]
     done = api.create_commit(
@@ -285,8 +277,8 @@ def _quiet_library(bars: bool, say: Say) -> Iterator[None]:
             logger.setLevel(level)
             if not (bars or without):
                 enable_progress_bars()
-    for own in caught:
-        say(f"the hub says: {provenance.scrub(' '.join(str(own.message).split()))[:300]}")
+    for warning in caught:
+        say(f"the hub says: {provenance.scrub(' '.join(str(warning.message).split()))[:300]}")
 
 
 @contextmanager

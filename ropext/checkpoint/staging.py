@@ -12,12 +12,12 @@ import re
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ropext.errors import InputError, OutputExists, UsageError
-from ropext.files import locked, open_regular, os_errors
+from ropext.files import locked, open_regular, os_errors, replace_whole
 from ropext.narration import Show, unseen
 from ropext.options.fields import Link
 
@@ -39,7 +39,7 @@ def check_output(output: Path, *, force: bool, inputs: Iterable[Path] = ()) -> P
     `inputs` are directories and files that are read: none may lie in the output, nor the output in
     one of the directories.
     """
-    real = _real(output, inputs)
+    real = check_apart(output, inputs)
     if not os.path.lexists(real):
         return real
     if not force:
@@ -55,42 +55,33 @@ def check_output(output: Path, *, force: bool, inputs: Iterable[Path] = ()) -> P
     return real
 
 
-def recover(output: Path, told: Path | None = None) -> None:
-    """Finish or undo what a killed run of the same output left, if one did; `told` is the name of
-    it in messages."""
-    _clean_up(_real(output, ()), told or output)
+def recover(output: Path) -> None:
+    """Finish or undo what a killed run of the same output left, if one did."""
+    _clean_up(check_apart(output), output)
 
 
-def check_apart(output: Path, inputs: Iterable[Path]) -> None:
-    """Refuse an output that is, holds or lies in something that is read."""
-    _real(output, inputs)
-
-
-def _real(output: Path, inputs: Iterable[Path]) -> Path:
+def check_apart(output: Path, inputs: Iterable[Path] = ()) -> Path:
+    """The real path of an output that neither is, holds nor lies in something that is read."""
     if output.name in ("", ".", ".."):
         raise UsageError(f"{output} (--output) does not name a directory of its own")
     if output.parts[0] == "ropext:":  # ropext://demo, as a path
         raise UsageError(f"{output} (--output) names something bundled, which is not written to")
     real = Path(os.path.realpath(output.parent)) / output.name
-    for source in inputs:
-        _check_apart(output, real, Path(os.path.realpath(source)))
-    place = existing_parent(output)
-    if not place.is_dir():
-        raise InputError(f"{output} (--output) cannot be written: {place} is no directory")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise InputError(f"{output} (--output) cannot be written: Permission denied in {place}")
+    places = {real, Path(os.path.realpath(real))}  # the output itself may be a link into the input
+    for source in (Path(os.path.realpath(path)) for path in inputs):
+        for place in places:
+            if place == source:
+                raise UsageError(f"{output} (--output) is the input itself; name another directory")
+            if source in place.parents:
+                raise UsageError(f"{output} (--output) lies inside the input {source}")
+            if place in source.parents:
+                raise UsageError(f"the input {source} lies inside {output} (--output)")
+    parent = existing_parent(output)
+    if not parent.is_dir():
+        raise InputError(f"{output} (--output) cannot be written: {parent} is no directory")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"{output} (--output) cannot be written: Permission denied in {parent}")
     return real
-
-
-def _check_apart(output: Path, real: Path, source: Path) -> None:
-    # The output itself may be a link into the input.
-    for place in {real, Path(os.path.realpath(real))}:
-        if place == source:
-            raise UsageError(f"{output} (--output) is the input itself; name another directory")
-        if source in place.parents:
-            raise UsageError(f"{output} (--output) lies inside the input {source}")
-        if place in source.parents:
-            raise UsageError(f"the input {source} lies inside {output} (--output)")
 
 
 def existing_parent(output: Path) -> Path:
@@ -120,7 +111,7 @@ def staged(output: Path, *, force: bool = False, inputs: Iterable[Path] = ()) ->
     After an error, or an interrupt, nothing is left behind.
     """
     inputs = tuple(inputs)
-    real = _real(output, inputs)
+    real = check_apart(output, inputs)
     _clean_up(real, output)
     check_output(output, force=force, inputs=inputs)
     with os_errors(output):
@@ -148,21 +139,15 @@ def staged(output: Path, *, force: bool = False, inputs: Iterable[Path] = ()) ->
 
 def _make_parents(parent: Path) -> list[Path]:
     """Create what is missing; the new directories, innermost first."""
-    missing = []
-    place = parent
-    while not place.exists():
-        missing.append(place)
-        place = place.parent
+    missing = [place for place in (parent, *parent.parents) if not place.exists()]
     parent.mkdir(parents=True, exist_ok=True)
     return missing
 
 
 def _unmake_parents(made: list[Path]) -> None:
-    for place in made:
-        try:
+    with suppress(OSError):  # somebody else put something there
+        for place in made:
             place.rmdir()
-        except OSError:  # somebody else put something there
-            return
 
 
 def _remove(path: Path) -> None:
@@ -176,17 +161,8 @@ def _remove(path: Path) -> None:
 def replace_file(path: Path, content: bytes) -> None:
     """Give one file of a finished directory a new content in one step. Where the name is a link, or
     one of several hard links, the other names keep the old content."""
-    temporary = path.parent / f".{path.name}.tmp-{os.getpid()}"
     with os_errors(path.parent):
-        temporary.unlink(missing_ok=True)
-        try:
-            with open(temporary, "xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.rename(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        replace_whole(path, lambda stream: stream.write(content))
         sync(path.parent)
 
 
@@ -205,18 +181,12 @@ def _clean_up(real: Path, output: Path) -> None:
         for name in os.listdir(real.parent):
             if name.startswith(f".{real.name}.tmp-") and ours.fullmatch(name):
                 _remove(real.parent / name)
-        _finish_or_undo(real)
-
-
-def _finish_or_undo(real: Path) -> None:
-    old = _old(real)
-    if not os.path.lexists(old):
-        return
-    if os.path.lexists(real):
-        _remove(old)
-    else:
-        os.rename(old, real)
-        sync(real.parent)
+        old = _old(real)
+        if os.path.lexists(old) and os.path.lexists(real):
+            _remove(old)
+        elif os.path.lexists(old):
+            os.rename(old, real)
+            sync(real.parent)
 
 
 def _commit(stage: Staged, real: Path, output: Path, force: bool) -> None:
@@ -266,6 +236,7 @@ def place(source: Path, target: Path, link: Link, show: Show = unseen) -> str | 
     if link == "symlink":
         os.symlink(real, target)
         return None
+    reason = None
     if link == "hard":
         try:
             os.link(real, target)
@@ -274,10 +245,8 @@ def place(source: Path, target: Path, link: Link, show: Show = unseen) -> str | 
             if error.errno not in NO_HARD_LINK:
                 raise
             reason = error.strerror
-        copy_file(source, target, show)
-        return f"copied instead of hard linked ({reason})"
     copy_file(source, target, show)
-    return None
+    return f"copied instead of hard linked ({reason})" if reason else None
 
 
 def copy_file(source: Path, target: Path, show: Show = unseen) -> None:
@@ -319,7 +288,7 @@ def _data(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _copy_range(source: int, target: int, start: int, end: int, name: Path) -> Iterator[int]:
-    """After each piece where it ends."""
+    """Copy a part of a file in pieces; yield where each begins."""
     while start < end:
         length = min(CHUNK, end - start)
         done = _copy_in_kernel(source, target, start, length)

@@ -100,7 +100,11 @@ def find_truncation(path: Path) -> Span | None:
             key = token
             scan.expect(b":")
             start, end = scan.value()
-            if _is_truncation(key, path):
+            try:
+                name = json.loads(key)
+            except ValueError:
+                raise InputError(f"{path} is not valid JSON at its top level") from None
+            if name == "truncation":
                 return _span(file, start, end, path)
             token = scan.token()
             if token == b",":
@@ -121,13 +125,6 @@ def _copy(file: BinaryIO, out: BinaryIO, length: int) -> None:
     while length > 0 and (chunk := file.read(min(CHUNK, length))):
         out.write(chunk)
         length -= len(chunk)
-
-
-def _is_truncation(key: bytes, path: Path) -> bool:
-    try:
-        return bool(json.loads(key) == "truncation")
-    except ValueError:
-        raise InputError(f"{path} is not valid JSON at its top level") from None
 
 
 def _span(file: BinaryIO, start: int, end: int, path: Path) -> Span | None:
@@ -183,11 +180,11 @@ class _Scan:
             match = _SKIP.match(self.buffer, self.position)
             if match:
                 self.position = match.end()
-            found = self.buffer[self.position : self.position + 1]
-            if found in (b"", b'"'):
+            bracket = self.buffer[self.position : self.position + 1]
+            if bracket in (b"", b'"'):
                 self._more()
                 continue
-            depth += 1 if found in (b"{", b"[") else -1
+            depth += 1 if bracket in (b"{", b"[") else -1
             self.position += 1
 
     def _more(self) -> None:

@@ -20,13 +20,11 @@ from ropext.checkpoint.staging import (
     staged,
 )
 from ropext.checkpoint.tokenizer import TOKENIZER, LengthEdit
-from ropext.checkpoint.weights import WeightFile, compare_weights, weigh
+from ropext.checkpoint.weights import compare_weights, weigh
 from ropext.errors import InputError, UsageError
 from ropext.files import dump, os_errors
 from ropext.narration import Show, unseen
 from ropext.options.fields import Link
-
-Proof = Mapping[str, Any]
 
 # Bytes beyond the copied files: the record, the card, the edited texts.
 TEXT_ROOM = 64 << 20
@@ -41,7 +39,7 @@ class Written:
     edits: tuple[LengthEdit, ...]
     notes: tuple[str, ...]
     left: Mapping[str, str]  # files of the base that were not carried over: reason
-    proof: Proof | None
+    proof: Mapping[str, Any] | None
 
 
 def write_checkpoint(
@@ -50,12 +48,12 @@ def write_checkpoint(
     *,
     config: Mapping[str, Any],
     record: Record,
-    card: Callable[[Proof | None], Card] | None = None,
+    card: Callable[[Mapping[str, Any] | None], Card] | None = None,
     link: Link = "copy",
     force: bool = False,
     hash_weights: bool = False,
     show: Show = unseen,
-    prove: Callable[[Path], Proof] | None = None,
+    prove: Callable[[Path], Mapping[str, Any]] | None = None,
 ) -> Written:
     """Write `output` as a whole or not at all.
 
@@ -76,7 +74,9 @@ def write_checkpoint(
             stage.notes += [*limits, *([readme_note] if readme_note else [])]
             _carry(snapshot, stage, edits, link, show)
             _write_texts(snapshot, stage.directory, config, edits)
-            _check_carried(weights, stage.directory)
+            for finding in compare_weights(weights, stage.directory):
+                if not finding.same:
+                    raise InputError(f"the base changed while it was read: {finding.sentence}")
         proof = prove(stage.directory) if prove else None
         full = replace(
             record,
@@ -152,19 +152,9 @@ def _write_texts(
     snapshot: Snapshot, directory: Path, config: Mapping[str, Any], edits: Iterable[LengthEdit]
 ) -> None:
     texts: dict[str, Mapping[str, Any]] = {"config.json": config}
-    originals = {
-        "tokenizer_config.json": snapshot.tokenizer_config,
-        "generation_config.json": snapshot.generation_config,
-        "sentence_bert_config.json": snapshot.sentence_bert_config,
-    }
     for edit in edits:
-        if original := originals.get(edit.file):
-            texts[edit.file] = original | {edit.key: edit.after}
-    for name, content in texts.items():
-        (directory / name).write_bytes(dump(content))
-
-
-def _check_carried(weights: Mapping[str, WeightFile], directory: Path) -> None:
-    for finding in compare_weights(weights, directory):
-        if not finding.same:
-            raise InputError(f"the base changed while it was read: {finding.sentence}")
+        if edit.file != TOKENIZER:
+            content = getattr(snapshot, edit.file.removesuffix(".json"))
+            texts[edit.file] = content | {edit.key: edit.after}
+    for name, text in texts.items():
+        (directory / name).write_bytes(dump(text))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ropext.errors import InputError
 from ropext.families.geometry import TextConfig
+from ropext.families.model import Site
 from ropext.forms import Params
 
 NAMED = ("yarn", "longrope", "llama3")  # types whose dict says the original length
@@ -45,19 +46,19 @@ class Lengths:
     asks_original: str = ""
 
 
-def lengths(
-    text: TextConfig, params: Params, stated: int, original: int, user: AsStated
-) -> Lengths:
-    """What holds for a rope dict; `stated` is max_position_embeddings, `original` what it names."""
+def lengths(text: TextConfig, site: Site, user: AsStated) -> Lengths:
+    """The lengths of one embedding, which names its original one or max_position_embeddings."""
+    params, stated, original = site.params, text.sizes.context, site.rope.original_context
     kind, factor = params["rope_type"], params.get("factor") or 1.0
+    if not site.scaled:
+        now = user.context or stated
+        return Lengths(now, original if kind in NAMED else now)
     if kind in STRETCHED and factor != 1:
         return _stretched(text, params, stated, user)
     if kind == "dynamic" and params.get("alpha"):
         return _alpha(stated, user)
-    if kind in NAMED:
-        read = _named(kind, factor, stated, original, user)
-    else:
-        read = _plain(kind, stated, user)
+    named = kind in NAMED
+    read = _named(kind, factor, stated, original, user) if named else _plain(kind, stated, user)
     if user.original not in (None, read.original):
         raise InputError(
             f"--original-context {user.original}: config.json says itself that the original context"

@@ -8,13 +8,13 @@ reported, not resolved.
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from ropext import forms
 from ropext.errors import InputError
 from ropext.families.config import MOST, SMALLEST, Dict, named, shown
 from ropext.families.geometry import TextConfig
+from ropext.families.model import Problem
 from ropext.families.table import LOGIT_SCALES, Family, Label
 from ropext.forms import Params
 
@@ -39,19 +39,14 @@ MAY_BE_ZERO = ("mscale", "mscale_all_dim", "beta_slow", "beta_fast", "alpha")
 TYPE_NAMES = {"mrope": "default", "su": "longrope"}
 
 
-@dataclass(frozen=True)
-class Conflict:
-    """Two spellings of the same thing that differ."""
-
-    keys: tuple[str, str]
-    values: tuple[Any, Any]
-
-    def sentence(self) -> str:
-        (a, b), (x, y) = self.keys, self.values
-        return (
-            f"config.json: {a} is {shown(x)} but {b} is {shown(y)}; loaders disagree on which they"
-            " read, so make the two equal (or remove one)"
-        )
+def conflict(one: tuple[str, Any], two: tuple[str, Any]) -> Problem:
+    """Two spellings of the same thing that differ, each a key and its value."""
+    (a, x), (b, y) = one, two
+    sentence = (
+        f"config.json: {a} is {shown(x)} but {b} is {shown(y)}; loaders disagree on which they"
+        " read, so make the two equal (or remove one)"
+    )
+    return Problem(a, sentence, disputed=True)
 
 
 def rope_type(source: Dict, family: Family) -> str:
@@ -113,7 +108,7 @@ def agree(a: Any, b: Any) -> bool:
 _MAY_MISS = ("rope_theta", "partial_rotary_factor", "attn_factor", "short_mscale", "long_mscale")
 
 
-def dict_conflicts(a: Params, b: Params, names: tuple[str, str]) -> Iterator[Conflict]:
+def dict_conflicts(a: Params, b: Params, names: tuple[str, str]) -> Iterator[Problem]:
     """Where two dicts for the same embedding would give different spectra."""
     scaling = {s.key for s in QUERY_KEYS} & (a.keys() | b.keys())
     keys = FORM_KEYS | {"partial_rotary_factor"} | scaling
@@ -125,14 +120,14 @@ def dict_conflicts(a: Params, b: Params, names: tuple[str, str]) -> Iterator[Con
         if one_side and unread:
             continue
         if not agree(x, y):
-            yield Conflict((f"{names[0]}.{key}", f"{names[1]}.{key}"), (x, y))
+            yield conflict((f"{names[0]}.{key}", x), (f"{names[1]}.{key}", y))
 
 
-def scalar_conflicts(places: list[tuple[str, float]]) -> Iterator[Conflict]:
+def scalar_conflicts(places: list[tuple[str, float]]) -> Iterator[Problem]:
     """Where theta or the partial factor stands at several places with different values."""
-    for (a, x), (b, y) in itertools.pairwise(places):
-        if not agree(x, y):
-            yield Conflict((a, b), (x, y))
+    for one, two in itertools.pairwise(places):
+        if not agree(one[1], two[1]):
+            yield conflict(one, two)
 
 
 def follows_from_lengths(longrope: Params) -> bool:
@@ -177,13 +172,13 @@ def _completed(params: Params, **defaults: float | None) -> Params:
     return params | absent
 
 
-def read_flat(text: TextConfig) -> tuple[dict[str, Params | None], list[Conflict]]:
+def read_flat(text: TextConfig) -> tuple[dict[str, Params | None], list[Problem]]:
     """The one dict of a flat family, complete, and where its spellings disagree."""
     row, defaults = text.row, text.defaults
     sources = [text.object("rope_scaling"), text.object("rope_parameters")]
     given = _given(text, *sources)
     _refuse_nested([s for s in sources if s is not None])
-    conflicts: list[Conflict] = []
+    conflicts: list[Problem] = []
     if len(given) == 2:
         (winner, first), (other, second) = given
         if row.legacy == "three keys":
@@ -204,13 +199,13 @@ def read_flat(text: TextConfig) -> tuple[dict[str, Params | None], list[Conflict
     return {"": current}, conflicts
 
 
-def _lost(given: list[tuple[str, Params]], current: Params) -> Iterator[Conflict]:
+def _lost(given: list[tuple[str, Params]], current: Params) -> Iterator[Problem]:
     """What stands in rope_parameters alone while rope_scaling wins: the class default is read."""
     (winner, _), (loser, ignored) = given
     for key in ("rope_theta", "partial_rotary_factor"):
         if key in ignored and not agree(ignored[key], current.get(key, 1.0)):
-            keys = (f"{loser}.{key}", f"{key} beside {winner}, which is read instead,")
-            yield Conflict(keys, (ignored[key], current.get(key)))
+            read = f"{key} beside {winner}, which is read instead,"
+            yield conflict((f"{loser}.{key}", ignored[key]), (read, current.get(key)))
 
 
 def _refuse_nested(sources: list[Dict]) -> None:
@@ -223,7 +218,7 @@ def _refuse_nested(sources: list[Dict]) -> None:
             )
 
 
-def read_nested(text: TextConfig) -> tuple[dict[str, Params | None], list[Conflict]]:
+def read_nested(text: TextConfig) -> tuple[dict[str, Params | None], list[Problem]]:
     """One dict per layer type, complete (None = these layers do not rotate), and conflicts."""
     row = text.row
     legacy, modern = text.object("rope_scaling"), text.object("rope_parameters")
@@ -239,7 +234,7 @@ def read_nested(text: TextConfig) -> tuple[dict[str, Params | None], list[Confli
             f" type ({', '.join(names)}) in rope_parameters; move it there and remove it here"
         )
     params: dict[str, Params | None] = {}
-    conflicts: list[Conflict] = []
+    conflicts: list[Problem] = []
     for label in row.labels:
         flat = legacy if label.name in row.flat_into else None
         current, clashes = _read_label(text, label, modern, flat)
@@ -263,7 +258,7 @@ def _refuse_unread_type(flat: Dict) -> None:
 
 def _read_label(
     text: TextConfig, label: Label, modern: Dict | None, flat: Dict | None
-) -> tuple[Params | None, list[Conflict]]:
+) -> tuple[Params | None, list[Problem]]:
     class_default: Params = text.defaults.get("rope", {}).get(label.name) or {}
     inner = modern.object(label.name) if modern else None
     null = modern is not None and label.name in modern.values and inner is None
@@ -274,7 +269,7 @@ def _read_label(
         return None, []
     if flat is not None and not (inner is not None and inner.values):
         _refuse_unread_type(flat)
-    conflicts: list[Conflict] = []
+    conflicts: list[Problem] = []
     if len(given) == 2:
         conflicts += dict_conflicts(given[0][1], given[1][1], (given[0][0], given[1][0]))
     inside = [(f"{where}.rope_theta", p["rope_theta"]) for where, p in given if "rope_theta" in p]

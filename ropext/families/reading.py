@@ -18,8 +18,8 @@ from ropext.families.geometry import (
     rotary_dim,
 )
 from ropext.families.lengths import NAMED, AsStated, Lengths, lengths
-from ropext.families.model import Model, Site
-from ropext.families.params import Conflict, read_flat, read_nested
+from ropext.families.model import Model, Problem, Site
+from ropext.families.params import read_flat, read_nested
 from ropext.families.table import LOGIT_SCALES, Label
 from ropext.forms import Params
 from ropext.rope import Rope
@@ -173,11 +173,11 @@ def read(
     misstates, `original` is the one before its scaling, where it does not say that."""
     model, conflicts = interpret(config, AsStated(context, original))
     if conflicts:
-        raise InputError(conflicts[0].sentence())
+        raise InputError(conflicts[0].sentence)
     return model
 
 
-def interpret(config: dict[str, Any], user: AsStated = AS_STATED) -> tuple[Model, list[Conflict]]:
+def interpret(config: dict[str, Any], user: AsStated = AS_STATED) -> tuple[Model, list[Problem]]:
     """What stock transformers 5 makes of a config, and where its spellings contradict that."""
     model_type, text_type, path = locate(config)
     part = text_part(config, path)
@@ -186,12 +186,12 @@ def interpret(config: dict[str, Any], user: AsStated = AS_STATED) -> tuple[Model
     text = TextConfig(_with_added(model_type, part), text_type, ".".join(path), user.context)
     _check_gate(text)
     _check_theta(text)
-    stated = text.sizes.context
+    text.sizes  # noqa: B018 - a wrong size is named before a wrong rope dict
     params, conflicts = (read_nested if text.row.labels else read_flat)(text)
     sites = _sites(text, params)
     if not any(site.scaled for site in sites):
         raise UnsupportedModel(f"{text_type!r} as configured rotates nothing that could be scaled")
-    spans = [_lengths(site, text, stated, user) for site in sites]
+    spans = [lengths(text, site, user) for site in sites]
     sites = tuple(
         replace(site, rope=replace(site.rope, context=span.now, original_context=span.original))
         for site, span in zip(sites, spans, strict=True)
@@ -202,13 +202,6 @@ def interpret(config: dict[str, Any], user: AsStated = AS_STATED) -> tuple[Model
             "auto_map names model code of its own; ropext speaks of the stock class of this type"
         )
     return describe(text, model_type, path, sites, spans, notes), conflicts
-
-
-def _lengths(site: Site, text: TextConfig, stated: int, user: AsStated) -> Lengths:
-    if site.scaled:
-        return lengths(text, site.params, stated, site.rope.original_context, user)
-    now = user.context or stated
-    return Lengths(now, site.rope.original_context if site.params["rope_type"] in NAMED else now)
 
 
 def _with_added(model_type: str, part: dict[str, Any]) -> dict[str, Any]:
@@ -223,12 +216,11 @@ def _with_added(model_type: str, part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_gate(text: TextConfig) -> None:
-    gate = text.row.gate
-    if gate is None:
+    if text.row.gate is None:
         return
-    value = text.values.get(gate.key, False if isinstance(gate.value, bool) else None)
-    if value != gate.value:
-        raise UnsupportedModel(f"{text.type!r} {gate.sentence}, so there is nothing to scale")
+    key, wanted, sentence = text.row.gate
+    if text.values.get(key, False if isinstance(wanted, bool) else None) != wanted:
+        raise UnsupportedModel(f"{text.type!r} {sentence}, so there is nothing to scale")
 
 
 def _check_theta(text: TextConfig) -> None:

@@ -51,13 +51,13 @@ def trusting(config: dict[str, Any], spelling: str | None) -> dict[str, Any]:
     model, conflicts = interpret(config)
     out = copy.deepcopy(config)
     text: dict[str, Any] = text_part(out, model.path)
-    if not conflicts or spelling is None:
-        if conflicts:
-            raise UsageError(
-                f"{conflicts[0].sentence()}; --fix does not guess: --trust rope_parameters or"
-                " --trust rope_scaling says which one it writes everywhere"
-            )
+    if not conflicts:
         return out
+    if spelling is None:
+        raise UsageError(
+            f"{conflicts[0].sentence}; --fix does not guess: --trust rope_parameters or"
+            " --trust rope_scaling says which one it writes everywhere"
+        )
     if not text.get(spelling):
         raise UsageError(f"--trust {spelling}: config.json has no {spelling}")
     if spelling == "rope_parameters":
@@ -78,7 +78,7 @@ def check_spellings(config: dict[str, Any]) -> list[Problem]:
         return [Problem("", str(error), fixable=False)]
     text = TextConfig(text_part(config, model.path), model.text_type)
     return [
-        *(Problem(clash.keys[0], clash.sentence(), disputed=True) for clash in conflicts),
+        *conflicts,
         *_misplaced(config, model),
         *_lost_legacy(text, model),
         *_dict_types(text),

@@ -36,15 +36,6 @@ class Label:
 
 
 @dataclass(frozen=True)
-class Precondition:
-    """A key that decides whether the family rotates at all."""
-
-    key: str
-    value: object
-    sentence: str
-
-
-@dataclass(frozen=True)
 class Family:
     """One row: where this family departs from the flat layout."""
 
@@ -70,7 +61,8 @@ class Family:
     interleaved: bool = False
     masked_lm: bool = False
     original: int = 0  # tokens it was trained on before a linear scaling, which names no length
-    gate: Precondition | None = None
+    # A key, the value at which the family rotates at all, and a sentence for the others.
+    gate: tuple[str, object, str] | None = None
     one_theta: bool = False  # the authors have one theta for every layer
     null_theta_stops: bool = False  # rope_theta null means no rotation
     rotates_only_windows: bool = False
@@ -294,19 +286,17 @@ FAMILIES: dict[str, Family] = {
     **_rows("ernie4_5 ernie4_5_moe helium", replace(FLAT, interleaved=True)),
     # Conditions.
     "falcon": Family(
-        gate=Precondition(
-            "alibi", False, "uses ALiBi (alibi is true); its rotary module is built but idle"
-        )
+        gate=("alibi", False, "uses ALiBi (alibi is true); its rotary module is built but idle")
     ),
     "olmo_hybrid": Family(null_theta_stops=True),
     "dbrx": Family(theta=("rope_theta", "attn_config.rope_theta")),
     "zamba2": Family(
         head_multiple=2,
-        gate=Precondition("use_mem_rope", True, "rotates only where use_mem_rope is true"),
+        gate=("use_mem_rope", True, "rotates only where use_mem_rope is true"),
     ),
     "granitemoehybrid": Family(
         legacy="rope_type",
-        gate=Precondition(
+        gate=(
             "position_embedding_type",
             "rope",
             'rotates only where position_embedding_type is "rope"',

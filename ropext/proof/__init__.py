@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import FiniteFloat
+
 from ropext import forms
 from ropext.checkpoint.provenance import Record
 from ropext.errors import ProofFailed
@@ -34,14 +36,14 @@ class Expected:
     """What the plan promises of one rotary embedding."""
 
     label: str  # key inside a per-layer-type dict, "" when flat
-    inv_freq: tuple[float, ...]
-    attention_factor: float = 1.0
-    softmax_factor: float = 1.0
+    inv_freq: tuple[FiniteFloat, ...]
+    attention_factor: FiniteFloat = 1.0
+    softmax_factor: FiniteFloat = 1.0
     rope_type: str = "default"
-    factor: float = 1.0
+    factor: FiniteFloat = 1.0
     scaled: bool = True  # False = the plan leaves it as the base has it
-    short_inv_freq: tuple[float, ...] | None = None  # None = the same at every length
-    steepness: float = 1.0  # of the form's ramp, forms.steepness
+    short_inv_freq: tuple[FiniteFloat, ...] | None = None  # None = the same at every length
+    steepness: FiniteFloat = 1.0  # of the form's ramp, forms.steepness
 
     @property
     def bound(self) -> float:
@@ -111,7 +113,7 @@ class Proof:
     forward: str = ""  # what one forward pass of a small model showed, or why it was not run
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in ropext.json."""
+        """The section of ropext.json."""
         return asdict(self) | {"worst": asdict(self.worst) | {"error": self.worst.error}}
 
 
@@ -159,10 +161,10 @@ def build(
     entries: list[dict[str, Any]] = [{"directory": str(directory)} for directory in directories]
     for entry, path in zip(entries, text_paths or [()] * len(entries), strict=True):
         entry["text_path"] = list(path)
-    for entry, asked in zip(entries, forwards, strict=False):
-        if asked is not None:
-            sites = [asdict(site) | {"bound": site.bound} for site in asked[1]]
-            entry["forward"] = asdict(asked[0]) | {"sites": sites}
+    for entry, wanted in zip(entries, forwards, strict=False):
+        if wanted is not None:
+            sites = [asdict(site) | {"bound": site.bound} for site in wanted[1]]
+            entry["forward"] = asdict(wanted[0]) | {"sites": sites}
     job = {"directories": entries, "tensors": tensors, "trust_remote_code": trust_remote_code}
     # Nothing here runs on a GPU, and its driver costs seconds.
     offline = {} if trust_remote_code else {"HF_HUB_OFFLINE": "1"}

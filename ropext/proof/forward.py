@@ -157,20 +157,20 @@ def owner(model: Any, text: Any) -> Any:
     raise NotRun("its text part is no model of its own")
 
 
-def near(found: float, wanted: float, bound: float) -> float:
+def near(number: float, wanted: float, bound: float) -> float:
     """The wanted number, as stock rounds it where it is within the bound: at a million tokens an
     angle magnifies the last bit of a float32 frequency."""
-    same = found == wanted or (wanted != 0 and abs(found / wanted - 1) <= bound)
-    return found if same else wanted
+    same = number == wanted or (wanted != 0 and abs(number / wanted - 1) <= bound)
+    return number if same else wanted
 
 
-def site_of(label: str, found: list[float], sites: list[dict[str, Any]]) -> dict[str, Any]:
+def site_of(label: str, inv_freq: list[float], sites: list[dict[str, Any]]) -> dict[str, Any]:
     """The planned site that a module comes nearest to, as the comparison of numbers has it."""
 
     def off(site: dict[str, Any]) -> float:
-        if len(site["inv_freq"]) != len(found):
+        if len(site["inv_freq"]) != len(inv_freq):
             return float("inf")
-        pairs = zip(found, site["inv_freq"], strict=True)
+        pairs = zip(inv_freq, site["inv_freq"], strict=True)
         return max(abs(f - w) / w if w else abs(f) for f, w in pairs)
 
     return min((s for s in sites if label in ("", s["label"])), key=off)
@@ -188,9 +188,9 @@ def set_numbers(
             if prefix.endswith("original_"):
                 continue
             label, twin = prefix.rstrip("_"), after[name]
-            found = getattr(twin, buffer).double().tolist()
-            site = site_of(label, found, sites)
-            pairs = zip(found, site["inv_freq"], strict=True)
+            inv_freq = getattr(twin, buffer).double().tolist()
+            site = site_of(label, inv_freq, sites)
+            pairs = zip(inv_freq, site["inv_freq"], strict=True)
             numbers = torch.tensor([near(f, w, site["bound"]) for f, w in pairs])
             factor = getattr(twin, f"{prefix}attention_scaling", site["attention_factor"])
             factor = near(float(factor), site["attention_factor"], site["bound"])
@@ -217,9 +217,9 @@ def set_softmax(
     """Write the plan's softmax factors into the attention modules of the base's model."""
     after = {entry["module"]: entry["softmax_factor"] for entry in now}
     for entry in was:
-        found = after[entry["module"]]
-        wanted = min((s["softmax_factor"] for s in sites), key=lambda w: abs(w - found))
-        ratio = near(found, wanted, sites[0]["bound"]) / entry["softmax_factor"]
+        built = after[entry["module"]]
+        wanted = min((s["softmax_factor"] for s in sites), key=lambda w: abs(w - built))
+        ratio = near(built, wanted, sites[0]["bound"]) / entry["softmax_factor"]
         module = base[entry["module"]]
         name = "scaling" if hasattr(module, "scaling") else "softmax_scale"
         if abs(ratio - 1) > 1e-9:
@@ -294,12 +294,9 @@ def compare(
     set_numbers(base.modules, dict(after.modules), sites)
     set_softmax(dict(base.modules), base.attention(), after.attention(), sites)
     for mine, wanted in zip(base.rotary(), after.rotary(), strict=True):
-        off = abs(mine["attention_factor"] - wanted["attention_factor"])
-        same_type = site_of(wanted["label"], wanted["inv_freq"], sites)
-        if (
-            off > 1e-4
-            and abs(same_type["attention_factor"] / wanted["attention_factor"] - 1) < 1e-4
-        ):
+        factor = wanted["attention_factor"]
+        planned = site_of(wanted["label"], wanted["inv_freq"], sites)["attention_factor"]
+        if abs(mine["attention_factor"] - factor) > 1e-4 and abs(planned / factor - 1) < 1e-4:
             raise NotRun("the base's rotary module computes its numbers anew in every pass")
     return apart(base.run(where), have)
 

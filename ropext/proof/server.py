@@ -39,15 +39,12 @@ class Prompt:
     tokens: int
     beyond: bool  # longer than the old context
     difference: float  # largest, in nats
-    server: tuple[float, ...]
-    transformers: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Probe:
     """What a server said."""
 
-    url: str
     model: str
     limit: int | None  # tokens it takes; None = it does not say
     tolerance: float
@@ -227,9 +224,8 @@ def transformers_reference(
     return log_probabilities
 
 
-def _ask(
-    server: Server, model: str, ids: Sequence[int], url: str
-) -> list[tuple[int | None, float]]:
+def _ask(server: Server, model: str, ids: Sequence[int]) -> list[tuple[int | None, float]]:
+    url = server.root
     body = {"model": model, "prompt": list(ids), "max_tokens": 1, "temperature": 0}
     body |= {"logprobs": TOP, "return_tokens_as_token_ids": True}
     try:
@@ -264,11 +260,10 @@ def compare(
     """Ask for each prompt and hold the answer against the reference."""
     out = []
     for ids in prompts:
-        pairs = _ask(server, model, ids, server.root)
-        matched = _matched(pairs, wanted(ids))
-        values = tuple(value for _, value in pairs)
-        worst = max(abs(a - b) for a, b in zip(values, matched, strict=True))
-        out.append(Prompt(len(ids), len(ids) > context, worst, values, tuple(matched)))
+        pairs = _ask(server, model, ids)
+        answers = zip(pairs, _matched(pairs, wanted(ids)), strict=True)
+        worst = max(abs(value - truth) for (_, value), truth in answers)
+        out.append(Prompt(len(ids), len(ids) > context, worst))
     return tuple(out)
 
 
@@ -308,4 +303,4 @@ def probe(
                 f"{prompt.difference:.2f} (tolerance {tolerance}): it does not read the scaling as "
                 "planned"
             )
-    return Probe(url, model, limit, tolerance, done)
+    return Probe(model, limit, tolerance, done)

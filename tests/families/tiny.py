@@ -94,7 +94,8 @@ def _sizes(text_type):
     if 4 < len(defaults.get("layer_types", ())) <= 8:
         out[layers] = len(defaults["layer_types"])  # so that every type of layer is there
     if row.gate:
-        out[row.gate.key] = row.gate.value
+        key, value, _ = row.gate
+        out[key] = value
     return {"model_type": text_type} | out | SPECIAL.get(text_type, {})
 
 
