@@ -32,11 +32,10 @@ TEXT_ROOM = 64 << 20
 
 @dataclass(frozen=True)
 class Written:
-    """What `write_checkpoint` did, for the user to be told."""
+    """What `write_checkpoint` wrote, and what the user should know of it."""
 
     output: Path
     record: Record
-    edits: tuple[LengthEdit, ...]
     notes: tuple[str, ...]
     left: Mapping[str, str]  # files of the base that were not carried over: reason
     proof: Mapping[str, Any] | None
@@ -89,7 +88,7 @@ def write_checkpoint(
                 text = render(card(proof), readme)
                 (stage.directory / README).write_bytes(text.encode(errors="replace"))
             provenance.write(full, stage.directory)
-    return Written(output, full, edits, tuple(stage.notes), snapshot.left, proof)
+    return Written(output, full, tuple(stage.notes), snapshot.left, proof)
 
 
 def check_writable(snapshot: Snapshot, output: Path, *, link: Link, force: bool) -> None:

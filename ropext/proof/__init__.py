@@ -188,16 +188,13 @@ def build(
             ) from None
         lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
     if run.returncode:
-        raise ProofFailed(_crash(directories[min(len(lines), len(directories) - 1)], run))
+        where = f"the proof of {directories[min(len(lines), len(directories) - 1)]}"
+        if run.returncode < 0:
+            name = signal.Signals(-run.returncode).name
+            raise ProofFailed(f"{where} was killed by {name}, as happens when memory runs out")
+        last = next((line for line in run.stderr.splitlines()[::-1] if line.strip()), "no message")
+        raise ProofFailed(f"{where} could not run: {last}")
     return [json.loads(line) for line in lines]
-
-
-def _crash(directory: Path, run: "subprocess.CompletedProcess[str]") -> str:
-    said = [line for line in run.stderr.splitlines() if line.strip()]
-    if run.returncode < 0:
-        name = signal.Signals(-run.returncode).name
-        return f"the proof of {directory} was killed by {name}, as happens when memory runs out"
-    return f"the proof of {directory} could not run: {said[-1] if said else 'no message'}"
 
 
 def _differences(built: Mapping[str, Any], site: Expected) -> list[Difference]:

@@ -234,15 +234,11 @@ class Small:
         self.model = child.skeleton(cls, config)
         self.modules = child.text_modules(self.model, child.text_config(self.model.config, []))
 
-    def rotary(self) -> list[dict[str, Any]]:
-        modules: list[dict[str, Any]] = self.child.rotary(self.modules)
-        return modules
+    def rotary(self) -> Any:
+        return self.child.rotary(self.modules)
 
-    def attention(self) -> list[dict[str, Any]]:
-        modules: list[dict[str, Any]] = self.child.attention(
-            self.modules, self.cls, self.config, []
-        )
-        return modules
+    def attention(self) -> Any:
+        return self.child.attention(self.modules, self.cls, self.config, [])
 
     def run(self, where: list[int]) -> Any:
         """The outputs at these positions; all tokens see those before them, as in one document."""
