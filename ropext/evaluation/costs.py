@@ -60,6 +60,10 @@ class Shape:
     parts: tuple[Layer, ...] = ()  # what each layer computes
     masks: bool = True  # where a window is narrower than a row: flash attention needs none
 
+    def is_windowed_at(self, num_tokens: int) -> bool:
+        """Whether a layer's window is narrower than so many tokens, which takes a mask."""
+        return any(own.window is not None and own.window <= num_tokens for own in self.parts)
+
     def flops(self, num_tokens: int) -> float:
         """One causal pass over `num_tokens`."""
         dense = 2 * self.body_parameters + 2 * self.hidden * self.vocabulary
@@ -78,6 +82,7 @@ class Shape:
             values = 2 * self.kv_heads * self.head_dim * num_tokens * self.dtype_bytes
             # A layer's cache grows by concatenation, which holds the old and the new one.
             cache = values * (self.layers + 1)
+        if at_once < num_tokens or (self.masks and self.is_windowed_at(num_tokens)):
             # Booleans, and what SDPA adds to the logits in their place.
             mask = at_once * num_tokens * (1 + self.dtype_bytes)
             # With a mask, SDPA repeats keys and values for every query head.
@@ -125,6 +130,7 @@ def shape_of(model: Any) -> Shape:
         plain_head=plain_head(model) is not None and not bends_logits(config),
         device=model.get_input_embeddings().weight.device.type,
         parts=layers_of(model),
+        masks=getattr(model.config, "_attn_implementation", "sdpa") == "sdpa",
     )
 
 

@@ -43,6 +43,9 @@ def read(model, count, chunk=None):
         ("llama", {"vocab_size": 20_000}, 2048, None),
         ("llama", {"vocab_size": 20_000}, 4096, 1024),
         ("llama", {"num_hidden_layers": 6}, 4096, 512),
+        # A window narrower than what is read: SDPA is given a mask of all positions by all.
+        ("mistral", {"sliding_window": 256}, 4096, None),
+        ("mistral", {"sliding_window": 8192}, 4096, None),
         ("gemma2", {"vocab_size": 20_000, "final_logit_softcapping": 5.0}, 1024, None),
     ],
 )
