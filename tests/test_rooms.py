@@ -231,6 +231,17 @@ def test_no_room_hides_a_public_function() -> None:
     assert not hiding
 
 
+def test_no_class_name_stands_twice() -> None:
+    """A reader who searches for a class finds one."""
+    places: dict[str, list[str]] = {}
+    for path in sources():
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module_of(path))
+    twice = {name: where for name, where in places.items() if len(where) > 1}
+    assert not twice
+
+
 PROBE = """
 import contextlib, io, json, os, sys
 commands = json.loads(os.environ["COMMANDS"])

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from ropext.checkpoint.snapshot import Snapshot
 from ropext.checkpoint.weights import Count, WeightFile, weigh
 from ropext.errors import InputError
-from ropext.files import CONFIG_LIMIT, dump, is_plain_name, parse_object, read_bytes
+from ropext.files import dump, is_plain_name, read_object
 from ropext.rope import Spectrum
 from ropext.version import __version__
 
@@ -239,8 +239,7 @@ def read_record(directory: Path) -> Record | None:
     path = directory / NAME
     if not os.path.lexists(path):
         return None
-    data = read_bytes(path, CONFIG_LIMIT)
-    content = parse_object(data, str(path))
+    content = read_object(path)
     schema = content.pop("schema", None)
     if schema != SCHEMA:
         raise InputError(
@@ -251,15 +250,20 @@ def read_record(directory: Path) -> Record | None:
     for key in keys:
         if key not in content:
             raise InputError(f"{path} is damaged: it has no {key}")
+    # The validator takes no lone surrogates, which names of files can hold.
+    text = json.dumps(content, ensure_ascii=False).encode(errors="replace")
     try:
-        record = TypeAdapter(Record).validate_json(data, strict=True)
+        record = TypeAdapter(Record).validate_json(text, strict=True)
     except ValidationError as error:
         raise InputError(f"{path} is damaged: {_damage(error)}") from None
     for site, entry in zip(record.sites, content["sites"], strict=True):
         for key in ("base", "spectrum"):
             if getattr(site, key).digest() != entry[key].get("digest"):
                 raise InputError(f"{path} is damaged: a spectrum does not have its digest")
-    return replace(record, more={k: v for k, v in content.items() if k not in keys})
+    as_given = {key: content[key] for key in ("base", "knobs", "recipe", "proof")}
+    edits, command = tuple(content["edits"]), tuple(content["command"])
+    more = {key: value for key, value in content.items() if key not in keys}
+    return replace(record, **as_given, edits=edits, command=command, more=more)
 
 
 _NOUNS = {"dict": "an object", "dataclass": "an object", "tuple": "an array", "string": "a text"}
@@ -269,7 +273,7 @@ _NOUNS |= {"float": "a number", "bool": "true or false", "missing": "there"}
 def _damage(error: ValidationError) -> str:
     """What the first wrong value is not, by its key."""
     first = error.errors(include_url=False)[0]
-    key = [part for part in first["loc"] if isinstance(part, str) and part != "[key]"][-1]
+    key = [str(part) for part in first["loc"] if type(part) is str and part != "[key]"][-1]
     if first["type"] == "string_pattern_mismatch":
         return f"{key} is not a SHA-256 in hexadecimal"
     if first["type"] == "value_error":

@@ -35,6 +35,7 @@ def test_what_is_written_is_read(tmp_path: Path):
         first,
         sites=(first.sites[0], site),
         weights=WEIGHTS,
+        command=("ropext", "extend", "caf\udce9"),  # a name of a file that is not UTF-8
         proof={"worst": [0, 1e-9]},
         more={"finetune": {"tokens": 3}},
     )
