@@ -121,8 +121,9 @@ def loss_bytes(shape: Shape, rows: int, tokens: int, sliced: bool) -> int:
     """Logits in flight, beside the layers' inputs and the gradient of the last hidden states."""
     at_once = rows * tokens
     inputs = at_once * shape.dtype_bytes * shape.hidden * (shape.layers + 3)
-    if sliced:
-        return inputs + 12 * min(slice_tokens(shape.vocabulary), at_once) * shape.vocabulary
+    if sliced:  # the logits, as float32 where they are not, and their exponentials
+        each = 8 if shape.dtype_bytes == 4 else 8 + shape.dtype_bytes
+        return inputs + each * min(slice_tokens(shape.vocabulary), at_once) * shape.vocabulary
     return inputs + 12 * at_once * shape.vocabulary
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from live_tensors import most_bytes, most_bytes_of_rows
+from live_tensors import Counter, most_bytes, most_bytes_of_rows
 from test_finetune import RUN
 from tiny_llama import new_llama
 
@@ -15,6 +15,7 @@ from ropext.evaluation.costs import shape_of
 from ropext.evaluation.loading import memory_errors
 from ropext.options.training import Finetune
 from ropext.training import defaults, estimates, showing
+from ropext.training.loss import sliced_cross_entropy
 from ropext.training.sequences import Full, Pose, Rows, TrainingDocument
 
 GB = 10**9
@@ -121,6 +122,18 @@ def test_a_window_costs_a_mask_of_all_positions_but_with_flash_attention():
         )
         repeated = 2 * 2 * (2048 - 1024) * tokens  # keys and values, for each query
         assert with_mask - without == (square + repeated if square else 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_slice_of_logits_is_within_a_fifth_of_a_count_of_live_tensors(dtype):
+    model = new_llama(vocab_size=2**16, hidden_size=32).requires_grad_(False).to(dtype)
+    hidden = torch.zeros(2048, 32, dtype=dtype, requires_grad=True)
+    counter = Counter([*model.parameters(), hidden])
+    with counter:
+        labels = torch.zeros(2048, dtype=torch.long)
+        sliced_cross_entropy(hidden, model.lm_head.weight, None, labels).backward()
+    shape = replace(shape_of(model), layers=0)
+    assert estimates.loss_bytes(shape, 1, 2048, True) == pytest.approx(counter.most, rel=0.2)
 
 
 def test_pose_costs_the_same_memory_at_any_target():
