@@ -75,15 +75,15 @@ def trainer(engine: str, model: Any, vocabulary: int, run: Run, folder: Path) ->
     import numpy as np
     import transformers
 
-    from ropext.training import adapters
-    from ropext.training import engine as ours
+    from ropext.training import models
+    from ropext.training import trainer as ours
     from ropext.training.loss import use_sliced_loss
-    from ropext.training.sequences import Collator, Full, Pose, Rows, TrainingDocument
+    from ropext.training.rows import Collator, Full, Pose, Rows, TrainingDocument
 
     options, settings = run.settings()
     if engine == ROPEXT:
         assert use_sliced_loss(model) is None
-    joined = adapters.add_adapter(model, options, settings)
+    joined = models.add_adapter(model, options, settings.lora)
     if run.recompute:  # Trainer does it in train(), single steps go without that
         joined.gradient_checkpointing_enable({"use_reentrant": False})
     # The same document for every target of pose: its ids take memory too.
@@ -100,16 +100,16 @@ def trainer(engine: str, model: Any, vocabulary: int, run: Run, folder: Path) ->
         settings=settings,
         options=options,
         folder=folder,
-        dtype=model.dtype,
         recompute=run.recompute,
     )
     kind = ours._Trainer if engine == ROPEXT else transformers.Trainer
     made = kind(
         model=joined,
         args=ours.arguments(job),
-        train_dataset=ours._Rows(rows),
+        train_dataset=rows,
         data_collator=Collator(0),
     )
+    made.job = job
     made.remove_callback(transformers.PrinterCallback)
     made.args.save_strategy = "no"
     return made

@@ -66,7 +66,7 @@ def counted(attention: str, shape: Model, run: Run) -> float:
     cross-entropy of torch, which makes the same products in slices, nor a CPU's fused attention."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    from ropext.training.sequences import Collator
+    from ropext.training.rows import Collator
 
     model = shape.build()
     model.set_attn_implementation(attention)

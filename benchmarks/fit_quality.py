@@ -29,6 +29,7 @@ import transformers
 
 from ropext import corpus, patching, scaling
 from ropext.checkpoint import open_snapshot
+from ropext.corpus.selection import NO_LIMIT
 from ropext.errors import RopextError
 from ropext.evaluation.loading import load_tokenizer
 from ropext.options.extend import Extend
@@ -36,9 +37,10 @@ from ropext.options.training import Fit
 from ropext.planning import make_plan
 from ropext.results.perplexity import Reading
 from ropext.results.retrieval import ItemScore
-from ropext.training import fit_data, fit_judging, run_fit
-from ropext.training.data import NO_LIMIT
-from ropext.training.fit_judging import FitJudge
+from ropext.training import judge as judges
+from ropext.training import rows, run_fit
+from ropext.training.data import separator_of
+from ropext.training.judge import Judge
 
 CLOSED = tuple(name for name in scaling.METHODS if name not in ("abf", "longrope"))
 QUARTER = 4  # one document in so many is for the table
@@ -72,7 +74,7 @@ def divided(data: Path, folder: Path) -> tuple[Path, Path]:
     return paths
 
 
-def judge_of(model: str, table: str, factor: float, packing: str) -> FitJudge:
+def judge_of(model: str, table: str, factor: float, packing: str) -> Judge:
     """The table's documents and questions; none of them is known to the fit."""
     snapshot = open_snapshot(model)
     plan = make_plan(snapshot.config, Extend(method="pi", factor=factor), model)
@@ -80,26 +82,26 @@ def judge_of(model: str, table: str, factor: float, packing: str) -> FitJudge:
     raw = list(corpus.read_documents(corpus.Source(table)))
     if packing == "glued":
         coded = [encoder.document(own.name, encoder.text_of(own), NO_LIMIT) for own in raw]
-        separator = fit_data.separator_of(encoder)
+        separator = separator_of(encoder)
         documents = corpus.glue_documents(coded, plan.target, DOCUMENTS, separator)
     else:
         wanted = corpus.Wanted((plan.target,), given=True, max_documents=DOCUMENTS)
         documents = corpus.choose_documents(raw, encoder, wanted).documents
-    text = [fit_data.TrainingDocument(own.ids) for own in documents]
-    questions = fit_data.FitQuestions(encoder, text, plan.target, seed=100)
+    text = [rows.TrainingDocument(own.ids) for own in documents]
+    questions = rows.FitQuestions(encoder, text, plan.target, seed=100)
     items = questions.measured(plan.target, QUESTIONS)
     lengths = (plan.context, plan.target)
-    return fit_judging.judge_of(documents, [], items, encoder.bos, lengths, 0)
+    return judges.judge_of(documents, lengths, 0, far=items, bos=encoder.bos)
 
 
 def closed_forms(
-    model: str, judge: FitJudge, factor: float
+    model: str, judge: Judge, factor: float
 ) -> tuple[Reading, dict[str, tuple[Reading, list[ItemScore]]]]:
     """The base in its window, and every closed form."""
     snapshot = open_snapshot(model)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(snapshot.directory).eval()
     with torch.inference_mode():
-        base = judge.judge.read_short(loaded, "base")
+        base = judge.read_short(loaded, "base")
     found = {}
     for method in CLOSED:
         try:
@@ -114,15 +116,15 @@ def closed_forms(
 
 
 @torch.inference_mode()
-def read(judge: FitJudge, model: Any, label: str) -> tuple[Reading, list[ItemScore]]:
+def read(judge: Judge, model: Any, label: str) -> tuple[Reading, list[ItemScore]]:
     return (
-        fit_judging.read_long(judge, model, label, lambda *_: None),
+        judge.read_long(model, label),
         judge.ask(model, judge.far, lambda *_: None),
     )
 
 
 def fitted(
-    model: str, data: str, judge: FitJudge, output: Path, options: dict[str, Any]
+    model: str, data: str, judge: Judge, output: Path, options: dict[str, Any]
 ) -> tuple[Any, tuple[Reading, list[ItemScore]], float]:
     """Fit, write, and read what stock transformers loads; also by how much the fit's own numbers
     differ from those of the reloaded checkpoint."""
@@ -130,18 +132,18 @@ def fitted(
     assert done is not None
     loaded = transformers.AutoModelForCausalLM.from_pretrained(output).eval()
     own = done.planned.prepared.judge
-    again = own.loss(fit_judging.read_long(own, loaded, FITTED, lambda *_: None))
+    again = own.loss(own.read_long(loaded, FITTED))
     label = FITTED if done.kept == FITTED else "start"
     said = done.numbers[label][f"far_half_nll@{own.frame.longest}"]["value"]
     return done, read(judge, loaded, FITTED), abs(again - said)
 
 
-def row(judge: FitJudge, base: Reading, label: str, own: tuple[Reading, list[ItemScore]]) -> str:
-    values = judge.values(own[0], base, own[1])
+def row(judge: Judge, base: Reading, label: str, own: tuple[Reading, list[ItemScore]]) -> str:
+    values = judge.fit_numbers(own[0], base, own[1])
     target = judge.frame.longest
     tail = values[f"tail@{target}"]
     ends = tail["ci95"] or tail["range"]
-    asked = values[f"{fit_data.MEASURED}@{target}"]
+    asked = values[f"{rows.MEASURED}@{target}"]
     return (
         f"| {label} | {tail['value']:.3f} ({ends[0]:.3f} to {ends[1]:.3f}) "
         f"| {values[f'tail_nll@{target}']['value']:.4f} "
@@ -152,14 +154,14 @@ def row(judge: FitJudge, base: Reading, label: str, own: tuple[Reading, list[Ite
 
 
 def compared(
-    judge: FitJudge,
+    judge: Judge,
     mine: tuple[Reading, list[ItemScore]],
     other: tuple[Reading, list[ItemScore]],
     name: str,
 ) -> str:
     """Paired, on the same tokens and the same questions."""
     frame = judge.frame
-    tail = fit_judging.difference(frame, mine[0], other[0], frame.tail_span(frame.longest))
+    tail = judges.difference(frame, mine[0], other[0], frame.tail_span(frame.longest))
     half = judge.change(mine[0], other[0])
     shares = [float(a.exact) - float(b.exact) for a, b in zip(mine[1], other[1], strict=True)]
     asked = frame.bootstrap.mean(shares)
@@ -177,7 +179,7 @@ def one(model: str, data: str, table: str, options: dict[str, Any], within: Sequ
     base, found = closed_forms(model, judge, factor)
     target = judge.frame.longest
     print(f"\n## {factor} times the context: {target} tokens\n")
-    print(f"{len(judge.judge.documents)} documents, tail of {judge.frame.tail} tokens.\n")
+    print(f"{len(judge.documents)} documents, tail of {judge.frame.tail} tokens.\n")
     print("| spectrum | tail perplexity | tail loss | far half loss | short tax | passkey |")
     print("|---|---|---|---|---|---|")
     sums, counts = base.sums(*judge.frame.tail_span(target))
@@ -212,7 +214,7 @@ def settings() -> None:
     print("| learning rate | questions | weight of one | start | tail loss | passkey | kept |")
     print("|---|---|---|---|---|---|---|")
     for rate, share, weight, start in TRIED:
-        fit_data.QUESTION_WEIGHT = weight
+        rows.QUESTION_WEIGHT = weight
         options = {"factor": 4.0, "learning_rate": rate, "retrieval_share": share, "start": start}
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "out"

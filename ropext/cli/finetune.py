@@ -33,7 +33,7 @@ def command(
 ) -> None:
     """Train an extended checkpoint briefly. A LoRA, merged at the end."""
     from ropext import training
-    from ropext.training import run, showing
+    from ropext.training import report, sharing
 
     out = Out(as_json, quiet)
     if output is None and not dry_run:
@@ -41,9 +41,9 @@ def command(
     wanted = push.asked_push(push_to_hub, public)
     if output is None or dry_run:
         planned = training.plan_finetune(directory, data, output, force=force, **given)
-        if run.is_main():
-            out.result(showing.plan_text(planned), planned.to_json())
+        if sharing.is_main():
+            out.result(report.finetune_plan(planned), planned.to_json())
         return
     done = training.run_finetune(directory, data, output, force=force, say=out.say, **given)
-    if run.is_main():
-        push.result(out, showing.result_text(done), done.to_json(), done.output, wanted)
+    if sharing.is_main():
+        push.result(out, report.finetune_result(done), done.to_json(), done.output, wanted)

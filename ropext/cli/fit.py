@@ -32,7 +32,7 @@ def command(
 ) -> None:
     """Learn a spectrum from text, weights untouched. config.json says what was found."""
     from ropext import training
-    from ropext.training import fit_showing, run
+    from ropext.training import report, sharing
 
     out = Out(as_json, quiet)
     if output is None and not dry_run:
@@ -40,8 +40,8 @@ def command(
     wanted = push.asked_push(push_to_hub, public)
     if output is None or dry_run:
         planned = training.plan_fit(model, data, output, revision=revision, force=force, **given)
-        if run.is_main():
-            out.result(fit_showing.plan_text(planned), planned.to_json())
+        if sharing.is_main():
+            out.result(report.fit_plan(planned), planned.to_json())
         return
     done = training.run_fit(
         model,
@@ -54,4 +54,4 @@ def command(
         **given,
     )
     if done is not None:
-        push.result(out, fit_showing.result_text(done), done.to_json(), done.output, wanted)
+        push.result(out, report.fit_result(done), done.to_json(), done.output, wanted)

@@ -29,7 +29,7 @@ MOST_JUDGING = 10_000
 WITHIN = ("longrope", "yarn", "ntk")
 
 
-class _Training(Options):
+class Training(Options):
     """What a fine-tuning and a fit share."""
 
     steps: Count | None = wanted(
@@ -73,7 +73,7 @@ class _Training(Options):
     link: Link = wanted("copy", "how the weights get to OUT")
 
 
-class Finetune(_Training):
+class Finetune(Training):
     """One fine-tuning; None means the default for this model and factor (`--dry-run` shows it)."""
 
     epochs: Positive | None = wanted(None, "passes over the data, in the place of --steps")
@@ -136,7 +136,7 @@ class Finetune(_Training):
         return self
 
 
-class FitSettings(_Training):
+class FitSettings(Training):
     """How a spectrum is fitted; how far, and for whom, a recipe says under `extend`."""
 
     within: Literal["longrope", "yarn", "ntk"] | None = wanted(

@@ -26,8 +26,8 @@ from ropext.report.text import size
 from ropext.table import columns
 
 if TYPE_CHECKING:
-    from ropext.training.fitting import PlannedFit
-    from ropext.training.run import Planned
+    from ropext.training.finetune import PlannedFinetune
+    from ropext.training.fit import PlannedFit
 
 Estimate = dict[str, Any]
 SKIPPED: Estimate = {"what": "done before, skipped", "skipped": True}
@@ -135,7 +135,7 @@ def _extended(work: CellWork) -> Path:
     return place
 
 
-def _training(found: "Planned | PlannedFit") -> Estimate:
+def _training(found: "PlannedFinetune | PlannedFit") -> Estimate:
     estimate = found.estimate
     what = (
         f"{estimate.tokens:,} tokens, {estimate.flops:.2e} FLOPs, about "

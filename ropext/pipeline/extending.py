@@ -115,13 +115,8 @@ def write_extension(
 
     def run_proof(directory: Path) -> dict[str, Any]:
         say("proving: stock transformers builds the model from the written config")
-        return proof.prove(
-            directory,
-            proof.expected(made.sites, made.factor),
-            forward=proof.Forward(made.context, made.target, snapshot.config),
-            text_path=made.model.path,
-            trust_remote_code=trust_remote_code,
-        ).to_json()
+        trusted = trust_remote_code
+        return proof.prove_plan(directory, made, snapshot.config, trust_remote_code=trusted)
 
     written = write_checkpoint(
         snapshot,

@@ -257,12 +257,12 @@ def _facts(work: CellWork) -> Table:
 def _training_table(work: CellWork) -> Table | None:
     if TUNED not in work.checkpoints:
         return None
-    from ropext.training import showing
+    from ropext.training import report
 
     told = read_object(work.checkpoints[TUNED] / provenance.NAME).get("finetune") or {}
     overlap = overlap_in(told.get("overlap"))
     numbers = told.get("numbers") or {}
-    table = showing.table_of(numbers, work.plan.target, told.get("overlap"), "Fine-tuning")
+    table = report.finetune_table(numbers, work.plan.target, told.get("overlap"), "Fine-tuning")
     if table is None:
         return None
     note = f"{told['steps']} steps, {told['tokens']:,} tokens"

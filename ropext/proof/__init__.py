@@ -343,3 +343,17 @@ def prove(
         trust_remote_code=trust_remote_code,
     )
     return compare(built, sites)
+
+
+def prove_plan(
+    directory: Path, plan: Any, base: Mapping[str, Any], *, trust_remote_code: bool = False
+) -> dict[str, Any]:
+    """Prove a directory that was written by a plan for the model of a config, as the record keeps
+    it."""
+    return prove(
+        directory,
+        expected(plan.sites, plan.factor),
+        forward=Forward(plan.context, plan.target, base),
+        text_path=plan.model.path,
+        trust_remote_code=trust_remote_code,
+    ).to_json()

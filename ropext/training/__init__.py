@@ -1,21 +1,22 @@
-"""Short fine-tuning of an extended checkpoint on transformers.Trainer: LoRA, chunked loss, control.
+"""One training with two objectives, on transformers.Trainer: a LoRA of an extended checkpoint, or
+the spectrum itself with the weights frozen (a fit).
 
-The parts, from the bottom: defaults (what the papers did), sequences (from documents to tensors),
-data (which documents, and questions among them), loss (cross-entropy whose logits are never whole),
-adapters (which layers), spectrum and learner (what a fit moves), estimates (tokens, memory, FLOPs),
-engine (the Trainer), outcome (merged checkpoint and adapter), run and fitting (all of it in order).
+The parts, from the bottom: options and `defaults`, `rows` (what a model reads) and `data` (which
+documents), `judge`, `loss`, `models` (loaded, with a LoRA), `spectrum`, `search` and `joint` (what
+a fit moves), `estimates`; `run` (the order), `finetune` and `fit` (each prepared and planned),
+`trainer`, `report`, `writing`, and `session`, which does it.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext.narration import Say, silent
 
 if TYPE_CHECKING:
-    from ropext.training.fit_writing import Fitted
-    from ropext.training.fitting import PlannedFit
-    from ropext.training.run import Finetuned, Planned
+    from ropext.training.finetune import Finetuned, PlannedFinetune
+    from ropext.training.fit import Fitted, PlannedFit
 
 
 def run_finetune(
@@ -29,9 +30,15 @@ def run_finetune(
 ) -> "Finetuned":
     """Fine-tune an extended checkpoint; `options` are the fields of options.training.Finetune."""
     from ropext.options.training import Finetune
-    from ropext.training import run
+    from ropext.training import finetune, run
 
-    return run.finetune(str(directory), data, Path(output), Finetune(**options), say, force=force)
+    def work(planned: "PlannedFinetune", folder: Path, say: Say) -> "Finetuned":
+        from ropext.training.session import FinetuneSession
+
+        return FinetuneSession(planned, folder, Path(output), force, say).run()
+
+    prepare = partial(finetune.prepare, str(directory), data, Finetune(**options))
+    return run.train(finetune.COMMAND, prepare, finetune.plan, work, Path(output), say, force)
 
 
 def plan_finetune(
@@ -41,13 +48,13 @@ def plan_finetune(
     *,
     force: bool = False,
     **options: Any,
-) -> "Planned":
+) -> "PlannedFinetune":
     """What `run_finetune` would do, and what that would take; what it would refuse is refused."""
     from ropext.options.training import Finetune
-    from ropext.training import run
+    from ropext.training import finetune, run
 
-    place = None if output is None else Path(output)
-    return run.dry_run(str(directory), data, Finetune(**options), place, force)
+    prepare = partial(finetune.prepare, str(directory), data, Finetune(**options))
+    return run.dry_run(finetune.COMMAND, prepare, finetune.plan, output, force)
 
 
 def run_fit(
@@ -66,18 +73,15 @@ def run_fit(
     Under `accelerate launch` the first process has the result, the others None.
     """
     from ropext.options.training import Fit
-    from ropext.training import fitting
+    from ropext.training import fit, run
 
-    return fitting.fit(
-        str(model),
-        data,
-        Path(output),
-        Fit(**options),
-        say,
-        revision=revision,
-        force=force,
-        command=command,
-    )
+    def work(planned: "PlannedFit", folder: Path, say: Say) -> "Fitted | None":
+        from ropext.training.session import FitSession
+
+        return FitSession(planned, folder, Path(output), force, say).run(command)
+
+    prepare = partial(fit.prepare, str(model), data, Fit(**options), revision)
+    return run.train(fit.COMMAND, prepare, fit.plan, work, Path(output), say, force)
 
 
 def plan_fit(
@@ -91,7 +95,7 @@ def plan_fit(
 ) -> "PlannedFit":
     """What `run_fit` would do, and what that would take; what it would refuse is refused."""
     from ropext.options.training import Fit
-    from ropext.training import fitting
+    from ropext.training import fit, run
 
-    place = None if output is None else Path(output)
-    return fitting.dry_run(str(model), data, Fit(**options), revision, place, force)
+    prepare = partial(fit.prepare, str(model), data, Fit(**options), revision)
+    return run.dry_run(fit.COMMAND, prepare, fit.plan, output, force)

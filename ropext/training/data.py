@@ -5,23 +5,21 @@ key in the lowest tenth is drawn. Steps, batches, file names and the order of fi
 """
 
 import hashlib
-import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ropext import corpus
-from ropext.corpus import DocumentEncoder
-from ropext.errors import InputError, UsageError
+from ropext.corpus.selection import NO_LIMIT, REMEDY
+from ropext.errors import InputError
+from ropext.lengths import length_text
+from ropext.options.training import Fit, Training
 from ropext.results.overlap import NOTHING, Trained, trained
 from ropext.results.values import FEWEST_DOCUMENTS
-from ropext.tasks import Haystack, Text, mkey, noise
-from ropext.tasks.item import derived_rng, occurs, until_unambiguous
-from ropext.training.sequences import Flags, TrainingDocument
+from ropext.training.rows import Flags, TrainingDocument, glue
 
-NO_LIMIT = 2**31 - 1
 # Of the documents that can judge one in so many is held out, eight at least, but never more than
 # one in so many.
 SHARE, LARGEST_SHARE = 10, 4
@@ -31,7 +29,7 @@ MOST_TOKENS = 2**26
 
 
 @dataclass(frozen=True)
-class Read:
+class _Coded:
     """One document, as the evaluator and as the training want it."""
 
     number: int  # in the order found
@@ -41,10 +39,6 @@ class Read:
 
     def __len__(self) -> int:
         return len(self.coded)
-
-    @property
-    def trained(self) -> TrainingDocument:
-        return TrainingDocument(self.coded.ids, self.scored)
 
 
 @dataclass(frozen=True)
@@ -69,8 +63,38 @@ class TrainingData:
             digest.update(np.packbits(document.mask()).tobytes())
         return digest.hexdigest()
 
+    def judging(self, count: int, length: int) -> tuple[corpus.Document, ...]:
+        """At most so many of those held out, cut to the length that is judged at."""
+        return tuple(own.cut(length) for own in self.held_out[:count])
+
 
 def read(
+    source: str,
+    options: Training,
+    encoder: corpus.DocumentEncoder,
+    target: int,
+    *,
+    wanted_tokens: int,
+    row: int,
+    judging: int,
+    joined: bool = False,
+) -> TrainingData:
+    """Read DATA and divide it, see `divide`."""
+    place = corpus.Source(source, options.column, options.split or "train", None)
+    found = corpus.read_documents(place)
+    return divide(
+        corpus.split_documents(found, options.split_documents, encoder, target),
+        encoder,
+        wanted_tokens=wanted_tokens,
+        row=1 if options.packing == "glued" else row,
+        target=target,
+        judging=judging,
+        joined=joined,
+        streamed=place.is_streamed,
+    )
+
+
+def divide(
     raw: Iterable[corpus.RawDocument],
     encoder: corpus.DocumentEncoder,
     *,
@@ -89,7 +113,7 @@ def read(
     until there is enough for both parts.
     """
     most = max(wanted_tokens, MOST_TOKENS)
-    drawn, kept = corpus.Basket[Read](most), corpus.Basket[Read](most)
+    drawn, kept = corpus.Basket[_Coded](most), corpus.Basket[_Coded](most)
     least = 1 if joined else target
     seen: set[str] = set()
     count = held = longest = 0
@@ -106,7 +130,7 @@ def read(
             continue
         coded = encoder.document(own.name, text, NO_LIMIT)
         longest = max(longest, len(coded))
-        document = Read(count, key, coded, scored_tokens(own, text, coded, encoder))
+        document = _Coded(count, key, coded, scored_tokens(own, text, coded, encoder))
         if is_drawn and len(coded) >= least:
             if drawn.admits(key) and not (streamed and held >= judging * target):
                 drawn.add(key, document, len(coded))
@@ -122,7 +146,7 @@ def read(
     keys = {own.key for own in held_out}
     training = sorted((own for own in found if own.key not in keys), key=lambda own: own.number)
     return TrainingData(
-        tuple(own.trained for own in training),
+        tuple(TrainingDocument(own.coded.ids, own.scored) for own in training),
         tuple(own.coded for own in held_out),
         count,
         longest,
@@ -130,13 +154,71 @@ def read(
     )
 
 
-def _held_out(found: Sequence[Read], drawn: int, least: int, seen: int) -> list[Read]:
+def _held_out(found: Sequence[_Coded], drawn: int, least: int, seen: int) -> list[_Coded]:
     """Those that were drawn, which come first; where they are fewer than eight, those with the next
     keys too; never more than a quarter."""
     able = [own for own in found if len(own) >= least]
     # Of text that was not kept nobody knows how long it is, and there is enough of it.
     most = (len(able) if len(found) == seen else seen) // LARGEST_SHARE
     return able[: min(max(drawn, FEWEST_DOCUMENTS), most)]
+
+
+def read_for_fit(
+    source: str, options: Fit, encoder: corpus.DocumentEncoder, target: int, wanted_tokens: int
+) -> TrainingData:
+    """The documents as `finetune` divides them; of those held out --held-out judge at most, each a
+    window of the target's length."""
+    glued = options.packing == "glued"
+    data = read(
+        source,
+        options,
+        encoder,
+        target,
+        wanted_tokens=wanted_tokens,
+        row=target,
+        judging=options.held_out,
+        joined=glued,
+    )
+    if glued:
+        return _glued(data, encoder, options, target)
+    if not data.held_out:
+        raise _too_few(data, target)
+    return replace(data, held_out=data.judging(options.held_out, target))
+
+
+def _glued(
+    data: TrainingData, encoder: corpus.DocumentEncoder, options: Fit, target: int
+) -> TrainingData:
+    """Documents joined after the division: no window holds text of both parts, and no document is
+    in two windows of those that judge."""
+    separator = separator_of(encoder)
+    windows = corpus.glue_documents(data.held_out, target, options.held_out, separator)
+    if not windows or data.tokens < target:
+        held = sum(map(len, data.held_out))
+        ways = "more text, or a smaller --factor" if data.read >= LARGEST_SHARE else REMEDY
+        raise InputError(
+            f"--packing glued: of {data.tokens + held} tokens in {data.read} documents {held} are "
+            f"held out to judge the fit, and each part must reach {length_text(target)}: {ways}"
+        )
+    fitted = glue(data.documents, separator, options.seed)
+    return replace(data, documents=tuple(fitted), held_out=windows)
+
+
+def separator_of(encoder: corpus.DocumentEncoder) -> int | None:
+    """Between joined documents: nothing where each begins with its BOS."""
+    return encoder.tokenizer.eos_token_id if encoder.bos is None else None
+
+
+def _too_few(data: TrainingData, target: int) -> InputError:
+    long = sum(len(own) >= target for own in data.documents)
+    ways = "longer documents, a smaller --factor, or --packing glued to join them"
+    if data.read < LARGEST_SHARE:
+        ways = f"more documents, or {REMEDY}"
+    return InputError(
+        f"{long or 'none'} of the {data.read} documents reaches {length_text(target)} tokens (the "
+        f"longest has {data.longest}), and a fit needs {LARGEST_SHARE} at least, one of them to "
+        f"judge it: {ways}"
+    )
 
 
 def scored_tokens(
@@ -192,66 +274,3 @@ def _by_rendering(messages: list[Any], index: int, text: str, tokenizer: Any) ->
     if text.startswith(before) and text.startswith(after):
         return len(before), len(after)
     return 0, 0
-
-
-SPACE = 64  # tokens of a row for each key
-MOST = 16  # keys of a row
-
-
-class QuestionRows:
-    """Every so many rows one that asks; each follows from the seed and its number alone."""
-
-    def __init__(
-        self,
-        encoder: DocumentEncoder,
-        documents: Sequence[TrainingDocument],
-        share: float,
-        seed: int,
-    ) -> None:
-        self.encoder, self.documents, self.share, self.seed = encoder, documents, share, seed
-        self.words = noise(encoder)
-
-    def falls_on(self, number: int) -> bool:
-        """Whether the row of this number asks."""
-        return int((number + 1) * self.share) > int(number * self.share)
-
-    def document(self, number: int, length: int) -> TrainingDocument:
-        """Exactly `length` tokens: keys in a haystack, then every question with its answer."""
-        rng = derived_rng("questions", self.seed, length, number)
-        ids = [] if self.encoder.bos is None else [self.encoder.bos]
-        count = max(1, min(MOST, length // SPACE))
-        needles, filler = self._drawn(length - len(ids), count, rng)
-        depths = sorted(rng.random() for _ in needles)
-        ids += mkey.shared_prefix(filler, [stated for stated, _, _ in needles], depths)
-        scored = [False] * len(ids)
-        for _, question, answer in rng.sample(needles, len(needles)):
-            ids += [*question, *answer]
-            scored += [False] * len(question) + [True] * len(answer)
-        return TrainingDocument(np.asarray(ids, np.int32), np.asarray(scored))
-
-    def _drawn(
-        self, length: int, count: int, rng: random.Random
-    ) -> tuple[list[mkey.Needle], list[int]]:
-        def draw() -> tuple[list[mkey.Needle], list[int]]:
-            needles = mkey.draw_needles(self.encoder, mkey.PLAIN, count, rng)
-            fixed = sum(len(part) for needle in needles for part in needle)
-            return needles, self._haystack(rng).tokens(_room(length, fixed), rng)
-
-        def clear(drawn: tuple[list[mkey.Needle], list[int]]) -> bool:
-            needles, filler = drawn
-            return not any(occurs(answer, filler) for _, _, answer in needles)
-
-        return until_unambiguous(mkey.NAME, draw, clear)
-
-    def _haystack(self, rng: random.Random) -> Haystack:
-        """Words, or text of a document that is trained on."""
-        return self.words if rng.random() < 0.5 else Text(rng.choice(self.documents).ids.tolist())
-
-
-def _room(length: int, fixed: int) -> int:
-    if length < fixed:
-        raise UsageError(
-            f"--retrieval-share: a row of questions takes {fixed} tokens of this tokenizer, and "
-            f"rows have {length}; leave the option out, or give a larger --window or target"
-        )
-    return length - fixed

@@ -1,4 +1,5 @@
-"""What a run does where nothing is asked, and which paper or measurement says so.
+"""What a training does where nothing is asked, and which paper or measurement says so: first a
+fine-tuning, below a fit.
 
 Every published recipe trains all weights of 7B models or larger on clusters. What carries over is
 the optimiser and the warm-up; steps and batch are cut to what one GPU trains in hours and to what
@@ -8,7 +9,7 @@ the data holds, and the learning rate is LoRA's.
 from dataclasses import dataclass
 from typing import Any
 
-from ropext.options.training import Finetune
+from ropext.options.training import Finetune, Fit, Training
 
 YARN = "YaRN (Peng et al. 2023, section 4.1)"
 POSE = "PoSE (Zhu et al. 2023, section 4.1)"
@@ -18,6 +19,7 @@ LONGQLORA = "LongQLoRA (Yang 2023): 0.13B tokens on one GPU"
 MEASURED = "measured on the bundled model (docs/finetuning.md)"
 SHORT = "a short run: half of YaRN's 400 (section 4.1)"
 BETWEEN = "between LoRA at 7B and the bundled model; a choice of ropext"
+ALPHA = "alpha = 2 rank: LongLoRA (Chen et al. 2023)"
 ASKED = "asked for"
 
 BETAS = (0.9, 0.95)
@@ -30,6 +32,8 @@ PASSES = 2
 FEWEST_STEPS = 20
 # Rows shorter than this are read several at once.
 MICRO_TOKENS = 8192
+# Of all steps, between two evaluations, judgements of a fit, and checkpoints.
+EVALUATIONS, JUDGEMENTS, CHECKPOINTS = 5, 8, 10
 
 TINY, SMALL, LARGE = 100e6, 1e9, 30e9  # parameters
 
@@ -43,8 +47,16 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class LoraSettings:
+    """The size of a LoRA."""
+
+    rank: Setting
+    alpha: Setting
+
+
+@dataclass(frozen=True)
 class Settings:
-    """Everything that decides what is learned."""
+    """Everything that decides what is learned; `lora` is None where none is trained."""
 
     row_tokens: Setting
     rows: Setting  # of one optimiser step
@@ -52,8 +64,7 @@ class Settings:
     learning_rate: Setting
     warmup: Setting
     schedule: Setting
-    rank: Setting
-    alpha: Setting
+    lora: LoraSettings | None
     betas: Setting
     weight_decay: Setting
     gradient_norm: Setting
@@ -63,11 +74,19 @@ class Settings:
         """Trained in the whole run."""
         return int(self.row_tokens.value * self.rows.value * self.steps.value)
 
+    @property
+    def named(self) -> dict[str, Setting]:
+        """Each by its name, the LoRA's among them."""
+        found: dict[str, Setting] = {}
+        for name, own in vars(self).items():
+            if name != "lora":
+                found[name] = own
+            elif own is not None:
+                found |= vars(own)
+        return found
+
     def to_json(self) -> dict[str, Any]:
-        return {
-            name: {"value": setting.value, "source": setting.source}
-            for name, setting in vars(self).items()
-        }
+        return {k: {"value": own.value, "source": own.source} for k, own in self.named.items()}
 
 
 def settings(
@@ -104,8 +123,7 @@ def settings(
         learning_rate=chosen("learning_rate", *_learning_rate(parameters)),
         warmup=chosen("warmup", warmup, why),
         schedule=chosen("schedule", "linear", "YaRN's released script"),
-        rank=rank,
-        alpha=chosen("alpha", 2 * rank.value, "alpha = 2 rank: LongLoRA (Chen et al. 2023)"),
+        lora=LoraSettings(rank, chosen("alpha", 2 * rank.value, ALPHA)),
         betas=Setting(BETAS, YARN),
         weight_decay=Setting(WEIGHT_DECAY, YARN),
         gradient_norm=Setting(GRADIENT_NORM, "usual; YaRN's script means to clip and does not"),
@@ -158,7 +176,40 @@ def _learning_rate(parameters: int) -> tuple[float, str]:
     return 1e-4, QLORA_LARGE
 
 
-def micro_rows(options: Finetune, row_tokens: int, share: int) -> int:
+def micro_rows(options: Training, row_tokens: int, share: int) -> int:
     """Rows that one device reads at once: a divisor of its share of a step."""
     wanted = min(share, options.micro_rows or max(1, MICRO_TOKENS // row_tokens))
     return max(size for size in range(1, wanted + 1) if share % size == 0)
+
+
+def eval_every(options: Training, steps: int) -> int:
+    """Steps between two evaluations, or judgements of a fit."""
+    parts = JUDGEMENTS if isinstance(options, Fit) else EVALUATIONS
+    return options.eval_every or max(1, steps // parts)
+
+
+# A fit, measured on the bundled model (docs/fitting.md): the peak of a cosine after a short
+# warm-up. Steps and tokens of a step are the options' own defaults.
+FIT_LEARNING_RATE = 0.02
+FIT_WARMUP_SHARE = 10  # of all steps, one in so many
+FIT_SCHEDULE = "cosine"
+FIT_MEASURED = "measured on the bundled model (docs/fitting.md)"
+
+
+def fit_settings(options: Fit, rows: int, target: int) -> Settings:
+    """The settings of a fit in steps of so many rows."""
+    rate = Setting(FIT_LEARNING_RATE, FIT_MEASURED)
+    if options.learning_rate is not None:
+        rate = Setting(options.learning_rate, ASKED)
+    return Settings(
+        row_tokens=Setting(target, "the target"),
+        rows=Setting(rows, "--batch-tokens and --keep-short"),
+        steps=Setting(options.steps, "--steps"),
+        learning_rate=rate,
+        warmup=Setting(max(1, options.steps // FIT_WARMUP_SHARE), FIT_MEASURED),
+        schedule=Setting(FIT_SCHEDULE, FIT_MEASURED),
+        lora=None,
+        betas=Setting(BETAS, FIT_MEASURED),
+        weight_decay=Setting(WEIGHT_DECAY, "the start is no origin"),
+        gradient_norm=Setting(GRADIENT_NORM, "usual"),
+    )

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from ropext.evaluation.forward import replaced_forward
-from ropext.training.sequences import IGNORED
+from ropext.training.rows import IGNORED
 from ropext.training.sharing import by_first
 
 PROBE = 32  # tokens
@@ -28,24 +28,11 @@ def _evaluating(model: Any) -> Iterator[None]:
         model.train(training)
 
 
-def _random_ids(model: Any) -> torch.Tensor:
+def probe_ids(model: Any) -> torch.Tensor:
+    """Tokens drawn at random, to see by what a model computes."""
     weight = model.get_input_embeddings().weight
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, weight.shape[0], (1, PROBE), generator=generator).to(weight.device)
-
-
-@contextmanager
-def _amplified(head: nn.Module) -> Iterator[None]:
-    """Multiply the head's output, so that a cap on logits shows also where they are small."""
-
-    def widen(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
-        return output * (100.0 / output.abs().amax().clamp(min=1e-6))
-
-    handle = head.register_forward_hook(widen)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 @torch.no_grad()
@@ -60,11 +47,18 @@ def why_not_sliced(model: Any) -> str | None:
         return f"its output layer is a {type(head).__name__}, not a plain linear one"
     if getattr(model, "base_model", model) is model:
         return "its decoder cannot be told from its output layer"
-    ids = _random_ids(model)
-    with _evaluating(model), _amplified(head):
-        own = model(input_ids=ids, use_cache=False).logits.float()
-        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        split = head(hidden).float()
+    ids = probe_ids(model)
+    # Multiplied, so that a cap on logits shows also where they are small.
+    amplified = head.register_forward_hook(
+        lambda module, inputs, output: output * (100.0 / output.abs().amax().clamp(min=1e-6))
+    )
+    try:
+        with _evaluating(model):
+            own = model(input_ids=ids, use_cache=False).logits.float()
+            hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+            split = head(hidden).float()
+    finally:
+        amplified.remove()
     difference = float((own - split).abs().max())
     # 100 is the largest logit; bfloat16 keeps 8 bits of it.
     if not difference <= (0.01 if head.weight.dtype == torch.float32 else 1.0):
@@ -78,7 +72,7 @@ def chunks_are_joined(model: Any, jump: int) -> bool:
 
     Some attention implementations take a jump for the border of a packed document.
     """
-    ids = _random_ids(model)
+    ids = probe_ids(model)
     positions = torch.arange(PROBE, device=ids.device)
     positions[PROBE // 2 :] += jump
     changed = ids.clone()

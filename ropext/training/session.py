@@ -1,95 +1,164 @@
-"""One run, once everything about it is settled: models are loaded, trained, measured and merged."""
+"""A training, once all about it is settled: models are loaded, read, trained, judged, written."""
 
 import gc
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
+from ropext.checkpoint.staging import check_output
 from ropext.errors import InputError, Interrupted, Stopped
+from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.loading import memory_errors
 from ropext.inspecting import READ_FROM
 from ropext.narration import Say, Show, pausing, told, told_of_files
-from ropext.patching import apply_config
+from ropext.patching import apply_config, unpatch
+from ropext.planning import Plan
 from ropext.results.overlap import as_json
 from ropext.results.perplexity import Reading
-from ropext.results.values import Value
+from ropext.results.retrieval import ItemScore
 from ropext.training import (
-    adapters,
-    engine,
-    evaluating,
-    learner,
-    loading,
+    joint,
+    judge,
     loss,
-    outcome,
+    models,
+    report,
+    search,
     sharing,
-    showing,
+    spectrum,
+    trainer,
+    writing,
 )
-from ropext.training.engine import History, Job
-from ropext.training.evaluating import Judge
+from ropext.training.finetune import Finetuned, PlannedFinetune
+from ropext.training.fit import Fitted, PlannedFit, pair_factors
 from ropext.training.loss import use_sliced_loss
-from ropext.training.run import Finetuned, Planned, is_main
-from ropext.training.sequences import Pieces, Row
+from ropext.training.rows import ControlRows, Row
+from ropext.training.run import PlannedTraining
+from ropext.training.sharing import is_main
+from ropext.training.spectrum import Learner, LeftGuards, Space
+from ropext.training.trainer import Evaluate, History, Job, LossNotFinite
 
+# The models that are read.
 BASE, UNTUNED, TUNED, CONTROL = "base", "untuned", "tuned", "control"
-
-OUT_OF_MEMORY = (
-    "out of memory; three options help most: --micro-rows 1, --strategy pose (memory does not "
-    "depend on the target), and --dtype bfloat16 (on a GPU also --qlora). The last checkpoint is "
-    "kept"
-)
+START, FITTED = "start", "fitted"
+LAST_KEPT = "The last checkpoint is kept"
 
 
 @dataclass
 class Session:
-    """The state of one process of a run."""
+    """The state of one process of a training."""
 
-    planned: Planned
+    planned: PlannedTraining
     folder: Path
     output: Path
     force: bool
     say: Say
 
+    out_of_memory = "out of memory"
+
     def __post_init__(self) -> None:
-        self.prepared = self.planned.prepared
-        self.options = self.prepared.options
-        self.origin = self.prepared.origin
         self.notes: list[str] = []
         self.show = told(self.say)
-        self.judge = self._judge()
+
+    def note(self, sentence: str) -> None:
+        """Tell, now and in the result."""
+        self.notes.append(sentence)
+        self.say(sentence)
+
+    @contextmanager
+    def guarded(self, folder: Path) -> Iterator[None]:
+        """Out of memory, and a full or failing disk, become a sentence; the checkpoints before it
+        are kept."""
+        with memory_errors(self.out_of_memory), writing_errors(folder):
+            yield
+
+    def kept(self, label: str, read: Callable[[], Reading]) -> Reading:
+        """A reading that was kept, or a new one."""
+        folder = self.folder / "readings"
+        found = judge.kept(folder, label)
+        if found is None:
+            found = read()
+            if is_main():
+                judge.keep(folder, found)
+        return found
+
+    def train(
+        self,
+        label: str,
+        model: Any,
+        rows: Sequence[Row],
+        **more: Any,
+    ) -> History:
+        """Train what of a model can be trained, from the last checkpoint on."""
+        prepared = self.planned.prepared
+        job = Job(
+            model=model,
+            rows=rows,
+            padding=prepared.padding,
+            settings=prepared.settings,
+            options=prepared.options,
+            folder=self.folder / label,
+            recompute=self.planned.estimate.recompute,
+            **more,
+        )
+        return trainer.train(job, self.say)
+
+
+class FinetuneSession(Session):
+    """A LoRA is trained, and merged at the end; `origin` changes where its spectrum learns too."""
+
+    planned: PlannedFinetune
+    out_of_memory = (
+        "out of memory; three options help most: --micro-rows 1, --strategy pose (memory does not "
+        f"depend on the target), and --dtype bfloat16 (on a GPU also --qlora). {LAST_KEPT}"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.prepared = self.planned.prepared
+        self.options, self.settings = self.prepared.options, self.prepared.settings
+        self.origin, self.judge = self.prepared.origin, self.prepared.judge
 
     def run(self) -> Finetuned:
-        rows = self.prepared.rows
-        if self.origin.record.more.get(READ_FROM):
-            self._note(
-                f"{self.origin.snapshot.name} is {self.origin.told}: the base is these weights "
-                "without that scaling"
-            )
-        overlap = self.prepared.overlap
-        if overlap and overlap.sentence:
-            self._note(overlap.sentence)
-        if rows.passes > 1:
-            self._note(f"{showing.passes_text(rows)} (more text is better than the same again)")
-        if self.planned.tight is not None:
-            self._note(self.planned.tight)
-        with memory_errors(OUT_OF_MEMORY), writing_errors(self.folder):
+        self._say_beforehand()
+        with self.guarded(self.folder):
             with self._readings() as pause:
                 before = self._before(pause)
-            history = self._train(TUNED, rows, 1)
+            tuned = self._train()
             if self.options.train_spectrum and is_main():
-                self._settle_spectrum(history)
-            control = self._control(history) if self.options.control else None
+                self._settle_spectrum(tuned)
+            control = self._control(tuned) if self.options.control else None
             if not is_main():
-                return self._result(history, {}, None)
+                return self._result(tuned, control, {})
             with self._readings() as pause:
-                numbers = self._numbers(history, control, before, pause)
-        with memory_errors(OUT_OF_MEMORY), writing_errors(self.output):
-            self._write(history, control, numbers)
-        return self._result(history, numbers, control)
+                numbers = self._numbers(tuned, control, before, pause)
+        done = self._result(tuned, control, numbers)
+        with self.guarded(self.output):
+            self._write(done, tuned.kept)
+        return done
+
+    def _say_beforehand(self) -> None:
+        prepared = self.prepared
+        if prepared.why_no_judge:
+            self.note(f"not evaluated: {prepared.why_no_judge}")
+        if self.origin.record.more.get(READ_FROM):
+            self.note(
+                f"{prepared.snapshot.name} is {self.origin.told}: the base is these weights "
+                "without that scaling"
+            )
+        if prepared.lineage:
+            self.note(prepared.lineage)
+        if prepared.rows.passes > 1:
+            self.note(
+                f"{report.passes_text(prepared.rows)} (more text is better than the same again)"
+            )
+        if self.planned.tight is not None:
+            self.note(self.planned.tight)
 
     @contextmanager
     def _readings(self) -> Iterator[Show]:
@@ -102,7 +171,7 @@ class Session:
 
     def _stop(self) -> NoReturn:
         """An interrupt outside of the training; where nothing is kept yet, the caller's to tell."""
-        done = engine.last_checkpoint(self.folder / TUNED)
+        done = trainer.last_checkpoint(self.folder / TUNED)
         if done is None:
             raise
         raise Interrupted(
@@ -110,160 +179,136 @@ class Session:
             "from there"
         )
 
-    def _judge(self) -> Judge | None:
-        if self.prepared.is_unjudged:
-            self._note(f"not evaluated: {self.prepared.why_no_judge()}")
-        return self.prepared.judge
-
-    def _note(self, sentence: str) -> None:
-        self.notes.append(sentence)
-        self.say(sentence)
-
     def _load(self) -> Any:
+        gc.collect()  # of the model before it
         torch.manual_seed(self.options.seed)
-        return loading.load(self.origin.snapshot, self.options)
+        return models.load(self.origin.snapshot, self.options)
 
     def _before(self, pause: Show) -> dict[str, Reading]:
         """The base through its short window, and the extended model before it is trained."""
         if self.judge is None or not is_main():
             return {}
-        folder = self.folder / "readings"
-        found = {label: evaluating.kept(folder, label) for label in (BASE, UNTUNED)}
-        if None in found.values():
-            self.say(f"reading {len(self.judge.documents)} documents before the training")
-            with torch.inference_mode():
-                model = self._load().eval()
-                found[UNTUNED] = self.judge.read_long(model, UNTUNED, pause)
-                apply_config(model, self.origin.base_config())
-                found[BASE] = self.judge.read_short(model, BASE, pause)
-            for reading in found.values():
-                if reading is not None:
-                    evaluating.keep(folder, reading)
-        return {label: reading for label, reading in found.items() if reading is not None}
-
-    def _train(
-        self, label: str, rows: Sequence[Row], pieces: int, until: int | None = None
-    ) -> History:
-        model = self._load()
-        if label == CONTROL:
+        folder, own = self.folder / "readings", self.judge
+        base, untuned = (judge.kept(folder, label) for label in (BASE, UNTUNED))
+        if base is None or untuned is None:
+            self.say(f"reading {len(own.documents)} documents before the training")
+            model = self._load().eval()
+            untuned = own.read_long(model, UNTUNED, pause)
             apply_config(model, self.origin.base_config())
-        elif self.options.strategy == "pose":
-            self._check_chunks(model)
+            base = own.read_short(model, BASE, pause)
+            judge.keep(folder, base)
+            judge.keep(folder, untuned)
+        return {BASE: base, UNTUNED: untuned}
+
+    def _train(self) -> History:
+        model = self._load()
+        if self.options.strategy == "pose":
+            jump = self.origin.target - loss.PROBE
+            if not sharing.by_first(lambda: loss.chunks_are_joined(model, jump)):
+                raise InputError(
+                    "--strategy pose: in this model's attention the second chunk of a row sees "
+                    "nothing of the first, so it would learn nothing; use --strategy full"
+                )
         reason = use_sliced_loss(model)
-        if reason is not None and label == TUNED:
-            self._note(f"the loss needs whole logits: {reason}")
+        if reason is not None:
+            self.note(f"the loss needs whole logits: {reason}")
         moving = None
-        if self.options.train_spectrum and label == TUNED:
-            moving = learner.begin(model, self.origin, self.prepared.settings.learning_rate.value)
+        if self.options.train_spectrum:
+            moving = joint.begin(model, self.origin, self.settings.learning_rate.value)
+        rows, evaluate = self.prepared.rows, self._evaluation()
+        return self._train_lora(TUNED, model, rows, 1, evaluate=evaluate, beside=moving)
+
+    def _control(self, tuned: History) -> History:
+        """The base on the same tokens; after an early stop as many steps as are in the weights that
+        count."""
+        model = self._load()
+        apply_config(model, self.origin.base_config())
+        use_sliced_loss(model)
+        rows = ControlRows(self.prepared.rows, self.origin.context)
+        return self._train_lora(CONTROL, model, rows, rows.per_row, until=tuned.counted)
+
+    def _train_lora(
+        self,
+        label: str,
+        model: Any,
+        rows: Sequence[Row],
+        pieces: int,
+        beside: joint.JointSpectrum | None = None,
+        **more: Any,
+    ) -> History:
+        """Train a LoRA on a model; a row is read in so many pieces."""
+        settings, lora = self.settings, self.settings.lora
+        assert lora is not None  # of a fine-tuning always
         torch.manual_seed(self.options.seed)
-        joined = adapters.add_adapter(model, self.options, self.prepared.settings)
-        if moving is not None:
-            moving.join(joined)
-        evaluate = self._evaluation() if label == TUNED else None
-        settings = self.prepared.settings
-        job = Job(
-            model=joined,
-            rows=rows,
+        joined = models.add_adapter(model, self.options, lora)
+        if beside is not None:
+            beside.join(joined)
+        longest = self.origin.context if label == CONTROL else self.origin.target
+        steps = more.get("until") or settings.steps.value
+        tokens = settings.rows.value * settings.row_tokens.value
+        self.say(f"training {label}: {steps} steps of {tokens} tokens")
+        return self.train(
+            label,
+            joined,
+            rows,
             rows_per_step=settings.rows.value * pieces,
-            row_tokens=min(settings.row_tokens.value, self._longest(label)),
-            padding=self.prepared.padding,
-            settings=settings,
-            options=self.options,
-            folder=self.folder / label,
-            dtype=loading.dtype(self.options, loading.device(self.options)),
-            evaluate=evaluate,
-            beside=moving,
-            recompute=self.planned.estimate.recompute,
-            until=until,
+            row_tokens=min(settings.row_tokens.value, longest),
+            beside=beside,
+            patience=self.options.patience,
+            save_every=self.options.save_every,
+            **more,
         )
-        self.say(
-            f"training {label}: {job.last_step} steps of "
-            f"{settings.rows.value * settings.row_tokens.value} tokens"
-        )
-        history = engine.train(job, self.say)
-        del job, joined, model
-        gc.collect()
-        return history
 
-    def _check_chunks(self, model: Any) -> None:
-        jump = self.origin.target - loss.PROBE
-        if not sharing.by_first(lambda: loss.chunks_are_joined(model, jump)):
-            raise InputError(
-                "--strategy pose: in this model's attention the second chunk of a row sees nothing "
-                "of the first, so it would learn nothing; use --strategy full"
-            )
-
-    def _settle_spectrum(self, history: History) -> None:
-        """From here on the extended checkpoint is the one that carries the trained spectrum."""
-        if history.checkpoint is None:
-            raise Stopped("no checkpoint was kept")
-        rate = self.prepared.settings.learning_rate.value
-        self.say("writing the base with its trained spectrum, and proving it")
-        settled = learner.settle(self.origin, history.checkpoint, rate, self.folder / "spectrum")
-        self._note(learner.moved_text(self.origin, settled))
-        self.origin = settled
-
-    def _longest(self, label: str) -> int:
-        return self.origin.context if label == CONTROL else self.origin.target
-
-    def _evaluation(self) -> engine.Evaluate | None:
-        judge = self.judge
-        if judge is None:
+    def _evaluation(self) -> Evaluate | None:
+        own = self.judge
+        if own is None:
             return None
 
         def evaluate(model: Any, step: int) -> float:
-            # Not inference_mode: buffers that a pinned embedding makes anew would be inference
-            # tensors, which the next step cannot share among processes.
-            with torch.no_grad():
-                model.eval()
-                return judge.tail(judge.read_long(model, TUNED, self.show))
+            model.eval()
+            return own.tail(own.read_long(model, TUNED, self.show))
 
         return evaluate
 
-    def _control(self, tuned: History) -> History:
-        """After an early stop as many steps as are in the weights that count: the same tokens."""
-        rows = Pieces(self.prepared.rows, self.origin.context)
-        return self._train(CONTROL, rows, rows.per_row, tuned.counted)
+    def _settle_spectrum(self, history: History) -> None:
+        """From here on the extended checkpoint is the one that carries the trained spectrum."""
+        rate = self.settings.learning_rate.value
+        self.say("writing the base with its trained spectrum, and proving it")
+        settled = joint.settle(self.origin, history.kept, rate, self.folder / "spectrum")
+        self.note(joint.moved_text(self.origin, settled))
+        self.origin = settled
 
     def _numbers(
-        self,
-        history: History,
-        control: History | None,
-        before: dict[str, Reading],
-        pause: Show,
-    ) -> dict[str, dict[str, Value]]:
+        self, tuned: History, control: History | None, readings: dict[str, Reading], pause: Show
+    ) -> report.Numbers:
         """The table: what each model reads at the target, on the same tokens."""
-        if self.judge is None:
+        own = self.judge
+        if own is None:
             return {}
-        readings = dict(before)
-        with torch.inference_mode():
-            model = self._with_adapter(history)
-            readings[TUNED] = self.judge.read_long(model, TUNED, pause)
-            if control is not None:
-                model = self._with_adapter(control)
-                apply_config(model, self.origin.base_config())
-                readings[CONTROL] = self.judge.read_short(model, CONTROL, pause)
-        base = readings[BASE]
-        return {label: self.judge.values(own, base) for label, own in readings.items()}
+        readings[TUNED] = own.read_long(self._with_adapter(tuned), TUNED, pause)
+        if control is not None:
+            model = self._with_adapter(control)
+            apply_config(model, self.origin.base_config())
+            readings[CONTROL] = own.read_short(model, CONTROL, pause)
+        return {label: own.numbers(read, readings[BASE]) for label, read in readings.items()}
 
     def _with_adapter(self, history: History) -> Any:
         import peft
 
-        model = self._load()
-        return peft.PeftModel.from_pretrained(model, str(history.checkpoint)).eval()
+        return peft.PeftModel.from_pretrained(self._load(), str(history.kept)).eval()
 
-    def _write(
-        self, history: History, control: History | None, numbers: dict[str, dict[str, Value]]
-    ) -> None:
-        if history.checkpoint is None:
-            raise Stopped("no checkpoint was kept")
+    def _write(self, done: Finetuned, adapter: Path) -> None:
         self.say("merging, and proving what stock transformers builds from it")
+        # What --report-to tensorboard wrote.
+        folder = self.folder / TUNED
+        written = sorted(path for path in folder.glob("runs/**/*") if path.is_file())
+        trackers = {str(path.relative_to(folder)): path.read_bytes() for path in written}
         try:
-            outcome.write(
+            writing.write_tuned(
                 self.origin,
-                history.checkpoint,
-                showing.files(self.planned, history, control, numbers) | self._trackers_files(),
-                showing.story(self.planned, history, control, numbers),
+                adapter,
+                report.finetune_files(done) | trackers,
+                report.finetune_story(done),
                 self.output,
                 force=self.force,
                 link=self.options.link,
@@ -272,30 +317,291 @@ class Session:
         except KeyboardInterrupt:
             self._stop()
 
-    def _trackers_files(self) -> dict[str, bytes]:
-        """What --report-to tensorboard wrote."""
-        folder = self.folder / TUNED
-        found = sorted(path for path in folder.glob("runs/**/*") if path.is_file())
-        return {str(path.relative_to(folder)): path.read_bytes() for path in found}
-
     def _result(
-        self,
-        history: History,
-        numbers: dict[str, dict[str, Value]],
-        control: History | None,
+        self, tuned: History, control: History | None, numbers: report.Numbers
     ) -> Finetuned:
         return Finetuned(
             output=self.output,
             planned=self.planned,
-            steps=history.steps,
-            stopped_early=history.stopped_early,
-            losses=tuple(history.losses),
-            evaluations=tuple(history.evaluations),
-            numbers={label: evaluating.to_json(values) for label, values in numbers.items()},
+            steps=tuned.steps,
+            stopped_early=tuned.stopped_early,
+            losses=tuple(tuned.losses),
+            evaluations=tuple(tuned.evaluations),
+            numbers=numbers,
             overlap=as_json(self.prepared.overlap),
             control=None if control is None else {"steps": control.steps, "losses": control.losses},
             notes=tuple(self.notes),
         )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Which spectrum is kept, and why."""
+
+    kept: str  # FITTED or START
+    step: int  # 0 = the start
+    reason: str
+    plan: Plan  # what is written
+
+
+class FitSession(Session):
+    """The numbers of a spectrum are moved, the weights frozen, and the best step is written."""
+
+    planned: PlannedFit
+    out_of_memory = (
+        "out of memory; three options help most: --micro-rows 1, --dtype bfloat16, and a smaller "
+        f"--factor. {LAST_KEPT}"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.prepared = self.planned.prepared
+        self.judge = self.prepared.judge
+        self.steps = judge.JudgedSteps(self.folder / "steps")
+        self.readings: dict[str, Reading] = {}  # of base, start and what was fitted
+        self.closed: dict[str, Reading] = {}  # of every closed form to start from
+        self.scores: dict[str, list[ItemScore]] = {}
+        self.trials: list[search.Trial] = []
+        for sentence in (*self.planned.notes, self.prepared.lineage):
+            if sentence:
+                self.note(sentence)
+
+    def run(self, command: Sequence[str]) -> Fitted | None:
+        """The result; None in all processes but the first."""
+        try:
+            with self.guarded(self.folder):
+                verdict, history = self._fit_and_judge()
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"interrupted; what is finished is kept in {self.folder}, and the same command "
+                "goes on from there"
+            ) from None
+        if verdict is None:
+            return None
+        with writing_errors(self.output):
+            done = self._result(verdict, history)
+            self._write(done, command)
+        return done
+
+    def _fit_and_judge(self) -> tuple[Verdict | None, History]:
+        """What decides what is written; None in all processes but the first."""
+        model = models.load(self.prepared.snapshot, self.prepared.options)
+        model.requires_grad_(False)
+        history = History()
+        with pausing(self.say, self.show) as pause:
+            self._read_starts(model, pause)
+            self._ask_before(model, pause)
+            if self.planned.search:
+                self._search(model, pause)
+        if not self.planned.search:
+            history = self._fit(model)
+        if not is_main():
+            return None, history
+        with pausing(self.say, self.show) as pause:
+            return self._decide(model, pause), history
+
+    def _read_starts(self, model: Any, pause: Show) -> None:
+        """The base through its short window, every start, and which of these is the best."""
+        own, prepared = self.judge, self.prepared
+
+        def by_base() -> Reading:
+            self.say(f"reading {len(own.documents)} held-out documents by the base")
+            return own.read_short(model, BASE, pause)
+
+        def by_form(method: str, plan: Plan) -> Reading:
+            self.say(f"reading them by {method}")
+            apply_config(model, plan.config)
+            return own.read_long(model, method, pause)
+
+        self.readings[BASE] = self.kept(BASE, by_base)
+        for method, plan in prepared.starts.items():
+            self.closed[method] = self.kept(method, partial(by_form, method, plan))
+        losses = {method: own.loss(reading) for method, reading in self.closed.items()}
+        allowed = {m: loss for m, loss in losses.items() if prepared.space(m).outside() is None}
+        allowed = allowed or losses  # else all lie outside of the guards
+        self.start = min(allowed, key=lambda method: allowed[method])
+        if len(losses) > 1:
+            shown = ", ".join(f"{method} {loss:.4f}" for method, loss in losses.items())
+            self.say(f"far half, nats a token: {shown}; starting from {self.start}")
+        self.readings[START] = self.closed[self.start]
+
+    def _ask_before(self, model: Any, pause: Show) -> None:
+        """Questions to base and start. A base that cannot answer inside its own context is not
+        asked at the target: it has nothing to lose there, and its wrong answers would teach nothing
+        about distance."""
+        unpatch(model)
+        self._ask(BASE, model, pause)
+        if self.judge.near and not self.judge.answers(self.scores[BASE]):
+            self.judge = replace(self.judge, far=())
+            self.prepared.rows.questions = None
+            self.note(
+                "no questions at the target: the base does not answer them inside its own context"
+            )
+        apply_config(model, self.prepared.starts[self.start].config)
+        self._ask(START, model, pause)
+
+    def _ask(self, label: str, model: Any, pause: Show) -> None:
+        path = self.folder / "readings" / f"{label}-items.json"
+        items = self.judge.near if label == BASE else self.judge.far
+        found = judge.kept_scores(path)
+        if found is None:
+            if items:
+                self.say(f"asking {label} {len(items)} questions")
+            found = self.judge.ask(model, items, pause)
+            if is_main():
+                judge.keep_scores(path, found)
+        self.scores[label] = found
+
+    def _apply(self, model: Any, method: str, knobs: Mapping[str, Any]) -> Plan:
+        """Make the model compute, by stock arithmetic, as a plan with these knobs says."""
+        plan = self.prepared.planned(method, knobs)
+        apply_config(model, plan.config)
+        return plan
+
+    def _judge_step(self, model: Any, step: int, space: Space, pause: Show) -> float:
+        """Read the held-out documents by the present spectrum, and keep it with its reading."""
+        reading = self.judge.read_long(model, "step", pause)
+        if is_main():
+            self.steps.keep(step, space.knobs(), reading)
+        return self.judge.loss(reading)
+
+    def _search(self, model: Any, pause: Show) -> None:
+        """Try knobs on the documents to fit on; the best of them is judged as a step would be."""
+        space = self.prepared.space(self.start)
+        passages = search.passages(self.prepared.data.documents, self.prepared.target)
+        file, bootstrap = self.folder / "trials.json", self.judge.frame.bootstrap
+        own = search.Search(space, passages, bootstrap, file, self.say)
+
+        def apply(knobs: Mapping[str, Any]) -> None:
+            self._apply(model, space.method, knobs)
+
+        scorer = self.judge.scorer(model)
+        self.trials = own.run(search.measuring(scorer, apply, passages, pause))
+        self.note(own.summary())
+        step = max(k for k, trial in enumerate(self.trials) if trial.taken)
+        if step:
+            apply(space.knobs())
+            self._judge_step(model, step, space, pause)
+
+    def _fit(self, model: Any) -> History:
+        """Train the spectrum; stopped at a guard or at a loss that is no number, what was judged
+        before that stays."""
+        prepared, steps = self.prepared, self.prepared.settings.steps.value
+        space = prepared.space(self.start)
+        self._apply(model, space.method, space.knobs())
+        reason = loss.why_not_sliced(model)
+        if reason is not None:
+            self.note(f"the loss needs whole logits: {reason}")
+        spectrum.make_live(model, prepared.starts[self.start].sites, prepared.target, space)
+        learner = Learner(model, space, sliced=reason is None)
+
+        def evaluate(_: Any, step: int) -> float:
+            if (left := space.outside()) is not None:
+                raise LeftGuards(left)
+            model.eval()
+            return self._judge_step(model, step, space, self.show)
+
+        self.say(
+            f"fitting {self.planned.moving} numbers from {self.start}: {steps} steps of "
+            f"{prepared.rows.tokens // steps} tokens"
+        )
+        try:
+            return self.train(
+                FITTED,
+                learner,
+                prepared.rows,
+                rows_per_step=prepared.rows.per_step,
+                row_tokens=prepared.target,
+                evaluate=evaluate,
+            )
+        except LeftGuards as error:
+            self.note(f"stopped: {error}; the steps judged before count")
+        except LossNotFinite as error:
+            self.note(
+                f"stopped: {error.where}; the steps judged before count (a lower --learning-rate "
+                "may go further)"
+            )
+        finally:
+            spectrum.remove(model)
+            del learner
+            gc.collect()
+        last = trainer.last_checkpoint(self.folder / FITTED)
+        return History() if last is None else trainer.history_in(last, 0)
+
+    def _decide(self, model: Any, pause: Show) -> Verdict:
+        """The lowest step, if it beats the start surely and loses no retrieval."""
+        own, before, found = self.judge, self.readings[START], self.steps.found()
+
+        def keep_start(sentence: str) -> Verdict:
+            plan = self.prepared.starts[self.start]
+            return Verdict(START, 0, f"{sentence}: the start is written", plan)
+
+        if not found:
+            return keep_start("nothing was found to judge")
+        step = min(found, key=lambda number: own.loss(found[number]))
+        # Once more, by stock arithmetic from the config that is written.
+        method = self.prepared.space(self.start).method
+        plan = self._apply(model, method, self.steps.knobs(step))
+        what = "setting" if self.planned.search else "step"
+        self.say(f"reading them by the spectrum of {what} {step}, as its config says")
+        try:
+            fitted = own.read_long(model, FITTED, pause)
+        except NanInLogits as error:
+            return keep_start(f"{what} {step}: {error}")
+        self.readings[FITTED] = fitted
+        self._ask(FITTED, model, pause)
+        said = report.change_text(own.change(fitted, before))
+        if not own.better(fitted, before):
+            return keep_start(f"no {what} is surely better than {self.start} ({said})")
+        lost = own.lost(self.scores[FITTED], self.scores[START])
+        if lost is not None:
+            text = report.share_text(lost)
+            return keep_start(f"the fit answers fewer questions than {self.start} ({text})")
+        return Verdict(FITTED, step, f"{what} {step} is kept: {said}", plan)
+
+    def _result(self, verdict: Verdict, history: History) -> Fitted:
+        """What was done, with its numbers."""
+        own, prepared, base = self.judge, self.prepared, self.readings[BASE]
+        self.note(verdict.reason)
+        held = spectrum.held(pair_factors(verdict.plan.main), prepared.ceiling)
+        if verdict.kept == FITTED and held:
+            self.note(f"held at a guard: pair {', '.join(map(str, held))}")
+        fitted = self.readings.get(FITTED)
+        change = None if fitted is None else own.change(fitted, self.readings[START])
+        return Fitted(
+            output=self.output,
+            planned=self.planned,
+            plan=verdict.plan,
+            kept=verdict.kept,
+            reason=verdict.reason,
+            start=self.start,
+            steps=verdict.step,
+            tokens=prepared.rows.tokens * history.steps // prepared.options.steps,
+            numbers={
+                label: own.fit_numbers(reading, base, self.scores.get(label, ()))
+                for label, reading in self.readings.items()
+            },
+            change=None if change is None else change.to_json(),
+            losses=tuple(history.losses),
+            judgements={step: own.loss(reading) for step, reading in self.steps.found().items()},
+            trials=tuple(self.trials),
+            notes=tuple(self.notes),
+        )
+
+    def _write(self, done: Fitted, command: Sequence[str]) -> None:
+        files = report.fit_files(done, self.judge, self.readings, self.closed)
+        check_output(self.output, force=self.force, inputs=[self.prepared.snapshot.directory])
+        self.say("writing, and proving what stock transformers builds from it")
+        story = report.fit_story(done)
+        try:
+            writing.write_fitted(
+                self.prepared, done.plan, files, story, self.output, command=command,
+                force=self.force, show=told_of_files(self.say),
+            )  # fmt: skip
+        except KeyboardInterrupt as error:
+            raise Interrupted(
+                f"interrupted; the fit is kept in {self.folder}, and the same command writes it"
+            ) from error
 
 
 @contextmanager

@@ -14,6 +14,11 @@ Found = TypeVar("Found")
 WAITING = 6 * 3600  # seconds that other processes wait while one loads or evaluates
 
 
+def is_main() -> bool:
+    """Whether this process tells and writes; the others of `accelerate launch` only train."""
+    return processes()[0] == 0
+
+
 def is_fsdp() -> bool:
     """Whether accelerate was launched with FSDP."""
     return os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true")

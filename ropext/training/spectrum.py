@@ -7,17 +7,19 @@ gradients arrive and what is computed is what stock computes from the same numbe
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
-from ropext.errors import InputError, UnsupportedModel, UsageError
+from ropext.errors import InputError, Stopped, UnsupportedModel, UsageError
 from ropext.forms import LARGEST_THETA, yarn_bounds
 from ropext.planning import PlannedSite
 from ropext.rope import Rope
-from ropext.training.loss import PROBE
+from ropext.training.loss import head_loss, probe_ids, shift
+from ropext.training.rows import IGNORED
 
 # A pair may end this much faster than the model was trained with: wavelengths of 0.9 and more.
 SHORTEST = 0.9
@@ -246,24 +248,10 @@ class _Live:
             setattr(self.module, scaling, kept)
 
 
-def install(model: Any, sites: Sequence[PlannedSite], space: Space) -> int:
-    """Make the rotary modules of a model that computes by a plan read the space instead; how many.
-
-    Which modules those are is told by their numbers: the plan's, before anything has moved.
-    """
-    count = 0
-    for module in model.modules():
-        for site in sites:
-            if site.scaled and _is_of(module, site):
-                module.forward = _Live(module, site, space)
-                count += 1
-    return count
-
-
 def _is_of(module: nn.Module, site: PlannedSite) -> bool:
     prefix = f"{site.label}_" if site.label else ""
     found = module._buffers.get(f"{prefix}inv_freq")
-    if found is None or not hasattr(module, f"{prefix}attention_scaling"):
+    if not site.scaled or found is None or not hasattr(module, f"{prefix}attention_scaling"):
         return False
     sets = (site.wanted.inv_freq, site.wanted.short_inv_freq)
     return any(
@@ -297,7 +285,11 @@ def make_live(model: Any, sites: Sequence[PlannedSite], target: int, space: Spac
     with torch.no_grad():
         before = _probe(model, target)
     kind = model.config.model_type
-    if not install(model, sites, space):
+    # Which modules are rotary is told by their numbers: the plan's, before anything has moved.
+    found = [(own, site) for own in model.modules() for site in sites if _is_of(own, site)]
+    for module, site in found:
+        module.forward = _Live(module, site, space)
+    if not found:
         raise UnsupportedModel(
             f"{kind}: no rotary module holds the planned frequencies, so that they cannot be "
             "fitted; ropext extend takes a closed form"
@@ -312,12 +304,10 @@ def make_live(model: Any, sites: Sequence[PlannedSite], target: int, space: Spac
             f"(logits differ by {difference:.2g}), so that they cannot be fitted"
         )
     wanted = [own for own in space.parameters() if own.requires_grad]
-    found = (
-        torch.autograd.grad(after.float().square().mean(), wanted, allow_unused=True)
-        if after.requires_grad
-        else ()
-    )
-    if not any(own is not None and bool(own.abs().sum() > 0) for own in found):
+    gradients: Sequence[torch.Tensor | None] = ()
+    if after.requires_grad:
+        gradients = torch.autograd.grad(after.float().square().mean(), wanted, allow_unused=True)
+    if not any(own is not None and bool(own.abs().sum() > 0) for own in gradients):
         raise InputError(
             f"no gradient reaches the frequencies of this model ({kind}{_quantiser(model)}); fit "
             "the unquantised model, or take a closed form with ropext extend"
@@ -331,10 +321,75 @@ def _quantiser(model: Any) -> str:
 
 def _probe(model: Any, target: int) -> torch.Tensor:
     """Logits of random tokens at the far end of the target."""
-    weight = model.get_input_embeddings().weight
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, weight.shape[0], (1, PROBE), generator=generator).to(weight.device)
-    positions = torch.arange(target - PROBE, target, device=ids.device)[None]
+    ids = probe_ids(model)
+    positions = torch.arange(target - ids.shape[1], target, device=ids.device)[None]
     inputs = {"attention_mask": torch.ones_like(ids), "position_ids": positions}
     logits: torch.Tensor = model(input_ids=ids, use_cache=False, **inputs).logits
     return logits
+
+
+class LeftGuards(Stopped):
+    """The spectrum moved out of what is allowed."""
+
+
+class Learner(nn.Module):
+    """Its state is the spectrum's alone, so that a checkpoint holds a few numbers.
+
+    Windows weigh the same, however many of their tokens are scored; questions less (Row.weight).
+    """
+
+    accepts_loss_kwargs = False  # Trainer then divides the mean by the accumulation steps
+
+    def __init__(self, model: Any, space: Space, *, sliced: bool) -> None:
+        super().__init__()
+        self.model, self.space, self.sliced = model, space, sliced
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        row_weights: torch.Tensor | None = None,
+        **inputs: Any,
+    ) -> dict[str, torch.Tensor]:
+        reason = self.space.outside()
+        if reason is not None:
+            raise LeftGuards(reason)
+        wanted = shift(labels)
+        rows = torch.stack(self._rows(input_ids, wanted, inputs))
+        return {"loss": (rows if row_weights is None else rows * row_weights).mean()}
+
+    def _rows(
+        self, ids: torch.Tensor, wanted: torch.Tensor, inputs: dict[str, Any]
+    ) -> list[torch.Tensor]:
+        """The mean loss of every row; 0 where nothing is scored."""
+        if not self.sliced:
+            logits = self.model(input_ids=ids, use_cache=False, **inputs).logits
+            return [
+                functional.cross_entropy(own.float(), labels, ignore_index=IGNORED, reduction="sum")
+                / (labels != IGNORED).sum().clamp(min=1)
+                for own, labels in zip(logits, wanted, strict=True)
+            ]
+        hidden = self.model.base_model(input_ids=ids, use_cache=False, **inputs).last_hidden_state
+        rows = []
+        for own, labels in zip(hidden, wanted, strict=True):
+            # Only what is scored goes through the head: half of a window, a few tokens of an item.
+            at = (labels != IGNORED).nonzero()[:, 0]
+            rows.append(head_loss(self.model, own[at], labels[at]) / max(1, len(at)))
+        return rows
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        return self.space.state_dict()
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        return self.space.load_state_dict(dict(state_dict))
+
+    def get_input_embeddings(self) -> Any:
+        return self.model.get_input_embeddings()
+
+    def activation_checkpointing_enable(self, **options: Any) -> None:
+        self.model.activation_checkpointing_enable(**options)
+
+    def gradient_checkpointing_enable(self, **options: Any) -> None:
+        self.model.gradient_checkpointing_enable(**options)

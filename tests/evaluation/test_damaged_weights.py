@@ -8,7 +8,7 @@ from ropext.errors import InputError
 from ropext.evaluation.loading import load_model
 from ropext.options.evaluate import Evaluate as EvaluationOptions
 from ropext.options.training import Finetune
-from ropext.training import loading
+from ropext.training import models
 
 
 @pytest.fixture
@@ -26,4 +26,4 @@ def test_eval_says_so(short):
 
 def test_the_trainings_say_so(short):
     with pytest.raises(InputError, match="cannot be loaded as a causal language model"):
-        loading.load(short, Finetune(device="cpu"))
+        models.load(short, Finetune(device="cpu"))

@@ -84,7 +84,7 @@ PRELOADED = (
     *("matplotlib.pyplot", "matplotlib.backends.backend_agg", "peft", "transformers.trainer"),
     *("transformers.models.llama.modeling_llama", "peft.utils.transformers_weight_conversion"),
     *("ropext.evaluation.session", "ropext.proof.child", "ropext.training.session"),
-    *("ropext.training.fit_session", "ropext.training.fit_writing", "ropext.report.tables"),
+    *("ropext.training.report", "ropext.training.writing", "ropext.report.tables"),
     *(
         "ropext.cli.app",
         "ropext.pipeline.running",

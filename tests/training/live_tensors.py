@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ropext.options.training import Finetune
-from ropext.training import adapters, defaults
+from ropext.training import defaults, models
 from ropext.training.loss import sliced_cross_entropy
-from ropext.training.sequences import Collator
+from ropext.training.rows import Collator
 
 
 class Counter(TorchDispatchMode):
@@ -62,7 +62,7 @@ def most_bytes(config, tokens, monkeypatch, *, dtype=torch.bfloat16, lora=True, 
     if lora:
         with torch.device("meta"):
             settings = defaults.settings(Finetune(), 7e9, tokens // 4, tokens)
-            trained = adapters.add_adapter(model, Finetune(), settings)
+            trained = models.add_adapter(model, Finetune(), settings.lora)
     with FakeTensorMode(allow_non_fake_inputs=True):
         for own in trained.modules():
             _imitate(own)

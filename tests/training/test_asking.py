@@ -7,8 +7,7 @@ from ropext.errors import UsageError
 from ropext.options.training import Finetune
 from ropext.tasks import mkey, repetition
 from ropext.tasks.item import NOUNS
-from ropext.training.data import QuestionRows
-from ropext.training.sequences import Full, Pieces, Pose, Rows, TrainingDocument
+from ropext.training.rows import ControlRows, Full, KeyRows, Pose, Rows, TrainingDocument
 
 
 class Characters:
@@ -30,7 +29,7 @@ LENGTH = 1200
 
 def questions(share=0.2, seed=0, encoder=Characters):
     documents = [TrainingDocument(np.array([ord(c) for c in PROSE]))]
-    return QuestionRows(encoder(), documents, share, seed)
+    return KeyRows(encoder(), documents, share, seed)
 
 
 def asked(document):
@@ -112,7 +111,7 @@ def test_the_share_of_rows_that_ask_is_the_one_asked_for():
 
 def rows(strategy, share=0.25):
     document = TrainingDocument(np.arange(4096) % 97)
-    return Rows([document], strategy, 8, 0, QuestionRows(Characters(), [document], share, 0))
+    return Rows([document], strategy, 8, 0, KeyRows(Characters(), [document], share, 0))
 
 
 def test_rows_of_text_stay_what_they_are_without_questions():
@@ -140,7 +139,7 @@ def test_pose_moves_the_second_part_of_questions_too():
 
 def test_the_control_is_asked_in_windows_that_hold_the_answers():
     own = rows(Full(1024))
-    control = Pieces(own, 256)
+    control = ControlRows(own, 256)
     assert len(control) == 4 * 8
     for number in range(3 * 4, 4 * 4):
         pairs, before = asked(TrainingDocument(control[number].ids, control[number].scored))

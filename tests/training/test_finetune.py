@@ -20,13 +20,13 @@ from ropext.errors import InputError, OutputExists, Stopped, UsageError
 from ropext.evaluation.forward import NanInLogits
 from ropext.narration import Pace, unseen
 from ropext.training import (
-    engine,
     estimates,
-    evaluating,
+    judge,
     plan_finetune,
     plan_fit,
+    report,
     run_finetune,
-    showing,
+    trainer,
 )
 
 pytestmark = pytest.mark.slow
@@ -60,7 +60,7 @@ def test_the_documents_held_out_are_those_of_a_fit_whatever_the_steps(extended, 
     assert len(found[0]) >= 3
     assert found[0] == found[1]
     fitted = plan_fit(base, str(stories), factor=4, steps=2, held_out=100).prepared
-    assert {own.name for own in fitted.documents.judging} == found[0]
+    assert {own.name for own in fitted.judge.documents} == found[0]
 
 
 def test_of_three_documents_none_is_held_out_and_it_is_said(extended, stories, tmp_path):
@@ -68,7 +68,7 @@ def test_of_three_documents_none_is_held_out_and_it_is_said(extended, stories, t
     few.write_text("\n".join(stories.read_text().splitlines()[:3]))
     planned = plan_finetune(extended, str(few), **RUN)
     assert planned.to_json()["evaluation_documents"] == 0
-    assert "not evaluated: fewer than 4 of its 3 documents reach" in showing.plan_text(planned)
+    assert "not evaluated: fewer than 4 of its 3 documents reach" in report.finetune_plan(planned)
 
 
 def test_refusals_of_one_text_name_what_works(extended, base, stories, tmp_path):
@@ -77,7 +77,7 @@ def test_refusals_of_one_text_name_what_works(extended, base, stories, tmp_path)
     for packing in ("documents", "glued"):
         with pytest.raises(InputError, match="--split-documents makes several documents"):
             plan_fit(base, str(one), factor=4, steps=2, packing=packing)
-    assert "--split-documents" in showing.plan_text(plan_finetune(extended, str(one), **RUN))
+    assert "--split-documents" in report.finetune_plan(plan_finetune(extended, str(one), **RUN))
     for how in ("=====", "windows"):
         assert plan_fit(base, str(one), factor=4, steps=2, split_documents=how)
         planned = plan_finetune(extended, str(one), **RUN, split_documents=how)
@@ -87,23 +87,23 @@ def test_refusals_of_one_text_name_what_works(extended, base, stories, tmp_path)
 def test_fewer_than_eight_documents_give_no_verdict():
     value = {"value": 1.0, "ci95": None, "range": [0.9, 1.1], "n": 7}
     numbers = {label: {"tail_nll@256": value} for label in ("base", "tuned")}
-    assert showing.verdict(numbers, 256) == ["Fewer than 8 documents give numbers, and no verdict."]
+    assert report.verdict(numbers, 256) == ["Fewer than 8 documents give numbers, and no verdict."]
     value["ci95"] = [0.9, 1.1]
-    assert "nats a token" in showing.verdict(numbers, 256)[0]
+    assert "nats a token" in report.verdict(numbers, 256)[0]
 
 
 def test_a_run_that_nobody_said_how_long_to_make_reads_its_data_twice_at_most(extended, stories):
     short = {name: own for name, own in RUN.items() if name not in ("steps", "batch_tokens")}
     planned = plan_finetune(extended, str(stories), **short)
     assert 1 < planned.prepared.rows.passes <= 2
-    assert "at most 2 passes over this data" in showing.plan_text(planned)
+    assert "at most 2 passes over this data" in report.finetune_plan(planned)
     assert plan_finetune(extended, str(stories), **short, epochs=7).prepared.rows.passes > 6.5
     assert plan_finetune(extended, str(stories), **short, steps=99).prepared.rows.passes > 2
 
 
 def test_a_run_says_after_its_first_step_how_long_it_will_take():
     told = []
-    watch = engine._Watch(told.append, SimpleNamespace(beside=None, last_step=200, evaluate=len))
+    watch = trainer._Watch(told.append, SimpleNamespace(beside=None, last_step=200, evaluate=len))
     now = [0.0]
     watch.pace = Pace(clock=lambda: now[0])
     watch.on_train_begin(None, SimpleNamespace(global_step=7), None)
@@ -234,13 +234,13 @@ def test_the_cards_two_lines_load_the_adapter_from_another_directory(tuned, tmp_
 
 KILLED = """
 import os, signal, sys
-from ropext.training import engine, run_finetune
-step = engine._Trainer.training_step
+from ropext.training import run_finetune, trainer
+step = trainer._Trainer.training_step
 def dies(self, *args, **kwargs):
     if self.state.global_step == 5:
         os.kill(os.getpid(), signal.SIGKILL)
     return step(self, *args, **kwargs)
-engine._Trainer.training_step = dies
+trainer._Trainer.training_step = dies
 run_finetune({extended!r}, {stories!r}, {output!r}, **{options!r})
 """
 
@@ -284,14 +284,14 @@ def test_killed_it_goes_on_with_the_losses_of_an_uninterrupted_run(
 def test_an_interrupt_saves_and_the_same_call_goes_on(
     tuned, extended, stories, tmp_path, monkeypatch
 ):
-    step, output = engine._Trainer.training_step, tmp_path / "out"
+    step, output = trainer._Trainer.training_step, tmp_path / "out"
 
     def asks(self, *args, **kwargs):
         if self.state.global_step == 1:
             os.kill(os.getpid(), signal.SIGINT)
         return step(self, *args, **kwargs)
 
-    monkeypatch.setattr(engine._Trainer, "training_step", asks)
+    monkeypatch.setattr(trainer._Trainer, "training_step", asks)
     with pytest.raises(Stopped, match="saved after step 2 of 8; the same command goes on"):
         run_finetune(extended, str(stories), output, **RUN)
     assert Stopped.exit_code == 4
@@ -309,7 +309,7 @@ def test_an_interrupt_saves_and_the_same_call_goes_on(
 def interrupt(monkeypatch, label, earlier=0):
     """Send a real SIGINT after the first document that is read for a label; `earlier` readings of
     it, those inside of the training, are left out."""
-    read = evaluating.Judge.read_long
+    read = judge.Judge.read_long
     begun = []
 
     def asks(self, model, own, pause=unseen):
@@ -326,7 +326,7 @@ def interrupt(monkeypatch, label, earlier=0):
         wanted = own == label and len(begun) > earlier
         return read(self, model, own, signals if wanted else pause)
 
-    monkeypatch.setattr(evaluating.Judge, "read_long", asks)
+    monkeypatch.setattr(judge.Judge, "read_long", asks)
 
 
 def test_an_interrupt_while_documents_are_read_stops_after_the_one_in_hand(
@@ -346,7 +346,7 @@ def test_an_interrupt_while_documents_are_read_stops_after_the_one_in_hand(
         with pytest.raises(Stopped, match=r"training so far is kept .*checkpoint-8"):
             run_finetune(extended, str(stories), output, **RUN)
     assert not output.exists()
-    monkeypatch.setattr(engine._Trainer, "train", None)
+    monkeypatch.setattr(trainer._Trainer, "train", None)
     done = run_finetune(extended, str(stories), output, **RUN)
     assert done.losses == tuned[0].losses
     assert done.numbers["tuned"] == tuned[0].numbers["tuned"]
@@ -355,16 +355,16 @@ def test_an_interrupt_while_documents_are_read_stops_after_the_one_in_hand(
 def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_checkpoint(
     extended, stories, tmp_path, monkeypatch
 ):
-    compute = engine._Trainer.compute_loss
+    compute = trainer._Trainer.compute_loss
 
     def breaks(self, *args, **kwargs):
         loss = compute(self, *args, **kwargs)
         return loss * float("nan") if self.state.global_step == 4 else loss
 
-    monkeypatch.setattr(engine._Trainer, "compute_loss", breaks)
+    monkeypatch.setattr(trainer._Trainer, "compute_loss", breaks)
     with pytest.raises(Stopped, match=r"loss is nan at step 5.*--learning-rate"):
         run_finetune(extended, str(stories), tmp_path / "out", **RUN | {"eval_documents": 0})
-    kept = engine.last_checkpoint(tmp_path / "out.run" / "tuned")
+    kept = trainer.last_checkpoint(tmp_path / "out.run" / "tuned")
     assert kept.name == "checkpoint-3"
 
 
@@ -374,17 +374,17 @@ def test_an_evaluation_that_is_no_number_stops_the_run_and_keeps_the_last_checkp
     def breaks(self, reading):
         raise NanInLogits("the logits are not finite at token 7")
 
-    monkeypatch.setattr(evaluating.Judge, "tail", breaks)
+    monkeypatch.setattr(judge.Judge, "tail", breaks)
     words = r"^after step 4 held-out documents cannot be read: .* at token 7; .*--learning-rate"
     with pytest.raises(Stopped, match=words):
         run_finetune(extended, str(stories), tmp_path / "out", **RUN)
-    kept = engine.last_checkpoint(tmp_path / "out.run" / "tuned")
+    kept = trainer.last_checkpoint(tmp_path / "out.run" / "tuned")
     assert kept.name == "checkpoint-3"
 
 
 def test_early_stopping_merges_the_best_evaluated_weights(extended, stories, tmp_path, monkeypatch):
     values = iter([3.0, 2.0, 2.5, 2.25])
-    monkeypatch.setattr(evaluating.Judge, "tail", lambda self, reading: next(values))
+    monkeypatch.setattr(judge.Judge, "tail", lambda self, reading: next(values))
     options = RUN | {"eval_every": 1, "patience": 2, "save_every": 100, "control": True}
     done = run_finetune(extended, str(stories), tmp_path / "out", **options)
     assert done.stopped_early
@@ -394,14 +394,14 @@ def test_early_stopping_merges_the_best_evaluated_weights(extended, stories, tmp
     rates = [[own["learning_rate"] for own in log] for log in (done.control["losses"], done.losses)]
     assert rates[0] == rates[1][:2]
     two = RUN | {"eval_every": 100, "save_every": 2}
-    stopped = engine._Trainer.training_step
+    stopped = trainer._Trainer.training_step
 
     def ends(self, *args, **kwargs):
         if self.state.global_step == 2:
             raise KeyboardInterrupt
         return stopped(self, *args, **kwargs)
 
-    monkeypatch.setattr(engine._Trainer, "training_step", ends)
+    monkeypatch.setattr(trainer._Trainer, "training_step", ends)
     with pytest.raises(KeyboardInterrupt):
         run_finetune(extended, str(stories), tmp_path / "two", **two)
     best = load_file(tmp_path / "two.run/tuned/checkpoint-2/adapter_model.safetensors")
@@ -412,13 +412,13 @@ def test_early_stopping_merges_the_best_evaluated_weights(extended, stories, tmp
 def test_pose_trains_positions_up_to_the_target_in_rows_of_half_of_it(
     extended, stories, tmp_path, monkeypatch
 ):
-    compute, seen = engine._Trainer.compute_loss, []
+    compute, seen = trainer._Trainer.compute_loss, []
 
     def looks(self, model, inputs, *args, **kwargs):
         seen.append({key: inputs[key].clone() for key in ("input_ids", "position_ids")})
         return compute(self, model, inputs, *args, **kwargs)
 
-    monkeypatch.setattr(engine._Trainer, "compute_loss", looks)
+    monkeypatch.setattr(trainer._Trainer, "compute_loss", looks)
     options = RUN | {"steps": 4, "strategy": "pose", "eval_documents": 0}
     run_finetune(extended, str(stories), tmp_path / "out", **options)
     # What the model was given: 16 rows of 128 tokens, each with one jump, up to position 255.
@@ -439,7 +439,7 @@ def test_layers_run_again_in_the_backward_pass_only_where_memory_is_short(
 
     from ropext.evaluation import loading
 
-    step, forward, runs = engine._Trainer.training_step, LlamaMLP.forward, []
+    step, forward, runs = trainer._Trainer.training_step, LlamaMLP.forward, []
 
     def counts(self, *args, **kwargs):
         if runs:  # not the probe before the first step
@@ -453,7 +453,7 @@ def test_layers_run_again_in_the_backward_pass_only_where_memory_is_short(
     monkeypatch.setattr(loading, "free_memory", lambda device: free)
     monkeypatch.setattr(estimates, "check_fits", lambda *args, **more: None)
     monkeypatch.setattr(LlamaMLP, "forward", counts)
-    monkeypatch.setattr(engine._Trainer, "training_step", begins)
+    monkeypatch.setattr(trainer._Trainer, "training_step", begins)
     options = RUN | {"steps": 1, "eval_documents": 0, "micro_rows": 2}
     done = run_finetune(extended, str(stories), tmp_path / "out", **options)
     assert done.planned.estimate.recompute is (times == 2)
@@ -508,8 +508,8 @@ def test_a_reading_of_two_passes_that_a_kill_cut_short_is_taken_again(tmp_path, 
 
     monkeypatch.setattr(rundir, "write_array", killed)
     with pytest.raises(KeyboardInterrupt):
-        evaluating.keep(tmp_path, reading)
-    assert evaluating.kept(tmp_path, "untuned") is None
+        judge.keep(tmp_path, reading)
+    assert judge.kept(tmp_path, "untuned") is None
     monkeypatch.undo()
-    evaluating.keep(tmp_path, reading)
-    assert set(evaluating.kept(tmp_path, "untuned").passes) == {64, 128}
+    judge.keep(tmp_path, reading)
+    assert set(judge.kept(tmp_path, "untuned").passes) == {64, 128}

@@ -15,10 +15,9 @@ from ropext import verifying
 from ropext.errors import InputError, Stopped, UsageError
 from ropext.evaluation.loading import memory_errors
 from ropext.options.training import Finetune
-from ropext.training import engine, outcome, run_finetune, session
-from ropext.training.origin import open_origin
-from ropext.training.run import prepare
-from ropext.training.showing import passes_text
+from ropext.training import run_finetune, session, trainer, writing
+from ropext.training.finetune import open_origin, prepare
+from ropext.training.report import passes_text
 
 pytestmark = pytest.mark.slow
 
@@ -135,7 +134,7 @@ def test_the_adapter_of_a_base_on_the_hub_names_the_extended_one_there(extended,
     (adapter / "adapter_config.json").write_text(
         json.dumps({"base_model_name_or_path": str(tmp_path), "r": 4})
     )
-    outcome._write_adapter(replace(origin, snapshot=there), adapter, tmp_path / "out")
+    writing._write_adapter(replace(origin, snapshot=there), adapter, tmp_path / "out")
     found = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     wanted = {"base_model_name_or_path": "org/extended-model", "revision": "0123abc", "r": 4}
     assert found == wanted
@@ -147,7 +146,7 @@ def test_the_adapter_of_a_base_on_the_hub_names_the_extended_one_there(extended,
 def test_out_of_memory_names_three_options_and_the_same_call_goes_on(
     extended, stories, tmp_path, monkeypatch
 ):
-    step = engine._Trainer.training_step
+    step = trainer._Trainer.training_step
 
     def grows(self, *args, **kwargs):
         if self.state.global_step == 4:
@@ -156,7 +155,7 @@ def test_out_of_memory_names_three_options_and_the_same_call_goes_on(
 
     options = RUN | {"eval_documents": 0}
     with monkeypatch.context() as full:
-        full.setattr(engine._Trainer, "training_step", grows)
+        full.setattr(trainer._Trainer, "training_step", grows)
         with pytest.raises(Stopped, match=r"--micro-rows 1.*--strategy pose.*--dtype bfloat16"):
             run_finetune(extended, str(stories), tmp_path / "out", **options)
     told = []

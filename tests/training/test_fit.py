@@ -25,8 +25,7 @@ from ropext.errors import (
 )
 from ropext.evaluation.forward import NanInLogits, TokenScorer
 from ropext.results.retrieval import ItemScore
-from ropext.training import engine, evaluating, fit_session, loading, plan_fit, run_fit
-from ropext.training.fit_judging import judge_of
+from ropext.training import fit, judge, models, plan_fit, report, run_fit, trainer
 
 pytestmark = pytest.mark.slow
 
@@ -61,20 +60,20 @@ RANDOM = {
 def fitted(tmp_path_factory):
     """A fit that learns, where it lies, what was told, and the weights in memory afterwards."""
     output = tmp_path_factory.mktemp("fitted") / "out"
-    told, models = [], []
-    load = loading.load
+    told, loaded = [], []
+    load = models.load
 
     def keeps(*args):
-        models.append(load(*args))
-        return models[-1]
+        loaded.append(load(*args))
+        return loaded[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "load", keeps)
+        patch.setattr(models, "load", keeps)
         done = run_fit(
             DEMO / "checkpoint", str(DEMO / "data" / "tuning.jsonl"), output,
             say=told.append, command=["ropext", "fit"], **KNOWN,
         )  # fmt: skip
-    return done, output, told, models[0]
+    return done, output, told, loaded[0]
 
 
 def test_it_finds_the_true_spectrum_again(fitted):
@@ -96,7 +95,7 @@ def losses_of(directory, done):
 
     model = AutoModelForCausalLM.from_pretrained(directory).eval()
     tokenizer = AutoTokenizer.from_pretrained(directory)
-    names = {own.name for own in done.planned.prepared.documents.judging}
+    names = {own.name for own in done.planned.prepared.judge.documents}
     losses = []
     with open(DEMO / "data" / "tuning.jsonl", encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
@@ -160,7 +159,7 @@ def test_what_it_leaves_tells_the_fit(fitted):
     losses = json.loads((output / "fit" / "losses.json").read_text())
     assert [own["step"] for own in losses["losses"]] == list(range(1, 25))
     assert [own["step"] for own in losses["judgements"]] == [6, 12, 18, 24]
-    text = fit_session.fit_showing.result_text(done)
+    text = report.fit_result(done)
     assert "pi" in text
     assert "cost: 24 steps, 49,152 tokens with gradients" in text
     assert "short tax" in text
@@ -214,12 +213,12 @@ def test_a_killed_fit_goes_on_to_the_same_spectrum(plain, base, stories, tmp_pat
     done = plain
     script = (
         "import json, os, sys\n"
-        "from ropext.training import engine, run_fit\n"
-        "own = engine._Trainer.training_step\n"
+        "from ropext.training import run_fit, trainer\n"
+        "own = trainer._Trainer.training_step\n"
         "def dies(self, *args, **kwargs):\n"
         "    if self.state.global_step == 4: os.kill(os.getpid(), 9)\n"
         "    return own(self, *args, **kwargs)\n"
-        "engine._Trainer.training_step = dies\n"
+        "trainer._Trainer.training_step = dies\n"
         "run_fit(*sys.argv[1:4], **json.loads(sys.argv[4]))\n"
     )
     output = tmp_path / "out"
@@ -281,12 +280,12 @@ def test_two_processes_find_what_one_finds(plain, base, stories, tmp_path):
 def test_a_loss_that_is_no_number_in_one_process_ends_all_at_the_same_step(base, stories, tmp_path):
     script = (
         "import json, os, sys\n"
-        "from ropext.training import engine, run_fit\n"
-        "own = engine._Trainer.compute_loss\n"
+        "from ropext.training import run_fit, trainer\n"
+        "own = trainer._Trainer.compute_loss\n"
         "def breaks(self, *args, **kwargs):\n"
         "    bad = self.state.global_step == 4 and os.environ['RANK'] == '1'\n"
         "    return own(self, *args, **kwargs) * (float('nan') if bad else 1.0)\n"
-        "engine._Trainer.compute_loss = breaks\n"
+        "trainer._Trainer.compute_loss = breaks\n"
         "done = run_fit(*sys.argv[1:4], **json.loads(sys.argv[4]))\n"
         "if done is not None: print(json.dumps(done.to_json()))\n"
     )
@@ -337,13 +336,13 @@ def test_a_loader_decides_what_may_move(base, stories):
 def test_a_loss_that_is_no_number_ends_the_fit_with_what_was_judged(
     base, stories, tmp_path, monkeypatch
 ):
-    compute = engine._Trainer.compute_loss
+    compute = trainer._Trainer.compute_loss
 
     def breaks(self, *args, **kwargs):
         loss = compute(self, *args, **kwargs)
         return loss * float("nan") if self.state.global_step == 4 else loss
 
-    monkeypatch.setattr(engine._Trainer, "compute_loss", breaks)
+    monkeypatch.setattr(trainer._Trainer, "compute_loss", breaks)
     done = run_fit(base, str(stories), tmp_path / "out", **RANDOM)
     assert any("the loss is nan at step 5; the steps judged" in note for note in done.notes)
     assert list(done.judgements) == [2, 4]
@@ -385,17 +384,17 @@ def test_few_documents_are_warned_of(base, stories, tmp_path):
     few = tmp_path / "few.jsonl"
     few.write_text("\n".join(stories.read_text().splitlines()[:5]))
     planned = plan_fit(base, str(few), **RANDOM)
-    assert len(planned.prepared.documents.judging) == 1
+    assert len(planned.prepared.judge.documents) == 1
     assert "only 1 held-out documents: no interval" in planned.prepared.notes[0]
 
 
 def test_no_document_is_in_both_parts(base, stories):
     for packing in ("documents", "glued"):
         prepared = plan_fit(base, str(stories), **RANDOM | {"packing": packing}).prepared
-        found = prepared.documents
+        found = prepared.data
         assert any("no two of which share" in own for own in prepared.notes) == (packing == "glued")
-        judging = {bytes(own.ids[1:60].tobytes()) for own in found.judging}
-        for document in found.fitted:
+        judging = {bytes(own.ids[1:60].tobytes()) for own in found.held_out}
+        for document in found.documents:
             text = document.ids.astype(np.int32).tobytes()
             assert not any(own in text for own in judging)
 
@@ -442,14 +441,14 @@ def test_mistakes_are_told_in_a_sentence(base, stories, tmp_path):
 
 
 def test_an_interrupt_saves_and_the_same_command_goes_on(base, stories, tmp_path, monkeypatch):
-    step = engine._Trainer.training_step
+    step = trainer._Trainer.training_step
 
     def asks(self, *args, **kwargs):
         if self.state.global_step == 2:
             os.kill(os.getpid(), 2)
         return step(self, *args, **kwargs)
 
-    monkeypatch.setattr(engine._Trainer, "training_step", asks)
+    monkeypatch.setattr(trainer._Trainer, "training_step", asks)
     with pytest.raises(Stopped, match=r"saved after step 3 of 6; the same command goes on"):
         run_fit(base, str(stories), tmp_path / "out", **RANDOM)
     monkeypatch.undo()
@@ -459,13 +458,13 @@ def test_an_interrupt_saves_and_the_same_command_goes_on(base, stories, tmp_path
 def test_an_interrupt_while_documents_are_read_keeps_what_was_read(
     base, stories, tmp_path, monkeypatch
 ):
-    keep = evaluating.keep
+    keep = judge.keep
 
     def asks(folder, reading):
         keep(folder, reading)
         os.kill(os.getpid(), 2)
 
-    monkeypatch.setattr(evaluating, "keep", asks)
+    monkeypatch.setattr(judge, "keep", asks)
     with pytest.raises(Stopped, match=r"^interrupted; what is finished is kept in .*out\.run, and"):
         run_fit(base, str(stories), tmp_path / "out", **RANDOM)
     monkeypatch.undo()
@@ -476,8 +475,6 @@ def test_an_interrupt_while_documents_are_read_keeps_what_was_read(
 
 def test_other_weights_of_the_same_shapes_are_another_run(base, stories, tmp_path):
     """A header says nothing of what was trained; readings and steps are of the weights."""
-    from ropext.training.fitting import prepare
-
     again = tmp_path / "again"
     shutil.copytree(base, again)
     file = again / "model.safetensors"
@@ -487,9 +484,7 @@ def test_other_weights_of_the_same_shapes_are_another_run(base, stories, tmp_pat
     save_file(tensors, file, metadata={"format": "pt"})
     from ropext.options.training import Fit
 
-    found = [
-        prepare(str(own), str(stories), Fit(**RANDOM), None).manifest() for own in (base, again)
-    ]
+    found = [fit.prepare(str(own), str(stories), Fit(**RANDOM)).manifest() for own in (base, again)]
     assert [key for key in found[0] if found[0][key] != found[1][key]] == ["weights"]
 
 
@@ -499,7 +494,7 @@ def test_a_full_disk_is_told_in_a_sentence_and_the_same_command_goes_on(
     def full(self, *args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(engine._Trainer, "_save_checkpoint", full)
+    monkeypatch.setattr(trainer._Trainer, "_save_checkpoint", full)
     with pytest.raises(Stopped, match=r"out\.run cannot be written: No space left on device"):
         run_fit(base, str(stories), tmp_path / "out", **RANDOM)
     monkeypatch.undo()
@@ -520,11 +515,11 @@ def score(index, exact):
 
 
 def test_a_fit_that_answers_surely_fewer_questions_has_lost():
-    judge = judge_of((), (), (), None, (64, 256), 0)
+    own = judge.judge_of((), (64, 256), 0)
     start = [score(index, True) for index in range(40)]
-    assert judge.lost([score(index, index >= 12) for index in range(40)], start) is not None
-    assert judge.lost([score(index, index >= 1) for index in range(40)], start) is None
-    assert judge.lost(start, [score(index, index >= 12) for index in range(40)]) is None
-    assert judge.lost([], []) is None
-    assert judge.answers(start[:10])
-    assert not judge.answers([score(index, False) for index in range(10)])
+    assert own.lost([score(index, index >= 12) for index in range(40)], start) is not None
+    assert own.lost([score(index, index >= 1) for index in range(40)], start) is None
+    assert own.lost(start, [score(index, index >= 12) for index in range(40)]) is None
+    assert own.lost([], []) is None
+    assert own.answers(start[:10])
+    assert not own.answers([score(index, False) for index in range(10)])

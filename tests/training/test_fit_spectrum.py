@@ -12,8 +12,8 @@ from ropext.options.extend import Extend
 from ropext.patching import apply_config
 from ropext.planning import make_plan
 from ropext.training import spectrum
-from ropext.training.fit_starts import example_knobs
-from ropext.training.learner import Learner, LeftGuards
+from ropext.training.fit import example_knobs
+from ropext.training.spectrum import Learner, LeftGuards
 
 TARGET = 256
 
@@ -289,6 +289,6 @@ def test_a_model_that_passes_no_gradient_is_refused():
 def test_every_form_has_an_example_outside_of_the_closed_ones():
     plan = plan_of(config_of(new_llama()), "yarn")
     for within, form in (("longrope", "longrope"), ("yarn", "yarn"), ("ntk", "default")):
-        method, knobs = example_knobs(within, plan.main, TARGET)
+        method, knobs = example_knobs(within, plan.main)
         found = plan_of(config_of(new_llama()), method, **knobs)
         assert found.main.params["rope_type"] == form

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from test_finetune import RUN
 
 from ropext import verifying
-from ropext.training import engine, learner, run_finetune
-from ropext.training.origin import open_origin
+from ropext.training import joint, run_finetune, trainer
+from ropext.training.finetune import open_origin
 
 pytestmark = pytest.mark.slow
 
@@ -67,7 +67,7 @@ def test_adapter_and_base_together_are_the_merged_checkpoint(trained, tmp_path):
 def test_the_spectrums_gradient_takes_nothing_from_the_adapters(
     extended, stories, tmp_path, monkeypatch
 ):
-    clip, seen = engine._Trainer._clip_grad_norm, []
+    clip, seen = trainer._Trainer._clip_grad_norm, []
 
     def norms(trainer):
         found = {True: [], False: []}
@@ -84,7 +84,7 @@ def test_the_spectrums_gradient_takes_nothing_from_the_adapters(
         seen.append((before, norms(trainer), float(told)))
         return told
 
-    monkeypatch.setattr(engine._Trainer, "_clip_grad_norm", watched)
+    monkeypatch.setattr(trainer._Trainer, "_clip_grad_norm", watched)
     options = JOINT | {"steps": 2, "eval_documents": 0}
     run_finetune(extended, str(stories), tmp_path / "out", **options)
     assert len(seen) == 2
@@ -97,7 +97,7 @@ def test_the_spectrums_gradient_takes_nothing_from_the_adapters(
 
 def test_the_start_is_the_extended_checkpoint_itself(extended):
     origin = open_origin(str(extended))
-    plan = learner.start_plan(origin)
+    plan = joint.start_plan(origin)
     site = origin.record.sites[0]
     assert plan.main.wanted.inv_freq == pytest.approx(site.spectrum.inv_freq, rel=1e-12)
     assert plan.main.wanted.attention_factor == pytest.approx(site.spectrum.attention_factor)
@@ -107,14 +107,14 @@ def test_the_start_is_the_extended_checkpoint_itself(extended):
 def test_a_run_that_goes_on_has_the_same_spectrum(
     trained, extended, stories, tmp_path, monkeypatch
 ):
-    step = engine._Trainer.training_step
+    step = trainer._Trainer.training_step
 
     def ends(self, *args, **kwargs):
         if self.state.global_step == 5:
             raise KeyboardInterrupt
         return step(self, *args, **kwargs)
 
-    monkeypatch.setattr(engine._Trainer, "training_step", ends)
+    monkeypatch.setattr(trainer._Trainer, "training_step", ends)
     with pytest.raises(KeyboardInterrupt):
         run_finetune(extended, str(stories), tmp_path / "out", **JOINT)
     kept = load_file(tmp_path / "out.run/tuned/checkpoint-3/spectrum.safetensors")

@@ -6,7 +6,7 @@ import torch
 from tiny_llama import SHAPE, VOCABULARY, new_llama
 
 from ropext.training import loss
-from ropext.training.sequences import Collator, Pose, Row, Rows, TrainingDocument
+from ropext.training.rows import Collator, Pose, Row, Rows, TrainingDocument
 
 
 def gradients(model, **inputs):

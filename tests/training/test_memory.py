@@ -14,9 +14,9 @@ from ropext.errors import InputError, Stopped
 from ropext.evaluation.costs import shape_of
 from ropext.evaluation.loading import memory_errors
 from ropext.options.training import Finetune
-from ropext.training import defaults, estimates, showing
+from ropext.training import defaults, estimates, plan_finetune, report
 from ropext.training.loss import sliced_cross_entropy
-from ropext.training.sequences import Full, Pose, Rows, TrainingDocument
+from ropext.training.rows import Full, Pose, Rows, TrainingDocument
 
 GB = 10**9
 # Hidden size, MLP, heads of queries and of keys, vocabulary.
@@ -209,15 +209,13 @@ def test_a_run_that_memory_refuses_goes_on_where_the_user_says_so(
     extended, stories, tmp_path, monkeypatch
 ):
     from ropext.evaluation import loading
-    from ropext.training import run
 
     monkeypatch.setattr(loading, "free_memory", lambda device: 10**6)
-    options = Finetune(**RUN)
     with pytest.raises(InputError, match="--ignore-memory goes on"):
-        run.dry_run(str(extended), str(stories), options)
-    planned = run.dry_run(str(extended), str(stories), options.changed(ignore_memory=True))
+        plan_finetune(extended, str(stories), **RUN)
+    planned = plan_finetune(extended, str(stories), **RUN, ignore_memory=True)
     assert "may not be enough" in planned.tight
-    assert planned.tight in showing.plan_text(planned)
+    assert planned.tight in report.finetune_plan(planned)
     assert planned.to_json()["memory_warning"] == planned.tight
 
 

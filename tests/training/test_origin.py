@@ -7,7 +7,7 @@ import pytest
 
 import ropext
 from ropext.errors import InputError
-from ropext.training.origin import open_origin
+from ropext.training.finetune import open_origin
 
 
 @pytest.fixture

@@ -14,9 +14,10 @@ from ropext.options import extend
 from ropext.options.training import Fit
 from ropext.planning import make_plan
 from ropext.results.values import Bootstrap
-from ropext.training import run_fit, searching
-from ropext.training.searching import STEPS, TRIALS, Passages, Search
-from ropext.training.sequences import TrainingDocument
+from ropext.training import run_fit
+from ropext.training import search as searching
+from ropext.training.rows import TrainingDocument
+from ropext.training.search import STEPS, TRIALS, Passages, Search
 from ropext.training.spectrum import space_of
 
 DEMO = Path(ropext.__file__).parent / "demo"
@@ -31,8 +32,8 @@ def space(within):
 
 
 def passages(count=9):
-    ids = tuple(np.zeros(TARGET, np.int32) for _ in range(count))
-    return Passages(ids, tuple(np.ones(TARGET // 2, bool) for _ in range(count)), TARGET)
+    window = np.zeros(TARGET, np.int32), np.ones(TARGET // 2, bool)
+    return Passages((window,) * count, TARGET)
 
 
 def search(tmp_path, within="yarn", count=9):
@@ -132,9 +133,8 @@ def test_every_documents_first_window_is_read_before_any_second_one():
     documents = [TrainingDocument(np.arange(size, dtype=np.int32) + 10000 * k) for k, size in
                  enumerate((250, 90, 310, 100))]  # fmt: skip
     found = searching.passages(documents, 100)
-    assert [int(own[0]) for own in found.ids] == [0, 20000, 30000, 100, 20100, 20200]
-    assert {len(own) for own in found.ids} == {100}
-    assert {len(own) for own in found.scored} == {50}
+    assert [int(ids[0]) for ids, _ in found.windows] == [0, 20000, 30000, 100, 20100, 20200]
+    assert {(len(ids), len(scored)) for ids, scored in found.windows} == {(100, 50)}
 
 
 def test_only_knobs_are_searched():
@@ -161,8 +161,6 @@ def test_a_spectrum_that_is_known_is_nearly_found(tmp_path, monkeypatch, within)
     monkeypatch.setattr(searching, "DOCUMENTS", 12)
     from transformers import AutoModelForCausalLM
 
-    from ropext.training.fit_judging import read_long
-
     # All bundled text: of the tuning documents alone too few are held out for a sure verdict.
     data = tmp_path / "data"
     shutil.copytree(DEMO / "data", data, ignore=shutil.ignore_patterns("*.md", "*-PSF*"))
@@ -180,7 +178,7 @@ def test_a_spectrum_that_is_known_is_nearly_found(tmp_path, monkeypatch, within)
     }
     judge = done.planned.prepared.judge
     model = AutoModelForCausalLM.from_pretrained(DEMO / "checkpoint").eval()
-    untouched = judge.loss(read_long(judge, model, "untouched", lambda *_: None))
+    untouched = judge.loss(judge.read_long(model, "untouched"))
     assert losses["fitted"] - untouched < 0.25 * (losses["start"] - untouched)
     assert done.tokens == 0
     assert len(done.trials) > 1

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ropext.errors import InputError
-from ropext.training.sequences import Full, Pieces, Pose, Rows, TrainingDocument, glue
+from ropext.training.rows import ControlRows, Full, Pose, Rows, TrainingDocument, glue
 
 
 def counting(size, start=0):
@@ -93,7 +93,7 @@ def test_tokens_that_are_not_scored_stay_so():
 
 def test_the_control_reads_the_same_tokens_in_short_windows():
     rows = Rows([counting(90)], Full(20), 4, seed=0)
-    pieces = Pieces(rows, 8)
+    pieces = ControlRows(rows, 8)
     assert len(pieces) == 12
     for at in range(4):
         own = [pieces[3 * at + i] for i in range(3)]
@@ -104,7 +104,7 @@ def test_the_control_reads_the_same_tokens_in_short_windows():
 
 def test_the_control_of_pose_has_no_jump_in_its_positions():
     rows = Rows([counting(90)], Pose(8, 64), 4, seed=0)
-    piece = Pieces(rows, 16)[2]
+    piece = ControlRows(rows, 16)[2]
     assert np.array_equal(piece.ids, rows[2].ids)
     assert piece.positions.tolist() == list(range(8))
     assert piece.scored.tolist() == rows[2].scored.tolist()

@@ -77,7 +77,7 @@ def test_what_is_asked_for_wins_and_says_so():
     assert found.learning_rate.value == 1e-3
     assert found.rows.value == 1
     assert found.warmup.value == 1
-    assert found.alpha.value == 16
+    assert found.lora.alpha.value == 16
 
 
 def test_pose_reads_windows_of_twice_the_context_and_warms_up_for_ten_steps():
@@ -122,12 +122,12 @@ def counted_flops(attention, length, changes):
     """What torch's counter sees of one LoRA step: every matrix product; SDPA on CPU not at all."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    from ropext.training import adapters
+    from ropext.training import models
 
     model = new_llama(**changes)
     model.set_attn_implementation(attention)
     model.config.use_cache = False
-    joined = adapters.add_adapter(model, Finetune(targets=("q_proj",)), settings(1e5, rank=2))
+    joined = models.add_adapter(model, Finetune(targets=("q_proj",)), settings(1e5, rank=2).lora)
     joined.train()
     joined.gradient_checkpointing_enable({"use_reentrant": False})
     ids = torch.randint(0, 64, (1, length))

@@ -10,10 +10,17 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ropext.errors import InputError, UsageError
 from ropext.evaluation.costs import shape_of
-from ropext.options.training import Finetune, Fit
-from ropext.training import defaults, engine, estimates, loading, run_finetune, sharing
-from ropext.training.fitting import dry_run as dry_fit
-from ropext.training.run import dry_run
+from ropext.options.training import Finetune
+from ropext.training import (
+    defaults,
+    estimates,
+    models,
+    plan_finetune,
+    plan_fit,
+    run_finetune,
+    sharing,
+    trainer,
+)
 
 LLAMA_70B = {
     "num_hidden_layers": 80,
@@ -89,7 +96,7 @@ def test_weights_are_copied_where_that_is_asked_for(launched):
 def test_the_head_of_a_tied_model_is_no_weight_of_its_own(extended):
     from ropext.checkpoint import open_snapshot
 
-    made = shape_of(loading.skeleton(open_snapshot(str(extended))))
+    made = shape_of(models.skeleton(open_snapshot(str(extended))))
     assert made.all_parameters == shape_of(new_llama(tie_word_embeddings=True)).all_parameters
 
 
@@ -99,23 +106,20 @@ def test_rows_that_processes_cannot_share_are_refused_before_documents_are_read(
     nowhere, output = str(tmp_path / "nowhere.jsonl"), tmp_path / "out"
     launched(3)
     words = "2 rows, which 3 processes cannot share; set --batch-tokens to a multiple of 768"
-    options = Finetune(steps=2, batch_tokens=512)
-    for refused in (
-        lambda: dry_run(str(extended), nowhere, options),
-        lambda: run_finetune(extended, nowhere, output, steps=2, batch_tokens=512),
-    ):
-        with pytest.raises(InputError, match=words):
-            refused()
-    asked = Fit(factor=4, batch_tokens=256, keep_short=1)
+    options = {"steps": 2, "batch_tokens": 512}
+    with pytest.raises(InputError, match=words):
+        plan_finetune(extended, nowhere, **options)
+    with pytest.raises(InputError, match=words):
+        run_finetune(extended, nowhere, output, **options)
     with pytest.raises(InputError, match=r"2 rows, which 3 .* --keep-short to one of 3"):
-        dry_fit(str(base), nowhere, asked, None)
+        plan_fit(base, nowhere, factor=4, batch_tokens=256, keep_short=1)
     launched(6, fsdp=True, cp=3)
     with pytest.raises(InputError, match=r"256 tokens, .* over 3 processes.* multiple of 6"):
-        dry_run(str(extended), nowhere, options)
+        plan_finetune(extended, nowhere, **options)
     launched(2, fsdp=True, cp=1)
     for own in ({"qlora": True}, {"train_spectrum": True}):
         with pytest.raises(UsageError, match="is for one process or DDP"):
-            dry_run(str(extended), nowhere, Finetune(steps=2, batch_tokens=512, **own))
+            plan_finetune(extended, nowhere, **options, **own)
 
 
 def test_a_config_of_ones_own_that_loads_the_model_everywhere_is_refused(
@@ -124,18 +128,18 @@ def test_a_config_of_ones_own_that_loads_the_model_everywhere_is_refused(
     launched(1, fsdp=True)
     monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "false")
     with pytest.raises(UsageError, match="must say fsdp_version: 2 and"):
-        dry_run(str(extended), str(tmp_path / "nowhere.jsonl"), Finetune(steps=2))
+        plan_finetune(extended, str(tmp_path / "nowhere.jsonl"), steps=2)
 
 
 def test_nothing_is_loaded_a_second_time_to_be_read_under_fsdp(
     launched, monkeypatch, extended, stories
 ):
     launched(1, fsdp=True)
-    monkeypatch.setattr(loading, "device", lambda options: torch.device("cuda"))
+    monkeypatch.setattr(models, "device", lambda options: torch.device("cuda"))
     monkeypatch.setattr("ropext.evaluation.loading.free_memory", lambda device: CARD)
-    planned = dry_run(str(extended), str(stories), Finetune(**RUN))
+    planned = plan_finetune(extended, str(stories), **RUN)
     assert planned.prepared.judge is None
-    assert "ropext eval OUT --data DATA --device-map auto" in planned.prepared.why_no_judge()
+    assert "ropext eval OUT --data DATA --device-map auto" in planned.prepared.why_no_judge
     assert planned.to_json()["evaluation_documents"] == 0
 
 
@@ -145,7 +149,7 @@ class Seen(Exception):
 
 def test_qlora_trains_in_bfloat16(monkeypatch, extended, stories, tmp_path):
     """Without the quantiser, which runs on GPUs: what it leaves unpacked, and how Trainer runs."""
-    settle = engine.arguments
+    settle = trainer.arguments
 
     def looks(job):
         embedding = job.model.get_input_embeddings().weight
@@ -153,8 +157,8 @@ def test_qlora_trains_in_bfloat16(monkeypatch, extended, stories, tmp_path):
             settle(job).bf16, embedding.dtype, job.model.get_output_embeddings().weight.dtype
         )
 
-    monkeypatch.setattr(engine, "arguments", looks)
-    monkeypatch.setattr(loading, "four_bits", lambda where: None)
+    monkeypatch.setattr(trainer, "arguments", looks)
+    monkeypatch.setattr(models, "four_bits", lambda where: None)
     options = RUN | {"eval_documents": 0, "qlora": True, "dtype": "bfloat16"}
     with pytest.raises(Seen) as seen:
         run_finetune(extended, str(stories), tmp_path / "out", **options)

@@ -11,7 +11,7 @@ from ropext.report import evaluation, tables
 from ropext.results.figures import figures
 from ropext.results.gates import parse_gate
 from ropext.results.rundir import gather, judge
-from ropext.training import plan_finetune, plan_fit, run_finetune, showing
+from ropext.training import plan_finetune, plan_fit, report, run_finetune
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +56,7 @@ def test_training_on_what_is_measured_on_is_told_everywhere(tuned):
     done, output, told = tuned
     mark = "8 of 8 trained on"
     assert any("8 of 8 documents were trained on, whole or in part" in line for line in told)
-    assert f"extended and trained ({mark})" in showing.result_text(done)
+    assert f"extended and trained ({mark})" in report.finetune_result(done)
     assert done.to_json()["overlap"]["trained_on"] == 8
     section = json.loads((output / "ropext.json").read_text())["finetune"]
     assert section["overlap"]["mark"] == mark
@@ -69,10 +69,10 @@ def test_training_on_what_is_measured_on_is_told_everywhere(tuned):
 
 def test_it_is_told_before_the_training_too(extended, data):
     planned = plan_finetune(extended, data["train"], evaluate=data["again"], **RUN)
-    assert "warning: 8 of 8 documents were trained on" in showing.plan_text(planned)
+    assert "warning: 8 of 8 documents were trained on" in report.finetune_plan(planned)
     planned = plan_finetune(extended, data["train"], evaluate=data["new"], **RUN)
     assert planned.to_json()["overlap"]["mark"] == ""
-    assert "trained on" not in showing.plan_text(planned)
+    assert "trained on" not in report.finetune_plan(planned)
 
 
 def test_an_evaluation_tells_it_in_tables_gates_and_comparisons(tuned, data, tmp_path):

@@ -33,7 +33,7 @@ def texts(count, length=50):
 
 def read(raw, encoder, **changes):
     options = {"wanted_tokens": 1000, "row": 10, "target": 50, "judging": 8}
-    return data.read(raw, encoder, **options | changes)
+    return data.divide(raw, encoder, **options | changes)
 
 
 def ids(document):

@@ -20,25 +20,25 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from ropext.options.training import Finetune
-from ropext.training import adapters, engine, loading, run, run_finetune
+from ropext.training import finetune, models, run_finetune, trainer
 from ropext.training.loss import use_sliced_loss
-from ropext.training.sequences import Collator
+from ropext.training.rows import Collator
 from ropext.training.sharing import keep_float32
 
 RANK = int(os.environ["RANK"])
 
 
 def prepared_batch(extended, stories):
-    prepared = run.prepare(extended, stories, Finetune(steps=1, batch_tokens=1024, rank=4))
+    prepared = finetune.prepare(extended, stories, Finetune(steps=1, batch_tokens=1024, rank=4))
     rows = [prepared.rows[number] for number in range(4)]
     return prepared, Collator(prepared.padding)(rows)
 
 
 def new_model(prepared, dtype):
-    model = loading.load(prepared.origin.snapshot, Finetune(device="cpu", dtype=dtype))
+    model = models.load(prepared.origin.snapshot, Finetune(device="cpu", dtype=dtype))
     assert use_sliced_loss(model) is None
     torch.manual_seed(0)
-    return adapters.add_adapter(model, prepared.options, prepared.settings).train()
+    return models.add_adapter(model, prepared.options, prepared.settings.lora).train()
 
 
 def sharded(model, dtype, alone):
@@ -125,7 +125,7 @@ def fsdp2(prepared, inputs, dtype):
 
 def ddp(extended, stories, output, options):
     seen = {}
-    own_step = engine._Trainer.training_step
+    own_step = trainer._Trainer.training_step
 
     def looks(self, model, *args, **kwargs):
         seen["wrapper"] = type(model).__name__
@@ -133,7 +133,7 @@ def ddp(extended, stories, output, options):
         seen["accelerate"] = str(self.accelerator.distributed_type)
         return own_step(self, model, *args, **kwargs)
 
-    engine._Trainer.training_step = looks
+    trainer._Trainer.training_step = looks
     done = run_finetune(extended, stories, output, **options)
     return seen | {"losses": done.losses, "evaluations": done.evaluations}
 

@@ -4,21 +4,23 @@ Nothing here is distributed by itself: DDP, FSDP2 and context parallelism come f
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import transformers
-from torch.utils.data import Dataset, SequentialSampler
+from torch.utils.data import SequentialSampler
 
 from ropext.errors import Interrupted, Stopped
 from ropext.evaluation.forward import NanInLogits
 from ropext.narration import STOPPING, Pace, Say, interruptible
-from ropext.options.training import Finetune
-from ropext.training.defaults import Settings, micro_rows
-from ropext.training.sequences import Collator, Row
+from ropext.options.training import Training
+from ropext.training import defaults, models
+from ropext.training.defaults import Settings
+from ropext.training.joint import JointSpectrum
+from ropext.training.rows import Collator, Row
 from ropext.training.sharing import WAITING, from_first, keep_float32, readers
 
 TAIL = "eval_tail_nll"  # under this name in Trainer's log and its trackers
@@ -43,30 +45,12 @@ class History:
         """Steps in the weights that count."""
         return self.steps if self.checkpoint is None else _step(self.checkpoint)
 
-    @staticmethod
-    def of(entries: Sequence[dict[str, Any]]) -> "History":
-        """From the log that Trainer keeps in its checkpoints."""
-        history = History()
-        for entry in entries:
-            if "loss" in entry:
-                wanted = ("step", "loss", "grad_norm", "learning_rate")
-                history.losses.append({k: entry[k] for k in wanted if k in entry})
-            elif TAIL in entry:
-                history.evaluations.append({"step": entry["step"], "tail_nll": entry[TAIL]})
-        return history
-
-
-class _Rows(Dataset[Row]):
-    """Rows as torch's loader wants them."""
-
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, number: int) -> Row:
-        return self.rows[number]
+    @property
+    def kept(self) -> Path:
+        """The checkpoint of the weights that count."""
+        if self.checkpoint is None:
+            raise Stopped("no checkpoint was kept")
+        return self.checkpoint
 
 
 class LossNotFinite(Stopped):
@@ -83,9 +67,7 @@ class LossNotFinite(Stopped):
 class _Trainer(transformers.Trainer):
     """Rows in their own order, our evaluations, a stop at the first loss that is no number."""
 
-    evaluation: Evaluate | None = None
-    patience = 0
-    beside: "Beside | None" = None
+    job: "Job"
     say: Say
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
@@ -113,7 +95,7 @@ class _Trainer(transformers.Trainer):
     def _clip_grad_norm(self, model: Any) -> Any:
         """What learns beside the model is clipped by itself: a few numbers on which every token
         depends have by far the larger gradient, and would shrink that of all others with it."""
-        others = [] if self.beside is None else list(self.beside.parameters())
+        others = [] if self.job.beside is None else list(self.job.beside.parameters())
         if others:
             self.accelerator.clip_grad_norm_(others, self.args.max_grad_norm)
         kept = [own.grad for own in others]
@@ -128,10 +110,10 @@ class _Trainer(transformers.Trainer):
         """Trainer calls this every eval_steps, after the step's log and before its checkpoint."""
         entries = self.state.log_history
         done = [e[TAIL] for e in entries if TAIL in e and e["step"] == self.state.global_step]
-        if self.evaluation is None or done:  # the last step is also the end of the epoch
+        if self.job.evaluate is None or done:  # the last step is also the end of the epoch
             return {TAIL: done[0]} if done else {}
         try:
-            value = self.evaluation(self.model, self.state.global_step)
+            value = self.job.evaluate(self.model, self.state.global_step)
         except NanInLogits as error:  # in every process, for all read the same documents
             raise LossNotFinite(
                 f"after step {self.state.global_step} held-out documents cannot be read: {error}"
@@ -141,8 +123,8 @@ class _Trainer(transformers.Trainer):
         self.control.should_save = True
         self.say(f"step {self.state.global_step}: held-out loss {value:.4f} nats a token")
         values = [entry[TAIL] for entry in self.state.log_history if TAIL in entry]
-        if _no_better(values, self.patience):
-            self.say(f"{self.patience} evaluations in a row were no better: stopping")
+        if _no_better(values, self.job.patience):
+            self.say(f"{self.job.patience} evaluations in a row were no better: stopping")
             self.control.should_training_stop = True
         return {TAIL: value}
 
@@ -199,16 +181,6 @@ class _Watch(transformers.TrainerCallback):
             (checkpoint / COMPLETE).touch()
 
 
-class Beside(Protocol):
-    """What learns beside the model's own weights, and is kept in every checkpoint beside them."""
-
-    def parameters(self) -> Iterable[torch.nn.Parameter]: ...
-
-    def save(self, checkpoint: Path) -> None: ...
-
-    def load(self, checkpoint: Path) -> None: ...
-
-
 @dataclass(frozen=True)
 class Job:
     """All that one training needs."""
@@ -219,32 +191,31 @@ class Job:
     row_tokens: int
     padding: int
     settings: Settings
-    options: Finetune
+    options: Training
     folder: Path
-    dtype: torch.dtype  # of the frozen weights; what is trained is float32 all the same
     evaluate: Evaluate | None = None
-    beside: "Beside | None" = None  # learns too, and is no part of what Trainer saves
+    beside: JointSpectrum | None = None  # learns too, and is no part of what Trainer saves
     recompute: bool = True  # run layers again in the backward pass instead of keeping all of them
     until: int | None = None  # ends after this step, with the schedule of all of them
+    patience: int = 0
+    save_every: int | None = None
 
     @property
     def last_step(self) -> int:
         return self.until or self.settings.steps.value
-
-    @property
-    def eval_every(self) -> int:
-        return self.options.eval_every or max(1, self.settings.steps.value // 5)
 
 
 def arguments(job: Job) -> transformers.TrainingArguments:
     """Trainer's own arguments, from ours."""
     settings, options, processes = job.settings, job.options, readers()
     share = job.rows_per_step // processes
-    micro = micro_rows(options, job.row_tokens, share)
+    micro = defaults.micro_rows(options, job.row_tokens, share)
+    steps = settings.steps.value
     on_cpu = options.device == "cpu" or not torch.cuda.is_available()
+    dtype = models.dtype(options, models.device(options))  # what is trained is float32 all the same
     return transformers.TrainingArguments(
         output_dir=str(job.folder),
-        max_steps=settings.steps.value,
+        max_steps=steps,
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=share // micro,
         learning_rate=settings.learning_rate.value,
@@ -255,17 +226,17 @@ def arguments(job: Job) -> transformers.TrainingArguments:
         weight_decay=settings.weight_decay.value,
         max_grad_norm=settings.gradient_norm.value,
         optim="adamw_torch",
-        bf16=job.dtype == torch.bfloat16,
+        bf16=dtype == torch.bfloat16,
         **(_recomputing() if job.recompute else {}),
         logging_steps=1,
         logging_nan_inf_filter=False,
         save_strategy="steps",
-        save_steps=options.save_every or max(1, settings.steps.value // 10),
+        save_steps=job.save_every or max(1, steps // defaults.CHECKPOINTS),
         save_total_limit=3,
         metric_for_best_model=TAIL if job.evaluate else None,
         greater_is_better=False if job.evaluate else None,
         eval_strategy="steps" if job.evaluate else "no",
-        eval_steps=job.eval_every,
+        eval_steps=defaults.eval_every(options, steps),
         disable_tqdm=True,
         remove_unused_columns=False,
         label_names=["labels"],
@@ -282,17 +253,11 @@ def arguments(job: Job) -> transformers.TrainingArguments:
 def _recomputing() -> dict[str, Any]:
     """Layers run again in the backward pass; transformers 5.2x renamed the switch."""
     known = {own.name for own in fields(transformers.TrainingArguments)}
-    name = "activation_checkpointing"
-    if name not in known:
-        name = "gradient_checkpointing"
+    name = f"{'activation' if 'activation_checkpointing' in known else 'gradient'}_checkpointing"
     return {name: True, f"{name}_kwargs": {"use_reentrant": False}}
 
 
-_SCHEDULES = {
-    "linear": "linear",
-    "constant": "constant_with_warmup",
-    "cosine": "cosine",
-}
+_SCHEDULES = {"linear": "linear", "constant": "constant_with_warmup", "cosine": "cosine"}
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -309,8 +274,13 @@ def history_in(checkpoint: Path, patience: int) -> History:
     """What a checkpoint knows of the run so far. The weights that count are the last ones, or after
     an early stop the best ones."""
     state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-    history = History.of(state["log_history"])
-    history.steps, history.checkpoint = int(state["global_step"]), checkpoint
+    history = History(steps=int(state["global_step"]), checkpoint=checkpoint)
+    for entry in state["log_history"]:
+        if "loss" in entry:
+            wanted = ("step", "loss", "grad_norm", "learning_rate")
+            history.losses.append({k: entry[k] for k in wanted if k in entry})
+        elif TAIL in entry:
+            history.evaluations.append({"step": entry["step"], "tail_nll": entry[TAIL]})
     history.stopped_early = _no_better([e["tail_nll"] for e in history.evaluations], patience)
     if history.stopped_early:
         best = checkpoint.parent / f"checkpoint-{state['best_global_step']}"
@@ -322,17 +292,20 @@ def train(job: Job, say: Say) -> History:
     """Train, from the last checkpoint on where there is one."""
     watch = _Watch(say, job)
     settled = arguments(job)
-    start = _agreed(last_checkpoint(job.folder), settled)
+    start = last_checkpoint(job.folder)
+    if settled.world_size > 1:
+        # Another process may have looked before the first had cleared away what --force replaces.
+        start = from_first(start)
     if start is not None:
-        history = history_in(start, job.options.patience)
+        history = history_in(start, job.patience)
         if _finished(history, job):
             return history
         say(f"going on after step {history.steps}")
     trainer = _Trainer(
         model=job.model,
         args=settled,
-        train_dataset=_Rows(job.rows),
-        eval_dataset=_Rows(()),  # evaluate() reads whole documents instead
+        train_dataset=job.rows,
+        eval_dataset=(),  # evaluate() reads whole documents instead
         data_collator=Collator(job.padding),
         callbacks=[watch],
     )
@@ -341,8 +314,7 @@ def train(job: Job, say: Say) -> History:
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.remove_callback(transformers.trainer_callback.ProgressCallback)
     watch.trainer = trainer
-    trainer.evaluation, trainer.patience, trainer.say = job.evaluate, job.options.patience, say
-    trainer.beside = job.beside
+    trainer.job, trainer.say = job, say
     if start is not None and job.beside is not None:
         job.beside.load(start)
     sentence = "stopping after this step and saving (again: ends at once)"
@@ -352,19 +324,13 @@ def train(job: Job, say: Say) -> History:
     last = last_checkpoint(job.folder)
     if last is None:
         raise Interrupted("interrupted before the first checkpoint; nothing was kept")
-    history = history_in(last, job.options.patience)
+    history = history_in(last, job.patience)
     if asked() and not _finished(history, job):
         raise Interrupted(
             f"interrupted and saved after step {history.steps} of {job.last_step}; the "
             "same command goes on from there"
         )
     return history
-
-
-def _agreed(start: Path | None, settled: transformers.TrainingArguments) -> Path | None:
-    """Where the first process goes on from: another one may have looked before the first had
-    cleared away what --force replaces."""
-    return start if settled.world_size == 1 else from_first(start)
 
 
 def _finished(history: History, job: Job) -> bool:

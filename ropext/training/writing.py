@@ -1,14 +1,20 @@
-"""What a run leaves: the merged checkpoint, the adapter beside its base, the card.
+"""What a training leaves.
 
-OUT/                merged, in stock format; its config.json is the extended base's, byte by byte
-OUT/base/           the extended, untuned checkpoint
-OUT/adapter/        the LoRA; its adapter_config.json names ../base
-OUT/training/       settings, losses and evaluations, loss.png
+A fine-tuning:
+OUT/                    merged, in stock format; config.json is the extended base's, byte by byte
+OUT/base/               the extended, untuned checkpoint
+OUT/adapter/            the LoRA; its adapter_config.json names ../base
+OUT/training/           settings, losses and evaluations, loss.png
+
+A fit:
+OUT/                    the base's weights, the new config, record and card, as `extend` writes them
+OUT/pair-factors.json   what --method longrope --pair-factors reads
+OUT/fit/                numbers.json, losses.json, pair-factors.png, positions.png
 """
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +26,15 @@ from ropext.checkpoint.card import README, Card
 from ropext.checkpoint.provenance import NAME, Record
 from ropext.checkpoint.staging import check_space, copy_file, place, staged
 from ropext.checkpoint.weights import weigh
+from ropext.checkpoint.writing import write_checkpoint
 from ropext.files import dump, os_errors
 from ropext.narration import Show, unseen
 from ropext.options.fields import Link
+from ropext.planning import Plan
 from ropext.results.overlap import HASHES
 from ropext.table import Table
-from ropext.training.origin import Origin
+from ropext.training.finetune import Origin
+from ropext.training.fit import PreparedFit
 
 BASE, ADAPTER, TRAINING = "base", "adapter", "training"
 INDEX = "model.safetensors.index.json"
@@ -42,15 +51,57 @@ model = PeftModel.from_pretrained(base, folder)
 
 @dataclass(frozen=True)
 class Story:
-    """What the record and the cards say of the run."""
+    """What the record and the cards say of a training."""
 
-    section: Mapping[str, Any]  # of ropext.json, under "finetune"
+    section: Mapping[str, Any]  # of ropext.json, under "finetune" or "fit"
     summary: tuple[str, ...]
     numbers: tuple[Table, ...]
     trained_on: Mapping[str, Any]  # of ropext.json, and beside the adapter
 
+    def sections(self, name: str) -> dict[str, Any]:
+        """Of ropext.json."""
+        return {name: dict(self.section), provenance.TRAINED_ON: dict(self.trained_on)}
 
-def write(
+
+def write_fitted(
+    prepared: PreparedFit,
+    made: Plan,
+    extras: Mapping[str, bytes],
+    story: Story,
+    output: Path,
+    *,
+    command: Sequence[str],
+    force: bool,
+    show: Show,
+) -> None:
+    """Write OUT as a whole or not at all, and prove it; `extras` are files of OUT."""
+    snapshot = prepared.snapshot
+
+    def prove(directory: Path) -> dict[str, Any]:
+        (directory / "fit").mkdir()
+        for name, content in extras.items():
+            (directory / name).write_bytes(content)
+        return proof.prove_plan(directory, made, snapshot.config)
+
+    def card_with_numbers(proved: Mapping[str, Any] | None) -> Card:
+        plain = inspecting.card_of(made, snapshot, output.name, proved)
+        return replace(plain, summary=(*plain.summary, *story.summary), numbers=story.numbers)
+
+    record = inspecting.record_of(made, provenance.base_of(snapshot), command)
+    write_checkpoint(
+        snapshot,
+        output,
+        config=made.config,
+        record=replace(record, more=dict(record.more) | story.sections("fit")),
+        card=card_with_numbers,
+        link=prepared.options.link,
+        force=force,
+        prove=prove,
+        show=show,
+    )
+
+
+def write_tuned(
     origin: Origin,
     adapter: Path,
     extras: Mapping[str, bytes],
@@ -60,7 +111,7 @@ def write(
     force: bool,
     link: Link,
     show: Show,
-) -> Record:
+) -> None:
     """Write OUT as a whole or not at all; what stock transformers builds from it is proved first.
 
     `adapter` is the folder of the checkpoint whose weights count, `extras` are files of
@@ -85,7 +136,6 @@ def write(
         with os_errors(output):
             _write_card(origin, stage.directory, story, output.name)
             provenance.write(record, stage.directory)
-    return record
 
 
 def merge(snapshot: Snapshot, adapter: Path, directory: Path) -> None:
@@ -198,8 +248,7 @@ def _record(origin: Origin, directory: Path, story: Story) -> Record:
         weights={name: weigh(directory / name) for name in names},
         versions=provenance.versions(),
         proof=proved.to_json(),
-        more=dict(record.more)
-        | {"finetune": dict(story.section), provenance.TRAINED_ON: dict(story.trained_on)},
+        more=dict(record.more) | story.sections("finetune"),
     )
 
 

@@ -7,7 +7,7 @@ paired over windows, of which a long document has several: it steers, and held-o
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from ropext.evaluation.reading import read_pass
 from ropext.files import write_text
 from ropext.narration import Say, Show
 from ropext.results.values import Bootstrap, Floats, Value
-from ropext.training.sequences import Flags, TrainingDocument
+from ropext.training.rows import Flags, TrainingDocument
 from ropext.training.spectrum import Space
 
 # In the units of a space's offsets: at first four pairs of a ramp's beginning, a factor of e on its
@@ -55,23 +55,19 @@ class Trial:
 
 @dataclass(frozen=True)
 class Passages:
-    """Windows as they are tried, scored over the far half."""
+    """Windows as they are tried, each with what is scored of its far half."""
 
-    ids: tuple[Ids, ...]
-    scored: tuple[Flags, ...]  # of the far half
+    windows: tuple[tuple[Ids, Flags], ...]
     target: int
-
-    def __iter__(self) -> Iterator[tuple[Ids, Flags]]:
-        return zip(self.ids, self.scored, strict=True)
 
     @property
     def counts(self) -> Floats:
-        return np.array([float(own.sum()) for own in self.scored])
+        return np.array([float(scored.sum()) for _, scored in self.windows])
 
     @property
     def tokens(self) -> int:
         """Of one trial."""
-        return len(self.ids) * self.target
+        return len(self.windows) * self.target
 
 
 def passages(documents: Sequence[TrainingDocument], target: int) -> Passages:
@@ -82,12 +78,9 @@ def passages(documents: Sequence[TrainingDocument], target: int) -> Passages:
         for number, own in enumerate(documents)
         for begin in range(0, len(own.ids) - target + 1, target)
     )[:DOCUMENTS]
-    cut = [(documents[number], begin) for begin, number in begins]
-    return Passages(
-        tuple(own.ids[begin : begin + target] for own, begin in cut),
-        tuple(own.mask()[begin + target // 2 : begin + target] for own, begin in cut),
-        target,
-    )
+    cut = [(documents[number], slice(begin, begin + target)) for begin, number in begins]
+    windows = [(own.ids[at], own.mask()[at][target // 2 :]) for own, at in cut]
+    return Passages(tuple(windows), target)
 
 
 def measuring(
@@ -99,7 +92,7 @@ def measuring(
         apply(knobs)
         sums = []
         pause(0, own.tokens, "a trial of the search")
-        for ids, scored in own:
+        for ids, scored in own.windows:
             try:
                 with torch.inference_mode():
                     nll = read_pass(scorer, scorer.model, ids, own.target)
@@ -133,7 +126,7 @@ class Search:
         """Every trial in order, the start first; the space is left at the best."""
         self.measure = measure
         self.say(
-            f"searching on {len(self.passages.ids)} windows: {self.passages.tokens:,} forward "
+            f"searching on {len(self.passages.windows)} windows: {self.passages.tokens:,} forward "
             f"tokens a setting, {TRIALS} settings at most"
         )
         if self.file.is_file():
@@ -197,10 +190,8 @@ class Search:
         return taken
 
     def _set(self, offsets: Offsets) -> None:
-        values = iter(offsets)
-        with torch.no_grad():
-            for own in self.space.parameters():
-                own.copy_(torch.tensor([next(values) for _ in range(own.numel())]).view_as(own))
+        values = torch.tensor(offsets, dtype=torch.float64)
+        torch.nn.utils.vector_to_parameters(values, self.space.parameters())
 
     def _losses(self, offsets: Offsets) -> Floats | None:
         key = json.dumps(offsets)

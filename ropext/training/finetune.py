@@ -1,0 +1,306 @@
+"""A fine-tuning before its session: the checkpoint it starts from, its preparation, its plan."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from ropext import corpus, families
+from ropext.checkpoint import Snapshot, open_snapshot
+from ropext.checkpoint.provenance import (
+    Record,
+    base_config,
+    digest,
+    read_record,
+    weights_digest,
+)
+from ropext.checkpoint.weights import read_header
+from ropext.corpus.selection import NO_LIMIT, REMEDY
+from ropext.errors import InputError, UnsupportedModel, UsageError
+from ropext.families import Model
+from ropext.families.config import named
+from ropext.inspecting import READ_FROM, record_of_config, scaled_by_config
+from ropext.options.training import Finetune
+from ropext.results.overlap import as_json
+from ropext.training import data, defaults, models, sharing
+from ropext.training.data import LARGEST_SHARE
+from ropext.training.judge import Judge, judge_of
+from ropext.training.rows import Full, KeyRows, Pose, Rows, glue, rows_in
+from ropext.training.run import PlannedTraining, PreparedTraining, encoder_of, taken
+
+COMMAND = "finetune"
+# Options that decide the numbers, beside the settings.
+DECIDING = (
+    "strategy", "packing", "dropout", "targets", "train_norms", "train_embeddings",
+    "train_spectrum", "qlora", "retrieval_share", "seed", "dtype", "attn_implementation",
+    "eval_every", "eval_documents", "patience",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The checkpoint that is trained: extended by ropext and saved, with its record."""
+
+    snapshot: Snapshot
+    record: Record
+    model: Model  # its position scheme
+
+    @property
+    def context(self) -> int:
+        return self.record.context
+
+    @property
+    def target(self) -> int:
+        return self.record.target
+
+    @property
+    def two_sets_up_to(self) -> int:
+        """Positions up to which a longrope with two sets of factors reads the short one; 0 = no
+        such thing."""
+        ropes = [site.rope for site in self.model.scaled_sites]
+        return max((r.original_context for r in ropes if r.short_pair_factors), default=0)
+
+    @property
+    def told(self) -> str:
+        """How it came to its length."""
+        if self.record.more.get(READ_FROM):
+            return scaled_by_config(self.model)
+        return f"extended from {self.context} to {self.target} tokens"
+
+    def base_config(self) -> dict[str, Any]:
+        """The config before the extension: the recorded edits taken back."""
+        return base_config(self.snapshot.config, self.record)
+
+
+def _never_extended(snapshot: Snapshot) -> str:
+    """Why a directory without a record is not trained; a scaled one is not to be extended twice."""
+    if any(site.rope.is_scaled for site in families.as_read(snapshot.config).scaled_sites):
+        return (
+            f"{snapshot.name} is scaled by its config, which leaves open from how many tokens, and "
+            "has no record (ropext.json) of it; finetune what `ropext extend` or ropext.save wrote"
+        )
+    return (
+        f"{snapshot.name} was not extended by ropext (it has no ropext.json, and its config names "
+        f"no scaling), and training it would not make it so; run: ropext extend {snapshot.name} "
+        "--factor 4 -o EXTENDED, then finetune EXTENDED"
+    )
+
+
+def open_origin(model: str) -> Origin:
+    """Read the extended checkpoint; one that was never extended is refused."""
+    snapshot = open_snapshot(model, weights=True)
+    record = read_record(snapshot.directory) or record_of_config(snapshot)
+    if record is None:
+        raise InputError(_never_extended(snapshot))
+    found = families.read(snapshot.config)
+    if found.masked_lm:
+        raise UnsupportedModel(
+            f"{model} is a masked language model ({found.model_type}); finetune trains causal ones"
+        )
+    if snapshot.quantisation:
+        raise InputError(
+            f"{model} is quantised ({named(snapshot.quantisation)}), and a LoRA is merged into "
+            "weights that are not; extend the unquantised model (--qlora holds it in 4 bits in "
+            "training)"
+        )
+    if record.more.get("finetune"):
+        raise InputError(
+            f"{model} is the result of a fine-tuning already; its extended, untuned base lies in "
+            f"{snapshot.directory / 'base'}: fine-tune that"
+        )
+    if found.context != record.target:
+        raise InputError(
+            f"{model}: ropext.json says that it was extended to {record.target} tokens, but its "
+            f"config reads {found.context}; see ropext verify {model}"
+        )
+    return Origin(snapshot, record, found)
+
+
+@dataclass(frozen=True)
+class PreparedFinetune(PreparedTraining):
+    """A fine-tuning before a weight is loaded."""
+
+    options: Finetune
+    origin: Origin
+    rows: Rows
+
+    @property
+    def evaluated(self) -> int:
+        """Documents that are read before, during and after."""
+        return len(self.judge.documents) if self.judge else 0
+
+    @property
+    def why_no_judge(self) -> str | None:
+        """Why no document is read, although that was not asked for."""
+        if self.judge is not None or not self.options.eval_documents:
+            return None
+        if sharing.is_fsdp():
+            return (
+                "FSDP shares the weights, and reading needs all of them in one process; when it "
+                "is done: ropext eval OUT --data DATA --device-map auto"
+            )
+        return (
+            f"fewer than {LARGEST_SHARE} of its {self.data.read} documents reach the target, and "
+            f"of fewer none is held out; name others with --eval, or {REMEDY}"
+        )
+
+    def manifest(self) -> dict[str, Any]:
+        options = dict(self.options)
+        return {
+            "config": digest(self.snapshot.config),
+            "weights": weights_digest(self.snapshot),
+            "data": self.data.digest(),
+            "evaluation": [own.key for own in self.judge.documents] if self.judge else [],
+            "settings": {name: own.value for name, own in self.settings.named.items()},
+            "options": {name: options[name] for name in DECIDING},
+        }
+
+
+@dataclass(frozen=True)
+class PlannedFinetune(PlannedTraining):
+    """What `finetune --dry-run` shows."""
+
+    prepared: PreparedFinetune
+    targets: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        prepared = self.prepared
+        return {
+            "model": prepared.snapshot.name,
+            "context": prepared.context,
+            "target": prepared.target,
+            "strategy": prepared.options.strategy,
+            "packing": prepared.options.packing,
+            "settings": prepared.settings.to_json(),
+            "targets": list(self.targets),
+            "trained_parameters": self.moving,
+            "estimate": self.estimate.to_json(),
+            "documents": len(prepared.rows.documents),
+            "documents_too_short": prepared.rows.too_short,
+            "passes": prepared.rows.passes,
+            "evaluation_documents": prepared.evaluated,
+            "overlap": as_json(prepared.overlap),
+            "loss": "sliced" if self.sliced is None else f"whole logits: {self.sliced}",
+            "memory_warning": self.tight,
+        }
+
+
+@dataclass(frozen=True)
+class Finetuned:
+    """What a fine-tuning did."""
+
+    output: Path
+    planned: PlannedFinetune
+    steps: int
+    stopped_early: bool
+    losses: tuple[dict[str, float], ...]
+    evaluations: tuple[dict[str, float], ...]
+    numbers: dict[str, Any]  # label -> values as JSON
+    overlap: dict[str, Any] | None  # of the documents that these are over
+    control: dict[str, Any] | None
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "output": str(self.output),
+            "plan": self.planned.to_json(),
+            "steps": self.steps,
+            "stopped_early": self.stopped_early,
+            "losses": list(self.losses),
+            "evaluations": list(self.evaluations),
+            "numbers": self.numbers,
+            "overlap": self.overlap,
+            "control": self.control,
+            "notes": list(self.notes),
+        }
+
+
+def prepare(model: str, source: str, options: Finetune) -> PreparedFinetune:
+    """Read model, tokenizer and data; settle the settings."""
+    origin = open_origin(model)
+    sizes = _stored_parameters(origin.snapshot), origin.context, origin.target
+    settings = defaults.settings(options, *sizes)
+    sharing.check_rows(settings.rows.value, settings.row_tokens.value)
+    sharing.check_fsdp(qlora=options.qlora, train_spectrum=options.train_spectrum)
+    encoder = encoder_of(origin.snapshot, origin.model.vocab_size, options.seed)
+    strategy: Full | Pose = Full(settings.row_tokens.value)
+    if options.strategy == "pose":
+        strategy = Pose(strategy.length, origin.target, origin.two_sets_up_to)
+    most = settings.rows.value * settings.steps.value * strategy.length
+    found = data.read(
+        source,
+        options,
+        encoder,
+        origin.target,
+        wanted_tokens=most if options.epochs is None else NO_LIMIT,
+        row=strategy.length,
+        judging=options.eval_documents if options.evaluate is None else 0,
+    )
+    documents = list(found.documents)
+    if options.packing == "glued":
+        documents = glue(documents, encoder.tokenizer.eos_token_id, options.seed)
+    settings = defaults.settings(options, *sizes, rows_in(documents, strategy), sharing.readers())
+    count, share = settings.rows.value * settings.steps.value, options.retrieval_share
+    questions = KeyRows(encoder, documents, share, options.seed) if share else None
+    rows = Rows(documents, strategy, count, options.seed, questions)
+    return PreparedFinetune(
+        snapshot=origin.snapshot,
+        options=options,
+        context=origin.context,
+        target=origin.target,
+        settings=settings,
+        data=found,
+        encoder=encoder,
+        judge=_judge(origin, options, found, encoder),
+        origin=origin,
+        rows=rows,
+    )
+
+
+def _stored_parameters(snapshot: Snapshot) -> int:
+    """As stored, from the headers."""
+    headers = [read_header(snapshot.path(name)) for name in snapshot.weight_files]
+    return sum(prod(own.shape) for header in headers for own in header.tensors.values())
+
+
+def _judge(
+    origin: Origin, options: Finetune, found: data.TrainingData, encoder: corpus.DocumentEncoder
+) -> Judge | None:
+    """Over the documents of --eval that reach the target, or those held out of DATA; None where
+    there is none, or none is to be read."""
+    count, target = options.eval_documents, origin.target
+    judging: Sequence[corpus.Document] = found.judging(count, target)
+    if count and options.evaluate is not None:
+        # A datasets id is evaluated on its test split, as `ropext eval` does.
+        raw = corpus.read_documents(corpus.Source(options.evaluate, options.column))
+        parts = list(corpus.split_documents(raw, options.split_documents, encoder, target))
+        wanted = corpus.Wanted((target,), given=True, max_documents=count)
+        judging = corpus.choose_documents(parts, encoder, wanted).documents
+    if not judging or sharing.is_fsdp():
+        return None
+    return judge_of(judging, (origin.context, target), options.seed)
+
+
+def plan(prepared: PreparedFinetune) -> PlannedFinetune:
+    """Which layers are trained and what that takes, from a model without weights."""
+    from accelerate import init_empty_weights
+
+    options, lora = prepared.options, prepared.settings.lora
+    assert lora is not None  # of a fine-tuning always
+    models.check_tracker(options.report_to)
+    device = models.device(options)
+    if options.qlora:
+        models.four_bits(device)
+    if sharing.is_fsdp() and device.type == "cpu":
+        raise UsageError(
+            "launched with FSDP, but on a CPU, where accelerate makes DDP of it without a word: "
+            "use GPUs, or the config that `ropext.training.launch` calls ddp"
+        )
+    model = models.skeleton(prepared.snapshot)
+    names = models.target_names(model, options.targets)
+    with init_empty_weights(include_buffers=False):
+        joined = models.add_adapter(model, options, lora)
+    moving = sum(p.numel() for p in joined.parameters() if p.requires_grad)
+    found, reason, tight = taken(prepared, joined.get_base_model(), moving)
+    return PlannedFinetune(prepared, found, moving, reason, tight, tuple(names))

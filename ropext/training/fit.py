@@ -1,0 +1,335 @@
+"""A fit before its session: what may move and from where, preparation and plan."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ropext import corpus, scaling
+from ropext.checkpoint import Snapshot, open_snapshot, with_weights
+from ropext.checkpoint.provenance import digest, weights_digest
+from ropext.errors import NotExpressible, RopextError, UnsupportedModel, UsageError
+from ropext.options.training import WITHIN, Fit
+from ropext.planning import Plan, PlannedSite, make_plan, require_help
+from ropext.results.overlap import as_json
+from ropext.tasks import check_amount
+from ropext.training import data, defaults, models, sharing
+from ropext.training.data import TrainingData
+from ropext.training.judge import Judge, few, judge_of
+from ropext.training.rows import FitQuestions, FitRows, fit_rows_per_step
+from ropext.training.run import PlannedTraining, PreparedTraining, encoder_of, taken
+from ropext.training.search import DOCUMENTS, Trial, most_tokens
+from ropext.training.spectrum import Space, space_of
+
+COMMAND = "fit"
+# Which methods may be the start of what moves: by default those that factor and target determine.
+STARTS = {"yarn": ("yarn",), "ntk": ("ntk", "dynamic")}
+DETERMINED = tuple(name for name in scaling.METHODS if name not in ("abf", "longrope"))
+# Options that do not decide the numbers.
+UNDECIDING = (
+    "link", "device", "report_to", "micro_rows", "column", "split", "ignore_memory",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PreparedFit(PreparedTraining):
+    """A fit before a weight is loaded."""
+
+    options: Fit
+    judge: Judge
+    within: str
+    starts: Mapping[str, Plan]  # the closed forms to choose from
+    rows: FitRows
+    notes: tuple[str, ...]
+
+    @property
+    def plan(self) -> Plan:
+        """Any of the starts: what they share (context, target, geometry)."""
+        return next(iter(self.starts.values()))
+
+    @property
+    def ceiling(self) -> float:
+        """On every pair factor."""
+        return self.options.ceiling * self.plan.factor
+
+    def space(self, start: str) -> Space:
+        """What moves, beginning at a closed form."""
+        return space_of(self.within, self.starts[start].main, self.target, self.ceiling)
+
+    def planned(self, method: str, knobs: Mapping[str, Any]) -> Plan:
+        """The plan of a spectrum that was found."""
+        return _planned(self.snapshot, self.options, method, knobs)
+
+    def manifest(self) -> dict[str, Any]:
+        return {
+            "config": digest(self.snapshot.config),
+            "weights": weights_digest(self.snapshot),
+            "fitted": digest([[int(t) for t in d.ids] for d in self.data.documents]),
+            "judging": [own.key for own in self.judge.documents],
+            "within": self.within,
+            "starts": list(self.starts),
+            "options": {k: v for k, v in dict(self.options).items() if k not in UNDECIDING},
+        }
+
+
+@dataclass(frozen=True)
+class PlannedFit(PlannedTraining):
+    """What `fit --dry-run` shows."""
+
+    prepared: PreparedFit
+    forward_tokens: int  # read without gradients: starts, judgements, questions
+
+    @property
+    def search(self) -> bool:
+        """Whether knobs are tried by forward passes, in place of gradient steps."""
+        return self.prepared.options.search
+
+    @property
+    def tokens(self) -> int:
+        """Read with gradients."""
+        return 0 if self.search else self.prepared.rows.tokens
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (*self.prepared.notes, *([self.tight] if self.tight else []))
+
+    def to_json(self) -> dict[str, Any]:
+        prepared = self.prepared
+        return {
+            "model": prepared.snapshot.name,
+            "context": prepared.context,
+            "target": prepared.target,
+            "within": prepared.within,
+            "starts": list(prepared.starts),
+            "moving": self.moving,
+            "settings": prepared.settings.to_json(),
+            "documents": len(prepared.rows.texts.documents),
+            "documents_too_short": prepared.rows.texts.too_short,
+            "judging_documents": len(prepared.judge.documents),
+            "overlap": as_json(prepared.overlap),
+            "tokens": self.tokens,
+            "forward_tokens": self.forward_tokens,
+            "estimate": self.estimate.to_json(),
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a fit did."""
+
+    output: Path
+    planned: PlannedFit
+    plan: Plan  # the one that was written
+    kept: str  # "fitted" or "start"
+    reason: str  # why that one
+    start: str  # the closed form it began at
+    steps: int  # the step that was kept; 0 = the start
+    tokens: int  # read with gradients until the end
+    numbers: dict[str, dict[str, Any]]  # base, start, fitted -> values as JSON
+    change: dict[str, Any] | None  # far half, fitted minus start, nats a token
+    losses: tuple[dict[str, float], ...]
+    judgements: dict[int, float]  # step -> far half, nats a token
+    trials: tuple[Trial, ...]  # of --search
+    notes: tuple[str, ...]
+
+    @property
+    def pair_factors(self) -> tuple[float, ...]:
+        return pair_factors(self.plan.main)
+
+    @property
+    def attention_factor(self) -> float:
+        return self.plan.main.wanted.attention_factor
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "output": str(self.output),
+            "planned": self.planned.to_json(),
+            "kept": self.kept,
+            "reason": self.reason,
+            "start": self.start,
+            "step": self.steps,
+            "tokens": self.tokens,
+            "method": self.plan.method,
+            "pair_factors": list(self.pair_factors),
+            "attention_factor": self.attention_factor,
+            "change": self.change,
+            "numbers": self.numbers,
+            "losses": list(self.losses),
+            "judgements": self.judged,
+            "trials": [trial.to_json() for trial in self.trials],
+            "notes": list(self.notes),
+        }
+
+    @property
+    def judged(self) -> list[dict[str, float]]:
+        """The judgements as JSON."""
+        return [{"step": step, "far_half_nll": own} for step, own in self.judgements.items()]
+
+
+def pair_factors(site: PlannedSite) -> tuple[float, ...]:
+    """By how much each pair is slowed against what the model was trained with."""
+    pairs = zip(site.rope.spectrum.inv_freq, site.wanted.inv_freq, strict=True)
+    return tuple(now / new for now, new in pairs)
+
+
+def _planned(snapshot: Snapshot, options: Fit, method: str, knobs: Mapping[str, Any]) -> Plan:
+    return make_plan(snapshot.config, options.extend(method, **knobs), snapshot.name)
+
+
+def choose_starts(snapshot: Snapshot, options: Fit) -> tuple[str, dict[str, Plan]]:
+    """What may move, and the closed forms inside of it that can be written here.
+
+    Where nothing is asked, the widest form that this family and the loaders of --for read exactly.
+    """
+    refusal: RopextError | None = None
+    widest = WITHIN[1:] if options.search else WITHIN
+    for within in (options.within,) if options.within else widest:
+        try:
+            found = _closed_forms(snapshot, options, within)
+            example = next(iter(found.values()))
+            _planned(snapshot, options, *example_knobs(within, example.main))
+            return within, found
+        except NotExpressible as error:
+            refusal = refusal or error
+    assert refusal is not None  # a form was either found or refused
+    raise refusal
+
+
+def _closed_forms(snapshot: Snapshot, options: Fit, within: str) -> dict[str, Plan]:
+    allowed = STARTS.get(within, DETERMINED)
+    if options.start is not None:
+        scaling.find(options.start, "--start")
+        if options.start not in allowed:
+            raise UsageError(
+                f"--start {options.start} is not inside of --within {within}, which begins at one "
+                f"of {', '.join(allowed)}"
+            )
+        return {options.start: _planned(snapshot, options, options.start, {})}
+    found: dict[str, Plan] = {}
+    refusal: NotExpressible | UsageError | None = None
+    for method in allowed:
+        try:
+            found[method] = _planned(snapshot, options, method, {})
+        except (NotExpressible, UsageError) as error:
+            refusal = refusal or error
+    if not found and refusal is not None:
+        raise refusal
+    return found
+
+
+def example_knobs(within: str, site: PlannedSite) -> tuple[str, dict[str, Any]]:
+    """Method and knobs of a spectrum inside of `within` that is no closed form."""
+    if within == "yarn":
+        knobs = {"beta_fast": 20.5, "beta_slow": 1.25, "truncate": False, "attention_factor": 1.25}
+        return "yarn", knobs
+    if within == "ntk":
+        return "abf", {"theta": site.rope.theta * 1.5}
+    factors = tuple(1.5 + 0.25 * (pair % 3) for pair in range(site.rope.dim // 2))
+    return "longrope", {"pair_factors": factors, "attention_factor": 1.25}
+
+
+def _check_geometry(plan: Plan) -> None:
+    """One set of numbers moves, so that several embeddings must start from the same."""
+    scaled = [site for site in plan.sites if site.scaled]
+    if len({(site.rope.dim, site.rope.spectrum) for site in scaled}) > 1:
+        raise UnsupportedModel(
+            f"{plan.name}: its full-attention layers have rotary embeddings that differ "
+            f"({', '.join(site.label for site in scaled)}); fit moves one set of numbers"
+        )
+
+
+def prepare(model: str, source: str, options: Fit, revision: str | None = None) -> PreparedFit:
+    """Read model, tokenizer and data; settle what moves and from where."""
+    if sharing.is_fsdp():
+        raise UsageError(
+            "fit moves a few numbers and shards nothing: launch it with DDP, not with FSDP (the "
+            "configs are in ropext.training.launch)"
+        )
+    snapshot = open_snapshot(model, revision=revision)
+    within, starts = choose_starts(snapshot, options)
+    plan = next(iter(starts.values()))
+    if plan.model.masked_lm:
+        raise UnsupportedModel(
+            f"{model} is a masked language model ({plan.model.model_type}); fit reads causal ones"
+        )
+    require_help(plan)
+    _check_geometry(plan)
+    snapshot = with_weights(snapshot)
+    sharing.check_rows(fit_rows_per_step(options, plan.target), plan.target, options.keep_short)
+    encoder = encoder_of(snapshot, plan.model.vocab_size, options.seed)
+    enough = max(options.steps * max(options.batch_tokens, plan.target), DOCUMENTS * plan.target)
+    found = data.read_for_fit(source, options, encoder, plan.target, enough)
+    questions, notes = _questions(encoder, found, options, plan)
+    rows = FitRows(found.documents, questions, options, plan.context, plan.target)
+    notes += [warning] if (warning := few(found.held_out)) else []
+    if options.packing == "glued":
+        notes.append(
+            f"documents were joined (--packing glued): intervals are over {len(found.held_out)} "
+            "windows of joined held-out documents, no two of which share a document"
+        )
+    return PreparedFit(
+        snapshot=snapshot,
+        options=options,
+        context=plan.context,
+        target=plan.target,
+        settings=defaults.fit_settings(options, rows.per_step, plan.target),
+        data=found,
+        encoder=encoder,
+        judge=_judge(found, questions, options, plan, encoder.bos),
+        within=within,
+        starts=starts,
+        rows=rows,
+        notes=tuple(notes),
+    )
+
+
+def _questions(
+    encoder: corpus.DocumentEncoder, found: TrainingData, options: Fit, plan: Plan
+) -> tuple[FitQuestions | None, list[str]]:
+    if not options.retrieval_share and not options.retrieval_items:
+        return None, []
+    questions = FitQuestions(encoder, found.documents, plan.target, options.seed)
+    reason = questions.why_none(min(plan.context, plan.target))
+    return (questions, []) if reason is None else (None, [f"retrieval is left out: {reason}"])
+
+
+def _judge(
+    found: TrainingData,
+    questions: FitQuestions | None,
+    options: Fit,
+    plan: Plan,
+    bos: int | None,
+) -> Judge:
+    lengths = (plan.context, plan.target)
+    count = options.retrieval_items if questions is not None else 0
+    check_amount(count * sum(lengths), "give fewer --retrieval-items")
+    near, far = (
+        questions.measured(length, count) if questions is not None and count else []
+        for length in lengths
+    )
+    return judge_of(found.held_out, lengths, options.seed, near, far, bos)
+
+
+def plan(prepared: PreparedFit) -> PlannedFit:
+    """What it takes, from a model without weights."""
+    options = prepared.options
+    models.check_tracker(options.report_to)
+    moving = sum(own.numel() for own in prepared.space(next(iter(prepared.starts))).parameters())
+    model = models.skeleton(prepared.snapshot)
+    found, reason, tight = taken(prepared, model, moving, fits=not options.search)
+    return PlannedFit(prepared, found, moving, reason, tight, _forward_tokens(prepared))
+
+
+def _forward_tokens(prepared: PreparedFit) -> int:
+    """Tokens read without gradients."""
+    target, context, options = prepared.target, prepared.context, prepared.options
+    judged = len(prepared.judge.documents)
+    judgements = -(-options.steps // defaults.eval_every(options, options.steps))
+    base = judged * context * (2 * target // context)
+    questions = 2 * len(prepared.judge.far) * target + len(prepared.judge.near) * context
+    searched = 0
+    if options.search:
+        searched, judgements = most_tokens(prepared.data.documents, target), 1
+    passes = len(prepared.starts) + judgements + 1
+    return passes * judged * target + base + questions + searched

@@ -1,0 +1,261 @@
+"""The model in memory as training wants it: without weights, loaded, and with its LoRA."""
+
+import difflib
+import importlib.util
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ropext.checkpoint import Snapshot
+from ropext.errors import InputError, UnsupportedModel, UsageError
+from ropext.evaluation.forward import BENDING
+from ropext.evaluation.loading import local_rank, with_attention
+from ropext.evaluation.work import processes
+from ropext.options.training import Finetune, Training
+from ropext.training import sharing
+from ropext.training.defaults import LoraSettings
+
+TRACKERS = {"none": None, "tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
+
+
+def device(options: Training) -> torch.device:
+    """Where this process trains."""
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda was asked for, but torch finds no CUDA device")
+    if options.device == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank())
+
+
+def dtype(options: Training, where: torch.device) -> torch.dtype:
+    """Of the frozen weights: bfloat16 on a GPU, float32 on a CPU, which emulates the other."""
+    if options.dtype != "auto":
+        found: torch.dtype = getattr(torch, options.dtype)
+        return found
+    return torch.bfloat16 if where.type == "cuda" else torch.float32
+
+
+def skeleton(snapshot: Snapshot, attention: str = "eager", **keywords: Any) -> Any:
+    """The model from its config alone, its weights on the meta device."""
+    import transformers
+    from accelerate import init_empty_weights
+
+    config = transformers.AutoConfig.from_pretrained(snapshot.directory, trust_remote_code=False)
+    build: Any = transformers.AutoModelForCausalLM.from_config
+    try:
+        with init_empty_weights(include_buffers=False):
+            model = build(config, attn_implementation=attention, **keywords)
+    except ValueError as error:
+        if attention != "eager":
+            raise
+        raise UnsupportedModel(
+            f"{snapshot.name}: transformers has no causal language model of type "
+            f"{config.model_type}: {str(error).splitlines()[0]}"
+        ) from None
+    model.tie_weights()  # accelerate gives the head weights of its own
+    return model
+
+
+def caps_logits(model: Any) -> str | None:
+    """Why the loss will need whole logits, as far as the config tells: only the probe of the loaded
+    model (`loss.why_not_sliced`) decides."""
+    config = model.config.get_text_config()
+    for key in BENDING:
+        value = getattr(config, key, None)
+        if value not in (None, 0, 1, 1.0):
+            return f"it scales or caps its logits ({key} {value:g})"
+    return None
+
+
+def is_eager(skeleton: Any, asked: str | None) -> bool:
+    """Whether attention will hold its whole square of positions."""
+    return asked == "eager" or not (asked or getattr(skeleton, "_supports_sdpa", True))
+
+
+def load(snapshot: Snapshot, options: Training) -> Any:
+    """The model with its weights. Under FSDP they stay in the first process's memory, and
+    accelerate shares them out from there (its cpu_ram_efficient_loading)."""
+    where, qlora = device(options), isinstance(options, Finetune) and options.qlora
+    # Neither code from the model nor a pickle beside its weights.
+    keywords = {
+        "dtype": dtype(options, where),
+        "trust_remote_code": False,
+        "use_safetensors": True,
+    }
+    if qlora:
+        keywords["quantization_config"] = four_bits(where)
+    packed = qlora or bool(snapshot.quantisation)
+    if packed:
+        keywords["device_map"] = {"": where}
+    model = _with_attention(snapshot, options.attn_implementation, keywords)
+    if sharing.is_fsdp():
+        _share_dtypes(model)
+    elif not packed:  # packed weights cannot be moved once they are loaded
+        model = model.to(where)
+    model.config.use_cache = False
+    return model
+
+
+def _share_dtypes(model: Any) -> None:
+    """What a family keeps in float32 while it loads is that in all processes."""
+    dtypes = sharing.by_first(lambda: {name: own.dtype for name, own in model.named_parameters()})
+    for name, own in model.named_parameters():
+        own.data = own.data.to(dtypes[name])
+
+
+def _with_attention(snapshot: Snapshot, asked: str | None, keywords: dict[str, Any]) -> Any:
+    """Loaded with the attention that was asked for, or one that the model has. FSDP takes all
+    weights from the first process; the others hold none."""
+    import transformers
+    from safetensors import SafetensorError
+
+    def build(kind: str) -> Any:
+        if sharing.is_fsdp() and processes()[0] != 0:
+            return skeleton(snapshot, kind, dtype=keywords["dtype"])
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            snapshot.directory, attn_implementation=kind, **keywords
+        )
+
+    try:
+        return with_attention(asked, build)
+    except (ValueError, ImportError, SafetensorError) as error:
+        reason = str(error).strip().splitlines()[0]
+        if asked and ("attn_implementation" in str(error) or isinstance(error, ImportError)):
+            raise UsageError(f"--attn-implementation {asked}: {reason}") from error
+        raise InputError(
+            f"{snapshot.name} cannot be loaded as a causal language model: {reason}"
+        ) from error
+
+
+def check_tracker(name: str) -> None:
+    """Trainer has the switch; the package behind it is the user's."""
+    if name not in TRACKERS:
+        raise UsageError(f"--report-to is one of {', '.join(TRACKERS)}, was {name!r}")
+    package = TRACKERS[name]
+    # tensorboardX serves as well.
+    known = [package, "tensorboardX"] if package == "tensorboard" else [package]
+    if package and not any(importlib.util.find_spec(str(own)) for own in known):
+        raise UsageError(
+            f"--report-to {name} needs the package {package}, which is not installed: "
+            f"pip install {package}"
+        )
+
+
+def four_bits(where: torch.device) -> Any:
+    """QLoRA's quantiser: 4-bit NormalFloat, doubly quantised (Dettmers et al. 2023, section 3)."""
+    import transformers
+
+    if where.type != "cuda":
+        raise UsageError("--qlora needs a CUDA device; leave it out, or try --dtype bfloat16")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise UsageError(
+            "--qlora needs the package bitsandbytes, which is not installed: "
+            "pip install 'ropext[qlora]', or leave --qlora out"
+        )
+    return transformers.BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+
+
+def add_adapter(model: Any, options: Finetune, lora: LoraSettings) -> Any:
+    """The model in PEFT, with the LoRA (and full copies of norms and embeddings) trainable."""
+    import peft
+
+    names = target_names(model, options.targets)
+    check_rank(model, names, lora.rank.value)
+    names = _precise(model, names)
+    saved = _norm_names(model) if options.train_norms else []
+    if options.train_embeddings:
+        embedding = model.get_input_embeddings()
+        saved.append(next(name for name, module in model.named_modules() if module is embedding))
+    tied = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.rank.value,
+        lora_alpha=lora.alpha.value,
+        lora_dropout=options.dropout,
+        target_modules=names,
+        modules_to_save=saved or None,
+        # Without it the trained copy of a tied embedding would leave the head behind.
+        ensure_weight_tying=tied and options.train_embeddings,
+        bias="none",
+    )
+    return peft.get_peft_model(model, config)
+
+
+def linear_names(model: Any) -> list[str]:
+    """Short names of the linear layers inside the model's blocks, in their order.
+
+    A block is what stands in a list of modules; the output head and what projects images or sound
+    from outside of the text decoder stay out.
+    """
+    head = model.get_output_embeddings()
+    names: dict[str, None] = {}
+    for name, module in model.get_decoder().named_modules():
+        inside = any(part.isdigit() for part in name.split("."))
+        # What quantisers make of nn.Linear too, and the transposed Conv1D of GPT-2.
+        kind = isinstance(module, nn.Linear) or type(module).__name__ in ("Conv1D", "Linear4bit")
+        if inside and module is not head and kind:
+            names[name.rpartition(".")[2]] = None
+    return list(names)
+
+
+def target_names(model: Any, wanted: tuple[str, ...]) -> list[str]:
+    """The names that get a LoRA; one that is not there is refused with those that are."""
+    found = linear_names(model)
+    if not found:
+        raise InputError("--targets: this model has no linear layer inside its blocks")
+    for name in wanted:
+        if name not in found:
+            near = difflib.get_close_matches(name, found, 1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise UsageError(
+                f"--targets {name} matches no linear layer{hint}; there are {', '.join(found)}"
+            )
+    return list(wanted) or found
+
+
+def _precise(model: Any, names: list[str]) -> list[str]:
+    """The same, or full names where a short one would also match outside of the text decoder."""
+    inside = {id(module) for module in model.get_decoder().modules()}
+    found = {
+        name: id(module) in inside
+        for name, module in model.named_modules()
+        if name.rpartition(".")[2] in names
+    }
+    return (
+        names if all(found.values()) else [name for name, is_inside in found.items() if is_inside]
+    )
+
+
+def _norm_names(model: Any) -> list[str]:
+    """Full names of the norms: modules with one-dimensional weights that are no linear layer."""
+    names = []
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        norm = "norm" in type(module).__name__.lower() and not list(module.children())
+        if norm and isinstance(weight, nn.Parameter) and weight.ndim == 1:
+            names.append(name)
+    return names
+
+
+def check_rank(model: Any, names: Iterable[str], rank: int) -> None:
+    """A rank beyond a layer's smaller side would train more than the layer has."""
+    wanted = set(names)
+    sides = [
+        (min(module.weight.shape), name)
+        for name, module in model.get_decoder().named_modules()
+        # A quantiser's packed weight does not have the layer's shape.
+        if name.rpartition(".")[2] in wanted and type(module).__name__ != "Linear4bit"
+    ]
+    smallest, name = min(sides, default=(rank, ""))
+    if rank > smallest:
+        raise UsageError(
+            f"--rank {rank} is above {smallest}, the smaller side of {name}; give at most "
+            f"{smallest}, or name other layers (--targets)"
+        )

@@ -1,0 +1,473 @@
+"""A training in words, tables and pictures: for the terminal, the card, ropext.json and OUT."""
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ropext import scaling
+from ropext.errors import UsageError
+from ropext.lengths import length_text, octaves
+from ropext.planning import Plan
+from ropext.results.overlap import as_json, mark_of, marked
+from ropext.results.perplexity import Reading, by_position
+from ropext.results.values import FEWEST_DOCUMENTS, Value
+from ropext.table import Table, as_text, columns
+
+if TYPE_CHECKING:
+    from ropext.training.defaults import Setting
+    from ropext.training.finetune import Finetuned, PlannedFinetune
+    from ropext.training.fit import Fitted, PlannedFit
+    from ropext.training.judge import Judge
+    from ropext.training.rows import Rows
+    from ropext.training.run import PreparedTraining
+    from ropext.training.writing import Story
+
+Numbers = dict[str, dict[str, Any]]  # label -> values as JSON
+
+# The rows of a fine-tuning's table, and of a fit's.
+TUNED_ROWS = {
+    "base": "base, through its short window",
+    "untuned": "extended, not trained",
+    "control": "control: base trained on the same tokens, through its short window",
+    "tuned": "extended and trained",
+}
+TRAINED = ("control", "tuned")
+FITTED = "fitted"  # its name in pictures and tables
+FIT_ROWS = {"base": "base, through its short window", "start": "{start}", "fitted": FITTED}
+BESIDE = ("pi", "ntk", "yarn")  # closed forms that a fit is shown beside
+
+
+def _plan_text(title: str, settings: "Mapping[str, Setting]", *lines: str) -> str:
+    """Under a title each setting with where it comes from, then lines."""
+    shown = [(name.replace("_", " "), _plain(s.value), s.source) for name, s in settings.items()]
+    return "\n".join([title, "", *columns((), shown).splitlines(), "", *lines])
+
+
+def _warning(prepared: "PreparedTraining") -> list[str]:
+    """What is said of an evaluation on what was trained on."""
+    return [f"warning: {prepared.lineage}"] if prepared.lineage else []
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "/".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
+def _json_files(contents: Mapping[str, Any]) -> dict[str, bytes]:
+    return {name: (json.dumps(own, indent=1) + "\n").encode() for name, own in contents.items()}
+
+
+# Of a fine-tuning.
+
+
+def finetune_plan(planned: "PlannedFinetune") -> str:
+    """What `finetune --dry-run` prints."""
+    prepared, found = planned.prepared, planned.estimate
+    options, why = prepared.options, prepared.why_no_judge
+    return _plan_text(
+        f"{prepared.snapshot.name}: {prepared.origin.told}, strategy {options.strategy}, packing "
+        f"{options.packing}",
+        prepared.settings.named,
+        f"trained: {planned.moving:,} parameters in {', '.join(planned.targets)}",
+        f"documents: {len(prepared.rows.documents)} used, {prepared.rows.too_short} too short, "
+        f"{prepared.evaluated} to evaluate on",
+        *([f"not evaluated: {why}"] if why else []),
+        *_warning(prepared),
+        passes_text(prepared.rows),
+        *_asked(options.retrieval_share),
+        f"tokens: {found.tokens:,}; FLOPs: {found.flops:.2e}",
+        f"memory of one device: about {found.peak_bytes / 1e6:,.0f} MB (weights "
+        f"{found.weight_bytes / 1e6:,.0f}, trained {found.trained_bytes / 1e6:,.0f}, activations "
+        f"{found.activation_bytes / 1e6:,.0f}, loss {found.loss_bytes / 1e6:,.0f})",
+        *([f"note: {planned.tight}"] if planned.tight else []),
+        *([f"the loss needs whole logits: {planned.sliced}"] if planned.sliced else []),
+    )
+
+
+def passes_text(rows: "Rows") -> str:
+    """How often the same text is read."""
+    text = f"rows: {len(rows):,}, and the documents hold {rows.per_pass:,}"
+    return (
+        text if rows.passes <= 1 else f"{text}: the run goes through them {rows.passes:.1f} times"
+    )
+
+
+def _asked(share: float) -> list[str]:
+    """What must be known to read a retrieval score of a model that was trained to retrieve."""
+    if not share:
+        return []
+    return [
+        f"Of the rows {share:.0%} state keys and ask for them, in the wording of the task mkey: "
+        "its retrieval scores are those of a trained task."
+    ]
+
+
+def finetune_result(done: "Finetuned") -> str:
+    """What `finetune` prints at its end."""
+    target = done.planned.prepared.target
+    early = ", stopped early: the best evaluated weights are kept" if done.stopped_early else ""
+    lines = [f"wrote {done.output}: trained {done.steps} steps{early}"]
+    table = finetune_table(done.numbers, target, done.overlap)
+    if table is not None:
+        lines += ["", columns(table.header, table.rows), "", *verdict(done.numbers, target)]
+    lines += [f"note: {note}" for note in done.notes]
+    return "\n".join([*lines, "", f"next: ropext verify {done.output}"])
+
+
+def finetune_table(
+    numbers: Numbers, target: int, overlap: Mapping[str, Any] | None, title: str = ""
+) -> Table | None:
+    """Base, untuned, control, tuned."""
+    if not numbers:
+        return None
+    mark = mark_of({"overlap": overlap})
+    header = ("", f"tail loss at {length_text(target)}", "95 % interval", "short tax")
+    rows = []
+    for label, name in TUNED_ROWS.items():
+        if label in numbers:
+            values = numbers[label]
+            tail, tax = values[f"tail_nll@{target}"], values.get("short_tax")
+            shown = "" if label == "base" or tax is None else f"{tax['value']:+.4f}"
+            name = marked(name, mark if label in TRAINED else "")
+            rows.append((name, f"{tail['value']:.4f}", _interval(tail), shown))
+    return Table(title, "", header, tuple(rows))
+
+
+def _interval(value: dict[str, Any]) -> str:
+    if value["ci95"]:
+        return f"{value['ci95'][0]:.4f} to {value['ci95'][1]:.4f}"
+    low, high = value.get("range") or (value["value"],) * 2
+    return f"{low:.4f} to {high:.4f} (range of {value['n']})"
+
+
+def verdict(numbers: Numbers, target: int) -> list[str]:
+    """What the table says, in words; adaptation to the text is told from extension."""
+    if not numbers:
+        return []
+    tails = {label: own[f"tail_nll@{target}"] for label, own in numbers.items()}
+    if tails["base"]["ci95"] is None:
+        return [f"Fewer than {FEWEST_DOCUMENTS} documents give numbers, and no verdict."]
+    base, tuned = tails["base"]["value"], tails["tuned"]["value"]
+    line = (
+        f"At {length_text(target)} the trained model predicts the last tokens by "
+        f"{abs(base - tuned):.4f} nats a token {'better' if base > tuned else 'worse'} than the "
+        "base in its own window"
+    )
+    if "control" not in tails:
+        return [f"{line}; a part of any gain is adaptation to the text (--control measures it)."]
+    control = tails["control"]["value"]
+    return [
+        f"{line}, and by {abs(control - tuned):.4f} {'better' if control > tuned else 'worse'} "
+        f"than the control: the control's own gain of {base - control:.4f} is adaptation to the "
+        "text."
+    ]
+
+
+def finetune_story(done: "Finetuned") -> "Story":
+    """For the record and the card."""
+    from ropext.training.writing import Story
+
+    prepared, lora = done.planned.prepared, done.planned.prepared.settings.lora
+    options, settings, overlap = prepared.options, prepared.settings, prepared.overlap
+    section = {
+        "settings": settings.to_json(),
+        "strategy": options.strategy,
+        "packing": options.packing,
+        "targets": list(done.planned.targets),
+        "train_norms": options.train_norms,
+        "train_embeddings": options.train_embeddings,
+        "retrieval_share": options.retrieval_share,
+        "seed": options.seed,
+        "steps": done.steps,
+        "stopped_early": done.stopped_early,
+        "tokens": done.steps * settings.tokens // settings.steps.value,
+        "passes": prepared.rows.passes * done.steps / settings.steps.value,
+        "data_sha256": prepared.data.digest(),
+        "final_loss": done.losses[-1]["loss"] if done.losses else None,
+        "control": done.control is not None,
+        "numbers": done.numbers,
+        "overlap": done.overlap,
+    }
+    told = prepared.lineage
+    summary = [
+        f"It was then trained for {section['steps']} steps ({section['tokens']:,} tokens, strategy "
+        f"{options.strategy}) with a LoRA of rank {lora.rank.value if lora else 0}, which is "
+        "merged into the weights.",
+        *_asked(options.retrieval_share),
+        *verdict(done.numbers, prepared.target),
+        *([f"{told[0].upper()}{told[1:]}."] if told else []),
+    ]
+    caption = (
+        f"Loss over the last tokens before {prepared.target:,}, in nats a token, on the same "
+        f"tokens of {overlap.of_documents if overlap else 'documents'}"
+    )
+    table = finetune_table(done.numbers, prepared.target, done.overlap, caption)
+    return Story(section, tuple(summary), (table,) if table else (), prepared.trained_on.to_json())
+
+
+def finetune_files(done: "Finetuned") -> dict[str, bytes]:
+    """OUT/training."""
+    contents = {
+        "settings.json": done.planned.to_json(),
+        "losses.json": {
+            "tuned": done.losses,
+            "evaluations": done.evaluations,
+            "control": done.control and done.control["losses"],
+        },
+        "numbers.json": done.numbers,
+    }
+    return _json_files(contents) | {"loss.png": _losses_picture(done)}
+
+
+def _losses_picture(done: "Finetuned") -> bytes:
+    """Loss by step as a PNG."""
+    from matplotlib.ticker import MaxNLocator
+
+    from ropext.report import plots
+
+    axis = plots.axes("Loss of the training", "nats per token", "step")
+    for label, losses, colour in (
+        ("training loss", done.losses, plots.COLOURS[0]),
+        ("training loss of the control", (done.control or {}).get("losses"), plots.GREY),
+    ):
+        if losses:
+            steps, values = [e["step"] for e in losses], [e["loss"] for e in losses]
+            axis.plot(steps, values, color=colour, lw=1.2, label=label)
+    if done.evaluations:
+        steps = [e["step"] for e in done.evaluations]
+        values = [e["tail_nll"] for e in done.evaluations]
+        label = "tail loss, held-out documents"
+        axis.plot(steps, values, "o-", color=plots.COLOURS[1], label=label)
+    axis.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
+    return plots.finished(axis)
+
+
+# Of a fit.
+
+
+def change_text(change: Value) -> str:
+    """`0.0540 nats a token lower over the far half, 95 % interval -0.0770 to -0.0310`."""
+    way = "lower" if change.value < 0 else "higher"
+    text = f"{abs(change.value):.4f} nats a token {way} over the far half"
+    if change.ci95 is None:
+        return f"{text}, without an interval"
+    return f"{text}, 95 % interval {change.ci95[0]:+.4f} to {change.ci95[1]:+.4f}"
+
+
+def share_text(change: Value) -> str:
+    """Points of right answers with their interval."""
+    ends = change.ci95 or (change.value, change.value)
+    return f"{change.value:+.2f}, 95 % interval {ends[0]:+.2f} to {ends[1]:+.2f}"
+
+
+def fit_plan(planned: "PlannedFit") -> str:
+    """What `fit --dry-run` prints."""
+    prepared, found = planned.prepared, planned.estimate
+    starts = list(prepared.starts)
+    start = starts[0] if len(starts) == 1 else f"the best of {', '.join(starts)}"
+    settings = prepared.settings.named
+    costs = [
+        f"tokens: {planned.tokens:,} with gradients, {planned.forward_tokens:,} without; FLOPs of "
+        f"the training: {found.flops:.2e}",
+        f"memory of one device: about {found.peak_bytes / 1e6:,.0f} MB",
+    ]
+    if planned.search:
+        settings = {"row_tokens": prepared.settings.row_tokens}
+        costs = [f"tokens: at most {planned.forward_tokens:,}, none of them with gradients"]
+    return _plan_text(
+        f"{prepared.snapshot.name}: from {prepared.context} to {prepared.target} tokens, "
+        f"{planned.moving} number{'s move' if planned.moving > 1 else ' moves'} "
+        f"({prepared.within}), starting from {start}",
+        settings,
+        f"documents: {len(prepared.rows.texts.documents)} to fit on, "
+        f"{len(prepared.judge.documents)} held out, {prepared.rows.texts.too_short} too short",
+        *costs,
+        *_warning(prepared),
+        *(f"note: {note}" for note in planned.notes),
+    )
+
+
+def fit_result(done: "Fitted") -> str:
+    """What `fit` prints at its end."""
+    what = f"the fitted spectrum, as {done.plan.method}"
+    if done.kept != FITTED:
+        what = f"{done.start}, the start: the fit was not surely better"
+    lines = [f"wrote {done.output}: {what}", "", as_text(fit_tables(done)), ""]
+    lines += [f"note: {note}" for note in done.notes]
+    at_most = "at most " if done.planned.search else ""
+    lines += [
+        f"cost: {len(done.losses)} steps, {done.tokens:,} tokens with gradients, "
+        f"{at_most}{done.planned.forward_tokens:,} without",
+        "",
+        f"next: ropext verify {done.output}",
+    ]
+    return "\n".join(lines)
+
+
+def _fit_summary(done: "Fitted") -> str:
+    """The sentence of the card."""
+    if done.kept == "start":
+        return (
+            f"A fit of the spectrum was tried ({done.tokens:,} tokens) and not kept: {done.reason}."
+        )
+    tried = f"{len(done.trials) - 1} settings tried by forward passes alone"
+    return (
+        f"Its spectrum was fitted on text with the weights frozen: {done.planned.moving} numbers, "
+        f"{tried if done.trials else f'{done.steps} steps'}, starting from {done.start}; "
+        f"{done.reason}."
+    )
+
+
+def fit_tables(done: "Fitted") -> tuple[Table, ...]:
+    """Numbers on held-out documents, and what moved."""
+    return _fit_numbers(done), _fit_factors(done)
+
+
+def _fit_numbers(done: "Fitted") -> Table:
+    from ropext.training.rows import MEASURED
+
+    target, found = done.plan.target, done.planned.prepared.overlap
+    header = (
+        *("", "tail perplexity", "tail loss", "far half loss", "short tax"),
+        f"{MEASURED} at {length_text(target)}",
+    )
+    rows, mark = [], found.mark if found else ""
+    for label, title in FIT_ROWS.items():
+        values = done.numbers.get(label)
+        if values is None:
+            continue
+        asked = values.get(f"{MEASURED}@{target}")
+        tax = "" if label == "base" else f"{values['short_tax']['value']:+.4f}"
+        names = (f"tail@{target}", f"tail_nll@{target}", f"far_half_nll@{target}")
+        cells = [f"{values[name]['value']:.4f}" for name in names]
+        shown = "" if asked is None else f"{asked['value']:.2f} of {asked['n']}"
+        if label == "base" and (own := values.get(f"{MEASURED}@{done.plan.context}")):
+            shown = f"{own['value']:.2f} of {own['n']} at {length_text(done.plan.context)}"
+        name = marked(title.format(start=done.start), mark if label == FITTED else "")
+        rows.append((name, *cells, tax, shown))
+    title = f"On held-out {marked('documents', mark)}, at {length_text(target)} tokens"
+    return Table(title, "", header, tuple(rows))
+
+
+def _fit_factors(done: "Fitted") -> Table:
+    site, forms = done.plan.main, _closed_forms(done.plan)
+    columns = {"written": done.pair_factors} | {name: own[0] for name, own in forms.items()}
+    rows = [
+        (f"{pair}", f"{wavelength:.4g}", *(f"{own[pair]:.3f}" for own in columns.values()))
+        for pair, wavelength in enumerate(site.rope.spectrum.wavelengths)
+    ]
+    attention = [done.attention_factor / site.rope.attention_factor]
+    attention += [own[1] for own in forms.values()]
+    rows.append(("attention factor", "", *(f"{own:.4f}" for own in attention)))
+    title = "Pair factors (by how much each pair is slowed)"
+    return Table(title, "", ("pair", "wavelength", *columns), tuple(rows))
+
+
+def _closed_forms(plan: Plan) -> dict[str, tuple[tuple[float, ...], float]]:
+    """Pair factors and attention factor of the forms that a fit is shown beside."""
+    found = {}
+    for method in BESIDE:
+        try:
+            knobs = scaling.find(method).knobs()
+            own = scaling.scale(plan.main.rope, method, plan.target, knobs, None)
+        except UsageError:
+            continue  # a single pair has no NTK
+        found[method] = (own.pair_factors, own.attention_factor)
+    return found
+
+
+def fit_story(done: "Fitted") -> "Story":
+    """For the record and the card."""
+    from ropext.training.writing import Story
+
+    prepared = done.planned.prepared
+    options = prepared.options
+    section = {
+        "kept": done.kept,
+        "reason": done.reason,
+        "start": done.start,
+        "within": prepared.within,
+        "step": done.steps,
+        "tokens": done.tokens,
+        "settings": prepared.settings.to_json(),
+        "ceiling": options.ceiling,
+        "retrieval_share": options.retrieval_share,
+        "keep_short": options.keep_short,
+        "packing": options.packing,
+        "seed": options.seed,
+        "documents": len(prepared.rows.texts.documents),
+        "searched": options.search,
+        "judging": [own.name for own in prepared.judge.documents],
+        "change": done.change,
+        "numbers": done.numbers,
+        "overlap": as_json(prepared.overlap),
+        "notes": list(done.notes),
+    }
+    summary, tables = (_fit_summary(done),), fit_tables(done)
+    return Story(section, summary, tables, prepared.trained_on.to_json())
+
+
+def fit_files(
+    done: "Fitted",
+    judge: "Judge",
+    readings: Mapping[str, Reading],
+    closed: Mapping[str, Reading],
+) -> dict[str, bytes]:
+    """OUT/pair-factors.json and OUT/fit."""
+    out: dict[str, Any] = {
+        "pair-factors.json": {
+            "pair_factors": list(done.pair_factors),
+            "attention_factor": done.attention_factor,
+        },
+        "fit/numbers.json": {
+            "numbers": done.numbers,
+            "change": done.change,
+            "closed_forms": {m: judge.loss(reading) for m, reading in closed.items()},
+        },
+        "fit/losses.json": {"losses": list(done.losses), "judgements": done.judged},
+    }
+    if done.trials:
+        out["fit/trials.json"] = {"trials": [trial.to_json() for trial in done.trials]}
+    return _json_files(out) | {
+        "fit/pair-factors.png": _factors_picture(done),
+        "fit/positions.png": _positions_picture(done, judge, readings),
+    }
+
+
+def _factors_picture(done: "Fitted") -> bytes:
+    """The pair factors beside those of the closed forms."""
+    from matplotlib.ticker import FuncFormatter
+
+    from ropext.report import plots
+
+    axis = plots.axes("Pair factors", "by how much each pair is slowed", "pair")
+    forms = _closed_forms(done.plan)
+    styled = plots.styles([*forms, FITTED])
+    for name, own in forms.items():
+        label = f"{name}, the start" if name == done.start else name
+        plots.by_pair(axis, own[0], label, styled[name])
+    plots.by_pair(axis, done.pair_factors, "written", styled[FITTED])
+    axis.set_yscale("log")
+    plain = FuncFormatter(lambda value, _: f"{value:g}")
+    axis.yaxis.set_major_formatter(plain)
+    axis.yaxis.set_minor_formatter(plain)
+    return plots.finished(axis)
+
+
+def _positions_picture(done: "Fitted", judge: "Judge", readings: Mapping[str, Reading]) -> bytes:
+    from ropext.report import plots
+
+    frame = judge.frame
+    middles = tuple((a * b) ** 0.5 for a, b in octaves(frame.context, frame.longest))
+    lines = [
+        plots.Curve(
+            FIT_ROWS[label].format(start=done.start),
+            middles,
+            tuple(row["nll"] for row in by_position(frame, reading, None)),
+            reference=label == "base",
+        )
+        for label, reading in readings.items()
+    ]
+    title = "Loss by position, held-out documents"
+    return plots.lines(title, "nats per token", lines, frame.context, frame.longest)

@@ -1,0 +1,422 @@
+"""Documents -> the rows that a model reads, in a fine-tuning and in a fit.
+
+A row follows from the seed and its number alone, so that a run that goes on after an interrupt, or
+on more processes, reads the same rows in the same order.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ropext.corpus import DocumentEncoder
+from ropext.errors import InputError, UsageError
+from ropext.options.training import Fit
+from ropext.tasks import Haystack, Item, Text, find_task, mkey, noise, repetition
+from ropext.tasks.item import derived_rng, occurs, until_unambiguous
+
+Ids = npt.NDArray[np.signedinteger[Any]]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class TrainingDocument:
+    """Token ids, and which of them the loss is taken on (None = all)."""
+
+    ids: Ids
+    scored: Flags | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def mask(self) -> Flags:
+        return np.ones(len(self.ids), bool) if self.scored is None else self.scored
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the model reads: ids at positions, and which ids the loss is taken on."""
+
+    ids: Ids
+    positions: Ids
+    scored: Flags
+    weight: float = 1.0  # of its mean loss, where rows count and not tokens (a fit)
+
+
+@dataclass(frozen=True)
+class Full:
+    """Rows of `length` tokens that follow one another in a document."""
+
+    length: int
+
+    def row(self, document: TrainingDocument, start: int, rng: np.random.Generator) -> Row:
+        piece = slice(start, start + self.length)
+        return Row(document.ids[piece], np.arange(self.length), document.mask()[piece])
+
+
+@dataclass(frozen=True)
+class Pose:
+    """Positional skip-wise training (Zhu et al. 2023, section 3): a row of `length` tokens in two
+    chunks, the positions of the second moved on by a gap drawn from 0 to target - length.
+
+    The first chunk has at most half of the row, as in the paper's code. Deviation: the second
+    chunk's text comes from where its positions say, where the document reaches that far, so that
+    the distance is a true one; else from a place drawn at random, as in the paper.
+    """
+
+    length: int
+    target: int
+    # Positions must pass this: a longrope with two sets of factors would otherwise be trained in
+    # the short set, and in which one would vary from batch to batch.
+    beyond: int = 0
+
+    def row(self, document: TrainingDocument, start: int, rng: np.random.Generator) -> Row:
+        first = int(rng.integers(1, self.length // 2 + 1))
+        least = max(0, self.beyond + 1 - self.length)
+        gap = int(rng.integers(least, self.target - self.length + 1))
+        room = len(document) - self.length
+        skipped = gap if gap <= room else int(rng.integers(0, room + 1))
+        start = int(rng.integers(0, room - skipped + 1))
+        jump = start + first
+        second = slice(jump + skipped, jump + skipped + self.length - first)
+        mask = document.mask()
+        ids, scored = (
+            np.concatenate([own[start:jump], own[second]]) for own in (document.ids, mask)
+        )
+        scored[first] = False  # nothing before the jump tells what follows it
+        positions = np.arange(self.length)
+        positions[first:] += gap
+        return Row(ids, positions, scored)
+
+
+def rows_in(documents: Sequence[TrainingDocument], strategy: Full | Pose) -> int:
+    """Whole rows of one pass."""
+    return sum(len(document) // strategy.length for document in documents)
+
+
+SPACE, MOST = 64, 16  # of a row that asks: tokens for each key, and keys
+
+
+class KeyRows:
+    """Every so many rows of a fine-tuning one that states keys and asks for all of them; each
+    follows from the seed and its number alone."""
+
+    def __init__(
+        self,
+        encoder: DocumentEncoder,
+        documents: Sequence[TrainingDocument],
+        share: float,
+        seed: int,
+    ) -> None:
+        self.encoder, self.documents, self.share, self.seed = encoder, documents, share, seed
+        self.words = noise(encoder)
+
+    def falls_on(self, number: int) -> bool:
+        """Whether the row of this number asks."""
+        return int((number + 1) * self.share) > int(number * self.share)
+
+    def document(self, number: int, length: int) -> TrainingDocument:
+        """Exactly `length` tokens: keys in a haystack, then every question with its answer."""
+        rng = derived_rng("questions", self.seed, length, number)
+        ids = [] if self.encoder.bos is None else [self.encoder.bos]
+        count = max(1, min(MOST, length // SPACE))
+        needles, filler = self._drawn(length - len(ids), count, rng)
+        depths = sorted(rng.random() for _ in needles)
+        ids += mkey.shared_prefix(filler, [stated for stated, _, _ in needles], depths)
+        scored = [False] * len(ids)
+        for _, question, answer in rng.sample(needles, len(needles)):
+            ids += [*question, *answer]
+            scored += [False] * len(question) + [True] * len(answer)
+        return TrainingDocument(np.asarray(ids, np.int32), np.asarray(scored))
+
+    def _drawn(
+        self, length: int, count: int, rng: random.Random
+    ) -> tuple[list[mkey.Needle], list[int]]:
+        def draw() -> tuple[list[mkey.Needle], list[int]]:
+            needles = mkey.draw_needles(self.encoder, mkey.PLAIN, count, rng)
+            fixed = sum(len(part) for needle in needles for part in needle)
+            if length < fixed:
+                raise UsageError(
+                    f"--retrieval-share: a row of questions takes {fixed} tokens of this "
+                    f"tokenizer, and rows have {length}; leave the option out, or give a larger "
+                    "--window or target"
+                )
+            return needles, self._haystack(rng).tokens(length - fixed, rng)
+
+        def clear(drawn: tuple[list[mkey.Needle], list[int]]) -> bool:
+            needles, filler = drawn
+            return not any(occurs(answer, filler) for _, _, answer in needles)
+
+        return until_unambiguous(mkey.NAME, draw, clear)
+
+    def _haystack(self, rng: random.Random) -> Haystack:
+        """Words, or text of a document that is trained on."""
+        return self.words if rng.random() < 0.5 else Text(rng.choice(self.documents).ids.tolist())
+
+
+class Rows(Sequence[Row]):
+    """`count` rows, going through the documents again and again in a new order each time.
+
+    Each pass cuts every document into as many whole rows as fit, from a random offset on.
+    """
+
+    def __init__(
+        self,
+        documents: Sequence[TrainingDocument],
+        strategy: Full | Pose,
+        count: int,
+        seed: int,
+        questions: KeyRows | None = None,
+    ) -> None:
+        self.documents = [d for d in documents if len(d) >= strategy.length]
+        self.too_short = len(documents) - len(self.documents)
+        self.strategy, self.size, self.seed, self.questions = strategy, count, seed, questions
+        self.per_pass = rows_in(documents, strategy)
+        if not self.per_pass:
+            longest = max((len(d) for d in documents), default=0)
+            raise InputError(_too_short(len(documents), longest, strategy))
+        if not any(document.mask().any() for document in self.documents):
+            raise InputError(
+                f"of {len(documents)} documents none that is long enough has an assistant's turn, "
+                "on which alone the loss of a conversation is taken; give other conversations, or "
+                "plain text"
+            )
+        self._order = lru_cache(maxsize=2)(self._pass_order)
+
+    @property
+    def passes(self) -> float:
+        """How often the run goes through its documents."""
+        return self.size / self.per_pass
+
+    def __len__(self) -> int:
+        return self.size
+
+    def _pass_order(self, number: int) -> npt.NDArray[np.int64]:
+        """(document, start) of each row of a pass."""
+        rng = np.random.default_rng((self.seed, 0, number))
+        places = []
+        for index, document in enumerate(self.documents):
+            rows, spare = divmod(len(document), self.strategy.length)
+            offset = int(rng.integers(0, spare + 1))
+            places += [(index, offset + i * self.strategy.length) for i in range(rows)]
+        return rng.permutation(np.array(places))
+
+    def __getitem__(self, number: int) -> Row:  # type: ignore[override]
+        if not 0 <= number < self.size:
+            raise IndexError(number)
+        rng = np.random.default_rng((self.seed, 1, number))
+        if (asking := self.asks(number)) is not None:
+            return self.strategy.row(asking.document(number, self.strategy.length), 0, rng)
+        turn, at = divmod(number, self.per_pass)
+        index, start = self._order(turn)[at]
+        return self.strategy.row(self.documents[index], int(start), rng)
+
+    def asks(self, number: int) -> KeyRows | None:
+        """The questions that a row holds in the place of text, if it does."""
+        return self.questions if self.questions and self.questions.falls_on(number) else None
+
+
+class ControlRows(Sequence[Row]):
+    """The rows of the control: the same tokens, in windows of the base's own context.
+
+    Questions cut from what they ask for would teach it to guess: it gets as many tokens of
+    questions that fit its windows.
+    """
+
+    def __init__(self, rows: Rows, context: int) -> None:
+        self.rows, self.context = rows, context
+        self.per_row = -(-rows.strategy.length // context)
+
+    def __len__(self) -> int:
+        return len(self.rows) * self.per_row
+
+    def __getitem__(self, number: int) -> Row:  # type: ignore[override]
+        index, at = divmod(number, self.per_row)
+        piece = slice(at * self.context, (at + 1) * self.context)
+        length = len(range(self.rows.strategy.length)[piece])
+        if (asking := self.rows.asks(index)) is not None:
+            document = asking.document(number, length)
+            return Row(document.ids, np.arange(length), document.mask())
+        row = self.rows[index]
+        return Row(row.ids[piece], np.arange(length), row.scored[piece])
+
+
+def glue(
+    documents: Sequence[TrainingDocument], separator: int | None, seed: int
+) -> list[TrainingDocument]:
+    """All documents as one, in a drawn order; attention will cross from one into the next."""
+    order = np.random.default_rng((seed, 2)).permutation(len(documents))
+    ids: list[Ids] = []
+    scored: list[Flags] = []
+    for index in order:
+        ids.append(documents[index].ids)
+        scored.append(documents[index].mask())
+        if separator is not None:
+            ids.append(np.array([separator]))
+            scored.append(np.array([True]))
+    return [TrainingDocument(np.concatenate(ids), np.concatenate(scored))] if ids else []
+
+
+def _too_short(count: int, longest: int, strategy: Full | Pose) -> str:
+    if isinstance(strategy, Pose):
+        return (
+            f"--window {strategy.length}: the longest of {count} documents has {longest} tokens; "
+            f"give a --window of at most {longest}, or longer documents"
+        )
+    return (
+        f"--strategy full needs documents of at least {strategy.length} tokens, and the longest "
+        f"of {count} has {longest}; --strategy pose reaches the target from documents of its "
+        "--window, --packing glued joins documents, and a checkpoint extended to a smaller target "
+        "needs shorter ones"
+    )
+
+
+TASKS = ("passkey", "mkey")  # of the questions that are fitted on
+MEASURED = "passkey"
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+# Of a question's mean loss beside a window's: as a whole row its few tokens make the gradient too
+# noisy, pooled by tokens it would be drowned (docs/fitting.md).
+QUESTION_WEIGHT = 0.25
+# Seeds of what is drawn, apart from one another.
+FITTED, SHORT = 1, 2
+
+
+class FitQuestions:
+    """Retrieval items by their number, to fit on and to measure with; the two share nothing."""
+
+    def __init__(
+        self,
+        encoder: DocumentEncoder,
+        documents: Sequence[TrainingDocument],
+        target: int,
+        seed: int,
+    ) -> None:
+        self.encoder, self.target, self.seed = encoder, target, seed
+        stream = np.concatenate([own.ids for own in documents])
+        self.around: tuple[Haystack, ...] = (Text(stream.tolist()), noise(encoder))
+        self.before = [] if encoder.bos is None else [encoder.bos]
+
+    def fitted(self, number: int) -> Row:
+        """One item as a row: the loss on its answer alone."""
+        rng = np.random.default_rng((self.seed, FITTED, number))
+        around = self.around[number // len(TASKS) % len(self.around)]
+        task, depths, seed = TASKS[number % len(TASKS)], (float(rng.random()),), self.seed + FITTED
+        (item,) = self._items(task, around, self.target, depths, number, seed)
+        ids = np.asarray([*self.before, *item.prompt, *item.answer], np.int32)
+        scored = np.zeros(len(ids), bool)
+        scored[-len(item.answer) :] = True
+        return Row(ids, np.arange(len(ids)), scored, QUESTION_WEIGHT)
+
+    def measured(self, length: int, count: int) -> list[Item]:
+        """Keys among repeated sentences, which no fitted item has around it."""
+        around = repetition(self.encoder)
+        items: list[Item] = []
+        for index in range(-(-count // len(DEPTHS))):
+            items += self._items(MEASURED, around, length, DEPTHS, index, self.seed)
+        return items[:count]
+
+    def _items(
+        self,
+        task: str,
+        around: Haystack,
+        length: int,
+        depths: Sequence[float],
+        index: int,
+        seed: int,
+    ) -> Sequence[Item]:
+        room = length - len(self.before)
+        build = find_task(task).build
+        return build(self.encoder, around, length=room, depths=depths, index=index, seed=seed)
+
+    def why_none(self, length: int) -> str | None:
+        """Why no item of this length can be made."""
+        try:
+            self.measured(length, 1)
+            for number in range(len(TASKS)):
+                self.fitted(number)
+        except UsageError as error:
+            return str(error)
+        return None
+
+
+def fit_rows_per_step(options: Fit, target: int) -> int:
+    """Windows of the target's length, at least one, and those of --keep-short."""
+    return max(1, round(options.batch_tokens / target)) + options.keep_short
+
+
+class FitRows(Sequence[Row]):
+    """Every step of a fit: --keep-short windows of the original length, then windows of the
+    target's length (the loss on their second half) with questions evenly among them."""
+
+    def __init__(
+        self,
+        documents: Sequence[TrainingDocument],
+        questions: FitQuestions | None,
+        options: Fit,
+        context: int,
+        target: int,
+    ) -> None:
+        self.per_step, self.short = fit_rows_per_step(options, target), options.keep_short
+        self.long = self.per_step - self.short
+        self.steps, self.share, self.questions = options.steps, options.retrieval_share, questions
+        self.texts = Rows(documents, Full(target), self.long * self.steps, options.seed)
+        if self.short:
+            count = self.short * self.steps
+            self.shorts = Rows(documents, Full(context), count, options.seed + SHORT)
+        self.tokens = (self.long * target + self.short * context) * self.steps
+
+    def __len__(self) -> int:
+        return self.per_step * self.steps
+
+    def __getitem__(self, number: int) -> Row:  # type: ignore[override]
+        step, at = divmod(number, self.per_step)
+        if at < self.short:
+            return self.shorts[step * self.short + at]
+        place = step * self.long + at - self.short
+        asked = int((place + 1) * self.share)
+        if self.questions is not None and asked > int(place * self.share):
+            return self.questions.fitted(asked)
+        row = self.texts[place]
+        scored = row.scored.copy()
+        scored[: len(row.ids) // 2] = False
+        return replace(row, scored=scored)
+
+
+IGNORED = -100  # the label that stock losses leave out
+
+
+class Collator:
+    """Stacks rows; shorter ones are padded at their end.
+
+    The attention mask is always given, all ones, also where nothing is padded: without one
+    transformers takes positions that jump for the border of a packed document, and lets the second
+    chunk of a pose row see nothing of the first.
+    """
+
+    def __init__(self, padding: int) -> None:
+        self.padding = padding
+
+    def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+        length = max(len(row.ids) for row in rows)
+
+        def padded(parts: Sequence[npt.NDArray[Any]], filler: int) -> torch.Tensor:
+            out = torch.full((len(rows), length), filler)
+            for at, part in enumerate(parts):
+                out[at, : len(part)] = torch.from_numpy(part.astype("int64"))
+            return out
+
+        labels = [np.where(row.scored, row.ids, IGNORED) for row in rows]
+        weights = [row.weight for row in rows]
+        weighed = {"row_weights": torch.tensor(weights)} if any(w != 1 for w in weights) else {}
+        return {
+            "input_ids": padded([row.ids for row in rows], self.padding),
+            "labels": padded(labels, IGNORED),
+            "attention_mask": padded([np.ones(len(row.ids)) for row in rows], 0),
+            "position_ids": padded([row.positions for row in rows], 0),
+            **weighed,
+        }
