@@ -116,7 +116,7 @@ def files_of(snapshot: Snapshot) -> dict[str, Path]:
     names += [name for name in (card.README, provenance.NAME) if (directory / name).is_file()]
     for folder in RECORD_FOLDERS:
         if (directory / folder).is_dir():
-            names += [f"{folder}/{name}" for name in take_inventory(directory / folder).sizes]
+            names += [f"{folder}/{name}" for name in take_inventory(directory / folder).files]
     return {name: directory / name for name in sorted(names) if not name.endswith(".log")}
 
 

@@ -71,7 +71,7 @@ FOLDER_DEPTH = 4
 class Inventory:
     """The files of one directory, by their names relative to it with `/` between the parts."""
 
-    sizes: dict[str, int] = field(default_factory=dict)  # carried: bytes
+    files: dict[str, int] = field(default_factory=dict)  # carried: bytes
     left: dict[str, str] = field(default_factory=dict)  # left behind: reason
     refused: dict[str, str] = field(default_factory=dict)  # would be carried, but cannot: reason
 
@@ -125,7 +125,7 @@ def take_inventory(directory: Path) -> Inventory:
             inventory.refused[name] = f"it cannot be read: {error.strerror}"
             continue
         if stat.S_ISREG(status.st_mode):
-            inventory.sizes[name] = status.st_size
+            inventory.files[name] = status.st_size
         else:
             inventory.refused[name] = "it is neither a regular file nor a link to one"
     return inventory
@@ -241,9 +241,7 @@ def _open(model: str, revision: str | None, weights: bool) -> Snapshot:
         name=model,
         directory=directory,
         config=config,
-        files=inventory.sizes,
-        left=inventory.left,
-        refused=inventory.refused,
+        **vars(inventory),
         hub_id=hub_id,
         revision=revision,
         commit=commit,

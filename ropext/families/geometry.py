@@ -41,10 +41,13 @@ class TextConfig(Dict):
         values: Mapping[str, Any],
         text_type: str,
         where: str = "",
-        trained: int | None = None,
+        context: int | None = None,
+        original: int | None = None,
     ) -> None:
         super().__init__(values, where)
-        self.type, self.trained = text_type, trained  # the length, where the config has none
+        self.type = text_type
+        # Lengths that the user states, where the config misstates or lacks them.
+        self.context, self.original = context, original
         self.row, self.defaults = family(text_type), defaults_of(text_type)
 
     def names_of(self, key: str) -> tuple[str, ...]:
@@ -80,7 +83,7 @@ class TextConfig(Dict):
             head_dim = self.row.head_multiple * hidden // heads if hidden and heads else None
         else:
             head_dim = self.size("head_dim") or head_dim
-        context = self.size("max_position_embeddings", 1 << 40) or self.trained
+        context = self.size("max_position_embeddings", 1 << 40) or self.context
         if context is None:
             name = self.names_of("max_position_embeddings")[0]
             raise InputError(

@@ -28,14 +28,6 @@ LENGTH_KEYS = (
 
 
 @dataclass(frozen=True)
-class AsStated:
-    """Lengths as the user states them, where a config misstates or lacks them."""
-
-    context: int | None = None
-    original: int | None = None
-
-
-@dataclass(frozen=True)
 class Lengths:
     """One embedding's two lengths, and a sentence that asks for each that nothing says."""
 
@@ -46,30 +38,32 @@ class Lengths:
     asks_original: str = ""
 
 
-def lengths(text: TextConfig, site: Site, user: AsStated) -> Lengths:
+def lengths(text: TextConfig, site: Site) -> Lengths:
     """The lengths of one embedding, which names its original one or max_position_embeddings."""
     params, stated, original = site.params, text.sizes.context, site.rope.original_context
     kind, factor = params["rope_type"], params.get("factor") or 1.0
     if not site.scaled:
-        now = user.context or stated
+        now = text.context or stated
         return Lengths(now, original if kind in NAMED else now)
     if kind in STRETCHED and factor != 1:
-        return _stretched(text, params, stated, user)
+        return _stretched(text, params, stated)
     if kind == "dynamic" and params.get("alpha"):
-        return _alpha(stated, user)
-    named = kind in NAMED
-    read = _named(kind, factor, stated, original, user) if named else _plain(kind, stated, user)
-    if user.original not in (None, read.original):
+        return _alpha(text, stated)
+    if kind in NAMED:
+        read = _named(text, kind, factor, stated, original)
+    else:
+        read = _plain(text, kind, stated)
+    if text.original not in (None, read.original):
         raise InputError(
-            f"--original-context {user.original}: config.json says itself that the original context"
+            f"--original-context {text.original}: config.json says itself that the original context"
             f" is {read.original}; the flag is for configs that do not (linear scaling), --context"
             " for a trained length that is misstated"
         )
     return read
 
 
-def _plain(kind: str, stated: int, user: AsStated) -> Lengths:
-    now = user.context or stated
+def _plain(text: TextConfig, kind: str, stated: int) -> Lengths:
+    now = text.context or stated
     if kind != "dynamic":
         return Lengths(now, now)
     if now > stated:
@@ -84,13 +78,13 @@ def _plain(kind: str, stated: int, user: AsStated) -> Lengths:
     return Lengths(now, now, note)
 
 
-def _named(kind: str, factor: float, stated: int, original: int, user: AsStated) -> Lengths:
+def _named(text: TextConfig, kind: str, factor: float, stated: int, original: int) -> Lengths:
     extended = round(original * factor)
     # Llama 3.1 itself says 8 * 8192 beside 131072; Qwen3's card has a yarn of 4 * 32768 put beside
     # 40960.
     beyond = stated == original if kind != "yarn" else stated < extended
-    if user.context is not None or not beyond or factor <= 1:
-        return Lengths(user.context or stated, original)
+    if text.context is not None or not beyond or factor <= 1:
+        return Lengths(text.context or stated, original)
     note = (
         f"max_position_embeddings is {stated}; with its {kind} factor {factor:g} of {original} the"
         f" model reads {extended} tokens"
@@ -98,34 +92,34 @@ def _named(kind: str, factor: float, stated: int, original: int, user: AsStated)
     return Lengths(extended, original, note)
 
 
-def _stretched(text: TextConfig, params: Params, stated: int, user: AsStated) -> Lengths:
+def _stretched(text: TextConfig, params: Params, stated: int) -> Lengths:
     factor, trained = params["factor"], text.row.original
     after, before = round(stated * factor), max(1, round(stated / factor))
     named = params.get("original_max_position_embeddings")
-    named = user.original or named or text.integer("original_max_position_embeddings")
+    named = text.original or named or text.integer("original_max_position_embeddings")
     if named is None and trained and stated >= trained:
         named = trained
     others = [text.values.get(key) for key in LENGTH_KEYS[1:]]
-    if named is None and (after in others or user.context == after):
+    if named is None and (after in others or text.context == after):
         named = stated
-    if named is None and user.context == stated:
+    if named is None and text.context == stated:
         named = before
     if named is not None:
-        return Lengths(user.context or (after if named == stated else stated), named)
+        return Lengths(text.context or (after if named == stated else stated), named)
     asks = (
         f"config.json: {params['rope_type']} scaling by {factor:g} leaves open whether"
         f" max_position_embeddings {stated} is the length after it (--original-context {before}) or"
         f" before it (--original-context {stated}); say which (--context {stated} or --context"
         f" {after} says the same)"
     )
-    return Lengths(user.context or stated, before, asks, asks, asks)
+    return Lengths(text.context or stated, before, asks, asks, asks)
 
 
-def _alpha(stated: int, user: AsStated) -> Lengths:
-    now = user.context or stated
+def _alpha(text: TextConfig, stated: int) -> Lengths:
+    now = text.context or stated
     note = "HunYuan's alpha is a fixed change of theta and is read as one"
     asks = (
         "config.json: alpha changes theta for good, and nothing says for which length the model was"
         " trained before that; --from-original needs --original-context N"
     )
-    return Lengths(now, user.original or now, note, "", "" if user.original else asks)
+    return Lengths(now, text.original or now, note, "", "" if text.original else asks)

@@ -17,7 +17,7 @@ from ropext.families.geometry import (
     partial_factor,
     rotary_dim,
 )
-from ropext.families.lengths import NAMED, AsStated, Lengths, lengths
+from ropext.families.lengths import NAMED, Lengths, lengths
 from ropext.families.model import Model, Problem, Site
 from ropext.families.params import read_flat, read_nested
 from ropext.families.table import LOGIT_SCALES, Label
@@ -163,27 +163,27 @@ def describe(
     )
 
 
-AS_STATED = AsStated()
-
-
 def read(
     config: dict[str, Any], *, context: int | None = None, original: int | None = None
 ) -> Model:
     """Read what a config says about positions; `context` replaces a trained length that it
     misstates, `original` is the one before its scaling, where it does not say that."""
-    model, conflicts = interpret(config, AsStated(context, original))
+    model, conflicts = interpret(config, context, original)
     if conflicts:
         raise InputError(conflicts[0].sentence)
     return model
 
 
-def interpret(config: dict[str, Any], user: AsStated = AS_STATED) -> tuple[Model, list[Problem]]:
+def interpret(
+    config: dict[str, Any], context: int | None = None, original: int | None = None
+) -> tuple[Model, list[Problem]]:
     """What stock transformers 5 makes of a config, and where its spellings contradict that."""
     model_type, text_type, path = locate(config)
     part = text_part(config, path)
     for holder in (config, part):
         Dict(holder).object("quantization_config")  # decides how weights are carried and compared
-    text = TextConfig(_with_added(model_type, part), text_type, ".".join(path), user.context)
+    values, where = _with_added(model_type, part), ".".join(path)
+    text = TextConfig(values, text_type, where, context, original)
     _check_gate(text)
     _check_theta(text)
     text.sizes  # noqa: B018 - a wrong size is named before a wrong rope dict
@@ -191,7 +191,7 @@ def interpret(config: dict[str, Any], user: AsStated = AS_STATED) -> tuple[Model
     sites = _sites(text, params)
     if not any(site.scaled for site in sites):
         raise UnsupportedModel(f"{text_type!r} as configured rotates nothing that could be scaled")
-    spans = [lengths(text, site, user) for site in sites]
+    spans = [lengths(text, site) for site in sites]
     sites = tuple(
         replace(site, rope=replace(site.rope, context=span.now, original_context=span.original))
         for site, span in zip(sites, spans, strict=True)
