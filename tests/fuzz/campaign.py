@@ -25,6 +25,7 @@ from ropext.checkpoint import open_snapshot
 from ropext.checkpoint.provenance import read_record
 from ropext.cli import output
 from ropext.errors import RopextError
+from ropext.narration import unseen
 from ropext.planning import Plan
 from ropext.report import text
 
@@ -251,9 +252,13 @@ def _check_files(directory: Path) -> None:
     attempt(verifying.repair, directory)
     if isinstance(model, RopextError) or isinstance(record, RopextError):
         return
-    attempt(verifying._expected, model, record, None)
-    lengths = attempt(lambda: [*verifying._lengths(snapshot, model, record, None)])
-    weights = attempt(lambda: [*verifying._weights(snapshot, record, None, deep=True, keep=False)])
+    claimed = attempt(verifying._claim, snapshot, model, record, None)
+    if isinstance(claimed, RopextError):
+        return
+    lengths = attempt(lambda: [*verifying._lengths(snapshot, model, claimed[0])])
+    weights = attempt(
+        lambda: [*verifying._weights(snapshot, record, None, deep=True, keep=False, show=unseen)]
+    )
     for found in (lengths, weights):
         for check in found if isinstance(found, list) else ():
             check_sentence(check.sentence)
