@@ -90,10 +90,12 @@ def _linears(layer: Any) -> tuple[list[Sides], dict[str, list[Sides]]]:
     """Those of the attention, and all others by the module they stand in."""
     attention = list[Sides]()
     groups = dict[str, list[Sides]]()
+    inside = "\0"
     for name, module in layer.named_modules():
         sides = _sides(module)
-        if sides is None:
+        if sides is None or name.startswith(inside):  # a LoRA stands inside its linear layer
             continue
+        inside = f"{name}."
         if "attn" in name or "attention" in name:
             attention.append(sides)
         else:

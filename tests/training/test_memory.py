@@ -14,7 +14,7 @@ from ropext.errors import InputError, Stopped
 from ropext.evaluation.costs import shape_of
 from ropext.evaluation.loading import memory_errors
 from ropext.options.training import Finetune
-from ropext.training import defaults, estimates, plan_finetune, report
+from ropext.training import defaults, estimates, models, plan_finetune, report
 from ropext.training.loss import sliced_cross_entropy
 from ropext.training.rows import Full, Pose, Rows, TrainingDocument
 
@@ -110,6 +110,15 @@ def test_so_they_are_of_other_types(kind, choice, monkeypatch):
     )
     said, counted = said_and_counted(config, choice, monkeypatch)
     assert said == pytest.approx(counted, rel=0.2)
+
+
+def test_a_lora_that_stands_in_the_model_changes_no_width():
+    model = new_llama()
+    before = shape_of(model).parts
+    options = Finetune()
+    settings = defaults.settings(options, 1e7, 256, 1024)
+    joined = models.add_adapter(model, options, settings.lora)
+    assert shape_of(joined.get_base_model()).parts == before
 
 
 def test_a_window_costs_a_mask_of_all_positions_but_with_flash_attention():
