@@ -38,7 +38,7 @@ def run_finetune(
         return FinetuneSession(planned, folder, Path(output), force, say).run()
 
     prepare = partial(finetune.prepare, str(directory), data, Finetune(**options))
-    return run.train(finetune.COMMAND, prepare, finetune.plan, work, Path(output), say, force)
+    return run.train(prepare, finetune.plan, work, Path(output), say, force)
 
 
 def plan_finetune(
@@ -54,7 +54,7 @@ def plan_finetune(
     from ropext.training import finetune, run
 
     prepare = partial(finetune.prepare, str(directory), data, Finetune(**options))
-    return run.dry_run(finetune.COMMAND, prepare, finetune.plan, output, force)
+    return run.dry_run(prepare, finetune.plan, output, force)
 
 
 def run_fit(
@@ -81,7 +81,7 @@ def run_fit(
         return FitSession(planned, folder, Path(output), force, say).run(command)
 
     prepare = partial(fit.prepare, str(model), data, Fit(**options), revision)
-    return run.train(fit.COMMAND, prepare, fit.plan, work, Path(output), say, force)
+    return run.train(prepare, fit.plan, work, Path(output), say, force)
 
 
 def plan_fit(
@@ -98,4 +98,4 @@ def plan_fit(
     from ropext.training import fit, run
 
     prepare = partial(fit.prepare, str(model), data, Fit(**options), revision)
-    return run.dry_run(fit.COMMAND, prepare, fit.plan, output, force)
+    return run.dry_run(prepare, fit.plan, output, force)

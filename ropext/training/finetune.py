@@ -25,11 +25,11 @@ from ropext.options.training import Finetune
 from ropext.results.overlap import as_json
 from ropext.training import data, defaults, models, sharing
 from ropext.training.data import LARGEST_SHARE
+from ropext.training.defaults import LoraSettings
 from ropext.training.judge import Judge, judge_of
 from ropext.training.rows import Full, KeyRows, Pose, Rows, glue, rows_in
 from ropext.training.run import PlannedTraining, PreparedTraining, encoder_of, taken
 
-COMMAND = "finetune"
 # Options that decide the numbers, beside the settings.
 DECIDING = (
     "strategy", "packing", "dropout", "targets", "train_norms", "train_embeddings",
@@ -121,9 +121,16 @@ def open_origin(model: str) -> Origin:
 class PreparedFinetune(PreparedTraining):
     """A fine-tuning before a weight is loaded."""
 
+    command = "finetune"
     options: Finetune
     origin: Origin
     rows: Rows
+
+    @property
+    def lora(self) -> LoraSettings:
+        """The size of its LoRA, which a fine-tuning always has."""
+        assert self.settings.lora is not None
+        return self.settings.lora
 
     @property
     def evaluated(self) -> int:
@@ -286,8 +293,7 @@ def plan(prepared: PreparedFinetune) -> PlannedFinetune:
     """Which layers are trained and what that takes, from a model without weights."""
     from accelerate import init_empty_weights
 
-    options, lora = prepared.options, prepared.settings.lora
-    assert lora is not None  # of a fine-tuning always
+    options = prepared.options
     models.check_tracker(options.report_to)
     device = models.device(options)
     if options.qlora:
@@ -300,7 +306,7 @@ def plan(prepared: PreparedFinetune) -> PlannedFinetune:
     model = models.skeleton(prepared.snapshot)
     names = models.target_names(model, options.targets)
     with init_empty_weights(include_buffers=False):
-        joined = models.add_adapter(model, options, lora)
+        joined = models.add_adapter(model, options, prepared.lora)
     moving = sum(p.numel() for p in joined.parameters() if p.requires_grad)
     found, reason, tight = taken(prepared, joined.get_base_model(), moving)
     return PlannedFinetune(prepared, found, moving, reason, tight, tuple(names))

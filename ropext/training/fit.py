@@ -21,7 +21,6 @@ from ropext.training.run import PlannedTraining, PreparedTraining, encoder_of, t
 from ropext.training.search import DOCUMENTS, Trial, most_tokens
 from ropext.training.spectrum import Space, space_of
 
-COMMAND = "fit"
 # Which methods may be the start of what moves: by default those that factor and target determine.
 STARTS = {"yarn": ("yarn",), "ntk": ("ntk", "dynamic")}
 DETERMINED = tuple(name for name in scaling.METHODS if name not in ("abf", "longrope"))
@@ -35,6 +34,7 @@ UNDECIDING = (
 class PreparedFit(PreparedTraining):
     """A fit before a weight is loaded."""
 
+    command = "fit"
     options: Fit
     judge: Judge
     within: str

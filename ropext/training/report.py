@@ -168,7 +168,7 @@ def finetune_story(done: "Finetuned") -> "Story":
     """For the record and the card."""
     from ropext.training.writing import Story
 
-    prepared, lora = done.planned.prepared, done.planned.prepared.settings.lora
+    prepared = done.planned.prepared
     options, settings, overlap = prepared.options, prepared.settings, prepared.overlap
     section = {
         "settings": settings.to_json(),
@@ -192,7 +192,7 @@ def finetune_story(done: "Finetuned") -> "Story":
     told = prepared.lineage
     summary = [
         f"It was then trained for {section['steps']} steps ({section['tokens']:,} tokens, strategy "
-        f"{options.strategy}) with a LoRA of rank {lora.rank.value if lora else 0}, which is "
+        f"{options.strategy}) with a LoRA of rank {prepared.lora.rank.value}, which is "
         "merged into the weights.",
         *_asked(options.retrieval_share),
         *verdict(done.numbers, prepared.target),

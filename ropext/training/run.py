@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from ropext.checkpoint import Snapshot
 from ropext.checkpoint.provenance import read_record
@@ -31,6 +31,7 @@ from ropext.workdir import Workdir, release
 class PreparedTraining:
     """All that is known of a training before a weight is loaded."""
 
+    command: ClassVar[str]
     snapshot: Snapshot  # of what is trained
     options: Training
     context: int
@@ -123,7 +124,6 @@ def taken(
 
 
 def train(
-    command: str,
     prepare: Callable[[], Prepared],
     plan: Callable[[Prepared], Planned],
     session: Callable[[Planned, Path, Say], Done],
@@ -134,14 +134,13 @@ def train(
     """Everything, from the last checkpoint on where the same run was interrupted."""
     with silenced():
         prepared = prepare()
-        place = _workdir(command, prepared, output, force, recovers=sharing.is_main())
+        place = _workdir(prepared, output, force, recovers=sharing.is_main())
         planned = plan(prepared)
         with place.claimed(force, *work.processes()):
             return session(planned, place.folder, say if sharing.is_main() else silent)
 
 
 def dry_run(
-    command: str,
     prepare: Callable[[], Prepared],
     plan: Callable[[Prepared], Planned],
     output: str | Path | None,
@@ -151,16 +150,16 @@ def dry_run(
     with silenced():
         prepared = prepare()
         if output is not None:
-            _workdir(command, prepared, Path(output), force).check(force)
+            _workdir(prepared, Path(output), force).check(force)
         return plan(prepared)
 
 
 def _workdir(
-    command: str, prepared: PreparedTraining, output: Path, force: bool, recovers: bool = False
+    prepared: PreparedTraining, output: Path, force: bool, recovers: bool = False
 ) -> Workdir:
     """Where a run keeps what is not finished, beside an output that may be written. `recovers`
     first clears away what a kill left, which may have come when all was written."""
-    place = Workdir(output, command, prepared.manifest())
+    place = Workdir(output, prepared.command, prepared.manifest())
     if recovers:
         recover(output)
         release(place.folder, output)

@@ -1,7 +1,6 @@
 """A training, once all about it is settled: models are loaded, read, trained, judged, written."""
 
 import gc
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from ropext.checkpoint.staging import check_output
-from ropext.errors import InputError, Interrupted, Stopped
+from ropext.errors import InputError, Interrupted
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.loading import memory_errors
 from ropext.inspecting import READ_FROM
@@ -42,6 +41,7 @@ from ropext.training.run import PlannedTraining
 from ropext.training.sharing import is_main
 from ropext.training.spectrum import Learner, LeftGuards, Space
 from ropext.training.trainer import Evaluate, History, Job, LossNotFinite
+from ropext.training.writing import writing_errors
 
 # The models that are read.
 BASE, UNTUNED, TUNED, CONTROL = "base", "untuned", "tuned", "control"
@@ -237,10 +237,9 @@ class FinetuneSession(Session):
         **more: Any,
     ) -> History:
         """Train a LoRA on a model; a row is read in so many pieces."""
-        settings, lora = self.settings, self.settings.lora
-        assert lora is not None  # of a fine-tuning always
+        settings = self.settings
         torch.manual_seed(self.options.seed)
-        joined = models.add_adapter(model, self.options, lora)
+        joined = models.add_adapter(model, self.options, self.prepared.lora)
         if beside is not None:
             beside.join(joined)
         longest = self.origin.context if label == CONTROL else self.origin.target
@@ -602,29 +601,3 @@ class FitSession(Session):
             raise Interrupted(
                 f"interrupted; the fit is kept in {self.folder}, and the same command writes it"
             ) from error
-
-
-@contextmanager
-def writing_errors(folder: Path) -> Iterator[None]:
-    """A full or failing disk becomes a sentence; the checkpoints before it are kept."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None:  # transformers' own, about a model
-            raise
-        reason = error.strerror or type(error).__name__
-    except (SafetensorError, RuntimeError) as error:
-        # What safetensors (Rust) and torch.save (C++) make of an error of the file system.
-        words = ("os error", "file write failed", "unexpected pos")
-        if not any(known in str(error) for known in words):
-            raise
-        found = re.search(r"[^:]*\(os error \d+\)", str(error))
-        reason = found[0].strip() if found else "a file could not be written whole"
-    else:
-        return
-    raise Stopped(
-        f"{folder} cannot be written: {reason}; finished checkpoints are kept, and the same "
-        "command goes on from there"
-    )

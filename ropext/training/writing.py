@@ -13,8 +13,10 @@ OUT/fit/                numbers.json, losses.json, pair-factors.png, positions.p
 """
 
 import json
+import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from ropext.checkpoint.provenance import NAME, Record
 from ropext.checkpoint.staging import check_space, copy_file, place, staged
 from ropext.checkpoint.weights import weigh
 from ropext.checkpoint.writing import write_checkpoint
+from ropext.errors import Stopped
 from ropext.files import dump, os_errors
 from ropext.narration import Show, unseen
 from ropext.options.fields import Link
@@ -282,3 +285,29 @@ def _write_card(origin: Origin, directory: Path, story: Story, title: str) -> No
     )
     readme, _ = card.read_readme(origin.snapshot.path(README))
     (directory / README).write_bytes(card.render(text, readme).encode(errors="replace"))
+
+
+@contextmanager
+def writing_errors(folder: Path) -> Iterator[None]:
+    """A full or failing disk becomes a sentence; the checkpoints before it are kept."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # transformers' own, about a model
+            raise
+        reason = error.strerror or type(error).__name__
+    except (SafetensorError, RuntimeError) as error:
+        # What safetensors (Rust) and torch.save (C++) make of an error of the file system.
+        words = ("os error", "file write failed", "unexpected pos")
+        if not any(known in str(error) for known in words):
+            raise
+        found = re.search(r"[^:]*\(os error \d+\)", str(error))
+        reason = found[0].strip() if found else "a file could not be written whole"
+    else:
+        return
+    raise Stopped(
+        f"{folder} cannot be written: {reason}; finished checkpoints are kept, and the same "
+        "command goes on from there"
+    )
