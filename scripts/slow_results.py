@@ -23,11 +23,14 @@ EXTRAS = "pyproject.toml: optional-dependencies"
 PINS = "constraints.txt: versions"
 CENSUS = "ropext/families/types.json"
 DEFAULTS = "ropext/families/defaults.json"
+ENGINES = "ropext/loaders/engines.json"
+CHECKPOINTS = "scripts/loaders/checkpoints.py"
 COVERED = {
     "floors": (FLOORS,),
     "lm-eval": (PINS, EXTRAS),
     "readme": (README, PINS),
     "oracle": (PINS, CENSUS, DEFAULTS),
+    "loaders": (ENGINES, CHECKPOINTS),
 }
 
 

@@ -188,9 +188,9 @@ def test_qwen3_in_llama_cpp_and_trt_llm_are_told_as_read_not_run():
         found = reading(loader, "", family, DICTS["yarn"])
         assert found.evidence == "source"
         assert "not run" in found.why
-    assert reading("llama.cpp", "", "qwen2", DICTS["yarn"]).evidence == "run"
+    assert reading("llama.cpp", "", "qwen2", DICTS["yarn"]).evidence == "engine"
     built = reading("transformers", "4.57", "mixtral", DICTS["yarn"])
-    assert built.evidence == "spectrum"
+    assert built.evidence == "function"
     assert "without weights" in built.why
 
 

@@ -6,7 +6,7 @@ from ropext.loaders.table import KINDS, LoaderVersions, TableCell, readers
 
 BEGIN, END = "<!-- generated: begin -->", "<!-- generated: end -->"
 
-_MARKS = {"run": "", "source": "†", "spectrum": "‡"}
+_MARKS = {"engine": "", "source": "†", "function": "‡"}
 
 # Kinds of dict that ropext writes or that are common on the hub; the rest is in the lists.
 _MAIN = (
@@ -23,10 +23,16 @@ _MAIN = (
 )
 
 
+# Kinds that ropext writes, and the loaders that stand in the table by family.
+_WRITTEN = ("theta", "linear", "llama3", "yarn", "yarn-custom", "longrope", "longrope-custom")
+_ENGINES = ("transformers", "vllm", "sglang", "llama.cpp", "mlx", "exllamav3")
+
+
 def render() -> str:
     """Everything that stands between the two markers."""
     parts = [_legend(), "### Llama\n\n" + _table("llama")]
     parts += ["### Why, and which flag\n", *(_reasons(reader) for reader in readers())]
+    parts += ["### By family: what each engine reads as stock transformers 5\n", _by_family()]
     parts += ["### Other families\n", *(_families(reader) for reader in readers())]
     return "\n".join(part for part in parts if part).rstrip() + "\n"
 
@@ -34,6 +40,33 @@ def render() -> str:
 def _legend() -> str:
     rows = "\n".join(f"| `{kind}` | {text} |" for kind, text in KINDS.items())
     return f"| kind | what the config holds |\n|---|---|\n{rows}\n"
+
+
+def _by_family() -> str:
+    """The forms that ropext writes, for the families that were read by several loaders."""
+    columns = [
+        own for own in readers() if own.loader in _ENGINES and own.families.keys() > {"llama"}
+    ]
+    others = [own for own in columns if own.loader != "transformers"]
+    families = sorted(
+        {f for own in others for f, cells in own.families.items() if "theta" in cells}
+    )
+    lines = [
+        "| family | " + " | ".join(map(_title, columns)) + " |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
+    for family in families:
+        cells = [_forms_read(own.families.get(family, {})) for own in columns]
+        lines.append(f"| `{family}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _forms_read(cells: Mapping[str, TableCell]) -> str:
+    known = [kind for kind in _WRITTEN if kind in cells]
+    read = [kind for kind in known if cells[kind].verdict == "same"]
+    if "theta" not in known:
+        return "not measured"
+    return "all" if read == known else ", ".join(read) or "**none**"
 
 
 def _title(reader: LoaderVersions) -> str:

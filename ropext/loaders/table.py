@@ -1,4 +1,5 @@
-"""The loader table: lookups in table.json, which holds what was measured and nothing else.
+"""The loader table: lookups in table.json and engines.json, which hold what was measured and
+nothing else; the second is written by scripts/loaders, from engines that ran.
 
 A cell says what one loader's version range makes of one kind of rope dict in one group of families.
 A family or a kind without a cell is "not measured"; nothing is inferred from a similar one.
@@ -9,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -142,10 +143,10 @@ _ALIASES = {
     "transformers4": "transformers==4.57",
 }
 
-# What stands behind a cell where it is less than logits of a model that ran.
+# What stands behind a cell where no engine read a model.
 _EVIDENCE = {
+    "function": "its functions run, not the engine",
     "source": "read in its source, not run",
-    "spectrum": "rotary modules compared, built without weights",
 }
 
 # The method that gives each kind, in the order in which they are offered for one another.
@@ -159,7 +160,7 @@ class TableCell:
     verdict: Verdict
     why: str = ""
     flag: str = ""  # what to pass to the loader; {target} and the like are filled in
-    evidence: str = "run"  # or a key of _EVIDENCE
+    evidence: str = "engine"  # or a key of _EVIDENCE
     needs: str = ""  # the verdict holds where these keys agree with the attention factor ...
     otherwise: Verdict = "different"  # ... and this one where they do not
 
@@ -191,28 +192,45 @@ class LoaderReading:
     verdict: Verdict
     why: str = ""
     flag: str = ""
-    evidence: str = "run"
+    evidence: str = "engine"
 
 
 @cache
 def readers() -> tuple[LoaderVersions, ...]:
     """The table's loaders and version ranges, the newest of each loader first."""
-    return tuple(_reader(entry) for entry in _DATA["readers"])
+    path = Path(__file__).with_name("engines.json")
+    engines = json.loads(path.read_text("utf-8"))
+    return tuple(
+        _reader(entry, engines.get(f"{entry['loader']} {entry['versions']}", {}))
+        for entry in _DATA["readers"]
+    )
 
 
-def _reader(entry: Mapping[str, Any]) -> LoaderVersions:
+def _reader(entry: Mapping[str, Any], engine: Mapping[str, Any]) -> LoaderVersions:
     families: dict[str, dict[str, TableCell]] = {}
     measured: dict[str, str] = {}
     for group in entry["groups"]:
-        cells = {
-            kind: _cell(cell, group.get("evidence", "run")) for kind, cell in group["cells"].items()
-        }
+        evidence = group.get("evidence", entry.get("evidence", "engine"))
+        cells = {kind: _cell(cell, evidence) for kind, cell in group["cells"].items()}
         for family in group["families"]:
             families.setdefault(family, {}).update(cells)
             measured.setdefault(family, group.get("versions", entry["versions"]))
+    for group in engine.get("groups", ()):
+        found = {kind: _cell(cell, "engine") for kind, cell in group["cells"].items()}
+        for family in group["families"]:
+            known = families.setdefault(family, {})
+            for kind, cell in found.items():
+                known[kind] = _told(cell, known.get(kind) or families["llama"].get(kind))
+            measured.setdefault(family, engine["versions"])
     spans = tuple((low, high) for low, high in entry["spans"])
     composites = entry.get("composites", False)
     return LoaderVersions(entry["loader"], entry["versions"], spans, composites, families, measured)
+
+
+def _told(cell: TableCell, known: TableCell | None) -> TableCell:
+    """An engine's verdict, in the words and with the conditions of a cell that says the same."""
+    agrees = known is not None and known.verdict == cell.verdict
+    return replace(known, evidence=cell.evidence) if known and agrees else cell
 
 
 def _cell(cell: str | Mapping[str, str], evidence: str) -> TableCell:
