@@ -229,6 +229,7 @@ def test_an_extended_directory_is_extended_again_from_where_it_stands(ropext, ll
     assert config["max_position_embeddings"] == 512
 
 
+@pytest.mark.slow
 def test_fix_writes_the_spellings_that_a_resave_dropped(ropext, llama):
     path = llama / "config.json"
     config = json.loads(path.read_text())

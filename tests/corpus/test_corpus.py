@@ -128,6 +128,7 @@ def test_default_lengths_end_where_eight_documents_reach(tokenizer):
     assert len(few.documents) == 3
 
 
+@pytest.mark.slow
 def test_a_million_short_documents_take_constant_memory(tokenizer):
     long = texts(10, words=300)
 

@@ -22,6 +22,7 @@ def tally():
     return Tally()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(ROUNDS))
 def test_every_input_gives_a_result_or_a_sentence(tmp_path, tally, part):
     for number in range(part, INPUTS, ROUNDS):
