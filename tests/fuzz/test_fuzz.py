@@ -29,6 +29,7 @@ def test_every_input_gives_a_result_or_a_sentence(tmp_path, tally, part):
         run(make_input(Random(number), number), tmp_path, tally)
 
 
+@pytest.mark.slow
 def test_a_quarter_gets_as_far_as_a_plan(tally, capsys):
     if sum(tally.outcomes.values()) < INPUTS:
         pytest.skip("only a part of the inputs was run")
