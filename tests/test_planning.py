@@ -109,7 +109,7 @@ def test_a_refusal_names_what_the_loader_would_read():
     with pytest.raises(NotExpressible, match="--from-original --target 524288 --method yarn"):
         plan(configs.LLAMA31, for_loaders=("llama.cpp",))
     with pytest.raises(NotExpressible, match=r"these methods can: pi, ntk, dynamic$"):
-        plan(configs.LLAMA, for_loaders=("ctranslate2",))
+        plan(configs.LLAMA, method="yarn", for_loaders=("ctranslate2",))
     with pytest.raises(NotExpressible, match=r"without that factor these methods can: .*yarn"):
         plan(configs.LLAMA, temperature=0.5, for_loaders=("llama.cpp",))
 
@@ -135,6 +135,16 @@ def test_a_loader_that_was_not_measured_is_refused_unless_even_so():
     with pytest.raises(NotExpressible, match="was not measured; --even-so"):
         plan(mixtral, for_loaders=("vllm",))
     assert plan(mixtral, for_loaders=("vllm",), even_so=True).main.scaled
+
+
+def test_loaders_choose_where_no_method_is_named():
+    """ExLlamaV2 takes yarn's length for the original one; Qwen 3 MoE in MLX-LM reads theta alone."""
+    assert plan(configs.LLAMA, for_loaders=("vllm",)).method == "yarn"
+    assert plan(configs.LLAMA, for_loaders=("exllamav2", "vllm")).method == "ntk"
+    moe = configs.QWEN2 | {"model_type": "qwen3_moe", "head_dim": 128}
+    assert plan(moe, for_loaders=("mlx",)).method == "ntk"
+    with pytest.raises(NotExpressible, match="--method yarn cannot be written exactly"):
+        plan(configs.LLAMA, method="yarn", for_loaders=("exllamav2",))
 
 
 def test_the_recommendation_differs_where_the_reasons_do():
@@ -238,7 +248,7 @@ def test_a_refusal_names_the_form_that_works():
         plan(configs.MISTRAL4, factor=2.0)
     assert plan(configs.MISTRAL4, factor=None, target=2097152, from_original=True).main.scaled
     with pytest.raises(NotExpressible, match="that vllm and ctranslate2 read exactly"):
-        plan(configs.LLAMA, for_loaders=("vllm", "ctranslate2"))
+        plan(configs.LLAMA, method="yarn", for_loaders=("vllm", "ctranslate2"))
 
 
 def test_a_model_without_rotary_embedding_is_refused_with_what_it_would_take():

@@ -224,7 +224,7 @@ def make_plan(config: Mapping[str, Any], recipe: Extend, name: str = "MODEL") ->
     context = _context(model, recipe)
     _require_length(model, recipe)
     target = resolve_target(recipe, context)
-    method = recipe.method or "yarn"
+    method = recipe.method or _default_method(model, recipe, target)
     knobs = knobs_for(recipe, method)
     require_motion(model, method, target, knobs, recipe)
     sites = tuple(plan_site(model, site, method, target, knobs, recipe) for site in model.sites)
@@ -260,6 +260,15 @@ def make_plan(config: Mapping[str, Any], recipe: Extend, name: str = "MODEL") ->
         warnings=(*warnings, *composed(model, recipe, main, method, target, readings)),
         readings=readings,
     )
+
+
+def _default_method(model: Model, recipe: Extend, target: int) -> str:
+    """yarn; or the first of those recommended that every loader named by --for reads exactly."""
+    if not recipe.for_loaders:
+        return "yarn"
+    rows = [method_row(model, each, "", target, recipe) for each in scaling.METHODS]
+    found = _first(model, _cases(model, recipe), rows)
+    return found[0] if found else "yarn"
 
 
 def _require_length(model: Model, recipe: Extend) -> None:
