@@ -38,7 +38,7 @@ yarn                 E D S S  S S S  S S  S S S  S D E
 yarn-custom          E D S S  S S S  D D  D D D  S D E
 longrope             E S S S  S S S  I I  S S S  S S E
 longrope-two-sets    E D S S  S S S  I I  D D S  S S E
-longrope-custom      E D S S  D S D  I I  D D D  D D E
+longrope-custom      E D S S  D S S  I I  D D D  D D E
 llama3               E S S S  S S S  S I  S S S  S S I
 v5-only              D D D S  D S S  S S  D D ?  S D S
 """
@@ -191,6 +191,20 @@ FAMILIES = [
     ("vllm", "0.32", "ministral3", "yarn", "different"),
     ("vllm", "0.32", "gpt_oss", "yarn", "error"),
     ("vllm", "0.32", "phi3", "longrope", "same"),
+    # Read by SGLang's and ExLlamaV3's own code, transcribed by hand.
+    ("sglang", "0.5.23", "gemma2", "yarn", "ignored"),
+    ("sglang", "0.5.23", "gemma3_text", "longrope-custom", "same"),
+    ("sglang", "0.5.23", "deepseek_v3", "yarn", "same"),
+    ("sglang", "0.5.23", "deepseek_v3", "linear", "different"),
+    ("sglang", "0.5.23", "glm4", "longrope", "error"),
+    ("sglang", "0.5.23", "stablelm", "theta", "same"),
+    ("sglang", "0.5.23", "gpt_neox", "llama3", "same"),
+    ("sglang", "0.5.23", "ministral3", "yarn", "different"),
+    ("exllamav3", "", "gemma3_text", "yarn", "same"),
+    ("exllamav3", "", "qwen3_moe", "longrope-custom", "different"),
+    ("exllamav3", "", "ministral3", "yarn-custom", "same"),
+    ("exllamav3", "", "ministral3", "linear", "different"),
+    ("exllamav3", "", "granite", "theta", "not measured"),
     ("transformers", "4.57", "olmo3", "theta", "different"),
     ("transformers", "4.57", "gpt_oss", "yarn", "same"),
 ]
@@ -219,7 +233,8 @@ def test_the_helper_keys_decide_where_a_loader_reads_nothing_else():
         assert reading(loader, version, "llama", bare).verdict == "different"
     assert reading("vllm", "0.33", "llama", bare).verdict == "same"
     bare = {k: v for k, v in DICTS["longrope-custom"].items() if "mscale" not in k}
-    assert reading("vllm", "0.33", "llama", bare).verdict == "different"
+    for loader, version in (("vllm", "0.33"), ("sglang", "0.5.23")):
+        assert reading(loader, version, "llama", bare).verdict == "different"
     assert reading("transformers", "5.23", "llama", bare).verdict == "same"
 
 
@@ -286,7 +301,9 @@ def test_what_engines_said_has_the_shape_of_the_table():
     engines = json.loads(Path(table.__file__).with_name("engines.json").read_text("utf-8"))
     columns = {f"{reader.loader} {reader.versions}" for reader in loaders.readers()}
     assert engines.keys() <= columns
-    for column in engines.values():
+    for name, column in engines.items():
+        by_function = name.startswith(("sglang", "exllamav3"))
+        assert column["evidence"] == ("function" if by_function else "engine")
         seen = [family for group in column["groups"] for family in group["families"]]
         assert len(seen) == len(set(seen)) >= 12
         for group in column["groups"]:
@@ -388,7 +405,14 @@ def test_serving_lines_give_a_sentence_where_a_loader_differs():
     gguf = lines("longrope")["llama.cpp"]
     assert gguf.command == ""
     assert gguf.note.startswith("llama.cpp ignores the scaling")
-    assert lines("longrope-custom")["sglang"].command == ""
+    assert lines("longrope-custom")["sglang"].command
+    (sglang,) = [
+        line
+        for line in loaders.serving_lines("d", "gemma2", YARN, context=ORIGINAL, target=16384)
+        if line.loader == "sglang"
+    ]
+    assert sglang.command == ""
+    assert sglang.note.startswith("sglang ignores the scaling")
     flags = lines("yarn-custom")["llama.cpp"].command
     assert "--yarn-beta-fast 16 --yarn-beta-slow 2" in flags
 
@@ -412,7 +436,7 @@ def test_a_masked_model_is_served_by_transformers_alone():
 def test_how_far_each_form_travels_is_as_the_page_says():
     newest = {reader.loader: reader for reader in reversed(loaders.readers())}
     told = {"theta": 10, "linear": 9, "llama3": 9, "yarn": 8, "longrope": 8}
-    told |= {"yarn-custom": 4, "longrope-custom": 2}
+    told |= {"yarn-custom": 4, "longrope-custom": 3}
     for kind, count in told.items():
         read = [r.loader for r in newest.values() if r.families["llama"][kind].verdict == "same"]
         assert len(read) == count, (kind, read)

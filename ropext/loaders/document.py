@@ -66,7 +66,8 @@ def _forms_read(cells: Mapping[str, TableCell]) -> str:
     read = [kind for kind in known if cells[kind].verdict == "same"]
     if "theta" not in known:
         return "not measured"
-    return "all" if read == known else ", ".join(read) or "**none**"
+    word = "all" if read == known else ", ".join(read) or "**none**"
+    return word + _MARKS[cells["theta"].evidence]
 
 
 def _title(reader: LoaderVersions) -> str:

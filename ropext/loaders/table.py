@@ -216,7 +216,7 @@ def _reader(entry: Mapping[str, Any], engine: Mapping[str, Any]) -> LoaderVersio
             families.setdefault(family, {}).update(cells)
             measured.setdefault(family, group.get("versions", entry["versions"]))
     for group in engine.get("groups", ()):
-        found = {kind: _cell(cell, "engine") for kind, cell in group["cells"].items()}
+        found = {kind: _cell(own, engine["evidence"]) for kind, own in group["cells"].items()}
         for family in group["families"]:
             known = families.setdefault(family, {})
             for kind, cell in found.items():

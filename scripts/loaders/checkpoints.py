@@ -11,6 +11,7 @@ by tenths of a nat.
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,23 @@ def write_factors(base: Path) -> Path:
     return path
 
 
+def readings(place: Path) -> Iterator[tuple[str, Path, dict[str, Any] | None]]:
+    """What can be made of one family's checkpoints: a label, the directory, and the config where it
+    is not the directory's own."""
+    base = place / "base"
+    yield "base", base, None
+    plain = json.loads((base / "config.json").read_text())
+    plain |= dict.fromkeys(("rope_theta", "rotary_emb_base"), 10000.0)
+    plain.pop("rope_parameters", None)
+    yield "theta 10,000 and no scaling", base, plain
+    for form in FORMS:
+        output = place / form
+        if output.exists():
+            yield form, output, None
+            for what, config in alternatives(output).items():
+                yield f"{form} without {what}", output, config
+
+
 def main(folder: Path, families: list[str]) -> None:
     ids = np.random.default_rng(0).integers(3, VOCABULARY, CONTEXT * FACTOR)
     folder.mkdir(parents=True, exist_ok=True)
@@ -245,11 +263,6 @@ def main(folder: Path, families: list[str]) -> None:
         base, told = folder / family / "base", {}
         if not base.exists():
             write_base(family, base)
-        found = {"base": log_probabilities(base, ids)}
-        plain = json.loads((base / "config.json").read_text())
-        plain |= dict.fromkeys(("rope_theta", "rotary_emb_base"), 10000.0)
-        plain.pop("rope_parameters", None)
-        found["theta 10,000 and no scaling"] = log_probabilities(base, ids, plain)
         for form, options in FORMS.items():
             knobs = dict(options)
             try:
@@ -259,10 +272,10 @@ def main(folder: Path, families: list[str]) -> None:
                 ropext.extend(str(base), output, factor=FACTOR, force=True, prove=False, **knobs)
             except RopextError as error:
                 told[form] = str(error)
-                continue
-            found[form] = log_probabilities(output, ids)
-            for what, config in alternatives(output).items():
-                found[f"{form} without {what}"] = log_probabilities(output, ids, config)
+        found = {
+            label: log_probabilities(directory, ids, config)
+            for label, directory, config in readings(folder / family)
+        }
         np.savez(folder / family / "reference.npz", **found)
         (folder / family / "refused.json").write_text(json.dumps(told, indent=1))
         gaps = {f: round(float(np.abs(v - found["base"]).mean()), 4) for f, v in found.items()}

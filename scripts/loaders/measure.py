@@ -1,10 +1,13 @@
-"""Ask real engines what they make of each family in each form, and write it into the loader table.
+"""Ask loaders what they make of each family in each form, and write it into the loader table.
 
-    python scripts/loaders/measure.py LOADER --work DIR   (transformers, vllm, llama.cpp or mlx)
+    python scripts/loaders/measure.py LOADER --work DIR
+    (transformers, vllm, llama.cpp, mlx; by function: sglang, exllamav3)
 
-Each engine gets an environment of its own in DIR, reads the checkpoints of checkpoints.py, and its
-log-probabilities are held against stock transformers' across the target. The loader's groups in
-ropext/loaders/engines.json are written anew, with the versions that read.
+Each loader gets an environment of its own in DIR and reads the checkpoints of checkpoints.py. The
+log-probabilities of an engine are held against stock transformers' across the target; of a loader
+whose kernels do not run here, what its own code makes of each config: the table that every layer
+rotates by, softmax scales, and the length. The loader's groups in ropext/loaders/engines.json are
+written anew, with the versions that read.
 """
 
 import argparse
@@ -18,6 +21,7 @@ from typing import Any
 
 import checkpoints
 import numpy as np
+import tables
 
 from ropext import families, loaders
 from ropext.checkpoint import open_snapshot
@@ -44,6 +48,8 @@ class Engine:
     pins: tuple[str, ...]  # for pip, one call each
     reader: str
     unwanted: tuple[str, ...] = ()
+    evidence: str = "engine"  # or "function", where its kernels were not run
+    flag: str = ""  # tells it the target, where it announces another length
 
 
 ENGINES = {
@@ -64,6 +70,36 @@ ENGINES = {
             "read_vllm.py",
             # Built for CUDA: they fail at their import.
             ("torchvision", "torchaudio", "torchcodec"),
+            flag="--max-model-len {target}",
+        ),
+        Engine(
+            "sglang",
+            "0.5.23",
+            "0.5.23",
+            (
+                "torch==2.13.0",
+                "transformers==5.19.0 accelerate aiohttp blake3 compressed-tensors datasets einops"
+                " fastapi gguf interegular msgspec numpy openai orjson partial-json-parser pillow"
+                " prometheus-client psutil pybase64 python-multipart pyzmq scipy sentencepiece"
+                " setproctitle tiktoken triton uvicorn zstandard",
+                "--no-deps sglang==0.5.23 apache-tvm-ffi==0.1.11 xgrammar==0.2.7 llguidance==1.9.1"
+                " outlines==0.1.11 timm==1.0.31 torchao==0.18.0",
+            ),
+            "read_sglang.py",
+            evidence="function",
+            flag="--context-length {target}",
+        ),
+        Engine(
+            "exllamav3",
+            "1.4.1",
+            "1.4.1",
+            (
+                "torch==2.13.0",
+                "numpy pillow pydantic pyyaml rich safetensors tokenizers",
+                "--no-deps exllamav3==1.4.1",
+            ),
+            "read_exllamav3.py",
+            evidence="function",
         ),
         Engine(
             "mlx",
@@ -103,7 +139,8 @@ def environment(engine: Engine, work: Path) -> Path:
 
 
 def answers(engine: Engine, work: Path) -> Mapping[str, Any]:
-    """name -> log-probabilities, `name/error` -> what the engine said, `name/length`."""
+    """name -> log-probabilities or name/LAYER/... -> tables, `name/error` -> what the loader said,
+    `name/length`."""
     python, output = environment(engine, work), work / f"{engine.loader}.npz"
     made = work / "checkpoints"
     if engine.loader != "llama.cpp":
@@ -136,23 +173,32 @@ def verdict(
     name = f"{family}/{form}"
     if f"{name}/error" in found:
         return {"is": "error", "why": first_line(str(found[f"{name}/error"]))}
-    ours = np.asarray(found[name], float)
 
-    def close(label: str) -> bool:
-        return bool(np.abs(ours - reference[label][: len(ours)]).max() < SAME)
+    def apart(label: str) -> str:
+        return difference(found, name, reference[label])
 
-    if close(form):
+    if not apart(form):
         return {"is": "same"}
-    if close("base"):
+    if not apart("base"):
         return {"is": "ignored", "why": "reads the model without its scaling"}
     lost = "theta 10,000 and no scaling"
-    if close(lost):
+    if not apart(lost):
         return {"is": "ignored", "why": f"reads {lost}, whatever the config says"}
     for label in reference:
-        if label.startswith(f"{form} without ") and close(label):
+        if label.startswith(f"{form} without ") and not apart(label):
             return {"is": "different", "why": f"reads it {label.removeprefix(form).strip()}"}
-    gap = float(np.abs(ours - reference[form][: len(ours)]).mean())
-    return {"is": "different", "why": f"log-probabilities differ by {gap:.2g} in the mean"}
+    return {"is": "different", "why": apart(form)}
+
+
+def difference(found: Mapping[str, Any], name: str, reference: Any) -> str:
+    """What a loader's answer has otherwise than stock's, "" where they agree."""
+    if name not in found:
+        mine = {key: own for key, own in found.items() if key.startswith(f"{name}/")}
+        ours = {key.removeprefix(f"{name}/"): own for key, own in mine.items()}
+        return tables.difference(ours, reference)
+    said = np.asarray(found[name], float)
+    gaps = np.abs(said - reference[: len(said)])
+    return "" if gaps.max() < SAME else f"log-probabilities differ by {gaps.mean():.2g} in the mean"
 
 
 def first_line(text: str) -> str:
@@ -162,7 +208,14 @@ def first_line(text: str) -> str:
 
 def cells_of(engine: Engine, found: Mapping[str, Any], family: str, place: Path) -> dict[str, Any]:
     """kind -> cell, for the forms of one family; {} where the engine does not run it."""
-    reference = dict(np.load(place / "reference.npz"))
+    reference = (
+        dict(np.load(place / "reference.npz"))
+        if engine.evidence == "engine"
+        else {
+            label: tables.stock(directory, TARGET, config)
+            for label, directory, config in checkpoints.readings(place)
+        }
+    )
     read = {form for form in checkpoints.FORMS if form in reference}
     made = {form: verdict(found, reference, family, form) for form in read}
     base = f"{family}/base" in found and verdict(found, reference, family, "base")
@@ -186,7 +239,7 @@ def cells_of(engine: Engine, found: Mapping[str, Any], family: str, place: Path)
         cell = made[form]
         length = found.get(f"{family}/{form}/length")
         if cell["is"] == "same" and length is not None and int(length) != TARGET:
-            cell["flag"] = "--max-model-len {target}"
+            cell["flag"] = engine.flag
         kept = cells.get(kinds[0])
         if kept is None or kept["is"] == "same":
             cells[kinds[0]] = cell
@@ -224,7 +277,11 @@ def main() -> None:
         found = answers(engine, chosen.work)
     groups = groups_of(engine, found, made)
     data = json.loads(DATA.read_text()) if DATA.exists() else {}
-    data[f"{engine.loader} {engine.column}"] = {"versions": engine.versions, "groups": groups}
+    data[f"{engine.loader} {engine.column}"] = {
+        "versions": engine.versions,
+        "evidence": engine.evidence,
+        "groups": groups,
+    }
     DATA.write_text(json.dumps(dict(sorted(data.items())), indent=1) + "\n")
     print(f"{engine.loader}: {sum(len(group['families']) for group in groups)} families")
 
