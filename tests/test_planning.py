@@ -138,7 +138,7 @@ def test_a_loader_that_was_not_measured_is_refused_unless_even_so():
 
 
 def test_loaders_choose_where_no_method_is_named():
-    """ExLlamaV2 takes yarn's length for the original one; Qwen 3 MoE in MLX-LM reads theta alone."""
+    """ExLlamaV2 takes yarn's length for the original; MLX-LM reads theta alone in Qwen 3 MoE."""
     assert plan(configs.LLAMA, for_loaders=("vllm",)).method == "yarn"
     assert plan(configs.LLAMA, for_loaders=("exllamav2", "vllm")).method == "ntk"
     moe = configs.QWEN2 | {"model_type": "qwen3_moe", "head_dim": 128}
