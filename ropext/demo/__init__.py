@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ropext.narration import Hooks
-from ropext.pipeline.counting import TRAINED, Spent
-from ropext.pipeline.series import Done, Step, run_series
+from ropext.pipeline.series import TRAINED, Done, Spent, Step, run_series
 from ropext.report import evaluation, html, plots, tables
 from ropext.report.plots import Curve
 from ropext.results import rundir

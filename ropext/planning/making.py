@@ -9,8 +9,17 @@ from ropext.errors import InputError, NotExpressible, UnsupportedModel, UsageErr
 from ropext.families import Model
 from ropext.loaders import LoaderReading
 from ropext.options.extend import Extend, knobs_for, resolve_target
-from ropext.planning.carrying import method_row, plan_site, require_motion
-from ropext.planning.plan import WRONG, MethodRow, Plan, PlannedSite, Recommendation, newest
+from ropext.planning.plan import (
+    WRONG,
+    MethodRow,
+    Plan,
+    PlannedSite,
+    Recommendation,
+    method_row,
+    newest,
+    plan_site,
+    require_motion,
+)
 
 # Angles are float32 in stock transformers: position * 2^-24 radians of rounding on the fastest
 # pair. From here on the error passes 1e-2 (measured: 2.5e-2 at 1M positions).

@@ -6,14 +6,17 @@ A new task is one file and one entry in `TASKS`.
 
 from ropext.errors import UsageError
 from ropext.tasks import copy, mkey, passkey
-from ropext.tasks.haystack import Noise, Text, noise, repetition
 from ropext.tasks.item import (
     MOST_ITEMS,
     Encoder,
     Haystack,
     Item,
+    Noise,
     Task,
+    Text,
     check_amount,
+    noise,
+    repetition,
 )
 
 TASKS: tuple[Task, ...] = (passkey.TASK, mkey.TASK, copy.TASK)

@@ -7,13 +7,13 @@ fail at passkeys still give a signal here.
 import random
 from collections.abc import Sequence
 
-from ropext.tasks.haystack import noise
 from ropext.tasks.item import (
     Encoder,
     Haystack,
     Item,
     Task,
     Tokens,
+    noise,
     occurs,
     one_per_depth,
     room_for_filler,

@@ -1,4 +1,4 @@
-"""What a retrieval item is, and the few steps that every task builds it with.
+"""What a retrieval item is, what surrounds its needles, and the steps that every task shares.
 
 An item is a prompt, the answer that should follow it (both token ids), and where it came from.
 Its length (prompt and answer together) is exact by construction: filler is cut to what the fixed
@@ -210,3 +210,62 @@ _WORDS = """
 """
 
 NOUNS: tuple[str, ...] = tuple(_WORDS.split())
+
+
+SENTENCES = (
+    "The grass is green.",
+    " The sky is blue.",
+    " The sun is yellow.",
+    " Here we go.",
+    " There and back again.",
+)
+"""The filler of Mohtashami & Jaggi 2023 (Landmark Attention), which most passkey tests repeat."""
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """The same few sentences again and again, begun at a random one."""
+
+    sentences: tuple[Tokens, ...]
+    name: str = "repeat"
+
+    def tokens(self, count: int, rng: random.Random) -> list[int]:
+        start = rng.randrange(len(self.sentences))
+        cycle = [t for s in self.sentences[start:] + self.sentences[:start] for t in s]
+        return (cycle * (count // len(cycle) + 1))[:count]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Tokens drawn one by one from a pool."""
+
+    pool: Tokens
+    name: str = "noise"
+
+    def tokens(self, count: int, rng: random.Random) -> list[int]:
+        return rng.choices(self.pool, k=count)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A run of the user's text, from a random place on; beyond its end it begins again."""
+
+    stream: Sequence[int]
+    name: str = "text"
+
+    def tokens(self, count: int, rng: random.Random) -> list[int]:
+        start = rng.randrange(len(self.stream))
+        taken = [int(token) for token in self.stream[start : start + count]]
+        while len(taken) < count:
+            taken += [int(token) for token in self.stream[: count - len(taken)]]
+        return taken
+
+
+def repetition(encoder: Encoder, sentences: Sequence[str] = SENTENCES) -> Repetition:
+    return Repetition(tuple(tuple(encoder.encode(sentence)) for sentence in sentences))
+
+
+def noise(encoder: Encoder) -> Noise:
+    """Noise out of the tokens of common nouns: ids that every tokenizer has."""
+    ids = {token for noun in NOUNS for token in encoder.encode(" " + noun)}
+    return Noise(tuple(sorted(ids)))

@@ -10,8 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ropext.tasks import copy, mkey, passkey
-from ropext.tasks.haystack import Noise, Repetition, Text
-from ropext.tasks.item import NOUNS, Encoder, Haystack, Template, derived_rng
+from ropext.tasks.item import (
+    NOUNS,
+    Encoder,
+    Haystack,
+    Noise,
+    Repetition,
+    Template,
+    Text,
+    derived_rng,
+)
 
 HELD_OUT_PASSKEY = Template(
     "\n# the safe opens with {key}, so they say\n", "\n# the safe opens with {key}"

@@ -17,8 +17,7 @@ from report.pages import check
 from ropext import bundled, demo
 from ropext.errors import InputError, OutputExists, Stopped
 from ropext.narration import Hooks
-from ropext.pipeline.counting import Spent
-from ropext.pipeline.series import SCHEMA, Step, run_series
+from ropext.pipeline.series import SCHEMA, Spent, Step, run_series
 from ropext.results.values import Value
 from ropext.workdir import Ledger
 

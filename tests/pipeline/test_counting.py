@@ -2,7 +2,7 @@
 
 import torch
 
-from ropext.pipeline.counting import Spent, counted
+from ropext.pipeline.series import Spent, counted
 from scripts.demo_checkpoint.train import new_model
 
 

@@ -1,9 +1,19 @@
-"""The loader table as Markdown, for docs/loaders.md; a test keeps the two equal."""
+"""Write the tables of methods and loaders in docs/methods.md, docs/loaders.md and README.md.
+
+    python scripts/make_tables.py
+
+A test fails when a file and the code differ.
+"""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
 from ropext.loaders.table import KINDS, LoaderVersions, TableCell, readers
+from ropext.scaling import METHODS, Method
 
+ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- generated: begin -->", "<!-- generated: end -->"
 
 _MARKS = {"engine": "", "source": "†", "function": "‡"}
@@ -28,8 +38,40 @@ _WRITTEN = ("theta", "linear", "llama3", "yarn", "yarn-custom", "longrope", "lon
 _ENGINES = ("transformers", "vllm", "sglang", "llama.cpp", "mlx", "exllamav3")
 
 
-def render() -> str:
-    """Everything that stands between the two markers."""
+def methods() -> str:
+    """The tables of docs/methods.md."""
+    lines = ["| method | what it does | carried as | paper |", "|---|---|---|---|"]
+    lines += [f"| `{m.name}` | {m.summary} | {m.carried} | {m.paper} |" for m in METHODS.values()]
+    lines += ["", "| method | knob | default | meaning |", "|---|---|---|---|"]
+    for method in METHODS.values():
+        lines += _knobs(method)
+    return "\n".join(lines) + "\n"
+
+
+def methods_in_brief() -> str:
+    """The table of the README."""
+    lines = ["| method | what it does | carried as |", "|---|---|---|"]
+    lines += [f"| `{m.name}` | {m.summary} | {m.carried} |" for m in METHODS.values()]
+    return "\n".join(lines) + "\n"
+
+
+def _knobs(method: Method) -> list[str]:
+    return [
+        f"| `{method.name}` | `{'--' + knob.name.replace('_', '-')}` | {_shown(knob.default)} | "
+        f"{knob.metadata['help']} |"
+        for knob in fields(method.knobs)
+        if knob.name != "short_pair_factors"  # comes in the file of --pair-factors
+    ]
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, bool):
+        return "yes" if default else "no"
+    return "-" if default is None else f"{default:g}"
+
+
+def loaders() -> str:
+    """The table of docs/loaders.md."""
     parts = [_legend(), "### Llama\n\n" + _table("llama")]
     parts += ["### Why, and which flag\n", *(_reasons(reader) for reader in readers())]
     parts += ["### By family: what each engine reads as stock transformers 5\n", _by_family()]
@@ -43,7 +85,7 @@ def _legend() -> str:
 
 
 def _by_family() -> str:
-    """The forms that ropext writes, for the families that were read by several loaders."""
+    """List the forms that ropext writes, for the families that were read by several loaders."""
     columns = [
         own for own in readers() if own.loader in _ENGINES and own.families.keys() > {"llama"}
     ]
@@ -91,7 +133,7 @@ def _word(cell: TableCell | None) -> str:
 
 
 def _reasons(reader: LoaderVersions) -> str:
-    """What the cells of Llama have to say; kinds that say the same stand together."""
+    """List what the cells of Llama have to say; kinds that say the same stand together."""
     kinds: dict[tuple[str, str, str], list[str]] = {}
     for kind, cell in reader.families["llama"].items():
         if cell.verdict != "same" or cell.why or cell.flag:
@@ -112,7 +154,7 @@ def _flag(flag: str) -> str:
 
 
 def _families(reader: LoaderVersions) -> str:
-    """Families other than Llama, those that read alike together."""
+    """List the families other than Llama, those that read alike together."""
     alike: dict[tuple[tuple[str, TableCell], ...], list[str]] = {}
     for family, cells in reader.families.items():
         if family != "llama":
@@ -132,3 +174,18 @@ def _group(reader: LoaderVersions, names: Sequence[str], cells: Mapping[str, Tab
     listed = ", ".join(f"`{name}`" for name in names)
     head = f"**{reader.loader} {reader.measured[names[0]]}**: {listed}\n\n"
     return head + "\n".join(lines) + "\n"
+
+
+TABLES = {"docs/methods.md": methods, "docs/loaders.md": loaders, "README.md": methods_in_brief}
+
+
+def renewed(name: str) -> str:
+    """A page with its table as it should be."""
+    before, rest = (ROOT / name).read_text("utf-8").split(BEGIN)
+    after = rest.split(END)[1]
+    return f"{before}{BEGIN}\n{TABLES[name]()}{END}{after}"
+
+
+if __name__ == "__main__":
+    for page in TABLES:
+        (ROOT / page).write_text(renewed(page), "utf-8")
