@@ -28,7 +28,7 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     shown = [list(header), *body] if header else body
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     numeric = [
-        all(cell[:1].isdigit() or cell in ("", "-", "inf") for cell in column) and bool(body)
+        all(re.match(r"[-+]?(\d|inf$)|-?$", cell) for cell in column)
         for column in zip(*body, strict=True)
     ] or [False] * len(widths)
 

@@ -9,7 +9,7 @@ from ropext.report.evaluation import _subtitle
 from ropext.report.html import page
 from ropext.report.tables import number, shown
 from ropext.results.values import Value
-from ropext.table import Table, as_markdown, as_text
+from ropext.table import Table, as_markdown, as_text, columns
 
 HOSTILE = '<script>alert(1)</script>"><img src=http://x.example/a onerror=alert(2)>'
 PNG = base64.b64decode(
@@ -59,3 +59,9 @@ def test_a_report_of_glued_documents_names_the_unit_of_its_intervals():
         said = _subtitle(results | {"documents": {"used": 9, "packed": packed}})
         assert words in said
         assert said.endswith(f"resamples of whole {'sequences' if packed else 'documents'}")
+
+
+def test_a_column_of_signed_numbers_is_aligned_to_the_right() -> None:
+    text = columns(("model", "gain"), [("a", "+0.5"), ("b", "-10.25 (-11…-9)"), ("c", "-")])
+    assert text.splitlines()[2] == f"a      {'+0.5':>15}"
+    assert columns(("word",), [("-x",), ("--long",)]).splitlines()[2] == "-x"
