@@ -48,6 +48,7 @@ BELOW_THE_LINE = (
     "training",
     "pipeline",
     "demo",
+    "conformance",
     "cli",
     "__init__",
     "__main__",

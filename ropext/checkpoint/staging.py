@@ -21,8 +21,9 @@ from ropext.files import locked, open_regular, os_errors, replace_whole
 from ropext.narration import Show, unseen
 from ropext.options.fields import Link
 
-# What --force may replace: a directory that holds one of these, or nothing.
-CHECKPOINT_FILES = ("config.json", "ropext.json")
+# What --force may replace: a directory that holds one of these (the last one: of `conformance`), or
+# nothing.
+CHECKPOINT_FILES = ("config.json", "ropext.json", "expected.json")
 
 
 @dataclass

@@ -185,7 +185,7 @@ def verdict(
     if not apart(lost):
         return {"is": "ignored", "why": f"reads {lost}, whatever the config says"}
     for label in reference:
-        if label.startswith(f"{form} without ") and not apart(label):
+        if label.startswith(f"{form} ") and not apart(label):
             return {"is": "different", "why": f"reads it {label.removeprefix(form).strip()}"}
     return {"is": "different", "why": apart(form)}
 

@@ -29,6 +29,7 @@ ROWS = {
     "eval": ("extended", "--data", "ropext://held-out", "--max-docs", "1", "-o", "evaluation"),
     "compare": ("evaluation",),
     "methods": (),
+    "conformance": ("--family", "llama", "--force", "-o", "OUT"),
 }
 # Rows that their own tests run, with --json and with --quiet.
 ELSEWHERE = {

@@ -1,0 +1,212 @@
+"""A kit for authors of loaders: small checkpoints in each form, and what a right reading gives.
+
+A family has one file of random weights, under which attention is sharp: log-probabilities differ by
+tenths where a loader rotates otherwise. The spectra are ropext's own; the log-probabilities are
+stock transformers', which agrees with them. check.py, which the kit holds too, stands alone.
+"""
+
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropext import families
+from ropext.checkpoint.staging import staged
+from ropext.conformance.bases import FAMILIES, SIZES
+from ropext.conformance.misreading import Config, misreadings
+from ropext.errors import NotExpressible, RopextError, UsageError, listed
+from ropext.files import read_json, write_json
+from ropext.narration import Show, unseen
+from ropext.options.extend import Extend
+from ropext.planning import make_plan
+from ropext.version import __version__
+
+if TYPE_CHECKING:
+    import torch
+
+CONTEXT, FACTOR = SIZES["max_position_embeddings"], 4
+LENGTHS = (CONTEXT, CONTEXT * FACTOR)  # of the inputs; the shorter is the start of the longer
+STRIDE = 8  # tokens from one whose log-probability is kept to the next
+TOLERANCES = {"log_probability": 1e-2, "relative": 4e-6}
+TELLING = 5e-2  # what a misreading moves a log-probability by, at least, to be listed
+EXPECTED, PLAIN = "expected.json", "plain"
+HERE = Path(__file__).parent
+# The form, and how it is asked for. A fitted spectrum is a longrope.
+FORMS: dict[str, dict[str, Any]] = {
+    "linear": {"method": "pi"},
+    "theta": {"method": "ntk"},
+    "llama3": {"method": "llama3"},
+    "yarn": {"method": "yarn"},
+    "yarn-custom": {"method": "yarn", "beta_fast": 8.0, "beta_slow": 2.0, "attention_factor": 1.3},
+    "yarn-mscale": {"method": "yarn"},
+    "longrope": {"method": "longrope"},
+    "longrope-custom": {"method": "longrope", "attention_factor": 1.25},
+    "longrope-two-sets": {"method": "longrope"},
+}
+MSCALE = {"mscale": 1.0, "mscale_all_dim": 1.0}
+
+
+def extended(plain: Config, form: str) -> Config:
+    """A family's config in one form; RopextError where it cannot carry that."""
+    model, options = families.read(plain), FORMS[form]
+    rope = model.scaled_sites[0].rope
+    if form == "yarn-mscale" and not rope.softmax_mscale:
+        raise NotExpressible(f"the softmax of {model.text_type!r} reads no mscale_all_dim")
+    if options["method"] == "longrope":
+        # No closed form has these factors.
+        pairs = rope.dim // 2
+        options = options | {"pair_factors": tuple(1 + 5 * pair / pairs for pair in range(pairs))}
+        if form == "longrope-two-sets":
+            options["short_pair_factors"] = tuple(1 + pair / pairs for pair in range(pairs))
+    config = make_plan(plain, Extend(factor=FACTOR, **options)).config
+    if form == "yarn-mscale":
+        config |= {key: config[key] | MSCALE for key in ("rope_scaling", "rope_parameters")}
+    differs = [note for note in families.read(config).notes if "differs from the authors" in note]
+    if differs:
+        raise NotExpressible(differs[0])
+    return config
+
+
+def spectra(config: Config) -> list[dict[str, Any]]:
+    """What each rotary embedding of a config computes, in float64."""
+    return [
+        {
+            "layer_type": site.label,
+            "inv_freq": site.rope.spectrum.inv_freq,
+            "short_inv_freq": site.rope.spectrum.short_inv_freq,
+            "attention_factor": site.rope.spectrum.attention_factor,
+            "softmax_factor": site.rope.spectrum.softmax_factor,
+        }
+        for site in families.read(config).sites
+    ]
+
+
+def sharpen(model: "torch.nn.Module") -> None:
+    """Draw weights under which far positions count: queries and keys are wide."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim > 1:
+                wide = 3.0 if any(part in name for part in ("q_", "k_", "qkv", "query")) else 1.0
+                weight.normal_(0.0, wide / weight.shape[-1] ** 0.5, generator=generator)
+            elif name.endswith("sinks"):
+                weight.zero_()  # else as its class happens to draw it
+
+
+def write_base(
+    family: str, directory: Path, sizes: Config = SIZES, own: Mapping[str, Any] | None = None
+) -> Config:
+    """Write a family's random weights and its config without scaling, which is returned: with the
+    keys that releases on the hub have, not as transformers 5 saves it."""
+    import transformers
+
+    values = sizes | FAMILIES[family] | dict(own or {})
+    values = {key: value for key, value in values.items() if value is not None}
+    config = transformers.AutoConfig.for_model(family, **values)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype="float32")
+    sharpen(model)
+    model.save_pretrained(directory)
+    (directory / "generation_config.json").unlink(missing_ok=True)
+    saved = read_json(directory / "config.json")
+    saved.pop("rope_parameters", None)
+    plain: Config = saved | {"rope_scaling": None} | values
+    write_json(directory / "config.json", plain)
+    return plain
+
+
+def log_probabilities(
+    directory: Path, config: Config, inputs: Iterable[Sequence[int]]
+) -> "list[torch.Tensor]":
+    """What stock transformers, by a config, gives to each token after the first of each input."""
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        directory,
+        config=transformers.AutoConfig.for_model(**config),
+        dtype=torch.float32,
+        attn_implementation="eager",
+    ).eval()
+    found = []
+    with torch.inference_mode():
+        for ids in map(torch.as_tensor, inputs):
+            logits = model(ids[None]).logits[0].double()
+            found.append(logits[:-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0])
+    return found
+
+
+def tokens() -> list[int]:
+    """The text of all readings, by a generator that anybody can write down."""
+    state, out = 1, list[int]()
+    while len(out) < LENGTHS[-1]:
+        state = state * 1103515245 + 12345 & 0x7FFFFFFF
+        out.append(3 + (state >> 16) % (SIZES["vocab_size"] - 3))
+    return out
+
+
+def _read(directory: Path, config: Config) -> dict[str, list[float]]:
+    """length -> the log-probabilities of every STRIDE-th token."""
+    found = log_probabilities(directory, config, [tokens()[:length] for length in LENGTHS])
+    kept = {length: own[STRIDE - 1 :: STRIDE] for length, own in zip(LENGTHS, found, strict=True)}
+    # Four digits are the same with any number of threads.
+    return {str(length): [round(x, 4) for x in own.tolist()] for length, own in kept.items()}
+
+
+def _gap(one: Mapping[str, list[float]], other: Mapping[str, list[float]]) -> float:
+    return max(abs(a - b) for at in one for a, b in zip(one[at], other[at], strict=True))
+
+
+def _write_family(family: str, place: Path) -> dict[str, Any]:
+    """The files of one family; what is expected of a right reading, by form."""
+    plain, found = write_base(family, place), dict[str, Any]()
+    for form in (PLAIN, *FORMS):
+        try:
+            config = plain if form == PLAIN else extended(plain, form)
+        except RopextError:
+            continue
+        (place / form).mkdir()
+        write_json(place / form / "config.json", config)
+        right = _read(place, config)
+        wrong = {} if form == PLAIN else misreadings(config, plain)
+        read = {what: _read(place, other) for what, other in wrong.items()}
+        found[form] = {
+            "embeddings": spectra(config),
+            "log_probabilities": right,
+            "misread": {what: own for what, own in read.items() if _gap(own, right) > TELLING},
+        }
+    return found
+
+
+def write_kit(
+    output: Path, wanted: Iterable[str] = (), *, force: bool = False, show: Show = unseen
+) -> dict[str, Any]:
+    """Write the kit; what it holds, in numbers."""
+    import transformers
+    from transformers.utils import logging
+
+    chosen = list(dict.fromkeys(wanted)) or list(FAMILIES)
+    for family in chosen:
+        if family not in FAMILIES:
+            raise UsageError(
+                f"--family {family} is not in the kit, which has {listed([*FAMILIES])}"
+            )
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    with staged(output, force=force) as stage:
+        place, found = stage.directory, dict[str, Any]()
+        for number, family in enumerate(chosen):
+            show(number, len(chosen), family)
+            found[family] = _write_family(family, place / family)
+        show(len(chosen), len(chosen), "done")
+        positions = {str(at): list(range(STRIDE, at, STRIDE)) for at in LENGTHS}
+        versions = {"ropext": __version__, "transformers": transformers.__version__}
+        about = {"versions": versions, "tolerances": TOLERANCES, "positions": positions}
+        write_json(place / EXPECTED, about | {"families": found})
+        write_json(place / "tokens.json", tokens())
+        for name in ("README.md", "check.py"):
+            shutil.copyfile(HERE / name, place / name)
+        size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+    forms = {family: list(own) for family, own in found.items()}
+    return {"output": str(output), "bytes": size, "versions": versions, "families": forms}

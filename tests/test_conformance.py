@@ -1,0 +1,221 @@
+"""The kit for authors of loaders: true spectra, the same bytes, no false alarm, every bug seen."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import transcriptions
+from command_line import run
+
+from ropext import conformance, proof
+from ropext.conformance.bases import FAMILIES, SIZES
+from ropext.conformance.check import findings
+from ropext.errors import RopextError
+from ropext.families import read
+from ropext.files import read_json
+
+CHOSEN = ("llama", "gemma3_text", "deepseek_v3", "glm4")
+# What a small reader may have wrong, in the words of the kit.
+BUGS = (
+    "without its scaling",
+    "with theta 10,000",
+    "with its sliding layers scaled",
+    "with its factor applied twice",
+    "without its attention factor",
+    "without its betas",
+    "without mscale_all_dim in its softmax",
+    "with all channels rotated",
+    "with low_freq_factor and high_freq_factor swapped",
+    "with its long factors for short inputs",
+)
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory):
+    output = tmp_path_factory.mktemp("kit") / "kit"
+    conformance.write_kit(output, CHOSEN)
+    return output
+
+
+def answers(kit, families, form_read=None):
+    """What stock transformers gives on the files of a kit; `form_read` takes another config."""
+    import torch
+    import transformers
+
+    expected, ids = read_json(kit / "expected.json"), read_json(kit / "tokens.json")
+    out = {}
+    for family in families:
+        out[family] = {}
+        for form in expected["families"][family]:
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                kit / family,
+                config=transformers.AutoConfig.from_pretrained(kit / family / (form_read or form)),
+                dtype=torch.float32,
+            ).eval()
+            given = {}
+            for length, positions in expected["positions"].items():
+                text = torch.as_tensor(ids[: int(length)])
+                with torch.inference_mode():
+                    said = model(text[None]).logits[0].log_softmax(-1)
+                given[length] = [said[at - 1, text[at]].item() for at in positions]
+            out[family][form] = {"log_probabilities": given}
+    return expected, out
+
+
+def plain(family):
+    values = SIZES | FAMILIES[family]
+    return {"model_type": family} | {key: v for key, v in values.items() if v is not None}
+
+
+@pytest.mark.parametrize(
+    ("form", "wanted"),
+    [
+        ("linear", transcriptions.position_interpolation(32, 5e4, 128, 512)),
+        ("theta", transcriptions.ntk_aware(32, 5e4, 128, 512)),
+        ("llama3", transcriptions.llama3(32, 5e4, 128, 512, 1.0, 4.0)),
+        ("yarn", transcriptions.yarn(32, 5e4, 128, 512)),
+        ("yarn-custom", (transcriptions.yarn(32, 5e4, 128, 512, 8, 2)[0], 1.3)),
+    ],
+)
+def test_the_spectra_are_those_of_the_papers(form, wanted):
+    (found,) = conformance.spectra(conformance.extended(plain("llama"), form))
+    assert found["inv_freq"] == pytest.approx(wanted[0], rel=1e-12)
+    assert found["attention_factor"] == pytest.approx(wanted[1], rel=1e-12)
+
+
+def test_longropes_and_the_mscale_pair_are_those_of_the_papers():
+    long = [1 + 5 * pair / 16 for pair in range(16)]
+    inv_freq, attention = transcriptions.longrope(32, 5e4, 128, 512, long)
+    for form, factor in (("longrope", attention), ("longrope-custom", 1.25)):
+        (found,) = conformance.spectra(conformance.extended(plain("llama"), form))
+        assert found["inv_freq"] == pytest.approx(inv_freq, rel=1e-12)
+        assert found["attention_factor"] == pytest.approx(factor, rel=1e-12)
+    (found,) = conformance.spectra(conformance.extended(plain("llama"), "longrope-two-sets"))
+    short = [1 + pair / 16 for pair in range(16)]
+    wanted = transcriptions.longrope(32, 5e4, 128, 512, short)[0]
+    assert found["short_inv_freq"] == pytest.approx(wanted, rel=1e-12)
+    assert found["inv_freq"] == pytest.approx(inv_freq, rel=1e-12)
+    (found,) = conformance.spectra(conformance.extended(plain("deepseek_v3"), "yarn-mscale"))
+    assert found["attention_factor"] == transcriptions.deepseek_attention(4, 1, 1) == 1
+    softmax = transcriptions.deepseek_softmax(4, 1)
+    assert found["softmax_factor"] == pytest.approx(softmax, rel=1e-12)
+    assert softmax == pytest.approx((0.1 * math.log(4) + 1) ** 2)
+
+
+def test_windowed_layers_are_not_scaled():
+    full, windowed = (
+        {own["layer_type"]: own for own in conformance.spectra(config)}
+        for config in (conformance.extended(plain("gemma3_text"), "yarn"), plain("gemma3_text"))
+    )
+    assert full["sliding_attention"] == windowed["sliding_attention"]
+    assert full["full_attention"] != windowed["full_attention"]
+
+
+def test_no_alarm_on_stock_transformers(kit):
+    expected, given = answers(kit, CHOSEN)
+    assert set(given["deepseek_v3"]) == {"plain", *conformance.FORMS}
+    assert not any(findings(expected, given).values())
+
+
+def test_a_reader_without_scaling_is_found_in_every_form(kit):
+    expected, given = answers(kit, CHOSEN, "plain")
+    for name, said in findings(expected, given).items():
+        assert (name.endswith("/plain") and not said) or (
+            "it reads the form without its scaling" in said
+        ), (name, said)
+
+
+def test_every_bug_is_told_from_the_right_reading(kit):
+    expected = read_json(kit / "expected.json")
+    told = {}
+    for family, forms in expected["families"].items():
+        for form, own in forms.items():
+            for what, values in own["misread"].items():
+                answer = {family: {form: {"log_probabilities": values}}}
+                (said,) = findings(expected, answer).values()
+                assert f"it reads the form {what}" in said
+                told.setdefault(what, set()).add(form)
+    assert not set(BUGS) - set(told)
+    assert told["with its long factors for short inputs"] == {"longrope-two-sets"}
+
+
+def test_embeddings_are_checked_too(kit):
+    expected = read_json(kit / "expected.json")
+    (right,) = expected["families"]["llama"]["yarn"]["embeddings"]
+    wrong = {"inv_freq": [1.001 * f for f in right["inv_freq"]], "attention_factor": 1.0}
+    given = {"llama": {"yarn": {"embeddings": {"": wrong}}}}
+    (said,) = findings(expected, given).values()
+    assert [sentence.split(" is off")[0] for sentence in said] == ["inv_freq", "attention_factor"]
+    given = {"llama": {"yarn": {"embeddings": {"": {"inv_freq": right["inv_freq"]}}}}}
+    assert findings(expected, given) == {"llama/yarn": []}
+
+
+def test_a_number_that_is_none_is_wrong(kit):
+    expected = read_json(kit / "expected.json")
+    values = [math.nan for _ in expected["positions"]["128"]]
+    given = {"llama": {"yarn": {"log_probabilities": {"128": values}}}}
+    assert findings(expected, given)["llama/yarn"] == ["log-probabilities are off by up to inf"]
+
+
+def test_the_script_of_the_kit_runs_alone(kit, tmp_path):
+    expected = read_json(kit / "expected.json")
+    own = expected["families"]["llama"]["linear"]
+    paths = kit / "check.py", kit / "expected.json", tmp_path / "answers.json"
+    for values, code, sentence in (
+        (own["log_probabilities"], 0, "llama/linear: right"),
+        (own["misread"]["without its scaling"], 1, "it reads the form without its scaling"),
+    ):
+        paths[2].write_text(json.dumps({"llama": {"linear": {"log_probabilities": values}}}))
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", *map(str, paths)], capture_output=True, text=True
+        )
+        assert (done.returncode, sentence in done.stdout, done.stderr) == (code, True, "")
+
+
+def contents(folder):
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_the_command_writes_the_same_bytes_and_replaces_only_when_told(kit, tmp_path, capsys):
+    output = tmp_path / "own"
+    words = ("conformance", "-o", output, "--family", "llama")
+    code, said = run(*words, "--json", capsys=capsys)
+    assert code == 0
+    made = json.loads(said.out)
+    assert made["families"] == {"llama": [*read_json(kit / "expected.json")["families"]["llama"]]}
+    first = contents(output)
+    assert made["bytes"] == sum(map(len, first.values()))
+    weights = "llama/model.safetensors"
+    assert first[weights] == (kit / weights).read_bytes()
+    code, said = run(*words, capsys=capsys)
+    assert (code, said.out) == (2, "")
+    assert "exists; --force" in said.err
+    code, said = run(*words, "--force", capsys=capsys)
+    assert code == 0
+    assert f"wrote {output}: 1 families" in said.out
+    assert contents(output) == first
+    code, said = run("conformance", "-o", tmp_path / "x", "--family", "bert", capsys=capsys)
+    assert code == 2
+    assert said.err.startswith("error: --family bert is not in the kit")
+
+
+def test_what_a_family_cannot_carry_is_left_out():
+    with pytest.raises(RopextError, match="mscale_all_dim"):
+        conformance.extended(plain("llama"), "yarn-mscale")
+
+
+@pytest.mark.slow
+def test_the_whole_kit_is_small_and_stock_computes_its_spectra(tmp_path):
+    made = conformance.write_kit(tmp_path / "kit")
+    assert made["bytes"] <= 20e6
+    names = [(family, form) for family, forms in made["families"].items() for form in forms]
+    places = [tmp_path / "kit" / family / form for family, form in names]
+    for place, built in zip(places, proof.build(places, tensors=False), strict=True):
+        sites = read(read_json(place / "config.json")).sites
+        promised = [proof.promise(s.label, s.rope.spectrum, s.params, 4, s.scaled) for s in sites]
+        proof.compare(built, promised, tensors=False)
+    expected, given = answers(tmp_path / "kit", made["families"])
+    assert not {name: said for name, said in findings(expected, given).items() if said}
