@@ -158,10 +158,8 @@ def _finetune(work: CellWork) -> Estimate:
         return NOT_HERE
     from ropext.training import plan_finetune
 
-    options = work.job.finetuning()
-    given = {name: value for name, value in vars(options).items() if value is not None}
     data = str(work.job.given.place("finetune.data"))
-    return _training(plan_finetune(_extended(work), data, **given))
+    return _training(plan_finetune(_extended(work), data, **work.job.finetuning()))
 
 
 def _evaluate(work: CellWork) -> Estimate:

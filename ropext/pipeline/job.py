@@ -140,7 +140,7 @@ class Recipe:
                     Fit(**self.fitting(cell))
         if self.has(FINETUNE):
             with self.told(FINETUNE):
-                self.finetuning()
+                Finetune(**self.finetuning())
         if self.has(EVALUATE):
             with self.told(EVALUATE):
                 Evaluate(**self.evaluation())
@@ -166,12 +166,12 @@ class Recipe:
                     f"{entry.where}: {dotted} is {place}, and there is no such file or folder"
                 )
 
-    def finetuning(self) -> Finetune:
+    def finetuning(self) -> dict[str, Any]:
         """The options of the fine-tuning."""
         own = self.options(FINETUNE)
         own.pop("data", None)
         # The run's own checkpoint, in the run's own folder: nobody else edits it.
-        return Finetune(**({"link": "hard"} | own))
+        return {"link": "hard"} | own
 
     def evaluation(self) -> dict[str, Any]:
         """The options of the evaluation."""

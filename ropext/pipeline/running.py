@@ -128,19 +128,19 @@ class WholeRun:
         self.folder = self.workdir.folder
 
     def say(self, sentence: str) -> None:
-        """To the user, and with the time to the log."""
+        """Tell the user, and write it to the log with its time."""
         self._say(sentence)
         self.note(sentence)
 
     def note(self, sentence: str) -> None:
-        """To the log alone; the one place that holds times."""
+        """Write to the log alone; the one place that holds times."""
         if self.rank == 0:
             stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             with (self.folder / LOG).open("a", encoding="utf-8") as stream:
                 stream.write(f"{stamp} {provenance.scrub(sentence)}\n")
 
     def go(self) -> Ran:
-        """All cells; one that fails does not keep the others from their end."""
+        """Do all cells; one that fails does not keep the others from their end."""
         works, failed = self.ready()
         with self.workdir.claimed(self.force, self.rank, self.world):
             self._keep_recipe()
@@ -155,8 +155,8 @@ class WholeRun:
                     self.note("end")
 
     def ready(self) -> tuple[list[CellWork], dict[str, str]]:
-        """The cells that can begin, and why the others cannot: all that is refused before anything
-        is written, which a dry run refuses too. Alone, a cell's error is the run's."""
+        """Return the cells that can begin, and why the others cannot: all that is refused before
+        anything is written, which a dry run refuses too. Alone, a cell's error is the run's."""
         self.job.check_data()
         base = open_snapshot(self.job.model, revision=self.job.value("revision"))
         if base.hub_id != base.name:

@@ -38,7 +38,7 @@ class Hashes:
             self.known = {}
 
     def of(self, file: Path) -> str:
-        """Of one file's content."""
+        """Hash one file's content."""
         by_name = weights.blob_digest(file)
         if by_name is not None:  # the hub's cache names a file by its hash
             return by_name
@@ -58,7 +58,7 @@ class Hashes:
         write_json(self.path, self.known)
 
     def of_tree(self, directory: Path) -> str | None:
-        """Of everything in a directory, by name; None where it is none."""
+        """Hash everything in a directory, by name; None where it is none."""
         if not directory.is_dir():
             return None
         return digest(
@@ -66,13 +66,13 @@ class Hashes:
         )
 
     def of_model(self, snapshot: Snapshot) -> str:
-        """Of a checkpoint: the commit of a hub model, else the content of what is carried."""
+        """Identify a checkpoint: the commit of a hub model, else a hash of what is carried."""
         if snapshot.commit is not None:
             return f"{snapshot.hub_id}@{snapshot.commit}"
         return digest({name: self.of(snapshot.path(name)) for name in snapshot.files})
 
     def of_data(self, source: str) -> str:
-        """Of documents: their files' content, or a dataset's name."""
+        """Identify documents: a hash of their files, or a dataset's name."""
         path = bundled.find_data(source) or Path(source)
         if path.is_file():
             return self.of(path)

@@ -268,8 +268,6 @@ class CellWork:
         def do() -> None:
             from ropext.training import run_finetune
 
-            options = self.job.finetuning()
-            given = {name: value for name, value in vars(options).items() if value is not None}
             names = [name for name in self.job.stages if name in LABELS]
             source = self.checkpoint(names[names.index(FINETUNE) - 1])
             run_finetune(
@@ -278,7 +276,7 @@ class CellWork:
                 self.checkpoint(FINETUNE),
                 force=True,
                 say=self.say,
-                **given,
+                **self.job.finetuning(),
             )
 
         return self._making(FINETUNE, inputs, do)

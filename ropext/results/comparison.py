@@ -37,7 +37,7 @@ class Contender:
     mark_of_questions: str = ""
 
     def mark_at(self, metric: str) -> str:
-        """What stands beside a number."""
+        """Say what stands beside a number."""
         name = metric.partition("@")[0].removeprefix("effective_context.").removesuffix("_nll")
         return self.mark_of_questions if name in _TASKS else self.mark
 
@@ -96,14 +96,16 @@ def to_json(compared: Comparison) -> dict[str, Any]:
 
 
 def pair(contenders: Sequence[Contender]) -> tuple[Frame, dict[str, Reading], dict[str, int]]:
-    """The readings on the documents that all have in common, in one order.
+    """Return the readings on the documents that all have in common, in one order.
 
     Runs on other tokens are refused: their numbers do not compare.
     """
     frames = [contender.frame for contender in contenders]
     common = set.intersection(*(set(frame.lengths) for frame in frames))
     if not common:
-        lists = "; ".join(f"{c.label} {_lengths(c.frame.lengths)}" for c in contenders)
+        lists = "; ".join(
+            f"{c.label} {','.join(map(length_text, c.frame.lengths))}" for c in contenders
+        )
         raise InputError(f"these runs have no length in common ({lists}); give both one --lengths")
     longest = max(common)
     keys = [_keys(contender, longest) for contender in contenders]
@@ -117,11 +119,11 @@ def pair(contenders: Sequence[Contender]) -> tuple[Frame, dict[str, Reading], di
     # Hash order is the same whichever run comes first, so the seeded draws are too.
     shared.sort()
     readings, left_out = dict[str, Reading](), dict[str, int]()
-    for contender, own in zip(contenders, keys, strict=True):
+    for contender, places in zip(contenders, keys, strict=True):
         if contender.reading is None:
             raise InputError(f"{contender.label} holds no perplexity to compare")
-        readings[contender.label] = contender.reading.subset([own[key] for key in shared])
-        left_out[contender.label] = len(own) - len(shared)
+        readings[contender.label] = contender.reading.subset([places[key] for key in shared])
+        left_out[contender.label] = len(places) - len(shared)
     frame = replace(
         frames[0],
         lengths=tuple(sorted(common)),
@@ -139,7 +141,7 @@ def _keys(contender: Contender, length: int) -> dict[str, int]:
 
 
 def compare_text(contenders: Sequence[Contender]) -> Comparison:
-    """Tails, differences to the first contender by length and by position, winners."""
+    """Work out tails, differences to the first contender by length and position, and winners."""
     frame, readings, left_out = pair(contenders)
     reference = readings[contenders[0].label]
     rows = []
@@ -180,12 +182,12 @@ def compare_text(contenders: Sequence[Contender]) -> Comparison:
             label: difference(frame, reading, reference, inside)
             for label, reading in others.items()
         },
-        marks={own.label: own.mark for own in contenders if own.mark},
+        marks={each.label: each.mark for each in contenders if each.mark},
     )
 
 
 def difference(frame: Frame, left: Reading, right: Reading, span: tuple[int, int]) -> Value:
-    """NLL of `left` minus NLL of `right` on the same tokens, in nats per token."""
+    """Return the NLL of `left` minus NLL of `right` on the same tokens, in nats per token."""
     sums, counts = left.sums(*span)
     return frame.bootstrap.ratio(sums - right.sums(*span)[0], counts)
 
@@ -219,20 +221,20 @@ def _winner(frame: Frame, readings: Mapping[str, Reading], span: tuple[int, int]
 
 
 def differences(left: Contender, right: Contender) -> dict[str, Value]:
-    """Every paired difference left - right under the metric's own name, for `vs RUN` gates.
+    """Return every paired difference left - right by its metric, for `vs RUN` gates.
 
     Perplexities differ in nats per token, shares in points, answer NLL in nats.
     """
     values = dict[str, Value]()
     if left.reading is not None and right.reading is not None:
         frame, readings, _ = pair([left, replace(right, label=f"{right.label} (reference)")])
-        mine, other = readings.values()
+        first, second = readings.values()
         for length in frame.lengths:
-            tail = difference(frame, mine, other, frame.tail_span(length))
+            tail = difference(frame, first, second, frame.tail_span(length))
             values[f"tail@{length}"] = values[f"tail_nll@{length}"] = tail
-            values[f"cumulative@{length}"] = difference(frame, mine, other, (1, length))
+            values[f"cumulative@{length}"] = difference(frame, first, second, (1, length))
         inside = min(frame.context, frame.longest)
-        values["short_tax"] = difference(frame, mine, other, (1, inside))
+        values["short_tax"] = difference(frame, first, second, (1, inside))
     return values | item_differences(left.items, right.items, left.frame.bootstrap)
 
 
@@ -247,17 +249,13 @@ def item_differences(
     values = dict[str, Value]()
     pairs.sort(key=lambda both: (both[0].task, both[0].length))
     for (task, length), group in itertools.groupby(pairs, lambda b: (b[0].task, b[0].length)):
-        own = list(group)
-        exact = [float(a.exact) - float(b.exact) for a, b in own]
-        losses = [a.answer_nll - b.answer_nll for a, b in own]
-        asked = [a for a, _ in own]
+        both = list(group)
+        exact = [float(a.exact) - float(b.exact) for a, b in both]
+        losses = [a.answer_nll - b.answer_nll for a, b in both]
+        asked = [a for a, _ in both]
         values[f"{task}@{length}"] = mean_of(exact, asked, bootstrap)
         values[f"{task}_nll@{length}"] = mean_of(losses, asked, bootstrap)
     return values
-
-
-def _lengths(lengths: Sequence[int]) -> str:
-    return ",".join(length_text(length) for length in lengths)
 
 
 @dataclass(frozen=True)

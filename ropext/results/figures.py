@@ -22,6 +22,7 @@ from ropext.results.values import Value
 from ropext.tasks import TASKS
 
 _METRIC = re.compile(r"([a-z_-]+)@([0-9]+)")
+FILES = (".txt", ".md", ".jsonl", ".json", ".parquet")
 _DATASET_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 # The last stage that wrote numbers speaks; (section, the models in it that can be the output).
 SECTIONS = (("finetune", ("tuned",)), ("fit", ("fitted", "start")))
@@ -29,7 +30,7 @@ UNKNOWN = Overlap(0, 0, (), is_complete=False)  # of a record before there were 
 
 
 def figures(directory: str | Path, runs: Sequence[str] = ()) -> list[Figure]:
-    """The figures of a checkpoint: those of the runs, or else those of its record."""
+    """Return the figures of a checkpoint: those of the runs, or else those of its record."""
     found = [figure for spec in runs for figure in _of_run(spec, Path(directory))]
     record = read_record(Path(directory)) if not found else None
     return found or (list(_of_record(record)) if record else [])
@@ -86,18 +87,14 @@ def _label(run: Run, directory: Path, wanted: str | None) -> str:
 
 
 def _dataset(data: str | None) -> tuple[str, str | None]:
-    """How a source is called on the card, and its id where it is one of the hub's."""
+    """Say how a source is called on the card, and its id where it is one of the hub's."""
     if data is None:
         return "retrieval", None
     if data.startswith(SCHEME):
         return data, None
-    if _DATASET_ID.fullmatch(data) and not Path(data).exists() and not _is_file(data):
+    if _DATASET_ID.fullmatch(data) and not (Path(data).exists() or PurePath(data).suffix in FILES):
         return data, data
     return PurePath(data).name, None
-
-
-def _is_file(data: str) -> bool:
-    return PurePath(data).suffix in (".txt", ".md", ".jsonl", ".json", ".parquet")
 
 
 def _of_metrics(

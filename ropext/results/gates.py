@@ -158,7 +158,7 @@ class Metrics:
 
     @classmethod
     def of(cls, options: Evaluate, labels: Sequence[str], lengths: Sequence[int]) -> "Metrics":
-        """Of an evaluation with these options."""
+        """List what an evaluation with these options measures."""
         return cls(
             tuple(labels),
             tuple(lengths),
@@ -196,7 +196,7 @@ class Metrics:
         return f"no such metric; there are {there or 'none'}"
 
     def metrics(self, variant: str | None, run: str | None = None) -> tuple[list[str], list[str]]:
-        """Names of what is measured at every length, and of what stands for all of them: of a
+        """Name what is measured at every length, and what stands for all of them: of a
         variant, or of its differences to another run."""
         at, whole = list[str](), list[str]()
         alone = run is None

@@ -84,10 +84,10 @@ def unknown(training: str) -> Trained:
 
 
 def trained(documents: Iterable[tuple[Sequence[int], Hashes]]) -> Trained:
-    """On these, each by its content and its passages."""
-    found = list(documents)
-    contents = unique([own for own, _ in found])
-    passages = unique([own for _, own in found])
+    """Describe a training on these documents, each by its content and its passages."""
+    known = list(documents)
+    contents = unique([content for content, _ in known])
+    passages = unique([passage for _, passage in known])
     return Trained(contents[:MOST_DOCUMENTS], passages[:MOST_PASSAGES], len(contents))
 
 
@@ -177,7 +177,7 @@ class Overlap:
 def overlap(
     known: Trained | None, documents: Sequence[tuple[str, Sequence[int], Hashes]]
 ) -> Overlap | None:
-    """Of documents (name, content, passages) those that were trained on; None where nothing was
+    """Find those documents (name, content, passages) that were trained on; None where nothing was
     trained, or nothing is read."""
     if known is None or not documents:
         return None
@@ -186,17 +186,17 @@ def overlap(
 
 
 def both(first: Trained | None, second: Trained | None) -> Trained | None:
-    """What was trained on, one after the other."""
+    """Join two trainings, one after the other."""
     return first.with_more(second) if first and second else first or second
 
 
 def as_json(found: Overlap | None) -> dict[str, Any] | None:
-    """For a record or results."""
+    """Write an overlap as records and results hold it."""
     return None if found is None else found.to_json()
 
 
 def overlap_in(data: Mapping[str, Any] | None) -> Overlap | None:
-    """The inverse of `to_json`."""
+    """Read what `to_json` wrote."""
     if not data:
         return None
     documents, count = int(data["documents"]), int(data["trained_on"])
@@ -204,13 +204,13 @@ def overlap_in(data: Mapping[str, Any] | None) -> Overlap | None:
 
 
 def mark_of(data: Mapping[str, Any], *, questions: bool = False) -> str:
-    """That of a variant, or of a section of a record, as JSON; of numbers over `questions` where
-    they are asked about these documents."""
+    """Return the mark of a variant, or of a section of a record, as JSON; of numbers over
+    `questions` where they are asked about these documents."""
     own = data.get("overlap") or {}
     found = overlap_in(own)
     return found.mark if found and (own.get("questions") or not questions) else ""
 
 
 def marked(text: str, mark: str) -> str:
-    """A row's name with its mark."""
+    """Write a row's name with its mark."""
     return f"{text} ({mark})" if mark else text

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ropext.lengths import length_at_least, length_text, octaves
+from ropext.lengths import length_at_least, length_text, lengths_text, octaves
 from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Floats, Value
 
 TokenNll = npt.NDArray[np.float32]
@@ -220,13 +220,13 @@ def verdicts(frame: Frame, values: dict[str, Value], label: str) -> list[str]:
     if losing:
         worst = min(losing, key=lambda c: values[f"gain@{c}"].value)
         lines.append(
-            f"Truncation beats {label} at {_lengths(losing)}: the base model that sees only its "
-            f"last {length_text(frame.context)} tokens predicts the same tokens better, by "
+            f"Truncation beats {label} at {lengths_text(losing)}: the base model that sees only "
+            f"its last {length_text(frame.context)} tokens predicts the same tokens better, by "
             f"{-values[f'gain@{worst}'].value:.3f} nats at {length_text(worst)}."
         )
     winning = [c for c in beyond if f"gain@{c}" in values and _above(values[f"gain@{c}"])]
     if winning:
-        lines.append(f"The longer context helps {label} at {_lengths(winning)}.")
+        lines.append(f"The longer context helps {label} at {lengths_text(winning)}.")
     tax = values.get("short_tax")
     if tax is not None and _above(tax) and tax.value > 0.001:
         lines.append(
@@ -241,7 +241,3 @@ def _below(value: Value) -> bool:
 
 def _above(value: Value) -> bool:
     return value.ci95 is not None and value.ci95[0] > 0
-
-
-def _lengths(lengths: list[int]) -> str:
-    return ", ".join(length_text(length) for length in lengths)

@@ -42,7 +42,7 @@ def write_array(path: Path, array: npt.NDArray[Any]) -> None:
 
 
 def write_documents(path: Path, documents: Documents, longest: int) -> None:
-    """documents.json, and the bytes per token of each."""
+    """Write documents.json, and the bytes per token of each."""
     rows = []
     for name, hashes, counts in zip(
         documents.names, documents.prefix_hashes, documents.token_bytes, strict=True
@@ -135,7 +135,7 @@ def _read_documents(path: Path, frame: Frame) -> Documents:
 def read_reading(
     path: Path, label: str, documents: Documents, passes: Mapping[str, int], longest: int
 ) -> Reading:
-    """The arrays of one variant; `passes` maps a regime's directory to its pass length."""
+    """Open the arrays of one variant; `passes` maps a regime's directory to its pass length."""
     return Reading(
         label,
         {
@@ -149,7 +149,7 @@ def read_reading(
 
 
 def gather(specs: Sequence[str]) -> tuple[list[Run], dict[str, Contender]]:
-    """The runs, and everyone in them by a label that tells them apart.
+    """Open the runs, and everyone in them by a label that tells them apart.
 
     The base of the first run that has one stands for all: it is the same short window.
     """
@@ -179,7 +179,7 @@ def _name(run: Run, label: str, everyone: Sequence[tuple[Run, str]]) -> str:
     if sum(other == label for _, other in everyone) == 1:
         return label
     short = f"{run.path.name}:{label}"
-    same = sum(f"{other.path.name}:{its}" == short for other, its in everyone)
+    same = sum(f"{other.path.name}:{name}" == short for other, name in everyone)
     return short if same == 1 else f"{run.path}:{label}"
 
 
@@ -193,7 +193,7 @@ def _chosen(run: Run, wanted: str | None) -> dict[str, Contender]:
 
 
 def judge(run: Run, gates: Sequence[Gate]) -> list[Outcome]:
-    """Every gate on every variant it concerns: the one it names, else all that were extended
+    """Judge every gate on every variant it concerns: the one it names, else all that were extended
     (all that read the long window, where none was)."""
     outcomes = []
     for gate in gates:
@@ -209,9 +209,9 @@ def judge(run: Run, gates: Sequence[Gate]) -> list[Outcome]:
                 values = differences(run.contenders[label], opponent)
             outcome = check_gate(gate, label, values)
             both = (run.contenders[label], *([opponent] if opponent else []))
-            marks = [f"{own.label}: {mark}" for own in both if (mark := own.mark_at(gate.metric))]
-            told = f" ({', '.join(marks)})" if marks else ""
-            outcomes.append(replace(outcome, reason=f"{outcome.reason}{told}"))
+            marks = [f"{each.label}: {m}" for each in both if (m := each.mark_at(gate.metric))]
+            marked = f" ({', '.join(marks)})" if marks else ""
+            outcomes.append(replace(outcome, reason=f"{outcome.reason}{marked}"))
     return outcomes
 
 
@@ -255,7 +255,7 @@ def _opponent(run: Run, gate: Gate, label: str) -> Contender:
 
 
 def raise_if_failed(outcomes: Sequence[Outcome]) -> None:
-    """GateFailed with the reason of every gate that did not hold."""
+    """Raise GateFailed with the reason of every gate that did not hold."""
     failed = [outcome for outcome in outcomes if not outcome.passed]
     if failed:
         reasons = "; ".join(f"{outcome.gate} ({outcome.reason})" for outcome in failed)

@@ -148,7 +148,7 @@ def test_one_seed_for_all_sections_but_those_that_name_their_own():
             "evaluate": {"data": "ropext://held-out", "seed": 6},
         }
     )
-    assert asked.finetuning().seed == 5
+    assert asked.finetuning()["seed"] == 5
     assert asked.evaluation()["seed"] == 6
     assert asked.resolved()["finetune"]["seed"] == 5
 
