@@ -1,14 +1,15 @@
 """Check a directory, ropext's own or anybody's: spectrum, spellings, lengths, limits, weights."""
 
 import json
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from ropext import families, forms, proof
+from ropext import families, forms, loaders, proof
 from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.checkpoint.provenance import NAME as RECORD
 from ropext.checkpoint.provenance import Record, base_config, read_record
@@ -19,8 +20,11 @@ from ropext.errors import InputError, ProofFailed, UsageError
 from ropext.families import Model
 from ropext.files import dump, read_object
 from ropext.inspecting import Served, read_again
-from ropext.narration import Show, unseen
+from ropext.narration import Say, Show, silent, unseen
 from ropext.proof import Expected
+
+if TYPE_CHECKING:
+    from ropext.proof.engines import EngineRun
 
 
 @dataclass(frozen=True)
@@ -33,12 +37,38 @@ class Check:
 
 
 @dataclass(frozen=True)
+class EngineFinding:
+    """What an engine was seen to make of a directory, and what the loader table says of it."""
+
+    run: "EngineRun"
+    table: str
+    stock: str  # the transformers that it is compared with
+
+    @property
+    def sentence(self) -> str:
+        run = self.run
+        found = run.error
+        if run.largest is not None:
+            found = (
+                f"log-probabilities differ from transformers {self.stock}'s by {run.largest:.1e} "
+                f"at most and {run.mean:.1e} in the mean"
+            )
+        says = f"{run.verdict}: {found}; the table says {self.table}"
+        alike = self.table == "not measured" or (run.verdict == "same") == (self.table == "same")
+        return says + ("" if alike else ", which is not what was measured here: please report it")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self.run) | {"table": self.table, "transformers": self.stock}
+
+
+@dataclass(frozen=True)
 class Verification:
     """Everything that was checked, and what each loader reads where nothing is wrong."""
 
     directory: str
     checks: tuple[Check, ...]
     served: Served | None
+    engines: tuple[EngineFinding, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -62,6 +92,8 @@ class Verification:
     def to_json(self) -> dict[str, Any]:
         checks = [asdict(check) for check in self.checks]
         out = {"directory": self.directory, "passed": self.passed, "checks": checks}
+        if self.engines:
+            out["engines"] = [own.to_json() for own in self.engines]
         return out | (self.served.to_json() if self.served else {})
 
 
@@ -72,15 +104,23 @@ def check_directory(
     deep: bool = False,
     record: bool = False,
     endpoint: str | None = None,
+    run: Sequence[str] = (),
+    python: str = sys.executable,
     trust_remote_code: bool = False,
+    say: Say = silent,
     show: Show = unseen,
     **loading: Any,
 ) -> Verification:
     """Check a checkpoint directory against its own record, a saved plan, or its base.
 
     `record` writes into that record what `deep` compares with. With `endpoint`, a running server
-    is asked too; `loading` says how transformers runs beside it.
+    is asked too; `loading` says how transformers runs beside it. `run` names engines that `python`
+    has: they read the weights, and so does stock transformers.
     """
+    if run:
+        from ropext.proof import engines  # late: it loads numpy
+
+        engines.check_installed(run, python)
     snapshot = open_snapshot(str(directory), weights=True)
     known = read_record(snapshot.directory)
     model = families.as_read(snapshot.config)
@@ -94,8 +134,13 @@ def check_directory(
     if endpoint is not None:
         loading |= {"trust_remote_code": trust_remote_code}
         checks.append(_endpoint(endpoint, snapshot, model, claim, loading))
+    measured = tuple(_engines(run, python, snapshot, model, claim, say)) if run else ()
+    for own in measured:
+        name = f"{own.run.engine} {own.run.version}".strip()
+        checks.append(Check(name, own.run.verdict == "same", own.sentence))
     broken = any(check.passed is False for check in checks)
-    return Verification(snapshot.name, tuple(checks), None if broken else read_again(snapshot))
+    served = None if broken else read_again(snapshot)
+    return Verification(snapshot.name, tuple(checks), served, measured)
 
 
 @dataclass(frozen=True)
@@ -291,6 +336,30 @@ def _endpoint(
         f"{url} serves {probed.model} with {limit}; its log-probabilities are within {worst:.1e} "
         f"of transformers' (tolerance {probed.tolerance:g})",
     )
+
+
+def _engines(
+    names: Sequence[str], python: str, snapshot: Snapshot, model: Model, claim: Claim, say: Say
+) -> Iterable[EngineFinding]:
+    from ropext.proof import engines  # late: it loads numpy
+
+    if model.vocab_size is None:
+        raise InputError(f"--run: the config of {snapshot.name} has no vocab_size")
+    text = engines.text_for(snapshot.directory, model.vocab_size, claim.context, model.context)
+    say(f"--run: {text}")
+    readings = read_again(snapshot).readings
+    for found, stock in engines.compare(names, python, snapshot.directory, text):
+        yield EngineFinding(found, _in_table(readings, found.engine, found.version), stock)
+
+
+def _in_table(readings: Sequence[loaders.LoaderReading], engine: str, version: str) -> str:
+    """What the table says of this version of an engine."""
+    try:
+        rows = loaders.select(f"{engine}=={version.partition('+')[0]}")
+    except UsageError:  # a version that was not measured
+        return "not measured"
+    at = loaders.readers().index(rows[0])
+    return readings[at].verdict
 
 
 def repair(

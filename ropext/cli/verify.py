@@ -1,5 +1,6 @@
 """`ropext verify DIR`."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -41,6 +42,18 @@ Endpoint = Annotated[
         help="ask a running server (vLLM, SGLang, llama-server) whether it reads DIR alike",
     ),
 ]
+Run = Annotated[
+    str | None,
+    typer.Option(
+        "--run",
+        metavar="NAMES",
+        help="engines to run on DIR's weights: vllm,mlx,transformers",
+    ),
+]
+Python = Annotated[
+    str | None,
+    typer.Option("--python", metavar="PATH", help="the Python that has --run's engines [this one]"),
+]
 
 
 def command(
@@ -51,6 +64,8 @@ def command(
     fix: Fix = False,
     trust: Trust = None,
     endpoint: Endpoint = None,
+    run: Run = None,
+    python: Python = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "cpu",
     trust_remote_code: options.TrustRemoteCode = False,
@@ -67,6 +82,8 @@ def command(
             raise UsageError(f"{flag} writes into {directory}, which is no directory here")
     if trust is not None and not fix:
         raise UsageError(f"--trust {trust} says what --fix writes; give both")
+    if python is not None and run is None:
+        raise UsageError(f"--python {python} says which Python has the engines of --run; give both")
     if fix:
         config, edits = verifying.repair(directory, trust)
         out.say(text.edit_lines(edits) or "every spelling is right already")
@@ -78,6 +95,9 @@ def command(
         deep=deep,
         record=record,
         endpoint=endpoint,
+        run=_names(run),
+        python=python or sys.executable,
+        say=out.say,
         show=told_of_files(out.say),
         trust_remote_code=trust_remote_code,
         dtype=dtype,
@@ -88,3 +108,13 @@ def command(
     out.result(text.verification(found.verdict, checks, readers), found.to_json())
     if not found.passed:
         raise ProofFailed(found.problems())
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    """The engines of --run, each once."""
+    if text is None:
+        return ()
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not names:
+        raise UsageError("--run wants the names of engines, such as vllm,mlx")
+    return tuple("mlx" if name == "mlx-lm" else name for name in names)

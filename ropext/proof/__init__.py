@@ -2,7 +2,7 @@
 
 A fresh process that cannot import ropext (child.py) says what stock computes; the comparison is
 made here, from plain numbers, so that this file imports neither torch nor transformers. forward.py
-is its small model, server.py asks a running server.
+is its small model, server.py asks a running server, engines/ asks engines that are installed.
 """
 
 import json

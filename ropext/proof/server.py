@@ -267,7 +267,8 @@ def compare(
     return tuple(out)
 
 
-def _special_tokens(directory: Path) -> list[int]:
+def special_tokens(directory: Path) -> list[int]:
+    """Ids that end or pad a text, from the config."""
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     parts = [config, *(value for value in config.values() if isinstance(value, dict))]
     tokens = [part.get(f"{name}_token_id") for part in parts for name in SPECIAL]
@@ -291,7 +292,7 @@ def probe(
     model, limit = served_model(server, url)
     _check_limit(limit, context, target)
     wanted = transformers_reference(directory, **loading)
-    vocab_size, avoid = len(wanted([0])), _special_tokens(directory)
+    vocab_size, avoid = len(wanted([0])), special_tokens(directory)
     prompts = [token_ids(length, vocab_size, avoid) for length in lengths(context, target)]
     done = compare(server, model, prompts, context, wanted)
     for number, prompt in enumerate(done, 1):

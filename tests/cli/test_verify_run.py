@@ -1,0 +1,223 @@
+"""`verify --run`: an engine that reads a checkpoint as stock transformers does passes, one that
+reads it otherwise or fails does not.
+
+The readers are the files that the loader table is measured with; other engines than transformers
+are played by small scripts in the place of their Python.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ropext import proof
+from ropext.proof import engines
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    """A tiny yarn whose weights are large enough for a wrong rotation to show."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(3)
+    rope = {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0}
+    rope |= {"original_max_position_embeddings": 64}
+    sizes = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            **sizes, num_attention_heads=4, max_position_embeddings=256, rope_parameters=rope
+        )
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=1.5 * parameter.shape[-1] ** -0.5)
+    path = tmp_path_factory.mktemp("engines") / "model"
+    model.save_pretrained(path)
+    config = json.loads((path / "config.json").read_text())
+    legacy = {key: value for key, value in rope.items() if key != "rope_theta"}
+    legacy["type"] = legacy.pop("rope_type")
+    config |= {"rope_theta": 1e4, "rope_scaling": legacy}
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+@pytest.fixture
+def no_proof(monkeypatch):
+    """The proof of the spectrum is another test's."""
+    monkeypatch.setattr("ropext.verifying._proof", lambda *_: [])
+    assert proof.prove
+
+
+@pytest.fixture(scope="module")
+def right(checkpoint) -> dict:
+    """What stock transformers tells."""
+    text = engines.text_for(checkpoint, 96, 64, 256)
+    return engines._read("transformers", sys.executable, checkpoint, text)
+
+
+@pytest.fixture
+def told(right, no_proof, tmp_path, monkeypatch) -> Path:
+    """Its answer at hand, and in a file for the engines that are played."""
+    read = engines._read
+
+    def quick(name, python, *rest):
+        return right if python == sys.executable else read(name, python, *rest)
+
+    monkeypatch.setattr(engines, "_read", quick)
+    np.save(tmp_path / "right.npy", right["found"])
+    return tmp_path
+
+
+def fake(folder: Path, lines: str) -> Path:
+    """A Python that has every engine and answers in its own way."""
+    path = folder / "python"
+    path.write_text(
+        f"#!{sys.executable}\n"
+        "import sys\nimport numpy as np\n"
+        "if sys.argv[1] == '-c':\n    sys.exit(0)\n"
+        "_, reader, ids, output, directory = sys.argv\n"
+        f"right = np.load({str(folder / 'right.npy')!r})\n{lines}\n"
+    )
+    path.chmod(0o755)
+    return path
+
+
+def row(out: str) -> dict:
+    found = json.loads(out)
+    assert len(found["engines"]) == 1
+    return found["engines"][0]
+
+
+def test_transformers_itself_reads_it_the_same(ropext, checkpoint, no_proof):
+    code, out, err = ropext("verify", checkpoint, "--run", "transformers", "--json")
+    assert code == 0, err
+    assert "reads 255 tokens; 254 positions are compared, 191 of them beyond" in err
+    own = row(out)
+    assert own["verdict"] == own["table"] == "same"
+    assert own["largest"] == own["mean"] == 0.0
+    assert own["version"] == own["transformers"]
+
+
+def test_shifted_numbers_are_different(ropext, checkpoint, told):
+    python = fake(
+        told,
+        "np.savez(output, **{'version': '0.32.0+cpu', directory: right - 0.5})",
+    )
+    words = ("verify", checkpoint, "--run", "vllm", "--python", python)
+    code, out, _ = ropext(*words, "--json")
+    assert code == 3
+    own = row(out)
+    assert (own["verdict"], own["table"]) == ("different", "same")
+    assert own["largest"] == pytest.approx(0.5)
+    code, out, _ = ropext(*words)
+    assert code == 3
+    assert "WRONG  vllm 0.32.0+cpu  different: " in out
+    assert "the table says same, which is not what was measured here: please report it" in out
+
+
+def test_an_engine_that_ignores_the_scaling_is_different(ropext, checkpoint, told):
+    python = fake(
+        told,
+        "import json, pathlib, shutil, subprocess\n"
+        "plain = pathlib.Path(output).with_name('plain')\n"
+        "shutil.copytree(directory, plain)\n"
+        "config = json.loads((plain / 'config.json').read_text())\n"
+        "config['rope_parameters'] = {'rope_type': 'default', 'rope_theta': 1e4}\n"
+        "del config['rope_scaling']\n"
+        "(plain / 'config.json').write_text(json.dumps(config))\n"
+        "own = reader.replace('vllm', 'transformers')\n"
+        "subprocess.run([sys.executable, own, ids, output, plain], check=True)\n"
+        "np.savez(output, **{'version': '99.1', directory: np.load(output)[str(plain)]})",
+    )
+    code, out, err = ropext("verify", checkpoint, "--run", "vllm", "--python", python, "--json")
+    assert code == 3, err
+    own = row(out)
+    assert (own["verdict"], own["table"]) == ("different", "not measured")
+    assert own["largest"] > 10 * engines.SAME
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("sys.exit('ValueError: no such layer')", "error: ValueError: no such layer"),
+        (
+            "np.savez(output, **{'version': '0.32.0', directory + '/error': 'KeyError: q\\nat 3'})",
+            "error: KeyError: q; the table",
+        ),
+        (
+            "np.savez(output, **{'version': '0.32.0', directory: np.zeros(3)})",
+            "error: it tells 3 of 254 positions",
+        ),
+        (
+            "np.savez(output, **{'version': '0.32.0', directory: right * np.nan})",
+            "different: ",
+        ),
+    ],
+)
+def test_a_failure_is_a_verdict(ropext, checkpoint, told, lines, said):
+    python = fake(told, lines)
+    code, out, _ = ropext("verify", checkpoint, "--run", "vllm", "--python", python)
+    assert code == 3
+    assert said in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--run", "vllm"), "has no vllm; --python PATH names"),
+        (("--run", "sglang"), "engines that can be run here are transformers, vllm, mlx"),
+        (("--run", ","), "--run wants the names of engines"),
+        (("--run", "vllm", "--python", "/nowhere/python"), "cannot be run (No such file"),
+        (("--python", "/usr/bin/python3"), "says which Python has the engines of --run"),
+    ],
+)
+def test_a_users_mistake_is_one_sentence(ropext, checkpoint, words, said):
+    code, _, err = ropext("verify", checkpoint, *words)
+    assert code == 2
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_weights_are_needed(ropext, checkpoint, tmp_path):
+    (tmp_path / "config.json").write_text((checkpoint / "config.json").read_text())
+    code, _, err = ropext("verify", tmp_path, "--run", "transformers")
+    assert code == 2
+    assert "safetensors" in err
+
+
+def test_long_texts_straddle_the_original_context(checkpoint):
+    text = engines.text_for(checkpoint, 96, 8192, 32768)
+    assert len(text.ids) == 8192 + engines.BEYOND
+    assert (text.compared, text.beyond) == (engines.LAST, engines.BEYOND)
+    assert text.ids == engines.text_for(checkpoint, 96, 8192, 32768).ids
+
+
+def test_a_long_text_is_told_at_its_end(checkpoint, tmp_path):
+    """More tokens than positions told: the same numbers as from all logits at once."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    ids = np.arange(2400) % 96
+    np.save(tmp_path / "ids.npy", ids)
+
+    reader = Path(engines.__file__).with_name("read_transformers.py")
+    words = [str(tmp_path / "ids.npy"), str(tmp_path / "told.npz"), str(checkpoint)]
+    subprocess.run([sys.executable, str(reader), *words], check=True)
+    told = np.load(tmp_path / "told.npz")[str(checkpoint)]
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        rows = model(torch.as_tensor(ids)[None]).logits[0, :-1].double().log_softmax(-1)
+    wanted = rows.gather(1, torch.as_tensor(ids)[1:, None])[:, 0].numpy()
+    assert told.shape == (engines.LAST,)
+    np.testing.assert_allclose(told, wanted[-engines.LAST :], atol=1e-4)
+
+
+def test_readers_import_nothing_of_ropext():
+    for path in Path(engines.__file__).parent.glob("read_*.py"):
+        assert "import ropext" not in path.read_text()
+        assert "from ropext" not in path.read_text()
