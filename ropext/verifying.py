@@ -134,7 +134,11 @@ def check_directory(
     if endpoint is not None:
         loading |= {"trust_remote_code": trust_remote_code}
         checks.append(_endpoint(endpoint, snapshot, model, claim, loading))
-    measured = tuple(_engines(run, python, snapshot, model, claim, say)) if run else ()
+    measured: tuple[EngineFinding, ...] = ()
+    try:
+        measured = tuple(_engines(run, python, snapshot, model, claim, say)) if run else ()
+    except ProofFailed as failed:
+        checks.append(Check("engines", False, str(failed)))
     for own in measured:
         name = f"{own.run.engine} {own.run.version}".strip()
         checks.append(Check(name, own.run.verdict == "same", own.sentence))

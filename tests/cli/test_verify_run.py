@@ -166,6 +166,14 @@ def test_a_failure_is_a_verdict(ropext, checkpoint, told, lines, said):
     assert said in out
 
 
+def test_stock_transformers_that_fails_is_a_failed_check(ropext, checkpoint, told, monkeypatch):
+    monkeypatch.setattr(engines, "_read", lambda *_: {"version": "", "error": "KeyError: q"})
+    code, out, err = ropext("verify", checkpoint, "--run", "transformers")
+    assert code == 3
+    assert f"stock transformers cannot read {checkpoint}: KeyError: q" in out
+    assert "Traceback" not in err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
