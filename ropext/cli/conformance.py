@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from ropext.cli import options
-from ropext.cli.output import Bar, Out
+from ropext.cli.output import Out
+from ropext.narration import told
 
 Output = Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="directory to write")]
 Family = Annotated[
@@ -27,7 +28,8 @@ def command(
     from ropext import conformance
 
     out = Out(as_json, quiet)
-    made = conformance.write_kit(output, family or (), force=force, show=Bar(out).show)
+    show = told(out.say, amount=lambda done, total: f"{done} of {total} families")
+    made = conformance.write_kit(output, family or (), force=force, show=show)
     forms = sum(len(own) for own in made["families"].values())
     text = (
         f"wrote {output}: {len(made['families'])} families, {forms} configs, "

@@ -91,8 +91,6 @@ def sharpen(model: "torch.nn.Module") -> None:
             if weight.ndim > 1:
                 wide = 3.0 if any(part in name for part in ("q_", "k_", "qkv", "query")) else 1.0
                 weight.normal_(0.0, wide / weight.shape[-1] ** 0.5, generator=generator)
-            elif name.endswith("sinks"):
-                weight.zero_()  # else as its class happens to draw it
 
 
 def write_base(
@@ -100,12 +98,15 @@ def write_base(
 ) -> Config:
     """Write a family's random weights and its config without scaling, which is returned: with the
     keys that releases on the hub have, not as transformers 5 saves it."""
+    import torch
     import transformers
 
     values = sizes | FAMILIES[family] | dict(own or {})
     values = {key: value for key, value in values.items() if value is not None}
     config = transformers.AutoConfig.for_model(family, **values)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype="float32")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # sinks and the biases of routers stay as their class draws them
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype="float32")
     sharpen(model)
     model.save_pretrained(directory)
     (directory / "generation_config.json").unlink(missing_ok=True)
