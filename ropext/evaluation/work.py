@@ -61,7 +61,7 @@ class Worker:
     def __init__(self, progress: Progress, stop: Callable[[], bool], kept_in: Path | None) -> None:
         self.rank, self.world = processes()
         self.progress, self.stop, self.kept_in = progress, stop, kept_in
-        self.finished = self.resumed = 0
+        self.finished, self.resumed, self.begun = 0, 0, time.time()
         self.waiting: list[Path] = []
 
     def do(self, units: Iterable[Unit]) -> None:
@@ -69,7 +69,8 @@ class Worker:
         for number, unit in enumerate(units):
             self.waiting.append(unit.path)
             if unit.path.exists():
-                self.resumed += 1
+                # What another process finishes meanwhile was not found here.
+                self.resumed += unit.path.stat().st_mtime < self.begun
                 self.progress.skip(unit.tokens)
             elif number % self.world == self.rank:
                 if self.stop():

@@ -60,7 +60,8 @@ def test_many_short_pieces_of_work_are_told_once_in_half_a_minute(now, show, cap
 
 def test_what_was_read_before_or_elsewhere_is_not_counted(now, tmp_path, monkeypatch):
     """Eight units of ten tokens, five seconds each. Two were read before, of the rest every second
-    one is another process's: three are left, and the first line says ten seconds."""
+    one is another process's: three are left, and the first line says ten seconds. What the other
+    process finishes meanwhile was not found."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     said = []
     worker = Worker(
@@ -73,11 +74,13 @@ def test_what_was_read_before_or_elsewhere_is_not_counted(now, tmp_path, monkeyp
         def compute():
             now[0] += 5
             write_text(path, "")
+            write_text(tmp_path / "3", "")
 
         return Unit(path, f"unit {number}", 10, compute)
 
-    for kept in (0, 1):
-        unit(kept).compute()
+    for kept in "01":
+        write_text(tmp_path / kept, "")
+        os.utime(tmp_path / kept, (0, 0))
     worker.do(map(unit, range(8)))
     assert said == ["33 % (10 of 30 tokens), 10 s left: unit 2"]
     assert (worker.resumed, worker.finished) == (2, 3)
