@@ -15,6 +15,7 @@ from torch.utils.data import SequentialSampler
 
 from ropext.errors import Interrupted, Stopped
 from ropext.evaluation.forward import NanInLogits
+from ropext.evaluation.work import NothingKept
 from ropext.narration import STOPPING, Pace, Say, interruptible
 from ropext.options.training import Training
 from ropext.training import defaults, models
@@ -323,7 +324,7 @@ def train(job: Job, say: Say) -> History:
         trainer.train(resume_from_checkpoint=str(start) if start else None)
     last = last_checkpoint(job.folder)
     if last is None:
-        raise Interrupted("interrupted before the first checkpoint; nothing was kept")
+        raise NothingKept("interrupted before the first checkpoint; nothing was kept")
     history = history_in(last, job.patience)
     if asked() and not _finished(history, job):
         raise Interrupted(

@@ -26,8 +26,8 @@ FORBIDDEN_MODULES = {
     "tarfile",
     "zipfile",
 }
-# The tokenizer and the state that `benchmarks/demo_checkpoint.py` made itself.
-OWN_FILES = ("demo/",)
+# What was made here: by `benchmarks/demo_checkpoint.py`, and random weights just written.
+OWN_FILES = ("demo/", "conformance/")
 # From a config and an empty state dict, on the meta device: no file is read.
 NO_FILES = {("proof/child.py", "cls.from_pretrained")}
 

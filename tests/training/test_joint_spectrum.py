@@ -77,7 +77,7 @@ def test_the_spectrums_gradient_takes_nothing_from_the_adapters(
         return [float(torch.cat(found[kind]).norm()) for kind in (True, False)]
 
     def watched(trainer, model):
-        for own in trainer.beside.parameters():
+        for own in trainer.job.beside.parameters():
             own.grad *= 1e8  # a random model hardly feels its spectrum
         before = norms(trainer)
         told = clip(trainer, model)
