@@ -37,6 +37,9 @@ def respell(
             f"ropext.json tells of {len(params)} scaled rotary embeddings, config.json has"
             f" {len(sites)}: they are not of one model"
         )
+    for key in ("rope_type", "rope_theta"):
+        if not all(key in own for own in params):
+            raise InputError(f"ropext.json: the parameters of a scaled embedding lack {key}")
     read = params or [site.params for site in sites]
     out = write(config, model, {s.label: p for s, p in zip(sites, read, strict=True)}, target)
     for holder in (out, text_part(out, model.path)):

@@ -117,6 +117,11 @@ def test_in_a_directory_with_a_record_the_record_decides(ropext, llama, tmp_path
     (llama / "ropext.json").write_text(json.dumps(record))
     code, _, err = ropext("verify", llama, "--fix")
     assert (code, "they are not of one model" in err) == (2, True)
+    record = json.loads((out / "ropext.json").read_text())
+    del record["sites"][0]["params"]["rope_theta"]  # found by the fuzzer
+    (out / "ropext.json").write_text(json.dumps(record))
+    code, _, err = ropext("verify", out, "--fix")
+    assert (code, "lack rope_theta" in err) == (2, True)
 
 
 def damaged(config):
