@@ -47,6 +47,8 @@ class EngineFinding:
     @property
     def sentence(self) -> str:
         run = self.run
+        if not run.version:  # it ended before it told a reading: nothing against the table
+            return f"gave no answer: {run.error}; --python names a Python that has all it needs"
         found = run.error
         if run.largest is not None:
             found = (

@@ -144,7 +144,7 @@ def test_an_engine_that_ignores_the_scaling_is_different(ropext, checkpoint, tol
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ("sys.exit('ValueError: no such layer')", "error: ValueError: no such layer"),
+        ("sys.exit('No module named q')", "gave no answer: No module named q; --python"),
         (
             "np.savez(output, **{'version': '0.32.0', directory + '/error': 'KeyError: q\\nat 3'})",
             "error: KeyError: q; the table",
@@ -163,6 +163,7 @@ def test_a_failure_is_a_verdict(ropext, checkpoint, told, lines, said):
     python = fake(told, lines)
     code, out, _ = ropext("verify", checkpoint, "--run", "vllm", "--python", python)
     assert code == 3
+    assert ("the table says" in out) == ("gave no answer" not in out)
     assert said in out
 
 
