@@ -23,17 +23,17 @@ finally:
 """
 _TRAIN = "ropext://demo --factor 2 --data ropext://tuning --batch-tokens 1024 --steps 1"
 QUICK = {
-    "inspect ropext://demo": 53,
-    "plan ropext://demo --factor 4": 60,
-    "extend ropext://demo --factor 4 --no-verify -o quick": 69,
+    "inspect ropext://demo": 51,
+    "plan ropext://demo --factor 4": 57,
+    "extend ropext://demo --factor 4 --no-verify -o quick": 65,
 }
 SLOW = {
-    "extend ropext://demo --factor 4 -o out": 69,
-    "verify out": 57,
-    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 94,
-    "finetune out --data ropext://tuning --batch-tokens 2048 --steps 1 -o tuned": 109,
-    f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 117,
-    "run recipe.yaml -o ran": 104,
+    "extend ropext://demo --factor 4 -o out": 65,
+    "verify out": 54,
+    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 91,
+    "finetune out --data ropext://tuning --batch-tokens 2048 --steps 1 -o tuned": 107,
+    f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 107,
+    "run recipe.yaml -o ran": 101,
 }
 RECIPE = """\
 model: ropext://demo
