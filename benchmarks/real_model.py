@@ -1,0 +1,246 @@
+"""SmolLM2-135M-Instruct beyond its 8,192 tokens, on whole books: what each extension gives.
+
+    python scripts/real_model.py MODEL
+    python benchmarks/real_model.py --model MODEL --books FOLDER
+    python benchmarks/real_model.py --table > benchmarks/results/real-model-DATE.md
+
+FOLDER holds one text file a book; the first --length tokens of each are read. A cell is one book
+read by one variant. Every cell is kept as soon as it is there, as sums of NLL over parts of 256
+tokens, in --cells (benchmarks/results/real-model, of which the repository has what was measured):
+the same command goes on with the cells that are missing, --until stops between two of them, and the
+table says which are not there yet.
+
+Variants are `short` (the base through its short window), `untouched`, the methods at LENGTH /
+context, and checkpoints that were written, NAME=DIR; one whose context is shorter than LENGTH is
+read through the short window (a control).
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from ropext import corpus, patching
+from ropext.checkpoint import open_snapshot
+from ropext.evaluation.costs import shape_of
+from ropext.evaluation.loading import load_tokenizer
+from ropext.evaluation.ranking import document_reader, frame_of
+from ropext.files import write_json
+from ropext.options.extend import Extend
+from ropext.planning import make_plan
+from ropext.results.values import Bootstrap, Value
+
+PART = 256  # tokens of a sum
+CONTEXT, TAIL = 8192, 1024
+CELLS = Path(__file__).parent / "results/real-model"
+METHODS = ("yarn", "llama3", "ntk", "dynamic", "pi")
+SHORT, UNTOUCHED = "short", "untouched"
+# What is read first is worth most: (how many books, which variants).
+ORDER = (
+    (2, (SHORT, "yarn", UNTOUCHED)),
+    (8, (SHORT, "yarn")),
+    (2, METHODS),
+    (8, (*METHODS, UNTOUCHED)),
+)
+
+
+class Cells:
+    """What was measured at one length in one dtype: a file per variant, a cell per book."""
+
+    def __init__(self, folder: Path, length: int, dtype: str) -> None:
+        self.folder = folder / f"{length}-{dtype}"
+
+    def of(self, variant: str) -> dict[str, Any]:
+        path = self.folder / f"{variant}.json"
+        found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        return found
+
+    def keep(self, variant: str, book: str, cell: dict[str, Any]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.folder / f"{variant}.json", self.of(variant) | {book: cell})
+
+    def variants(self) -> list[str]:
+        return sorted(path.stem for path in self.folder.glob("*.json"))
+
+
+def books_of(model: str, folder: Path, length: int) -> tuple[corpus.Document, ...]:
+    """The beginnings of all books that are long enough, in the order of their hashes."""
+    snapshot = open_snapshot(model)
+    encoder = corpus.DocumentEncoder(load_tokenizer(snapshot, False))
+    wanted = corpus.Wanted((length,), given=True, max_documents=100)
+    raw = corpus.read_documents(corpus.Source(str(folder)))
+    return corpus.choose_documents(raw, encoder, wanted).documents
+
+
+def order_of(given: Sequence[str], count: int) -> Iterator[tuple[int, str]]:
+    """(book, variant) in the order in which they are read."""
+    done = set()
+    rounds = [(count, tuple(given))] if given else [(min(n, count), own) for n, own in ORDER]
+    for books, variants in rounds:
+        for variant in variants:
+            for book in range(books):
+                if (book, variant) not in done:
+                    done.add((book, variant))
+                    yield book, variant
+
+
+class Models:
+    """The models of the variants, the last one kept."""
+
+    def __init__(self, model: str, length: int, dtype: str, checkpoints: dict[str, str]) -> None:
+        self.model, self.length, self.checkpoints = model, length, checkpoints
+        self.dtype = getattr(torch, dtype)
+        self.held: tuple[str, Any] = ("", None)
+
+    def of(self, variant: str) -> Any:
+        """The model as this variant computes."""
+        name = self.checkpoints.get(variant, self.model)
+        if self.held[0] != name:
+            loaded = transformers.AutoModelForCausalLM.from_pretrained(name, dtype=self.dtype)
+            self.held = name, loaded.eval()
+        loaded = self.held[1]
+        patching.unpatch(loaded)
+        if variant in METHODS:
+            config = open_snapshot(self.model).config
+            asked = Extend(method=variant, factor=self.length / CONTEXT)
+            patching.apply_config(loaded, make_plan(config, asked, self.model).config)
+        return loaded
+
+    def is_short(self, variant: str, loaded: Any) -> bool:
+        shorter = int(loaded.config.max_position_embeddings) < self.length
+        return variant == SHORT or (variant in self.checkpoints and shorter)
+
+
+def resident(name: str) -> int:
+    """VmRSS (now) or VmHWM (highest since the last reset), in bytes. Linux."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
+
+
+def read(models: Models, variant: str, book: corpus.Document) -> dict[str, Any]:
+    """One cell."""
+    loaded = models.of(variant)
+    reader = document_reader(loaded, [book.ids], frame_of(CONTEXT, models.length))
+    before, began = resident("VmRSS"), time.process_time()
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    if models.is_short(variant, loaded):
+        reading = reader.short_window(variant)
+    else:
+        reading = reader.whole(variant, None)
+    longest = max(reading.passes)
+    nll = np.nan_to_num(reading.passes[longest][0].astype(np.float64))
+    estimate = shape_of(loaded).peak_bytes(min(longest, models.length), reader.scorer.manner)
+    return {
+        "tokens": hashlib.sha256(book.ids.astype("<i4").tobytes()).hexdigest()[:16],
+        "nll": [round(float(own), 3) for own in nll.reshape(-1, PART).sum(1)],
+        "cpu_seconds": round(time.process_time() - began),
+        "peak_mib": (resident("VmHWM") - before) >> 20,
+        "estimated_mib": estimate >> 20,
+    }
+
+
+def measure(given: argparse.Namespace) -> None:
+    cells = Cells(given.cells, given.length, given.dtype)
+    checkpoints = dict(own.split("=", 1) for own in given.variants if "=" in own)
+    models = Models(given.model, given.length, given.dtype, checkpoints)
+    books = books_of(given.model, given.books, given.length)
+    names = [own.partition("=")[0] for own in given.variants]
+    for at, variant in order_of(names, min(given.count, len(books))):
+        name = Path(books[at].name).stem
+        if name in cells.of(variant):
+            continue
+        if given.until and time.strftime("%H:%M") >= given.until:
+            sys.stderr.write("the time is over; the same command goes on\n")
+            return
+        cell = read(models, variant, books[at])
+        cells.keep(variant, name, cell)
+        mean = sum(cell["nll"]) / (given.length - 1)
+        sys.stderr.write(f"{variant}, {name}: {mean:.4f} nats, {cell['cpu_seconds']} s of CPU\n")
+
+
+# The table: values over the books that both variants have read.
+
+
+def sums(cell: dict[str, Any], start: int, stop: int) -> tuple[float, int]:
+    """Sum of NLL and scored tokens at positions [start, stop); position 0 is not scored."""
+    total = sum(cell["nll"][start // PART : stop // PART])
+    return total, stop - max(start, 1)
+
+
+def ratio(cells: Sequence[dict[str, Any]], span: tuple[int, int], **shape: Any) -> Value:
+    found = [sums(cell, *span) for cell in cells]
+    return Bootstrap(0).ratio([own[0] for own in found], [own[1] for own in found], **shape)
+
+
+def paired(
+    own: dict[str, Any], other: dict[str, Any], span: tuple[int, int], books: Sequence[str]
+) -> Value:
+    """Nats a token by which one reads the same tokens worse than the other."""
+    first, second = ([sums(cells[book], *span) for book in books] for cells in (own, other))
+    gaps = [a[0] - b[0] for a, b in zip(first, second, strict=True)]
+    return Bootstrap(0).ratio(gaps, [own[1] for own in first])
+
+
+def told(value: Value, digits: int = 4, sign: str = "+") -> str:
+    """A value with its interval, or where there is none with its range over books."""
+    ends = value.ci95 or value.range
+    own = f"{value.value:{sign}.{digits}f}"
+    if ends is None or value.n < 2:
+        return own
+    mark = "" if value.ci95 else "range "
+    return f"{own} ({mark}{ends[0]:{sign}.{digits}f} to {ends[1]:{sign}.{digits}f})"
+
+
+def table(folder: Path, length: int, dtype: str) -> str:
+    """All that is measured at one length."""
+    cells = Cells(folder, length, dtype)
+    base = cells.of(SHORT)
+    lengths = [at for at in (4096, 8192, 16384, 32768) if at <= length]
+    head = ["variant", "books", *(f"tail perplexity at {at // 1024}k" for at in lengths)]
+    head += [f"tail at {length // 1024}k against short, nats", "far half against short, nats"]
+    lines = ["| " + " | ".join([*head, "short tax"]) + " |", "|---" * (len(head) + 1) + "|"]
+    known = [SHORT, UNTOUCHED, *METHODS]
+    for variant in sorted(cells.variants(), key=lambda v: (v not in known, [*known, v].index(v))):
+        own = cells.of(variant)
+        both = [book for book in own if book in base]
+        tails = [
+            ratio(list(own.values()), (at - TAIL, at), transform=np.exp).value for at in lengths
+        ]
+        row = [variant, str(len(own)), *(f"{tail:,.2f}" for tail in tails)]
+        spans = [(length - TAIL, length), (length // 2, length), (0, CONTEXT)]
+        if variant == SHORT or not both:
+            row += ["", "", ""]
+        else:
+            row += [told(paired(own, base, span, both)) for span in spans]
+        lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", help="what scripts/real_model.py wrote")
+    parser.add_argument("--books", type=Path)
+    parser.add_argument("--cells", type=Path, default=CELLS)
+    parser.add_argument("--length", type=int, default=2 * CONTEXT)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--count", type=int, default=8, help="books to read")
+    parser.add_argument("--variants", nargs="+", default=[], help="these, not all in their order")
+    parser.add_argument("--until", help="HH:MM after which no cell is begun")
+    parser.add_argument("--table", action="store_true", help="print what is measured")
+    given = parser.parse_args()
+    if given.table:
+        print(table(given.cells, given.length, given.dtype))
+        return
+    measure(given)
+
+
+if __name__ == "__main__":
+    main()
