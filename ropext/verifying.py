@@ -108,6 +108,7 @@ def check_directory(
     endpoint: str | None = None,
     run: Sequence[str] = (),
     python: str = sys.executable,
+    converter: Path | None = None,
     trust_remote_code: bool = False,
     say: Say = silent,
     show: Show = unseen,
@@ -117,12 +118,13 @@ def check_directory(
 
     `record` writes into that record what `deep` compares with. With `endpoint`, a running server
     is asked too; `loading` says how transformers runs beside it. `run` names engines that `python`
-    has: they read the weights, and so does stock transformers.
+    has: they read the weights, and so does stock transformers; `converter` is llama.cpp's, and
+    makes the GGUF that it reads.
     """
     if run:
         from ropext.proof import engines  # late: it loads numpy
 
-        engines.check_installed(run, python)
+        engines.check_installed(run, python, Path(directory), converter)
     snapshot = open_snapshot(str(directory), weights=True)
     known = read_record(snapshot.directory)
     model = families.as_read(snapshot.config)
@@ -138,7 +140,9 @@ def check_directory(
         checks.append(_endpoint(endpoint, snapshot, model, claim, loading))
     measured: tuple[EngineFinding, ...] = ()
     try:
-        measured = tuple(_engines(run, python, snapshot, model, claim, say)) if run else ()
+        measured = (
+            tuple(_engines(run, python, converter, snapshot, model, claim, say)) if run else ()
+        )
     except ProofFailed as failed:
         checks.append(Check("engines", False, str(failed)))
     for own in measured:
@@ -345,7 +349,13 @@ def _endpoint(
 
 
 def _engines(
-    names: Sequence[str], python: str, snapshot: Snapshot, model: Model, claim: Claim, say: Say
+    names: Sequence[str],
+    python: str,
+    converter: Path | None,
+    snapshot: Snapshot,
+    model: Model,
+    claim: Claim,
+    say: Say,
 ) -> Iterable[EngineFinding]:
     from ropext.proof import engines  # late: it loads numpy
 
@@ -354,7 +364,7 @@ def _engines(
     text = engines.text_for(snapshot.directory, model.vocab_size, claim.context, model.context)
     say(f"--run: {text}")
     readings = read_again(snapshot).readings
-    for found, stock in engines.compare(names, python, snapshot.directory, text):
+    for found, stock in engines.compare(names, python, snapshot.directory, text, converter):
         yield EngineFinding(found, _in_table(readings, found.engine, found.version), stock)
 
 

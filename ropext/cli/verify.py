@@ -47,12 +47,18 @@ Run = Annotated[
     typer.Option(
         "--run",
         metavar="NAMES",
-        help="engines to run on DIR's weights: vllm,mlx,transformers",
+        help="engines to run on DIR's weights: vllm,llama.cpp,mlx,transformers",
     ),
 ]
 Python = Annotated[
     str | None,
     typer.Option("--python", metavar="PATH", help="the Python that has --run's engines [this one]"),
+]
+Converter = Annotated[
+    Path | None,
+    typer.Option(
+        "--converter", metavar="PATH", help="llama.cpp's convert_hf_to_gguf.py, for --run llama.cpp"
+    ),
 ]
 
 
@@ -66,6 +72,7 @@ def command(
     endpoint: Endpoint = None,
     run: Run = None,
     python: Python = None,
+    converter: Converter = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "cpu",
     trust_remote_code: options.TrustRemoteCode = False,
@@ -84,6 +91,8 @@ def command(
         raise UsageError(f"--trust {trust} says what --fix writes; give both")
     if python is not None and run is None:
         raise UsageError(f"--python {python} says which Python has the engines of --run; give both")
+    if converter is not None and "llama.cpp" not in _names(run):
+        raise UsageError(f"--converter {converter} is for --run llama.cpp; give both")
     if fix:
         config, edits = verifying.repair(directory, trust)
         out.say(text.edit_lines(edits) or "every spelling is right already")
@@ -97,6 +106,7 @@ def command(
         endpoint=endpoint,
         run=_names(run),
         python=python or sys.executable,
+        converter=converter,
         say=out.say,
         show=told_of_files(out.say),
         trust_remote_code=trust_remote_code,
@@ -116,5 +126,5 @@ def _names(text: str | None) -> tuple[str, ...]:
         return ()
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not names:
-        raise UsageError("--run wants the names of engines, such as vllm,mlx")
+        raise UsageError("--run wants the names of engines, such as vllm,llama.cpp")
     return tuple("mlx" if name == "mlx-lm" else name for name in names)

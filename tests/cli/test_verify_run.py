@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from ropext import proof
+from ropext.errors import UsageError
 from ropext.proof import engines
 
 
@@ -167,6 +168,87 @@ def test_a_failure_is_a_verdict(ropext, checkpoint, told, lines, said):
     assert said in out
 
 
+CONVERTER = """
+import json
+from pathlib import Path
+
+class Kind:
+    def __init__(self, directory, kind, output, hparams):
+        self.hparams, self.output, self.gguf_writer = hparams, output, self
+    def __getattr__(self, name):
+        return lambda value: None
+    def add_token_list(self, tokens):
+        self.tokens = tokens
+    def write(self):
+        self.set_vocab()
+        Path(self.output).write_text(json.dumps([self.hparams["rope_scaling"], self.tokens]))
+
+def get_model_class(name):
+    return {"LlamaForCausalLM": Kind}[name]
+"""
+BASE = """
+import json
+
+class ModelBase:
+    @staticmethod
+    def load_hparams(directory, is_mistral):
+        return json.loads((directory / "config.json").read_text())
+
+class ModelType:
+    TEXT = 1
+
+def get_model_architecture(hparams, kind):
+    return hparams["architectures"][0]
+"""
+TYPES = "class TokenType:\n    NORMAL = 1\nclass LlamaFileType:\n    ALL_F32 = 0\n"
+
+
+@pytest.fixture
+def converter(tmp_path) -> Path:
+    """A llama.cpp checkout that writes what it was given, in the place of a GGUF."""
+    for name, lines in {
+        "convert_hf_to_gguf.py": CONVERTER,
+        "conversion/base.py": BASE,
+        "gguf-py/gguf/__init__.py": TYPES,
+    }.items():
+        path = tmp_path / "llama.cpp" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(lines)
+    return tmp_path / "llama.cpp" / "convert_hf_to_gguf.py"
+
+
+def test_llama_cpp_reads_what_its_converter_makes(ropext, checkpoint, told, converter):
+    python = fake(
+        told,
+        "import json\nscaling, tokens = json.load(open(directory))\n"
+        "assert scaling['factor'] == 4 and tokens == [f't{at}' for at in range(96)]\n"
+        "assert reader.endswith('read_llama_cpp.py') and directory.endswith('.gguf')\n"
+        "np.savez(output, **{'version': '0.5.0', directory: right + 1e-3})",
+    )
+    words = ("verify", checkpoint, "--run", "llama.cpp", "--python", python)
+    code, out, err = ropext(*words, "--converter", converter, "--json")
+    assert code == 0, err
+    own = row(out)
+    assert (own["engine"], own["verdict"]) == ("llama.cpp", "same")
+    (converter.parent / "conversion" / "base.py").write_text("raise ImportError('no torch')")
+    code, out, _ = ropext(*words, "--converter", converter)
+    assert code == 3
+    assert "gave no answer: its converter: ImportError: no torch" in out
+
+
+def test_a_gguf_needs_no_converter_and_is_held_against_what_is_told(told, right):
+    text = engines.EngineText(list(range(255)), 64)
+    gguf = told / "long.gguf"
+    gguf.write_bytes(b"GGUF")
+    python = fake(told, "np.savez(output, **{'version': '0.5.0', directory: right})")
+    engines.check_installed(["llama.cpp"], str(python), gguf)
+    wanted = right | {"found": right["found"] + 0.5}
+    ((own, _),) = engines.compare(["llama.cpp"], str(python), gguf, text, wanted=wanted)
+    assert (own.verdict, own.largest) == ("different", pytest.approx(0.5))
+    with pytest.raises(UsageError, match="--run vllm reads a directory"):
+        engines.check_installed(["vllm"], str(python), gguf)
+
+
 def test_stock_transformers_that_fails_is_a_failed_check(ropext, checkpoint, told, monkeypatch):
     monkeypatch.setattr(engines, "_read", lambda *_: {"version": "", "error": "KeyError: q"})
     code, out, err = ropext("verify", checkpoint, "--run", "transformers")
@@ -179,16 +261,31 @@ def test_stock_transformers_that_fails_is_a_failed_check(ropext, checkpoint, tol
     ("words", "said"),
     [
         (("--run", "vllm"), "has no vllm; --python PATH names"),
-        (("--run", "sglang"), "engines that can be run here are transformers, vllm, mlx"),
+        (
+            ("--run", "sglang"),
+            "engines that can be run here are transformers, vllm, mlx, llama.cpp",
+        ),
         (("--run", ","), "--run wants the names of engines"),
         (("--run", "vllm", "--python", "/nowhere/python"), "cannot be run (No such file"),
         (("--python", "/usr/bin/python3"), "says which Python has the engines of --run"),
+        (("--converter", "convert.py"), "is for --run llama.cpp; give both"),
+        (("--run", "llama.cpp"), "has no llama_cpp; --python PATH names"),
     ],
 )
 def test_a_users_mistake_is_one_sentence(ropext, checkpoint, words, said):
     code, _, err = ropext("verify", checkpoint, *words)
     assert code == 2
     assert said in err
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("words", [(), ("--converter", "nowhere.py")])
+def test_llama_cpp_needs_a_converter(ropext, checkpoint, told, words):
+    words = ("--run", "llama.cpp", "--python", fake(told, ""), *words)
+    code, _, err = ropext("verify", checkpoint, *words)
+    assert code == 2
+    assert "--converter PATH names the convert_hf_to_gguf.py of a llama.cpp checkout" in err
+    assert ("nowhere.py is no file" in err) == (len(words) > 4)
     assert len(err.strip().splitlines()) == 1
 
 
@@ -227,6 +324,6 @@ def test_a_long_text_is_told_at_its_end(checkpoint, tmp_path):
 
 
 def test_readers_import_nothing_of_ropext():
-    for path in Path(engines.__file__).parent.glob("read_*.py"):
+    for path in Path(engines.__file__).parent.glob("[!_]*.py"):
         assert "import ropext" not in path.read_text()
         assert "from ropext" not in path.read_text()

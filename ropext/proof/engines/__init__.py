@@ -2,6 +2,7 @@
 
 Each reader (read_*.py) runs by its path in the Python that has its engine, and tells the
 log-probabilities of given tokens; the same file asks stock transformers in ropext's own Python.
+llama.cpp reads a GGUF: one that is given, or what llama.cpp's own converter makes of a directory.
 """
 
 import os
@@ -18,7 +19,9 @@ import numpy as np
 from ropext.errors import ProofFailed, UsageError
 from ropext.proof.server import special_tokens, token_ids
 
-MODULES = {"transformers": "transformers", "vllm": "vllm", "mlx": "mlx_lm"}  # of each engine
+GGUF = "llama.cpp"  # the engine that reads one
+# The module that has each engine.
+MODULES = {"transformers": "transformers", "vllm": "vllm", "mlx": "mlx_lm", GGUF: "llama_cpp"}
 # Nats, at every position. Engines that rotate alike in float32 were seen within 4e-3, a lost
 # scaling moves positions by tenths and more.
 SAME = 1e-2
@@ -69,14 +72,18 @@ def text_for(directory: Path, vocab_size: int, context: int, target: int) -> Eng
     return EngineText(token_ids(length, vocab_size, special_tokens(directory)), context)
 
 
-def check_installed(names: Sequence[str], python: str) -> None:
-    """Refuse engines that are not known, or that this Python does not have."""
+def check_installed(
+    names: Sequence[str], python: str, place: Path, converter: Path | None = None
+) -> None:
+    """Refuse engines that are not known, not installed, or that cannot read what is there."""
     for name in names:
         if name not in MODULES:
             raise UsageError(
                 f"--run {name!r}: engines that can be run here are {', '.join(MODULES)};"
                 " --endpoint asks a server of another"
             )
+        if place.is_file() and name != GGUF:
+            raise UsageError(f"--run {name} reads a directory; {GGUF} reads a GGUF")
         look = f"import importlib.util as u, sys; sys.exit(u.find_spec({MODULES[name]!r}) is None)"
         try:
             done = subprocess.run([python, "-c", look], capture_output=True, check=False)
@@ -84,20 +91,36 @@ def check_installed(names: Sequence[str], python: str) -> None:
             raise UsageError(f"--python {python} cannot be run ({error.strerror})") from None
         if done.returncode:
             raise UsageError(
-                f"--run {name}: {python} has no {MODULES[name]}; --python PATH names the Python of"
-                " an environment that has it"
+                f"--run {name}: {python} has no {MODULES[name]}; --python PATH names the Python"
+                " of an environment that has it"
             )
+    if GGUF in names and not place.is_file() and not (converter and converter.is_file()):
+        raise UsageError(
+            f"--run {GGUF} reads a GGUF: --converter PATH names the convert_hf_to_gguf.py of a"
+            f" llama.cpp checkout, which makes one of {place}"
+            + (f" ({converter} is no file)" if converter else "")
+        )
 
 
 def compare(
-    names: Sequence[str], python: str, directory: Path, text: EngineText
+    names: Sequence[str],
+    python: str,
+    place: Path,
+    text: EngineText,
+    converter: Path | None = None,
+    wanted: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[EngineRun, str]]:
-    """Each engine against stock transformers on the same tokens, and the version of that."""
-    wanted = _read("transformers", sys.executable, directory, text)
+    """Each engine against stock transformers on the same tokens, and the version of that.
+
+    `place` is a directory, or a GGUF with what transformers tells of it (`wanted`: `version`, and
+    the log-probabilities as `found`); `converter` is llama.cpp's convert_hf_to_gguf.py.
+    """
+    wanted = wanted or _read("transformers", sys.executable, place, text)
     if "error" in wanted:
-        raise ProofFailed(f"stock transformers cannot read {directory}: {wanted['error']}")
+        raise ProofFailed(f"stock transformers cannot read {place}: {wanted['error']}")
     for name in names:
-        yield _judge(name, _read(name, python, directory, text), wanted["found"]), wanted["version"]
+        told = _read(name, python, place, text, converter)
+        yield _judge(name, told, wanted["found"]), wanted["version"]
 
 
 def _judge(name: str, told: Mapping[str, Any], wanted: Any) -> EngineRun:
@@ -112,31 +135,46 @@ def _judge(name: str, told: Mapping[str, Any], wanted: Any) -> EngineRun:
     return EngineRun(name, version, "same" if largest < SAME else "different", largest, mean)
 
 
-def _read(name: str, python: str, directory: Path, text: EngineText) -> dict[str, Any]:
+def _read(
+    name: str, python: str, place: Path, text: EngineText, converter: Path | None = None
+) -> dict[str, Any]:
     """`version`, and `found` (log-probabilities) or `error`."""
-    reader = Path(__file__).with_name(f"read_{name}.py")
     with tempfile.TemporaryDirectory(prefix="ropext-engine-") as folder:
         ids, output = Path(folder) / "ids.npy", Path(folder) / "told.npz"
         np.save(ids, np.array(text.ids))
-        try:
-            done = subprocess.run(
-                [python, str(reader), str(ids), str(output), str(directory)],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                env=os.environ | {"HF_HUB_OFFLINE": "1"},
-                timeout=TIMEOUT,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return {"version": "", "error": f"no answer within {TIMEOUT:.0f} seconds"}
-        if done.returncode or not output.exists():
-            last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
-            said = last[0].strip() if last else f"no answer (exit code {done.returncode})"
-            return {"version": "", "error": said[:300]}
+        if name == GGUF and place.is_dir():
+            made = Path(folder) / "model.gguf"
+            # ropext's own Python has what the converter imports.
+            said = _ran(sys.executable, "convert_gguf.py", converter, place, made)
+            if said or not made.exists():
+                return {"version": "", "error": f"its converter: {said or 'it made no GGUF'}"}
+            place = made
+        said = _ran(python, f"read_{MODULES[name]}.py", ids, output, place)
+        if said or not output.exists():
+            return {"version": "", "error": said or "no answer"}
         with np.load(output) as told:
             version = str(told["version"])
-            if str(directory) not in told:
-                error = str(told[f"{directory}/error"]).strip().splitlines()[0][:300]
+            if str(place) not in told:
+                error = str(told[f"{place}/error"]).strip().splitlines()[0][:300]
                 return {"version": version, "error": error}
-            return {"version": version, "found": told[str(directory)]}
+            return {"version": version, "found": told[str(place)]}
+
+
+def _ran(python: str, script: str, *words: object) -> str:
+    """Run a script of this folder; what it said last where it failed."""
+    try:
+        done = subprocess.run(
+            [python, str(Path(__file__).with_name(script)), *map(str, words)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=os.environ | {"HF_HUB_OFFLINE": "1"},
+            timeout=TIMEOUT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer within {TIMEOUT:.0f} seconds"
+    if not done.returncode:
+        return ""
+    last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
+    return last[0].strip()[:300] if last else f"no answer (exit code {done.returncode})"

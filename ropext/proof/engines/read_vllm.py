@@ -1,11 +1,7 @@
-"""Log-probabilities by vLLM's own engine: read_vllm.py IDS.npy OUT.npz DIRECTORY ...
-
-Runs by its path, in an environment with vllm (its CPU build too); imports nothing of ropext.
-"""
+"""Log-probabilities by vLLM's own engine, in an environment that has it (its CPU build too)."""
 
 import gc
 import os
-import sys
 from typing import Any
 
 os.environ |= {
@@ -16,9 +12,8 @@ os.environ |= {
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
 
 import numpy as np
+import telling
 import vllm
-
-LAST = 2048  # positions told
 
 
 def engine_of(directory: str, length: int | None) -> vllm.LLM:
@@ -38,36 +33,23 @@ def engine_of(directory: str, length: int | None) -> vllm.LLM:
     )
 
 
-def log_probabilities(directory: str, ids: list[int]) -> tuple[np.ndarray, int]:
+def read(directory: str, ids: np.ndarray) -> dict[str, Any]:
     """Of the last tokens, each after those before it; and the length taken from the config."""
+    tokens = ids.tolist()
     engine = engine_of(directory, None)
     length = engine.llm_engine.model_config.max_model_len
-    if length <= len(ids):  # the answer takes one token more
+    if length <= len(tokens):  # the answer takes one token more
         del engine
         gc.collect()
-        engine = engine_of(directory, len(ids) + 1)
+        engine = engine_of(directory, len(tokens) + 1)
     params = vllm.SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
-    answer = engine.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)[0]
-    found = [
-        own[token].logprob for own, token in zip(answer.prompt_logprobs[1:], ids[1:], strict=True)
-    ]
+    answer = engine.generate([{"prompt_token_ids": tokens}], params, use_tqdm=False)[0]
+    rows = zip(answer.prompt_logprobs[1:], tokens[1:], strict=True)
+    found = [own[token].logprob for own, token in rows]
     del engine
     gc.collect()
-    return np.array(found[-LAST:]), length
-
-
-def main(ids: str, output: str, directories: list[str]) -> None:
-    """Write name -> log-probabilities, name/length, name/error -> what was said, the version."""
-    tokens = np.load(ids).tolist()
-    found: dict[str, Any] = {"version": np.array(vllm.__version__)}
-    for directory in directories:
-        try:
-            found[directory], length = log_probabilities(directory, tokens)
-            found[f"{directory}/length"] = np.array(length)
-        except Exception as error:  # an engine fails in its own ways: what it says is kept
-            found[f"{directory}/error"] = np.array(f"{type(error).__name__}: {error}"[:2000])
-        np.savez(output, **found)
+    return {"": np.array(found[-telling.LAST :]), "length": length}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3:])
+    telling.main(vllm.__version__, read)
