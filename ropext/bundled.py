@@ -39,6 +39,8 @@ def find_recipe(name: str) -> Path:
         return known[wanted]
     near = difflib.get_close_matches(wanted, known, 2, 0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else "`ropext recipes ls` lists them"
+    if wanted != name:
+        raise InputError(f"there is no file {name[:80]}, and no recipe of ropext's own; {hint}")
     raise InputError(f"no recipe of the name {name[:80]} comes with ropext; {hint}")
 
 

@@ -21,12 +21,12 @@ READING = {
     "repository": "{repo} is neither a local directory nor a model on the hub that can be seen "
     "without logging in (hf auth login, or the environment variable HF_TOKEN)",
     "name": "{repo} is neither a local directory nor a possible hub id",
-    "offline": "{at} is not in the local cache, and offline mode is on (HF_HUB_OFFLINE); fetch it "
-    "once with a network, or name a local directory",
-    "status": "{at} is not in the local cache, and the hub answered with HTTP status {status}; try "
-    "again later",
-    "network": "{at} is not in the local cache, and the hub cannot be reached (no network, or "
-    "HF_ENDPOINT is wrong); try again, or name a local directory",
+    "offline": "{at} is no directory here and not in the hub's local cache, and offline mode is "
+    "on (HF_HUB_OFFLINE); fetch it once with a network, or name a local directory",
+    "status": "{at} is no directory here and not in the hub's local cache, and the hub answered "
+    "with HTTP status {status}; try again later",
+    "network": "{at} is no directory here and not in the hub's local cache, and the hub cannot "
+    "be reached (no network, or HF_ENDPOINT is wrong); try again, or name a local directory",
     "disk": "{at} cannot be stored in the hub's cache: {reason}",
 }
 

@@ -6,6 +6,7 @@ Only the module of the command that is run gets imported: a start-up pays for on
 import os
 import sys
 from collections.abc import Callable
+from difflib import SequenceMatcher
 from importlib import import_module
 from itertools import pairwise
 from typing import Annotated
@@ -126,7 +127,7 @@ def _code_of(words: list[str]) -> int:
         fail(str(error))
         return error.exit_code
     except typer.TyperException as error:
-        fail(_sentence(error))
+        fail(_sentence(error, words))
         return 2
     except (KeyboardInterrupt, typer.Abort) as error:
         # The option parser turns the one into the other.
@@ -163,8 +164,43 @@ def _silence(words: list[str]) -> None:
             os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")
 
 
-def _sentence(error: typer.TyperException) -> str:
-    """What the option parser has against the command line, and where the options are listed."""
-    said = error.format_message().rstrip(".").replace("Value error, ", "")
+def _sentence(error: typer.TyperException, words: list[str]) -> str:
+    """What the option parser has against the command line, and what was perhaps meant."""
     at = getattr(error, "ctx", None)
-    return f"{said[:1].lower()}{said[1:]}; see {at.command_path if at else 'ropext'} --help"
+    path = at.command_path if at else "ropext"
+    unknown = hasattr(error, "possibilities")  # an option that is none
+    name = getattr(error, "option_name", "") if unknown else ""
+    said = error.format_message() if not name else f"no such option: {name}"
+    said = said.rstrip(".").replace("Value error, ", "")
+    said = f"{said[:1].lower()}{said[1:]}"
+    if name and path.split()[-1] in ("extend", "run") and (stages := _of_a_stage(name, words)):
+        return f"{said}; it is said of a later step, as {' or '.join(stages)}"
+    near = [own for own in getattr(error, "possibilities", None) or () if _is_near(own, name)]
+    meant = f"; did you mean {' or '.join(near)}?" if near else ""
+    return f"{said}{meant}; see {path} --help"
+
+
+def _is_near(option: str, name: str) -> bool:
+    """Whether one begins the other, or few letters differ (typer offers what differs in many)."""
+    if option.startswith(name) or name.startswith(option):
+        return True
+    return SequenceMatcher(None, option, name).ratio() > 0.8
+
+
+def _of_a_stage(name: str, words: list[str]) -> list[str]:
+    """An option of fit, finetune or eval as the KEY=VALUE that says it in a run; the stages that
+    the command line asks for, or all that have it."""
+    from ropext.options.fields import EVALUATE, FINETUNE, FIT, flag
+    from ropext.options.sections import TABLE
+
+    after = [word for before, word in pairwise(words) if before == name]
+    after += [word.partition("=")[2] for word in words if word.startswith(f"{name}=")]
+    value = after[0] if after and not after[0].startswith("-") else "..."
+    found = {
+        stage: f"{stage}.{key.name}={value}"
+        for stage in (FIT, FINETUNE, EVALUATE)
+        for key in TABLE[stage]
+        if flag(key.field) == name
+    }
+    asked = {FIT: "--fit", FINETUNE: "--finetune", EVALUATE: "--eval"}
+    return [said for stage, said in found.items() if asked[stage] in words] or [*found.values()]

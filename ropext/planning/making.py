@@ -24,6 +24,8 @@ from ropext.planning.plan import (
 # Angles are float32 in stock transformers: position * 2^-24 radians of rounding on the fastest
 # pair. From here on the error passes 1e-2 (measured: 2.5e-2 at 1M positions).
 FLOAT32_MATTERS = 2**18
+# LongRoPE took LLaMA2 from 4k to 2,048k (Ding et al. 2024, table 4): nobody went further.
+FARTHEST = 512
 
 
 def composed(
@@ -68,6 +70,8 @@ def warnings_of(
     out = [*model.notes, *(obstacle + anyway for obstacle in model.obstacles)]
     if main.wanted.inv_freq == main.rope.spectrum.inv_freq:
         out.append("no pair moves: only the stated length grows")
+    if doubt := too_far(recipe, context, target):
+        out.append(doubt)
     if recipe.from_original and target <= model.context:
         out.append(
             f"the target of {target} tokens is not above the {model.context} that the model reads "
@@ -108,6 +112,18 @@ def warnings_of(
             "both; only models that refill the cache there (Phi-3) are right"
         )
     return tuple(out)
+
+
+def too_far(recipe: Extend, context: int, target: int) -> str:
+    """The question that a factor nobody has reached gets; "" for any other."""
+    factor = target / context
+    if factor <= FARTHEST or recipe.even_so:
+        return ""
+    meant = f"is --target {recipe.factor:g} meant" if recipe.factor else "is that meant"
+    return (
+        f"{target:,} tokens are {factor:g} times the {context:,} of the model, and no model was "
+        f"ever extended more than {FARTHEST} times: {meant}? (--even-so goes on)"
+    )
 
 
 # Below this many pairs the ramp of yarn and by-parts has too few steps to act on: on a model with
@@ -303,11 +319,14 @@ def _read_again(written: dict[str, Any], method: str) -> None:
 
 
 def require_help(plan: Plan) -> None:
-    """Raise where scaling cannot help this model and the user did not ask for it all the same."""
+    """Raise where scaling cannot help this model, or not so far, unless asked for all the same."""
     if plan.model.obstacles and not plan.recipe.even_so:
         raise UnsupportedModel(
             f"{plan.name}: {'; '.join(plan.model.obstacles)}; --even-so extends it all the same"
         )
+    doubt = too_far(plan.recipe, plan.context, plan.target)
+    if doubt:
+        raise UsageError(f"{plan.name}: {doubt}")
 
 
 def _context(model: Model, recipe: Extend) -> int:

@@ -208,6 +208,44 @@ def test_pickled_weights_alone_are_told_how_to_convert(refused, llama, tmp_path)
     assert "safetensors" in said
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["finetune", "x", "--pack"], "no such option: --pack; did you mean --packing?; see"),
+        (["eval", "x", "--dta", "y"], "no such option: --dta; did you mean --data?; see"),
+        (["eval", "x", "--help=3"], "option '--help' does not take a value"),
+        (
+            ["extend", "x", "--steps", "10"],
+            "it is said of a later step, as fit.steps=10 or finetune.steps=10",
+        ),
+        (["extend", "x", "--finetune", "d", "--steps=10"], "as finetune.steps=10\n"),
+        (["extend", "x", "--eval", "d", "--max-docs", "3"], "as evaluate.max_docs=3\n"),
+        (["run", "x", "--rank", "--quiet"], "as finetune.rank=...\n"),
+        (["eval", "x", "--steps", "10"], "no such option: --steps; see ropext eval --help"),
+    ],
+)
+def test_options_that_are_none_are_answered_with_what_was_meant(refused, words, said):
+    assert said in refused(*words)
+
+
+def test_a_name_is_looked_for_here_and_at_the_hub(refused, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    said = refused("plan", "models/nope", "--factor", 4)
+    assert "models/nope is no directory here and not in the hub's local cache" in said
+
+
+def test_a_factor_that_nobody_has_reached_gets_a_question(ropext, refused, llama, tmp_path):
+    asked = "is --target 1000 meant? (--even-so goes on)"
+    assert (
+        "warning: 128,000 tokens are 1000 times the 128"
+        in ropext("plan", llama, "--factor", 1000)[1]
+    )
+    assert asked in refused("extend", llama, "--factor", 1000, "-o", tmp_path / "out")
+    plan = ropext("plan", llama, "--factor", 1000, "--even-so")
+    assert "meant?" not in plan[1]
+    assert "meant?" not in ropext("plan", llama, "--factor", 512)[1]
+
+
 def test_a_bug_keeps_its_traceback_and_exits_1(llama):
     import subprocess
     import sys

@@ -44,7 +44,10 @@ def test_the_help_names_the_stages(ropext):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["run", "nowhere.yaml", "-o", "out"], "no recipe of the name nowhere.yaml comes with"),
+        (
+            ["run", "nowhere.yaml", "-o", "out"],
+            "there is no file nowhere.yaml, and no recipe of ropext's own",
+        ),
         (["run", "smoke-tset", "-o", "out"], "did you mean smoke-test?"),
         (["run", "r.yaml"], "r.yaml names no output; add output: DIR, or give -o OUT"),
         (["run", "r.yaml", "-o", "out", "extend.facter=3"], "did you mean factor"),
