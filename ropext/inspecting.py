@@ -5,7 +5,8 @@ Kept apart from the pipeline so that these commands start at once.
 """
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,9 +15,9 @@ from typing import Any
 from ropext import families, loaders, scaling
 from ropext.checkpoint import Snapshot, card, open_snapshot, provenance
 from ropext.checkpoint.card import Card
-from ropext.checkpoint.provenance import Record, SiteRecord, read_record
+from ropext.checkpoint.provenance import Record, SiteRecord, read_record, record_in
 from ropext.checkpoint.tokenizer import NO_LIMIT
-from ropext.errors import RopextError, UsageError
+from ropext.errors import InputError, RopextError, UsageError
 from ropext.families import Model, Site
 from ropext.families.config import text_part
 from ropext.files import read_bytes
@@ -196,8 +197,10 @@ def inspect(
     revision: str | None = None,
 ) -> Inspection:
     """What position scheme a model has, and what follows from it."""
-    snapshot = open_snapshot(model, revision=revision)
-    read = families.read(snapshot.config, context=context, original=original_context)
+    snapshot = open_model(model, revision=revision)
+    with said_of(snapshot):
+        read = families.read(snapshot.config, context=context, original=original_context)
+    read = replace(read, container=snapshot.container)
     request = Extend(factor=4.0 if factor is None and target is None else factor, target=target)
     return Inspection(model, read, resolve_target(request, read.context), _limits(snapshot))
 
@@ -214,17 +217,44 @@ def _limits(snapshot: Snapshot) -> dict[str, Any]:
 
 def plan(model: str, *, revision: str | None = None, **options: Any) -> Plan:
     """What `extend` would do; `options` are the fields of ropext.options.Extend."""
-    snapshot = open_snapshot(model, revision=revision)
+    snapshot = open_model(model, revision=revision)
     return plan_of(snapshot, parse_extend(options, read_text), model)
+
+
+def open_model(model: str, *, revision: str | None = None) -> Snapshot:
+    """A checkpoint or a GGUF file, whichever the name is of."""
+    if model.lower().endswith(".gguf") and Path(model).expanduser().is_file():
+        from ropext.gguf import open_gguf  # late: a directory needs none of it
+
+        return open_gguf(model, revision=revision)
+    return open_snapshot(model, revision=revision)
+
+
+@contextmanager
+def said_of(snapshot: Snapshot) -> Iterator[None]:
+    """Let errors about a config that was made of a GGUF's metadata speak of that."""
+    try:
+        yield
+    except InputError as error:
+        if not snapshot.container:
+            raise
+        said = str(error).replace("config.json", f"{snapshot.name}, its metadata as a config")
+        raise InputError(said) from None
 
 
 def plan_of(snapshot: Snapshot, request: Extend, name: str) -> Plan:
     """The plan; what a config of ropext's own leaves open of its lengths stands in its record."""
-    if request.context is None and request.original_context is None:
-        asks = families.as_read(snapshot.config).asks_original
-        record = read_record(snapshot.directory) if asks else None
-        request = request.changed(context=record.target) if record else request
-    return make_plan(snapshot.config, request, name)
+    with said_of(snapshot):
+        if request.context is None and request.original_context is None:
+            asks = families.as_read(snapshot.config).asks_original
+            record = record_in(snapshot) if asks else None
+            request = request.changed(context=record.target) if record else request
+        made = make_plan(snapshot.config, request, name, snapshot.container)
+    if not snapshot.container:
+        return made
+    from ropext.gguf import key_edits
+
+    return replace(made, edits=key_edits(snapshot, made))
 
 
 def read_text(path: str) -> str:

@@ -34,6 +34,7 @@ ABOVE_THE_LINE = (
     "options",
     "planning",
     "checkpoint",
+    "gguf",
     "recipefile",
     "inspecting",
     "results",

@@ -237,9 +237,17 @@ def read_record(directory: Path) -> Record | None:
     """The record in a directory, or None where there is none. Each spectrum in it must have the
     digest that stands beside it."""
     path = directory / NAME
-    if not os.path.lexists(path):
-        return None
-    content = read_object(path)
+    return _record(read_object(path), str(path)) if os.path.lexists(path) else None
+
+
+def record_in(snapshot: Snapshot) -> Record | None:
+    """The record of a checkpoint: beside its config, or inside of a GGUF file."""
+    if snapshot.kept_record is not None:
+        return _record(dict(snapshot.kept_record), f"the record in {snapshot.name}")
+    return read_record(snapshot.directory)
+
+
+def _record(content: dict[str, Any], path: str) -> Record:
     schema = content.pop("schema", None)
     if schema != SCHEMA:
         raise InputError(

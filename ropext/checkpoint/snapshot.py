@@ -182,6 +182,8 @@ class Snapshot:
     generation_config: dict[str, Any] | None = None
     sentence_bert_config: dict[str, Any] | None = None
     index: dict[str, str] | None = None  # tensor name -> shard, where the weights are in shards
+    container: str = ""  # of a GGUF file: its architecture, which decides what it can carry
+    kept_record: dict[str, Any] | None = None  # of a GGUF file: the record that it holds
 
     @property
     def weight_files(self) -> tuple[str, ...]:
@@ -245,7 +247,7 @@ def _open(model: str, revision: str | None, weights: bool) -> Snapshot:
         hub_id=hub_id,
         revision=revision,
         commit=commit,
-        **{n: read_object(path) for n, path in small.items() if os.path.lexists(path)},
+        **{n: read_object(path) for n, path in small.items() if os.path.lexists(path)},  # type: ignore[arg-type]
         index=_index(directory / INDEX),
     )
     if weights:
@@ -288,8 +290,8 @@ def _locate(model: str, revision: str | None, weights: bool) -> tuple[Path, str 
 def _a_file(path: Path) -> str:
     if path.suffix.lower() == ".gguf":
         return (
-            f"{path} is a GGUF file, which has its rotary embedding baked in; extend the Hugging "
-            "Face checkpoint it was made from and convert the result"
+            f"{path} is a GGUF file, which inspect, plan, extend, verify, eval and fit read, and "
+            "nothing else does: its weights are quantised"
         )
     return f"{path} is a file; name the directory of a Hugging Face checkpoint or a hub id"
 

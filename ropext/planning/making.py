@@ -1,10 +1,10 @@
 """The order in which a plan is made."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ropext import families, loaders, scaling
+from ropext import families, scaling
 from ropext.errors import InputError, NotExpressible, UnsupportedModel, UsageError, listed
 from ropext.families import Model
 from ropext.loaders import LoaderReading
@@ -18,6 +18,7 @@ from ropext.planning.plan import (
     method_row,
     newest,
     plan_site,
+    readings_of,
     require_motion,
 )
 
@@ -243,9 +244,13 @@ def _readers(row: MethodRow) -> str:
     return out
 
 
-def make_plan(config: Mapping[str, Any], recipe: Extend, name: str = "MODEL") -> Plan:
-    """The plan for a config dict; raises where the request cannot be carried exactly."""
+def make_plan(
+    config: Mapping[str, Any], recipe: Extend, name: str = "MODEL", container: str = ""
+) -> Plan:
+    """The plan for a config dict; raises where the request cannot be carried exactly. `container`
+    is the GGUF architecture that will carry it, where it is not the config."""
     model = families.read(dict(config), context=recipe.context, original=recipe.original_context)
+    model = replace(model, container=container)
     context = _context(model, recipe)
     _require_length(model, recipe)
     target = resolve_target(recipe, context)
@@ -263,9 +268,7 @@ def make_plan(config: Mapping[str, Any], recipe: Extend, name: str = "MODEL") ->
 
     table = rows(recipe, method)
     main = next(site for site in sites if site.scaled)
-    readings = loaders.readings(
-        model.text_type, main.params, model_type=model.model_type, length=target, target=target
-    )
+    readings = readings_of(model, main.rope, main.wanted, main.params, target)
     warnings = warnings_of(model, recipe, sites, context, target)
     return Plan(
         name=name,

@@ -93,6 +93,10 @@ class Plan:
 
     def serving(self, directory: str) -> tuple[loaders.Serving, ...]:
         """How to run the result in each loader, once it lies in `directory`."""
+        if self.model.container:
+            from ropext.loaders import gguf  # late: no directory needs it
+
+            return gguf.serving_lines(directory, self.target)
         return loaders.serving_lines(
             directory,
             self.model.text_type,
@@ -106,6 +110,8 @@ class Plan:
     def nearest(self) -> dict[str, str]:
         """For loaders that read it otherwise: the options whose result they read exactly."""
         out: dict[str, str] = {}
+        if self.model.container:
+            return out
         for reading in newest(self.readings):
             if reading.verdict in WRONG:
                 out[reading.loader] = nearest_form(
@@ -143,6 +149,19 @@ class Plan:
 
 
 WRONG = ("different", "ignored", "error")
+
+
+def readings_of(
+    model: Model, rope: Rope, wanted: Spectrum, params: forms.Params, target: int
+) -> tuple[loaders.LoaderReading, ...]:
+    """Who reads a rope dict how: as a config, or as the keys of a GGUF file."""
+    if model.container:
+        from ropext.loaders import gguf
+
+        carried = gguf.carry(model.container, rope, wanted, params)
+        return gguf.readings(model.container, carried)
+    kind, length = model.model_type, target
+    return loaders.readings(model.text_type, params, model_type=kind, length=length, target=target)
 
 
 def newest(readings: Iterable[loaders.LoaderReading]) -> tuple[loaders.LoaderReading, ...]:
@@ -254,6 +273,12 @@ def _carry(
         kept = families.keep_query_scales(site.params, params)
         if not forms.same(forms.read(kept, rope, target), wanted):
             return False
+        if model.container:
+            from ropext.loaders import gguf
+
+            carried = gguf.carry(model.container, rope, wanted, kept)
+            names, even_so = recipe.for_loaders, recipe.even_so
+            return carried is not None and gguf.exact_in(names, model.container, carried, even_so)
         params = families.as_written(model.text_type, params, rope)
         return _exact_in(model, recipe.for_loaders, params, recipe.even_so)
 
@@ -281,6 +306,8 @@ def _why_not(
     if recipe.attention is not None:
         asked += f" with an attention factor of {recipe.attention:g}"
     where = f"rope types that {model.text_type} computes ({', '.join(model.forms)})"
+    if model.container:
+        where = f"keys and tensors that llama.cpp reads of a {model.container} GGUF"
     if names:
         where += f" and that {_they(names, 'reads')} exactly (--for {','.join(names)})"
     able = _able(model, target, recipe)
@@ -345,11 +372,7 @@ def method_row(model: Model, method: str, chosen: str, target: int, recipe: Exte
     except NotExpressible:
         where = f"for {listed(recipe.for_loaders)}" if recipe.for_loaders else "here"
         return MethodRow(method, explanation, None, f"cannot be written exactly {where}")
-    found = newest(
-        loaders.readings(
-            model.text_type, params, model_type=model.model_type, length=target, target=target
-        )
-    )
+    found = newest(readings_of(model, rope, wanted, params, target))
     return MethodRow(
         method,
         explanation,

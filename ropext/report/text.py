@@ -242,14 +242,16 @@ def plan(made: "Plan") -> str:
     if made.kv_cache_bytes is not None:
         facts.append(("KV cache", f"{size(made.kv_cache_bytes)} for one full sequence"))
     parts = [_headline(made), _columns(facts), "", method_table(made), ""]
-    parts += ["config.json", edit_lines(made.edits), "", loader_table(made.readings)]
+    changed = "metadata" if made.model.container else "config.json"
+    parts += [changed, edit_lines(made.edits), "", loader_table(made.readings)]
     parts += [f"\nwarning: {warning}" for warning in made.warnings]
     nearest = made.nearest_by_options()
     if nearest:
         parts.append("\nthe nearest forms that other loaders read exactly")
         width = max(map(len, nearest))
         parts += [f"  {options:<{width}}  {', '.join(who)}" for options, who in nearest.items()]
-    parts += ["", "to serve it (OUT is the directory you write)", serving_text(made.serving("OUT"))]
+    what, out = ("file", "OUT.gguf") if made.model.container else ("directory", "OUT")
+    parts += ["", f"to serve it (OUT is the {what} you write)", serving_text(made.serving(out))]
     return "\n".join(parts)
 
 

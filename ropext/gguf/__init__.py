@@ -1,0 +1,10 @@
+"""The same for one GGUF file: read its header and small tensors, write an extended one.
+
+The parts, from the bottom: header (any GGUF file), file (a model's metadata as a config), keys
+(what a plan changes), writing.
+"""
+
+from ropext.gguf.file import GgufFile, open_gguf
+from ropext.gguf.keys import key_edits
+
+__all__ = ["GgufFile", "key_edits", "open_gguf"]

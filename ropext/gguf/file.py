@@ -1,0 +1,299 @@
+"""One GGUF model as a snapshot: its metadata as the config that transformers would have."""
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ropext import forms
+from ropext.checkpoint.snapshot import Snapshot
+from ropext.errors import UnsupportedModel, UsageError
+from ropext.families.config import named
+from ropext.families.geometry import MOST_LAYERS, MOST_ROTARY
+from ropext.families.table import family
+from ropext.files import parse_object
+from ropext.gguf.header import TYPES, GgufHeader, read_gguf
+from ropext.loaders.gguf import STORED, Architecture, GgufRope, architecture
+from ropext.loaders.gguf import read as ggml_read
+from ropext.rope import plain_inv_freq
+
+RECORD = "ropext.record"  # the key that holds ropext.json
+FREQS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
+DIVISORS = frozenset((FREQS, LONG, SHORT))  # the tensors that an extension may write
+SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+MOST_PARTS = 1000
+
+# general.file_type of llama.cpp's include/llama.h.
+FILE_TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K",
+    11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S",
+    17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS",
+    23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M",
+    30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GgufFile(Snapshot):
+    """A GGUF model as it was found: one file, or the parts of a split one."""
+
+    parts: tuple[GgufHeader, ...] = field(default=(), kw_only=True)
+
+    @property
+    def head(self) -> GgufHeader:
+        """The part with the model's keys."""
+        return self.parts[0]
+
+    @property
+    def quantisation(self) -> str | None:
+        """The quantiser's name for the whole file, or the type of most of its bytes."""
+        name = FILE_TYPES.get(self.head.whole("general.file_type", 0) or -1)
+        if name is None:
+            sizes = dict[int, int]()
+            for own in (tensor for part in self.parts for tensor in part.tensors):
+                sizes[own.kind] = sizes.get(own.kind, 0) + own.size
+            most = max(sizes, key=lambda kind: sizes[kind], default=-1)
+            name = TYPES[most][0] if most in TYPES else f"type {most}"
+        return f"{name} (GGUF)"
+
+    @property
+    def short_name(self) -> str:
+        return self.head.path.name
+
+    def path(self, name: str) -> Path:
+        return self.head.path.parent / name
+
+
+def open_gguf(model: str, *, revision: str | None = None) -> GgufFile:
+    """Read the header of a GGUF file, and of the other parts where it is split."""
+    if revision is not None:
+        raise UsageError(f"--revision {revision} is for hub ids, but {model} is a local file")
+    path = Path(os.path.expanduser(model))
+    parts = _parts(path)
+    head = parts[0]
+    name = head.text("general.architecture")
+    if not name:
+        raise head.wrong("general.architecture is missing, so the model is not known")
+    if head.text("general.type") not in (None, "model"):
+        raise UnsupportedModel(f"{path} is not a model but of the type {head.text('general.type')}")
+    row = architecture(name)
+    kept = head.text(RECORD)
+    record = parse_object(kept.encode(), f"{RECORD} in {path}") if kept is not None else None
+    return GgufFile(
+        name=model,
+        directory=path,
+        config=_config(head, row),
+        files={part.path.name: part.size for part in parts},
+        left={},
+        container=name,
+        kept_record=record,
+        parts=parts,
+    )
+
+
+def _parts(path: Path) -> tuple[GgufHeader, ...]:
+    head = read_gguf(path)
+    count = head.whole("split.count", 0, MOST_PARTS) or 1
+    if count == 1:
+        return (head,)
+    place = SPLIT.fullmatch(path.name)
+    if place is None or int(place["count"]) != count:
+        raise head.wrong(
+            f"it is one of {count} parts, but not named as such (-00001-of-{count:05})"
+        )
+    if head.whole("split.no", 0, MOST_PARTS) or int(place["number"]) != 1:
+        raise UsageError(f"{path} is a later part of {count}; name the first one")
+    others = [
+        read_gguf(path.with_name(f"{place['stem']}-{number:05}-of-{count:05}.gguf"))
+        for number in range(2, count + 1)
+    ]
+    for number, part in enumerate(others, 1):
+        if part.whole("split.no", 0) != number or part.whole("split.count") != count:
+            raise part.wrong(
+                f"its split.no and split.count do not say part {number + 1} of {count}"
+            )
+    total, stated = sum(len(p.tensors) for p in (head, *others)), head.whole("split.tensors.count")
+    if stated not in (None, total):
+        raise head.wrong(f"split.tensors.count is {stated}, but the parts hold {total} tensors")
+    return (head, *others)
+
+
+def _single(head: GgufHeader, key: str) -> int | None:
+    """A number that llama.cpp also takes as a list by layer; of a list, the one of most layers."""
+    entry = head.entries.get(key)
+    if entry is None or entry.value is not None:
+        return head.whole(key, 0)
+    listed = head.numbers(key) or (0,)
+    return max(set(listed), key=listed.count)
+
+
+def _config(head: GgufHeader, row: Architecture) -> dict[str, Any]:
+    """The config that transformers would have, as far as positions go."""
+    key = f"{row.name}.{{}}".format
+    layers = head.whole(key("block_count"), 1, MOST_LAYERS)
+    hidden, context = head.whole(key("embedding_length")), head.whole(key("context_length"))
+    heads = _single(head, key("attention.head_count"))
+    if not (layers and hidden and context and heads):
+        raise head.wrong("it lacks block_count, embedding_length, context_length or head_count")
+    head_dim = head.whole(key("attention.key_length"), 1, 1 << 20) or hidden // heads
+    dim = head.whole(key("rope.dimension_count"), 2, MOST_ROTARY) or head_dim
+    if dim % 2 or (dim > head_dim and row.name != "deepseek2"):
+        raise head.wrong(f"it rotates {dim} of {head_dim} channels, which is not possible")
+    tokens = head.entries.get("tokenizer.ggml.tokens")
+    own = rope_of(head, row, dim, context)
+    out: dict[str, Any] = {
+        "model_type": row.type,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": _single(head, key("attention.head_count_kv")) or heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": context,
+        "vocab_size": head.whole(key("vocab_size")) or (tokens.items if tokens else None),
+        "rope_theta": own.freq_base,
+        "rope_scaling": _params(own, row, dim, context, _original(head, row)),
+        "sliding_window": head.whole(key("attention.sliding_window"), 0) or None,
+        "max_window_layers": layers,
+        "use_sliding_window": False,
+    }
+    if row.partial:
+        out[row.partial] = dim / head_dim
+    elif dim != head_dim and row.name != "deepseek2":
+        raise head.wrong(f"it rotates {dim} of {head_dim} channels, where {row.name} turns all")
+    return {k: v for k, v in (out | _of_family(head, row, dim, out)).items() if v is not None}
+
+
+def _of_family(
+    head: GgufHeader, row: Architecture, dim: int, out: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What single families keep elsewhere."""
+    key = f"{row.name}.{{}}".format
+    window, layers = out["sliding_window"], out["num_hidden_layers"]
+    if row.name == "deepseek2":
+        if out["rope_scaling"] is not None:
+            raise UnsupportedModel(
+                f"{head.path} is a scaled model of latent attention (deepseek2), whose softmax "
+                "llama.cpp scales by a reading of its own; extend the Hugging Face checkpoint"
+            )
+        latent = head.whole(f"{row.name}.attention.kv_lora_rank")
+        return {"qk_rope_head_dim": dim, "kv_lora_rank": latent, "head_dim": None}
+    if row.name == "gemma3" or (row.name == "olmo2" and window):
+        every = 6 if row.name == "gemma3" else 4
+        kinds = [("full" if i % every == every - 1 else "sliding") for i in range(layers)]
+        if window is None:
+            kinds = ["full"] * layers
+        local = head.decimal(key("rope.freq_base_swa"))
+        mine = {"layer_types": [f"{kind}_attention" for kind in kinds]}
+        if row.name == "olmo2":
+            return mine | {"model_type": "olmo3"}
+        return mine | {"rope_local_base_freq": local or 10000.0}
+    if row.name == "mistral3" and (beta := head.decimal(key("attention.temperature_scale"))):
+        lengths = {"original_max_position_embeddings": _original(head, row)}
+        scaling = out["rope_scaling"] or {"rope_type": "default"}
+        return {"rope_scaling": scaling | lengths | {"llama_4_scaling_beta": beta}}
+    return {}
+
+
+def _original(head: GgufHeader, row: Architecture) -> int | None:
+    return head.whole(f"{row.name}.rope.scaling.original_context_length", 0) or None
+
+
+def rope_of(head: GgufHeader, row: Architecture, dim: int, context: int) -> GgufRope:
+    """What the file's keys and tensors say of its rotary embedding, as llama.cpp takes them."""
+
+    def at(key: str, default: float) -> float:
+        value = head.decimal(f"{row.name}.rope.{key}")
+        return default if value is None else value
+
+    scaling = head.text(f"{row.name}.rope.scaling.type") or "linear"
+    if scaling not in ("none", "linear", "yarn", "longrope"):
+        raise head.wrong(f"rope.scaling.type is {named(scaling)}, which llama.cpp does not know")
+    factor = at("scaling.factor", at("scale_linear", 0.0)) or 1.0
+    named_sets = (LONG, SHORT) if scaling == "longrope" or row.name == "phi3" else (FREQS, FREQS)
+    divisors, short = (head.floats(name) for name in named_sets)
+    if bool(divisors) != bool(short) or any(len(d) != dim // 2 for d in (divisors, short) if d):
+        raise head.wrong(f"its rope factors are not one number for each of {dim // 2} pairs")
+    base, attention = at("freq_base", 10000.0), at("scaling.attn_factor", 1.0)
+    if not (base > 1 and 0 < factor < forms.LARGEST_THETA and attention > 0):
+        raise head.wrong("a rotary key (freq_base, scaling.factor or attn_factor) is out of range")
+    own = GgufRope(base, scaling, factor, _original(head, row) or context, attention)
+    if "betas" in row.adds:
+        fast, slow = (at(f"scaling.yarn_beta_{which}", 0.0) for which in ("fast", "slow"))
+        own = replace(own, beta_fast=fast or own.beta_fast, beta_slow=slow or own.beta_slow)
+        if min(own.beta_fast, own.beta_slow) <= 0:
+            raise head.wrong("yarn_beta_fast and yarn_beta_slow must be above 0")
+    if "log" in row.adds:
+        own = replace(own, log_multiplier=max(0.0, at("scaling.yarn_log_multiplier", 0.0)))
+    if factor == 1 and scaling in ("linear", "yarn"):
+        own = replace(own, scaling="none")
+    return replace(own, divisors=divisors, short=short)
+
+
+def _params(
+    own: GgufRope, row: Architecture, dim: int, context: int, original: int | None
+) -> dict[str, Any] | None:
+    """A stock dict of the same spectrum; None where nothing is scaled."""
+    allowed = family(row.type).forms
+    plain = not own.divisors or set(own.divisors + own.short) == {1.0}
+    lengths = {"original_max_position_embeddings": original} if original else {}
+    scaled = own.scaling != "none" and own.factor != 1
+    if plain and own.attn_factor == 1 and not scaled:
+        return None
+    if plain and own.attn_factor == 1 and own.scaling == "linear" and "linear" in allowed:
+        return {"rope_type": "linear", "factor": own.factor} | lengths
+    if plain and own.scaling == "yarn" and "yarn" in allowed:
+        return _yarn(own, dim)
+    if own.scaling == "none" and own.attn_factor == 1 and "llama3" in allowed:
+        known = _llama3(own, dim)
+        if known is not None:
+            return known
+    spectrum = ggml_read(own, dim)
+    near = spectrum.short_inv_freq or spectrum.inv_freq
+    base, length = plain_inv_freq(dim, own.freq_base), original or context
+    return {
+        "rope_type": "longrope",
+        "factor": context / length,
+        "original_max_position_embeddings": length,
+        "attention_factor": spectrum.attention_factor,
+        "short_factor": [a / b for a, b in zip(base, near, strict=True)],
+        "long_factor": [a / b for a, b in zip(base, spectrum.inv_freq, strict=True)],
+    }
+
+
+def _yarn(own: GgufRope, dim: int) -> dict[str, Any]:
+    out: dict[str, Any] = {"rope_type": "yarn", "factor": own.factor}
+    out["original_max_position_embeddings"] = own.original
+    if (own.beta_fast, own.beta_slow) != (forms.BETA_FAST, forms.BETA_SLOW):
+        out |= {"beta_fast": own.beta_fast, "beta_slow": own.beta_slow}
+    if own.log_multiplier:
+        out |= {"mscale": 1.0, "mscale_all_dim": own.log_multiplier}
+    if own.attn_factor != 1:
+        out["attention_factor"] = ggml_read(own, dim).attention_factor
+    return out
+
+
+def _llama3(own: GgufRope, dim: int) -> dict[str, Any] | None:
+    """Llama 3.1's own form, if the divisors are of it: its slowest pair is divided by the whole
+    factor, and one in its ramp tells the original length (low 1, high 4, as all releases have)."""
+    plain, factor = plain_inv_freq(dim, own.freq_base), round(own.divisors[-1], 4)
+    ramp = [(p, f) for p, f in zip(own.divisors, plain, strict=True) if 1.01 < p < factor * 0.99]
+    if not ramp or factor <= 1:
+        return None
+    divisor, f = ramp[len(ramp) // 2]
+    gamma = (1 / divisor - 1 / factor) / (1 - 1 / factor)
+    original = round((1 + 3 * gamma) * 2 * math.pi / f)
+    wanted = forms.llama3_pair_factors(plain, original, factor, 1.0, 4.0)
+    # The ramp divides by nearly nothing in float32; a wrong length is off by more than this.
+    if any(abs(a / b - 1) > 64 * STORED for a, b in zip(wanted, own.divisors, strict=True)):
+        return None
+    out = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    return out | {"original_max_position_embeddings": original}
+
+
+def record_text(content: Mapping[str, Any]) -> str:
+    """The record as one line, which a key holds."""
+    return json.dumps(content, ensure_ascii=True, separators=(",", ":"))

@@ -1,0 +1,341 @@
+"""Read the header of a GGUF file: the places of its keys and tensors, and of its arrays no content.
+
+A file is "GGUF", its version, two counts, the keys, the tensors' descriptions, padding, and the
+tensors' bytes (llama.cpp, ggml/include/gguf.h), all little endian. What llama.cpp refuses is
+refused here, and said in one sentence.
+"""
+
+import hashlib
+import math
+import mmap
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ropext.errors import InputError
+from ropext.families.config import named
+from ropext.files import open_regular
+
+MAGIC, START = b"GGUF", 24  # bytes before the first key
+LONGEST_KEY, LONGEST_NAME, LONGEST_TEXT = 0xFFFF, 63, 1 << 24  # bytes
+MOST_STRINGS = 1 << 24  # of one array; the largest vocabularies have some 260,000
+ALIGNMENT = "general.alignment"
+
+# Kinds of values by their number; the formats of those with a fixed size.
+FORMATS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+UINT32, FLOAT32, BOOL, STRING, ARRAY = 4, 6, 7, 8, 9
+WHOLE, DECIMAL = frozenset((0, 1, 2, 3, 4, 5, 10, 11)), frozenset((FLOAT32, 12))
+
+# Types of tensors: name, numbers in a block, bytes of a block. A type that is missing here is newer
+# than this table, and its size is taken from where the next tensor begins.
+TYPES = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40),
+    10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292), 16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136), 24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4),
+    27: ("I64", 1, 8), 28: ("F64", 1, 8), 29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
+}  # fmt: skip
+F32, NEWEST_TYPE = 0, 255
+
+
+class KeyValue(NamedTuple):
+    """One key's value; `start` to `end` are the bytes of the whole entry in the file."""
+
+    kind: int
+    value: Any  # None of an array, and of a text too long to be a value
+    start: int
+    end: int
+    item: int = -1  # of an array: the kind of its items, how many, and where they begin
+    items: int = 0
+    at: int = 0
+
+
+class Description(NamedTuple):
+    """One tensor; its offset counts from the beginning of the tensors' bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """One file's keys and tensors."""
+
+    path: Path
+    size: int  # bytes of the whole file
+    version: int
+    entries: Mapping[str, KeyValue]
+    tensors: tuple[Description, ...]
+    alignment: int
+    described: tuple[int, int]  # the tensors' descriptions in the file
+    data: int  # where the tensors' bytes begin
+
+    def wrong(self, what: str) -> InputError:
+        return InputError(f"{self.path}: {what}")
+
+    def _typed(self, key: str, kinds: frozenset[int], wanted: str) -> Any:
+        entry = self.entries.get(key)
+        if entry is None:
+            return None
+        if entry.kind not in kinds or entry.value is None:
+            raise self.wrong(f"the value of {named(key)} is not {wanted}")
+        return entry.value
+
+    def whole(self, key: str, low: int = 1, high: int = 1 << 40) -> int | None:
+        """A whole number, None where the key is absent."""
+        value = self._typed(key, WHOLE, "a whole number")
+        if value is not None and not low <= value <= high:
+            raise self.wrong(f"{named(key)} is {value}, not a whole number of {low} to {high}")
+        return None if value is None else int(value)
+
+    def decimal(self, key: str) -> float | None:
+        value = self._typed(key, DECIMAL, "a number with a fraction (float32)")
+        if value is not None and not math.isfinite(value):
+            raise self.wrong(f"{named(key)} is not a finite number")
+        return None if value is None else float(value)
+
+    def text(self, key: str) -> str | None:
+        value = self._typed(key, frozenset((STRING,)), "a text")
+        return None if value is None else str(value)
+
+    def numbers(self, key: str, most: int = 1 << 14) -> tuple[int, ...] | None:
+        """A short array of whole numbers or truth values."""
+        entry = self.entries.get(key)
+        if entry is None:
+            return None
+        if entry.kind != ARRAY or entry.item not in WHOLE | {BOOL} or entry.items > most:
+            raise self.wrong(f"the value of {named(key)} is not a list of whole numbers")
+        form = f"<{entry.items}{FORMATS[entry.item]}"
+        return tuple(map(int, struct.unpack(form, self.read(entry.at, struct.calcsize(form)))))
+
+    def read(self, at: int, length: int) -> bytes:
+        """Bytes of the file."""
+        with open(open_regular(self.path), "rb") as file:
+            data = os.pread(file.fileno(), length, at)
+        if len(data) != length:
+            raise self.wrong("it shrank while it was read")
+        return data
+
+    def tensor(self, name: str) -> Description | None:
+        return next((own for own in self.tensors if own.name == name), None)
+
+    def floats(self, name: str) -> tuple[float, ...]:
+        """The numbers of a small float32 tensor."""
+        own = self.tensor(name)
+        if own is None:
+            return ()
+        if own.kind != F32 or len(own.shape) != 1 or own.size > 1 << 16:
+            raise self.wrong(f"the tensor {named(name)} is not a row of float32 numbers")
+        values = struct.unpack(f"<{own.shape[0]}f", self.read(self.data + own.offset, own.size))
+        if not all(0 < value < math.inf for value in values):
+            raise self.wrong(f"the tensor {named(name)} does not hold numbers above 0")
+        return values
+
+    @property
+    def end(self) -> int:
+        """Where the tensors' bytes end, padding aside."""
+        last = self.tensors[-1] if self.tensors else None
+        return self.data + (last.offset + last.size if last else 0)
+
+    def digest(self, without: frozenset[str] = frozenset()) -> str:
+        """SHA-256 over names, types, shapes, sizes and order of the tensors."""
+        rows = [(t.name, t.kind, t.shape, t.size) for t in self.tensors if t.name not in without]
+        return hashlib.sha256(repr(rows).encode()).hexdigest()
+
+
+class _Reader:
+    """A position in a mapped file, which no read passes the end of."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self.path, self.data, self.at, self.end = path, data, START, len(data)
+
+    def refuse(self, what: str) -> InputError:
+        return InputError(f"{self.path} is not a valid GGUF file: {what}")
+
+    def take(self, length: int, what: str) -> int:
+        """Step over so many bytes; where they begin."""
+        at = self.at
+        if length > self.end - at:
+            raise self.refuse(f"it ends inside {what} (cut short, or a length that is wrong)")
+        self.at = at + length
+        return at
+
+    def number(self, form: str, what: str) -> Any:
+        (value,) = struct.unpack_from(f"<{form}", self.data, self.take(struct.calcsize(form), what))
+        return value
+
+    def string(self, what: str, most: int) -> bytes:
+        length = self.number("Q", what)
+        if length > most and length <= self.end - self.at:
+            raise self.refuse(f"{what} has {length:,} bytes, more than {most:,}")
+        at = self.take(length, what)
+        return self.data[at : at + length]
+
+    def name(self, what: str, most: int) -> str:
+        raw = self.string(what, most)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            raise self.refuse(f"{what} is not UTF-8") from None
+
+    def entry(self, kind: int, start: int, key: str) -> KeyValue:
+        if kind in FORMATS:
+            form = FORMATS[kind]
+            value = self.number("B" if form == "?" else form, key)
+            if form == "?" and value > 1:
+                raise self.refuse(f"{key} is neither true nor false")
+            return KeyValue(kind, bool(value) if form == "?" else value, start, self.at)
+        if kind == STRING:
+            raw = self.string(key, LONGEST_TEXT)
+            return KeyValue(kind, raw.decode(errors="replace"), start, self.at)
+        if kind != ARRAY:
+            raise self.refuse(f"{key} has the kind {kind}, which does not exist")
+        item, count = self.number("I", key), self.number("Q", key)
+        at = self.at
+        if item in FORMATS:
+            self.take(count * struct.calcsize(FORMATS[item].replace("?", "B")), key)
+        elif item == STRING:
+            self._skip_strings(count, key)
+        else:
+            raise self.refuse(f"{key} is a list of the kind {item}, which there is none of")
+        return KeyValue(kind, None, start, self.at, item, count, at)
+
+    def _skip_strings(self, count: int, key: str) -> None:
+        if count > (self.end - self.at) // 8:
+            raise self.refuse(f"it ends inside {key}, a list of {count:,} texts")
+        if count > MOST_STRINGS:
+            raise self.refuse(f"{key} is a list of {count:,} texts, more than {MOST_STRINGS:,}")
+        at, last, length = self.at, self.end - 8, struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            if at > last:
+                raise self.refuse(f"it ends inside {key}, a list of {count:,} texts")
+            at += 8 + length(self.data, at)[0]
+        self.take(at - self.at, key)
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[mmap.mmap]:
+    descriptor = open_regular(path)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size < START:
+            raise InputError(f"{path} is not a GGUF file: it has {size} bytes")
+        with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as data:
+            yield data
+    finally:
+        os.close(descriptor)
+
+
+def read_gguf(path: Path) -> GgufHeader:
+    """Read the header of one file, whatever its size; InputError says what is wrong with it."""
+    with _mapped(path) as data:
+        version, tensors, keys = _begin(path, data)
+        reader = _Reader(path, data)
+        entries = dict[str, KeyValue]()
+        for number in range(keys):
+            start = reader.at
+            key = reader.name(f"the name of key {number + 1} of {keys:,}", LONGEST_KEY)
+            if not key or key in entries:
+                why = f"the key {named(key)} stands twice" if key else "a key has no name"
+                raise reader.refuse(why)
+            entries[key] = reader.entry(reader.number("I", named(key)), start, named(key))
+        alignment = _alignment(reader, entries.get(ALIGNMENT))
+        begin = reader.at
+        rows = [_row(reader, number, tensors) for number in range(tensors)]
+        described = begin, reader.at
+        place = -(-reader.at // alignment) * alignment
+        found = _placed(reader, rows, place, alignment)
+        return GgufHeader(path, len(data), version, entries, found, alignment, described, place)
+
+
+def _begin(path: Path, data: mmap.mmap) -> tuple[int, int, int]:
+    """Version, number of tensors, number of keys."""
+    if data[:4] != MAGIC:
+        raise InputError(f"{path} is not a GGUF file: it does not begin with GGUF")
+    version, tensors, keys = struct.unpack_from("<IQQ", data, 4)
+    if version & 0xFFFF == 0 and version:
+        raise InputError(f"{path} is a big-endian GGUF file, which is not read here")
+    if version not in (2, 3):
+        raise InputError(f"{path} is a GGUF file of version {version}; known are 2 and 3")
+    for count, least, what in ((keys, 13, "keys"), (tensors, 24, "tensors")):
+        if count * least > len(data):
+            raise InputError(f"{path} is not a valid GGUF file: {count:,} {what} do not fit in it")
+    return version, tensors, keys
+
+
+def _alignment(reader: _Reader, entry: KeyValue | None) -> int:
+    if entry is None:
+        return 32
+    value = entry.value
+    if entry.kind != UINT32 or value < 1 or value & (value - 1):
+        raise reader.refuse(f"{ALIGNMENT} is not a power of two")
+    return int(value)
+
+
+def _row(reader: _Reader, number: int, of: int) -> tuple[str, tuple[int, ...], int, int]:
+    """A tensor's name, shape, type and offset."""
+    name = reader.name(f"the name of tensor {number + 1} of {of:,}", LONGEST_NAME)
+    dimensions = reader.number("I", named(name))
+    if dimensions > 4:
+        raise reader.refuse(f"the tensor {named(name)} has {dimensions} dimensions")
+    shape = tuple(reader.number("Q", named(name)) for _ in range(dimensions))
+    kind, offset = reader.number("I", named(name)), reader.number("Q", named(name))
+    if kind > NEWEST_TYPE or math.prod(shape) >= 1 << 63 or max(shape, default=0) >= 1 << 63:
+        raise reader.refuse(f"the tensor {named(name)} has a type or a shape that is out of range")
+    return name, shape, kind, offset
+
+
+def _placed(
+    reader: _Reader,
+    rows: list[tuple[str, tuple[int, ...], int, int]],
+    data: int,
+    alignment: int,
+) -> tuple[Description, ...]:
+    """The tensors, each where the one before ends: llama.cpp takes no other order."""
+    out, seen, place = [], set[str](), 0
+    for index, (name, shape, kind, offset) in enumerate(rows):
+        if name in seen:
+            raise reader.refuse(f"the tensor {named(name)} stands twice")
+        seen.add(name)
+        if offset != place:
+            raise reader.refuse(
+                f"the tensor {named(name)} begins at byte {offset:,} of the tensors, where "
+                f"{place:,} is expected (not aligned, a gap, or over another)"
+            )
+        if kind in TYPES:
+            _, block, bytes_each = TYPES[kind]
+            if (shape[0] if shape else 1) % block:
+                raise reader.refuse(f"a row of the tensor {named(name)} is no whole blocks")
+            size = math.prod(shape) // block * bytes_each
+        else:
+            following = rows[index + 1][3] if index + 1 < len(rows) else reader.end - data
+            size = max(0, following - offset)
+        if data + offset + size > reader.end:
+            raise reader.refuse(f"it ends inside the tensor {named(name)} (cut short)")
+        out.append(Description(name, shape, kind, offset, size))
+        place = -(-(offset + size) // alignment) * alignment
+    return tuple(out)

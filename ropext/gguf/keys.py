@@ -1,0 +1,77 @@
+"""The keys and tensors of a GGUF file that a plan changes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ropext.checkpoint import Snapshot
+from ropext.errors import NotExpressible
+from ropext.families import ABSENT, Edit
+from ropext.gguf.file import FREQS, LONG, SHORT, GgufFile
+from ropext.gguf.header import FLOAT32, STRING, UINT32
+from ropext.loaders.gguf import GgufRope, architecture, carry
+from ropext.planning import Plan
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What is written: keys with the kind and value of each, and the tensors of divisors."""
+
+    keys: Mapping[str, tuple[int, Any]]
+    tensors: Mapping[str, tuple[float, ...]]
+
+
+def changes(model: Snapshot, plan: Plan) -> Changes:
+    """What llama.cpp needs to compute the plan's spectrum from this file."""
+    assert isinstance(model, GgufFile)  # nothing else has a container
+    site = plan.main
+    own = carry(model.container, site.rope, site.wanted, site.params)
+    if own is None:  # the plan was made with this very question
+        raise NotExpressible(f"a {model.container} GGUF does not carry this spectrum exactly")
+    prefix = f"{model.container}.rope"
+    keys: dict[str, tuple[int, Any]] = {
+        f"{model.container}.context_length": (UINT32, plan.target),
+        f"{prefix}.freq_base": (FLOAT32, own.freq_base),
+    }
+    more: dict[str, tuple[int, Any]] = {
+        f"{prefix}.scaling.type": (STRING, own.scaling),
+        f"{prefix}.scaling.factor": (FLOAT32, own.factor),
+        f"{prefix}.scaling.original_context_length": (UINT32, own.original),
+        f"{prefix}.scaling.attn_factor": (FLOAT32, own.attn_factor),
+    }
+    present, theta_alone = model.head.entries, own.scaling == "none" and not own.divisors
+    defaults = {"none", 1.0} | ({own.original} if theta_alone else set())
+    keys |= {key: item for key, item in more.items() if key in present or item[1] not in defaults}
+    if own.scaling == "yarn" and "betas" in architecture(model.container).adds:
+        keys[f"{prefix}.scaling.yarn_beta_fast"] = (FLOAT32, own.beta_fast)
+        keys[f"{prefix}.scaling.yarn_beta_slow"] = (FLOAT32, own.beta_slow)
+    old = f"{prefix}.scale_linear"  # read where scaling.factor is absent
+    if old in model.head.entries:
+        keys[old] = (FLOAT32, own.factor)
+    return Changes(keys, _tensors(model, own, site.rope.dim // 2))
+
+
+def _tensors(model: GgufFile, own: GgufRope, pairs: int) -> dict[str, tuple[float, ...]]:
+    """The divisors of this spectrum; those of another that are there already become ones."""
+    present = [name for name in (FREQS, LONG, SHORT) if model.head.tensor(name)]
+    out = dict.fromkeys(present, (1.0,) * pairs)
+    if own.short:
+        return out | {LONG: own.divisors, SHORT: own.short}
+    return out | {FREQS: own.divisors} if own.divisors else out
+
+
+def key_edits(model: Snapshot, plan: Plan) -> tuple[Edit, ...]:
+    """What a plan changes in the file, for people."""
+    assert isinstance(model, GgufFile)
+    made, edits = changes(model, plan), []
+    for key, (_, value) in made.keys.items():
+        entry = model.head.entries.get(key)
+        before = ABSENT if entry is None else entry.value
+        if before != value:
+            edits.append(Edit((key,), before, value))
+    for name, values in made.tensors.items():
+        known = model.head.floats(name)
+        before = list(known) if known else ABSENT
+        if before != list(values):
+            edits.append(Edit((name,), before, list(values)))
+    return tuple(edits)

@@ -1,0 +1,218 @@
+"""What llama.cpp computes from a GGUF's rotary keys and tensors, and which carry a spectrum.
+
+The table gguf.json says what each architecture reads; `read` is ggml's formula in float64, and
+`carry` offers what the architecture has until one reads back as the wanted spectrum. Nothing is
+written here: that is ropext.gguf.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ropext import forms
+from ropext.errors import UnsupportedModel
+from ropext.forms import Params
+from ropext.loaders.serving import Serving
+from ropext.loaders.table import LoaderReading
+from ropext.rope import Rope, Spectrum, plain_inv_freq
+
+# Keys and divisors are float32: half a unit in the last place, twice (a factor and a divisor).
+STORED = 2.0**-22
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One row of the table."""
+
+    name: str
+    type: str  # the model type in transformers that has its geometry
+    adds: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
+    partial: str = ""  # the key under which that type keeps the share of a head that rotates
+    evidence: str = "engine"
+
+
+@cache
+def _table() -> dict[str, Any]:
+    table: dict[str, Any] = json.loads(Path(__file__).with_name("gguf.json").read_text("utf-8"))
+    return table
+
+
+def architecture(name: str) -> Architecture:
+    """The row of an architecture; one that is unknown or cannot be extended is refused by name."""
+    row = _table()["architectures"].get(name)
+    if row is not None:
+        lists = {key: tuple(row[key]) for key in ("adds", "lacks") if key in row}
+        return Architecture(name, **row | lists)
+    for reason, names in _table()["refused"].items():
+        if name in names:
+            raise UnsupportedModel(f"the GGUF architecture {name} {reason}")
+    raise UnsupportedModel(
+        f"the GGUF architecture {name[:60]!r} is not in ropext's table of what llama.cpp "
+        f"{_table()['release']} reads; extend the Hugging Face checkpoint and convert the result"
+    )
+
+
+@dataclass(frozen=True)
+class GgufRope:
+    """A rotary embedding as llama.cpp's keys and tensors say it."""
+
+    freq_base: float
+    scaling: str = "none"  # or linear, yarn, longrope
+    factor: float = 1.0
+    original: int = 0
+    attn_factor: float = 1.0
+    beta_fast: float = forms.BETA_FAST
+    beta_slow: float = forms.BETA_SLOW
+    log_multiplier: float = 0.0
+    divisors: tuple[float, ...] = ()  # rope_freqs.weight, or rope_factors_long.weight
+    short: tuple[float, ...] = ()  # rope_factors_short.weight
+
+
+def _mscale(scale: float, m: float) -> float:
+    """get_mscale of llama-context.cpp."""
+    return 1.0 if scale <= 1 else 0.1 * m * math.log(scale) + 1.0
+
+
+def _corrections(own: GgufRope, dim: int) -> tuple[float, float]:
+    """ggml_rope_yarn_corr_dims of ggml.c."""
+
+    def index(turns: float) -> float:
+        return dim * math.log(own.original / (turns * 2 * math.pi)) / (2 * math.log(own.freq_base))
+
+    return max(0, math.floor(index(own.beta_fast))), min(dim - 1, math.ceil(index(own.beta_slow)))
+
+
+def read(own: GgufRope, dim: int) -> Spectrum:
+    """The angle of each pair at position 1 and what multiplies cos and sin: rope_yarn and
+    ggml_rope_cache_init of ggml-cpu/ops.cpp, after llama_context's constructor.
+
+    In float64; ggml itself multiplies up float32 powers of the base, which drift by some 1e-6.
+    """
+    freq_scale = 1.0 if own.scaling == "none" else 1.0 / own.factor
+    mscale = 1.0  # yarn_attn_factor
+    if own.scaling == "yarn":
+        factor = 1.0 / freq_scale
+        mscale = _mscale(factor, 1.0)
+        mscale /= _mscale(factor, own.log_multiplier) if own.log_multiplier else 1.0
+        mscale *= 1.0 / (1.0 + 0.1 * math.log(factor))
+    mscale *= own.attn_factor
+
+    def turned(divisors: tuple[float, ...]) -> tuple[float, ...]:
+        low, high = _corrections(own, dim) if own.scaling == "yarn" else (0.0, 0.0)
+        out = []
+        for i in range(dim // 2):
+            extrapolated = own.freq_base ** (-2 * i / dim) / (divisors[i] if divisors else 1.0)
+            theta = interpolated = freq_scale * extrapolated
+            if own.scaling == "yarn":
+                y = (i - low) / max(0.001, high - low)
+                mix = 1 - min(1.0, max(0.0, y))
+                theta = interpolated * (1 - mix) + extrapolated * mix
+            out.append(theta)
+        return tuple(out)
+
+    if own.scaling == "yarn":
+        mscale *= 1.0 + 0.1 * math.log(1.0 / freq_scale)
+    short = turned(own.short) if own.short and own.short != own.divisors else None
+    original = own.original if short else 0
+    return Spectrum(turned(own.divisors), mscale, 1.0, short, original)
+
+
+def farthest(one: Spectrum, other: Spectrum) -> float:
+    """The largest relative difference between two spectra; infinite where they are of two kinds."""
+    alike = (one.short_inv_freq is None) == (other.short_inv_freq is None)
+    if not alike or one.short_context != other.short_context:
+        return math.inf
+    pairs = [
+        *zip(one.inv_freq, other.inv_freq, strict=True),
+        *zip(one.short_inv_freq or (), other.short_inv_freq or (), strict=True),
+        (one.attention_factor, other.attention_factor),
+        (one.softmax_factor, other.softmax_factor),
+    ]
+    return max(abs(a / b - 1) if b else (0.0 if a == b else math.inf) for a, b in pairs)
+
+
+def _offers(row: Architecture, rope: Rope, wanted: Spectrum, params: Params) -> Iterator[GgufRope]:
+    """What this architecture could be given, the most widely read first."""
+    original = int(params.get("original_max_position_embeddings") or rope.original_context)
+    plain = plain_inv_freq(rope.dim, rope.theta)
+    factors = tuple(p / w if w else math.inf for p, w in zip(plain, wanted.inv_freq, strict=True))
+    if (theta := forms.theta_form(rope, factors, wanted, 0)) is not None:
+        yield GgufRope(theta["rope_theta"], original=original)
+    if (linear := forms.linear_form(rope, factors, wanted, 0)) is not None:
+        yield GgufRope(linear["rope_theta"], "linear", linear["factor"], original)
+    if params["rope_type"] == "linear":
+        yield GgufRope(params["rope_theta"], "linear", params["factor"], original)
+    if params["rope_type"] == "yarn":
+        betas = {key: params[key] for key in ("beta_fast", "beta_slow") if params.get(key)}
+        log = rope.mscale_all_dim if "log" in row.adds else 0.0
+        own = GgufRope(params["rope_theta"], "yarn", params["factor"], original, log_multiplier=log)
+        yield replace(own, **betas) if "betas" in row.adds else own
+    if "freqs" in row.adds:
+        yield GgufRope(rope.theta, original=original, divisors=factors)
+    if "factors" in row.adds:
+        short = factors
+        if wanted.short_inv_freq is not None:
+            short = tuple(p / w for p, w in zip(plain, wanted.short_inv_freq, strict=True))
+            original = wanted.short_context
+        yield GgufRope(rope.theta, "longrope", 1.0, original, divisors=factors, short=short)
+
+
+def carry(name: str, rope: Rope, wanted: Spectrum, params: Params) -> GgufRope | None:
+    """The keys and divisors that make llama.cpp compute `wanted` in this architecture, if any do;
+    `params` is a stock rope dict of that spectrum."""
+    row = architecture(name)
+    for own in _offers(row, rope, wanted, params):
+        if own.scaling in row.lacks or math.inf in (*own.divisors, *own.short):
+            continue
+        ratio = wanted.attention_factor / read(own, rope.dim).attention_factor
+        own = (
+            own if math.isclose(ratio, 1, rel_tol=forms.EXACT) else replace(own, attn_factor=ratio)
+        )
+        if "attn" in row.lacks and own.attn_factor != 1:
+            continue
+        if farthest(read(own, rope.dim), wanted) <= forms.EXACT:
+            return own
+    return None
+
+
+def readings(name: str, own: GgufRope | None) -> tuple[LoaderReading, ...]:
+    """Who reads such a file how: llama.cpp, and Ollama, which has two engines."""
+    row, table = architecture(name), _table()
+    carried = "theta alone" if own is None or own.scaling == "none" else own.scaling
+    if own is not None and own.divisors:
+        tensors = "rope_factors_*" if own.scaling == "longrope" else "rope_freqs"
+        carried = f"one divisor per pair in {tensors}.weight"
+    why = carried + (" (read in its source, not run)" if row.evidence == "source" else "")
+    llama = LoaderReading("llama.cpp", table["release"], "same", why, "", row.evidence)
+    ollama = table["ollama"]
+    second = LoaderReading("ollama", ollama["versions"], "same", ollama["runner"], "", "source")
+    if name in ollama["engine"]:
+        second = replace(second, verdict="not measured", why=ollama["own"])
+    return llama, second
+
+
+def serving_lines(file: str, target: int) -> tuple[Serving, ...]:
+    """How to run the file: every program has a length of its own, which is not the file's."""
+    import shlex
+
+    lines = f"printf 'FROM %s\\nPARAMETER num_ctx %s\\n' {shlex.quote(file)} {target}"
+    create = f"{lines} > Modelfile && ollama create long -f Modelfile"
+    short = "without num_ctx Ollama takes a few thousand tokens"
+    studio = f"set the context length to {target} when loading the model"
+    return (
+        Serving("llama.cpp", f"llama-server -m {shlex.quote(file)} -c {target}"),
+        Serving("ollama", create, short),
+        Serving("lm studio", "", studio),
+    )
+
+
+def exact_in(names: tuple[str, ...], name: str, own: GgufRope, even_so: bool) -> bool:
+    """Whether every loader of --for reads such a file exactly."""
+    found: Mapping[str, str] = {each.loader: each.verdict for each in readings(name, own)}
+    accepted = {"same", "not measured"} if even_so else {"same"}
+    return all(found.get(each.partition("==")[0], "not measured") in accepted for each in names)

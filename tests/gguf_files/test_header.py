@@ -1,0 +1,246 @@
+"""The header reader against gguf's own, and on files that are wrong."""
+
+import struct
+import time
+
+import numpy as np
+import pytest
+from gguf_files import making
+
+from ropext import inspecting
+from ropext.errors import InputError, RopextError, UnsupportedModel, UsageError
+from ropext.gguf import open_gguf
+from ropext.gguf.header import STRING, TYPES, read_gguf
+
+gguf = making.gguf
+KINDS = {
+    "x.bool": True,
+    "x.text": "grüße\nzwei",
+    "x.list": [1, 2, 3],
+    "x.texts": ["a", "", "é"],
+    **{f"x.{t.__name__}": t(7) for t in (np.uint8, np.int8, np.uint16, np.int16, np.uint32)},
+    **{f"x.{t.__name__}": t(7) for t in (np.int32, np.uint64, np.int64, np.float32, np.float64)},
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return making.write(tmp_path / "model.gguf", general=KINDS, q8=["blk.0.attn_q.weight"])
+
+
+def test_equals_what_the_gguf_package_reads(path):
+    own, oracle = read_gguf(path), gguf.GGUFReader(path)
+    fields = {key: f for key, f in oracle.fields.items() if not key.startswith("GGUF.")}
+    assert list(own.entries) == list(fields)
+    for key, field in fields.items():
+        entry = own.entries[key]
+        assert entry.kind == field.types[0]
+        if entry.value is not None:
+            assert entry.value == field.contents()
+        else:
+            assert entry.items == len(field.data)
+    assert own.alignment == oracle.alignment
+    assert own.data == oracle.data_offset
+    for mine, other in zip(own.tensors, oracle.tensors, strict=True):
+        assert mine.name == other.name
+        assert mine.shape == tuple(other.shape)
+        assert mine.kind == other.tensor_type
+        assert (own.data + mine.offset, mine.size) == (other.data_offset, other.n_bytes)
+
+
+def test_types_are_those_of_the_gguf_package():
+    known = gguf.constants.GGML_QUANT_SIZES
+    assert {int(kind): (kind.name, *sizes) for kind, sizes in known.items()} == TYPES
+
+
+def test_a_vocabulary_of_262_thousand_is_skipped_at_once(tmp_path):
+    path = making.write(tmp_path / "large.gguf", tokens=262_144)
+    start = time.perf_counter()
+    own = read_gguf(path)
+    assert own.entries["tokenizer.ggml.tokens"].items == 262_144
+    assert time.perf_counter() - start < 2  # a guard: the gguf package took ten
+
+
+def at(path, key):
+    """Where a key's value begins."""
+    entry = read_gguf(path).entries[key]
+    return entry.start + 8 + len(key) + 4
+
+
+def patched(path, place, data):
+    content = bytearray(path.read_bytes())
+    content[place : place + len(data)] = data
+    path.write_bytes(content)
+
+
+def number(form, value):
+    return struct.pack(f"<{form}", value)
+
+
+def test_files_of_other_kinds_and_versions(path):
+    whole = path.read_bytes()
+    for data, said in [
+        (b"PK\3\4" + whole[4:], "does not begin with GGUF"),
+        (b"", "it has 0 bytes"),
+        (whole[:4] + number("I", 1) + whole[8:], "version 1"),
+        (whole[:4] + struct.pack(">I", 3) + whole[8:], "big-endian"),
+        (whole[:4] + number("I", 4) + whole[8:], "version 4"),
+        (whole[:8] + number("Q", 1 << 40) + whole[16:], "tensors do not fit"),
+        (whole[:16] + number("Q", 1 << 62) + whole[24:], "keys do not fit"),
+    ]:
+        path.write_bytes(data)
+        with pytest.raises(InputError, match=said):
+            read_gguf(path)
+
+
+def test_every_truncation_is_refused(path):
+    whole = path.read_bytes()
+    own = read_gguf(path)
+    for length in [*range(0, own.data, 7), own.data, own.end - 1]:
+        path.write_bytes(whole[:length])
+        with pytest.raises(InputError, match=r"ends inside|has .* bytes|do not fit"):
+            read_gguf(path)
+    path.write_bytes(whole[: own.end])  # without the padding behind the last tensor
+    assert read_gguf(path).end == own.end
+
+
+def test_lengths_beyond_the_file(path):
+    keys = {"x.list": 4, "x.texts": 4, "tokenizer.ggml.tokens": 4, "x.text": 0}
+    whole = path.read_bytes()
+    for key, shift in keys.items():
+        for count in (10**9, 1 << 62, (1 << 64) - 1):
+            path.write_bytes(whole)
+            patched(path, at(path, key) + shift, number("Q", count))
+            with pytest.raises(InputError, match=r"ends inside|does not exist|none of"):
+                read_gguf(path)
+
+
+def test_a_list_of_a_thousand_million_texts_is_refused_without_reading_them(tmp_path):
+    """The file is large enough for them: 8 GB of empty texts, sparse."""
+    path = making.write(tmp_path / "model.gguf")
+    place = at(path, "tokenizer.ggml.merges") + 4
+    with path.open("r+b") as file:
+        file.seek(place)
+        file.write(number("Q", 10**9))
+        file.truncate(9 * 10**9)
+    with pytest.raises(InputError, match=r"1,000,000,000 texts"):
+        read_gguf(path)
+
+
+def test_the_same_key_or_tensor_twice(path):
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"x.uint32", b"x.uint16"))
+    with pytest.raises(InputError, match=r"x\.uint16 stands twice"):
+        read_gguf(path)
+    path.write_bytes(whole.replace(b"blk.1.attn_q.weight", b"blk.0.attn_q.weight"))
+    with pytest.raises(InputError, match="twice"):
+        read_gguf(path)
+
+
+@pytest.mark.parametrize("offset", [1, 16, 32, 1 << 40])
+def test_tensors_that_are_not_aligned_or_overlap(path, offset):
+    own = read_gguf(path)
+    name = b"blk.0.attn_norm.weight"
+    place = path.read_bytes().index(name) + len(name) + 4 + 8 + 4
+    (was,) = struct.unpack("<Q", path.read_bytes()[place : place + 8])
+    assert was == own.tensor(name.decode()).offset
+    for new in (was + offset, was - min(offset, was)):
+        patched(path, place, number("Q", new))
+        with pytest.raises(InputError, match="begins at byte"):
+            read_gguf(path)
+
+
+def test_dimensions_and_types_out_of_range(path):
+    name = b"blk.0.attn_norm.weight"
+    place = path.read_bytes().index(name) + len(name)
+    for shift, form, wrong in ((0, "I", 5), (4, "Q", 1 << 63), (12, "I", 300)):
+        whole = path.read_bytes()
+        patched(path, place + shift, number(form, wrong))
+        with pytest.raises(InputError, match=r"dimensions|out of range|ends inside"):
+            read_gguf(path)
+        path.write_bytes(whole)
+
+
+def test_a_type_that_is_newer_than_the_table_is_carried(tmp_path):
+    path = making.write(tmp_path / "model.gguf", data={"a": np.zeros(64, np.float32)})
+    place = path.read_bytes().index(b"\1\0\0\0\0\0\0\0a", 24) + 9 + 4 + 8
+    patched(path, place, number("I", 77))
+    assert read_gguf(path).tensors[0].size == 256
+
+
+@pytest.mark.parametrize(
+    ("key", "item", "said"),
+    [
+        ("context_length", 4096.0, "context_length is not a whole number"),
+        ("context_length", "long", "context_length is not a whole number"),
+        ("context_length", 0, "context_length is 0"),
+        ("rope.freq_base", 10000, "freq_base is not a number with a fraction"),
+        ("rope.freq_base", float("nan"), "not a finite number"),
+        ("rope.freq_base", 0.5, "out of range"),
+        ("rope.scaling.type", 3, "scaling.type is not a text"),
+        ("rope.scaling.type", "su", "su, which llama.cpp does not know"),
+        ("rope.scaling.factor", -2.0, "out of range"),
+        ("rope.dimension_count", 7, "rotates 7 of 16"),
+        ("rope.dimension_count", 8, "llama turns all"),
+        ("attention.head_count", [2.5, 1.0], "not a list of whole numbers"),
+        ("attention.key_length", 1 << 30, "key_length is"),
+    ],
+)
+def test_values_that_a_model_cannot_have(tmp_path, key, item, said):
+    path = making.write(tmp_path / "model.gguf", metadata=making.LLAMA | {key: item})
+    with pytest.raises(InputError, match=said) as caught:
+        inspecting.inspect(str(path))
+    assert str(caught.value).startswith(str(path))
+
+
+def test_what_is_no_model(tmp_path):
+    path = making.write(tmp_path / "a.gguf", "frobnicate")
+    with pytest.raises(UnsupportedModel, match="'frobnicate' is not in ropext's table"):
+        inspecting.inspect(str(path))
+    path = making.write(tmp_path / "b.gguf", "gpt2")
+    with pytest.raises(UnsupportedModel, match="gpt2 has no rotary embedding"):
+        inspecting.inspect(str(path))
+    path = making.write(tmp_path / "c.gguf", general={"general.type": "adapter"})
+    with pytest.raises(UnsupportedModel, match="of the type adapter"):
+        inspecting.inspect(str(path))
+    with pytest.raises(UsageError, match="--revision"):
+        inspecting.inspect(str(path), revision="main")
+
+
+def test_rope_factors_that_do_not_fit(tmp_path):
+    for row, said in [
+        (np.ones(5, np.float32), "one number for each of 8 pairs"),
+        (np.zeros(8, np.float32), "numbers above 0"),
+        (np.ones((2, 4), np.float32), "row of float32"),
+        (np.ones(8, np.float16), "row of float32"),
+    ]:
+        data = making.tensors() | {"rope_freqs.weight": row}
+        with pytest.raises(InputError, match=said):
+            open_gguf(str(making.write(tmp_path / "m.gguf", data=data)))
+
+
+def test_split_files_are_read_by_their_first_part(tmp_path):
+    halves = [dict(list(making.tensors().items())[:3]), dict(list(making.tensors().items())[3:])]
+    paths = []
+    for number_of, data in enumerate(halves):
+        split = {"split.no": np.uint16(number_of), "split.count": np.uint16(2)}
+        split |= {"split.tensors.count": np.int32(6)}
+        path = tmp_path / f"m-0000{number_of + 1}-of-00002.gguf"
+        meta = making.LLAMA if not number_of else {}
+        paths.append(making.write(path, metadata=meta, general=split, data=data, tokens=0))
+    found = open_gguf(str(paths[0]))
+    assert [part.path for part in found.parts] == paths
+    with pytest.raises(UsageError, match="name the first one"):
+        open_gguf(str(paths[1]))
+    paths[1].rename(tmp_path / "away.gguf")
+    with pytest.raises(InputError, match="00002-of-00002"):
+        open_gguf(str(paths[0]))
+
+
+def test_text_that_is_not_utf_8_does_not_break_the_terminal(path):
+    patched(path, at(path, "x.text") + 8, b"\xff\x1b")
+    assert read_gguf(path).entries["x.text"].kind == STRING
+    patched(path, path.read_bytes().index(b"x.text"), b"\x1b\xff")
+    with pytest.raises(RopextError, match="not UTF-8") as caught:
+        read_gguf(path)
+    assert str(caught.value).isprintable()
