@@ -10,6 +10,7 @@ from ropext.cli import options, plan, run
 from ropext.cli.output import Out
 from ropext.cli.push import Public, PushToHub, asked_push, result
 from ropext.errors import UsageError
+from ropext.options.choosing import AUTO, Choosing
 from ropext.options.extend import Extend
 from ropext.pipeline import extending
 from ropext.planning import require_help
@@ -43,10 +44,12 @@ Hash = Annotated[bool, typer.Option("--hash", help="record a SHA-256 of every we
 DryRun = Annotated[bool, typer.Option("--dry-run", help="show the plan and write nothing")]
 
 
+@options.takes("choosing", Choosing)
 @options.takes("given", Extend)
 def command(
     model: options.ModelArg,
     given: dict[str, Any],
+    choosing: dict[str, Any],
     words: Words = None,
     fit: Fit = None,
     evaluate: Evaluate = None,
@@ -70,9 +73,9 @@ def command(
     push = asked_push(push_to_hub, public)
     top = {"model": model, "revision": revision, "trust_remote_code": trust_remote_code}
     later = {"fit": fit, "finetune": given.get("finetune"), "evaluate": evaluate}
-    if words or any(later.values()):
+    if words or any(later.values()) or choosing or given.get("method") == AUTO:
         writing = {"link": link, "no_verify": no_verify, "hash": hash_weights}
-        asked = _job(top, given | writing, later, words or ())
+        asked = _job(top, given | choosing | writing, later, words or ())
         run.do(out, asked, output, push, dry_run=dry_run, force=force)
         return
     common = {"revision": revision, "link": link, "force": force, **given}

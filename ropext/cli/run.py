@@ -82,8 +82,15 @@ def do(
     """Run a job and tell what came of it; `ropext extend` with later steps does the same."""
     from ropext.evaluation.work import processes
 
-    if push is not None and len(asked.cells()) > 1:
+    if push is not None and not asked.is_auto and len(asked.cells()) > 1:
         raise UsageError("--push-to-hub takes one checkpoint, and this recipe makes a grid")
+    if dry_run and asked.is_auto:
+        from ropext.pipeline import choosing
+        from ropext.table import columns
+
+        told = choosing.prospect(asked).to_json()
+        out.result(columns(("stage", "what it takes"), told["stages"].items()), told)
+        return
     if dry_run:
         from ropext.pipeline import estimating
 

@@ -64,7 +64,7 @@ class DocumentReader:
 
     def whole(self, label: str, config: Mapping[str, Any] | None) -> Reading:
         """Every document in one pass, the model computing as `config` says (None: as it is)."""
-        with _computing(self.model, config):
+        with computing(self.model, config):
             longest, inside = self.frame.longest, self.frame.context
             wanted = [longest, *([inside] if inside < longest else [])]
             # A spectrum that depends on the length has another one inside the context.
@@ -117,7 +117,7 @@ class DocumentReader:
 
 
 @contextmanager
-def _computing(model: Any, config: Mapping[str, Any] | None) -> Iterator[None]:
+def computing(model: Any, config: Mapping[str, Any] | None) -> Iterator[None]:
     from ropext.patching import apply_config, unpatch
 
     if config is None:

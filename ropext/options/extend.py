@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, create_model, model_validator
 
 from ropext import scaling
 from ropext.errors import UsageError
+from ropext.options.choosing import AUTO
 from ropext.options.fields import (
     LONGEST_TARGET,
     Numbers,
@@ -86,6 +87,11 @@ class _Extend(Reach):
 
     @model_validator(mode="after")
     def _method(self) -> Self:
+        if self.method == AUTO:
+            raise UsageError(
+                "--method auto is for `ropext extend` and for recipes, and chooses by --data "
+                "TEXTS; `ropext plan --measure TEXTS` ranks the methods"
+            )
         if self.method is not None:
             scaling.find(self.method)
         if self.attention_factor is not None and self.temperature is not None:

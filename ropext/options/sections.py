@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ropext.options.choosing import Choosing
 from ropext.options.evaluate import Measuring
 from ropext.options.extend import Extend
 from ropext.options.fields import (
@@ -53,7 +54,7 @@ class Judging(Options):
 
 SECTIONS: dict[str, tuple[type[Options], ...]] = {
     "": (Top,),
-    EXTEND: (Extend, Writing),
+    EXTEND: (Extend, Choosing, Writing),
     FIT: (Data, FitSettings),
     FINETUNE: (Data, Finetune),
     EVALUATE: (Measuring, Judging),

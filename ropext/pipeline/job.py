@@ -5,7 +5,7 @@ Everything that can be found wrong without opening the model is found here, and 
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ from ropext import bundled, recipefile
 from ropext.corpus.sources import READERS
 from ropext.errors import InputError, RopextError, UsageError
 from ropext.inspecting import read_text
+from ropext.options.choosing import AUTO, Choosing
 from ropext.options.evaluate import Evaluate
-from ropext.options.extend import Extend, Reach, parse_extend
-from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, Key
+from ropext.options.extend import KNOBS, Extend, Reach, parse_extend
+from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, Key, flag
 from ropext.options.sections import TABLE, Writing
 from ropext.options.training import Finetune, Fit
 from ropext.recipefile import Given
@@ -25,6 +26,7 @@ PLAN, REPORT = "plan", "report"
 STAGES = (PLAN, EXTEND, FIT, FINETUNE, EVALUATE, REPORT)
 LATER = (FIT, FINETUNE, EVALUATE)
 WRITING = ("link", "no_verify", "hash")
+CHOOSING = ("data", "budget", "within")
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Recipe:
     given: Given
     name: str  # of the recipe, for messages: a file's name, or "the command line"
     text: str | None = None  # the file, verbatim
+    choice: Mapping[str, Any] | None = None  # what `--method auto` has come to
 
     @property
     def model(self) -> str:
@@ -78,12 +81,46 @@ class Recipe:
         return Writing(**{name: own[name] for name in WRITING if name in own})
 
     @property
+    def is_auto(self) -> bool:
+        """Whether the method is still to be chosen, by measurement."""
+        return bool(self.value("extend.method") == AUTO)
+
+    @property
+    def choosing(self) -> Choosing:
+        """By what a method is chosen."""
+        own = self.options(EXTEND)
+        return Choosing(**{name: own[name] for name in CHOOSING if name in own})
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """The extension without its method: how far, for whom."""
+        own = self.options(EXTEND)
+        return {k: v for k, v in own.items() if k not in (*WRITING, *CHOOSING, "method")}
+
+    def chosen(self, choice: Mapping[str, Any]) -> "Recipe":
+        """The same run with what was chosen in the place of `auto`; a value of None is none."""
+        left = [f"{EXTEND}.{name}" for name in CHOOSING]
+        left += [key for key, value in choice["recipe"].items() if value is None]
+        out = [name for name in (FIT, FINETUNE) if name in choice.get("left_out", ())]
+        entries = {
+            key: entry
+            for key, entry in self.given.entries.items()
+            if key not in left and key.partition(".")[0] not in out
+        }
+        sections = {k: v for k, v in self.given.sections.items() if k not in out}
+        given = Given(entries, sections)
+        for key, value in choice["recipe"].items():
+            if value is not None:
+                given.put(key, tuple(value) if isinstance(value, list) else value, "--method auto")
+        return replace(self, given=given, choice=choice)
+
+    @property
     def gates(self) -> tuple[Gate, ...]:
         return tuple(parse_gate(text) for text in self.value("evaluate.fail_if", ()))
 
     def cells(self) -> "tuple[Cell, ...]":
         """The grid of methods and factors; one cell where neither is a list."""
-        own = {k: v for k, v in self.options(EXTEND).items() if k not in WRITING}
+        own = {k: v for k, v in self.options(EXTEND).items() if k not in (*WRITING, *CHOOSING)}
         if self.has(FINETUNE):  # some methods suit a training better
             own["finetune"] = self.value("finetune.data")
         methods = own.pop("method", None)
@@ -128,9 +165,13 @@ class Recipe:
         if not self.has(EXTEND):
             raise UsageError(f"{self.name} has no section extend, with method and factor or target")
         with self.told(EXTEND):
+            self._check_choosing()
             _ = self.writing
-            for cell in self.cells():
+            for cell in self.cells() if not self.is_auto else ():
                 cell.extend()
+        if self.is_auto:
+            self._check_auto()
+            return
         for section in (FIT, FINETUNE):
             if self.has(section) and self.value(f"{section}.data") is None:
                 raise UsageError(f"{self._where(section)}: {section} needs data")
@@ -145,6 +186,45 @@ class Recipe:
             with self.told(EVALUATE):
                 Evaluate(**self.evaluation())
                 _ = self.gates
+
+    def _check_choosing(self) -> None:
+        """What is asked for by --method auto belongs to it alone."""
+        methods = self.value("extend.method")
+        if isinstance(methods, tuple) and AUTO in methods:
+            raise UsageError("a grid has no method auto, which is chosen among all of them")
+        given = [name for name in CHOOSING if self.value(f"{EXTEND}.{name}") is not None]
+        if given and not self.is_auto:
+            raise UsageError(f"{flag(given[0])} goes with --method auto")
+        if not self.is_auto:
+            return
+        if isinstance(self.value("extend.factor"), tuple):
+            raise UsageError("--method auto takes one factor")
+        if self.choosing.data is None:
+            raise UsageError("--method auto chooses by measuring on documents: give --data TEXTS")
+        if self.value("fit.data") is not None:
+            raise UsageError("--method auto fits on what it chooses by; leave the data of fit out")
+        if self.writing.no_verify:
+            raise UsageError(
+                "--no-verify and --method auto exclude each other: a choice is a claim"
+            )
+        asked = [name for name in KNOBS if name in self.request]
+        if asked:
+            raise UsageError(f"{flag(asked[0])} is a knob of one method; --method auto tries all")
+        parse_extend(self.request, read_text)
+
+    def _check_auto(self) -> None:
+        """The later stages, as far as their options do not hang on what will be chosen."""
+        reach = {k: v for k, v in self.request.items() if k in Reach.model_fields}
+        with self.told(FIT):
+            Fit(**reach | {k: v for k, v in self.options(FIT).items() if k != "data"})
+        if self.has(FINETUNE):
+            if self.value("finetune.data") is None:
+                raise UsageError(f"{self._where(FINETUNE)}: {FINETUNE} needs data")
+            with self.told(FINETUNE):
+                Finetune(**self.finetuning())
+        with self.told(EVALUATE):
+            Evaluate(**{"data": str(self.choosing.data)} | self.evaluation())
+            _ = self.gates
 
     def fitting(self, cell: "Cell") -> dict[str, Any]:
         """The options of the fit: how far and for whom is said by extend, and where from too."""

@@ -22,6 +22,7 @@ from ropext.pipeline.stages import Stage
 from ropext.pipeline.steps import EVALUATION, TUNED, CellWork
 from ropext.report import html, tables, text
 from ropext.results import rundir
+from ropext.results.choosing import AutoVerdict, verdict
 from ropext.results.gates import Outcome
 from ropext.results.overlap import overlap_in
 from ropext.table import Table, as_text, columns
@@ -42,6 +43,7 @@ class Evidence:
 
     results: Mapping[str, Any] | None  # of the evaluation
     gates: tuple[Outcome, ...]
+    verdict: AutoVerdict | None = None  # of `--method auto`
 
     @property
     def passed(self) -> bool:
@@ -53,7 +55,9 @@ def evidence_of(work: CellWork) -> Evidence:
     if not (work.evaluation / "results.json").is_file():
         return Evidence(None, ())
     run = rundir.read_run(work.evaluation)
-    return Evidence(run.results, tuple(rundir.judge(run, work.gates)))
+    choice = work.job.choice
+    reached = verdict(choice, run.results, work.final) if choice else None
+    return Evidence(run.results, tuple(rundir.judge(run, work.gates)), reached)
 
 
 def report_stage(work: CellWork) -> Stage:
@@ -168,7 +172,16 @@ def section(work: CellWork, found: Evidence) -> dict[str, Any]:
         "stages": stages,
         "evaluation": None if found.results is None else _numbers(found.results),
         "gates": [vars(gate) for gate in found.gates],
+        **_choice(work, found),
     }
+
+
+def _choice(work: CellWork, found: Evidence) -> dict[str, Any]:
+    """What `--method auto` tried, took, and came to."""
+    if work.job.choice is None:
+        return {}
+    made = {k: v for k, v in work.job.choice.items() if k != "recipe"}
+    return {"choice": made | {"verdict": found.verdict and found.verdict.to_json()}}
 
 
 def _numbers(results: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,7 +199,8 @@ def _for_card(found: Evidence) -> tuple[list[str], list[Table]]:
     if found.results is not None:
         shown = [tables.headline(found.results), tables.summary(found.results)]
         shown += tables.retrieval_tables(found.results)
-    sentences = [*(gate_line(gate) for gate in found.gates), *_overlaps(found)]
+    sentences = [f"{found.verdict.sentence}."] if found.verdict else []
+    sentences += [*(gate_line(gate) for gate in found.gates), *_overlaps(found)]
     return sentences, [own for own in shown if own]
 
 
@@ -203,7 +217,8 @@ def gate_line(gate: Outcome) -> str:
 
 def write_report(work: CellWork, found: Evidence) -> None:
     """report.md and report.html of one cell; the pictures are those of its stages."""
-    plan, verdicts = work.plan, [gate_line(gate) for gate in found.gates]
+    plan, verdicts = work.plan, [found.verdict.sentence] if found.verdict else []
+    verdicts += [gate_line(gate) for gate in found.gates]
     shown, warnings = list[Table](), list(plan.warnings)
     if found.results is not None:
         shown += tables.evaluation_tables(found.results)
@@ -314,6 +329,7 @@ class CellRan:
             "stages": dict(self.stages),
             "evaluation": results and {"variants": results["variants"]},
             "gates": [vars(gate) for gate in self.evidence.gates],
+            "verdict": self.evidence.verdict and self.evidence.verdict.to_json(),
         }
 
     def to_text(self) -> str:
@@ -325,6 +341,7 @@ class CellRan:
             found = [own for own in shown if own] + tables.retrieval_tables(results)
             lines += ["", as_text(found, tables.verdict_lines(results)), ""]
         lines += [gate.sentence for gate in self.evidence.gates]
+        lines += [self.evidence.verdict.sentence] if self.evidence.verdict else []
         if self.output is not None:
             lines += [f"wrote {self.output}", f"report: {self.folder / 'report.html'}"]
             lines += [f"next: ropext verify {self.output}"]

@@ -21,9 +21,9 @@ from ropext.checkpoint.staging import check_apart
 from ropext.errors import Interrupted, RopextError, UsageError
 from ropext.evaluation.work import processes, wait_for
 from ropext.files import read_json, write_json, write_text
-from ropext.narration import Say, Show, silent, told_of_files, unseen
+from ropext.narration import Hooks, Say, Show, silent, told_of_files, unseen
 from ropext.options.fields import EVALUATE
-from ropext.pipeline import job, outcome, stages
+from ropext.pipeline import choosing, job, outcome, stages
 from ropext.pipeline.job import REPORT, STAGES, Recipe
 from ropext.pipeline.outcome import CellRan, Choice, Evidence, Ran
 from ropext.pipeline.stages import Hashes, Stage, is_done
@@ -84,6 +84,9 @@ def run(
     place = output or asked.output
     if place is None:
         raise UsageError(f"{asked.name} names no output; add output: DIR, or give -o OUT")
+    if asked.is_auto:
+        hooks = Hooks(say, show)
+        asked = choosing.settled(asked, Path(place), force=force, command=command, hooks=hooks)
     whole = WholeRun(asked, Path(place), Choice(begin, only), force, command, say, show)
     return whole.go()
 

@@ -322,6 +322,8 @@ def test_every_key_of_a_recipe_is_said_to_decide_or_not():
     # What a run is of, by its content; and what means something for a scaled model alone.
     wanted -= {("", "model"), ("", "revision"), *((name, "data") for name in TABLE)}
     wanted -= {("extend", "original_context")}
+    # What a choice of the method reads: tests/pipeline/test_choosing.py.
+    wanted -= {("extend", "budget"), ("extend", "within")}
     assert sorted((section, key) for section, key, _, _ in KEYS) == sorted(wanted)
 
 

@@ -1,0 +1,502 @@
+"""`--method auto`: which method, found by measurement before the run of a recipe begins.
+
+OUT.run/choice/
+  choosing.jsonl, verdict.jsonl   the documents, divided by their content
+  readings/                       what was read, so that an interrupted choice goes on
+  choice.json                     what was tried and left out, what was taken and why
+"""
+
+import hashlib
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ropext import corpus
+from ropext.checkpoint import Snapshot, open_snapshot, provenance, with_weights
+from ropext.corpus import Document, DocumentEncoder, RawDocument
+from ropext.corpus.selection import NO_LIMIT
+from ropext.errors import InputError, RopextError, UsageError
+from ropext.evaluation import loading
+from ropext.evaluation.costs import shape_of
+from ropext.evaluation.forward import NanInLogits
+from ropext.evaluation.preparing import read_corpus
+from ropext.evaluation.ranking import (
+    DocumentReader,
+    base_tokens,
+    closed_forms,
+    computing,
+    document_reader,
+    frame_of,
+    preference,
+)
+from ropext.evaluation.reading import score_items
+from ropext.evaluation.work import processes
+from ropext.files import read_json, write_json, write_text
+from ropext.inspecting import read_text
+from ropext.lengths import length_text
+from ropext.narration import Hooks
+from ropext.options.choosing import TRAINED, parse_budget
+from ropext.options.evaluate import Evaluate
+from ropext.options.extend import parse_extend
+from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
+from ropext.pipeline.extending import write_extension
+from ropext.pipeline.job import Recipe
+from ropext.pipeline.stages import Hashes
+from ropext.planning import Plan, make_plan, require_help
+from ropext.results.choosing import ROUNDS, UNTOUCHED, Round, because, halve, tied
+from ropext.results.comparison import item_differences
+from ropext.results.overlap import trained
+from ropext.results.perplexity import Frame, Reading
+from ropext.results.values import FEWEST_DOCUMENTS
+from ropext.tasks import Item, find_task, repetition
+from ropext.workdir import Ledger, Workdir
+
+PIECE, SCHEMA = "choose", 1
+# Of the documents that reach the target a third gives the verdict: eight, if there are as many
+# again, and no more than this.
+VERDICT = 32
+# Questions that decide between those whose loss is the same, and between how many at the most.
+QUESTIONS, FINALISTS = 16, 3
+TASK, DEPTHS = "passkey", (0.0, 0.25, 0.5, 0.75)
+# Of very much data so many tokens are kept.
+MOST_TOKENS = 2**26
+# The divided documents are plain: what it took to read the user's is not asked again.
+PLAIN: dict[str, Any] = dict.fromkeys(("column", "split_documents", "data_revision"))
+
+Coded = tuple[RawDocument, Document]
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """What a choice would try, settled before a weight is read."""
+
+    recipe: Recipe
+    snapshot: Snapshot
+    plans: dict[str, Plan]  # the model untouched, where that can be written, and the closed forms
+    left_out: dict[str, str]
+    reading: Evaluate
+    encoder: DocumentEncoder
+    to_choose: list[RawDocument]
+    to_judge: list[RawDocument]  # none where the recipe names other documents for the verdict
+    able: int  # of those that choose, how many reach the target
+
+    @property
+    def target(self) -> int:
+        return list(self.plans.values())[-1].target
+
+    @cached_property
+    def frame(self) -> Frame:
+        return frame_of(list(self.plans.values())[-1].context, self.target, self.reading.seed)
+
+    @property
+    def documents(self) -> int:
+        """How many a form is read on at the most."""
+        return min(self.able, self.reading.max_docs)
+
+    @property
+    def first_round(self) -> int:
+        """Forward tokens of the first comparison."""
+        return min(ROUNDS[0], self.documents) * len(self.plans) * self.target
+
+    @property
+    def verdict(self) -> int:
+        """Forward tokens of the evaluation at the end: the base, it untouched, the extension, and
+        what was fitted or trained."""
+        documents = len(self.to_judge) or self.documents
+        models = 3 + self.recipe.has(FINETUNE)
+        passes = documents * (models * self.target + base_tokens(self.frame))
+        return passes + models * QUESTIONS * self.target
+
+    @property
+    def least(self) -> int:
+        """Forward tokens without which nothing is decided."""
+        return self.first_round + self.verdict
+
+    def check_budget(self, tokens: int) -> None:
+        if tokens < self.least:
+            raise UsageError(
+                f"--budget {self.recipe.choosing.budget} is {tokens:,} tokens, and the first "
+                f"comparison of {len(self.plans)} forms with the verdict takes {self.least:,}: "
+                "give that much at the least"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """What --dry-run tells."""
+        most = self.documents * len(self.plans) * self.target
+        forms, budget = ", ".join(self.plans), self.recipe.choosing.budget
+        stages = {
+            "choose": f"{forms}: {self.first_round:,} to {most:,} tokens, on {self.documents} "
+            "documents",
+            FIT: "from the closed form that is taken, if it can be written and the budget holds it",
+            EVALUATE: f"about {self.verdict:,} tokens, on "
+            f"{len(self.to_judge) or 'the'} documents that take no part in choosing",
+        }
+        return {"stages": stages, "left_out": self.left_out, "budget": budget, "least": self.least}
+
+
+def prospect(asked: Recipe) -> Prospect:
+    """Read the config and the documents; whatever a choice would refuse is refused."""
+    snapshot = open_snapshot(asked.model, revision=asked.value("revision"))
+    request = parse_extend(asked.request, read_text)
+    forms = closed_forms(snapshot.config, request, asked.model)
+    example = next(iter(forms.plans.values()))
+    if example.model.masked_lm:
+        raise UsageError("--method auto measures causal language models; name a method")
+    require_help(example)
+    stays = {"method": "abf", "theta": example.main.rope.theta, "even_so": True}
+    try:
+        plans = {UNTOUCHED: make_plan(snapshot.config, request.changed(**stays), asked.model)}
+    except RopextError:
+        plans = {}  # a temperature was asked for, or this family's spectrum is no theta's
+    place = str(asked.given.place("extend.data"))
+    own = asked.evaluation() | {"data": place, "lengths": (example.target,)}
+    reading = Evaluate(**own)
+    with loading.silenced():
+        tokenizer = loading.load_tokenizer(snapshot, bool(asked.value("trust_remote_code")))
+    encoder = DocumentEncoder(tokenizer, example.model.vocab_size, reading.seed)
+    able, short = _documents(reading, encoder, example.target)
+    elsewhere = bool(asked.value("evaluate.data"))
+    judged, chosen = _divided(able, short, example.target, elsewhere)
+    if not chosen:
+        raise InputError(
+            f"--data {place}: {len(able) or 'none'} of its documents reaches "
+            f"{length_text(example.target)} tokens, and two are needed at the least, one to choose "
+            "by and one for the verdict (eight of each give intervals): give more or longer "
+            "documents, a smaller --factor, or evaluate.split_documents=windows"
+        )
+    found = Prospect(
+        recipe=asked,
+        snapshot=snapshot,
+        plans=plans | dict(forms.plans),
+        left_out=dict(forms.left_out),
+        reading=reading,
+        encoder=encoder,
+        to_choose=[*chosen, *(own for own, _ in short)],
+        to_judge=judged,
+        able=len(chosen),
+    )
+    budget = asked.choosing.budget
+    if budget and parse_budget(budget).unit == "tokens":
+        found.check_budget(int(parse_budget(budget).amount))
+    return found
+
+
+def _documents(
+    options: Evaluate, encoder: DocumentEncoder, target: int
+) -> tuple[list[Coded], list[Coded]]:
+    """Those that reach the target, by keys that their content and the seed decide, and the others,
+    which can be trained on."""
+    source = corpus.Source(str(options.data), options.column, options.split, options.data_revision)
+    raw = corpus.read_documents(source)
+    kept = corpus.Basket[Coded](MOST_TOKENS)
+    for own in corpus.split_documents(raw, options.split_documents, encoder, target):
+        text = encoder.text_of(own)
+        salted = f"{encoder.seed}\0choice\0{corpus.content_hash(text)}"
+        key = hashlib.sha256(salted.encode()).hexdigest()
+        if key in kept or not kept.admits(key):
+            continue
+        coded = encoder.document(own.name, text, NO_LIMIT)
+        kept.add(key, (own, coded), max(1, len(coded)))
+        if source.is_streamed and kept.tokens >= MOST_TOKENS:
+            break
+    found, least = kept.in_order(), 1 if options.pack else target
+    able = [both for both in found if len(both[1]) >= least]
+    return able, [both for both in found if len(both[1]) < least]
+
+
+def _divided(
+    able: Sequence[Coded], short: Sequence[Coded], target: int, judged_elsewhere: bool
+) -> tuple[list[RawDocument], list[RawDocument]]:
+    """Those of the verdict, and those that choose; one of the first that has parts in common with
+    what a fit may read is in neither."""
+    share = min(len(able) // 2, max(FEWEST_DOCUMENTS, len(able) // 3), VERDICT)
+    if judged_elsewhere:
+        share = 0
+    elif not share:
+        return [], []
+    known = trained(coded.known_by[1:] for _, coded in (*able[share:], *short))
+    # As they will be read, by their beginnings.
+    read = [(own, coded.cut(target).known_by[1:]) for own, coded in able[:share]]
+    apart = [own for own, parts in read if not known.holds(*parts)]
+    return apart, [own for own, _ in able[share:]]
+
+
+def settled(
+    asked: Recipe, output: Path, *, force: bool, command: Sequence[str], hooks: Hooks
+) -> Recipe:
+    """The recipe with the method that measurement took and the stages that follow; a choice that
+    was made before with all the same is not made again."""
+    if processes()[1] > 1:
+        raise UsageError(
+            "--method auto chooses on one process: run it without accelerate launch, and then the "
+            "recipe with the method that it took"
+        )
+    words = {"words": list(provenance.clean_command(command))} if command else {}
+    found = prospect(asked)
+    place = Workdir(output, "run", {}, words)
+    with place.claimed(force):
+        folder, ledger = place.folder / "choice", Ledger(place.folder / "stages")
+        hashes, path = Hashes(place.folder / ".hashes.json"), folder / "choice.json"
+        inputs, record = _inputs(asked, hashes), ledger.read(PIECE)
+        changed = record is None or record.why_again(SCHEMA, inputs) is not None
+        if not changed and path.is_file():
+            hooks.say("choose: done before, skipped")
+            return asked.chosen(read_json(path))
+        if changed:
+            shutil.rmtree(folder, ignore_errors=True)
+        ledger.write(PIECE, SCHEMA, inputs, None)
+        write_json(path, AutoChoice(found, folder, hooks).made())
+        ledger.write(PIECE, SCHEMA, inputs, {"choice": hashes.of(path)})
+        hashes.save()
+        return asked.chosen(read_json(path))
+
+
+def _inputs(asked: Recipe, hashes: Hashes) -> dict[str, Any]:
+    """What decides a choice."""
+    snapshot = with_weights(open_snapshot(asked.model, revision=asked.value("revision")))
+    own, left = asked.resolved(), ("data", "eval", "fail_if", "link", "no_verify", "hash")
+    return {
+        "base": hashes.of_model(snapshot),
+        "data": hashes.of_data(str(asked.given.place("extend.data"))),
+        **{
+            f"{name}.{key}": value
+            for name in (EXTEND, FIT, FINETUNE, EVALUATE)
+            for key, value in own.get(name, {}).items()
+            if key not in left
+        },
+    }
+
+
+@dataclass
+class AutoChoice:
+    """A choice at work."""
+
+    prospect: Prospect
+    folder: Path
+    hooks: Hooks
+    spent: int = 0  # tokens read forward
+    budget: int | None = None  # the same
+    rounds: list[Round] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.left_out = self.prospect.left_out
+
+    def made(self) -> dict[str, Any]:
+        """Measure, and tell what came of it."""
+        own = self.prospect
+        for name, documents in (("choosing", own.to_choose), ("verdict", own.to_judge)):
+            key = ["messages", "text"]
+            rows = [json.dumps({key[isinstance(d.content, str)]: d.content}) for d in documents]
+            write_text(self.folder / f"{name}.jsonl", "\n".join(rows) + "\n")
+        self.hooks.say(
+            f"choosing among {', '.join(own.plans)} at {length_text(own.target)} on up to "
+            f"{own.documents} documents"
+        )
+        if own.documents < FEWEST_DOCUMENTS:
+            self.hooks.say(
+                f"warning: only {own.documents} documents to choose by: nothing is sure (eight or "
+                "more give intervals), and the lowest is taken as it stands"
+            )
+        said = loading.out_of_memory(own.recipe.model, "what was read is kept")
+        with loading.silenced(), loading.memory_errors(said):
+            taken, why = self._measure()
+        recipe = {f"{EXTEND}.method": taken} | self._fitting(taken) | self._judging()
+        if taken == UNTOUCHED:
+            knobs = own.plans[UNTOUCHED].knobs
+            stays = {"method": "abf", "theta": knobs["theta"], "even_so": True}
+            recipe |= {f"{EXTEND}.{key}": value for key, value in stays.items()}
+        self._afford_tuning(taken)
+        self.hooks.say(f"choose: {taken}: {why}")
+        for name, reason in self.left_out.items():
+            self.hooks.say(f"left out: {name}: {reason}")
+        return {
+            "taken": taken,
+            "because": why,
+            "target": own.target,
+            "documents": own.able,
+            "verdict_documents": len(own.to_judge),
+            "rounds": [round.to_json() for round in self.rounds],
+            "left_out": self.left_out,
+            "forward_tokens": self.spent,
+            "budget": own.recipe.choosing.budget,
+            "budget_tokens": self.budget,
+            "recipe": recipe,
+        }
+
+    def _measure(self) -> tuple[str, str]:
+        """The rounds, then questions among those that are equally good: who is taken, and why."""
+        own, trusted = self.prospect, bool(self.prospect.recipe.value("trust_remote_code"))
+        files = own.reading.changed(data=str(self.folder / "choosing.jsonl"), **PLAIN)
+        wanted = corpus.Wanted((own.target,), True, files.max_docs)
+        documents = read_corpus(files, own.encoder, wanted).documents
+        model = loading.load_model(with_weights(own.snapshot), files, trusted)
+        ids = [document.ids for document in documents]
+        reader = document_reader(model, ids, own.frame, files, self.hooks)
+        self._set_budget(reader, model)
+        lowest = self._rounds(reader, list(own.plans))
+        last = self.rounds[-1]
+        best = tied(own.frame, last, lowest)
+        out = self._forgetful(reader, best[:FINALISTS])
+        order, taken = [UNTOUCHED, *preference(own.plans)], best[0]
+        if last.documents >= FEWEST_DOCUMENTS:
+            taken = next(label for label in order if label in best and label not in out)
+        return taken, because(last, taken)
+
+    def _set_budget(self, reader: DocumentReader, model: Any) -> None:
+        """In tokens; a time by how long one document takes, once."""
+        own, text = self.prospect, self.prospect.recipe.choosing.budget
+        if text is None:
+            return
+        asked, note, seconds = parse_budget(text), self.folder / "budget.json", 0.0
+        if not note.is_file():
+            if asked.unit == "seconds":
+                begun = time.monotonic()
+                replace(reader, documents=reader.documents[:1]).whole(UNTOUCHED, None)
+                seconds = time.monotonic() - begun
+            price = {"tokens": 1.0, "seconds": seconds, "FLOPs": shape_of(model).flops(own.target)}
+            each = price[asked.unit] / (1 if asked.unit == "tokens" else own.target)
+            write_json(note, {"tokens": int(asked.amount / each)})
+        self.budget = int(read_json(note)["tokens"])
+        own.check_budget(self.budget)
+
+    def _may_spend(self, tokens: int) -> bool:
+        reserved = self.spent + self.prospect.verdict
+        return self.budget is None or reserved + tokens <= self.budget
+
+    def _rounds(self, reader: DocumentReader, labels: list[str]) -> Reading:
+        """Read more and more documents by fewer and fewer forms; the lowest one's reading."""
+        whole: dict[str, Reading] = {}
+        for begin, end in _spans(len(reader.documents)):
+            if begin and not self._may_spend((end - begin) * len(labels) * self.prospect.target):
+                self.left_out["more documents"] = f"the budget is used up after {begin}"
+                break
+            for label in labels:
+                try:
+                    part = self._reading(reader, label, begin, end)
+                except NanInLogits as error:
+                    self.left_out[label] = str(error)
+                    continue
+                whole[label] = _joined(whole.get(label), part)
+            readings = {label: whole[label] for label in labels if label not in self.left_out}
+            if not readings:
+                raise InputError(f"no form gives logits that are numbers: {self.left_out}")
+            self.rounds.append(halve(self.prospect.frame, readings))
+            labels = list(self.rounds[-1].stay)
+            self.hooks.say(f"choose: after {end} documents {', '.join(labels)}")
+            if len(labels) == 1 and end >= FEWEST_DOCUMENTS:
+                break
+        return whole[labels[0]]
+
+    def _reading(self, reader: DocumentReader, label: str, begin: int, end: int) -> Reading:
+        from ropext.training import judge
+
+        folder = self.folder / "readings" / f"{begin}-{end}"
+        self.spent += (end - begin) * self.prospect.target
+        found = judge.kept(folder, label)
+        if found is None:
+            part = replace(reader, documents=reader.documents[begin:end], total=0, tokens=0)
+            found = part.whole(label, self.prospect.plans[label].config)
+            judge.keep(folder, found)
+        return found
+
+    def _forgetful(self, reader: DocumentReader, labels: Sequence[str]) -> list[str]:
+        """Of those that are equally good in loss, who surely answers fewer questions than the
+        lowest."""
+        import torch
+
+        own, items = self.prospect, list[Item]()
+        if len(labels) < 2 or not self._may_spend(len(labels) * QUESTIONS * own.target):
+            return []
+        around, bos = repetition(own.encoder), own.encoder.bos
+        length, seed = own.target - (bos is not None), own.reading.seed
+        for index in range(QUESTIONS // len(DEPTHS)):
+            ask = find_task(TASK).build
+            items += ask(own.encoder, around, length=length, depths=DEPTHS, index=index, seed=seed)
+        scores = {}
+        for label in labels:
+            with torch.no_grad(), computing(reader.model, own.plans[label].config):
+                scores[label] = [
+                    score for item in items for score in score_items(reader.scorer, [item], bos)
+                ]
+        self.spent += len(labels) * QUESTIONS * own.target
+        lost, first = [], scores[labels[0]]
+        for label in labels[1:]:
+            change = item_differences(scores[label], first, own.frame.bootstrap)
+            shares = change[f"{TASK}@{first[0].length}"].ci95
+            if shares is not None and shares[1] < 0:
+                self.left_out[label] = f"surely answers fewer questions than {labels[0]}"
+                lost.append(label)
+        return lost
+
+    def _fitting(self, taken: str) -> dict[str, Any]:
+        """The keys of a fit that starts from the closed form; {} with the reason noted."""
+        from ropext.training import plan_fit
+
+        own, where = self.prospect, str(self.folder / "choosing.jsonl")
+        if taken == UNTOUCHED:
+            self.left_out[FIT] = "the model untouched is as good as the best closed form"
+            return {}
+        recipe = {"data": where, "column": None, "split_documents": None}
+        recipe |= {"within": within} if (within := own.recipe.choosing.within) else {}
+        recipe |= {"packing": "glued"} if own.reading.pack else {}
+        recipe = {f"{FIT}.{key}": value for key, value in recipe.items()}
+        asked = own.recipe.chosen({"recipe": {f"{EXTEND}.method": taken} | recipe})
+        try:
+            found = plan_fit(own.snapshot.name, where, **asked.fitting(asked.cells()[0]))
+        except RopextError as error:
+            self.left_out[FIT] = str(error)
+            return {}
+        return recipe if self._afford(FIT, found.tokens, found.forward_tokens) else {}
+
+    def _afford(self, stage: str, trained_on: int, read: int = 0) -> bool:
+        """Spend on a stage, or note that the budget does not hold it."""
+        cost = TRAINED * trained_on + read
+        if self._may_spend(cost):
+            self.spent += cost
+            return True
+        self.left_out[stage] = f"it would take {cost:,} tokens, more than the budget leaves"
+        return False
+
+    def _judging(self) -> dict[str, Any]:
+        """The keys of the evaluation on documents that took no part."""
+        own, recipe = self.prospect, dict[str, Any]()
+        if own.to_judge:
+            recipe |= {"data": str(self.folder / "verdict.jsonl")} | PLAIN
+        if not own.recipe.value(f"{EVALUATE}.lengths"):
+            recipe["lengths"] = (own.target,)
+        if own.recipe.value(f"{EVALUATE}.tasks") is None:
+            recipe |= {"tasks": (TASK,), "depths": DEPTHS}
+        return {f"{EVALUATE}.{key}": value for key, value in recipe.items()}
+
+    def _afford_tuning(self, taken: str) -> None:
+        """A fine-tuning that the budget does not hold is left out."""
+        own = self.prospect
+        if not own.recipe.has(FINETUNE) or self.budget is None:
+            return
+        from ropext.training import plan_finetune
+
+        with tempfile.TemporaryDirectory(prefix="ropext-choice-") as room:
+            place, whole = Path(room, "model"), with_weights(own.snapshot)
+            write_extension(whole, own.plans[taken], place, link="symlink", prove=False)
+            data = str(own.recipe.given.place("finetune.data"))
+            found = plan_finetune(place, data, **own.recipe.finetuning())
+        self._afford(FINETUNE, found.estimate.tokens)
+
+
+def _spans(documents: int) -> Iterator[tuple[int, int]]:
+    """Which documents each round reads anew."""
+    ends = [end for end in ROUNDS if end < documents]
+    yield from zip([0, *ends], [*ends, documents], strict=True)
+
+
+def _joined(before: Reading | None, more: Reading) -> Reading:
+    if before is None:
+        return more
+    passes = {at: [*before.passes[at], *arrays] for at, arrays in more.passes.items()}
+    return Reading(more.label, passes)

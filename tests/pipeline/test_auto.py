@@ -1,0 +1,244 @@
+"""`--method auto`: what it takes is what an exhaustive ranking takes, and the verdict is given by
+documents that took no part."""
+
+import json
+
+import pytest
+from command_line import run
+
+from ropext.bundled import DATA
+from ropext.checkpoint import open_snapshot
+from ropext.errors import UsageError
+from ropext.options.choosing import Budget, parse_budget
+from ropext.pipeline import job
+from ropext.pipeline.choosing import _inputs
+from ropext.pipeline.stages import Hashes
+
+HELD_OUT = [json.loads(line)["text"] for line in DATA["ropext://held-out"].read_text().splitlines()]
+AUTO = ("extend", "ropext://demo", "--factor", "2", "--method", "auto")
+CHEAP = ("fit.steps=1", "fit.held_out=8", "fit.retrieval_items=2", "evaluate.tasks=passkey",
+         "evaluate.items=1")  # fmt: skip
+
+
+def write(path, texts):
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return str(path)
+
+
+def texts_of(path):
+    return [json.loads(line)["text"] for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"),
+    [
+        ("30m", Budget(1800, "seconds")),
+        ("2h", Budget(7200, "seconds")),
+        ("1.5h", Budget(5400, "seconds")),
+        ("45 s", Budget(45, "seconds")),
+        ("20000000", Budget(20e6, "tokens")),
+        ("20e6 tokens", Budget(20e6, "tokens")),
+        ("3e15flops", Budget(3e15, "FLOPs")),
+    ],
+)
+def test_a_budget_is_time_or_tokens_or_operations(text, budget):
+    assert parse_budget(text) == budget
+
+
+@pytest.mark.parametrize("text", ["", "m", "-3m", "0", "30x", "1.2.3h", "nan", "inf"])
+def test_a_budget_that_is_none_is_refused(text):
+    with pytest.raises(UsageError, match="write a time"):
+        parse_budget(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "give --data TEXTS"),
+        (("--data", "ropext://held-out", "--no-verify"), "a choice is a claim"),
+        (("--data", "ropext://held-out", "--fit", "x.jsonl"), "leave the data of fit out"),
+        (("--data", "ropext://held-out", "--beta-fast", "16"), "is a knob of one method"),
+        (("--data", "ropext://held-out", "--budget", "soon"), "write a time"),
+        (("--data", "ropext://held-out", "--budget", "1000"), "give that much at the least"),
+        (("--data", "missing.jsonl"), "no such file"),
+        (("--data", "ropext://held-out", "--target", "9000"), "none of its documents reaches"),
+        (("--data", "ropext://held-out", "--for", "nobody"), "nobody"),
+    ],
+)
+def test_what_a_choice_cannot_do_is_refused_and_nothing_is_written(
+    tmp_path, monkeypatch, capsys, words, said
+):
+    monkeypatch.chdir(tmp_path)
+    own = [word for word in AUTO if "--target" not in words or word not in ("--factor", "2")]
+    code, heard = run(*own, *words, "-o", "out", capsys=capsys)
+    assert (code, list(tmp_path.iterdir())) == (2, []), heard.err
+    assert said in heard.err
+
+
+@pytest.mark.parametrize("words", [("--budget", "30m"), ("--data", "x"), ("--within", "yarn")])
+def test_its_options_go_with_it_alone(tmp_path, monkeypatch, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    code, heard = run("extend", "ropext://demo", "--factor", "2", *words, "-o", "o", capsys=capsys)
+    assert code == 2
+    assert f"{words[0]} goes with --method auto" in heard.err
+
+
+def test_a_grid_has_no_auto():
+    with pytest.raises(UsageError, match="a grid has no method auto"):
+        job.from_mapping({"model": "m", "extend": {"factor": 2, "method": ["auto", "pi"]}})
+
+
+def test_a_dry_run_tells_what_would_be_tried_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = (*AUTO, "--data", "ropext://held-out", "-o", "out", "--dry-run", "--json")
+    code, heard = run(*words, capsys=capsys)
+    assert (code, list(tmp_path.iterdir())) == (0, []), heard.err
+    told = json.loads(heard.out)
+    assert "untouched, pi, ntk, dynamic, by-parts, llama3, yarn" in told["stages"]["choose"]
+    # Seven forms on four documents of 512 tokens, at the least.
+    assert f"{7 * 4 * 512:,} to" in told["stages"]["choose"]
+
+
+@pytest.mark.parametrize(
+    "word", ["extend.budget=20m", "extend.within=yarn", "extend.for=vllm", "fit.steps=3", "seed=1"]
+)
+def test_another_value_chooses_again(tmp_path, word):
+    recipe = {
+        "model": "ropext://demo",
+        "extend": {"method": "auto", "factor": 2, "data": "ropext://held-out"},
+        "fit": {"steps": 2},
+    }
+    hashes = Hashes(tmp_path / "hashes.json")
+    before = _inputs(job.from_mapping(recipe), hashes)
+    assert _inputs(job.from_mapping(recipe), hashes) == before
+    assert _inputs(job.from_mapping(recipe, [word]), hashes) != before
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A whole choice on the bundled model."""
+    folder = tmp_path_factory.mktemp("auto")
+    data = write(folder / "data.jsonl", HELD_OUT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert run(*AUTO, "--data", data, "-o", "out", *CHEAP)[0] == 0
+    return folder
+
+
+@pytest.mark.slow
+def test_the_documents_are_divided(made):
+    choice = made / "out.run/choice"
+    chose, judged = texts_of(choice / "choosing.jsonl"), texts_of(choice / "verdict.jsonl")
+    assert not set(chose) & set(judged)
+    assert set(chose) | set(judged) <= set(HELD_OUT)
+    told = json.loads((choice / "choice.json").read_text())
+    assert told["verdict_documents"] == len(judged) >= 8
+    results = json.loads((made / "out.run/evaluation/results.json").read_text())
+    assert results["documents"]["used"] == len(judged)
+    assert results["variants"]["fitted"]["overlap"]["trained_on"] == 0
+
+
+@pytest.mark.slow
+def test_the_method_taken_is_that_of_an_exhaustive_ranking(made):
+    from ropext.evaluation.ranking import measure
+
+    choice = made / "out.run/choice"
+    told = json.loads((choice / "choice.json").read_text())
+    ranking = measure("ropext://demo", str(choice / "choosing.jsonl"), factor=2.0).ranking
+    assert told["taken"] in ranking.tied
+    assert told["forward_tokens"] > 0
+    counts = [len(own["behind"]) for own in told["rounds"]]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] == 7 > counts[-1]
+
+
+@pytest.mark.slow
+def test_card_record_and_report_carry_the_verdict(made):
+    record = json.loads((made / "out/ropext.json").read_text())
+    verdict = record["run"]["choice"]["verdict"]
+    results = json.loads((made / "out.run/evaluation/results.json").read_text())
+    assert verdict["gain"] == results["variants"]["fitted"]["metrics"]["gain@512"]
+    assert verdict["short_tax"] == results["variants"]["fitted"]["metrics"]["short_tax"]
+    assert verdict["sentence"] in (made / "out.run/report.md").read_text()
+    assert verdict["sentence"].partition(";")[0] in (made / "out/README.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_second_run_does_nothing(made, monkeypatch, capsys):
+    monkeypatch.chdir(made)
+    before = {p: p.read_bytes() for p in made.rglob("*") if p.is_file() and p.name != "log.txt"}
+    words = (*AUTO, "--data", str(made / "data.jsonl"), "-o", "out", *CHEAP)
+    code, heard = run(*words, capsys=capsys)
+    assert code == 0
+    assert "choose: done before, skipped" in heard.err
+    after = {p: p.read_bytes() for p in made.rglob("*") if p.is_file() and p.name != "log.txt"}
+    assert {p for p in after if before.get(p) != after[p]} <= {made / "out.run/.hashes.json"}
+
+
+@pytest.mark.slow
+def test_an_interrupted_choice_reads_nothing_twice(made, tmp_path, monkeypatch, capsys):
+    import shutil
+
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    choice = tmp_path / "out.run/choice"
+    whole = (choice / "choice.json").read_bytes()
+    (choice / "choice.json").unlink()
+    last = sorted((choice / "readings").iterdir())[-1]
+    shutil.rmtree(last)
+    kept = {p: p.stat().st_mtime_ns for p in (choice / "readings").rglob("*") if p.is_file()}
+    data = str(made / "data.jsonl")
+    code, _ = run(*AUTO, "--data", data, "-o", "out", *CHEAP, capsys=capsys)
+    assert code == 0
+    assert {p: p.stat().st_mtime_ns for p in kept} == kept
+    assert json.loads((choice / "choice.json").read_text()) == json.loads(whole)
+
+
+@pytest.mark.slow
+def test_a_model_that_nothing_helps_is_left_as_it_is(tmp_path, monkeypatch, capsys):
+    """Every form of a model with random weights predicts alike: chance."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    monkeypatch.chdir(tmp_path)
+    directory = open_snapshot("ropext://demo").directory
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(directory)
+    config.initializer_range = 1e-3
+    AutoModelForCausalLM.from_config(config).save_pretrained("random")
+    AutoTokenizer.from_pretrained(directory).save_pretrained("random")
+    data = write(tmp_path / "data.jsonl", HELD_OUT)
+    words = ("extend", "random", "--factor", "2", "--method", "auto", "--data", data)
+    code, heard = run(*words, "-o", "out", "evaluate.items=1", capsys=capsys)
+    assert code == 0, heard.err
+    told = json.loads((tmp_path / "out.run/choice/choice.json").read_text())
+    assert told["taken"] == "untouched"
+    assert "untouched" in told["left_out"]["fit"]
+    written = json.loads((tmp_path / "out/config.json").read_text())
+    assert written["max_position_embeddings"] == 512
+    assert written["rope_parameters"] == {"rope_theta": 10000.0, "rope_type": "default"}
+    assert "extending gains nothing on these texts" in heard.out
+
+
+@pytest.mark.slow
+def test_the_budget_leaves_out_what_it_does_not_hold(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = (*AUTO, "--data", "ropext://held-out", "-o", "out", "--budget", "200000")
+    code, heard = run(*words, "evaluate.items=1", "--finetune", "ropext://tuning", capsys=capsys)
+    assert code == 0, heard.err
+    told = json.loads((tmp_path / "out.run/choice/choice.json").read_text())
+    assert "more than the budget leaves" in told["left_out"]["fit"]
+    assert "more than the budget leaves" in told["left_out"]["finetune"]
+    assert told["forward_tokens"] <= 200_000
+    assert not (tmp_path / "out.run/fitted").exists()
+
+
+@pytest.mark.slow
+def test_few_documents_go_on_and_say_what_they_cannot_know(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    long = [text for text in HELD_OUT if len(text) > 3000][:5]
+    data = write(tmp_path / "few.jsonl", long)
+    code, heard = run(*AUTO, "--data", data, "-o", "out", "evaluate.items=1", capsys=capsys)
+    assert code == 0, heard.err
+    assert "nothing is sure" in heard.err
+    assert "too few to say whether it gains anything over truncation" in heard.out

@@ -1,0 +1,83 @@
+"""Who stays in a choice, who ties, and what is said in the end, on readings worked by hand."""
+
+import numpy as np
+import pytest
+
+from ropext.results.choosing import UNTOUCHED, because, halve, tied, verdict
+from ropext.results.perplexity import Frame, Reading
+from ropext.results.values import Bootstrap
+
+FRAME = Frame(8, (16,), 4, Bootstrap(0))
+
+
+def reading(label, *losses):
+    """One document for each loss, all its tokens alike."""
+    return Reading(label, {16: [np.full(16, loss, np.float32) for loss in losses]})
+
+
+def readings(**losses):
+    return {label: reading(label, *own) for label, own in losses.items()}
+
+
+def test_of_few_documents_the_better_half_stays():
+    done = halve(FRAME, readings(a=[3, 3, 3, 3], b=[1, 2, 1, 2], c=[2, 2, 2, 2], d=[9, 9, 9, 9]))
+    assert done.stay == ("b", "c")
+    assert done.documents == 4
+    assert list(done.behind) == ["b", "c", "a", "d"]
+    assert [own.value for own in done.behind.values()] == [0, 0.5, 1.5, 7.5]
+
+
+def test_two_stay_where_nothing_is_sure():
+    assert halve(FRAME, readings(a=[1.0], b=[5.0])).stay == ("a", "b")
+
+
+def test_with_an_interval_all_stay_that_are_not_surely_behind():
+    close = [1.1, 0.9] * 4  # the mean of a, spread about it
+    done = halve(FRAME, readings(a=[1.0] * 8, b=close, c=[1.05] * 8, d=[3.0] * 8))
+    assert set(done.stay) == {"a", "b"}  # c is always 0.05 behind
+
+
+def test_so_small_a_difference_is_none():
+    done = halve(FRAME, readings(a=[1.0] * 8, b=[1.0009] * 8, c=[1.0011] * 8))
+    assert done.stay == ("a", "b")
+
+
+def test_a_tie_is_within_half_a_percent_of_the_lowest_loss():
+    noisy = [1.0 + 0.2 * (-1) ** k for k in range(8)]
+    own = readings(a=[1.0] * 8, near=[x + 0.004 for x in noisy], far=[x + 0.006 for x in noisy])
+    done = halve(FRAME, own)
+    assert set(done.stay) == {"a", "near", "far"}  # none is surely behind
+    assert tied(FRAME, done, own["a"]) == ("a", "near")
+
+
+def test_why():
+    done = halve(FRAME, readings(a=[1.0] * 8, b=[1.5] * 8))
+    assert because(done, "a") == (
+        "lowest loss at the target on 8 documents, 0.5000 nats a token below b"
+    )
+    assert because(done, "b") == "as low as a on 8 documents, and the plainer form"
+
+
+def results(gain, ci95, tax=0.0):
+    value = {"value": gain, "se": 0.1, "ci95": ci95, "n": 9}
+    own = {"gain@4096": value, "short_tax": {"value": tax, "se": 0.1, "ci95": [0, 0], "n": 9}}
+    return {"variants": {"fitted": {"metrics": own}}}
+
+
+@pytest.mark.parametrize(
+    ("taken", "gain", "ci95", "said"),
+    [
+        ("yarn", 0.1, [0.05, 0.15], "extended by yarn, then a fitted spectrum: because of that"),
+        (UNTOUCHED, 0.1, [0.05, 0.15], "leave this model as it is: it reads 4k untouched"),
+        ("yarn", 0.1, [-0.05, 0.25], "truncation predicts the last tokens before 4k as well;"),
+        (UNTOUCHED, 0.1, [-0.05, 0.25], "truncation predicts the last tokens before 4k as well;"),
+        ("yarn", -0.1, [-0.15, -0.05], "truncation predicts the last tokens before 4k better;"),
+        ("yarn", 0.1, None, "too few to say whether it gains anything"),
+    ],
+)
+def test_the_verdict_follows_the_gain(taken, gain, ci95, said):
+    choice = {"taken": taken, "target": 4096, "because": "because of that"}
+    found = verdict(choice, results(gain, ci95, tax=0.02), "fitted")
+    assert said in found.sentence
+    assert found.gain.value == gain
+    assert found.to_json()["short_tax"]["value"] == 0.02
