@@ -10,8 +10,7 @@ from ropext.cli import options, plan, run
 from ropext.cli.output import Out
 from ropext.cli.push import Public, PushToHub, asked_push, result
 from ropext.errors import UsageError
-from ropext.options.choosing import AUTO, Choosing
-from ropext.options.extend import Extend
+from ropext.options.extend import AUTO, Choosing, Extend
 from ropext.pipeline import extending
 from ropext.planning import require_help
 from ropext.report import text

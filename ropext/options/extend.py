@@ -1,19 +1,20 @@
 """How to extend: how far, by which method, for whom."""
 
 import math
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any, Self, get_origin
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_origin
 
 from pydantic import BeforeValidator, create_model, model_validator
 
 from ropext import scaling
 from ropext.errors import UsageError
-from ropext.options.choosing import AUTO
 from ropext.options.fields import (
     LONGEST_TARGET,
     Numbers,
     Options,
+    Place,
     Positive,
     Tokens,
     Whole,
@@ -26,6 +27,10 @@ from ropext.scaling.pair_factors import parse_pair_factors
 
 # Twelve doublings: beyond, no model was ever extended.
 LARGEST_FACTOR = 4096.0
+AUTO = "auto"
+# A token that is trained on costs its forward pass and two more backward.
+TRAINED = 3
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def _loaders(value: Any) -> Any:
@@ -193,3 +198,49 @@ def parse_extend(
         if values.get("short_pair_factors") is None:
             values["short_pair_factors"] = short
     return Extend(**values)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What may be spent: tokens read forward, seconds, or floating-point operations."""
+
+    amount: float
+    unit: str  # "tokens", "seconds" or "FLOPs"
+
+
+def parse_budget(text: str) -> Budget:
+    """30m, 2h, 20000000 (tokens) or 3e15flops."""
+    found = re.fullmatch(r"([\d.]+(?:e\d+)?) *(s|m|h|tokens|flops)?", text.strip().lower())
+    try:
+        amount = float(found[1]) if found else 0.0
+    except ValueError:
+        amount = 0.0
+    if not found or not amount > 0:
+        raise UsageError(
+            f"--budget {text[:40]}: write a time (30m, 2h), tokens (20000000), or 3e15flops"
+        )
+    unit = found[2] or "tokens"
+    if unit in _UNITS:
+        return Budget(amount * _UNITS[unit], "seconds")
+    return Budget(amount, "FLOPs" if unit == "flops" else "tokens")
+
+
+class Choosing(Options):
+    """By what documents, and for how much work, a method is chosen."""
+
+    data: Place | None = wanted(
+        None, "--method auto: documents to choose by; some are kept apart for the verdict", "DATA"
+    )
+    budget: str | None = wanted(
+        None,
+        "--method auto: what it may take, as time (30m, 2h), tokens read (20000000) or 3e15flops",
+    )
+    within: Literal["longrope", "yarn", "ntk"] | None = wanted(
+        None, "--method auto: what its fit may move [the widest that --for reads exactly]"
+    )
+
+    @model_validator(mode="after")
+    def _budget(self) -> Self:
+        if self.budget is not None:
+            parse_budget(self.budget)
+        return self

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from ropext.options.choosing import Choosing
 from ropext.options.evaluate import Measuring
-from ropext.options.extend import Extend
+from ropext.options.extend import Choosing, Extend
 from ropext.options.fields import (
     EVALUATE,
     EXTEND,

@@ -41,9 +41,8 @@ from ropext.files import read_json, write_json, write_text
 from ropext.inspecting import read_text
 from ropext.lengths import length_text
 from ropext.narration import Hooks
-from ropext.options.choosing import TRAINED, parse_budget
 from ropext.options.evaluate import Evaluate
-from ropext.options.extend import parse_extend
+from ropext.options.extend import TRAINED, parse_budget, parse_extend
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.pipeline.extending import write_extension
 from ropext.pipeline.job import Recipe

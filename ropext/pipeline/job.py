@@ -13,9 +13,8 @@ from ropext import bundled, recipefile
 from ropext.corpus.sources import READERS
 from ropext.errors import InputError, RopextError, UsageError
 from ropext.inspecting import read_text
-from ropext.options.choosing import AUTO, Choosing
 from ropext.options.evaluate import Evaluate
-from ropext.options.extend import KNOBS, Extend, Reach, parse_extend
+from ropext.options.extend import AUTO, KNOBS, Choosing, Extend, Reach, parse_extend
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, Key, flag
 from ropext.options.sections import TABLE, Writing
 from ropext.options.training import Finetune, Fit

@@ -23,7 +23,7 @@ from ropext.evaluation.work import processes, wait_for
 from ropext.files import read_json, write_json, write_text
 from ropext.narration import Hooks, Say, Show, silent, told_of_files, unseen
 from ropext.options.fields import EVALUATE
-from ropext.pipeline import choosing, job, outcome, stages
+from ropext.pipeline import job, outcome, stages
 from ropext.pipeline.job import REPORT, STAGES, Recipe
 from ropext.pipeline.outcome import CellRan, Choice, Evidence, Ran
 from ropext.pipeline.stages import Hashes, Stage, is_done
@@ -85,6 +85,8 @@ def run(
     if place is None:
         raise UsageError(f"{asked.name} names no output; add output: DIR, or give -o OUT")
     if asked.is_auto:
+        from ropext.pipeline import choosing
+
         hooks = Hooks(say, show)
         asked = choosing.settled(asked, Path(place), force=force, command=command, hooks=hooks)
     whole = WholeRun(asked, Path(place), Choice(begin, only), force, command, say, show)

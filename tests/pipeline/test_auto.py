@@ -9,7 +9,7 @@ from command_line import run
 from ropext.bundled import DATA
 from ropext.checkpoint import open_snapshot
 from ropext.errors import UsageError
-from ropext.options.choosing import Budget, parse_budget
+from ropext.options.extend import Budget, parse_budget
 from ropext.pipeline import job
 from ropext.pipeline.choosing import _inputs
 from ropext.pipeline.stages import Hashes
