@@ -15,14 +15,14 @@ from typing import Any
 from ropext import families, loaders, scaling
 from ropext.checkpoint import Snapshot, card, open_snapshot, provenance
 from ropext.checkpoint.card import Card
-from ropext.checkpoint.provenance import Record, SiteRecord, read_record, record_in
+from ropext.checkpoint.provenance import Record, SiteRecord, record_in
 from ropext.checkpoint.tokenizer import NO_LIMIT
 from ropext.errors import InputError, RopextError, UsageError
 from ropext.families import Model, Site
 from ropext.families.config import text_part
 from ropext.files import read_bytes
 from ropext.options.extend import Extend, parse_extend, resolve_target
-from ropext.planning import Plan, make_plan
+from ropext.planning import Plan, make_plan, readings_of
 from ropext.rope import Spectrum
 from ropext.table import Table
 
@@ -49,7 +49,7 @@ def record_of(plan: Plan, base: Mapping[str, Any], command: Sequence[str] = ()) 
             )
             for site in plan.sites
         ),
-        edits=_config_edits(plan.edits),
+        edits=_config_edits(plan.edits, "metadata" if plan.model.container else "config.json"),
         recipe={key: value for key, value in dict(plan.recipe).items() if value not in (None, ())},
         command=provenance.clean_command(command) if command else (),
         versions=provenance.versions(),
@@ -100,8 +100,10 @@ def record_of_config(snapshot: Snapshot) -> Record | None:
     )
 
 
-def _config_edits(edits: Iterable[families.Edit]) -> tuple[dict[str, Any], ...]:
-    return tuple({"file": "config.json"} | edit.to_json() for edit in edits)
+def _config_edits(
+    edits: Iterable[families.Edit], file: str = "config.json"
+) -> tuple[dict[str, Any], ...]:
+    return tuple({"file": file} | edit.to_json() for edit in edits)
 
 
 def card_of(plan: Plan, snapshot: Snapshot, title: str, proof: Mapping[str, Any] | None) -> Card:
@@ -285,9 +287,17 @@ class Served:
 
 def read_again(snapshot: Snapshot) -> Served:
     """What loaders make of a config as it stands, and how to serve it."""
-    model, conflicts = families.interpret(snapshot.config)
-    record = read_record(snapshot.directory)
+    with said_of(snapshot):
+        model, conflicts = families.interpret(snapshot.config)
+    record = record_in(snapshot)
     main = model.scaled_sites[0]
+    if snapshot.container:
+        model = replace(model, container=snapshot.container)
+        found = readings_of(model, main.rope, main.rope.spectrum, main.params, model.context)
+        from ropext.loaders.gguf import serving_lines
+
+        lines = serving_lines(snapshot.name, model.context)
+        return Served(snapshot.name, model, record, found, lines)
     text = text_part(snapshot.config, model.path)
     read = partial(
         loaders.readings,
@@ -349,5 +359,5 @@ def _of_two_spellings(
 
 def serving(model: str, *, revision: str | None = None) -> Served | None:
     """How each loader reads an extended directory; None where it is not one."""
-    served = read_again(open_snapshot(model, revision=revision))
+    served = read_again(open_model(model, revision=revision))
     return served if served.record or scaled_by_config(served.model) else None

@@ -12,16 +12,17 @@ from pydantic import TypeAdapter, ValidationError
 from ropext import families, forms, loaders, proof
 from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.checkpoint.provenance import NAME as RECORD
-from ropext.checkpoint.provenance import Record, base_config, read_record
+from ropext.checkpoint.provenance import Record, base_config, read_record, record_in
 from ropext.checkpoint.staging import replace_file
 from ropext.checkpoint.tokenizer import length_edits
 from ropext.checkpoint.weights import WeightFile, compare_weights, content_digest, weigh
 from ropext.errors import InputError, ProofFailed, UsageError
 from ropext.families import Model
 from ropext.files import dump, read_object
-from ropext.inspecting import Served, read_again
+from ropext.inspecting import Served, open_model, read_again, said_of
 from ropext.narration import Say, Show, silent, unseen
 from ropext.proof import Expected
+from ropext.rope import Spectrum
 
 if TYPE_CHECKING:
     from ropext.proof.engines import EngineRun
@@ -125,17 +126,25 @@ def check_directory(
         from ropext.proof import engines  # late: it loads numpy
 
         engines.check_installed(run, python, Path(directory), converter)
-    snapshot = open_snapshot(str(directory), weights=True)
-    known = read_record(snapshot.directory)
-    model = families.as_read(snapshot.config)
+    snapshot = open_model(str(directory))
+    if not snapshot.container:
+        snapshot = open_snapshot(str(directory), weights=True)
+    known = record_in(snapshot)
+    with said_of(snapshot):
+        model = families.as_read(snapshot.config)
     claim, base = _claim(snapshot, model, known, against)
-    checks = [
-        *_spellings(snapshot.config, known is not None),
-        *_lengths(snapshot, model, claim),
-        *_proof(snapshot, model, claim, trust_remote_code),
-        *_weights(snapshot, known, base, deep=deep, keep=record, show=show),
-    ]
+    if snapshot.container:
+        checks = list(_file(snapshot, claim, known, base, deep=deep, show=show))
+    else:
+        checks = [
+            *_spellings(snapshot.config, known is not None),
+            *_lengths(snapshot, model, claim),
+            *_proof(snapshot, model, claim, trust_remote_code),
+            *_weights(snapshot, known, base, deep=deep, keep=record, show=show),
+        ]
     if endpoint is not None:
+        if snapshot.container:
+            raise UsageError(f"--endpoint compares a directory; {directory} takes --run llama.cpp")
         loading |= {"trust_remote_code": trust_remote_code}
         checks.append(_endpoint(endpoint, snapshot, model, claim, loading))
     measured: tuple[EngineFinding, ...] = ()
@@ -168,9 +177,13 @@ def _claim(
 ) -> tuple[Claim, Snapshot | None]:
     """What should be true: as a saved plan says (a JSON file), as recorded, or as we read the
     config; and the base, where `against` names one (a directory or hub id)."""
-    if against is not None and Path(against).is_file():
+    if against is not None and Path(against).is_file() and not against.lower().endswith(".gguf"):
         return _planned(Path(against)), None
-    base = open_snapshot(against, weights=True) if against is not None else None
+    base = open_model(against) if against is not None else None
+    if base is not None and bool(base.container) != bool(snapshot.container):
+        raise UsageError(f"--against {against}: a GGUF is compared with a GGUF or a saved plan")
+    if base is not None and not base.container:
+        base = open_snapshot(base.name, weights=True)
     before = base.config if base is not None else None
     if record is not None:
         before = before or base_config(snapshot.config, record)
@@ -182,6 +195,55 @@ def _claim(
         sites.append(proof.promise(site.label, rope.spectrum, site.params, factor, site.scaled))
     context = model.scaled_sites[0].rope.original_context
     return Claim(context, model.context, sites, before), base
+
+
+def _file(
+    snapshot: Snapshot,
+    claim: Claim,
+    record: Record | None,
+    base: Snapshot | None,
+    *,
+    deep: bool,
+    show: Show,
+) -> Iterable[Check]:
+    """Check a GGUF file: what ggml computes from its keys, and its tensors."""
+    from ropext.gguf import GgufFile, writing  # late: no directory needs it
+
+    assert isinstance(snapshot, GgufFile)
+    site = next(site for site in claim.sites if site.scaled)
+    wanted = Spectrum(
+        site.inv_freq,
+        site.attention_factor,
+        site.softmax_factor,
+        site.short_inv_freq,
+        claim.context if site.short_inv_freq else 0,
+    )
+    try:
+        done = writing.compare(snapshot, wanted, claim.target)
+    except ProofFailed as failed:
+        yield Check("spectrum", False, str(failed))
+    else:
+        said = f"{done.pairs} pairs, within {done.error:.1e} of what is expected"
+        yield Check("spectrum", True, f"ggml's formula on its keys gives {said}")
+    known = record.weights if record else {}
+    if isinstance(base, GgufFile):
+        known = writing.weigh_parts(base, content=deep, show=show)
+    own = writing.weigh_parts(snapshot, content=deep and bool(known), show=show)
+    count = sum(len(part.tensors) for part in snapshot.parts)
+    for name, found in own.items() if known else ():
+        wish = known.get(name)
+        if wish is None or (wish.size, wish.header_sha256) != (found.size, found.header_sha256):
+            yield Check("tensors", False, "names, types, shapes or sizes are not the base's")
+            return
+        if deep and wish.sha256 is None:
+            yield Check("tensors", None, "their bytes were not recorded: --against BASE, or --hash")
+            return
+        if deep and wish.sha256 != found.sha256:
+            yield Check("tensors", False, "their bytes are not the base's")
+            return
+    how = "in every byte" if deep and known else "in name, type, shape and size"
+    against = f"the base's {how}" if known else "whole; there is no record to compare with"
+    yield Check("tensors", True, f"{count} tensors, {against}")
 
 
 _SPECTRUM = ("label", "inv_freq", "attention_factor", "softmax_factor", "scaled", "short_inv_freq")

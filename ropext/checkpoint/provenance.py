@@ -289,11 +289,11 @@ def _damage(error: ValidationError) -> str:
     return f"{key} is not {_NOUNS.get(first['type'].partition('_')[0], 'a whole number in range')}"
 
 
-def inherited_training(directory: Path) -> dict[str, Any]:
+def inherited_training(snapshot: Snapshot) -> dict[str, Any]:
     """The section of what was trained on, for the record of a checkpoint that is made of this
     one."""
     try:
-        record = read_record(directory)
+        record = record_in(snapshot)
     except InputError:
         return {TRAINED_ON: {"not_recorded": ["its base's record cannot be read"]}}
     known = with_training(record).get(TRAINED_ON) if record else None

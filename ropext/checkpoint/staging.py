@@ -34,8 +34,11 @@ class Staged:
     notes: list[str] = field(default_factory=list)
 
 
-def check_output(output: Path, *, force: bool, inputs: Iterable[Path] = ()) -> Path:
-    """The real path of an output that may be written; changes nothing on the disk.
+def check_output(
+    output: Path, *, force: bool, inputs: Iterable[Path] = (), file: bool = False
+) -> Path:
+    """The real path of an output, a directory or one `file`, that may be written; changes nothing
+    on the disk.
 
     `inputs` are directories and files that are read: none may lie in the output, nor the output in
     one of the directories.
@@ -45,10 +48,12 @@ def check_output(output: Path, *, force: bool, inputs: Iterable[Path] = ()) -> P
         return real
     if not force:
         raise OutputExists(f"{output} (--output) exists; --force replaces it as a whole")
-    if real.is_symlink() or not real.is_dir():
-        raise OutputExists(f"{output} (--output) is no directory, so --force does not replace it")
-    names = set(os.listdir(real))
-    if names and not names.intersection(CHECKPOINT_FILES):
+    if real.is_symlink() or not (real.is_file() if file else real.is_dir()):
+        what = "regular file" if file else "directory"
+        raise OutputExists(f"{output} (--output) is no {what}, so --force does not replace it")
+    names = set() if file else set(os.listdir(real))
+    known = names.intersection(CHECKPOINT_FILES) or any(n.endswith(".gguf") for n in names)
+    if names and not known:
         raise OutputExists(
             f"{output} (--output) holds something that is not a checkpoint, so --force does not "
             "replace it"
@@ -106,21 +111,26 @@ def check_space(output: Path, needed: int) -> None:
 
 
 @contextmanager
-def staged(output: Path, *, force: bool = False, inputs: Iterable[Path] = ()) -> Iterator[Staged]:
+def staged(
+    output: Path, *, force: bool = False, inputs: Iterable[Path] = (), file: bool = False
+) -> Iterator[Staged]:
     """Yield a directory to write into; it becomes `output` when the block ends without an error.
+    Of a `file`, the one of that name in it does.
 
     After an error, or an interrupt, nothing is left behind.
     """
     inputs = tuple(inputs)
     real = check_apart(output, inputs)
     _clean_up(real, output)
-    check_output(output, force=force, inputs=inputs)
+    check_output(output, force=force, inputs=inputs, file=file)
     with os_errors(output):
         made = _make_parents(real.parent)
     finished = False
     try:
         with locked(real, output):
-            check_output(output, force=force, inputs=inputs)  # again: now nobody else writes it
+            check_output(
+                output, force=force, inputs=inputs, file=file
+            )  # again: now nobody else writes it
             stage = Staged(real.parent / f".{real.name}.tmp-{os.getpid()}")
             try:
                 with os_errors(output):
@@ -129,7 +139,8 @@ def staged(output: Path, *, force: bool = False, inputs: Iterable[Path] = ()) ->
                 with os_errors(output):
                     open_to_readers(stage.directory)
                     sync_tree(stage.directory)
-                    _commit(stage, real, output, force)
+                    whole = stage.directory / output.name if file else stage.directory
+                    _commit(stage, whole, real, output, force)
                 finished = True
             finally:
                 _remove(stage.directory)
@@ -190,8 +201,8 @@ def _clean_up(real: Path, output: Path) -> None:
             sync(real.parent)
 
 
-def _commit(stage: Staged, real: Path, output: Path, force: bool) -> None:
-    """Give the finished directory its name; with force, in three steps that recovery knows."""
+def _commit(stage: Staged, whole: Path, real: Path, output: Path, force: bool) -> None:
+    """Give what is finished its name; with force, in three steps that recovery knows."""
     replacing = force and os.path.lexists(real)
     old = _old(real)
     if replacing:
@@ -199,7 +210,7 @@ def _commit(stage: Staged, real: Path, output: Path, force: bool) -> None:
     try:
         if os.path.lexists(real):  # rename would replace an empty directory without a word
             raise OutputExists(f"{output} (--output) appeared while it was being written")
-        os.rename(stage.directory, real)
+        os.rename(whole, real)
     except BaseException:
         if replacing and not os.path.lexists(real):
             os.rename(old, real)
@@ -258,9 +269,7 @@ def copy_file(source: Path, target: Path, show: Show = unseen) -> None:
         out = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             show(0, size, f"copying {source.name}")
-            for start, end in _data(descriptor, size):
-                for done in _copy_range(descriptor, out, start, end, source):
-                    show(done, size, f"copying {source.name}")
+            copy_part(descriptor, out, 0, size, 0, source, show)
             os.ftruncate(out, size)  # a hole at the end
         finally:
             os.close(out)
@@ -268,12 +277,20 @@ def copy_file(source: Path, target: Path, show: Show = unseen) -> None:
         os.close(descriptor)
 
 
-def _data(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
-    """The parts of a file that are not holes."""
+def copy_part(
+    source: int, target: int, start: int, end: int, shift: int, path: Path, show: Show = unseen
+) -> None:
+    """Copy a part of a file to where it begins `shift` bytes later, its holes left out."""
+    for first, last in _data(source, start, end):
+        for done in _copy_range(source, target, first, last, shift, path):
+            show(done, end, f"copying {path.name}")
+
+
+def _data(descriptor: int, position: int, size: int) -> Iterator[tuple[int, int]]:
+    """The parts of a part of a file that are not holes."""
     if not hasattr(os, "SEEK_DATA"):
-        yield 0, size
+        yield position, size
         return
-    position = 0
     while position < size:
         try:
             start = os.lseek(descriptor, position, os.SEEK_DATA)
@@ -284,31 +301,35 @@ def _data(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
                 raise
             yield position, size  # the file system does not know its holes
             return
+        if start >= size:
+            return
         position = os.lseek(descriptor, start, os.SEEK_HOLE)
         yield start, min(position, size)
 
 
-def _copy_range(source: int, target: int, start: int, end: int, name: Path) -> Iterator[int]:
+def _copy_range(
+    source: int, target: int, start: int, end: int, shift: int, name: Path
+) -> Iterator[int]:
     """Copy a part of a file in pieces; yield where each begins."""
     while start < end:
         length = min(CHUNK, end - start)
-        done = _copy_in_kernel(source, target, start, length)
+        done = _copy_in_kernel(source, target, start, length, shift)
         if not done:
             data = os.pread(source, min(length, 1 << 20), start)
-            done = os.pwrite(target, data, start) if data else 0
+            done = os.pwrite(target, data, start + shift) if data else 0
         if not done:
             raise InputError(f"{name} shrank while it was copied")
         start += done
         yield start
 
 
-def _copy_in_kernel(source: int, target: int, start: int, length: int) -> int:
+def _copy_in_kernel(source: int, target: int, start: int, length: int, shift: int) -> int:
     """Bytes copied without passing through this process, sharing blocks where the file system can
     (btrfs, XFS); 0 where it has to be done by hand."""
     if not hasattr(os, "copy_file_range"):  # macOS
         return 0
     try:
-        return os.copy_file_range(source, target, length, start, start)
+        return os.copy_file_range(source, target, length, start, start + shift)
     except OSError as error:
         if error.errno not in NO_RANGE_COPY:
             raise

@@ -17,7 +17,7 @@ from ropext.planning import Plan
 class Changes:
     """What is written: keys with the kind and value of each, and the tensors of divisors."""
 
-    keys: Mapping[str, tuple[int, Any]]
+    keys: dict[str, tuple[int, Any]]
     tensors: Mapping[str, tuple[float, ...]]
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext import proof
-from ropext.checkpoint import Snapshot, open_snapshot, provenance, with_weights
+from ropext.checkpoint import Snapshot, provenance, with_weights
 from ropext.checkpoint.provenance import inherited_training
 from ropext.checkpoint.writing import Written, check_writable, write_checkpoint
-from ropext.inspecting import card_of, plan_of, read_text, record_of
+from ropext.inspecting import card_of, open_model, plan_of, read_text, record_of
 from ropext.narration import Say, silent, told_of_files
 from ropext.options.extend import parse_extend
 from ropext.options.fields import Link
@@ -62,7 +62,7 @@ def extend(
     for warning in made.warnings:
         say(f"warning: {warning}")
     return write_extension(
-        with_weights(snapshot),
+        snapshot if snapshot.container else with_weights(snapshot),
         made,
         Path(output),
         link=link,
@@ -86,6 +86,12 @@ def plan_extend(
 ) -> Plan:
     """What `extend` would write; an output that it would refuse is refused."""
     snapshot, made = _planned(model, revision, options)
+    if output is not None and snapshot.container:
+        from ropext.gguf import GgufFile, writing
+
+        assert isinstance(snapshot, GgufFile)
+        writing.check_writable(snapshot, Path(output), link=link, force=force)
+        return made
     is_here = snapshot.hub_id != snapshot.name or bool(snapshot.weight_files)
     if output is not None and is_here:  # else the weights are fetched first
         check_writable(snapshot, Path(output), link=link, force=force)
@@ -94,7 +100,7 @@ def plan_extend(
 
 def _planned(model: str, revision: str | None, options: Mapping[str, Any]) -> tuple[Snapshot, Plan]:
     request = parse_extend(options, read_text)
-    snapshot = open_snapshot(model, revision=revision)
+    snapshot = open_model(model, revision=revision)
     return snapshot, plan_of(snapshot, request, model)
 
 
@@ -112,6 +118,23 @@ def write_extension(
     say: Say = silent,
 ) -> Extended:
     """Write what a plan says, proved before it gets its name."""
+    if snapshot.container:
+        from ropext.gguf import GgufFile, writing
+
+        assert isinstance(snapshot, GgufFile)
+        record = record_of(made, provenance.base_of(snapshot), command)
+        file = writing.write_gguf(
+            snapshot,
+            output,
+            plan=made,
+            record=replace(record, more=inherited_training(snapshot)),
+            link=link,
+            force=force,
+            hash_weights=hash_weights,
+            prove=prove,
+            show=told_of_files(say),
+        )
+        return Extended(made, file)
 
     def run_proof(directory: Path) -> dict[str, Any]:
         say("proving: stock transformers builds the model from the written config")
@@ -124,7 +147,7 @@ def write_extension(
         config=made.config,
         record=replace(
             record_of(made, provenance.base_of(snapshot), command),
-            more=inherited_training(snapshot.directory),
+            more=inherited_training(snapshot),
         ),
         card=lambda proved: card_of(made, snapshot, output.name, proved),
         link=link,

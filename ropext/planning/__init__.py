@@ -4,6 +4,6 @@ The plan is the prediction; the proof compares it with what stock transformers b
 """
 
 from ropext.planning.making import make_plan, require_help
-from ropext.planning.plan import Plan, PlannedSite
+from ropext.planning.plan import Plan, PlannedSite, readings_of
 
-__all__ = ["Plan", "PlannedSite", "make_plan", "require_help"]
+__all__ = ["Plan", "PlannedSite", "make_plan", "readings_of", "require_help"]

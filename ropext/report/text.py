@@ -268,7 +268,12 @@ def extended(made: "Plan", written: "Written") -> str:
     """`ropext extend` as text: what was written, what was proved, what to do next."""
     proved = written.proof
     parts = [f"wrote {written.output}: {made.context:,} -> {made.target:,} tokens by {made.method}"]
-    if proved:
+    if proved and "ggml" in proved:
+        parts.append(
+            f"proved: read back, {proved['tensors']} tensors ({size(proved['bytes'])}) as they "
+            f"were, and ggml's formula on its keys within {proved['error']:.1e} of the plan"
+        )
+    elif proved:
         worst = proved["worst"]
         parts.append(
             f"proved with transformers {proved['transformers']}: {proved['rotary_modules']} rotary "

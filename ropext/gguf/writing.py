@@ -1,0 +1,232 @@
+"""Write an extended GGUF: new keys and divisors, and every other tensor's bytes as they are."""
+
+import hashlib
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ropext.checkpoint import provenance
+from ropext.checkpoint.provenance import Record
+from ropext.checkpoint.staging import check_output, check_space, copy_part, place, staged
+from ropext.checkpoint.weights import WeightFile
+from ropext.checkpoint.writing import TEXT_ROOM, Written
+from ropext.errors import InputError, ProofFailed, UsageError
+from ropext.files import open_regular, os_errors
+from ropext.gguf.file import DIVISORS, RECORD, GgufFile, open_gguf, record_text, rope_of
+from ropext.gguf.header import F32, FORMATS, STRING, UINT32, GgufHeader
+from ropext.gguf.keys import changes
+from ropext.loaders.gguf import STORED, architecture, farthest
+from ropext.loaders.gguf import read as ggml_read
+from ropext.narration import Show, unseen
+from ropext.options.fields import Link
+from ropext.planning import Plan
+from ropext.rope import Spectrum
+
+FILLER = "ropext.filler"
+PAGE = 4096  # bytes; tensors moved by whole pages keep their holes, and share blocks on btrfs, XFS
+PIECE = 4 << 20  # bytes read at once
+
+Values = Mapping[str, tuple[int, Any]]
+
+
+def _is_one(output: Path) -> bool:
+    return output.suffix.lower() == ".gguf"
+
+
+def check_writable(model: GgufFile, output: Path, *, link: Link, force: bool) -> None:
+    """All that is refused before anything is written; changes nothing."""
+    if _is_one(output) and len(model.parts) > 1:
+        raise UsageError(
+            f"{model.name} is split into {len(model.parts)} files, whose names belong together; "
+            "give a directory: -o DIR"
+        )
+    if link == "symlink" and len(model.parts) == 1:
+        raise UsageError("--link symlink is for weights that stay as they are; a GGUF is one file")
+    paths = [part.path for part in model.parts]
+    copied = paths if link == "copy" else paths[:1]
+    check_space(output, TEXT_ROOM + sum(os.stat(path).st_blocks * 512 for path in copied))
+    check_output(output, force=force, inputs=paths, file=_is_one(output))
+
+
+def write_gguf(
+    model: GgufFile,
+    output: Path,
+    *,
+    plan: Plan,
+    record: Record,
+    link: Link = "copy",
+    force: bool = False,
+    hash_weights: bool = False,
+    prove: bool = True,
+    show: Show = unseen,
+) -> Written:
+    """Write `output`, one file or a directory, as a whole or not at all."""
+    check_writable(model, output, link=link, force=force)
+    made, one = changes(model, plan), _is_one(output)
+    weights = weigh_parts(model, content=hash_weights, show=show)
+    full = replace(record, weights=weights)
+    notes: list[str] = []
+    paths = [part.path for part in model.parts]
+    with staged(output, force=force, inputs=paths, file=one) as stage:
+        target = stage.directory / (output.name if one else paths[0].name)
+        with os_errors(output):
+            for path in paths[1:]:
+                note = place(path, stage.directory / path.name, link, show)
+                notes += [f"{path.name}: {note}"] if note else []
+            _write(model.head, target, made.keys | _provenance(full), made.tensors, show)
+        proof = _prove(target, model, plan.main.wanted, plan.target) if prove else None
+    return Written(output, full, (*stage.notes, *notes), {}, proof)
+
+
+def _provenance(record: Record) -> dict[str, tuple[int, Any]]:
+    site = next(site for site in record.sites if site.scaled)
+    return {
+        "ropext.method": (STRING, record.method),
+        "ropext.context": (UINT32, record.context),
+        "ropext.target": (UINT32, record.target),
+        "ropext.spectrum_sha256": (STRING, site.spectrum.digest()),
+        RECORD: (STRING, record_text(provenance.to_json(record))),
+    }
+
+
+def _text(value: str) -> bytes:
+    raw = value.encode(errors="replace")
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _key(key: str, kind: int, value: Any) -> bytes:
+    body = _text(value) if kind == STRING else struct.pack(f"<{FORMATS[kind]}", value)
+    return _text(key) + struct.pack("<I", kind) + body
+
+
+def _padded(length: int, alignment: int) -> int:
+    return -(-length // alignment) * alignment
+
+
+def _write(
+    head: GgufHeader,
+    target: Path,
+    keys: Values,
+    tensors: Mapping[str, Sequence[float]],
+    show: Show,
+) -> None:
+    """One file: the keys in their order, new ones last, a new tensor behind the others."""
+    new = {name: values for name, values in tensors.items() if head.tensor(name) is None}
+    count = "split.tensors.count"
+    if new and count in head.entries:
+        keys = {**keys, count: (head.entries[count].kind, head.entries[count].value + len(new))}
+    raw = head.read(0, head.described[1])
+    kept = {k: raw[own.start : own.end] for k, own in head.entries.items() if k != FILLER}
+    rows = kept | {key: _key(key, *item) for key, item in keys.items()}
+    size, table = _padded(head.end - head.data, head.alignment), raw[slice(*head.described)]
+    place, bodies = size, list[bytes]()
+    for name, values in new.items():
+        table += _text(name) + struct.pack("<IQIQ", 1, len(values), F32, place)
+        bodies.append(struct.pack(f"<{len(values)}f", *values).ljust(head.alignment, b"\0"))
+        bodies[-1] = bodies[-1].ljust(_padded(len(bodies[-1]), head.alignment), b"\0")
+        place += len(bodies[-1])
+
+    def header(filler: int) -> bytes:
+        entries = rows | {FILLER: _key(FILLER, STRING, "." * filler)}
+        counts = struct.pack("<IQQ", head.version, len(head.tensors) + len(new), len(entries))
+        out = raw[:4] + counts + b"".join(entries.values()) + table
+        return out.ljust(_padded(len(out), head.alignment), b"\0")
+
+    begin = header(0)
+    begin = header((head.data - len(begin)) % PAGE if head.alignment <= PAGE else 0)
+    source = open_regular(head.path)
+    try:
+        with target.open("xb") as out:
+            out.write(begin)
+            out.flush()
+            shift = len(begin) - head.data
+            copy_part(source, out.fileno(), head.data, head.end, shift, head.path, show)
+            out.truncate(len(begin) + size)
+            os.pwrite(out.fileno(), b"".join(bodies), len(begin) + size)
+            for name in tensors.keys() - new.keys():
+                own = head.tensor(name)
+                assert own is not None
+                row = struct.pack(f"<{len(tensors[name])}f", *tensors[name])
+                os.pwrite(out.fileno(), row, len(begin) + own.offset)
+    finally:
+        os.close(source)
+
+
+def weigh_parts(
+    model: GgufFile, *, content: bool = False, show: Show = unseen
+) -> dict[str, WeightFile]:
+    """What identifies the tensors of each part, rope factors aside."""
+    return {
+        f"tensors-{number:05}": WeightFile(
+            sum(own.size for own in part.tensors if own.name not in DIVISORS),
+            part.digest(DIVISORS),
+            _content(part, show) if content else None,
+        )
+        for number, part in enumerate(model.parts, 1)
+    }
+
+
+def _content(part: GgufHeader, show: Show) -> str:
+    """SHA-256 over the tensors' bytes."""
+    digest, done = hashlib.sha256(), 0
+    with open(open_regular(part.path), "rb") as file:
+        for own in part.tensors:
+            if own.name in DIVISORS:
+                continue
+            file.seek(part.data + own.offset)
+            left = own.size
+            while left and (piece := file.read(min(left, PIECE))):
+                digest.update(piece)
+                left, done = left - len(piece), done + len(piece)
+                show(done, part.size, f"hashing {part.path.name}")
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What the keys of a file give, beside what was wanted."""
+
+    error: float  # the largest relative difference
+    pairs: int
+    tensors: int
+    bytes: int
+
+
+def spectrum_in(model: GgufFile) -> Spectrum:
+    """What ggml computes from the file, by its formula."""
+    row = architecture(model.container)
+    head, prefix = model.head, model.container
+    heads = model.config["num_attention_heads"]
+    dim = head.whole(f"{prefix}.rope.dimension_count") or model.config.get("head_dim")
+    dim = dim or model.config["hidden_size"] // heads
+    return ggml_read(rope_of(head, row, dim, model.config["max_position_embeddings"]), dim)
+
+
+def compare(model: GgufFile, wanted: Spectrum, target: int) -> Compared:
+    """Hold a file against a spectrum and a length; ProofFailed says what differs."""
+    found, stated = spectrum_in(model), model.config["max_position_embeddings"]
+    if stated != target:
+        raise ProofFailed(f"proof: context_length is {stated}, the target is {target}")
+    error = farthest(replace(found, softmax_factor=wanted.softmax_factor), wanted)
+    if not error <= STORED:
+        raise ProofFailed(
+            f"proof: ggml's formula on the keys of {model.name} is off the planned spectrum by "
+            f"{error:.1e} (bound {STORED:.0e})"
+        )
+    tensors = [own for part in model.parts for own in part.tensors]
+    return Compared(error, len(found.inv_freq), len(tensors), sum(own.size for own in tensors))
+
+
+def _prove(target: Path, base: GgufFile, wanted: Spectrum, length: int) -> dict[str, Any]:
+    """Read the written file back, with the reader that knows nothing of the plan."""
+    try:
+        written = open_gguf(str(target))
+    except InputError as error:
+        raise ProofFailed(f"proof: what was written cannot be read back: {error}") from None
+    done = compare(written, wanted, length)
+    if weigh_parts(written) != weigh_parts(base):
+        raise ProofFailed(f"proof: {target} has other tensors than {base.name}")
+    return {"ggml": architecture(base.container).name} | asdict(done)

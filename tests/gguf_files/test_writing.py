@@ -1,0 +1,270 @@
+"""An extended GGUF: what ggml computes from it, and that nothing else changed."""
+
+import json
+import os
+import signal
+import sys
+
+import numpy as np
+import pytest
+from gguf_files import ggml, making
+
+import ropext
+from ropext import inspecting, verifying
+from ropext.errors import InputError, NotExpressible, OutputExists, ProofFailed, UsageError
+from ropext.gguf import open_gguf, writing
+from ropext.gguf.header import read_gguf
+
+KEYS = ("context_length", "rope.freq_base", "rope.scaling")
+DRIFT = 64 * 2**-23  # ggml multiplies up a power in float32
+
+METHODS = {
+    "pi": {"method": "pi"},
+    "ntk": {"method": "ntk"},
+    "dynamic": {"method": "dynamic"},
+    "yarn": {"method": "yarn"},
+    "yarn, its own attention": {"method": "yarn", "attention_factor": 1.3},
+    "yarn, its own betas": {"method": "yarn", "beta_fast": 8.0, "beta_slow": 0.5},
+    "llama3": {"method": "llama3"},
+    "by-parts, attention": {"method": "by-parts", "attention_factor": 1.1},
+    "ntk, attention": {"method": "ntk", "attention_factor": 0.9},
+}
+
+
+@pytest.fixture
+def base(tmp_path):
+    return making.write(tmp_path / "base.gguf", q8=["blk.0.attn_q.weight"])
+
+
+def extend(base, out, **options):
+    options = {"factor": 4.0} | options
+    return ropext.extend(str(base), out, **options)
+
+
+@pytest.mark.parametrize("options", METHODS.values(), ids=METHODS)
+def test_ggml_computes_the_plan(base, tmp_path, options):
+    out = tmp_path / "long.gguf"
+    done = extend(base, out, **options)
+    wanted = done.plan.main.wanted
+    angles, attention = ggml.rope(out, 16)
+    np.testing.assert_allclose(angles, wanted.inv_freq, rtol=DRIFT)
+    assert attention == pytest.approx(wanted.attention_factor, rel=1e-6)
+    assert ggml.keys(out)["llama.context_length"] == 1024
+    found = verifying.check_directory(out, against=str(base), deep=True)
+    assert found.passed
+
+
+@pytest.mark.parametrize("options", METHODS.values(), ids=METHODS)
+def test_all_else_is_as_it_was(base, tmp_path, options):
+    out = tmp_path / "long.gguf"
+    extend(base, out, **options)
+    before, after = ggml.keys(base), ggml.keys(out)
+    changed = {k for k in before | after if before.get(k) != after.get(k)}
+    assert all(k.startswith(("ropext.", *(f"llama.{key}" for key in KEYS))) for k in changed)
+    held, now = ggml.tensors(base), ggml.tensors(out)
+    for name, array in held.items():
+        assert array.tobytes() == now.pop(name).tobytes()
+    assert set(now) <= {"rope_freqs.weight"}
+    # Moved by whole pages, so that holes and shared blocks stay.
+    assert (read_gguf(out).data - read_gguf(base).data) % 4096 == 0
+
+
+def test_the_record_is_in_the_file(base, tmp_path):
+    out = tmp_path / "long.gguf"
+    done = extend(base, out, command=["ropext", "extend", "--hf-token=secret"])
+    kept = json.loads(ggml.keys(out)["ropext.record"])
+    assert kept["method"] == "yarn"
+    assert kept["sites"][0]["spectrum"]["digest"] == done.plan.main.wanted.digest()
+    assert "secret" not in out.read_bytes().decode(errors="replace")
+    served = inspecting.serving(str(out))
+    assert (served.record.context, served.model.context) == (256, 1024)
+    assert [line.loader for line in served.serving] == ["llama.cpp", "ollama", "lm studio"]
+
+
+def test_the_same_extension_gives_the_same_bytes(base, tmp_path):
+    for name in ("one.gguf", "two.gguf"):
+        extend(base, tmp_path / name)
+    assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "two.gguf").read_bytes()
+
+
+def test_a_second_extension_goes_on_from_the_first(base, tmp_path):
+    one, two = tmp_path / "one.gguf", tmp_path / "two.gguf"
+    first = extend(base, one).plan.main.wanted
+    second = extend(one, two, target=2048, factor=None, method="pi")
+    np.testing.assert_allclose(ggml.rope(two, 16)[0], np.array(first.inv_freq) / 2, rtol=DRIFT)
+    assert ggml.rope(two, 16)[1] == pytest.approx(first.attention_factor, rel=1e-6)
+    assert second.plan.context == 1024
+    back = tmp_path / "back.gguf"
+    extend(two, back, target=512, factor=None, method="ntk", from_original=True)
+    assert set(ggml.tensors(back)["rope_freqs.weight"]) == {1.0}
+    assert ggml.keys(back)["llama.rope.scaling.type"] == "none"
+    wanted = inspecting.inspect(str(back)).main.rope.spectrum.inv_freq
+    np.testing.assert_allclose(ggml.rope(back, 16)[0], wanted, rtol=DRIFT)
+
+
+def test_llama_3_is_known_by_its_rope_factors(tmp_path):
+    from ropext.forms import llama3_pair_factors
+    from ropext.rope import plain_inv_freq
+
+    plain = plain_inv_freq(64, 500_000.0)
+    factors = np.array(llama3_pair_factors(plain, 8192, 8.0, 1.0, 4.0), np.float32)
+    shape = {"embedding_length": 256, "rope.dimension_count": 64, "context_length": 131072}
+    data = {"rope_freqs.weight": factors} | making.tensors(width=256)
+    path = making.write(
+        tmp_path / "m.gguf",
+        metadata=making.LLAMA | shape | {"rope.freq_base": 500_000.0},
+        data=data,
+    )
+    site = inspecting.inspect(str(path)).main
+    assert site.params["rope_type"] == "llama3"
+    assert site.rope.original_context == 8192
+    done = extend(path, tmp_path / "o.gguf", factor=2.0, method="yarn")
+    angles, attention = ggml.rope(tmp_path / "o.gguf", 64)
+    np.testing.assert_allclose(angles, done.plan.main.wanted.inv_freq, rtol=DRIFT)
+    assert attention == pytest.approx(1 + 0.1 * np.log(2))
+    data["rope_freqs.weight"] = factors * np.linspace(1, 1.01, 32, dtype=np.float32)
+    path = making.write(tmp_path / "n.gguf", metadata=making.LLAMA | shape, data=data)
+    assert inspecting.inspect(str(path)).main.params["rope_type"] == "longrope"
+
+
+def test_split_files_stay_apart(base, tmp_path):
+    rows = list(making.tensors().items())
+    for number, data in enumerate((dict(rows[:3]), dict(rows[3:]))):
+        split = {"split.no": np.uint16(number), "split.count": np.uint16(2)}
+        split |= {"split.tensors.count": np.int32(6)}
+        meta = {} if number else making.LLAMA
+        path = tmp_path / f"m-0000{number + 1}-of-00002.gguf"
+        making.write(path, metadata=meta, general=split, data=data, tokens=0)
+    first = tmp_path / "m-00001-of-00002.gguf"
+    with pytest.raises(UsageError, match="-o DIR"):
+        extend(first, tmp_path / "long.gguf")
+    extend(first, tmp_path / "out", method="llama3", link="hard")
+    out = tmp_path / "out" / first.name
+    assert ggml.keys(out)["split.tensors.count"] == 7
+    assert open_gguf(str(out)).head.tensor("rope_freqs.weight")
+    assert (tmp_path / "out" / "m-00002-of-00002.gguf").stat().st_nlink == 2
+    assert verifying.check_directory(out, against=str(first), deep=True).passed
+
+
+def test_what_an_architecture_cannot_carry_is_refused(tmp_path):
+    path = making.write(tmp_path / "q.gguf", "qwen2")
+    extend(path, tmp_path / "ok.gguf", method="yarn", attention_factor=1.3)
+    for wanted in ({"method": "llama3"}, {"method": "yarn", "beta_fast": 8.0}):
+        with pytest.raises(NotExpressible, match=r"a qwen2 GGUF.*pi, ntk"):
+            extend(path, tmp_path / "long.gguf", **wanted)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["ok.gguf", "q.gguf"]
+
+
+def test_never_in_place_and_never_over_another_file(base, tmp_path):
+    before = base.read_bytes()
+    for force in (False, True):
+        with pytest.raises(UsageError, match="is the input itself"):
+            extend(base, base, force=force)
+    (tmp_path / "there.gguf").write_text("mine")
+    with pytest.raises(OutputExists, match="--force replaces"):
+        extend(base, tmp_path / "there.gguf")
+    extend(base, tmp_path / "there.gguf", force=True)
+    (tmp_path / "folder.gguf").mkdir()
+    with pytest.raises(OutputExists, match="no regular file"):
+        extend(base, tmp_path / "folder.gguf", force=True)
+    assert base.read_bytes() == before
+    assert {p.name for p in tmp_path.iterdir()} == {"base.gguf", "there.gguf", "folder.gguf"}
+
+
+@pytest.mark.parametrize("where", ["key", "tensor", "length"])
+def test_a_wrong_file_gets_no_name(base, tmp_path, monkeypatch, where):
+    write = writing._write
+
+    def spoiled(head, target, keys, tensors, show):
+        if where == "key":
+            keys = keys | {"llama.rope.scaling.factor": (6, 4.001)}
+        if where == "length":
+            keys = keys | {"llama.context_length": (4, 2048)}
+        if where == "tensor":
+            small = making.tensors() | {"output_norm.weight": np.ones(32, np.float32)}
+            head = read_gguf(making.write(tmp_path / "other.gguf", data=small))
+        write(head, target, keys, tensors, show)
+
+    monkeypatch.setattr(writing, "_write", spoiled)
+    with pytest.raises(ProofFailed, match="proof: "):
+        extend(base, tmp_path / "long.gguf")
+    assert not (tmp_path / "long.gguf").exists()
+
+
+def test_verify_sees_what_somebody_changed(base, tmp_path):
+    out = tmp_path / "long.gguf"
+    extend(base, out, method="llama3", hash_weights=True)
+    assert verifying.check_directory(out, deep=True).passed
+    whole, own = out.read_bytes(), read_gguf(out)
+
+    def spoil(place):
+        content = bytearray(whole)
+        content[place] ^= 0x40
+        out.write_bytes(content)
+        return verifying.check_directory(out, deep=True)
+
+    spoilt = spoil(own.data + own.tensor("rope_freqs.weight").offset + 7 * 4 + 2)
+    assert [check.what for check in spoilt.failures()] == ["spectrum"]
+    spoilt = spoil(own.data + own.tensor("output_norm.weight").offset)
+    assert [check.what for check in spoilt.failures()] == ["tensors"]
+    with pytest.raises(UsageError, match="--against"):
+        verifying.check_directory(out, against="ropext://demo")
+
+
+EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "fcntl.flock", "os.truncate")
+
+
+def killed_at(step, base, out):
+    """Whether a run that dies at this step got to its end instead."""
+    child = os.fork()
+    if child == 0:
+        steps = iter(range(10**9))
+
+        def tick(event):
+            if event in EVENTS and next(steps) == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(lambda event, args: tick(event))
+        for name in ("fsync", "pwrite", "copy_file_range"):
+            call = getattr(os, name)
+            setattr(os, name, lambda *a, call=call: (tick("open"), call(*a))[1])
+        try:
+            extend(base, out, method="llama3", force=True)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.slow
+def test_killed_at_every_step(base, tmp_path):
+    extend(base, tmp_path / "truth.gguf", method="llama3")
+    truth, old = (tmp_path / "truth.gguf").read_bytes(), b"old"
+    seen = set()
+    for step in range(2000):
+        room = tmp_path / f"run-{step}"
+        room.mkdir()
+        out = room / "long.gguf"
+        out.write_bytes(old)
+        finished = killed_at(step, base, out)
+        aside = room / ".long.gguf.old"
+        state = out.read_bytes() if out.exists() else aside.read_bytes()
+        assert state in (old, truth)
+        seen.add((state == truth, aside.exists()))
+        extend(base, out, method="llama3", force=True)
+        assert os.listdir(room) == ["long.gguf"]
+        assert out.read_bytes() == truth
+        if finished:
+            break
+    assert step > 15
+    assert len(seen) > 2
+
+
+def test_the_file_system_is_full(base, tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(InputError, match="No space left on device"):
+        extend(base, tmp_path / "long.gguf", method="llama3")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["base.gguf"]
