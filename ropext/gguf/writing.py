@@ -186,7 +186,7 @@ def _content(part: GgufHeader, show: Show) -> str:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ReadBack:
     """What the keys of a file give, beside what was wanted."""
 
     error: float  # the largest relative difference
@@ -205,7 +205,7 @@ def spectrum_in(model: GgufFile) -> Spectrum:
     return ggml_read(rope_of(head, row, dim, model.config["max_position_embeddings"]), dim)
 
 
-def compare(model: GgufFile, wanted: Spectrum, target: int) -> Compared:
+def compare(model: GgufFile, wanted: Spectrum, target: int) -> ReadBack:
     """Hold a file against a spectrum and a length; ProofFailed says what differs."""
     found, stated = spectrum_in(model), model.config["max_position_embeddings"]
     if stated != target:
@@ -217,7 +217,7 @@ def compare(model: GgufFile, wanted: Spectrum, target: int) -> Compared:
             f"{error:.1e} (bound {STORED:.0e})"
         )
     tensors = [own for part in model.parts for own in part.tensors]
-    return Compared(error, len(found.inv_freq), len(tensors), sum(own.size for own in tensors))
+    return ReadBack(error, len(found.inv_freq), len(tensors), sum(own.size for own in tensors))
 
 
 def _prove(target: Path, base: GgufFile, wanted: Spectrum, length: int) -> dict[str, Any]:

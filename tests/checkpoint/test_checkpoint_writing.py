@@ -274,7 +274,7 @@ def test_copies_are_whole_whatever_the_kernel_does(tmp_path: Path, monkeypatch, 
 
 def test_a_file_that_shrinks_is_noticed(tmp_path: Path, monkeypatch):
     (tmp_path / "a").write_bytes(bytes(1000))
-    monkeypatch.setattr(staging, "_data", lambda descriptor, size: iter([(0, 2000)]))
+    monkeypatch.setattr(staging, "_data", lambda descriptor, start, size: iter([(0, 2000)]))
     with pytest.raises(InputError, match="shrank"):
         staging.copy_file(tmp_path / "a", tmp_path / "b")
 
