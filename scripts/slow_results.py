@@ -25,6 +25,7 @@ CENSUS = "ropext/families/types.json"
 DEFAULTS = "ropext/families/defaults.json"
 ENGINES = "ropext/loaders/engines.json"
 CHECKPOINTS = "scripts/loaders/checkpoints.py"
+KEPT = {"loaders": 400}  # lines of a log
 COVERED = {
     "floors": (FLOORS,),
     "lm-eval": (PINS, EXTRAS),
@@ -80,7 +81,7 @@ def stale(root: Path) -> list[str]:
 
 def write(root: Path, part: str, log: str) -> Path:
     """The dated result of a part, in the place of its last one."""
-    lines = [line for line in log.splitlines() if line.strip()][-60:]
+    lines = [line for line in log.splitlines() if line.strip()][-KEPT.get(part, 60) :]
     covered = [f"- {what}: {digest(root, what)}" for what in COVERED[part]]
     head = f"# .ci/slow {part} ({date.today()})"
     machine = f"Python {platform.python_version()}, {platform.machine()}, {platform.system()}."

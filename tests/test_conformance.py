@@ -10,7 +10,7 @@ import transcriptions
 from command_line import run
 
 from ropext import conformance, proof
-from ropext.conformance.bases import FAMILIES, SIZES
+from ropext.conformance.bases import SIZES, keys_of
 from ropext.conformance.check import findings
 from ropext.errors import RopextError
 from ropext.families import read
@@ -49,11 +49,18 @@ def answers(kit, families, form_read=None):
     for family in families:
         out[family] = {}
         for form in expected["families"][family]:
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                kit / family,
-                config=transformers.AutoConfig.from_pretrained(kit / family / (form_read or form)),
-                dtype=torch.float32,
-            ).eval()
+            kind = "ImageTextToText" if family == "mistral3" else "CausalLM"
+            model = (
+                getattr(transformers, f"AutoModelFor{kind}")
+                .from_pretrained(
+                    kit / family,
+                    config=transformers.AutoConfig.from_pretrained(
+                        kit / family / (form_read or form)
+                    ),
+                    dtype=torch.float32,
+                )
+                .eval()
+            )
             given = {}
             for length, positions in expected["positions"].items():
                 text = torch.as_tensor(ids[: int(length)])
@@ -65,8 +72,7 @@ def answers(kit, families, form_read=None):
 
 
 def plain(family):
-    values = SIZES | FAMILIES[family]
-    return {"model_type": family} | {key: v for key, v in values.items() if v is not None}
+    return {"model_type": family} | keys_of(family, SIZES, {})
 
 
 @pytest.mark.parametrize(

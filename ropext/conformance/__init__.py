@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropext import families
 from ropext.checkpoint.staging import staged
-from ropext.conformance.bases import FAMILIES, SIZES
+from ropext.conformance.bases import FAMILIES, SIZES, keys_of
 from ropext.conformance.misreading import Config, misreadings
 from ropext.errors import NotExpressible, RopextError, UsageError, listed
 from ropext.files import read_json, write_json
@@ -101,20 +101,33 @@ def write_base(
     import torch
     import transformers
 
-    values = sizes | FAMILIES[family] | dict(own or {})
-    values = {key: value for key, value in values.items() if value is not None}
+    values = keys_of(family, sizes, dict(own or {}))
     config = transformers.AutoConfig.for_model(family, **values)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # sinks and the biases of routers stay as their class draws them
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype="float32")
+        model = _class_for(config).from_config(config, dtype="float32")
     sharpen(model)
     model.save_pretrained(directory)
     (directory / "generation_config.json").unlink(missing_ok=True)
-    saved = read_json(directory / "config.json")
-    saved.pop("rope_parameters", None)
-    plain: Config = saved | {"rope_scaling": None} | values
+    plain = _released(read_json(directory / "config.json"), values)
     write_json(directory / "config.json", plain)
     return plain
+
+
+def _released(saved: Config, values: Config) -> Config:
+    if "text_config" in values:
+        text = _released(saved["text_config"], values["text_config"])
+        return saved | values | {"text_config": text}
+    kept = {key: value for key, value in saved.items() if key != "rope_parameters"}
+    return kept | {"rope_scaling": None} | values
+
+
+def _class_for(config: Any) -> Any:
+    """The auto class that has a config's model."""
+    import transformers
+
+    classes = (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText)
+    return next(own for own in classes if type(config) in own._model_mapping)
 
 
 def log_probabilities(
@@ -124,12 +137,17 @@ def log_probabilities(
     import torch
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        directory,
-        config=transformers.AutoConfig.for_model(**config),
-        dtype=torch.float32,
-        attn_implementation="eager",
-    ).eval()
+    read = transformers.AutoConfig.for_model(**config)
+    model = (
+        _class_for(read)
+        .from_pretrained(
+            directory,
+            config=read,
+            dtype=torch.float32,
+            attn_implementation="eager",
+        )
+        .eval()
+    )
     found = []
     with torch.inference_mode():
         for ids in map(torch.as_tensor, inputs):

@@ -45,6 +45,15 @@ LATENT = {
 UNSCALED = {"rope_type": "default", "rope_theta": 50000.0}
 QUERIES = {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 128}
 LAYERS = ["sliding_attention"] * 3 + ["full_attention"]
+# Of composites: no token is an image, so that nothing is asked of it.
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
 # What makes a family's config differ from SIZES; None leaves a key out. No partial rotary factor is
 # the default of its class: a reader that loses it is seen.
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -123,4 +132,25 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_norm_eps": 1e-5,
         "use_parallel_residual": True,
     },
+    "gemma3": {
+        "text_config": {"model_type": "gemma3_text"},
+        "vision_config": {"model_type": "siglip_vision_model", **VISION},
+        "mm_tokens_per_image": 4,
+        "tie_word_embeddings": True,
+    },
+    "mistral3": {
+        "text_config": {"model_type": "ministral3"},
+        "vision_config": {"model_type": "pixtral", "head_dim": 16, **VISION},
+        "spatial_merge_size": 1,
+        "tie_word_embeddings": False,
+    },
 }
+
+
+def keys_of(family: str, sizes: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """What stands in a family's config: of a composite, around the keys of its text part."""
+    keys = FAMILIES[family]
+    if "text_config" in keys:
+        text = keys["text_config"]
+        return keys | {"text_config": text | keys_of(text["model_type"], sizes, own)}
+    return {key: value for key, value in (sizes | keys | own).items() if value is not None}

@@ -17,14 +17,10 @@ def misreadings(config: Config, plain: Config) -> dict[str, Config]:
     params = families.read(config).scaled_sites[0].params
     found = {
         "without its scaling": plain,
-        "with theta 10,000": _with(config, rope_theta=10000.0, rotary_emb_base=10000.0),
+        "with theta 10,000": with_theta(config, 10000.0),
     }
-    by_layer = config.get("rope_parameters") or {}
-    if "sliding_attention" in by_layer:
-        full = {k: v for k, v in by_layer["full_attention"].items() if k != "rope_theta"}
-        both = by_layer | {"sliding_attention": by_layer["sliding_attention"] | full}
-        kept = {key: own for key, own in config.items() if key != "rope_scaling"}
-        found["with its sliding layers scaled"] = kept | {"rope_parameters": both}
+    if (slid := _everywhere(config, _slid)) != config:
+        found["with its sliding layers scaled"] = slid
     if (PAIRS | {"factor"}) & params.keys():
         found["with its factor applied twice"] = _everywhere(config, _twice)
     for what, keys in (("attention factor", ATTENTION), ("betas", BETAS)):
@@ -55,6 +51,11 @@ def misreadings(config: Config, plain: Config) -> dict[str, Config]:
     return found
 
 
+def with_theta(config: Config, theta: float) -> Config:
+    """Another theta, under each of its names."""
+    return _with(config, rope_theta=theta, rotary_emb_base=theta)
+
+
 def _everywhere(config: Config, change: Callable[[Config], Config]) -> Config:
     """A config with every dict in it changed, itself too."""
     items = config.items()
@@ -74,6 +75,15 @@ def _without(config: Config, keys: set[str]) -> Config:
 def _unmoved(config: Config) -> Config:
     """With an attention factor of 1 in every dict that scales."""
     return _everywhere(config, lambda d: d | {"attention_factor": 1.0} if "factor" in d else d)
+
+
+def _slid(own: Config) -> Config:
+    by_layer = own.get("rope_parameters") or {}
+    if "sliding_attention" not in by_layer:
+        return own
+    full = {k: v for k, v in by_layer["full_attention"].items() if k != "rope_theta"}
+    both = by_layer | {"sliding_attention": by_layer["sliding_attention"] | full}
+    return {k: v for k, v in own.items() if k != "rope_scaling"} | {"rope_parameters": both}
 
 
 def _twice(own: Config) -> Config:

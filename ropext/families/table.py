@@ -69,6 +69,7 @@ class Family:
     every_layer_windowed: bool = False  # sliding_window, where set, holds for all layers
     layer_thetas: bool = False  # theta stands in the list layer_rope_theta
     mscale_keys: bool = False  # the forward pass reads short_mscale and long_mscale
+    betas: bool = False  # vLLM fails on a yarn whose betas are not written out
     remark: str = ""  # a fact about this family that is worth a sentence
 
 
@@ -180,6 +181,7 @@ FAMILIES: dict[str, Family] = {
         replace(PARTIAL, legacy="three keys", forms=PHI3, every_layer_windowed=True),
     ),
     "phimoe": Family(mscale_keys=True, every_layer_windowed=True),
+    "gpt_oss": Family(betas=True),
     # DeepSeek's latent attention: a rotary part of its own size; the softmax reads mscale.
     **_rows(
         "axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite "

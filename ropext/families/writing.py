@@ -45,14 +45,16 @@ def _merged(site: Site, new: Params, row: Family) -> Params:
     out |= {key: value for key, value in new.items() if key not in out} | {
         key: value for key, value in kept.items() if key not in new
     }
-    if row.mscale_keys:
-        out = completed(out, site.rope)
+    out = completed(out, site.rope, row)
     return {key: _json_value(key, value) for key, value in out.items()}
 
 
-def completed(params: Params, rope: Rope) -> Params:
-    """Add the three keys that PhiMoE's forward pass reads in every scaled form."""
-    if params["rope_type"] == "default":
+def completed(params: Params, rope: Rope, row: Family) -> Params:
+    """Add the keys that readers of a family want in the dict, default or not: three that PhiMoE's
+    forward pass reads in every scaled form, and gpt-oss's betas."""
+    if row.betas and params["rope_type"] == "yarn":
+        return params | {"beta_fast": forms.BETA_FAST, "beta_slow": forms.BETA_SLOW} | params
+    if params["rope_type"] == "default" or not row.mscale_keys:
         return params
     attention = forms.read_attention_factor(params, rope.context)
     original = {"original_max_position_embeddings": rope.original_context}
@@ -61,7 +63,7 @@ def completed(params: Params, rope: Rope) -> Params:
 
 def as_written(text_type: str, params: Params, rope: Rope) -> Params:
     """A form with the keys that `write` adds in this family."""
-    return completed(params, rope) if family(text_type).mscale_keys else params
+    return completed(params, rope, family(text_type))
 
 
 def _legacy(modern: Params, row: Family, current: Any) -> Params | None:

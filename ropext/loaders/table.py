@@ -45,6 +45,10 @@ def _attn_factor_agrees(params: Params) -> bool:
     )
 
 
+def _betas_written(params: Params) -> bool:
+    return {"beta_fast", "beta_slow"} <= params.keys()
+
+
 def _mscales_agree(params: Params) -> bool:
     """short_mscale and long_mscale are there and equal the attention factor."""
     scales = (params.get("short_mscale"), params.get("long_mscale"))
@@ -54,6 +58,7 @@ def _mscales_agree(params: Params) -> bool:
 NEEDS: dict[str, Callable[[Params], bool]] = {
     "attn_factor": _attn_factor_agrees,
     "mscales": _mscales_agree,
+    "betas": _betas_written,
 }
 
 
@@ -122,6 +127,12 @@ def kind_of(params: Params) -> str:
     return kinds_of(params)[0]
 
 
+_LACKS = {
+    "attn_factor": "attn_factor should be there and agree with the attention factor",
+    "mscales": "short_mscale and long_mscale should be there and agree with the attention factor",
+    "betas": "beta_fast and beta_slow should be there, default or not",
+}
+
 Verdict = Literal["same", "different", "ignored", "error", "not measured"]
 
 # A dict can be of several kinds at once; the first verdict in this order is the one that counts.
@@ -175,9 +186,14 @@ class LoaderVersions:
     composites: bool  # its cells for a text model also speak for a composite around that model
     families: Mapping[str, Mapping[str, TableCell]]  # family -> kind -> cell
     measured: Mapping[str, str]  # family -> the versions it was run in
+    failed: Mapping[str, str]  # family -> why it could not be run
 
     def known(self, family: str, model_type: str | None) -> str:
-        """The name under which a model was run here, if it was: its own, or its text part's."""
+        """The name under which a model was run here, if it was: a composite's with its text part's,
+        or one of the two."""
+        whole = f"{model_type}/{family}"
+        if whole in self.families or whole in self.failed:
+            return whole
         if model_type is None or (self.composites and model_type not in self.families):
             return family
         return model_type
@@ -216,15 +232,19 @@ def _reader(entry: Mapping[str, Any], engine: Mapping[str, Any]) -> LoaderVersio
             families.setdefault(family, {}).update(cells)
             measured.setdefault(family, group.get("versions", entry["versions"]))
     for group in engine.get("groups", ()):
-        found = {kind: _cell(own, engine["evidence"]) for kind, own in group["cells"].items()}
+        evidence = group.get("evidence", engine["evidence"])
+        found = {kind: _cell(own, evidence) for kind, own in group["cells"].items()}
         for family in group["families"]:
             known = families.setdefault(family, {})
             for kind, cell in found.items():
                 known[kind] = _told(cell, known.get(kind) or families["llama"].get(kind))
-            measured.setdefault(family, engine["versions"])
+            measured.setdefault(family, group.get("versions", engine["versions"]))
+    failed = engine.get("failed", {})
     spans = tuple((low, high) for low, high in entry["spans"])
     composites = entry.get("composites", False)
-    return LoaderVersions(entry["loader"], entry["versions"], spans, composites, families, measured)
+    return LoaderVersions(
+        entry["loader"], entry["versions"], spans, composites, families, measured, failed
+    )
 
 
 def _told(cell: TableCell, known: TableCell | None) -> TableCell:
@@ -271,9 +291,10 @@ def _reading(
     known = reader.known(family, model_type)
     cells = reader.families.get(known)
     if not cells:
-        return LoaderReading(
-            reader.loader, reader.versions, "not measured", f"{known} was not run in it"
-        )
+        why = f"{known} was not run in it"
+        if known in reader.failed:
+            why = f"{known} could not be run: {reader.failed[known]}"
+        return LoaderReading(reader.loader, reader.versions, "not measured", why)
     versions = reader.measured[known]
     found = [_judge(cells.get(kind), kind, params) for kind in kinds]
     worst = min(found, key=lambda cell: _WORST_FIRST.index(cell.verdict))
@@ -289,8 +310,7 @@ def _judge(cell: TableCell | None, kind: str, params: Params) -> TableCell:
     if cell is None:
         return TableCell("not measured", f"{KINDS[kind]}: not run in it")
     if cell.needs and not NEEDS[cell.needs](params):
-        names = {"attn_factor": "attn_factor", "mscales": "short_mscale and long_mscale"}
-        lacks = f"{names[cell.needs]} should be there and agree with the attention factor"
+        lacks = _LACKS[cell.needs]
         return TableCell(cell.otherwise, "; ".join(filter(None, (cell.why, lacks))), cell.flag)
     return cell
 

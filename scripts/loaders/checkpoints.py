@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from ropext import conformance
 from ropext.conformance.bases import FAMILIES
-from ropext.conformance.misreading import misreadings
+from ropext.conformance.misreading import misreadings, with_theta
 from ropext.errors import RopextError
 from ropext.files import read_json, write_json
 
@@ -61,13 +61,31 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
+PIXELS = {
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "resample": 2,
+    "rescale_factor": 1 / 255,
+    "size": {"height": 28, "width": 28, "longest_edge": 28},
+    "patch_size": 14,
+}
+IMAGES = {
+    "gemma3": PIXELS | {"image_processor_type": "Gemma3ImageProcessor"},
+    "mistral3": PIXELS | {"image_processor_type": "PixtralImageProcessor"},
+}
+
+
 def write_base(family: str, directory: Path) -> None:
     """A checkpoint of a family with random weights and no scaling."""
-    conformance.write_base(family, directory, SIZES, OWN.get(family))
+    text = FAMILIES[family].get("text_config", {}).get("model_type", family)
+    conformance.write_base(family, directory, SIZES, OWN.get(text))
     # Gemma 3's converter counts the tokens of a tokenizer.
     vocabulary = {f"t{number}": number for number in range(VOCABULARY)}
     tokenizer = {"model": {"type": "BPE", "vocab": vocabulary, "merges": []}, "added_tokens": []}
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    if text != family:
+        # ExLlamaV3 does not open a composite without it.
+        write_json(directory / "preprocessor_config.json", IMAGES[family])
 
 
 def readings(place: Path) -> Iterator[tuple[str, Path, dict[str, Any]]]:
@@ -75,9 +93,7 @@ def readings(place: Path) -> Iterator[tuple[str, Path, dict[str, Any]]]:
     base = place / "base"
     plain = read_json(base / "config.json")
     yield "base", base, plain
-    bare = plain | dict.fromkeys(("rope_theta", "rotary_emb_base"), 10000.0)
-    bare.pop("rope_parameters", None)
-    yield "theta 10,000 and no scaling", base, bare
+    yield "theta 10,000 and no scaling", base, with_theta(plain, 10000.0)
     for form in FORMS:
         output = place / form
         if output.exists():

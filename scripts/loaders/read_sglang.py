@@ -93,6 +93,7 @@ def tables(directory: Path, length: int) -> dict[str, np.ndarray]:
     publish(directory)
     config = ModelConfig(str(directory), trust_remote_code=False, dtype="float32")
     model = _initialize_model(config, LoadConfig())
+    model = getattr(model, "language_model", model)  # of a composite, its text part
     found = {"length": np.array(config.context_len)}
     positions = torch.arange(length)
     shared = getattr(model.model, "rotary_emb", None)

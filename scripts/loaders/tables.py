@@ -36,7 +36,10 @@ def stock(directory: Path, length: int, config: dict[str, Any] | None = None) ->
         if config is None
         else transformers.AutoConfig.for_model(**config)
     )
-    model = transformers.AutoModelForCausalLM.from_config(read, attn_implementation="eager").eval()
+    classes = (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText)
+    kind = next(own for own in classes if type(read) in own._model_mapping)
+    model = kind.from_config(read, attn_implementation="eager").eval()
+    read = read.get_text_config()
     positions = torch.arange(length)
     found: Tables = {}
 

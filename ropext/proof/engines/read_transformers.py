@@ -15,13 +15,20 @@ def read(directory: str, ids: np.ndarray) -> dict[str, Any]:
     """Of the last tokens, each after those before it."""
     # Exact in every family: other implementations leave out what some of them add to the scores.
     attention = "eager" if len(ids) <= QUADRATIC else None
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        directory,
-        torch_dtype=torch.float32,
-        attn_implementation=attention,
-        trust_remote_code=False,
-        use_safetensors=True,
-    ).eval()
+    config = transformers.AutoConfig.from_pretrained(directory)
+    classes = (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText)
+    known = [own for own in classes if type(config) in own._model_mapping]
+    model = (
+        (known or classes)[0]
+        .from_pretrained(
+            directory,
+            torch_dtype=torch.float32,
+            attn_implementation=attention,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+        .eval()
+    )
     # The logits of a whole long text would not fit.
     keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
     some = {"logits_to_keep": telling.LAST + 1} if keeps else {}

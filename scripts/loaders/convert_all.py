@@ -1,0 +1,20 @@
+"""Convert checkpoints with llama.cpp's own converter: convert_all.py CONVERTER CHECKPOINTS
+
+Each FAMILY/FORM gets a model.gguf in float32, as `ropext verify --run llama.cpp` makes it;
+measure.py puts the folder of that on the path. What fails leaves its words in convert.error.
+"""
+
+import sys
+from pathlib import Path
+
+from convert_gguf import convert
+
+converter, folder = map(Path, sys.argv[1:])
+for place in sorted(folder.glob("*/*/config.json")):
+    for old in ("model.gguf", "convert.error"):
+        (place.parent / old).unlink(missing_ok=True)
+    try:
+        convert(converter, place.parent, place.parent / "model.gguf")
+    except Exception as error:  # a converter fails in its own ways: what it says is kept
+        text = f"{type(error).__name__}: {error}"[:2000]
+        (place.parent / "convert.error").write_text(text)
