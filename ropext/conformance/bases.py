@@ -48,7 +48,7 @@ LAYERS = ["sliding_attention"] * 3 + ["full_attention"]
 # Of composites: no token is an image, so that nothing is asked of it.
 VISION = {
     "hidden_size": 32,
-    "intermediate_size": 32,
+    "intermediate_size": 48,
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "image_size": 28,
