@@ -32,7 +32,7 @@ from ropext.corpus import (
     read_documents,
 )
 from ropext.evaluation.loading import load_tokenizer
-from ropext.evaluation.ranking import Measured, frame_of, measure, set_up
+from ropext.evaluation.ranking import Measured, document_reader, frame_of, measure
 from ropext.narration import Hooks
 from ropext.report.tables import ranking_table, ranking_verdict, shown
 from ropext.results.comparison import difference
@@ -71,8 +71,8 @@ def searched(
     documents = take(read_documents(Source(table)), encoder, wanted).documents
     loaded = transformers.AutoModelForCausalLM.from_pretrained(snapshot.directory).eval()
     frame = frame_of(start.context, start.target)
-    bench = set_up(loaded, [own.ids for own in documents], frame)
-    before, after = bench.whole("yarn", start.config), bench.whole("searched", done.plan.config)
+    reader = document_reader(loaded, [own.ids for own in documents], frame)
+    before, after = reader.whole("yarn", start.config), reader.whole("searched", done.plan.config)
     tail, far = frame.tail_span(start.target), (start.target // 2, start.target)
     return done, {
         "tail": difference(frame, after, before, tail),

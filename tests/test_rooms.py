@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,21 @@ def test_heavy_modules_are_imported_inside_functions_only() -> None:
     fronts |= {m for m in modules if m.split(".")[1:2] == ["cli"]}
     loads_torch_when_imported = heavy & fronts
     assert not loads_torch_when_imported
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "scripts"])
+def test_scripts_import_what_is_there(folder: str) -> None:
+    """No test runs them all: a name that moved would be noticed by the next who measures."""
+    missing = []
+    for path in sorted((REPOSITORY / folder).rglob("*.py")):
+        for _, dotted in imports(parsed(path)):
+            module, _, name = dotted.rpartition(".")
+            if module.split(".")[0] == "ropext" and not hasattr(import_module(module), name):
+                try:
+                    import_module(dotted)
+                except ModuleNotFoundError:
+                    missing.append((path.name, dotted))
+    assert not missing
 
 
 def test_only_the_command_line_prints() -> None:
