@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from ropext import families, forms, loaders, proof
+from ropext import families, forms, proof
 from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.checkpoint.provenance import NAME as RECORD
 from ropext.checkpoint.provenance import Record, base_config, read_record, record_in
@@ -38,40 +38,13 @@ class Check:
 
 
 @dataclass(frozen=True)
-class EngineFinding:
-    """What an engine was seen to make of a directory, and what the loader table says of it."""
-
-    run: "EngineRun"
-    table: str
-    stock: str  # the transformers that it is compared with
-
-    @property
-    def sentence(self) -> str:
-        run = self.run
-        if not run.version:  # it ended before it told a reading: nothing against the table
-            return f"gave no answer: {run.error}; --python names a Python that has all it needs"
-        found = run.error
-        if run.largest is not None:
-            found = (
-                f"log-probabilities differ from transformers {self.stock}'s by {run.largest:.1e} "
-                f"at most and {run.mean:.1e} in the mean"
-            )
-        says = f"{run.verdict}: {found}; the table says {self.table}"
-        alike = self.table == "not measured" or (run.verdict == "same") == (self.table == "same")
-        return says + ("" if alike else ", which is not what was measured here: please report it")
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self.run) | {"table": self.table, "transformers": self.stock}
-
-
-@dataclass(frozen=True)
 class Verification:
     """Everything that was checked, and what each loader reads where nothing is wrong."""
 
     directory: str
     checks: tuple[Check, ...]
     served: Served | None
-    engines: tuple[EngineFinding, ...] = ()
+    engines: "tuple[EngineRun, ...]" = ()
 
     @property
     def passed(self) -> bool:
@@ -96,7 +69,7 @@ class Verification:
         checks = [asdict(check) for check in self.checks]
         out = {"directory": self.directory, "passed": self.passed, "checks": checks}
         if self.engines:
-            out["engines"] = [own.to_json() for own in self.engines]
+            out["engines"] = [asdict(own) for own in self.engines]
         return out | (self.served.to_json() if self.served else {})
 
 
@@ -147,16 +120,15 @@ def check_directory(
             raise UsageError(f"--endpoint compares a directory; {directory} takes --run llama.cpp")
         loading |= {"trust_remote_code": trust_remote_code}
         checks.append(_endpoint(endpoint, snapshot, model, claim, loading))
-    measured: tuple[EngineFinding, ...] = ()
+    measured: tuple[EngineRun, ...] = ()
     try:
-        measured = (
-            tuple(_engines(run, python, converter, snapshot, model, claim, say)) if run else ()
-        )
+        if run:
+            measured = tuple(_engines(run, python, converter, snapshot, model, claim, say))
     except ProofFailed as failed:
         checks.append(Check("engines", False, str(failed)))
     for own in measured:
-        name = f"{own.run.engine} {own.run.version}".strip()
-        checks.append(Check(name, own.run.verdict == "same", own.sentence))
+        name = f"{own.engine} {own.version}".strip()
+        checks.append(Check(name, own.verdict == "same", own.sentence))
     broken = any(check.passed is False for check in checks)
     served = None if broken else read_again(snapshot)
     return Verification(snapshot.name, tuple(checks), served, measured)
@@ -418,26 +390,15 @@ def _engines(
     model: Model,
     claim: Claim,
     say: Say,
-) -> Iterable[EngineFinding]:
+) -> "Iterable[EngineRun]":
     from ropext.proof import engines  # late: it loads numpy
 
     if model.vocab_size is None:
         raise InputError(f"--run: the config of {snapshot.name} has no vocab_size")
     text = engines.text_for(snapshot.directory, model.vocab_size, claim.context, model.context)
     say(f"--run: {text}")
-    readings = read_again(snapshot).readings
-    for found, stock in engines.compare(names, python, snapshot.directory, text, converter):
-        yield EngineFinding(found, _in_table(readings, found.engine, found.version), stock)
-
-
-def _in_table(readings: Sequence[loaders.LoaderReading], engine: str, version: str) -> str:
-    """What the table says of this version of an engine."""
-    try:
-        rows = loaders.select(f"{engine}=={version.partition('+')[0]}")
-    except UsageError:  # a version that was not measured
-        return "not measured"
-    at = loaders.readers().index(rows[0])
-    return readings[at].verdict
+    readings, place = read_again(snapshot).readings, snapshot.directory
+    yield from engines.compare(names, python, place, text, readings, converter=converter)
 
 
 def repair(

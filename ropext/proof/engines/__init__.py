@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ropext import loaders
 from ropext.errors import ProofFailed, UsageError
 from ropext.proof.server import special_tokens, token_ids
 
@@ -29,40 +30,48 @@ BEYOND = 1024  # tokens beyond the original context
 LAST = 2048  # positions that the readers tell
 TIMEOUT = 3600.0  # seconds for one engine
 
-Verdict = Literal["same", "different", "error"]
-
 
 @dataclass(frozen=True)
 class EngineRun:
-    """What one engine made of a checkpoint."""
+    """What one engine made of a checkpoint, beside what the loader table says of it."""
 
     engine: str
     version: str  # "" where it failed before it told
-    verdict: Verdict
-    largest: float | None = None  # difference, in nats
-    mean: float | None = None
-    error: str = ""  # what it said, in one line
+    verdict: Literal["same", "different", "error"]
+    largest: float | None  # difference, in nats
+    mean: float | None
+    error: str  # what it said, in one line
+    table: str
+    transformers: str  # what it is compared with
+
+    @property
+    def sentence(self) -> str:
+        if not self.version:  # it ended before it told a reading: nothing against the table
+            return f"gave no answer: {self.error}; --python names a Python that has all it needs"
+        found = self.error
+        if self.largest is not None:
+            found = (
+                f"log-probabilities differ from transformers {self.transformers}'s by"
+                f" {self.largest:.1e} at most and {self.mean:.1e} in the mean"
+            )
+        says = f"{self.verdict}: {found}; the table says {self.table}"
+        alike = self.table == "not measured" or (self.verdict == "same") == (self.table == "same")
+        return says + ("" if alike else ", which is not what was measured here: please report it")
 
 
 @dataclass(frozen=True)
 class EngineText:
-    """The tokens that every engine reads, and which of their positions are compared."""
+    """The tokens that every engine reads, of which the last are compared."""
 
     ids: list[int]
     context: int  # the original one
 
-    @property
-    def compared(self) -> int:
-        return min(len(self.ids) - 1, LAST)
-
-    @property
-    def beyond(self) -> int:
-        return min(max(len(self.ids) - self.context, 0), self.compared)
-
     def __str__(self) -> str:
+        compared = min(len(self.ids) - 1, LAST)
+        beyond = min(max(len(self.ids) - self.context, 0), compared)
         return (
-            f"each engine reads {len(self.ids):,} tokens; {self.compared:,} positions are compared,"
-            f" {self.beyond:,} of them beyond the original context of {self.context:,}"
+            f"each engine reads {len(self.ids):,} tokens; {compared:,} positions are compared,"
+            f" {beyond:,} of them beyond the original context of {self.context:,}"
         )
 
 
@@ -107,10 +116,12 @@ def compare(
     python: str,
     place: Path,
     text: EngineText,
+    readings: Sequence[loaders.LoaderReading] = (),
+    *,
     converter: Path | None = None,
     wanted: Mapping[str, Any] | None = None,
-) -> Iterator[tuple[EngineRun, str]]:
-    """Each engine against stock transformers on the same tokens, and the version of that.
+) -> Iterator[EngineRun]:
+    """Each engine against stock transformers on the same tokens, and against the table's readings.
 
     `place` is a directory, or a GGUF with what transformers tells of it (`wanted`: `version`, and
     the log-probabilities as `found`); `converter` is llama.cpp's convert_hf_to_gguf.py.
@@ -118,21 +129,33 @@ def compare(
     wanted = wanted or _read("transformers", sys.executable, place, text)
     if "error" in wanted:
         raise ProofFailed(f"stock transformers cannot read {place}: {wanted['error']}")
+    right = wanted["found"]
     for name in names:
         told = _read(name, python, place, text, converter)
-        yield _judge(name, told, wanted["found"]), wanted["version"]
+        error, found = told.get("error", ""), told.get("found", right)
+        if found.shape != right.shape:
+            error = f"it tells {found.size} of {right.size} positions"
+        gaps = np.array([]) if error else np.abs(found - right)
+        largest, mean = (None, None) if error else (float(gaps.max()), float(gaps.mean()))
+        yield EngineRun(
+            name,
+            told["version"],
+            "error" if largest is None else "same" if largest < SAME else "different",
+            largest,
+            mean,
+            error,
+            _in_table(readings, name, told["version"]),
+            wanted["version"],
+        )
 
 
-def _judge(name: str, told: Mapping[str, Any], wanted: Any) -> EngineRun:
-    version = told["version"]
-    if "error" in told:
-        return EngineRun(name, version, "error", error=told["error"])
-    if told["found"].shape != wanted.shape:
-        error = f"it tells {told['found'].size} of {wanted.size} positions"
-        return EngineRun(name, version, "error", error=error)
-    gaps = np.abs(told["found"] - wanted)
-    largest, mean = float(gaps.max()), float(gaps.mean())
-    return EngineRun(name, version, "same" if largest < SAME else "different", largest, mean)
+def _in_table(readings: Sequence[loaders.LoaderReading], engine: str, version: str) -> str:
+    """What the table says of this version of an engine."""
+    try:
+        row = loaders.select(f"{engine}=={version.partition('+')[0]}")[0]
+    except UsageError:  # a version that was not measured
+        return "not measured"
+    return readings[loaders.readers().index(row)].verdict if readings else "not measured"
 
 
 def _read(
