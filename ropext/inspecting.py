@@ -246,6 +246,12 @@ def said_of(snapshot: Snapshot) -> Iterator[None]:
 
 def plan_of(snapshot: Snapshot, request: Extend, name: str) -> Plan:
     """The plan; what a config of ropext's own leaves open of its lengths stands in its record."""
+    if request.like is not None:
+        if not snapshot.container:
+            raise UsageError(f"--like {request.like} is for a GGUF file, and {name} is none")
+        from ropext.gguf import request_like
+
+        request = request_like(snapshot, request)
     with said_of(snapshot):
         if request.context is None and request.original_context is None:
             asks = families.as_read(snapshot.config).asks_original
@@ -294,9 +300,7 @@ def read_again(snapshot: Snapshot) -> Served:
     if snapshot.container:
         model = replace(model, container=snapshot.container)
         found = readings_of(model, main.rope, main.rope.spectrum, main.params, model.context)
-        from ropext.loaders.gguf import serving_lines
-
-        lines = serving_lines(snapshot.name, model.context)
+        lines = loaders.file_lines(snapshot.name, model.context)
         return Served(snapshot.name, model, record, found, lines)
     text = text_part(snapshot.config, model.path)
     read = partial(

@@ -375,9 +375,9 @@ def test_nearest_exact():
     assert near("vllm", "mixtral", composed) == ""
 
 
-def lines(kind: str, **facts: object) -> dict[str, loaders.Serving]:
+def lines(kind: str, family: str = "llama", **facts: object) -> dict[str, loaders.Serving]:
     given = {"context": ORIGINAL, "target": 16384} | facts
-    out = loaders.serving_lines("out/dir", "llama", DICTS[kind], **given)
+    out = loaders.serving_lines("out/dir", family, DICTS[kind], **given)
     return {line.loader: line for line in out}
 
 
@@ -403,6 +403,8 @@ def test_serving_lines_name_what_a_server_takes_by_itself():
 
 def test_serving_lines_give_a_sentence_where_a_loader_differs():
     gguf = lines("longrope")["llama.cpp"]
+    assert "ropext extend dir.gguf --like out/dir" in gguf.command  # its converter ignores it
+    gguf = lines("longrope", family="qwen2")["llama.cpp"]  # which has no divisors
     assert gguf.command == ""
     assert gguf.note.startswith("llama.cpp ignores the scaling")
     assert lines("longrope-custom")["sglang"].command

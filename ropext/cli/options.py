@@ -10,7 +10,10 @@ import typer
 from ropext.options.fields import Key, Options, flag, keys, shown_default
 
 ModelArg = Annotated[
-    str, typer.Argument(metavar="MODEL", help="a local directory or a Hugging Face hub id")
+    str,
+    typer.Argument(
+        metavar="MODEL", help="a local directory, a .gguf file, or a Hugging Face hub id"
+    ),
 ]
 Revision = Annotated[
     str | None, typer.Option("--revision", help="branch, tag or commit of a hub model")

@@ -181,15 +181,17 @@ def _of_family(
             )
         latent = head.whole(f"{row.name}.attention.kv_lora_rank")
         return {"qk_rope_head_dim": dim, "kv_lora_rank": latent, "head_dim": None}
-    if row.name == "gemma3" or (row.name == "olmo2" and window):
-        every = 6 if row.name == "gemma3" else 4
-        kinds = [("full" if i % every == every - 1 else "sliding") for i in range(layers)]
+    if row.name == "olmo2" and window:
+        raise UnsupportedModel(
+            f"{head.path} is an Olmo 3, whose windowed layers llama.cpp gives the full layers' "
+            "theta; extend the Hugging Face checkpoint and convert the result"
+        )
+    if row.name == "gemma3":
+        kinds = ["full" if i % 6 == 5 else "sliding" for i in range(layers)]
         if window is None:
             kinds = ["full"] * layers
         local = head.decimal(key("rope.freq_base_swa"))
         mine = {"layer_types": [f"{kind}_attention" for kind in kinds]}
-        if row.name == "olmo2":
-            return mine | {"model_type": "olmo3"}
         return mine | {"rope_local_base_freq": local or 10000.0}
     if row.name == "mistral3" and (beta := head.decimal(key("attention.temperature_scale"))):
         lengths = {"original_max_position_embeddings": _original(head, row)}

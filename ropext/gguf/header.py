@@ -143,15 +143,15 @@ class GgufHeader:
     def tensor(self, name: str) -> Description | None:
         return next((own for own in self.tensors if own.name == name), None)
 
-    def floats(self, name: str) -> tuple[float, ...]:
-        """The numbers of a small float32 tensor."""
+    def floats(self, name: str, signed: bool = False) -> tuple[float, ...]:
+        """The numbers of a small float32 tensor, above 0 unless `signed`."""
         own = self.tensor(name)
         if own is None:
             return ()
-        if own.kind != F32 or len(own.shape) != 1 or own.size > 1 << 16:
+        if own.kind != F32 or len(own.shape) != 1 or own.size > 1 << 20:
             raise self.wrong(f"the tensor {named(name)} is not a row of float32 numbers")
         values = struct.unpack(f"<{own.shape[0]}f", self.read(self.data + own.offset, own.size))
-        if not all(0 < value < math.inf for value in values):
+        if not signed and not all(0 < value < math.inf for value in values):
             raise self.wrong(f"the tensor {named(name)} does not hold numbers above 0")
         return values
 

@@ -1,6 +1,6 @@
 """What each loader and version makes of a rope config: a table, as data, and its lookups."""
 
-from ropext.loaders.serving import Serving, serving_lines
+from ropext.loaders.serving import Serving, file_lines, serving_lines
 from ropext.loaders.table import (
     KINDS,
     LoaderReading,
@@ -19,6 +19,7 @@ __all__ = [
     "LoaderReading",
     "Serving",
     "exact_in",
+    "file_lines",
     "kind_of",
     "kinds_of",
     "nearest_exact",

@@ -16,7 +16,6 @@ from typing import Any
 from ropext import forms
 from ropext.errors import UnsupportedModel
 from ropext.forms import Params
-from ropext.loaders.serving import Serving
 from ropext.loaders.table import LoaderReading
 from ropext.rope import Rope, Spectrum, plain_inv_freq
 
@@ -32,8 +31,14 @@ class Architecture:
     type: str  # the model type in transformers that has its geometry
     adds: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()  # other types that are converted to it
     partial: str = ""  # the key under which that type keeps the share of a head that rotates
     evidence: str = "engine"
+
+    @property
+    def divisors(self) -> bool:
+        """Whether one divisor per pair is read."""
+        return "freqs" in self.adds or "factors" in self.adds
 
 
 @cache
@@ -46,7 +51,7 @@ def architecture(name: str) -> Architecture:
     """The row of an architecture; one that is unknown or cannot be extended is refused by name."""
     row = _table()["architectures"].get(name)
     if row is not None:
-        lists = {key: tuple(row[key]) for key in ("adds", "lacks") if key in row}
+        lists = {key: tuple(row[key]) for key in ("adds", "lacks", "also") if key in row}
         return Architecture(name, **row | lists)
     for reason, names in _table()["refused"].items():
         if name in names:
@@ -55,6 +60,18 @@ def architecture(name: str) -> Architecture:
         f"the GGUF architecture {name[:60]!r} is not in ropext's table of what llama.cpp "
         f"{_table()['release']} reads; extend the Hugging Face checkpoint and convert the result"
     )
+
+
+def alike(name: str, text_type: str) -> bool:
+    """Whether a model type in transformers may be what this architecture was converted from."""
+    row = architecture(name)
+    return text_type in (row.type, *row.also)
+
+
+def takes_divisors(text_type: str) -> bool:
+    """Whether a GGUF of this model type in transformers carries any spectrum."""
+    rows = (architecture(name) for name in _table()["architectures"])
+    return any(row.divisors and text_type in (row.type, *row.also) for row in rows)
 
 
 @dataclass(frozen=True)
@@ -194,21 +211,6 @@ def readings(name: str, own: GgufRope | None) -> tuple[LoaderReading, ...]:
     if name in ollama["engine"]:
         second = replace(second, verdict="not measured", why=ollama["own"])
     return llama, second
-
-
-def serving_lines(file: str, target: int) -> tuple[Serving, ...]:
-    """How to run the file: every program has a length of its own, which is not the file's."""
-    import shlex
-
-    lines = f"printf 'FROM %s\\nPARAMETER num_ctx %s\\n' {shlex.quote(file)} {target}"
-    create = f"{lines} > Modelfile && ollama create long -f Modelfile"
-    short = "without num_ctx Ollama takes a few thousand tokens"
-    studio = f"set the context length to {target} when loading the model"
-    return (
-        Serving("llama.cpp", f"llama-server -m {shlex.quote(file)} -c {target}"),
-        Serving("ollama", create, short),
-        Serving("lm studio", "", studio),
-    )
 
 
 def exact_in(names: tuple[str, ...], name: str, own: GgufRope, even_so: bool) -> bool:

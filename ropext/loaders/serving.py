@@ -45,7 +45,7 @@ def serving_lines(
     sglang = f"python -m sglang.launch_server --model-path {place} --context-length {target}"
     note = _needed("--context-length", "SGLang", length["sglang"])
     lines.append(_line(newest["sglang"], sglang, note))
-    lines.append(_llama_cpp(newest["llama.cpp"], directory, target))
+    lines.append(_llama_cpp(newest["llama.cpp"], family, directory, target))
     harness = shlex.quote(f"pretrained={directory},max_length={target}")
     lines.append(
         _line(
@@ -54,6 +54,19 @@ def serving_lines(
         )
     )
     return tuple(lines)
+
+
+def file_lines(file: str, target: int) -> tuple[Serving, ...]:
+    """How to run a GGUF file: every program has a length of its own, which is not the file's."""
+    lines = f"printf 'FROM %s\\nPARAMETER num_ctx %s\\n' {shlex.quote(file)} {target}"
+    create = f"{lines} > Modelfile && ollama create long -f Modelfile"
+    short = "without num_ctx Ollama takes a few thousand tokens"
+    studio = f"set the context length to {target} when loading the model"
+    return (
+        Serving("llama.cpp", f"llama-server -m {shlex.quote(file)} -c {target}"),
+        Serving("ollama", create, short),
+        Serving("lm studio", "", studio),
+    )
 
 
 def _pipeline(directory: str, masked_lm: bool) -> str:
@@ -77,13 +90,22 @@ def _needed(flag: str, server: str, announced: int) -> str:
     return f"{flag} is needed: without it {server} takes {announced} tokens" if announced else ""
 
 
-def _llama_cpp(reading: LoaderReading, directory: str, target: int) -> Serving:
+def _llama_cpp(reading: LoaderReading, family: str, directory: str, target: int) -> Serving:
     gguf = shlex.quote(f"{PurePath(directory).name or 'model'}.gguf")
     convert = f"python convert_hf_to_gguf.py {shlex.quote(directory)} --outfile {gguf}"
     server = f"llama-server -m {gguf} -c {target}"
     if reading.verdict == "different" and reading.flag:
         command = f"{convert} && {server} {reading.flag}"
         return Serving(reading.loader, command, "exact with these flags alone: " + reading.why)
+    if reading.verdict in ("ignored", "different"):
+        from ropext.loaders.gguf import takes_divisors  # late: few forms need it
+
+        if takes_divisors(family):
+            long = shlex.quote(f"{PurePath(directory).name or 'model'}-long.gguf")
+            like = f"ropext extend {gguf} --like {shlex.quote(directory)} -o {long}"
+            command = f"{convert} && {like} && llama-server -m {long} -c {target}"
+            note = "its converter loses this scaling; ropext writes it into the GGUF, exactly"
+            return Serving(reading.loader, command, note)
     return _line(reading, f"{convert} && {server}")
 
 

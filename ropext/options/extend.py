@@ -88,6 +88,9 @@ class _Extend(Reach):
     temperature: Positive | None = wanted(
         None, "softmax temperature instead: attention factor = 1/sqrt(temperature)"
     )
+    like: Place | None = wanted(
+        None, "of a GGUF: take the spectrum of this extended or fitted directory", "DIR"
+    )
     finetune: str | None = wanted(None, "data to fine-tune on afterwards", "DATA")
 
     @model_validator(mode="after")

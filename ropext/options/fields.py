@@ -172,7 +172,7 @@ class Key:
 
 def keys(*kinds: type[Options], section: str | None = None) -> tuple[Key, ...]:
     """The fields of option classes; a recipe's section has none that another key says."""
-    left = ("finetune", "short_pair_factors") if section == EXTEND else ()
+    left = ("finetune", "like", "short_pair_factors") if section == EXTEND else ()
     return tuple(
         _key(name, info, section)
         for kind in kinds

@@ -90,7 +90,7 @@ def warnings_of(
                 "the rotation"
             )
     for keys in (("attn_factor",), ("short_mscale", "long_mscale")):
-        if keys[0] in main.params:
+        if keys[0] in main.params and not model.container:
             out.append(
                 f"transformers will warn of unrecognized keys ({', '.join(keys)}), under which "
                 "other loaders read the attention factor"

@@ -94,9 +94,7 @@ class Plan:
     def serving(self, directory: str) -> tuple[loaders.Serving, ...]:
         """How to run the result in each loader, once it lies in `directory`."""
         if self.model.container:
-            from ropext.loaders import gguf  # late: no directory needs it
-
-            return gguf.serving_lines(directory, self.target)
+            return loaders.file_lines(directory, self.target)
         return loaders.serving_lines(
             directory,
             self.model.text_type,
@@ -156,7 +154,7 @@ def readings_of(
 ) -> tuple[loaders.LoaderReading, ...]:
     """Who reads a rope dict how: as a config, or as the keys of a GGUF file."""
     if model.container:
-        from ropext.loaders import gguf
+        from ropext.loaders import gguf  # late: no directory needs it
 
         carried = gguf.carry(model.container, rope, wanted, params)
         return gguf.readings(model.container, carried)

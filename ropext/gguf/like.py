@@ -1,0 +1,139 @@
+"""The spectrum of an extended or fitted directory, for a GGUF of the same model."""
+
+import os
+import re
+import shlex
+import struct
+from pathlib import Path
+
+from ropext import families, forms, scaling
+from ropext.checkpoint import Snapshot, open_snapshot
+from ropext.checkpoint.provenance import SAVED, TRAININGS, Record, read_record
+from ropext.checkpoint.weights import read_header
+from ropext.errors import InputError, UsageError
+from ropext.files import open_regular
+from ropext.gguf.file import GgufFile
+from ropext.gguf.header import F32
+from ropext.loaders.gguf import STORED, alike
+from ropext.options.extend import KNOBS, Extend, knobs_for
+from ropext.rope import Rope
+
+NORM = re.compile(r"(?:.*\.)?layers\.(\d+)\.input_layernorm\.weight")
+_TRAINED = (TRAININGS[1], SAVED)
+
+
+def request_like(model: Snapshot, request: Extend) -> Extend:
+    """The request with what ropext.json of `--like DIR` says: one divisor per pair, the attention
+    factor and both lengths."""
+    assert isinstance(model, GgufFile)
+    asked = {key for key, value in request if value not in (None, (), False)} - {"like", "even_so"}
+    if asked - {"for_loaders"}:
+        raise UsageError("--like DIR says how far and by which method; it takes no option of these")
+    source = open_snapshot(str(request.like), weights=True)
+    record = read_record(source.directory)
+    if record is None:
+        raise InputError(
+            f"--like {request.like} has no ropext.json: ropext extends and fits into one"
+        )
+    scaled = [site for site in record.sites if site.scaled]
+    read = families.read(model.config, context=record.context)
+    now = [site.rope.spectrum for site in read.scaled_sites]
+    if len(now) != 1 or len(scaled) != 1 or len(now[0].inv_freq) != scaled[0].dim // 2:
+        raise _differs(source, model, "its rotary embeddings")
+    _check_same(source, model, record)
+    wanted = scaled[0].spectrum
+    attention = wanted.attention_factor / now[0].attention_factor
+    lengths = {"context": record.context, "target": record.target, "attention_factor": attention}
+    own = _by_method(request.changed(**lengths), record, read.scaled_sites[0].rope)
+    if own is not None:
+        return own
+    pairs = zip(now[0].inv_freq, wanted.inv_freq, strict=True)
+    short = wanted.short_inv_freq and tuple(
+        a / b for a, b in zip(now[0].inv_freq, wanted.short_inv_freq, strict=True)
+    )
+    return request.changed(
+        method="longrope",
+        pair_factors=tuple(a / b for a, b in pairs),
+        short_pair_factors=short,
+        **lengths,
+    )
+
+
+def _by_method(request: Extend, record: Record, rope: Rope) -> Extend | None:
+    """The request by the method of the record, where that gives the same spectrum from here: some
+    architectures read it in its own form alone."""
+    if record.method not in scaling.METHODS or record.method == "longrope":
+        return None
+    knobs = {key: value for key, value in record.knobs.items() if key in KNOBS}
+    own = request.changed(method=record.method, **knobs)
+    made = scaling.scale(
+        rope, record.method, record.target, knobs_for(own, record.method), own.attention
+    )
+    wanted = next(site.spectrum for site in record.sites if site.scaled)
+    return own if forms.same(scaling.compose(rope, made, record.target), wanted) else None
+
+
+def _differs(source: Snapshot, model: GgufFile, what: str) -> InputError:
+    place = shlex.quote(source.name)
+    return InputError(
+        f"{model.name} is not of the model in {source.name}: {what} differ, as after training; "
+        f"convert that one (python convert_hf_to_gguf.py {place} --outfile OUT.gguf), then `ropext "
+        f"extend OUT.gguf --like {place} -o LONG.gguf`"
+    )
+
+
+def _check_same(source: Snapshot, model: GgufFile, record: Record) -> None:
+    """Geometry, and the norms, which a quantiser leaves in float32."""
+    theirs, own = families.as_read(source.config), families.as_read(model.config)
+    if not alike(model.container, theirs.text_type):
+        raise _differs(source, model, "their types")
+    for key in ("layers", "hidden_size", "heads", "kv_heads", "vocab_size"):
+        if getattr(theirs, key) != getattr(own, key):
+            raise _differs(source, model, key.replace("_", " "))
+    length = model.config["max_position_embeddings"]
+    if length not in (record.context, record.target):
+        raise _differs(source, model, "the lengths that they were trained for")
+    # An adapter leaves the norms alone; but what is converted from DIR states its new length.
+    if any(record.more.get(key) for key in _TRAINED) and length != record.target:
+        raise _differs(source, model, "weights")
+    norms = {
+        f"blk.{match[1]}.attn_norm.weight": (name, key)
+        for name in source.weight_files
+        for key in read_header(source.path(name)).tensors
+        if (match := NORM.fullmatch(key))
+    }
+    compared = 0
+    for name, place in norms.items():
+        held = next((p for p in model.parts if (t := p.tensor(name)) and t.kind == F32), None)
+        if held is None:
+            continue
+        a, b = held.floats(name, signed=True), _floats(source, *place)
+        # Gemma's converter adds one to each.
+        if not any(_close(a, [value + more for value in b]) for more in (0.0, 1.0)):
+            raise _differs(source, model, f"the numbers of {name}")
+        compared += 1
+    if not compared:
+        raise InputError(
+            f"{model.name} has no norm in float32 that could be compared with {source.name}, so "
+            "whether both are one model is not known"
+        )
+
+
+def _close(a: tuple[float, ...], b: list[float]) -> bool:
+    return len(a) == len(b) and all(
+        abs(x - y) <= STORED * max(1.0, abs(y)) for x, y in zip(a, b, strict=True)
+    )
+
+
+def _floats(source: Snapshot, file: str, key: str) -> list[float]:
+    """The numbers of a row in a safetensors file."""
+    path = source.path(file)
+    header = read_header(path)
+    own = header.tensors[key]
+    first, last = own.offsets
+    with open(open_regular(Path(path)), "rb") as stream:
+        raw = os.pread(stream.fileno(), last - first, 8 + len(header.raw) + first)
+    if own.dtype == "BF16":  # the upper half of a float32
+        raw = b"".join(b"\0\0" + raw[i : i + 2] for i in range(0, len(raw), 2))
+    form = {"F32": "f", "BF16": "f", "F16": "e"}.get(own.dtype)
+    return list(struct.unpack(f"<{len(raw) // struct.calcsize(form)}{form}", raw)) if form else []
