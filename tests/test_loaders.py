@@ -286,6 +286,18 @@ def test_flags_are_filled_in():
     )
 
 
+def test_a_family_whose_length_is_right_needs_no_flag():
+    """Gemma 3 with linear announces its target in vLLM and SGLang, where a Llama does not."""
+    for loader, flag in (("vllm", "--max-model-len TARGET"), ("sglang", "--context-length TARGET")):
+        assert reading(loader, "", "gemma3_text", DICTS["linear"]).flag == ""
+        assert reading(loader, "", "qwen3", DICTS["linear"]).flag == flag
+        lines = loaders.serving_lines(
+            "out", "gemma3_text", DICTS["linear"], context=1024, target=4096
+        )
+        (mine,) = [line for line in lines if line.loader == loader]
+        assert "is needed" not in mine.note
+
+
 def test_exact_in():
     assert loaders.exact_in((), "llama", YARN)
     assert loaders.exact_in(("vllm", "llama.cpp"), "llama", YARN)

@@ -41,9 +41,9 @@ def serving_lines(
         return tuple(lines)
     length = _announced(params, context, target)
     vllm = f"vllm serve {place} --max-model-len {target}"
-    lines.append(_line(newest["vllm"], vllm, _needed("--max-model-len", "vLLM", length["vllm"])))
+    lines.append(_line(newest["vllm"], vllm, _needed(newest["vllm"], "vLLM", length["vllm"])))
     sglang = f"python -m sglang.launch_server --model-path {place} --context-length {target}"
-    note = _needed("--context-length", "SGLang", length["sglang"])
+    note = _needed(newest["sglang"], "SGLang", length["sglang"])
     lines.append(_line(newest["sglang"], sglang, note))
     lines.append(_llama_cpp(newest["llama.cpp"], family, directory, target))
     harness = shlex.quote(f"pretrained={directory},max_length={target}")
@@ -86,8 +86,11 @@ def _announced(params: Params, context: int, target: int) -> dict[str, int]:
     return {"vllm": 0, "sglang": 0}
 
 
-def _needed(flag: str, server: str, announced: int) -> str:
-    return f"{flag} is needed: without it {server} takes {announced} tokens" if announced else ""
+def _needed(reading: LoaderReading, server: str, announced: int) -> str:
+    if not announced or (reading.verdict == "same" and not reading.flag):
+        return ""
+    flag = "--max-model-len" if reading.loader == "vllm" else "--context-length"
+    return f"{flag} is needed: without it {server} takes {announced} tokens"
 
 
 def _llama_cpp(reading: LoaderReading, family: str, directory: str, target: int) -> Serving:

@@ -45,20 +45,26 @@ def _attn_factor_agrees(params: Params) -> bool:
     )
 
 
-def _betas_written(params: Params) -> bool:
-    return {"beta_fast", "beta_slow"} <= params.keys()
-
-
 def _mscales_agree(params: Params) -> bool:
     """short_mscale and long_mscale are there and equal the attention factor."""
     scales = (params.get("short_mscale"), params.get("long_mscale"))
     return all(s is not None and close(s, attention(params)) for s in scales)
 
 
-NEEDS: dict[str, Callable[[Params], bool]] = {
-    "attn_factor": _attn_factor_agrees,
-    "mscales": _mscales_agree,
-    "betas": _betas_written,
+# What a verdict can hang on: whether a dict has it, and what to say where it lacks that.
+NEEDS: dict[str, tuple[Callable[[Params], bool], str]] = {
+    "attn_factor": (
+        _attn_factor_agrees,
+        "attn_factor should be there and agree with the attention factor",
+    ),
+    "mscales": (
+        _mscales_agree,
+        "short_mscale and long_mscale should be there and agree with the attention factor",
+    ),
+    "betas": (
+        lambda params: {"beta_fast", "beta_slow"} <= params.keys(),
+        "beta_fast and beta_slow should be there, default or not",
+    ),
 }
 
 
@@ -126,12 +132,6 @@ def kind_of(params: Params) -> str:
     """The row of the table that a rope dict belongs to."""
     return kinds_of(params)[0]
 
-
-_LACKS = {
-    "attn_factor": "attn_factor should be there and agree with the attention factor",
-    "mscales": "short_mscale and long_mscale should be there and agree with the attention factor",
-    "betas": "beta_fast and beta_slow should be there, default or not",
-}
 
 Verdict = Literal["same", "different", "ignored", "error", "not measured"]
 
@@ -249,8 +249,11 @@ def _reader(entry: Mapping[str, Any], engine: Mapping[str, Any]) -> LoaderVersio
 
 def _told(cell: TableCell, known: TableCell | None) -> TableCell:
     """An engine's verdict, in the words and with the conditions of a cell that says the same."""
-    agrees = known is not None and known.verdict == cell.verdict
-    return replace(known, evidence=cell.evidence) if known and agrees else cell
+    if known is None or known.verdict != cell.verdict:
+        return cell
+    if known.flag and cell.verdict == "same" and not cell.flag:  # here the length is right
+        return replace(cell, needs=known.needs, otherwise=known.otherwise)
+    return replace(known, evidence=cell.evidence)
 
 
 def _cell(cell: str | Mapping[str, str], evidence: str) -> TableCell:
@@ -309,9 +312,9 @@ def _judge(cell: TableCell | None, kind: str, params: Params) -> TableCell:
     """The cell for this very dict: "same" can hang on keys that other people leave out."""
     if cell is None:
         return TableCell("not measured", f"{KINDS[kind]}: not run in it")
-    if cell.needs and not NEEDS[cell.needs](params):
-        lacks = _LACKS[cell.needs]
-        return TableCell(cell.otherwise, "; ".join(filter(None, (cell.why, lacks))), cell.flag)
+    if cell.needs and not NEEDS[cell.needs][0](params):
+        why = "; ".join(filter(None, (cell.why, NEEDS[cell.needs][1])))
+        return TableCell(cell.otherwise, why, cell.flag)
     return cell
 
 
