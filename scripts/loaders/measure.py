@@ -151,7 +151,7 @@ def run(*words: str | Path, log: Path | None = None, **environment: str) -> None
 
 def environment(engine: Engine, work: Path) -> Path:
     """The Python of an environment with the engine's pins, made at the first call."""
-    place = work / f"env-{engine.loader}-{engine.versions.split()[0].rstrip(",")}"
+    place = work / f"env-{engine.loader}-{engine.versions.split()[0].strip(',')}"
     python = place / "bin" / "python"
     if not python.exists():
         run(sys.executable, "-m", "venv", place)
