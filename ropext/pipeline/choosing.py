@@ -19,6 +19,7 @@ from typing import Any
 
 from ropext import corpus
 from ropext.checkpoint import Snapshot, open_snapshot, provenance, with_weights
+from ropext.checkpoint.staging import check_output
 from ropext.corpus import Document, DocumentEncoder, RawDocument
 from ropext.corpus.selection import NO_LIMIT
 from ropext.errors import InputError, RopextError, UsageError
@@ -236,17 +237,20 @@ def settled(
             "--method auto chooses on one process: run it without accelerate launch, and then the "
             "recipe with the method that it took"
         )
+    asked.check_data()
     words = {"words": list(provenance.clean_command(command))} if command else {}
-    found = prospect(asked)
     place = Workdir(output, "run", {}, words)
+    folder, ledger = place.folder / "choice", Ledger(place.folder / "stages")
+    hashes, path = Hashes(place.folder / ".hashes.json"), folder / "choice.json"
+    inputs, record = _inputs(asked, hashes), ledger.read(PIECE)
+    changed = record is None or record.why_again(SCHEMA, inputs) is not None
+    if not changed and path.is_file():
+        hooks.say("choose: done before, skipped")
+        return asked.chosen(read_json(path))
+    if record is None:  # later the run knows what it has written itself
+        check_output(output, force=force, inputs=[])
+    found = prospect(asked)
     with place.claimed(force):
-        folder, ledger = place.folder / "choice", Ledger(place.folder / "stages")
-        hashes, path = Hashes(place.folder / ".hashes.json"), folder / "choice.json"
-        inputs, record = _inputs(asked, hashes), ledger.read(PIECE)
-        changed = record is None or record.why_again(SCHEMA, inputs) is not None
-        if not changed and path.is_file():
-            hooks.say("choose: done before, skipped")
-            return asked.chosen(read_json(path))
         if changed:
             shutil.rmtree(folder, ignore_errors=True)
         ledger.write(PIECE, SCHEMA, inputs, None)

@@ -75,6 +75,17 @@ def test_what_a_choice_cannot_do_is_refused_and_nothing_is_written(
     assert said in heard.err
 
 
+def test_an_output_that_is_there_is_told_before_anything_is_read(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/mine").write_text("of another")
+    code, heard = run(*AUTO, "--data", "ropext://held-out", "-o", "out", capsys=capsys)
+    assert code == 2
+    assert "out" in heard.err
+    assert "--force" in heard.err
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 @pytest.mark.parametrize("words", [("--budget", "30m"), ("--data", "x"), ("--within", "yarn")])
 def test_its_options_go_with_it_alone(tmp_path, monkeypatch, capsys, words):
     monkeypatch.chdir(tmp_path)
