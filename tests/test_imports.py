@@ -24,16 +24,16 @@ finally:
 _TRAIN = "ropext://demo --factor 2 --data ropext://tuning --batch-tokens 1024 --steps 1"
 QUICK = {
     "inspect ropext://demo": 51,
-    "plan ropext://demo --factor 4": 57,
-    "extend ropext://demo --factor 4 --no-verify -o quick": 65,
+    "plan ropext://demo --factor 4": 63,
+    "extend ropext://demo --factor 4 --no-verify -o quick": 71,
 }
 SLOW = {
-    "extend ropext://demo --factor 4 -o out": 65,
+    "extend ropext://demo --factor 4 -o out": 71,
     "verify out": 54,
-    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 91,
-    "finetune out --data ropext://tuning --batch-tokens 2048 --steps 1 -o tuned": 107,
-    f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 107,
-    "run recipe.yaml -o ran": 102,
+    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 97,
+    "finetune out --data ropext://tuning --batch-tokens 2048 --steps 1 -o tuned": 113,
+    f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 113,
+    "run recipe.yaml -o ran": 108,
 }
 RECIPE = """\
 model: ropext://demo

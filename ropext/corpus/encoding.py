@@ -139,14 +139,38 @@ class Document:
 class DocumentEncoder:
     """A transformers tokenizer, as documents need it."""
 
-    def __init__(self, tokenizer: Any, vocabulary: int | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, tokenizer: Any, vocabulary: int | None = None, seed: int = 0, chat: bool = False
+    ) -> None:
         self.tokenizer = tokenizer
         self.vocabulary = vocabulary
         self.seed = seed
+        self.chat = chat  # questions go through the template
 
     def encode(self, text: str) -> list[int]:
         """Ids of a piece of text, no special tokens added (what `ropext.tasks` asks for)."""
         return list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, special tokens left out."""
+        return str(
+            self.tokenizer.decode(
+                [*ids], skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        )
+
+    def render(self, content: str, opening: str) -> str:
+        """A prompt, plain or as a user's turn, and the beginning of its answer."""
+        if not self.chat:
+            return f"{content}\n{opening}"
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise InputError("--chat needs a chat template, and this tokenizer has none")
+        turn = [{"role": "user", "content": content}]
+        text = str(
+            self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        )
+        # The reader puts the BOS before it.
+        return (text if self.bos is None else text.removeprefix(self.tokenizer.bos_token)) + opening
 
     @cached_property
     def bos(self) -> int | None:

@@ -5,7 +5,6 @@ above the weights. Both are within a factor of two of what is then measured (ben
 """
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -311,13 +310,14 @@ def work_of(settled: Settled, skeleton: Any = None) -> list[Passes]:
 
 
 def _questions_work(settled: Settled) -> list[Passes]:
-    """One entry for all questions of a task and length; every variant but the base answers them."""
+    """One entry for all questions of a task and length, each haystack's as many tokens as the
+    largest takes; every variant but the base answers them."""
     readers = [own.label for own in settled.lineup.variants if not own.is_base]
     who = readers[0] if len(readers) == 1 else f"each of {len(readers)} variants"
-    counts, extra = Counter[tuple[str, int]](), 0 if settled.bos is None else 1
+    sizes, extra = dict[str, list[int]](), 0 if settled.bos is None else 1
     for group in settled.questions:
-        length = length_text(group[0].length + extra)
         shared = group[0].shared if len(group) > 1 else 0
-        tokens = shared + sum(item.length - shared for item in group)
-        counts[f"{who}, {group[0].task} at {length}", tokens] += len(readers)
-    return [Passes(what, passes, tokens) for (what, tokens), passes in counts.items()]
+        tokens = shared + sum(item.most_read - shared for item in group)
+        name = f"{who}, {group[0].task} at {length_text(group[0].length + extra)}"
+        sizes.setdefault(name, []).append(tokens)
+    return [Passes(what, len(own) * len(readers), max(own)) for what, own in sizes.items()]

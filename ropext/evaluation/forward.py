@@ -156,6 +156,9 @@ class TokenScorer:
         self.body = self.model.base_model
         self.device = self.model.get_input_embeddings().weight.device
         self.manner = manner
+        settings = getattr(self.model, "generation_config", None) or self.model.config
+        end = settings.eos_token_id
+        self.ends = frozenset(end if isinstance(end, list) else [end])  # tokens that end a text
 
     @property
     def vocabulary(self) -> int:

@@ -1,8 +1,9 @@
 """What is read, settled before any weight is loaded: documents, questions, and the manifest."""
 
 import hashlib
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -21,7 +22,7 @@ from ropext.corpus import (
     split_documents,
 )
 from ropext.corpus.selection import REMEDY, WINDOWS
-from ropext.errors import UsageError
+from ropext.errors import InputError, UsageError
 from ropext.evaluation import harness, loading
 from ropext.evaluation.variants import Lineup, line_up, trained_on
 from ropext.lengths import doubling_grid, length_text, lengths_text, tail_tokens
@@ -31,12 +32,31 @@ from ropext.results.gates import Gate, Metrics
 from ropext.results.overlap import Overlap, overlap
 from ropext.results.perplexity import PROTOCOLS, Documents, Frame
 from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap
-from ropext.tasks import Haystack, Item, Text, check_amount, find_task, noise, repetition
+from ropext.tasks import (
+    Haystack,
+    Item,
+    Text,
+    check_amount,
+    find_task,
+    noise,
+    passages,
+    repetition,
+)
+from ropext.tasks.passages import KnownAnswer
 from ropext.workdir import Workdir
 
 LIBRARIES = ("ropext", "torch", "transformers", "tokenizers", "peft", "numpy")
 # What names an input or a place, and decides no number that the hashes do not decide.
-NOT_IN_KEY = ("data", "base", "adapter", "device_map", "slice_memory", "chunk", "device")
+NOT_IN_KEY = (
+    "data",
+    "passages",
+    "base",
+    "adapter",
+    "device_map",
+    "slice_memory",
+    "chunk",
+    "device",
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +72,7 @@ class Settled:
     documents: Documents | None
     questions: tuple[tuple[Item, ...], ...]
     bos: int | None
+    decode: Callable[[Sequence[int]], str]
     warnings: tuple[str, ...]
     overlaps: Mapping[str, Overlap]  # of the variants that were trained, by label
 
@@ -73,7 +94,7 @@ def settle(
         tokenizer = loading.load_tokenizer(lineup.variants[-1].snapshot, trust_remote_code)
     config = lineup.variants[-1].snapshot.config
     vocabulary = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
-    encoder = DocumentEncoder(tokenizer, vocabulary, options.seed)
+    encoder = DocumentEncoder(tokenizer, vocabulary, options.seed, options.chat)
     corpus, grid, warnings = _corpus(lineup, options, encoder)
     overlaps = overlaps_of(lineup, corpus)
     questions, left_out = _questions(options, grid, encoder, corpus)
@@ -89,6 +110,7 @@ def settle(
         _documents(corpus, grid) if corpus is not None else None,
         questions,
         encoder.bos,
+        encoder.decode,
         (*lineup.warnings, *warnings, *_overlap_warnings(overlaps), *left_out),
         overlaps,
     )
@@ -199,26 +221,56 @@ def _questions(
     check_amount(tokens, "give fewer --items or --depths, or shorter --lengths")
     around = _haystack(options.haystack, encoder, corpus)
     extra = 0 if encoder.bos is None else 1
-    groups, warnings = list[tuple[Item, ...]](), list[str]()
+    groups, left_out = list[tuple[Item, ...]](), dict[str, UsageError]()
+    known = read_passages(options.passages) if options.passages else ()
     for name in options.tasks:
-        before = len(groups)
+        task = find_task(name)
+        task = passages.over(task, known) if known else task
         for length in lengths:
             try:
-                for index in range(options.items):
-                    items = find_task(name).build(
+                for index, depths in task.groups(options.depths, options.items):
+                    items = task.build(
                         encoder,
                         around,
                         length=length - extra,
-                        depths=options.depths,
+                        depths=depths,
                         index=index,
                         seed=options.seed,
                     )
                     groups.append(tuple(items))
             except UsageError as error:
-                if options.lengths or (length == lengths[-1] and len(groups) == before):
+                if options.lengths:
                     raise
-                warnings.append(f"{name} is left out at {length_text(length)}: {error}")
-    return tuple(groups), warnings
+                left_out[f"{name} is left out at {length_text(length)}: {error}"] = error
+    if not groups:
+        raise next(iter(left_out.values()))
+    return tuple(groups), [*left_out]
+
+
+def read_passages(path: str) -> tuple[KnownAnswer, ...]:
+    """Questions of a JSONL file: {"question": TEXT, "answers": [TEXT, ...], "passages": [...]}."""
+    lines = Path(path).read_bytes().splitlines() if Path(path).is_file() else None
+    if lines is None:
+        raise InputError(f"--passages {path} is no file")
+    found = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            own = json.loads(line)
+            texts = own["question"], *own["answers"], *own["passages"]
+            sound = own["answers"] and own["passages"] and all(text.strip() for text in texts)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            sound = False
+        if not sound or isinstance(own["answers"], str) or isinstance(own["passages"], str):
+            raise InputError(
+                f"--passages {path}, line {number}: not a JSON object with a question, a list of "
+                "answers and a list of passages, none of them empty"
+            )
+        found.append(KnownAnswer(own["question"], tuple(own["answers"]), tuple(own["passages"])))
+    if not found:
+        raise InputError(f"--passages {path} is empty")
+    return tuple(found)
 
 
 def _haystack(name: str, encoder: DocumentEncoder, corpus: Corpus | None) -> Haystack:

@@ -4,12 +4,13 @@ A unit is one document under one regime, or one group of questions under one var
 pure integers: what is read together, and which part of it is scored. Questions are scored by
 teacher forcing, a shared prefix read once: an answer is right when every one of its tokens is the
 model's first choice given the prompt and the right tokens before it. By induction that is what
-greedy decoding would produce, so nothing is generated.
+greedy decoding would produce, so nothing is generated. Where an answer need only be named
+(`Item.references`), teacher forcing gives the beginning, and greedy decoding what follows it.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,31 +24,87 @@ from ropext.files import write_json
 from ropext.results import rundir
 from ropext.results.retrieval import ItemScore
 from ropext.tasks import Item
+from ropext.tasks.asking import match
+from ropext.tasks.item import common_prefix
 
 if TYPE_CHECKING:
     import torch
 
 
-def score_items(scorer: TokenScorer, items: Sequence[Item], bos: int | None) -> list[ItemScore]:
+Decode = Callable[[Sequence[int]], str]
+
+
+def score_items(
+    scorer: TokenScorer, items: Sequence[Item], bos: int | None, decode: Decode = str
+) -> list[ItemScore]:
     """The items of one (task, length, index), over their shared prefix where they have one."""
     shared = min(item.shared for item in items)
-    if len(items) < 2 or shared == 0 or len({item.prompt[:shared] for item in items}) > 1:
-        return [_judge(item, _whole(scorer, item, bos)) for item in items]
-    prefix = _ids(items[0].prompt[:shared], bos)
+    if len(items) < 2 or len({item.prompt[:shared] for item in items}) > 1:
+        shared = 0
+    scores, cache, prefix = list[ItemScore](), None, _ids((), bos)
+    for item in items:
+        if not shared and not item.references:
+            scores.append(_judge(item, _whole(scorer, item, bos)))
+            continue
+        start = shared or len(item.prompt) - 1
+        if cache is None:
+            prefix = _ids(item.prompt[:start], bos)
+            cache = _filled(scorer, prefix)
+        rest = np.asarray([*item.prompt[start:], *item.answer[:-1]], np.int32)
+        score = _judge(item, scorer.extend_cache(cache, rest)[-len(item.answer) :])
+        added = len(rest)
+        if item.references:
+            score, cache, added = _generated(scorer, cache, item, start, score, prefix, decode)
+        scores.append(score)
+        if not shared or not _crop(cache, added, len(prefix)):
+            cache = None
+    return scores
+
+
+def _filled(scorer: TokenScorer, prefix: Ids) -> Any:
+    """A cache of the prefix that can go back to it."""
     cache = scorer.fill_cache(prefix)
     # Layers with a window forget on purpose; newer transformers can be asked to remember.
     remember = getattr(cache, "activate_past_recording", None)
     if remember is not None:
         remember()
-    scores, usable = [], True
-    for item in items:
-        if not usable:
-            scores.append(_judge(item, _whole(scorer, item, bos)))
-            continue
-        rest = np.asarray([*item.prompt[shared:], *item.answer[:-1]], np.int32)
-        scores.append(_judge(item, scorer.extend_cache(cache, rest)[-len(item.answer) :]))
-        usable = _crop(cache, len(rest), len(prefix))
-    return scores
+    return cache
+
+
+def _generated(
+    scorer: TokenScorer,
+    cache: Any,
+    item: Item,
+    start: int,
+    forced: ItemScore,
+    prefix: Ids,
+    decode: Decode,
+) -> tuple[ItemScore, Any, int]:
+    """What greedy decoding says; the cache, and how many tokens it holds after the prefix.
+
+    The right answer was read as if it had been said: up to its first token that the model does not
+    choose, nothing else is said. From there on one token is read at a time, until the room or the
+    text ends, or all is named that was asked for.
+    """
+    agreed = common_prefix(forced.predicted, item.answer)
+    said = [*forced.predicted[: agreed + 1]][: item.room]
+    before = [*item.prompt[start:]]
+    added = len(before) + len(item.answer) - 1
+    if len(said) < len(item.answer):
+        # Back to the prefix, not to what was said: layers with a window can go back but once.
+        cache = cache if _crop(cache, added, len(prefix)) else _filled(scorer, prefix)
+        before += said[:-1]
+        scorer.extend_cache(cache, np.asarray(before, np.int32))
+        added = len(before)
+    while len(said) < item.room and said[-1] not in scorer.ends:
+        if match(decode(said), item.references, item.part) == 1:
+            break
+        said.append(int(scorer.extend_cache(cache, np.asarray(said[-1:], np.int32))[-1].argmax()))
+        added += 1
+    text = decode(said)
+    points = match(text, item.references, item.part)
+    score = replace(forced, predicted=tuple(said), said=text, score=points, exact=points == 1)
+    return score, cache, added
 
 
 def _crop(cache: Any, count: int, length: int) -> bool:
@@ -229,7 +286,7 @@ class UnitMaker:
             lambda: np.array(read_strided(self.scorer, self.model, document.ids, size)),
         )
 
-    def questions(self, items: Sequence[Item], bos: int | None) -> Unit:
+    def questions(self, items: Sequence[Item], bos: int | None, decode: Decode) -> Unit:
         """The items of one task, length and index."""
         first = items[0]
         length = first.length + (0 if bos is None else 1)
@@ -238,12 +295,12 @@ class UnitMaker:
 
         def compute() -> None:
             with pinned(self.model, length):
-                scores = score_items(self.scorer, items, bos)
+                scores = score_items(self.scorer, items, bos, decode)
             rows = [score.to_json() | {"length": length} for score in scores]
             write_json(path, rows)
 
         shared = first.shared if len(items) > 1 else 0
-        tokens = shared + sum(item.length - shared for item in items)
+        tokens = shared + sum(item.most_read - shared for item in items)
         return Unit(path, f"{first.task} at {length} ({self.label})", tokens, compute)
 
 

@@ -32,7 +32,7 @@ from ropext.results.perplexity import (
     text_values,
     verdicts,
 )
-from ropext.results.retrieval import ItemScore, heat_map, retrieval_values
+from ropext.results.retrieval import ItemScore, heat_map, not_measurable, retrieval_values
 from ropext.results.values import Value
 from ropext.workdir import MANIFEST, Workdir
 
@@ -192,7 +192,7 @@ def _units(
                 yield reader.strided(document, length)
     if not variant.is_base:
         for group in settled.questions:
-            yield reader.questions(group, settled.bos)
+            yield reader.questions(group, settled.bos, settled.decode)
 
 
 def read_items(path: Path, label: str) -> list[ItemScore]:
@@ -203,7 +203,7 @@ def read_items(path: Path, label: str) -> list[ItemScore]:
         for file in sorted(folder.glob("*.json"))
         for row in json.loads(file.read_text(encoding="utf-8"))
     ]
-    return sorted(rows, key=lambda own: (own.task, own.length, own.index, own.depth))
+    return sorted(rows, key=lambda own: (own.task, own.length, own.index, own.depth or 0.0))
 
 
 def assemble(
@@ -224,6 +224,11 @@ def assemble(
     items = {own.label: read_items(path, own.label) for own in lineup.variants}
     if any(items.values()):
         _write_items(path, items)
+    left_out = not_measurable(items, frame.context)
+    items = {
+        label: [own for own in scores if own.task not in left_out]
+        for label, scores in items.items()
+    }
     results = {
         "schema": rundir.SCHEMA,
         "protocol": options.protocol,
@@ -235,7 +240,8 @@ def assemble(
         "seed": options.seed,
         "resamples": frame.bootstrap.resamples,
         "documents": settled.corpus.to_json() if settled.corpus else None,
-        "warnings": list(settled.warnings),
+        "warnings": [*settled.warnings, *left_out.values()],
+        **({"not_measurable": left_out} if left_out else {}),
         "variants": {
             own.label: {"kind": own.kind, "model": own.snapshot.name, "target": own.target}
             | {"adapter": own.adapter}

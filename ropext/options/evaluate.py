@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from ropext import scaling
 from ropext.errors import UsageError
@@ -20,9 +20,10 @@ from ropext.options.fields import (
     Words,
     wanted,
 )
-from ropext.tasks import MOST_ITEMS, TASKS, find_task
+from ropext.tasks import MOST_ITEMS, RULER, TASKS, all_named, find_task
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+FAMILIES = [task.name for task in TASKS if not task.ruler]
 TASK_NAME = re.compile(r"[\w-]+(\.(?!ya?ml\b)[\w-]+)*")  # of lm-evaluation-harness
 
 
@@ -60,12 +61,20 @@ class Measuring(DocumentOptions):
     lengths: Lengths = wanted(
         (), "lengths to measure, e.g. 4k,8k,16k [doubling from a quarter of the context]", "LIST"
     )
-    tasks: Words = wanted((), "retrieval tasks: " + ", ".join(task.name for task in TASKS), "LIST")
+    tasks: Annotated[Words, AfterValidator(all_named)] = wanted(
+        (), f"retrieval tasks: {', '.join(FAMILIES)}; {RULER} = the thirteen of RULER", "LIST"
+    )
     depths: Numbers = wanted(DEPTHS, "where needles lie, 0 start to 1 end", "LIST")
     items: Annotated[Whole, Field(ge=1, le=MOST_ITEMS)] = wanted(
         4, "retrieval items per task, length and depth"
     )
-    haystack: Literal["repeat", "noise", "text"] = wanted("repeat", "what surrounds needles")
+    haystack: Literal["repeat", "noise", "text"] = wanted(
+        "repeat", "what surrounds needles of passkey, mkey and copy"
+    )
+    passages: Place | None = wanted(
+        None, "questions and passages of qa_1, qa_2 and passages, JSONL [made-up ones]", "FILE"
+    )
+    chat: bool = wanted(False, "ask tasks in words through the model's chat template")
     protocol: Literal["ropext", "yarn", "hf-stride"] = wanted("ropext", "how perplexity is taken")
     lm_eval: Words = wanted(
         (), "lm-evaluation-harness tasks on the same model (pip install lm-eval)", "TASKS"
@@ -73,8 +82,12 @@ class Measuring(DocumentOptions):
 
     @model_validator(mode="after")
     def _measuring(self) -> Self:
-        for task in self.tasks:
-            find_task(task)
+        wordless = [name for name in self.tasks if not find_task(name).in_words]
+        if self.chat and (wordless or not self.tasks):
+            raise UsageError(
+                "--chat is for tasks that are asked in words, "
+                f"{f'and {wordless[0]} is none' if wordless else 'and none is given (--tasks)'}"
+            )
         if self.lengths and self.lengths[-1] > LONGEST_TARGET:
             raise UsageError(
                 f"--lengths go up to {LONGEST_TARGET} tokens, was {str(self.lengths[-1])[:40]}"

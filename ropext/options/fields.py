@@ -136,7 +136,7 @@ def _shown(value: Any) -> str:
 
 
 # Options that name a file, a folder, a model or a dataset.
-LOCAL_PLACES = ("output", "pair_factors")
+LOCAL_PLACES = ("output", "pair_factors", "passages")
 PLACES = ("model", "data", "evaluate", *LOCAL_PLACES)
 
 

@@ -247,10 +247,10 @@ def _heat_map(
     axis: "Axes", label: str, cells: Sequence[Mapping[str, Any]], read: Callable[[Any], float]
 ) -> Any:
     lengths = sorted({int(cell["length"]) for cell in cells})
-    depths = sorted({float(cell["depth"]) for cell in cells})
+    depths = sorted({cell["depth"] for cell in cells}, key=lambda depth: depth or 0.0)
     grid = [[float("nan")] * len(lengths) for _ in depths]
     for cell in cells:
-        at = depths.index(float(cell["depth"])), lengths.index(int(cell["length"]))
+        at = depths.index(cell["depth"]), lengths.index(int(cell["length"]))
         grid[at[0]][at[1]] = read(cell)
     # Cividis reads the same to colour-blind eyes and in grey.
     image = axis.imshow(grid, vmin=0, vmax=1, cmap="cividis", aspect="auto")
@@ -261,7 +261,8 @@ def _heat_map(
             axis.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
     axis.set_title(plain(label), loc="left", fontsize=10, color=INK)
     axis.set_xticks(range(len(lengths)), [length_text(length) for length in lengths], fontsize=8)
-    axis.set_yticks(range(len(depths)), [f"{depth:g}" for depth in depths], fontsize=8)
+    shown = ["all" if depth is None else f"{depth:g}" for depth in depths]
+    axis.set_yticks(range(len(depths)), shown, fontsize=8)
     axis.set_xlabel("length", fontsize=9)
     axis.set_ylabel("depth (0 start, 1 end)", fontsize=9)
     return image

@@ -12,11 +12,13 @@ from ropext.results.comparison import Comparison, Ranking, Standing
 from ropext.results.overlap import mark_of, marked
 from ropext.results.values import Value
 from ropext.table import Table, as_text
+from ropext.tasks import RULER, THIRTEEN, find_task
 
 if TYPE_CHECKING:
     from ropext.planning import Plan
 
 Results = Mapping[str, Any]
+RULERS = "in ropext's words and texts: not comparable with published RULER scores"
 NOTHING = "-"
 
 
@@ -173,27 +175,53 @@ def _read(data: Mapping[str, Any]) -> Value:
 
 
 def retrieval_tables(results: Results) -> list[Table]:
-    """Per task the share of questions answered exactly, by length."""
+    """Per task the share of questions answered, by length; and the mean of RULER's."""
     tasks = dict.fromkeys(
         task for variant in results["variants"].values() for task in variant["retrieval"]
     )
-    tables = []
-    for task in tasks:
-        rows = []
-        for label, variant in results["variants"].items():
-            if task in variant["retrieval"]:
-                values = metrics_of(results, label)
-                cells = [share(values.get(f"{task}@{length}")) for length in results["lengths"]]
-                reach = length_text(int(values[f"effective_context.{task}"].value))
-                rows.append((_row_name(results, label, questions=True), *cells, reach))
-        header = ("", *(length_text(length) for length in results["lengths"]), "effective")
-        note = (
-            "share of questions whose every answer token is the model's first choice, with its "
-            "95 % Wilson interval (questions over one haystack count for fewer where haystacks "
-            "differ); effective: longest length at 85 % of the short score"
+    tables = [_task_table(results, task) for task in tasks]
+    ruler = [task for task in tasks if task in THIRTEEN]
+    if not ruler[1:]:
+        return tables
+    at = {
+        length: sum(
+            any(f"{task}@{length}" in own["metrics"] for own in results["variants"].values())
+            for task in ruler
         )
-        tables.append(Table(f"Retrieval: {task}", note, header, tuple(rows)))
-    return tables
+        for length in results["lengths"]
+    }
+    counts = ", ".join(f"{length_text(length)} {count}" for length, count in at.items())
+    note = (
+        f"mean of RULER's tasks, of thirteen: {counts}; {RULERS}; effective: longest length at "
+        "85 % of the short score; by RULER's rule: longest with 85.6 % in all thirteen"
+    )
+    return [_task_table(results, RULER, "RULER", note), *tables]
+
+
+def _task_table(results: Results, task: str, title: str = "", note: str = "") -> Table:
+    rows, theirs = [], task == RULER
+    for label, variant in results["variants"].items():
+        values = metrics_of(results, label)
+        if task in variant["retrieval"] or (theirs and f"effective_context.{task}" in values):
+            cells = [share(values.get(f"{task}@{length}")) for length in results["lengths"]]
+            cells.append(length_text(int(values[f"effective_context.{task}"].value)))
+            rule = values.get("ruler_context")
+            cells += [NOTHING if rule is None else length_text(int(rule.value))] if theirs else []
+            rows.append((_row_name(results, label, questions=True), *cells))
+    header = ["", *(length_text(length) for length in results["lengths"]), "effective"]
+    named = task != RULER and find_task(task).in_words
+    right = (
+        "what greedy decoding says names (the share of) what was asked for"
+        if named
+        else "every answer token is the model's first choice"
+    )
+    note = note or (
+        f"share of questions whose {right}, with its 95 % Wilson interval (questions over one "
+        "haystack count for fewer where haystacks differ); effective: longest length at 85 % of "
+        "the short score" + (f"; {RULERS}" if task in THIRTEEN else "")
+    )
+    header += ["by RULER's rule"] if theirs else []
+    return Table(title or f"Retrieval: {task}", note, tuple(header), tuple(rows))
 
 
 def share(value: Value | None) -> str:

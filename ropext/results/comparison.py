@@ -15,11 +15,11 @@ import numpy as np
 from ropext.errors import InputError
 from ropext.lengths import length_text, octaves
 from ropext.results.perplexity import Documents, Frame, Reading
-from ropext.results.retrieval import ItemScore, mean_of
+from ropext.results.retrieval import ItemScore, mean_of, mean_of_tasks
 from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Value
-from ropext.tasks import TASKS
+from ropext.tasks import RULER, TASKS, THIRTEEN
 
-_TASKS = frozenset(task.name for task in TASKS)
+_TASKS = frozenset((RULER, *(task.name for task in TASKS)))
 RISK = 0.025  # of a two-sided 95 % interval, on one side
 
 
@@ -248,14 +248,18 @@ def item_differences(
     ]
     values = dict[str, Value]()
     pairs.sort(key=lambda both: (both[0].task, both[0].length))
+    ruler = dict[int, list[Value]]()
     for (task, length), group in itertools.groupby(pairs, lambda b: (b[0].task, b[0].length)):
         both = list(group)
-        exact = [float(a.exact) - float(b.exact) for a, b in both]
+        points = [a.points - b.points for a, b in both]
         losses = [a.answer_nll - b.answer_nll for a, b in both]
         asked = [a for a, _ in both]
-        values[f"{task}@{length}"] = mean_of(exact, asked, bootstrap)
+        values[f"{task}@{length}"] = mean_of(points, asked, bootstrap)
         values[f"{task}_nll@{length}"] = mean_of(losses, asked, bootstrap)
-    return values
+        if task in THIRTEEN:
+            ruler.setdefault(length, []).append(values[f"{task}@{length}"])
+    means = {f"{RULER}@{length}": mean_of_tasks(own) for length, own in ruler.items() if own[1:]}
+    return values | means
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from ropext.errors import UsageError
 from ropext.lengths import length_text, parse_length
 from ropext.options.evaluate import Evaluate
+from ropext.tasks import RULER, THIRTEEN
 
 if TYPE_CHECKING:
     from ropext.results.values import Value
@@ -52,6 +53,11 @@ class Gate:
     point: bool = False
     variant: str | None = None
     run: str | None = None
+
+    @property
+    def task(self) -> str:
+        """The task it is about, if it is about one."""
+        return self.metric.partition("@")[0].removeprefix("effective_context.").removesuffix("_nll")
 
 
 @dataclass(frozen=True)
@@ -211,4 +217,7 @@ class Metrics:
         for task in self.tasks if BASE not in (variant, run) else ():
             at += [task, f"{task}_nll"]
             whole += [f"effective_context.{task}"] if alone else []
+        if len(set(self.tasks) & set(THIRTEEN)) > 1 and BASE not in (variant, run):
+            at.append(RULER)
+            whole += [f"effective_context.{RULER}", "ruler_context"] if alone else []
         return at, whole

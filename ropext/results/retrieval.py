@@ -4,19 +4,23 @@ Questions over one haystack are alike: where the model reads it well it answers 
 the haystack is the sampling unit.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ropext.results.values import Bootstrap, Value, wilson, worth_of
-from ropext.tasks import TASKS
+from ropext.results.values import Z95, Bootstrap, Value, wilson, worth_of
+from ropext.tasks import RULER, TASKS, THIRTEEN
 
 # NoLiMa's rule: effective while the score is at least this share of the short-context score.
 EFFECTIVE_SHARE = 0.85
-ONE_HAYSTACK = frozenset(task.name for task in TASKS if task.one_haystack)
+RULERS_SHARE = 0.856  # RULER's: what Llama-2-7B has at 4k (Hsieh et al. 2024, section 4)
+CAN_DO = 0.1  # of the answers right inside the trained context, in a task in words
+ONE_HAYSTACK = frozenset(task.name for task in TASKS if task.one_haystack or task.in_words)
+GENERATED = ("score", "said")  # of an answer that was generated
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class ItemScore:
 
     task: str
     length: int
-    depth: float
+    depth: float | None
     index: int
     answer_nll: float  # nats per answer token, teacher-forced
     answer_tokens: int
@@ -33,10 +37,18 @@ class ItemScore:
     prompt_hash: str
     answer: tuple[int, ...]
     predicted: tuple[int, ...]
+    score: float | None = None  # share of the references named; None: exact decides
+    said: str | None = None  # the text that was generated
+
+    @property
+    def points(self) -> float:
+        """From 0 to 1."""
+        return float(self.exact) if self.score is None else self.score
 
     def to_json(self) -> dict[str, Any]:
         """One line of items.jsonl."""
-        return asdict(self)
+        own = asdict(self)
+        return own if self.said is not None else {k: own[k] for k in own if k not in GENERATED}
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> "ItemScore":
@@ -48,8 +60,9 @@ class ItemScore:
 def retrieval_values(
     items: Sequence[ItemScore], context: int, bootstrap: Bootstrap
 ) -> dict[str, Value]:
-    """`TASK@C` (share exact), `TASK_nll@C` (nats per answer token), `effective_context.TASK`."""
-    values = dict[str, Value]()
+    """`TASK@C` (share right), `TASK_nll@C` (nats per answer token), `effective_context.TASK`, and
+    `ruler@C`, the mean of several RULER tasks."""
+    values, ruler = dict[str, Value](), dict[int, list[Value]]()
     for task in dict.fromkeys(item.task for item in items):
         own = [item for item in items if item.task == task]
         for length in sorted({item.length for item in own}):
@@ -57,8 +70,52 @@ def retrieval_values(
             values[f"{task}@{length}"] = share_of(at)
             losses = [item.answer_nll for item in at]
             values[f"{task}_nll@{length}"] = mean_of(losses, at, bootstrap)
+            if task in THIRTEEN:
+                ruler.setdefault(length, []).append(values[f"{task}@{length}"])
         values[f"effective_context.{task}"] = effective_retrieval(own, context)
+    means = {length: mean_of_tasks(own) for length, own in sorted(ruler.items()) if own[1:]}
+    if means:
+        values |= {f"{RULER}@{length}": value for length, value in means.items()}
+        shares = {length: value.value for length, value in means.items()}
+        values[f"effective_context.{RULER}"] = _reached(shares, context)
+        if all(len(ruler[length]) == len(THIRTEEN) for length in means):
+            values["ruler_context"] = _reached(shares, 0, RULERS_SHARE)
     return values
+
+
+def mean_of_tasks(values: Sequence[Value]) -> Value:
+    """The mean over tasks, each with the same weight; the distances of their intervals' ends add up
+    as those of independent numbers do (MOVER, Zou and Donner 2008)."""
+    count, number = len(values), sum(value.value for value in values) / len(values)
+    total = sum(value.n for value in values)
+    ends = [(own.value, own.ci95) for own in values if own.ci95 is not None]
+    if len(ends) < count:
+        return Value(number, None, None, total)
+    low, high = (
+        math.sqrt(sum((value - ci95[side]) ** 2 for value, ci95 in ends)) / count for side in (0, 1)
+    )
+    return Value(number, (low + high) / (2 * Z95), (number - low, number + high), total)
+
+
+def not_measurable(items: Mapping[str, Sequence[ItemScore]], context: int) -> dict[str, str]:
+    """The tasks in words that no model of a run can do inside the trained context, and why.
+
+    Beyond it their zeros would say nothing about length. Where no length inside was measured,
+    nobody knows, and nothing is left out.
+    """
+    found = dict[str, str]()
+    for task in TASKS:
+        inside = [
+            [item for item in own if item.task == task.name and item.length <= context]
+            for own in items.values()
+        ]
+        best = max((_share(own) for own in inside if own), default=1.0)
+        if task.in_words and best < CAN_DO:
+            found[task.name] = (
+                f"{task.name} is not measurable here: inside its trained context the model gets "
+                f"{best:.0%} right, and below {CAN_DO:.0%} a longer length tells nothing"
+            )
+    return found
 
 
 def _haystacks(items: Sequence[ItemScore]) -> npt.NDArray[np.intp]:
@@ -72,12 +129,13 @@ def _haystacks(items: Sequence[ItemScore]) -> npt.NDArray[np.intp]:
 
 
 def share_of(items: Sequence[ItemScore]) -> Value:
-    """The share answered exactly, with a Wilson interval over what the questions are worth."""
+    """The share answered, with a Wilson interval over what the questions are worth: too wide,
+    never too narrow, where an answer can be right in part."""
     if not items:
         return wilson(0, 0)
-    own, exact = _haystacks(items), [float(item.exact) for item in items]
-    worth = worth_of(np.bincount(own, exact), np.bincount(own))
-    return wilson(int(sum(exact)), len(items), worth)
+    own, points = _haystacks(items), [item.points for item in items]
+    worth = worth_of(np.bincount(own, points), np.bincount(own))
+    return wilson(sum(points), len(items), worth)
 
 
 def mean_of(numbers: Sequence[float], items: Sequence[ItemScore], bootstrap: Bootstrap) -> Value:
@@ -87,41 +145,57 @@ def mean_of(numbers: Sequence[float], items: Sequence[ItemScore], bootstrap: Boo
 
 
 def effective_retrieval(items: Sequence[ItemScore], context: int) -> Value:
-    """The longest length up to which a task keeps 85 % of its score inside the trained context.
-
-    The short score is that over all items inside the context (of the shortest length, where none
-    is), and a length among these that falls short before any has held is passed over. 0 = the task
-    is not done even there. A step of the grid of lengths has no interval.
-    """
+    """The longest length up to which a task keeps 85 % of its score inside the trained context."""
     lengths = sorted({item.length for item in items})
+    at = {length: [item for item in items if item.length == length] for length in lengths}
     inside = [length for length in lengths if length <= context] or lengths[:1]
     short = _share([item for item in items if item.length in inside])
-    reached = 0
+    reached = _reached({length: _share(own) for length, own in at.items()}, context, None, short)
+    return replace(reached, n=min(map(len, at.values())))
+
+
+def _reached(
+    shares: Mapping[int, float],
+    context: int,
+    least: float | None = None,
+    short: float | None = None,
+) -> Value:
+    """The longest length up to which a share is at least `least`, or 85 % of the short one.
+
+    The short score is that inside the context (of the shortest length, where none is), and a length
+    among these that falls short before any has held is passed over. 0 = the task is not done even
+    there. A step of the grid of lengths has no interval.
+    """
+    lengths = sorted(shares)
+    inside = [length for length in lengths if length <= context] or lengths[:1]
+    if short is None:
+        short = sum(shares[length] for length in inside) / len(inside)
+    wanted, reached = EFFECTIVE_SHARE * short if least is None else least, 0
     for length in lengths:
-        share = _share([item for item in items if item.length == length])
-        if short > 0 and share >= EFFECTIVE_SHARE * short:
+        if short > 0 and shares[length] >= wanted:
             reached = length
         elif reached or length not in inside:
             break
-    fewest = min(sum(item.length == length for item in items) for length in lengths)
-    return Value(float(reached), None, None, fewest)
+    return Value(float(reached), None, None, len(lengths))
 
 
 def _share(items: Sequence[ItemScore]) -> float:
-    return sum(item.exact for item in items) / len(items)
+    return sum(item.points for item in items) / len(items)
 
 
 def heat_map(items: Iterable[ItemScore]) -> dict[str, list[dict[str, Any]]]:
     """Per task one cell per (length, depth): share exact with its interval, and the answer NLL."""
-    cells: dict[tuple[str, int, float], list[ItemScore]] = {}
+    cells: dict[tuple[str, int, float | None], list[ItemScore]] = {}
     for item in items:
         cells.setdefault((item.task, item.length, item.depth), []).append(item)
     maps: dict[str, list[dict[str, Any]]] = {}
-    for (task, length, depth), own in sorted(cells.items()):
+    for (task, length, depth), own in sorted(
+        cells.items(), key=lambda c: (*c[0][:2], c[0][2] or 0)
+    ):
         cell = {
             "length": length,
             "depth": depth,
-            "exact": wilson(sum(item.exact for item in own), len(own)),
+            "exact": wilson(sum(item.points for item in own), len(own)),
             "answer_nll": sum(item.answer_nll for item in own) / len(own),
         }
         maps.setdefault(task, []).append(cell)

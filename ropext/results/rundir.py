@@ -102,7 +102,8 @@ def _contenders(path: Path, results: Mapping[str, Any]) -> dict[str, Contender]:
     if (path / "items.jsonl").exists():
         for line in (path / "items.jsonl").read_text(encoding="utf-8").splitlines():
             data = json.loads(line)
-            items.setdefault(data.pop("variant"), []).append(ItemScore.from_json(data))
+            if data["task"] not in results.get("not_measurable", ()):
+                items.setdefault(data.pop("variant"), []).append(ItemScore.from_json(data))
     return {
         label: Contender(
             label,
@@ -199,6 +200,10 @@ def judge(run: Run, gates: Sequence[Gate]) -> list[Outcome]:
     for gate in gates:
         for label in _concerned(run, gate):
             opponent = None
+            reason = run.results.get("not_measurable", {}).get(gate.task)
+            if reason is not None:
+                outcomes.append(Outcome(gate.text, label, False, None, f"{label}: {reason}"))
+                continue
             if gate.run is None:
                 stored = run.results["variants"][label]["metrics"]
                 values = {name: Value.from_json(data) for name, data in stored.items()}

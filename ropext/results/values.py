@@ -142,7 +142,7 @@ class Bootstrap:
         return tuple(float(share) for share in shares)
 
 
-def wilson(successes: int, n: int, worth: float | None = None) -> Value:
+def wilson(successes: float, n: int, worth: float | None = None) -> Value:
     """A share of n items with its 95 % score interval (Wilson 1927).
 
     Honest at the ends: 20 of 20 is [0.84, 1.00], not 1.00 +- 0. The standard error is that of the

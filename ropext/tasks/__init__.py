@@ -4,8 +4,10 @@ Pure: a tokenizer comes in through `Encoder`, and what is made of the items is n
 A new task is one file and one entry in `TASKS`.
 """
 
+from collections.abc import Sequence
+
 from ropext.errors import UsageError
-from ropext.tasks import copy, mkey, passkey
+from ropext.tasks import copy, counting, mkey, needles, passages, passkey, shots, tracking
 from ropext.tasks.item import (
     MOST_ITEMS,
     Encoder,
@@ -19,26 +21,46 @@ from ropext.tasks.item import (
     repetition,
 )
 
-TASKS: tuple[Task, ...] = (passkey.TASK, mkey.TASK, copy.TASK)
+TASKS: tuple[Task, ...] = (
+    passkey.TASK,
+    mkey.TASK,
+    copy.TASK,
+    *needles.TASKS,
+    tracking.TASK,
+    *counting.TASKS,
+    *passages.TASKS,
+    shots.TASK,
+)
+RULER = "ruler"  # all thirteen of Hsieh et al. 2024, and the name of their mean
+THIRTEEN = tuple(task.name for task in TASKS if task.ruler)
 
 
 def find_task(name: str) -> Task:
     for task in TASKS:
         if task.name == name:
             return task
-    known = ", ".join(task.name for task in TASKS)
+    known = ", ".join([*(task.name for task in TASKS), f"{RULER} (its {len(THIRTEEN)} together)"])
     raise UsageError(f"there is no retrieval task {name!r}; --tasks takes {known}")
+
+
+def all_named(names: Sequence[str]) -> tuple[str, ...]:
+    """The tasks that `--tasks` names, each once; `ruler` stands for its thirteen."""
+    found = [own for name in names for own in (THIRTEEN if name == RULER else (name,))]
+    return tuple(dict.fromkeys(find_task(name).name for name in found))
 
 
 __all__ = [
     "MOST_ITEMS",
+    "RULER",
     "TASKS",
+    "THIRTEEN",
     "Encoder",
     "Haystack",
     "Item",
     "Noise",
     "Task",
     "Text",
+    "all_named",
     "check_amount",
     "find_task",
     "noise",

@@ -28,6 +28,16 @@ class Encoder(Protocol):
     def encode(self, text: str) -> list[int]: ...
 
 
+class Asker(Encoder, Protocol):
+    """A tokenizer that tasks in words need."""
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def render(self, content: str, opening: str) -> str:
+        """A prompt whose answer begins with `opening`: plain, or through a chat template."""
+        ...
+
+
 class Haystack(Protocol):
     """What surrounds a needle."""
 
@@ -41,11 +51,11 @@ class Haystack(Protocol):
 
 @dataclass(frozen=True)
 class Item:
-    """One question: greedy decoding after `prompt` should give `answer`."""
+    """One question: greedy decoding after `prompt` should give `answer`, or name `references`."""
 
     task: str
     length: int
-    depth: float
+    depth: float | None  # None: what is asked for lies in several places
     index: int
     seed: int
     prompt: Tokens
@@ -53,6 +63,17 @@ class Item:
     shared: int = 0
     """How many leading prompt tokens the other items of the same (task, length, index) have too:
     they can be read once. 0: none."""
+    references: tuple[str, ...] = ()
+    """What the text that greedy decoding gives must name; none: the answer's tokens decide."""
+    part: bool = False  # one reference is enough
+    room: int = 0  # tokens that may be generated
+
+    @property
+    def most_read(self) -> int:
+        """Tokens read for it at most: where an answer is generated, the question is read with the
+        right one first, and then with what is said in its place."""
+        again = len(self.prompt) - self.shared if self.shared else 1
+        return len(self.prompt) + len(self.answer) + (again + self.room if self.room else 0)
 
 
 class Build(Protocol):
@@ -60,7 +81,7 @@ class Build(Protocol):
 
     def __call__(
         self,
-        encoder: Encoder,
+        encoder: Asker,
         haystack: Haystack,
         *,
         length: int,
@@ -77,7 +98,23 @@ class Task:
     name: str
     summary: str
     build: Build
+    per_haystack: int = 0
+    """Questions over one haystack at most, in a task asked in words; 0: each index asks at all
+    depths."""
+    ruler: bool = False  # one of RULER's thirteen
     one_haystack: bool = False  # all depths of one index are asked for in the same haystack
+
+    @property
+    def in_words(self) -> bool:
+        """Whether prompts are text, and answers are generated and matched."""
+        return self.per_haystack > 0
+
+    def groups(self, depths: Sequence[float], items: int) -> list[tuple[int, tuple[float, ...]]]:
+        """Index and depths of every haystack, each depth asked `items` times."""
+        if not self.in_words:
+            return [(index, tuple(depths)) for index in range(items)]
+        every, size = tuple(depths) * items, min(self.per_haystack, len(depths))
+        return [(at // size, every[at : at + size]) for at in range(0, len(every), size)]
 
 
 @dataclass(frozen=True)

@@ -137,6 +137,8 @@ ELSEWHERE = {
         "adapter": "an adapter",
         "device_map": "accelerate's devices",
         "lm_eval": "lm-eval",
+        "chat": "tasks in words",
+        "passages": "tasks in words",
     },
 }
 

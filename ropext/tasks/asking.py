@@ -1,0 +1,191 @@
+"""Tasks asked in words: a prompt of text that fits a budget of tokens, and what an answer is worth.
+
+A prompt is encoded as a whole, as its reader would encode it, and is never cut: it holds as many
+sentences, words or passages as the budget takes. The budget holds the room for the answer too.
+"""
+
+import functools
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+
+from ropext.errors import UsageError
+from ropext.tasks.item import (
+    Asker,
+    Haystack,
+    Item,
+    Task,
+    Tokens,
+    check_depths,
+    common_prefix,
+    derived_rng,
+    room_for_filler,
+)
+
+ENDLESS = 10**9  # units of a text that can be made as long as wanted
+SURELY = 20  # items whose sizes tell what any of a task takes
+FILLED = 0.9  # of the budget at least, else the material was too little for the length
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One question over a text; `opening` begins the answer, in completion and in chat form."""
+
+    text: str  # the instruction and the context: what questions may share
+    question: str
+    opening: str
+    references: tuple[str, ...]
+    depth: float | None = None  # None: what is asked for lies in several places
+    answer: str = ""  # as it would be written; the references with commas, if empty
+    part: bool = False  # one reference is enough
+
+    @property
+    def written(self) -> str:
+        """The answer, as it stands behind the opening."""
+        return self.answer or (self.references[0] if self.part else ", ".join(self.references))
+
+    def after(self, example: "Asked") -> "Asked":
+        """The same behind an example with its answer."""
+        shown = f"{example.text}{example.question}\n{example.opening} {example.written}\n\n"
+        return Asked(
+            shown + self.text, self.question, self.opening, self.references, None, self.answer
+        )
+
+
+def match(said: str, references: Sequence[str], part: bool) -> float:
+    """RULER's string match: the share of the references that were said; or, if a part is enough,
+    whether any was. Case does not count."""
+    found = [reference.lower() in said.lower() for reference in references]
+    return float(any(found)) if part else sum(found) / len(found)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a family is asked for: so many units of context, and a question at each depth."""
+
+    units: int
+    depths: Sequence[float]
+    length: int
+    rng: random.Random
+
+
+@dataclass(frozen=True)
+class Worded:
+    """Builds the items of a task that is asked in words."""
+
+    name: str
+    make: Callable[[Order], Sequence[Asked]]
+    room: int  # tokens that an answer may take
+    least: int = 1  # units of context: sentences, words, lines, passages
+    most: int = ENDLESS
+
+    def __call__(
+        self,
+        encoder: Asker,
+        haystack: Haystack,
+        *,
+        length: int,
+        depths: Sequence[float],
+        index: int,
+        seed: int,
+    ) -> list[Item]:
+        """The questions over the longest context that fits; what they have in common is shared."""
+        check_depths(self.name, depths)
+
+        def asked(units: int, index: int = index) -> Sequence[Asked]:
+            rng = derived_rng(seed, self.name, length, index)
+            return self.make(Order(units, depths, length, rng))
+
+        def needed(units: int, index: int = index) -> int:
+            return max(
+                len(encoder.encode(_prompt(encoder, own))) + self._room(encoder, own)
+                for own in asked(units, index)
+            )
+
+        if needed(self.least) > length:  # refused, with what other items take as well
+            most = max(needed(self.least, other) for other in range(index, index + SURELY))
+            room_for_filler(self.name, length, most)
+        chosen = asked(self._most_that_fits(needed, length))
+        parts = [self._encoded(encoder, own) for own in chosen]
+        first = parts[0][0]
+        shared = min(common_prefix(first, prompt) for prompt, _ in parts) if parts[1:] else 0
+        return [
+            Item(
+                *(self.name, length, own.depth, index, seed, prompt, answer, shared),
+                *(own.references, own.part, self._room(encoder, own)),
+            )
+            for own, (prompt, answer) in zip(chosen, parts, strict=True)
+        ]
+
+    def _room(self, encoder: Asker, own: Asked) -> int:
+        """The task's, or the answer's own size where a tokenizer cuts it into more tokens."""
+        return max(self.room, len(encoder.encode(" " + own.written)))
+
+    def _encoded(self, encoder: Asker, own: Asked) -> tuple[Tokens, Tokens]:
+        """Prompt and answer, encoded together and cut where they part."""
+        prompt = _prompt(encoder, own)
+        whole = tuple(encoder.encode(f"{prompt} {own.written}"))
+        cut = common_prefix(whole, tuple(encoder.encode(prompt)))
+        back = encoder.decode(whole[cut:])
+        if match(back, own.references, own.part) < 1:
+            raise UsageError(
+                f"the task {self.name} cannot be asked with this tokenizer: "
+                f"{own.written[:60]!r} comes back from it as {back[:60]!r}, which no score counts"
+            )
+        return whole[:cut], whole[cut:]
+
+    def _most_that_fits(self, needed: Callable[[int], int], budget: int) -> int:
+        """The largest number of units; what they need grows almost evenly."""
+        low, high = self.least, self.most + 1
+        at_low, guess = needed(low), low + 8
+        while high - low > 1:
+            guess = min(max(guess, low + 1), high - 1)
+            tokens = needed(guess)
+            rate = (tokens - at_low) / (guess - low)
+            if tokens > budget:
+                high = guess
+            else:
+                low, at_low = guess, tokens
+            guess = low + int((budget - at_low) / max(1.0, rate))
+        if low >= self.most and at_low < FILLED * budget:
+            raise UsageError(
+                f"the task {self.name} was asked for at length {budget}, but all its passages make "
+                f"{at_low} tokens: give more of them (--passages), or shorter --lengths"
+            )
+        return low
+
+
+def worded(
+    name: str,
+    summary: str,
+    make: Callable[[Order], Sequence[Asked]],
+    room: int,
+    *,
+    per_haystack: int = 1,
+    ruler: bool = True,
+    least: int = 1,
+    most: int = ENDLESS,
+) -> Task:
+    """An entry in the list of tasks."""
+    return Task(name, summary, Worded(name, make, room, least, most), per_haystack, ruler)
+
+
+def _prompt(encoder: Asker, own: Asked) -> str:
+    return encoder.render(own.text + own.question, own.opening)
+
+
+@functools.cache
+def sentences() -> tuple[str, ...]:
+    """Of Alice's Adventures in Wonderland (Carroll 1865), which is in the public domain."""
+    text = resources.files("ropext.tasks").joinpath("alice.txt").read_text("utf-8")
+    return tuple(own for own in re.split(r"(?<=[.!?’])\s+(?=[A-Z‘“])|\n", text) if own)
+
+
+def planted(filler: Sequence[str], needles: Sequence[str], depths: Sequence[float]) -> list[str]:
+    """The filler with every needle at its depth, 0 before all of it and 1 behind it."""
+    found = list(filler)
+    for depth, needle in sorted(zip(depths, needles, strict=True), key=lambda own: -own[0]):
+        found.insert(round(depth * len(filler)), needle)
+    return found

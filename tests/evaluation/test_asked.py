@@ -1,0 +1,189 @@
+"""Tasks in words from the options to the report, on a tiny random model."""
+
+import json
+
+import pytest
+from checkpoints import write_checkpoint, write_documents
+from small_tokenizer import make_tokenizer
+
+from ropext.errors import InputError, Interrupted, UsageError
+from ropext.evaluation import work
+from ropext.evaluation.costs import estimate_evaluation
+from ropext.evaluation.forward import TokenScorer
+from ropext.evaluation.preparing import settle
+from ropext.evaluation.session import evaluate
+from ropext.narration import Hooks
+from ropext.report.evaluation import write_report
+from ropext.results import retrieval
+from ropext.results.gates import parse_gate
+from ropext.results.rundir import judge
+
+ASKED = {
+    "tasks": "niah_single_1,niah_multikey_2,vt",
+    "lengths": "4096",
+    "items": 1,
+    "depths": "0,1",
+}
+TEMPLATE = "{% for m in messages %}<s>[{{ m.role }}]{{ m.content }}{% endfor %}[answer]"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_checkpoint(tmp_path_factory.mktemp("asked"), max_position_embeddings=8192))
+
+
+@pytest.fixture(scope="module")
+def whole(model, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retrieval, "CAN_DO", 0.0)
+        return evaluate(
+            model, tmp_path_factory.mktemp("run") / "whole", report=write_report, **ASKED
+        )
+
+
+def rows(path):
+    return [json.loads(line) for line in (path / "items.jsonl").read_text().splitlines()]
+
+
+def test_answers_are_kept_as_they_were_said(whole):
+    found = rows(whole.path)
+    assert [row["task"] for row in found] == ["niah_multikey_2"] * 2 + ["niah_single_1"] * 2 + [
+        "vt"
+    ] * 2
+    for row in found:
+        assert 0 <= row["score"] <= 1
+        assert row["said"] == make_tokenizer().decode(row["predicted"], skip_special_tokens=True)
+        assert row["length"] == 4096
+    assert {row["depth"] for row in found} == {0.0, 1.0, None}
+    assert whole.results["variants"]["untouched"]["metrics"]["ruler@4096"]["n"] == 6
+
+
+def test_the_report_says_what_the_scores_are(whole):
+    text = (whole.path / "report.md").read_text()
+    assert "mean of RULER's tasks, of thirteen: 4k 3" in text
+    assert text.count("not comparable with published RULER scores") == 4
+    assert (whole.path / "plots/retrieval-vt.png").exists()
+
+
+def test_what_it_cannot_do_is_not_measurable_and_no_zero(model, tmp_path):
+    done = evaluate(model, tmp_path / "run", report=write_report, **ASKED)
+    assert list(done.results["not_measurable"]) == ["niah_single_1", "niah_multikey_2", "vt"]
+    assert done.results["variants"]["untouched"]["metrics"] == {}
+    assert "vt is not measurable here" in (tmp_path / "run/report.md").read_text()
+    assert not (tmp_path / "run/plots/retrieval-vt.png").exists()
+    assert len(rows(tmp_path / "run")) == 6  # as they were said
+    (outcome,) = judge(done.run, [parse_gate("vt@4k.value < 0.5")])
+    assert not outcome.passed
+    assert "not measurable here" in outcome.reason
+
+
+def test_an_interrupted_run_goes_on_from_the_next_item(model, whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(retrieval, "CAN_DO", 0.0)
+    left = iter([False] * 2 + [True] * 9)
+    with pytest.raises(Interrupted, match="2 finished pieces"):
+        evaluate(model, tmp_path / "run", hooks=Hooks(stop=lambda: next(left)), **ASKED)
+    done = evaluate(model, tmp_path / "run", **ASKED)
+    assert done.resumed == 2
+    assert (done.path / "items.jsonl").read_bytes() == (whole.path / "items.jsonl").read_bytes()
+
+
+def test_the_forecast_is_what_is_read_at_most(model, monkeypatch):
+    seen = []
+    for name in ("fill_cache", "extend_cache"):
+        own = getattr(TokenScorer, name)
+        monkeypatch.setattr(
+            TokenScorer,
+            name,
+            lambda self, *args, own=own: (seen.append(len(args[-1])), own(self, *args))[1],
+        )
+    expected = []
+    monkeypatch.setattr(
+        work.Progress, "begin", lambda self, what: expected.append(self.total), raising=True
+    )
+    evaluate(model, **ASKED)
+    _, costs = estimate_evaluation(model, **ASKED)
+    # One haystack of two questions, and four prompts alone.
+    assert [part.passes for part in costs.work] == [2, 1, 2]
+    assert expected[0] == costs.tokens
+    assert 0.9 * costs.tokens < sum(seen) <= costs.tokens
+
+
+def test_through_the_chat_template(model, tmp_path):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    write_checkpoint(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    for chat in (False, True):
+        (item, *_), *_ = settle(str(tmp_path), None, False, {**ASKED, "chat": chat}).questions
+        text = tokenizer.decode(item.prompt)
+        assert text.startswith("[user]Some secret" if chat else "Some secret")
+        assert ("?[answer]As the text tells" in text) is chat
+        assert "<s>" not in text  # the reader puts the one there is
+        assert len(item.prompt) + item.room < 4096
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "said"),
+    [
+        ({"chat": True}, InputError, "--chat needs a chat template"),
+        ({"chat": True, "tasks": "passkey"}, UsageError, "passkey is none"),
+        ({"tasks": "vt,needle"}, UsageError, "there is no retrieval task 'needle'"),
+        ({"lengths": "64"}, UsageError, "niah_single_1 takes at least|one item of it takes"),
+        ({"passages": "gone.jsonl", "tasks": "qa_1"}, InputError, "gone.jsonl is no file"),
+    ],
+)
+def test_bad_input_is_a_sentence(model, more, error, said):
+    with pytest.raises(error, match=said):
+        settle(model, None, False, {**ASKED, **more})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "[]",
+        '{"question": "Who?", "answers": ["I"]}',
+        '{"question": "Who?", "answers": [], "passages": ["I did."]}',
+        '{"question": "Who?", "answers": "I", "passages": ["I did."]}',
+        '{"question": "Who?", "answers": ["I"], "passages": "I did."}',
+        '{"question": 3, "answers": ["I"], "passages": ["I did."]}',
+        '{"question": "Who?", "answers": ["I"], "passages": [" "]}',
+    ],
+)
+def test_a_broken_file_of_passages_is_told_by_its_line(model, tmp_path, line):
+    good = '{"question": "Who?", "answers": ["I"], "passages": ["I did."]}'
+    (tmp_path / "own.jsonl").write_text(f"{good}\n\n{line}\n")
+    more = {"tasks": "qa_1", "passages": str(tmp_path / "own.jsonl")}
+    with pytest.raises(InputError, match=r"own\.jsonl, line 3: not a JSON object"):
+        settle(model, None, False, {**ASKED, **more})
+    (tmp_path / "own.jsonl").write_bytes(b"\xff\xfe\n")
+    with pytest.raises(InputError, match="line 1"):
+        settle(model, None, False, {**ASKED, **more})
+    (tmp_path / "own.jsonl").write_text("\n")
+    with pytest.raises(InputError, match="is empty"):
+        settle(model, None, False, {**ASKED, **more})
+
+
+def test_the_users_passages_are_asked(model, tmp_path):
+    known = [
+        {"question": f"Who is {k}?", "answers": [f"M{k}"], "passages": [f"M{k} is {k}. " * 20]}
+        for k in range(40)
+    ]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in known))
+    more = {"tasks": "qa_1", "passages": str(tmp_path / "own.jsonl")}
+    settled = settle(model, None, False, {**ASKED, **more})
+    text = settled.decode(settled.questions[0][0].prompt)
+    number = text.rsplit("Who is ", 1)[1].partition("?")[0]
+    assert f"M{number} is {number}." in text
+    assert settled.questions[0][0].references == (f"M{number}",)
+
+
+def test_a_window_that_holds_no_question_is_told(tmp_path):
+    """Default lengths up to the model's 64 tokens: nothing fits, and the least length is said."""
+    own = str(write_checkpoint(tmp_path))
+    with pytest.raises(UsageError, match=r"one item of it takes at least \d+ tokens"):
+        settle(own, None, False, {"tasks": "ruler"})
+    write_documents(tmp_path / "d.jsonl")
+    settled = settle(own, None, False, {"tasks": "copy,vt"})
+    assert {group[0].task for group in settled.questions} == {"copy"}
+    assert any("vt is left out at 64" in line for line in settled.warnings)

@@ -1,0 +1,263 @@
+"""Tasks asked in words: each prompt is taken apart, and its answer worked out from the text."""
+
+import re
+from collections import Counter
+
+import pytest
+from test_tasks import Characters, Pieces
+
+from ropext.errors import UsageError
+from ropext.tasks import TASKS, THIRTEEN, all_named, find_task, passages
+from ropext.tasks.asking import match, sentences
+from ropext.tasks.passages import KnownAnswer
+
+WORDED = [task for task in TASKS if task.in_words]
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+class Asking:
+    """What tasks in words need of a tokenizer, over one that gives ids."""
+
+    def __init__(self, encoder):
+        self.encode = encoder.encode
+        self.known = getattr(encoder, "ids", None)
+
+    def decode(self, ids):
+        if self.known is None:
+            return "".join(map(chr, ids))
+        texts = list(self.known)
+        return "".join(texts[own] for own in ids)
+
+    def render(self, content, opening):
+        return f"{content}\n{opening}"
+
+
+def build(name, length=9000, depths=None, index=0, seed=7, encoder=None):
+    task = find_task(name)
+    depths = DEPTHS[: task.per_haystack] if depths is None else depths
+    encoder = encoder or Asking(Characters())
+    return task.build(encoder, None, length=length, depths=depths, index=index, seed=seed)
+
+
+def texts(name, **more):
+    """Prompt and references of every question of a haystack."""
+    encoder = Asking(Characters())
+    return [(encoder.decode(i.prompt), i) for i in build(name, encoder=encoder, **more)]
+
+
+def test_ruler_is_thirteen_tasks_and_a_name_is_taken_once():
+    assert len(THIRTEEN) == 13
+    assert all_named(["vt", "ruler", "shots", "vt"])[0] == "vt"
+    assert sorted(all_named(["vt", "ruler"])) == sorted(THIRTEEN)
+    with pytest.raises(UsageError, match="ruler"):
+        all_named(["ruller"])
+
+
+@pytest.mark.parametrize("task", WORDED, ids=lambda task: task.name)
+@pytest.mark.parametrize("encoder", [Characters, Pieces])
+def test_an_item_fills_its_length_and_is_never_longer(task, encoder):
+    for length in (6000, 9001):
+        for item in build(task.name, length, encoder=Asking(encoder())):
+            assert 0.85 * length < len(item.prompt) + item.room <= length
+            assert item.length == length
+            assert item.room >= len(item.answer) > 0
+            assert item.references
+
+
+@pytest.mark.parametrize("task", WORDED, ids=lambda task: task.name)
+def test_the_same_arguments_give_the_same_items(task):
+    first = build(task.name)
+    assert build(task.name) == first
+    for other in ({"seed": 8}, {"index": 1}):
+        assert all(
+            a.prompt != b.prompt for a, b in zip(first, build(task.name, **other), strict=True)
+        )
+
+
+@pytest.mark.parametrize("task", WORDED, ids=lambda task: task.name)
+def test_every_depth_is_asked_as_often_and_what_is_common_is_shared(task):
+    groups = task.groups(DEPTHS, 4)
+    assert Counter(depth for _, depths in groups for depth in depths) == dict.fromkeys(DEPTHS, 4)
+    assert [index for index, _ in groups] == list(range(len(groups)))
+    items = build(task.name)
+    assert len(items) == task.per_haystack
+    assert len({item.prompt[: item.shared] for item in items}) == 1
+    assert (items[0].shared > 0.9 * len(items[0].prompt)) == (len(items) > 1)
+    assert len({item.prompt for item in items}) == len(items)
+
+
+KINDS = {"number": r"\d{7}", "UUID": r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"}
+NEEDLES = {  # values told, values wanted
+    "niah_single_1": (1, 1),
+    "niah_single_2": (1, 1),
+    "niah_single_3": (1, 1),
+    "niah_multikey_1": (4, 1),
+    "niah_multikey_2": (None, 1),
+    "niah_multikey_3": (None, 1),
+    "niah_multivalue": (4, 4),
+    "niah_multiquery": (4, 4),
+}
+
+
+@pytest.mark.parametrize("name", NEEDLES)
+def test_needles_say_what_is_asked_for(name):
+    told, wanted = NEEDLES[name]
+    for text, item in texts(name):
+        kind = "UUID" if name in ("niah_single_3", "niah_multikey_3") else "number"
+        stated = re.findall(rf"The secret {kind} of (\S+) is ({KINDS[kind]})\.", text)
+        assert len(stated) == (told or len(stated)) > 0
+        asked = text.rsplit("secret", 1)[1]
+        assert [value for key, value in stated if key in asked] == sorted(
+            item.references, key=[value for _, value in stated].index
+        )
+        assert len(item.references) == wanted
+        assert re.search(r"(is|are)$", text)
+        if wanted == 1:
+            at = text.index(item.references[0]) / len(text)
+            assert at == pytest.approx(item.depth, abs=0.12)
+        else:
+            assert item.depth is None
+
+
+def test_the_book_is_one_run_of_it():
+    text, _ = texts("niah_single_2")[0]
+    book = " ".join(sentences())
+    body = text.split("\n\n")[1]
+    before, _, after = body.partition("The secret number of")
+    assert before.strip() in book + " " + book
+    assert after.split(". ", 1)[1].strip() in book + " " + book
+
+
+def test_variables_lead_to_the_value():
+    for index in range(5):
+        ((text, item),) = texts("vt", index=index)
+        value = re.search(r"(\d{5}):$", text)[1]
+        holds = {}
+        body = text.rsplit("The text below", 1)[1]
+        for name, own in re.findall(r"VAR ([A-Z]{5}) = (?:VAR )?(\w+)", body):
+            holds[name] = holds.get(own, own)  # an earlier one must be there already
+        assert [name for name in holds if holds[name] == value] == list(item.references)
+        assert len(holds) == 5
+
+
+@pytest.mark.parametrize(("length", "often", "seldom"), [(6000, 30, 3), (4000, 6, 1)])
+def test_common_words_are_the_common_ones(length, often, seldom):
+    ((text, item),) = texts("cwe", length=length)
+    counts = Counter(re.findall(r"\d+\. (\w+)", text.rsplit("numbered list", 1)[1]))
+    assert {word for word, count in counts.items() if count == often} == set(item.references)
+    assert set(counts.values()) == {often, seldom}
+    assert len(item.references) == 10
+
+
+def test_frequent_words_are_the_frequent_ones():
+    for index in range(5):
+        ((text, item),) = texts("fwe", index=index)
+        words = text.split("\n\n")[1].split()
+        (dots, _), *most = Counter(words).most_common(5)
+        assert dots == "..."
+        assert tuple(word for word, _ in most[:3]) == item.references
+        assert most[2][1] > most[3][1]
+
+
+def passages_of(text):
+    return text.split("\n\n", 1)[1].rsplit("Answer by", 1)[0].split("\n\n")
+
+
+@pytest.mark.parametrize("name", ["qa_1", "passages"])
+def test_one_passage_answers(name):
+    for text, item in texts(name):
+        who = re.search(
+            r"(?:was|of|did) (\w+ \w+)(?: born| move away)?\?", text.rsplit("Question:")[1]
+        )
+        assert who, text[-120:]
+        own = [at for at, each in enumerate(passages_of(text)) if who[1] in each]
+        assert len(own) == 1
+        assert match(passages_of(text)[own[0]], item.references, True) == 1
+        assert own[0] / len(passages_of(text)) == pytest.approx(item.depth, abs=0.15)
+
+
+def test_two_passages_are_needed():
+    for index in range(5):
+        ((text, item),) = texts("qa_2", index=index)
+        house = re.search(r"builder of (\w+ House)", text)[1]
+        (built,) = [each for each in passages_of(text) if house in each]
+        assert item.references[0] not in built
+        name = re.search(r"built by (\w+ \w+)", built)[1]
+        (person,) = [each for each in passages_of(text) if f"{name}, a" in each]
+        assert f"born in {item.references[0]}." in person
+
+
+def test_examples_tell_the_label_and_not_the_pair():
+    for text, item in texts("shots"):
+        shown = re.findall(r"Item: (\w+) (\w+)\nLabel: (\d+)", text)
+        first, second = re.search(r"Item: (\w+) (\w+)\nLabel:$", text).groups()
+        assert {label for own, _, label in shown if own == first} == set(item.references)
+        assert second not in {own for _, own, _ in shown}
+        counts = Counter(own for own, _, _ in shown)
+        assert len(counts) == 8
+        assert max(counts.values()) - min(counts.values()) <= 1
+
+
+@pytest.mark.parametrize("task", WORDED, ids=lambda task: task.name)
+def test_a_length_too_small_is_refused_with_the_least(task):
+    with pytest.raises(UsageError, match="--lengths") as refused:
+        build(task.name, 100)
+    least = int(re.search(r"at least (\d+) tokens", str(refused.value))[1])
+    assert 100 < least < 5000
+    for item in build(task.name, least + 50):
+        assert len(item.prompt) + item.room <= least + 50
+
+
+def test_a_tokenizer_that_loses_the_needle_is_told():
+    class NoDigits(Characters):
+        def encode(self, text):
+            return [ord("?") if c.isdigit() else ord(c) for c in text]
+
+    with pytest.raises(UsageError, match="comes back from it as"):
+        build("niah_single_1", encoder=Asking(NoDigits()))
+    build("vt", encoder=Asking(NoDigits()))  # asks for names
+
+
+def test_a_tokenizer_that_merges_the_answer_into_the_question():
+    """The last word and the number are one token: the prompt ends before it, the answer has it."""
+
+    class Merged(Pieces):
+        def encode(self, text):
+            found = re.findall(r" is \d+| ?[A-Za-z]+|\s|.", text)
+            return [self.ids.setdefault(piece, len(self.ids)) for piece in found]
+
+    encoder = Asking(Merged())
+    (item,) = build("niah_single_1", encoder=encoder)
+    assert re.fullmatch(r" is \d{7}", encoder.decode(item.answer))
+    assert not encoder.decode(item.prompt).endswith(" is")
+
+
+def test_string_match_is_rulers():
+    """By hand, from the definitions in the repository of Hsieh et al."""
+    assert match("It is ABC and 12.", ("abc", "12", "7"), False) == pytest.approx(2 / 3)
+    assert match("It is ABC.", ("abc", "12"), True) == 1
+    assert match("nothing", ("abc", "12"), True) == 0
+
+
+KNOWN = tuple(
+    KnownAnswer(f"What is {k}?", (f"answer {k}",), (f"Of {k}: answer {k}. " + "More of it. " * 9,))
+    for k in range(30)
+)
+
+
+def test_passages_of_the_user_are_asked_each_at_most_once_in_an_item():
+    task = passages.over(find_task("passages"), KNOWN)
+    items = task.build(Asking(Characters()), None, length=2500, depths=DEPTHS, index=0, seed=0)
+    text = "".join(map(chr, items[0].prompt))
+    assert max(text.count(f"Of {k}:") for k in range(30)) == 1
+    assert len({item.references for item in items}) == 5
+    with pytest.raises(UsageError, match="more of them"):
+        task.build(Asking(Characters()), None, length=9000, depths=DEPTHS, index=0, seed=0)
+
+
+def test_too_few_questions_of_the_user_are_refused():
+    with pytest.raises(UsageError, match="4 questions that need one passage"):
+        passages.over(find_task("passages"), KNOWN[:4])
+    with pytest.raises(UsageError, match="0 questions that need two"):
+        passages.over(find_task("qa_2"), KNOWN)
+    assert passages.over(find_task("vt"), KNOWN) is find_task("vt")
