@@ -69,16 +69,9 @@ def extended(plain: Config, form: str) -> Config:
 
 def spectra(config: Config) -> list[dict[str, Any]]:
     """What each rotary embedding of a config computes, in float64."""
-    return [
-        {
-            "layer_type": site.label,
-            "inv_freq": site.rope.spectrum.inv_freq,
-            "short_inv_freq": site.rope.spectrum.short_inv_freq,
-            "attention_factor": site.rope.spectrum.attention_factor,
-            "softmax_factor": site.rope.spectrum.softmax_factor,
-        }
-        for site in families.read(config).sites
-    ]
+    keys = ("inv_freq", "short_inv_freq", "attention_factor", "softmax_factor")
+    sites = families.read(config).sites
+    return [{"layer_type": s.label} | {k: getattr(s.rope.spectrum, k) for k in keys} for s in sites]
 
 
 def sharpen(model: "torch.nn.Module") -> None:
@@ -138,15 +131,8 @@ def log_probabilities(
     import transformers
 
     read = transformers.AutoConfig.for_model(**config)
-    model = (
-        _class_for(read)
-        .from_pretrained(
-            directory,
-            config=read,
-            dtype=torch.float32,
-            attn_implementation="eager",
-        )
-        .eval()
+    model = _class_for(read).from_pretrained(
+        directory, config=read, dtype=torch.float32, attn_implementation="eager"
     )
     found = []
     with torch.inference_mode():
@@ -208,9 +194,8 @@ def write_kit(
     chosen = list(dict.fromkeys(wanted)) or list(FAMILIES)
     for family in chosen:
         if family not in FAMILIES:
-            raise UsageError(
-                f"--family {family} is not in the kit, which has {listed([*FAMILIES])}"
-            )
+            has = listed([*FAMILIES])
+            raise UsageError(f"--family {family} is not in the kit, which has {has}")
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     with staged(output, force=force) as stage:

@@ -3,7 +3,8 @@
     python scripts/loaders/measure.py LOADER --work DIR
     (transformers, vllm, llama.cpp, mlx, ctranslate2; by function: sglang, exllamav3)
 
-Each loader gets an environment of its own in DIR and reads the checkpoints of checkpoints.py. The
+Each loader gets an environment of its own in DIR and reads the checkpoints of checkpoints.py, once:
+an answer in DIR that is younger than the checkpoints is taken, so that a long run can go on. The
 log-probabilities of an engine are held against stock transformers' across the target; of a loader
 whose kernels do not run here, what its own code makes of each config: the table that every layer
 rotates by, softmax scales, and the length. The loader's groups in ropext/loaders/engines.json are
@@ -168,40 +169,51 @@ def asked(engine: Engine) -> list[str]:
     return list(engine.families or [own for own in checkpoints.FAMILIES if own not in others])
 
 
-def answers(engine: Engine, work: Path, *, again: bool) -> Mapping[str, Any]:
+def answers(engine: Engine, work: Path) -> Mapping[str, Any]:
     """name -> log-probabilities or name/LAYER/... -> tables, `name/error` -> what the loader said,
     `name/length`."""
     python, made = environment(engine, work), work / "checkpoints"
-    name = f"{python.parts[-3]}-{engine.reader}"
-    output, log = work / f"{name}.npz", work / f"{name}.log"
-    if engine.loader in ("sglang", "exllamav3"):
-        if not again:
-            run(python, HERE / engine.reader, made, output, log=log)
-        return dict(np.load(output))
-    ids = work / "ids.npy"
+    output = work / f"{python.parts[-3]}-{engine.reader}.npz"
+    if not newer(output, made):
+        log, partial = output.with_suffix(".log"), output.with_suffix(".part.npz")
+        log.unlink(missing_ok=True)
+        if engine.loader in ("sglang", "exllamav3"):
+            run(python, HERE / engine.reader, made, partial, log=log)
+        else:
+            ask(engine, python, made, partial, log)
+        partial.rename(output)
+    told = {name.replace("/model.gguf", ""): own for name, own in np.load(output).items()}
+    errors = {
+        f"{path.parent.relative_to(made)}/error": f"its converter: {path.read_text()}"
+        for path in made.glob("*/*/convert.error")
+        if engine.loader == "llama.cpp"
+    }
+    return {name.removeprefix(f"{made}/"): own for name, own in told.items()} | errors
+
+
+def newer(output: Path, made: Path) -> bool:
+    """Whether an answer is there that is younger than the checkpoints: a long run goes on."""
+    configs = [path.stat().st_mtime for path in made.glob("*/*/config.json")]
+    return output.exists() and output.stat().st_mtime > max(configs)
+
+
+def ask(engine: Engine, python: Path, made: Path, output: Path, log: Path) -> None:
+    """Give the engine every checkpoint, or what its converter makes of them."""
+    ids, work = made.parent / "ids.npy", made.parent
     np.save(ids, np.load(made / "ids.npy")[:-1])  # vLLM's answer takes one token more
     beside = {"PYTHONPATH": str(READERS)}
     places = [own.parent for own in sorted(made.glob("*/*/config.json"))]
     places = [own for own in places if own.parent.name in asked(engine)]
-    errors = {}
     if engine.loader == "llama.cpp":
         source = work / "llama_cpp_python-0.3.36" / "vendor" / "llama.cpp"
         if not source.exists():
             run("curl", "-sSLo", work / "llama.tar.gz", LLAMA_CPP)
             run("tar", "xzf", work / "llama.tar.gz", "-C", work)
         converter = source / "convert_hf_to_gguf.py"
-        if not again:
-            run(python, HERE / "convert_all.py", converter, made, log=log, **beside)
-        failed = [own for own in places if (own / "convert.error").exists()]
-        for own in failed:
-            said = (own / "convert.error").read_text()
-            errors[f"{own.relative_to(made)}/error"] = f"its converter: {said}"
-        places = [own / "model.gguf" for own in places if own not in failed]
+        run(python, HERE / "convert_all.py", converter, made, log=log, **beside)
+        places = [own / "model.gguf" for own in places if (own / "model.gguf").exists()]
     reader = next(own / engine.reader for own in (READERS, HERE) if (own / engine.reader).exists())
-    if not again:
-        run(python, reader, ids, output, *places, log=log, **beside)
-    told = {name.replace("/model.gguf", ""): own for name, own in np.load(output).items()}
-    return {name.removeprefix(f"{made}/"): own for name, own in told.items()} | errors
+    run(python, reader, ids, output, *places, log=log, **beside)
 
 
 def verdict(
@@ -366,7 +378,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("loader", choices=list(dict.fromkeys(own.loader for own in ENGINES)))
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--again", action="store_true", help="judge what was answered before")
     chosen = parser.parse_args()
     engines = [own for own in ENGINES if own.loader == chosen.loader]
     made = chosen.work / "checkpoints"
@@ -374,7 +385,7 @@ def main() -> None:
         checkpoints.main(made, [])
     print("| family | by | base |", " | ".join(checkpoints.FORMS), "|")
     print("|---" * (3 + len(checkpoints.FORMS)) + "|")
-    found = {own: answers(own, chosen.work, again=chosen.again) for own in engines}
+    found = {own: answers(own, chosen.work) for own in engines}
     column = column_of(engines, found, made)
     data = json.loads(DATA.read_text())
     data[f"{engines[0].loader} {engines[0].column}"] = column
