@@ -17,7 +17,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -256,12 +256,26 @@ def first_line(text: str) -> str:
     return text.strip().splitlines()[0][:160]
 
 
-def references(engine: Engine, place: Path) -> dict[str, Any]:
-    """What stock makes of one family, by form and by misreading."""
-    if engine.evidence == "engine":
-        return dict(np.load(place / "reference.npz"))
-    readings = checkpoints.readings(place)
-    return {label: tables.stock(where, TARGET, config) for label, where, config in readings}
+class References(Mapping[str, Any]):
+    """What stock makes of one family, by form and by misreading; tables are made when asked for."""
+
+    def __init__(self, engine: Engine, place: Path) -> None:
+        self.told: dict[str, Any] = {}
+        if engine.evidence == "engine":
+            self.told |= np.load(place / "reference.npz")
+        self.readings = {label: own for label, *own in checkpoints.readings(place)}
+
+    def __getitem__(self, label: str) -> Any:
+        if label not in self.told:
+            directory, config = self.readings[label]
+            self.told[label] = tables.stock(directory, TARGET, config)
+        return self.told[label]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.readings)
+
+    def __len__(self) -> int:
+        return len(self.readings)
 
 
 def cells_of(
@@ -329,7 +343,7 @@ def column_of(
     failed: dict[str, str] = {}
     for family in checkpoints.FAMILIES:
         mine = [own for own in engines if family in asked(own)]
-        reference, name = references(mine[0], made / family), name_of(made / family)
+        reference, name = References(mine[0], made / family), name_of(made / family)
         told: dict[str, dict[str, dict[str, str]]] = {}
         for own in mine:
             print(
