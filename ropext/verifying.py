@@ -395,10 +395,18 @@ def _engines(
 
     if model.vocab_size is None:
         raise InputError(f"--run: the config of {snapshot.name} has no vocab_size")
-    text = engines.text_for(snapshot.directory, model.vocab_size, claim.context, model.context)
-    say(f"--run: {text}")
-    readings, place = read_again(snapshot).readings, snapshot.directory
-    yield from engines.compare(names, python, place, text, readings, converter=converter)
+    from ropext.proof.dequantising import directory_of
+
+    with directory_of(snapshot.name, say) as name:
+        place = Path(name) if snapshot.container else snapshot.directory
+        text = engines.text_for(place, model.vocab_size, claim.context, model.context)
+        say(f"--run: {text}")
+        wanted = engines.by_transformers(place, text)
+    readings = () if snapshot.container else read_again(snapshot).readings
+    place = snapshot.directory
+    yield from engines.compare(
+        names, python, place, text, readings, converter=converter, wanted=wanted
+    )
 
 
 def repair(

@@ -58,9 +58,12 @@ def command(
         "gates": gates,
     }
     if dry_run:
-        settled, estimate = estimate_evaluation(
-            model, **common, output=output, force=force, **given
-        )
+        from ropext.proof.dequantising import directory_of
+
+        with directory_of(model, out.say) as place:
+            settled, estimate = estimate_evaluation(
+                place, **common, output=output, force=force, **given
+            )
         for warning in settled.warnings:
             out.say(f"warning: {warning}")
         out.result(_estimate_text(estimate), estimate.to_json())

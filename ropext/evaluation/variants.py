@@ -97,6 +97,20 @@ def line_up(model: str, revision: str | None, options: Evaluate) -> Lineup:
     return Lineup(tuple(variants), context, limit, tuple(warnings))
 
 
+def line_up_as(place: str, model: str, options: Mapping[str, Any]) -> Lineup:
+    """The variants of an evaluation of such a directory, under the name of its file."""
+    asked = {key: value for key, value in options.items() if key in Evaluate.model_fields}
+    lineup = line_up(place, None, Evaluate(**asked))
+    variants = (
+        replace(own, snapshot=replace(own.snapshot, name=model, hub_id=None))
+        if own.snapshot.name == place
+        else own
+        for own in lineup.variants
+    )
+    said = tuple(sentence.replace(place, model) for sentence in lineup.warnings)
+    return replace(lineup, variants=tuple(variants), warnings=said)
+
+
 def line_up_checkpoints(
     base: Snapshot,
     checkpoints: Mapping[str, Snapshot],

@@ -10,7 +10,7 @@ from ropext.checkpoint import Snapshot, provenance, with_weights
 from ropext.checkpoint.provenance import inherited_training
 from ropext.checkpoint.writing import Written, check_writable, write_checkpoint
 from ropext.inspecting import card_of, open_model, plan_of, read_text, record_of
-from ropext.narration import Say, silent, told_of_files
+from ropext.narration import SILENT, Say, silent, told_of_files
 from ropext.options.extend import parse_extend
 from ropext.options.fields import Link
 from ropext.planning import Plan, require_help
@@ -163,6 +163,11 @@ def evaluate(model: str, output: str | Path | None = None, **options: Any) -> "E
     """Measure a model on long text and by retrieval, and with `output` write the report there too;
     `options` are those of ropext.evaluation.evaluate."""
     from ropext.evaluation import session
+    from ropext.evaluation.variants import line_up_as
+    from ropext.proof.dequantising import directory_of
     from ropext.report.evaluation import write_report
 
-    return session.evaluate(model, output, report=write_report, **options)
+    with directory_of(model, options.get("hooks", SILENT).say) as place:
+        if place != model:
+            options["lineup"] = line_up_as(place, model, options)
+        return session.evaluate(place, output, report=write_report, **options)

@@ -89,6 +89,12 @@ def _never_extended(snapshot: Snapshot) -> str:
 
 def open_origin(model: str) -> Origin:
     """Read the extended checkpoint; one that was never extended is refused."""
+    if model.lower().endswith(".gguf"):
+        raise UsageError(
+            f"finetune {model}: a quantised file takes no gradients and holds no adapter; "
+            "fine-tune the Hugging Face checkpoint, convert OUT, then run `ropext extend OUT.gguf "
+            "--like OUT`"
+        )
     snapshot = open_snapshot(model, weights=True)
     record = read_record(snapshot.directory) or record_of_config(snapshot)
     if record is None:

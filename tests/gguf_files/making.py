@@ -1,7 +1,10 @@
 """Small GGUF files by gguf's own writer, which the reader under test knows nothing of."""
 
+import json
+
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 gguf = pytest.importorskip("gguf", reason="writes the files that are read here; dev installs it")
 
@@ -64,3 +67,69 @@ def write(path, arch="llama", metadata=LLAMA, general=(), data=None, tokens=8, q
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+PARTS = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+def interleaved(weight, heads):
+    """llama.cpp turns neighbouring channels where transformers turns halves of a head."""
+    halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
+    return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+def of_checkpoint(source, path):
+    """A Llama directory with a byte-level tokenizer as an F32 GGUF, as llama.cpp's converter has
+    it (which refuses tokenizers that it does not know)."""
+    config = json.loads((source / "config.json").read_text())
+    tokenizer = json.loads((source / "tokenizer.json").read_text())
+    held = load_file(source / "model.safetensors")
+    shape = {
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "block_count": config["num_hidden_layers"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "rope.dimension_count": config["head_dim"],
+        "rope.freq_base": config["rope_theta"],
+        "vocab_size": config["vocab_size"],
+    }
+    names = {index: token for token, index in tokenizer["model"]["vocab"].items()}
+    names |= {own["id"]: own["content"] for own in tokenizer["added_tokens"]}
+    special = {own["id"] for own in tokenizer["added_tokens"]}
+    size = config["vocab_size"]
+    merges = [m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]]
+    general = {
+        "general.name": "small",
+        "general.file_type": 0,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": [names.get(i, f"<unused{i}>") for i in range(size)],
+        "tokenizer.ggml.token_type": [3 if i in special else 1 for i in range(size)],
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": config["bos_token_id"] or 0,
+        "tokenizer.ggml.eos_token_id": config["eos_token_id"] or 0,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    data = {"token_embd.weight": held["model.embed_tokens.weight"]}
+    for layer in range(config["num_hidden_layers"]):
+        for theirs, own in PARTS.items():
+            weight = held[f"model.layers.{layer}.{theirs}.weight"]
+            weight = interleaved(weight, heads[own]) if own in heads else weight
+            data[f"blk.{layer}.{own}.weight"] = np.ascontiguousarray(weight)
+    data["output_norm.weight"] = held["model.norm.weight"]
+    data = {name: array.astype(np.float32) for name, array in data.items()}
+    return write(path, metadata=shape, general=general, data=data, tokens=0)

@@ -111,6 +111,14 @@ def check_installed(
         )
 
 
+def by_transformers(place: Path, text: EngineText) -> dict[str, Any]:
+    """What stock transformers tells of a directory: `version`, and log-probabilities as `found`."""
+    wanted = _read("transformers", sys.executable, place, text)
+    if "error" in wanted:
+        raise ProofFailed(f"stock transformers cannot read {place}: {wanted['error']}")
+    return wanted
+
+
 def compare(
     names: Sequence[str],
     python: str,
@@ -126,9 +134,7 @@ def compare(
     `place` is a directory, or a GGUF with what transformers tells of it (`wanted`: `version`, and
     the log-probabilities as `found`); `converter` is llama.cpp's convert_hf_to_gguf.py.
     """
-    wanted = wanted or _read("transformers", sys.executable, place, text)
-    if "error" in wanted:
-        raise ProofFailed(f"stock transformers cannot read {place}: {wanted['error']}")
+    wanted = wanted or by_transformers(place, text)
     right = wanted["found"]
     for name in names:
         told = _read(name, python, place, text, converter)

@@ -1,0 +1,95 @@
+"""A GGUF as a directory: weights dequantised by transformers, the rotary embedding as read here.
+
+transformers' own reader of GGUF leaves out rope.scaling and rope_freqs, so that a scaled file would
+be measured unscaled; the config that is written here says what llama.cpp computes.
+"""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from ropext import families
+from ropext.checkpoint.staging import check_space
+from ropext.errors import InputError
+from ropext.files import dump
+from ropext.gguf import GgufFile
+from ropext.inspecting import open_model
+from ropext.narration import Say, silent
+
+BYTES = 4  # of a weight: what the file says, to the last digit
+
+
+@contextmanager
+def directory_of(model: str, say: Say = silent) -> Iterator[str]:
+    """The name of a model as it is; of a GGUF file that of a directory which lasts as long as
+    this."""
+    if not model.lower().endswith(".gguf"):
+        yield model
+        return
+    snapshot = open_model(model)
+    if not isinstance(snapshot, GgufFile):
+        yield model
+        return
+    with tempfile.TemporaryDirectory(prefix="ropext-gguf-") as folder:
+        yield str(dequantise(snapshot, Path(folder) / snapshot.head.path.stem, say))
+
+
+def dequantise(model: GgufFile, place: Path, say: Say = silent) -> Path:
+    """Write a GGUF as a directory of float32 weights."""
+    if len(model.parts) > 1:
+        raise InputError(
+            f"{model.name} is split, and transformers reads one file; `llama-gguf-split --merge` "
+            "makes one of its parts"
+        )
+    needed = BYTES * sum(prod(own.shape) for own in model.head.tensors)
+    check_space(place, needed)
+    say(
+        f"transformers dequantises {model.quantisation} to float32: {needed / 1e9:.1f} GB of "
+        f"memory, and of {place.parent.parent} while this runs"
+    )
+    with redirect_stderr(StringIO()):  # its progress bars
+        config = _load(model, place)
+    (place / "config.json").write_bytes(dump(_with_rope(config, model)))
+    if model.kept_record is not None:
+        (place / "ropext.json").write_bytes(dump(model.kept_record))
+    return place
+
+
+def _load(model: GgufFile, place: Path) -> dict[str, Any]:
+    """Save what transformers makes of the file; its config."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = model.head.path
+    keywords: dict[str, Any] = {"gguf_file": path.name, "trust_remote_code": False}
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path.parent, dtype=torch.float32, **keywords
+        )
+        # They are plain float32 now, which transformers would refuse to save.
+        loaded.hf_quantizer, loaded.is_quantized = None, False
+        vars(loaded.config).pop("quantization_config", None)
+        loaded.save_pretrained(place)
+        AutoTokenizer.from_pretrained(path.parent, **keywords).save_pretrained(place)
+    except ImportError as error:
+        raise InputError(f"{model.name}: transformers needs a package for it: {error}") from None
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
+        reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        raise InputError(
+            f"{model.name} cannot be dequantised by transformers ({reason[0]}); measure the "
+            "Hugging Face checkpoint that it was made from"
+        ) from error
+    config: dict[str, Any] = json.loads((place / "config.json").read_text("utf-8"))
+    return config
+
+
+def _with_rope(config: dict[str, Any], model: GgufFile) -> dict[str, Any]:
+    """The config with the rotary embeddings that are read from the file's keys and tensors."""
+    found, own = families.read(config), families.read(model.config)
+    params = {site.label: dict(site.params) for site in own.scaled_sites}
+    return families.write(config, found, params, model.config["max_position_embeddings"])

@@ -1,0 +1,85 @@
+"""eval of a GGUF, whose scaling transformers' own reader leaves out."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from gguf_files import making
+
+import ropext
+from ropext import bundled
+from ropext.errors import InputError, UsageError
+from ropext.proof.dequantising import directory_of
+from ropext.training import finetune
+
+DEMO = bundled.MODELS["ropext://demo"]
+READ = {"data": "ropext://held-out", "max_docs": 2, "lengths": "1024"}
+METHODS = {
+    "yarn": {"method": "yarn"},
+    "llama3": {"method": "llama3"},
+    "yarn, its own": {"method": "yarn", "attention_factor": 1.3, "beta_fast": 8.0},
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """The bundled model as a GGUF, and as a directory with the tokenizer that the GGUF has."""
+    room = tmp_path_factory.mktemp("models")
+    file = making.of_checkpoint(DEMO, room / "demo.gguf")
+    shutil.copytree(DEMO, room / "demo")
+    with directory_of(str(file)) as place:
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(f"{place}/{name}", room / "demo" / name)
+    return room / "demo", file
+
+
+def tails(model):
+    results = ropext.evaluate(str(model), **READ).results["variants"]
+    return {
+        label.removesuffix("-4x"): own["metrics"]["tail@1024"]["value"]
+        for label, own in results.items()
+        if "tail@1024" in own["metrics"]
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", METHODS.values(), ids=METHODS)
+def test_a_scaled_file_is_measured_as_its_directory(models, tmp_path, options):
+    base, file = models
+    ropext.extend(str(file), tmp_path / "long.gguf", factor=4.0, **options)
+    ropext.extend(str(base), tmp_path / "long", factor=4.0, prove=False, **options)
+    one, two = tails(tmp_path / "long.gguf"), tails(tmp_path / "long")
+    assert one.keys() == two.keys()
+    assert one == pytest.approx(two, rel=1e-5)
+    untouched = tails(file)["untouched"]
+    assert abs(untouched / one[options["method"]] - 1) > 0.05
+
+
+def test_a_directory_of_a_file_has_its_spectrum_and_its_record(models, tmp_path):
+    _, file = models
+    done = ropext.extend(str(file), tmp_path / "long.gguf", factor=4.0, method="llama3")
+    said = []
+    with directory_of(str(tmp_path / "long.gguf"), said.append) as place:
+        config = json.loads(Path(place, "config.json").read_text())
+        assert config["rope_scaling"]["rope_type"] == "llama3"
+        assert config["max_position_embeddings"] == 1024
+        assert json.loads(Path(place, "ropext.json").read_text())["method"] == "llama3"
+    assert done.plan.target == 1024
+    assert said[0].startswith("transformers dequantises F32 (GGUF) to float32: 0.0 GB of memory")
+    with directory_of("any/directory") as place:
+        assert place == "any/directory"
+
+
+def test_what_cannot_be_dequantised_is_said(tmp_path):
+    path = making.write(tmp_path / "m.gguf", "smollm3")
+    with (
+        pytest.raises(InputError, match="cannot be dequantised by transformers"),
+        directory_of(str(path)),
+    ):
+        pass
+
+
+def test_finetune_of_a_file_is_refused(models):
+    with pytest.raises(UsageError, match="takes no gradients"):
+        finetune.open_origin(str(models[1]))
