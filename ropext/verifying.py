@@ -392,9 +392,6 @@ def _engines(
     say: Say,
 ) -> "Iterable[EngineRun]":
     from ropext.proof import engines  # late: it loads numpy
-
-    if model.vocab_size is None:
-        raise InputError(f"--run: the config of {snapshot.name} has no vocab_size")
     from ropext.proof.dequantising import directory_of
 
     with directory_of(snapshot.name, say) as name:

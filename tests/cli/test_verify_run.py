@@ -325,6 +325,18 @@ def test_a_long_text_is_told_at_its_end(checkpoint, tmp_path):
     np.testing.assert_allclose(told, wanted[-engines.LAST :], atol=1e-4)
 
 
+@pytest.mark.parametrize("name", list(engines.MODULES))
+def test_every_engine_has_its_reader(told, checkpoint, name, monkeypatch):
+    """A Python that plays the engine runs the reader's very file."""
+    lines = "assert __import__('pathlib').Path(reader).exists()\n"
+    python = fake(told, lines + "np.savez(output, **{'version': '1', directory: right})")
+    gguf = told / "long.gguf"
+    gguf.write_bytes(b"GGUF")
+    place = gguf if name == engines.GGUF else checkpoint
+    found = engines._read(name, str(python), place, engines.EngineText([1, 2, 3], 2))
+    assert "error" not in found
+
+
 def test_readers_import_nothing_of_ropext():
     for path in Path(engines.__file__).parent.glob("[!_]*.py"):
         assert "import ropext" not in path.read_text()

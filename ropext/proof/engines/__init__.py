@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ropext import loaders
-from ropext.errors import ProofFailed, UsageError
+from ropext.errors import InputError, ProofFailed, UsageError
 from ropext.proof.server import special_tokens, token_ids
 
 GGUF = "llama.cpp"  # the engine that reads one
@@ -75,8 +75,10 @@ class EngineText:
         )
 
 
-def text_for(directory: Path, vocab_size: int, context: int, target: int) -> EngineText:
+def text_for(directory: Path, vocab_size: int | None, context: int, target: int) -> EngineText:
     """Fixed tokens past the original context, one fewer than the target: vLLM answers with one."""
+    if vocab_size is None:
+        raise InputError(f"--run: the config of {directory} has no vocab_size")
     length = max(min(target - 1, context + BEYOND), 2)
     return EngineText(token_ids(length, vocab_size, special_tokens(directory)), context)
 
@@ -178,7 +180,7 @@ def _read(
             if said or not made.exists():
                 return {"version": "", "error": f"its converter: {said or 'it made no GGUF'}"}
             place = made
-        said = _ran(python, f"read_{MODULES[name]}.py", ids, output, place)
+        said = _ran(python, f"read_{name.replace('.', '_')}.py", ids, output, place)
         if said or not output.exists():
             return {"version": "", "error": said or "no answer"}
         with np.load(output) as told:
