@@ -20,10 +20,18 @@ FailIf = Annotated[
     typer.Option("--fail-if", metavar="GATE", help='e.g. "tail@32k > 0.01 vs OTHER" (exit 3)'),
 ]
 
+KeysOf = Annotated[
+    str | None,
+    typer.Option(
+        "--keys", metavar="NAME", help="loss on the key tokens of one of them, beside the whole"
+    ),
+]
+
 
 def command(
     runs: Runs,
     output: Output = None,
+    keys: KeysOf = None,
     fail_if: FailIf = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -36,7 +44,7 @@ def command(
     out = Out(as_json, quiet)
     wanted = [gates.parse_gate(text) for text in fail_if or ()]
     opened, contenders = rundir.gather(runs)
-    compared = compare(contenders)
+    compared = compare(contenders, keys)
     for label, count in (compared.text.left_out if compared.text else {}).items():
         if count:
             out.say(f"{label}: {count} documents are not in all runs and are left out")

@@ -13,6 +13,7 @@ from ropext.report import html, plots, tables
 from ropext.report.plots import BASE, Curve, Style
 from ropext.results import comparison, rundir
 from ropext.results.comparison import Comparison, Contender, difference
+from ropext.results.keys import Keys, key_tokens
 from ropext.results.perplexity import Frame, Reading
 from ropext.results.retrieval import heat_map
 from ropext.results.values import Value
@@ -175,6 +176,7 @@ class Compared:
     text: Comparison | None
     items: Mapping[str, Mapping[str, Value]]  # of answers, against `asked`
     asked: str  # the first that was asked any question; the base is asked none
+    keys: Keys | None = None
 
     @property
     def tables(self) -> list[Table]:
@@ -182,12 +184,14 @@ class Compared:
         found = tables.comparison_tables(self.text) if self.text else []
         answered = {label: own for label, own in self.items.items() if own}
         retrieval = tables.item_table(answered, self.asked)
+        found += [tables.keys_table(self.keys)] if self.keys else []
         return found + ([retrieval] if retrieval else [])
 
     def to_json(self) -> dict[str, Any]:
         """As `ropext compare --json` prints it."""
         return {
             "text": comparison.to_json(self.text) if self.text else None,
+            **({"keys": self.keys.to_json()} if self.keys else {}),
             "retrieval": {
                 label: {name: value.to_json() for name, value in own.items()}
                 for label, own in self.items.items()
@@ -211,8 +215,9 @@ class Compared:
         html.write(folder, title, subtitle, [], [], self.tables, shown, keys)
 
 
-def compare(contenders: Mapping[str, Contender]) -> Compared:
-    """The first is the reference; of the questions the first that was asked any."""
+def compare(contenders: Mapping[str, Contender], keys: str | None = None) -> Compared:
+    """The first is the reference; of the questions the first that was asked any. `keys` names the
+    one whose key tokens are taken."""
     readers = [own for own in contenders.values() if own.reading is not None]
     text = comparison.compare_text(readers) if len(readers) > 1 else None
     asked = [own for own in contenders.values() if own.items]
@@ -220,7 +225,8 @@ def compare(contenders: Mapping[str, Contender]) -> Compared:
         own.label: comparison.item_differences(own.items, asked[0].items, asked[0].frame.bootstrap)
         for own in asked[1:]
     }
-    return Compared(contenders, text, items, asked[0].label if asked else "")
+    found = key_tokens(contenders, keys) if keys is not None else None
+    return Compared(contenders, text, items, asked[0].label if asked else "", found)
 
 
 def _difference_picture(

@@ -9,6 +9,7 @@ from ropext.lengths import length_text
 from ropext.options.extend import Extend
 from ropext.options.fields import flag, keys
 from ropext.results.comparison import Comparison, Ranking, Standing
+from ropext.results.keys import Keys
 from ropext.results.overlap import mark_of, marked
 from ropext.results.values import Value
 from ropext.table import Table, as_text
@@ -282,6 +283,24 @@ def comparison_tables(compared: Comparison) -> list[Table]:
             tuple(short),
         ),
     ]
+
+
+def keys_table(found: Keys) -> Table:
+    """Loss on key tokens beside that on all."""
+    rows = [
+        (label + ("*" if label == found.reference else ""), *(shown(own) for own in both))
+        for label, both in found.losses.items()
+    ]
+    start, stop = (length_text(place) for place in found.span)
+    return Table(
+        f"Key tokens of {found.reference}: {found.keys} of {found.tokens} from {start} to {stop}",
+        "nats per token on the tokens whose loss falls by two nats or more from the base's short "
+        f"window to {found.reference}, and on all; on {found.mirrored} it rises so far: as many "
+        "keys chance makes where far text helps and hurts alike; * chose the keys, so its own "
+        "loss on them is no score",
+        ("", "keys", "all"),
+        tuple(rows),
+    )
 
 
 def item_table(runs: Mapping[str, Mapping[str, Value]], reference: str) -> Table | None:

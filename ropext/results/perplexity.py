@@ -40,9 +40,13 @@ class Reading:
 
         `length` is the length as whose reader the positions are read (default: `stop`).
         """
-        arrays = self.passes[length_at_least(tuple(self.passes), length or stop)]
-        parts = [np.asarray(array[max(start, 1) : stop], np.float64) for array in arrays]
+        parts = self.tokens(start, stop, length)
         return np.array([part.sum() for part in parts]), np.array([float(len(p)) for p in parts])
+
+    def tokens(self, start: int, stop: int, length: int | None = None) -> list[Floats]:
+        """Per document: the NLL of each scored token at positions [start, stop)."""
+        arrays = self.passes[length_at_least(tuple(self.passes), length or stop)]
+        return [np.asarray(array[max(start, 1) : stop], np.float64) for array in arrays]
 
     def subset(self, order: Sequence[int]) -> "Reading":
         """The same reading of some of the documents, in the given order."""

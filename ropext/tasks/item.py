@@ -113,7 +113,7 @@ class Task:
         """Index and depths of every haystack, each depth asked `items` times."""
         if not self.in_words:
             return [(index, tuple(depths)) for index in range(items)]
-        every, size = tuple(depths) * items, min(self.per_haystack, len(depths))
+        every, size = tuple(depths) * items, self.per_haystack
         return [(at // size, every[at : at + size]) for at in range(0, len(every), size)]
 
 

@@ -101,8 +101,10 @@ TASKS = (
     _task("single_2", "one number in a book", Needles()),
     _task("single_3", "one UUID in a book", Needles(value="UUID")),
     _task("multikey_1", "four keys in a book", Needles(keys=4), 4),
-    _task("multikey_2", "a key among lines like its own", Needles("needles", keys=5), 5),
-    _task("multikey_3", "a UUID among lines of them", Needles("needles", "UUID", True, keys=5), 5),
+    _task("multikey_2", "a key among lines like its own", Needles("needles", keys=10), 10),
+    _task(
+        "multikey_3", "a UUID among lines of them", Needles("needles", "UUID", True, keys=10), 10
+    ),
     _task("multivalue", "four values of one key in a book", Needles(values=4)),
     _task("multiquery", "four keys at once in a book", Needles(keys=4, asked=4)),
 )

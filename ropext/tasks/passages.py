@@ -111,7 +111,7 @@ TASKS = (
     worded("qa_2", "a question that two of many passages answer", OverPassages(2), ROOM),
     worded(
         *("passages", "several questions over one set of passages", OverPassages(), ROOM),
-        per_haystack=5,
+        per_haystack=10,
         ruler=False,
     ),
 )

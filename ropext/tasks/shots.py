@@ -25,13 +25,13 @@ def make(order: Order) -> list[Asked]:
     text = "".join(f"Item: {own} {rng.choice(old)}\nLabel: {labels[own]}\n\n" for own in drawn)
     return [
         Asked(text, f"Item: {own} {second}", "Label:", (str(labels[own]),))
-        for own, second in zip(rng.sample(firsts, count), new, strict=True)
+        for own, second in zip(rng.sample(firsts * count, count), new, strict=True)
     ]
 
 
 TASK = worded(
     *("shots", "the label of a new item, after many labelled ones", make, ROOM),
-    per_haystack=5,
+    per_haystack=10,
     ruler=False,
     least=2 * LABELS,
 )

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import random
 from functools import partialmethod
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from ropext.errors import UsageError
 from ropext.evaluation import harness
 from ropext.evaluation.session import evaluate
 from ropext.evaluation.variants import Variant
+from ropext.tasks.asking import match
 
 QUESTIONS = [
     {"question": "the quick brown", "choices": [" fox", " dog"], "answer": 0},
@@ -119,3 +121,20 @@ def test_without_the_extra_a_sentence_names_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'lm-eval>=0\.4\.9'"):
         harness.check(["arc_easy"])
+
+
+@needed
+def test_the_string_match_of_ruler_tasks_is_theirs():
+    """`all` as lm-eval has it. Its `part` (0.4.13) is the same share, where RULER's repository asks
+    whether any reference was said: ours is RULER's, and equal to lm-eval's for one reference."""
+    from lm_eval.tasks.ruler import common_utils as ruler
+
+    rng = random.Random(0)
+    for _ in range(500):
+        references = ["".join(rng.choices("aB1", k=rng.randint(1, 3))) for _ in range(4)]
+        said = "".join(rng.choices("Ab1 ", k=12))
+        theirs = ruler.string_match_all([said], [references])
+        assert match(said, tuple(references), False) == pytest.approx(theirs)
+        one = ruler.string_match_part([said], [references[:1]])
+        assert match(said, tuple(references[:1]), True) == one
+        assert match(said, tuple(references), True) == float(theirs > 0)

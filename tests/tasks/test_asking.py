@@ -34,7 +34,7 @@ class Asking:
 
 def build(name, length=9000, depths=None, index=0, seed=7, encoder=None):
     task = find_task(name)
-    depths = DEPTHS[: task.per_haystack] if depths is None else depths
+    depths = (DEPTHS * 2)[: task.per_haystack] if depths is None else depths
     encoder = encoder or Asking(Characters())
     return task.build(encoder, None, length=length, depths=depths, index=index, seed=seed)
 
@@ -247,17 +247,17 @@ KNOWN = tuple(
 
 def test_passages_of_the_user_are_asked_each_at_most_once_in_an_item():
     task = passages.over(find_task("passages"), KNOWN)
-    items = task.build(Asking(Characters()), None, length=2500, depths=DEPTHS, index=0, seed=0)
+    items = task.build(Asking(Characters()), None, length=4000, depths=DEPTHS * 2, index=0, seed=0)
     text = "".join(map(chr, items[0].prompt))
     assert max(text.count(f"Of {k}:") for k in range(30)) == 1
-    assert len({item.references for item in items}) == 5
+    assert len({item.references for item in items}) == 10
     with pytest.raises(UsageError, match="more of them"):
-        task.build(Asking(Characters()), None, length=9000, depths=DEPTHS, index=0, seed=0)
+        task.build(Asking(Characters()), None, length=9000, depths=DEPTHS * 2, index=0, seed=0)
 
 
 def test_too_few_questions_of_the_user_are_refused():
-    with pytest.raises(UsageError, match="4 questions that need one passage"):
-        passages.over(find_task("passages"), KNOWN[:4])
+    with pytest.raises(UsageError, match="9 questions that need one passage"):
+        passages.over(find_task("passages"), KNOWN[:9])
     with pytest.raises(UsageError, match="0 questions that need two"):
         passages.over(find_task("qa_2"), KNOWN)
     assert passages.over(find_task("vt"), KNOWN) is find_task("vt")
