@@ -183,12 +183,14 @@ def _file(
 
     assert isinstance(snapshot, GgufFile)
     site = next(site for site in claim.sites if site.scaled)
+    kept = [own.spectrum.short_context for own in record.sites if own.scaled] if record else []
+    near = kept[0] if kept else claim.context
     wanted = Spectrum(
         site.inv_freq,
         site.attention_factor,
         site.softmax_factor,
         site.short_inv_freq,
-        claim.context if site.short_inv_freq else 0,
+        near if site.short_inv_freq else 0,
     )
     try:
         done = writing.compare(snapshot, wanted, claim.target)

@@ -1,6 +1,7 @@
 """`ropext fit MODEL --data DATA -o OUT`."""
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -53,5 +54,11 @@ def command(
         say=out.say,
         **given,
     )
+    if done is not None and model.lower().endswith(".gguf"):
+        from ropext.pipeline.extending import extend
+
+        file = output / f"{Path(model).stem}-long.gguf"
+        extend(model, file, like=str(output), force=force, command=sys.argv, say=out.say)
+        out.say(f"{file} is the file with this spectrum; beside it are the weights in float32")
     if done is not None:
         push.result(out, report.fit_result(done), done.to_json(), done.output, wanted)

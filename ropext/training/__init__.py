@@ -68,11 +68,13 @@ def run_fit(
     say: Say = silent,
     **options: Any,
 ) -> "Fitted | None":
-    """Fit a spectrum with the weights frozen; `options` are the fields of options.training.Fit.
+    """Fit a spectrum with the weights frozen; `options` are the fields of options.training.Fit. Of
+    a GGUF it is fitted on the dequantised weights.
 
     Under `accelerate launch` the first process has the result, the others None.
     """
     from ropext.options.training import Fit
+    from ropext.proof.dequantising import directory_of
     from ropext.training import fit, run
 
     def work(planned: "PlannedFit", folder: Path, say: Say) -> "Fitted | None":
@@ -80,8 +82,9 @@ def run_fit(
 
         return FitSession(planned, folder, Path(output), force, say).run(command)
 
-    prepare = partial(fit.prepare, str(model), data, Fit(**options), revision)
-    return run.train(prepare, fit.plan, work, Path(output), say, force)
+    with directory_of(str(model), say) as place:
+        prepare = partial(fit.prepare, place, data, Fit(**options), revision, named=str(model))
+        return run.train(prepare, fit.plan, work, Path(output), say, force)
 
 
 def plan_fit(
@@ -95,7 +98,9 @@ def plan_fit(
 ) -> "PlannedFit":
     """What `run_fit` would do, and what that would take; what it would refuse is refused."""
     from ropext.options.training import Fit
+    from ropext.proof.dequantising import directory_of
     from ropext.training import fit, run
 
-    prepare = partial(fit.prepare, str(model), data, Fit(**options), revision)
-    return run.dry_run(prepare, fit.plan, output, force)
+    with directory_of(str(model)) as place:
+        prepare = partial(fit.prepare, place, data, Fit(**options), revision, named=str(model))
+        return run.dry_run(prepare, fit.plan, output, force)

@@ -1,7 +1,7 @@
 """A fit before its session: what may move and from where, preparation and plan."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -239,14 +239,19 @@ def _check_geometry(plan: Plan) -> None:
         )
 
 
-def prepare(model: str, source: str, options: Fit, revision: str | None = None) -> PreparedFit:
-    """Read model, tokenizer and data; settle what moves and from where."""
+def prepare(
+    model: str, source: str, options: Fit, revision: str | None = None, named: str = ""
+) -> PreparedFit:
+    """Read model, tokenizer and data; settle what moves and from where. `named` is what the user
+    calls the model, where that is a GGUF and this a directory made of it."""
     if sharing.is_fsdp():
         raise UsageError(
             "fit moves a few numbers and shards nothing: launch it with DDP, not with FSDP (the "
             "configs are in ropext.training.launch)"
         )
     snapshot = open_snapshot(model, revision=revision)
+    if named not in ("", model):
+        snapshot = replace(snapshot, name=named, hub_id=None)
     within, starts = choose_starts(snapshot, options)
     plan = next(iter(starts.values()))
     if plan.model.masked_lm:

@@ -1,0 +1,188 @@
+"""GGUF: llama.cpp computes what was planned, and an extension costs what a copy costs.
+
+Claims: of six forms on the bundled model as an F32 GGUF, llama.cpp's perplexity at 4 times the
+context equals that of stock transformers on the extended directory to 4 digits, and the unscaled
+file is far off; a 20-GB file is extended in at most 1.1 times the time of `cp` and in under 100 MB.
+
+    python benchmarks/gguf.py forms --engine PYTHON_WITH_LLAMA_CPP [--documents 4]
+    python benchmarks/gguf.py copy [--gigabytes 20 --filled 2 --rounds 3] [--room DIR]
+"""
+
+import sys
+
+sys.path.pop(0)  # this file has the name of the package that writes the files
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ropext
+from ropext import bundled
+
+# In a process of its own: a child begins with the memory of what forked it.
+MEASURED = """import resource, subprocess, sys, time
+begun = time.perf_counter()
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
+print(time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"""
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+READERS = ROOT / "ropext" / "proof" / "engines"
+DEMO = bundled.MODELS["ropext://demo"]
+CONTEXT, TARGET = 256, 1024
+PAIRS = 16
+
+
+def fitted() -> tuple[float, ...]:
+    """One divisor per pair, as a fit finds them: no formula's, growing with the wavelength."""
+    draw = np.random.default_rng(0)
+    return tuple((np.linspace(1, 4, PAIRS) ** 1.2 * draw.uniform(0.9, 1.1, PAIRS)).tolist())
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "theta": {"method": "ntk"},
+    "linear": {"method": "pi"},
+    "yarn": {"method": "yarn"},
+    "yarn, its own attention factor and betas": {
+        "method": "yarn",
+        "attention_factor": 1.3,
+        "beta_fast": 8.0,
+        "beta_slow": 0.5,
+    },
+    "Llama-3-like (rope_freqs)": {"method": "llama3"},
+    "one divisor per pair (rope_freqs)": {
+        "method": "longrope",
+        "pair_factors": fitted(),
+        "attention_factor": 1.1,
+    },
+}
+
+
+def documents(count: int) -> list[list[int]]:
+    """Tokens of the held-out documents that are long enough."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    lines = bundled.DATA["ropext://held-out"].read_text("utf-8").splitlines()
+    rows = (tokenizer(json.loads(line)["text"]).input_ids for line in lines)
+    return [row[:TARGET] for row in rows if len(row) >= TARGET][:count]
+
+
+def losses(python: str, reader: str, rows: list[list[int]], places: list[Path]) -> dict[str, float]:
+    """Mean negative log-probability of every token but the first, by place."""
+    sums = dict.fromkeys(map(str, places), 0.0)
+    with tempfile.TemporaryDirectory() as folder:
+        for row in rows:
+            ids, out = Path(folder, "ids.npy"), Path(folder, "out.npz")
+            np.save(ids, np.array(row))
+            words = [python, str(READERS / reader), str(ids), str(out), *map(str, places)]
+            subprocess.run(words, check=True, capture_output=True)
+            with np.load(out) as told:
+                for place in sums:
+                    sums[place] -= float(told[place].mean())
+    return {place: total / len(rows) for place, total in sums.items()}
+
+
+def forms(engine: str, count: int) -> None:
+    from gguf_files import making
+
+    rows = documents(count)
+    with tempfile.TemporaryDirectory() as folder:
+        room = Path(folder)
+        base = making.of_checkpoint(DEMO, room / "base.gguf")
+        files, directories = [], []
+        for number, options in enumerate(FORMS.values()):
+            file, directory = room / f"{number}.gguf", room / str(number)
+            ropext.extend(str(base), file, factor=TARGET / CONTEXT, **options)
+            ropext.extend(str(DEMO), directory, factor=TARGET / CONTEXT, prove=False, **options)
+            files.append(file)
+            directories.append(directory)
+        by_llama = losses(engine, "read_llama_cpp.py", rows, [base, *files])
+        by_stock = losses(sys.executable, "read_transformers.py", rows, [DEMO, *directories])
+        print(f"{len(rows)} documents of {TARGET} tokens\n")
+        print("| form | llama.cpp | transformers | control: the unscaled file |")
+        print("|---|---|---|---|")
+        control = np.exp(by_llama[str(base)])
+        print(f"| untouched | {control:.3f} | {np.exp(by_stock[str(DEMO)]):.3f} | |")
+        for name, file, directory in zip(FORMS, files, directories, strict=True):
+            one, two = np.exp(by_llama[str(file)]), np.exp(by_stock[str(directory)])
+            print(f"| {name} | {one:.3f} | {two:.3f} | {control:.3f} |")
+            assert abs(one / two - 1) < 5e-4, (name, one, two)
+
+
+def sparse(path: Path, gigabytes: int, filled: int) -> None:
+    """A Llama of so many gigabytes, of which `filled` are on the disk."""
+    from gguf_files import making
+
+    rows = 1 << 18  # of 1024 float32 numbers: one GiB
+    writer = making.gguf.GGUFWriter(path, "llama")
+    for key, item in making.LLAMA.items():
+        making.value(writer, f"llama.{key}", item)
+    for number in range(gigabytes):
+        writer.add_tensor_info(f"blk.{number}.ffn_up.weight", (rows, 1024), np.float32, rows * 4096)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    data = -(-path.stat().st_size // 32) * 32
+    piece = np.random.default_rng(0).integers(0, 256, 1 << 26, np.uint8).tobytes()
+    with path.open("r+b") as file:
+        for number in range(filled * 16):
+            file.seek(data + number * gigabytes // filled * len(piece))
+            file.write(piece)
+        file.truncate(data + gigabytes * rows * 4096)
+
+
+def copy(gigabytes: int, filled: int, rounds: int, room: Path | None) -> None:
+    with tempfile.TemporaryDirectory(dir=room) as folder:
+        base, out = Path(folder, "base.gguf"), Path(folder, "long.gguf")
+        sparse(base, gigabytes, filled)
+        copying = ["sh", "-c", 'cp "$0" "$1" && sync "$1"', str(base), str(out)]
+        own = [sys.executable, "-m", "ropext", "extend", str(base), "--factor", "4", "-q"]
+        own += ["--method", "llama3", "-o", str(out)]
+        times: dict[str, list[float]] = {"cp and sync": [], "ropext extend": []}
+        for _ in range(rounds):
+            for name, words in zip(times, (copying, own), strict=True):
+                out.unlink(missing_ok=True)
+                measured = [sys.executable, "-c", MEASURED, *words]
+                done = subprocess.run(
+                    measured, check=True, cwd=ROOT, capture_output=True, text=True
+                )
+                seconds, kilobytes = done.stdout.split()
+                times[name].append(float(seconds))
+        memory = int(kilobytes) * 1024
+        usage = shutil.disk_usage(folder)
+        medians = {name: statistics.median(values) for name, values in times.items()}
+        for name, value in medians.items():
+            print(f"{name}: {value:.1f} s (of {', '.join(f'{t:.1f}' for t in times[name])})")
+        ratio = medians["ropext extend"] / medians["cp and sync"]
+        print(f"{gigabytes} GiB, {filled} on the disk: {ratio:.2f} times cp; {memory / 1e6:.0f} MB")
+        print(f"{out.stat().st_blocks * 512 / 1e9:.1f} GB written, {usage.free / 1e9:.0f} GB free")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("part", choices=("forms", "copy"))
+    parser.add_argument("--engine", help="a Python with llama-cpp-python")
+    parser.add_argument("--documents", type=int, default=4)
+    parser.add_argument("--gigabytes", type=int, default=20)
+    parser.add_argument("--filled", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--room", type=Path)
+    asked = parser.parse_args()
+    if asked.part == "forms":
+        if not asked.engine:
+            parser.error("--engine names a Python with llama-cpp-python")
+        forms(asked.engine, asked.documents)
+    else:
+        copy(asked.gigabytes, asked.filled, asked.rounds, asked.room)
+
+
+if __name__ == "__main__":
+    main()
