@@ -9,6 +9,7 @@ what was written.
     python benchmarks/fit_quality.py [--model DIR --data FILE [--glued]] [--factor 4 8]
         [--within longrope yarn]
     python benchmarks/fit_quality.py --settings
+    python benchmarks/fit_quality.py --short-rows [--factor 4 8] [--batch-tokens 1024]
 
 Without --model, the bundled checkpoint and its documents. A FILE of one's own is divided by content
 first: a quarter of its documents is read for the table and nothing else.
@@ -88,7 +89,7 @@ def judge_of(model: str, table: str, factor: float, packing: str) -> Judge:
         wanted = corpus.Wanted((plan.target,), given=True, max_documents=DOCUMENTS)
         documents = corpus.choose_documents(raw, encoder, wanted).documents
     text = [rows.TrainingDocument(own.ids) for own in documents]
-    questions = rows.FitQuestions(encoder, text, plan.target, seed=100)
+    questions = rows.FitQuestions(encoder, text, rows.Full(plan.target), seed=100)
     items = questions.measured(plan.target, QUESTIONS)
     lengths = (plan.context, plan.target)
     return judges.judge_of(documents, lengths, 0, far=items, bos=encoder.bos)
@@ -230,6 +231,37 @@ def settings() -> None:
         )
 
 
+def short_rows(factor: float, batch_tokens: Sequence[int], seed: int) -> None:
+    """Fits in rows of the target's length and in short ones, judged on the same documents, and
+    what each read; a token with gradients costs three forward."""
+    model, data = "ropext://demo", "ropext://tuning"
+    judge = judge_of(model, "ropext://held-out", factor, "documents")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(open_snapshot(model).directory)
+    with torch.inference_mode():
+        base = judge.read_short(loaded.eval(), "base")
+    ways: list[dict[str, Any]] = [{}]
+    ways += [{"strategy": "pose", "batch_tokens": own} for own in batch_tokens]
+    found: dict[str, tuple[Reading, list[ItemScore]]] = {}
+    print(f"\n## {factor:g} times the context: {judge.frame.longest} tokens, seed {seed}\n")
+    print("| rows | tail perplexity | tail loss | far half loss | short tax | passkey |", end="")
+    print(" cost, forward tokens | of the first |\n" + "|---" * 8 + "|")
+    whole, lines = 0, []
+    for way in ways:
+        with tempfile.TemporaryDirectory() as folder:
+            options = {"factor": factor, "start": "yarn", "seed": seed, **way}
+            done, own, _ = fitted(model, data, judge, Path(folder) / "out", options)
+        length = done.planned.prepared.settings.row_tokens.value
+        label = f"{length}, {done.tokens:,} tokens, {done.kept}"
+        cost = 3 * done.tokens + done.planned.forward_tokens
+        whole, found[label] = whole or cost, own
+        print(f"{row(judge, base, label, own)} {cost:,} | {cost / whole:.2f} |", flush=True)
+        first = next(iter(found))
+        if label != first:
+            lines.append(compared(judge, own, found[first], f"rows of {judge.frame.longest}"))
+        lines += [f"Note: {note}." for note in done.notes]
+    print("\n" + "\n".join(lines), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="ropext://demo")
@@ -237,10 +269,17 @@ def main() -> None:
     parser.add_argument("--glued", action="store_true", help="join documents to reach the target")
     parser.add_argument("--factor", type=float, nargs="+", default=[4.0, 8.0])
     parser.add_argument("--within", nargs="+", default=["longrope", "yarn"])
-    parser.add_argument("--steps", type=int, default=Fit.steps)
+    parser.add_argument("--steps", type=int, default=Fit.model_fields["steps"].default)
     parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--settings", action="store_true", help="the table of docs/fitting.md")
+    parser.add_argument("--short-rows", action="store_true", help="rows of the target, short ones")
+    parser.add_argument("--batch-tokens", type=int, nargs="+", default=[1024])
+    parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
+    if given.short_rows:
+        for factor in given.factor:
+            short_rows(factor, given.batch_tokens, given.seed)
+        return
     if given.settings:
         settings()
         return

@@ -240,7 +240,7 @@ def assemble(
         "seed": options.seed,
         "resamples": frame.bootstrap.resamples,
         "documents": settled.corpus.to_json() if settled.corpus else None,
-        "warnings": list(settled.warnings),
+        "warnings": [*settled.warnings, *left_out.values()],
         **({"not_measurable": left_out} if left_out else {}),
         "variants": {
             own.label: {"kind": own.kind, "model": own.snapshot.name, "target": own.target}

@@ -51,6 +51,17 @@ class Training(Options):
         "documents",
         "documents: a row comes from one document; glued: documents joined, attention crossing",
     )
+    strategy: Literal["full", "pose"] = wanted(
+        "full",
+        "full: rows of the target length; pose: rows of --window tokens whose positions skip "
+        "ahead, up to the target",
+    )
+    window: Annotated[Whole, Field(ge=4, le=LARGEST)] | None = wanted(
+        None, "pose: tokens of a row [twice the context, at most 2048 and half the target]"
+    )
+    keep_short: CountOrNone = wanted(
+        0, "windows of the original length in each step, beside the rows that reach the target"
+    )
     eval_every: Count | None = wanted(None, "steps between evaluations [a fifth of the steps]")
     column: str | None = wanted(None, "column of the text [text, or messages]", "NAME")
     split: str | None = wanted(None, "split of a dataset on the hub [train]", "NAME")
@@ -72,19 +83,19 @@ class Training(Options):
     )
     link: Link = wanted("copy", "how the weights get to OUT")
 
+    @model_validator(mode="after")
+    def _strategy(self) -> Self:
+        if self.window is not None and self.strategy != "pose":
+            raise UsageError("--window is for --strategy pose; full rows have the target's length")
+        if self.packing == "glued" and self.strategy == "pose":
+            raise UsageError("--packing glued is for --strategy full; pose rows fit any document")
+        return self
+
 
 class Finetune(Training):
     """One fine-tuning; None means the default for this model and factor (`--dry-run` shows it)."""
 
     epochs: Positive | None = wanted(None, "passes over the data, in the place of --steps")
-    strategy: Literal["full", "pose"] = wanted(
-        "full",
-        "full: rows of the target length; pose: rows of --window tokens whose positions skip "
-        "ahead, up to the target",
-    )
-    window: Annotated[Whole, Field(ge=4, le=LARGEST)] | None = wanted(
-        None, "pose: tokens of a row [twice the context, at most 2048 and half the target]"
-    )
     warmup: CountOrNone | None = wanted(
         None, "steps of linear warm-up [20, pose 10; at most a twentieth of all]"
     )
@@ -111,6 +122,11 @@ class Finetune(Training):
     qlora: bool = wanted(
         False, "hold the frozen weights in 4 bits (needs a GPU and ropext[qlora]; not run yet)"
     )
+    hold: Annotated[float, Field(ge=0, allow_inf_nan=False)] = wanted(
+        0.0,
+        "weight of a divergence to the base on the windows of --keep-short, beside their loss: it "
+        "holds what the model says inside its original context",
+    )
     control: bool = wanted(
         False, "also train the unextended base on the same tokens, at its own context"
     )
@@ -126,13 +142,16 @@ class Finetune(Training):
     save_every: Count | None = wanted(None, "steps between checkpoints [a tenth of the steps]")
 
     @model_validator(mode="after")
-    def _strategy(self) -> Self:
+    def _length(self) -> Self:
         if self.epochs is not None and self.steps is not None:
             raise UsageError("--epochs and --steps both say how long to train; give one of them")
-        if self.window is not None and self.strategy != "pose":
-            raise UsageError("--window is for --strategy pose; full rows have the target's length")
-        if self.packing == "glued" and self.strategy == "pose":
-            raise UsageError("--packing glued is for --strategy full; pose rows fit any document")
+        if self.hold and not self.keep_short:
+            raise UsageError("--hold is taken on the windows of --keep-short; add --keep-short 1")
+        if self.hold and self.train_embeddings:
+            raise UsageError(
+                "--hold needs a head that stays the base's; leave one out of it and "
+                "--train-embeddings"
+            )
         return self
 
 
@@ -146,7 +165,7 @@ class FitSettings(Training):
     )
     start: str | None = wanted(
         None,
-        "the closed form to start from, e.g. yarn [the best one on held-out documents]",
+        "the closed form to start from, e.g. yarn [the best one on held-out documents; pose: yarn]",
         "METHOD",
     )
     search: bool = wanted(
@@ -159,11 +178,11 @@ class FitSettings(Training):
     learning_rate: Positive | None = wanted(
         None, "peak learning rate, in relative change per step [0.02]"
     )
+    window: Annotated[Whole, Field(ge=4, le=LARGEST)] | None = wanted(
+        None, "pose: tokens of a row [the context, at most 2048 and half the target]"
+    )
     ceiling: Annotated[float, Field(ge=1, allow_inf_nan=False)] = wanted(
         4.0, "no wavelength may become longer than so many times the factor times its own"
-    )
-    keep_short: CountOrNone = wanted(
-        0, "windows of the original length in each step, beside those of the target's length"
     )
     retrieval_share: Share = wanted(
         0.2, "share of rows that are retrieval items, the loss on their answers alone"
@@ -174,12 +193,18 @@ class FitSettings(Training):
     held_out: Annotated[Whole, Field(ge=1, le=MOST_JUDGING)] = wanted(
         16, "documents that judge the fit at most, of those held out of DATA (a tenth)"
     )
-    eval_every: Count | None = wanted(None, "steps between judgements [an eighth of the steps]")
+    eval_every: Count | None = wanted(
+        None, "steps between judgements [an eighth of the steps; pose: one at the end]"
+    )
 
     @model_validator(mode="after")
     def _search(self) -> Self:
         if self.search and self.within == "longrope":
             raise UsageError("--search explores --within yarn or ntk; longrope has too many knobs")
+        if self.search and self.strategy == "pose":
+            raise UsageError(
+                "--search trains on no rows; --strategy pose is for a fit by gradients"
+            )
         return self
 
 

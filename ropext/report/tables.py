@@ -324,12 +324,8 @@ def _metric(name: str) -> str:
 
 
 def verdict_lines(results: Results) -> list[str]:
-    """What the numbers say, per variant; and of which tasks there are none."""
-    absent: dict[str, list[str]] = {}
-    for task, reason in results.get("not_measurable", {}).items():
-        absent.setdefault(reason, []).append(task)
-    lines = [f"{', '.join(tasks)}: {reason}" for reason, tasks in absent.items()]
-    return [line for own in results["variants"].values() for line in own["verdicts"]] + lines
+    """What the numbers say, per variant."""
+    return [line for variant in results["variants"].values() for line in variant["verdicts"]]
 
 
 def ranking_text(

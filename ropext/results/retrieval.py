@@ -100,19 +100,20 @@ def mean_of_tasks(values: Sequence[Value]) -> Value:
 def not_measurable(items: Mapping[str, Sequence[ItemScore]], context: int) -> dict[str, str]:
     """The tasks in words that no model of a run can do inside the trained context, and why.
 
-    Beyond it their zeros would say nothing about length. Where no length inside was measured, or
-    holds a question, any length at which a model can do the task will do.
+    Beyond it their zeros would say nothing about length. Where no length inside was measured,
+    nobody knows, and nothing is left out.
     """
     found = dict[str, str]()
     for task in TASKS:
-        own = [[item for item in each if item.task == task.name] for each in items.values()]
-        inside = [[item for item in each if item.length <= context] for each in own]
-        best = max((_share(each) for each in (inside if any(inside) else own) if each), default=1.0)
+        inside = [
+            [item for item in own if item.task == task.name and item.length <= context]
+            for own in items.values()
+        ]
+        best = max((_share(own) for own in inside if own), default=1.0)
         if task.in_words and best < CAN_DO:
-            where = "inside" if any(inside) else "beyond"
             found[task.name] = (
-                f"not measurable here: {where} its trained context the model gets {best:.0%} "
-                "right, and nothing shows that it can do it at a shorter length"
+                f"{task.name} is not measurable here: inside its trained context the model gets "
+                f"{best:.0%} right, and below {CAN_DO:.0%} a longer length tells nothing"
             )
     return found
 

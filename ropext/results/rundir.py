@@ -202,7 +202,7 @@ def judge(run: Run, gates: Sequence[Gate]) -> list[Outcome]:
             opponent = None
             reason = run.results.get("not_measurable", {}).get(gate.task)
             if reason is not None:
-                outcomes.append(Outcome(gate.text, label, False, None, f"{gate.task}: {reason}"))
+                outcomes.append(Outcome(gate.text, label, False, None, f"{label}: {reason}"))
                 continue
             if gate.run is None:
                 stored = run.results["variants"][label]["metrics"]

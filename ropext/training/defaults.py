@@ -68,20 +68,34 @@ class Settings:
     betas: Setting
     weight_decay: Setting
     gradient_norm: Setting
+    # Beside the rows of a step, windows of the original length, and their tokens.
+    keep_short: int = 0
+    context: int = 0
 
     @property
     def tokens(self) -> int:
         """Trained in the whole run."""
-        return int(self.row_tokens.value * self.rows.value * self.steps.value)
+        rows = self.row_tokens.value * self.rows.value + self.context * self.keep_short
+        return int(rows * self.steps.value)
+
+    @property
+    def per_step(self) -> int:
+        """Rows of a step, of either kind."""
+        return int(self.rows.value) + self.keep_short
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return max(int(self.row_tokens.value), self.context if self.keep_short else 0)
 
     @property
     def named(self) -> dict[str, Setting]:
         """Each by its name, the LoRA's among them."""
         found: dict[str, Setting] = {}
         for name, own in vars(self).items():
-            if name != "lora":
+            if isinstance(own, Setting):
                 found[name] = own
-            elif own is not None:
+            elif isinstance(own, LoraSettings):
                 found |= vars(own)
         return found
 
@@ -127,14 +141,19 @@ def settings(
         betas=Setting(BETAS, YARN),
         weight_decay=Setting(WEIGHT_DECAY, YARN),
         gradient_norm=Setting(GRADIENT_NORM, "usual; YaRN's script means to clip and does not"),
+        keep_short=options.keep_short,
+        context=context,
     )
 
 
-def _row_tokens(options: Finetune, context: int, target: int) -> Setting:
+def _row_tokens(options: Training, context: int, target: int) -> Setting:
     if options.strategy == "full":
         return Setting(target, "the target")
     if options.window is not None:
         return Setting(min(options.window, target), ASKED)
+    if isinstance(options, Fit):
+        window = min(context, 2048, max(4, target // 2))
+        return Setting(window, "the context, at most 2048 and half the target")
     # Short contexts need more: windows of the context alone end 3 % behind full rows at 8 times
     # a context of 256, windows of twice the context do not (benchmarks/finetune_quality.py).
     window = min(2 * context, 2048, max(4, target // 2))
@@ -183,8 +202,11 @@ def micro_rows(options: Training, row_tokens: int, share: int) -> int:
 
 
 def eval_every(options: Training, steps: int) -> int:
-    """Steps between two evaluations, or judgements of a fit."""
+    """Steps between two evaluations, or judgements of a fit; one in short rows is judged at its end
+    alone, for that takes passes of the target's length."""
     parts = JUDGEMENTS if isinstance(options, Fit) else EVALUATIONS
+    if isinstance(options, Fit) and options.strategy == "pose":
+        parts = 1
     return options.eval_every or max(1, steps // parts)
 
 
@@ -196,14 +218,15 @@ FIT_SCHEDULE = "cosine"
 FIT_MEASURED = "measured on the bundled model (docs/fitting.md)"
 
 
-def fit_settings(options: Fit, rows: int, target: int) -> Settings:
-    """The settings of a fit in steps of so many rows."""
+def fit_settings(options: Fit, context: int, target: int) -> Settings:
+    """The settings of a fit: in windows of the target's length or in short rows."""
     rate = Setting(FIT_LEARNING_RATE, FIT_MEASURED)
     if options.learning_rate is not None:
         rate = Setting(options.learning_rate, ASKED)
+    row = _row_tokens(options, context, target)
     return Settings(
-        row_tokens=Setting(target, "the target"),
-        rows=Setting(rows, "--batch-tokens and --keep-short"),
+        row_tokens=row,
+        rows=Setting(max(1, round(options.batch_tokens / row.value)), "--batch-tokens"),
         steps=Setting(options.steps, "--steps"),
         learning_rate=rate,
         warmup=Setting(max(1, options.steps // FIT_WARMUP_SHARE), FIT_MEASURED),
@@ -212,4 +235,6 @@ def fit_settings(options: Fit, rows: int, target: int) -> Settings:
         betas=Setting(BETAS, FIT_MEASURED),
         weight_decay=Setting(WEIGHT_DECAY, "the start is no origin"),
         gradient_norm=Setting(GRADIENT_NORM, "usual"),
+        keep_short=options.keep_short,
+        context=context,
     )

@@ -149,14 +149,17 @@ def estimate(
 ) -> TrainingEstimate:
     """Of the whole run; `trained` counts parameters, `micro` rows read at once, `free` bytes. What
     the processes of a launch share is divided by their number."""
-    rows = settings.rows.value * settings.steps.value
     # Of each row, what one process reads.
-    tokens, holders = settings.row_tokens.value // of_each_row(), of_the_weights()
+    tokens, holders = settings.longest // of_each_row(), of_the_weights()
     recompute = activation_bytes(shape, micro, tokens, False, lora) > PLENTY * free
     bytes_each = 0.6 if four_bits else float(shape.dtype_bytes)
     return TrainingEstimate(
         tokens=settings.tokens,
-        flops=rows * row_flops(shape, settings.row_tokens.value, recompute),
+        flops=settings.steps.value
+        * (
+            settings.rows.value * row_flops(shape, settings.row_tokens.value, recompute)
+            + settings.keep_short * row_flops(shape, settings.context, recompute)
+        ),
         weight_bytes=int(shape.all_parameters * bytes_each / holders) + gathered_bytes(shape),
         trained_bytes=trained * TRAINED_BYTES // holders,
         activation_bytes=activation_bytes(shape, micro, tokens, recompute, lora),

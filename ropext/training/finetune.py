@@ -33,8 +33,8 @@ from ropext.training.run import PlannedTraining, PreparedTraining, encoder_of, t
 # Options that decide the numbers, beside the settings.
 DECIDING = (
     "strategy", "packing", "dropout", "targets", "train_norms", "train_embeddings",
-    "train_spectrum", "qlora", "retrieval_share", "seed", "dtype", "attn_implementation",
-    "eval_every", "eval_documents", "patience",
+    "train_spectrum", "qlora", "retrieval_share", "keep_short", "hold", "seed",
+    "dtype", "attn_implementation", "eval_every", "eval_documents", "patience",
 )  # fmt: skip
 
 
@@ -234,8 +234,15 @@ def prepare(model: str, source: str, options: Finetune) -> PreparedFinetune:
     origin = open_origin(model)
     sizes = _stored_parameters(origin.snapshot), origin.context, origin.target
     settings = defaults.settings(options, *sizes)
-    sharing.check_rows(settings.rows.value, settings.row_tokens.value)
-    sharing.check_fsdp(qlora=options.qlora, train_spectrum=options.train_spectrum)
+    sharing.check_rows(settings.rows.value, settings.row_tokens.value, options.keep_short)
+    sharing.check_fsdp(
+        qlora=options.qlora, train_spectrum=options.train_spectrum, hold=options.hold > 0
+    )
+    if options.keep_short and origin.two_sets_up_to:
+        raise UsageError(
+            f"--keep-short: {model} reads its original length with a set of factors of its own, "
+            "which rows that reach further do not change; leave it out"
+        )
     encoder = encoder_of(origin.snapshot, origin.model.vocab_size, options.seed)
     strategy: Full | Pose = Full(settings.row_tokens.value)
     if options.strategy == "pose":

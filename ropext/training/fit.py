@@ -16,13 +16,14 @@ from ropext.tasks import check_amount
 from ropext.training import data, defaults, models, sharing
 from ropext.training.data import TrainingData
 from ropext.training.judge import Judge, few, judge_of
-from ropext.training.rows import FitQuestions, FitRows, fit_rows_per_step
+from ropext.training.rows import FitQuestions, FitRows, Full, Pose, WithShort
 from ropext.training.run import PlannedTraining, PreparedTraining, encoder_of, taken
-from ropext.training.search import DOCUMENTS, Trial, most_tokens
+from ropext.training.search import DOCUMENTS, Trial, attention_tokens, most_tokens
 from ropext.training.spectrum import Space, space_of
 
 # Which methods may be the start of what moves: by default those that factor and target determine.
 STARTS = {"yarn": ("yarn",), "ntk": ("ntk", "dynamic")}
+POSE_START = "yarn"
 DETERMINED = tuple(name for name in scaling.METHODS if name not in ("abf", "longrope"))
 # Options that do not decide the numbers.
 UNDECIDING = (
@@ -40,6 +41,7 @@ class PreparedFit(PreparedTraining):
     within: str
     starts: Mapping[str, Plan]  # the closed forms to choose from
     rows: FitRows
+    mixed: WithShort  # what is read: these, and --keep-short
     notes: tuple[str, ...]
 
     @property
@@ -87,7 +89,7 @@ class PlannedFit(PlannedTraining):
     @property
     def tokens(self) -> int:
         """Read with gradients."""
-        return 0 if self.search else self.prepared.rows.tokens
+        return 0 if self.search else self.prepared.settings.tokens
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -198,6 +200,9 @@ def choose_starts(snapshot: Snapshot, options: Fit) -> tuple[str, dict[str, Plan
 
 def _closed_forms(snapshot: Snapshot, options: Fit, within: str) -> dict[str, Plan]:
     allowed = STARTS.get(within, DETERMINED)
+    if options.strategy == "pose" and options.start is None and POSE_START in allowed:
+        # Reading every closed form at the target would cost more than the fit.
+        options = options.model_copy(update={"start": POSE_START})
     if options.start is not None:
         scaling.find(options.start, "--start")
         if options.start not in allowed:
@@ -261,12 +266,19 @@ def prepare(
     require_help(plan)
     _check_geometry(plan)
     snapshot = with_weights(snapshot)
-    sharing.check_rows(fit_rows_per_step(options, plan.target), plan.target, options.keep_short)
+    settings = defaults.fit_settings(options, plan.context, plan.target)
+    length, per_step = settings.row_tokens.value, settings.rows.value
+    sharing.check_rows(per_step, length, options.keep_short)
+    strategy: Full | Pose = Full(length)
+    if options.strategy == "pose":
+        strategy = Pose(length, plan.target, plan.main.rope.spectrum.short_context or 0)
     encoder = encoder_of(snapshot, plan.model.vocab_size, options.seed)
     enough = max(options.steps * max(options.batch_tokens, plan.target), DOCUMENTS * plan.target)
     found = data.read_for_fit(source, options, encoder, plan.target, enough)
-    questions, notes = _questions(encoder, found, options, plan)
-    rows = FitRows(found.documents, questions, options, plan.context, plan.target)
+    questions, notes = _questions(encoder, found, options, plan, strategy)
+    count = per_step * options.steps
+    rows = FitRows(found.documents, strategy, count, options, questions)
+    mixed = WithShort(rows, per_step, found.documents, plan.context, options)
     notes += [warning] if (warning := few(found.held_out)) else []
     if options.packing == "glued":
         notes.append(
@@ -278,23 +290,28 @@ def prepare(
         options=options,
         context=plan.context,
         target=plan.target,
-        settings=defaults.fit_settings(options, rows.per_step, plan.target),
+        settings=settings,
         data=found,
         encoder=encoder,
         judge=_judge(found, questions, options, plan, encoder.bos),
         within=within,
         starts=starts,
         rows=rows,
+        mixed=mixed,
         notes=tuple(notes),
     )
 
 
 def _questions(
-    encoder: corpus.DocumentEncoder, found: TrainingData, options: Fit, plan: Plan
+    encoder: corpus.DocumentEncoder,
+    found: TrainingData,
+    options: Fit,
+    plan: Plan,
+    strategy: Full | Pose,
 ) -> tuple[FitQuestions | None, list[str]]:
     if not options.retrieval_share and not options.retrieval_items:
         return None, []
-    questions = FitQuestions(encoder, found.documents, plan.target, options.seed)
+    questions = FitQuestions(encoder, found.documents, strategy, options.seed)
     reason = questions.why_none(min(plan.context, plan.target))
     return (questions, []) if reason is None else (None, [f"retrieval is left out: {reason}"])
 
@@ -336,5 +353,7 @@ def _forward_tokens(prepared: PreparedFit) -> int:
     searched = 0
     if options.search:
         searched, judgements = most_tokens(prepared.data.documents, target), 1
+    if options.strategy == "pose":
+        searched = judgements * attention_tokens(prepared.data.documents, target)
     passes = len(prepared.starts) + judgements + 1
     return passes * judged * target + base + questions + searched

@@ -14,6 +14,7 @@ from ropext.results.values import FEWEST_DOCUMENTS, Value
 from ropext.table import Table, as_text, columns
 
 if TYPE_CHECKING:
+    from ropext.options.training import Training
     from ropext.training.defaults import Setting
     from ropext.training.finetune import Finetuned, PlannedFinetune
     from ropext.training.fit import Fitted, PlannedFit
@@ -76,6 +77,7 @@ def finetune_plan(planned: "PlannedFinetune") -> str:
         *_warning(prepared),
         passes_text(prepared.rows),
         *_asked(options.retrieval_share),
+        *_kept(options, prepared.context),
         f"tokens: {found.tokens:,}; FLOPs: {found.flops:.2e}",
         f"memory of one device: about {found.peak_bytes / 1e6:,.0f} MB (weights "
         f"{found.weight_bytes / 1e6:,.0f}, trained {found.trained_bytes / 1e6:,.0f}, activations "
@@ -83,6 +85,16 @@ def finetune_plan(planned: "PlannedFinetune") -> str:
         *([f"note: {planned.tight}"] if planned.tight else []),
         *([f"the loss needs whole logits: {planned.sliced}"] if planned.sliced else []),
     )
+
+
+def _kept(options: "Training", context: int) -> list[str]:
+    """The sentence on windows of the original length."""
+    if not options.keep_short:
+        return []
+    text = f"Each step also reads {options.keep_short} windows of {context} tokens"
+    weight = getattr(options, "hold", 0.0)
+    held = f", held to the base by a divergence of weight {weight:g}" if weight else ""
+    return [f"{text}{held}."]
 
 
 def passes_text(rows: "Rows") -> str:
@@ -178,6 +190,8 @@ def finetune_story(done: "Finetuned") -> "Story":
         "train_norms": options.train_norms,
         "train_embeddings": options.train_embeddings,
         "retrieval_share": options.retrieval_share,
+        "keep_short": options.keep_short,
+        "hold": options.hold,
         "seed": options.seed,
         "steps": done.steps,
         "stopped_early": done.stopped_early,
@@ -195,6 +209,7 @@ def finetune_story(done: "Finetuned") -> "Story":
         f"{options.strategy}) with a LoRA of rank {prepared.lora.rank.value}, which is "
         "merged into the weights.",
         *_asked(options.retrieval_share),
+        *_kept(options, prepared.context),
         *verdict(done.numbers, prepared.target),
         *([f"{told[0].upper()}{told[1:]}."] if told else []),
     ]
@@ -280,6 +295,7 @@ def fit_plan(planned: "PlannedFit") -> str:
         f"{planned.moving} number{'s move' if planned.moving > 1 else ' moves'} "
         f"({prepared.within}), starting from {start}",
         settings,
+        *_kept(prepared.options, prepared.context),
         f"documents: {len(prepared.rows.texts.documents)} to fit on, "
         f"{len(prepared.judge.documents)} held out, {prepared.rows.texts.too_short} too short",
         *costs,
@@ -398,6 +414,7 @@ def fit_story(done: "Fitted") -> "Story":
         "seed": options.seed,
         "documents": len(prepared.rows.texts.documents),
         "searched": options.search,
+        "strategy": options.strategy,
         "judging": [own.name for own in prepared.judge.documents],
         "change": done.change,
         "numbers": done.numbers,

@@ -16,7 +16,7 @@ import torch
 
 from ropext.corpus import DocumentEncoder
 from ropext.errors import InputError, UsageError
-from ropext.options.training import Fit
+from ropext.options.training import Finetune, Fit, Training
 from ropext.tasks import Haystack, Item, Text, find_task, mkey, noise, repetition
 from ropext.tasks.item import derived_rng, occurs, until_unambiguous
 
@@ -46,6 +46,7 @@ class Row:
     positions: Ids
     scored: Flags
     weight: float = 1.0  # of its mean loss, where rows count and not tokens (a fit)
+    held: bool = False  # to what the base says of it (finetune --hold)
 
 
 @dataclass(frozen=True)
@@ -293,10 +294,10 @@ class FitQuestions:
         self,
         encoder: DocumentEncoder,
         documents: Sequence[TrainingDocument],
-        target: int,
+        strategy: Full | Pose,
         seed: int,
     ) -> None:
-        self.encoder, self.target, self.seed = encoder, target, seed
+        self.encoder, self.strategy, self.seed = encoder, strategy, seed
         stream = np.concatenate([own.ids for own in documents])
         self.around: tuple[Haystack, ...] = (Text(stream.tolist()), noise(encoder))
         self.before = [] if encoder.bos is None else [encoder.bos]
@@ -306,11 +307,13 @@ class FitQuestions:
         rng = np.random.default_rng((self.seed, FITTED, number))
         around = self.around[number // len(TASKS) % len(self.around)]
         task, depths, seed = TASKS[number % len(TASKS)], (float(rng.random()),), self.seed + FITTED
-        (item,) = self._items(task, around, self.target, depths, number, seed)
+        (item,) = self._items(task, around, self.strategy.length, depths, number, seed)
         ids = np.asarray([*self.before, *item.prompt, *item.answer], np.int32)
         scored = np.zeros(len(ids), bool)
         scored[-len(item.answer) :] = True
-        return Row(ids, np.arange(len(ids)), scored, QUESTION_WEIGHT)
+        at = np.random.default_rng((self.seed, FITTED, number))
+        row = self.strategy.row(TrainingDocument(ids, scored), 0, at)
+        return replace(row, weight=QUESTION_WEIGHT)
 
     def measured(self, length: int, count: int) -> list[Item]:
         """Keys among repeated sentences, which no fitted item has around it."""
@@ -344,47 +347,60 @@ class FitQuestions:
         return None
 
 
-def fit_rows_per_step(options: Fit, target: int) -> int:
-    """Windows of the target's length, at least one, and those of --keep-short."""
-    return max(1, round(options.batch_tokens / target)) + options.keep_short
-
-
 class FitRows(Sequence[Row]):
-    """Every step of a fit: --keep-short windows of the original length, then windows of the
-    target's length (the loss on their second half) with questions evenly among them."""
+    """The rows of a fit that reach the target (the loss on their second half), with questions
+    evenly among them."""
 
     def __init__(
         self,
         documents: Sequence[TrainingDocument],
-        questions: FitQuestions | None,
+        strategy: Full | Pose,
+        count: int,
         options: Fit,
-        context: int,
-        target: int,
+        questions: FitQuestions | None,
     ) -> None:
-        self.per_step, self.short = fit_rows_per_step(options, target), options.keep_short
-        self.long = self.per_step - self.short
-        self.steps, self.share, self.questions = options.steps, options.retrieval_share, questions
-        self.texts = Rows(documents, Full(target), self.long * self.steps, options.seed)
-        if self.short:
-            count = self.short * self.steps
-            self.shorts = Rows(documents, Full(context), count, options.seed + SHORT)
-        self.tokens = (self.long * target + self.short * context) * self.steps
+        self.texts = Rows(documents, strategy, count, options.seed)
+        self.share, self.questions = options.retrieval_share, questions
 
     def __len__(self) -> int:
-        return self.per_step * self.steps
+        return len(self.texts)
+
+    def __getitem__(self, number: int) -> Row:  # type: ignore[override]
+        asked = int((number + 1) * self.share)
+        if self.questions is not None and asked > int(number * self.share):
+            return self.questions.fitted(asked)
+        row = self.texts[number]
+        scored = row.scored.copy()
+        scored[: len(row.ids) // 2] = False
+        return replace(row, scored=scored)
+
+
+class WithShort(Sequence[Row]):
+    """Every step: windows of the original length (--keep-short), then so many of the `rows`."""
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        per_step: int,
+        documents: Sequence[TrainingDocument],
+        context: int,
+        options: Training,
+    ) -> None:
+        self.rows, self.long, self.short = rows, per_step, options.keep_short
+        self.per_step, steps = self.long + self.short, len(rows) // per_step
+        self.held = isinstance(options, Finetune) and options.hold > 0
+        if self.short:
+            seed = options.seed + SHORT
+            self.windows = Rows(documents, Full(context), self.short * steps, seed)
+
+    def __len__(self) -> int:
+        return len(self.rows) // self.long * self.per_step
 
     def __getitem__(self, number: int) -> Row:  # type: ignore[override]
         step, at = divmod(number, self.per_step)
         if at < self.short:
-            return self.shorts[step * self.short + at]
-        place = step * self.long + at - self.short
-        asked = int((place + 1) * self.share)
-        if self.questions is not None and asked > int(place * self.share):
-            return self.questions.fitted(asked)
-        row = self.texts[place]
-        scored = row.scored.copy()
-        scored[: len(row.ids) // 2] = False
-        return replace(row, scored=scored)
+            return replace(self.windows[step * self.short + at], held=self.held)
+        return self.rows[step * self.long + at - self.short]
 
 
 IGNORED = -100  # the label that stock losses leave out
@@ -412,11 +428,13 @@ class Collator:
 
         labels = [np.where(row.scored, row.ids, IGNORED) for row in rows]
         weights = [row.weight for row in rows]
-        weighed = {"row_weights": torch.tensor(weights)} if any(w != 1 for w in weights) else {}
+        more = {"row_weights": torch.tensor(weights)} if any(w != 1 for w in weights) else {}
+        if any(row.held for row in rows):
+            more["held"] = torch.tensor([row.held for row in rows])
         return {
             "input_ids": padded([row.ids for row in rows], self.padding),
             "labels": padded(labels, IGNORED),
             "attention_mask": padded([np.ones(len(row.ids)) for row in rows], 0),
             "position_ids": padded([row.positions for row in rows], 0),
-            **weighed,
+            **more,
         }

@@ -109,8 +109,8 @@ def taken(
         eager=models.is_eager(model, options.attn_implementation),
         masks=options.attn_implementation in (None, "sdpa"),
     )
-    share = settings.rows.value // sharing.readers()
-    micro = defaults.micro_rows(options, settings.row_tokens.value, share)
+    share = settings.per_step // sharing.readers()
+    micro = defaults.micro_rows(options, settings.longest, share)
     reason, free = models.caps_logits(model), free_memory(device)
     sliced = reason is None
     found = estimates.estimate(

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from ropext.checkpoint.staging import check_output
-from ropext.errors import InputError, Interrupted
+from ropext.errors import InputError, Interrupted, UnsupportedModel
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.loading import memory_errors
 from ropext.inspecting import READ_FROM
@@ -35,8 +35,9 @@ from ropext.training import (
 )
 from ropext.training.finetune import Finetuned, PlannedFinetune
 from ropext.training.fit import Fitted, PlannedFit, pair_factors
+from ropext.training.hold import Hold
 from ropext.training.loss import use_sliced_loss
-from ropext.training.rows import ControlRows, Row
+from ropext.training.rows import ControlRows, Row, WithShort
 from ropext.training.run import PlannedTraining
 from ropext.training.sharing import is_main
 from ropext.training.spectrum import Learner, LeftGuards, Space
@@ -86,6 +87,18 @@ class Session:
             if is_main():
                 judge.keep(folder, found)
         return found
+
+    def check_jumps(self, model: Any) -> None:
+        """Refuse short rows where their second chunk would not see the first."""
+        prepared = self.planned.prepared
+        if prepared.options.strategy != "pose":
+            return
+        jump = prepared.target - loss.PROBE
+        if not sharing.by_first(lambda: loss.chunks_are_joined(model, jump)):
+            raise InputError(
+                "--strategy pose: in this model's attention the second chunk of a row sees "
+                "nothing of the first, so it would learn nothing; use --strategy full"
+            )
 
     def train(
         self,
@@ -202,15 +215,16 @@ class FinetuneSession(Session):
 
     def _train(self) -> History:
         model = self._load()
-        if self.options.strategy == "pose":
-            jump = self.origin.target - loss.PROBE
-            if not sharing.by_first(lambda: loss.chunks_are_joined(model, jump)):
-                raise InputError(
-                    "--strategy pose: in this model's attention the second chunk of a row sees "
-                    "nothing of the first, so it would learn nothing; use --strategy full"
-                )
-        reason = use_sliced_loss(model)
+        self.check_jumps(model)
+        hold = None
+        if self.options.hold:
+            before = models.skeleton(self.origin.snapshot)
+            apply_config(before, self.origin.base_config())
+            hold = Hold(model, before, self.options.hold)
+        reason = use_sliced_loss(model, hold)
         if reason is not None:
+            if hold is not None:
+                raise UnsupportedModel(f"--hold needs plain logits, and of this model {reason}")
             self.note(f"the loss needs whole logits: {reason}")
         moving = None
         if self.options.train_spectrum:
@@ -244,14 +258,16 @@ class FinetuneSession(Session):
             beside.join(joined)
         longest = self.origin.context if label == CONTROL else self.origin.target
         steps = more.get("until") or settings.steps.value
-        tokens = settings.rows.value * settings.row_tokens.value
+        tokens = settings.tokens // settings.steps.value
         self.say(f"training {label}: {steps} steps of {tokens} tokens")
+        documents, context = self.prepared.rows.documents, self.origin.context
+        mixed = WithShort(rows, settings.rows.value * pieces, documents, context, self.options)
         return self.train(
             label,
             joined,
-            rows,
-            rows_per_step=settings.rows.value * pieces,
-            row_tokens=min(settings.row_tokens.value, longest),
+            mixed,
+            rows_per_step=mixed.per_step,
+            row_tokens=min(settings.longest, longest),
             beside=beside,
             patience=self.options.patience,
             save_every=self.options.save_every,
@@ -491,6 +507,7 @@ class FitSession(Session):
         reason = loss.why_not_sliced(model)
         if reason is not None:
             self.note(f"the loss needs whole logits: {reason}")
+        self.check_jumps(model)
         spectrum.make_live(model, prepared.starts[self.start].sites, prepared.target, space)
         learner = Learner(model, space, sliced=reason is None)
 
@@ -498,19 +515,20 @@ class FitSession(Session):
             if (left := space.outside()) is not None:
                 raise LeftGuards(left)
             model.eval()
-            return self._judge_step(model, step, space, self.show)
+            with self._attention_set(model, step, space):
+                return self._judge_step(model, step, space, self.show)
 
         self.say(
             f"fitting {self.planned.moving} numbers from {self.start}: {steps} steps of "
-            f"{prepared.rows.tokens // steps} tokens"
+            f"{prepared.settings.tokens // steps} tokens"
         )
         try:
             return self.train(
                 FITTED,
                 learner,
-                prepared.rows,
-                rows_per_step=prepared.rows.per_step,
-                row_tokens=prepared.target,
+                prepared.mixed,
+                rows_per_step=prepared.settings.per_step,
+                row_tokens=prepared.settings.longest,
                 evaluate=evaluate,
             )
         except LeftGuards as error:
@@ -526,6 +544,29 @@ class FitSession(Session):
             gc.collect()
         last = trainer.last_checkpoint(self.folder / FITTED)
         return History() if last is None else trainer.history_in(last, 0)
+
+    @contextmanager
+    def _attention_set(self, model: Any, step: int, space: Space) -> Iterator[None]:
+        """Short rows ask for another attention factor than long ones, whose softmax is over more
+        keys: while it is judged, a fit in short rows has the one that reads best at full length."""
+        attention = getattr(space, "attention", None)
+        if self.prepared.options.strategy != "pose" or attention is None:
+            yield
+            return
+        trained = attention.detach().clone()
+        windows = search.attention_passages(self.prepared.data.documents, self.prepared.target)
+        file, bootstrap = self.folder / f"attention-{step}.json", self.judge.frame.bootstrap
+        own = search.Search(space, windows, bootstrap, file, self.say, search.ATTENTION_STEPS)
+        own.moving = (attention,)
+        scorer = self.judge.scorer(model)
+        trials = own.run(search.measuring(scorer, lambda knobs: None, windows, self.show))
+        before, now = (own["attention_factor"] for own in (trials[0].knobs, space.knobs()))
+        self.note(
+            f"attention factor {before:.4f} in short rows, set to {now:.4f} by "
+            f"{len(trials) * len(windows.windows)} passes of {windows.target} tokens"
+        )
+        yield
+        attention.data.copy_(trained)
 
     def _decide(self, model: Any, pause: Show) -> Verdict:
         """The lowest step, if it beats the start surely and loses no retrieval."""
@@ -565,6 +606,13 @@ class FitSession(Session):
         held = spectrum.held(pair_factors(verdict.plan.main), prepared.ceiling)
         if verdict.kept == FITTED and held:
             self.note(f"held at a guard: pair {', '.join(map(str, held))}")
+        behind = own.change(self.readings[verdict.kept], base)
+        if behind.ci95 is not None and behind.ci95[0] > 0:
+            self.note(
+                "truncating the text still beats it: the base, which sees only its last "
+                f"{prepared.context} tokens, predicts the far half {behind.value:.4f} nats a token "
+                "better"
+            )
         fitted = self.readings.get(FITTED)
         change = None if fitted is None else own.change(fitted, self.readings[START])
         return Fitted(
@@ -575,7 +623,7 @@ class FitSession(Session):
             reason=verdict.reason,
             start=self.start,
             steps=verdict.step,
-            tokens=prepared.rows.tokens * history.steps // prepared.options.steps,
+            tokens=prepared.settings.tokens * history.steps // prepared.options.steps,
             numbers={
                 label: own.fit_numbers(reading, base, self.scores.get(label, ()))
                 for label, reading in self.readings.items()

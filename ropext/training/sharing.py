@@ -41,8 +41,10 @@ def of_the_weights() -> int:
 
 
 def check_rows(rows: int, tokens: int, short: int = 0) -> None:
-    """Refuse rows that the processes cannot share; `short` of them are a fit's --keep-short."""
+    """Refuse rows that the processes cannot share, with `short` windows of --keep-short among
+    them."""
     count, pieces = readers(), 2 * of_each_row()
+    rows += short
     if rows % count:
         raise InputError(
             f"a step has {rows} rows, which {count} processes cannot share; set --batch-tokens to "

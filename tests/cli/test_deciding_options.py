@@ -55,6 +55,8 @@ DECIDES = {
         "train_embeddings": "",
         "train_spectrum": "",
         "retrieval_share": "0.5",
+        "keep_short": "1",
+        "hold": "0.5 --keep-short 1",
         "evaluate": "ropext://held-out",
         "eval_every": "4",
         "eval_documents": "3",
@@ -72,6 +74,8 @@ DECIDES = {
         "within": "yarn",
         "start": "ntk",
         "search": "--within yarn",
+        "strategy": "pose",
+        "window": "128 --strategy pose",
         "steps": "41",
         "batch_tokens": "2048",
         "learning_rate": "0.01",
@@ -307,7 +311,8 @@ def trainings():
 def as_override(flags):
     """`128 --strategy pose` as `128 strategy=pose`."""
     value, *more = (flags if flags and not flags.startswith("--") else f"true {flags}").split(" --")
-    return " ".join([value.strip(), *(word.replace(" ", "=") for word in more)])
+    keys = (word.replace("-", "_").replace(" ", "=") for word in more)
+    return " ".join([value.strip(), *keys])
 
 
 KEYS = [

@@ -14,7 +14,6 @@ from ropext.evaluation.preparing import settle
 from ropext.evaluation.session import evaluate
 from ropext.narration import Hooks
 from ropext.report.evaluation import write_report
-from ropext.report.tables import verdict_lines
 from ropext.results import retrieval
 from ropext.results.gates import parse_gate
 from ropext.results.rundir import judge
@@ -70,14 +69,12 @@ def test_what_it_cannot_do_is_not_measurable_and_no_zero(model, tmp_path):
     done = evaluate(model, tmp_path / "run", report=write_report, **ASKED)
     assert list(done.results["not_measurable"]) == ["niah_single_1", "niah_multikey_2", "vt"]
     assert done.results["variants"]["untouched"]["metrics"] == {}
-    (line,) = verdict_lines(done.results)
-    assert line.startswith("niah_single_1, niah_multikey_2, vt: not measurable here")
-    assert (tmp_path / "run/report.md").read_text().count("not measurable here") == 1
+    assert "vt is not measurable here" in (tmp_path / "run/report.md").read_text()
     assert not (tmp_path / "run/plots/retrieval-vt.png").exists()
     assert len(rows(tmp_path / "run")) == 6  # as they were said
     (outcome,) = judge(done.run, [parse_gate("vt@4k.value < 0.5")])
     assert not outcome.passed
-    assert outcome.reason.startswith("vt: not measurable here")
+    assert "not measurable here" in outcome.reason
 
 
 def test_an_interrupted_run_goes_on_from_the_next_item(model, whole, tmp_path, monkeypatch):

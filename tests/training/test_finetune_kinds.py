@@ -94,7 +94,7 @@ def test_of_conversations_the_assistants_turns_alone_move_the_weights(extended, 
 def test_a_step_in_which_nothing_is_scored_teaches_nothing(extended, tmp_path, monkeypatch, sliced):
     model, data = conversing(extended, tmp_path)
     if not sliced:
-        monkeypatch.setattr(session, "use_sliced_loss", lambda model: "for this test")
+        monkeypatch.setattr(session, "use_sliced_loss", lambda *_: "for this test")
     done = run_finetune(model, str(data), tmp_path / "out", **SHORT | {"batch_tokens": 256})
     first, second = done.losses
     assert (first["loss"], first["grad_norm"]) == (0, 0)

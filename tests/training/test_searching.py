@@ -106,7 +106,7 @@ def test_logits_that_are_not_numbers_end_a_trial_and_not_the_search(tmp_path):
     trials = own.run(measure)
     assert any(trial.change is None for trial in trials[1:])
     assert own.space.knobs()["attention_factor"] == pytest.approx(1.3, rel=0.03)
-    with pytest.raises(InputError, match="--search: the start's logits"):
+    with pytest.raises(InputError, match="the start's logits are not numbers"):
         search(tmp_path / "other").run(lambda knobs: None)
 
 

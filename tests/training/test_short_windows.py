@@ -1,0 +1,223 @@
+"""Rows shorter than the target: those of a fit, whose positions jump, and the windows of the
+original length that a training keeps (--keep-short), held to the base or not (--hold)."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from test_finetune import RUN
+from tiny_llama import CONTEXT
+from torch.nn import functional
+
+from ropext.errors import UsageError
+from ropext.options.training import Finetune, Fit
+from ropext.patching import apply_config
+from ropext.training import (
+    finetune,
+    fit,
+    hold,
+    judge,
+    loss,
+    models,
+    plan_finetune,
+    plan_fit,
+    run_finetune,
+    run_fit,
+)
+from ropext.training.rows import IGNORED, Collator, ControlRows, WithShort
+
+FIT = {"factor": 4, "start": "yarn", "steps": 5, "retrieval_items": 0, "held_out": 8}
+POSE = FIT | {"strategy": "pose", "window": 32, "batch_tokens": 256, "retrieval_share": 0.0}
+
+
+def test_rows_of_a_fit_reach_every_distance_up_to_the_target(base, stories):
+    prepared = fit.prepare(str(base), str(stories), Fit(**POSE | {"steps": 200}))
+    distances = set()
+    for row in prepared.rows:
+        assert len(row.ids) == len(row.positions) == 32
+        jumps = np.flatnonzero(np.diff(row.positions) != 1)
+        assert len(jumps) <= 1
+        assert row.positions[-1] < prepared.target == 256
+        # The loss is on the second half, which lies behind the jump; where that is the border, no
+        # token before it tells the first one.
+        assert not row.scored[:16].any()
+        assert row.scored[16] == (not len(jumps) or jumps[0] < 15)
+        assert row.scored[17:].all()
+        assert not len(jumps) or jumps[0] < 16
+        distances |= set(row.positions[16:, None].flatten() - row.positions[0])
+    assert len(distances) == 256 - 16  # all from 16 on
+
+
+def test_questions_of_a_fit_in_short_rows_jump_too(base, stories):
+    asked = POSE | {"window": 128, "retrieval_share": 0.5, "steps": 40}
+    prepared = fit.prepare(str(base), str(stories), Fit(**asked))
+    rows = [row for row in prepared.rows if row.weight != 1]
+    assert len(rows) == len(prepared.rows) // 2
+    for row in rows:
+        assert len(row.ids) == 128
+        assert 0 < row.scored.sum() < 20
+        assert row.scored[-1]
+    assert max(int(np.diff(row.positions).max()) for row in rows) > 64
+
+
+def test_what_a_fit_in_short_rows_trains_on_does_not_grow_with_the_target(base, stories):
+    near, far = (plan_fit(base, str(stories), **POSE | {"factor": own}) for own in (4, 8))
+    assert (near.tokens, far.tokens) == (5 * 256, 5 * 256)
+    assert near.estimate.activation_bytes == far.estimate.activation_bytes
+    assert plan_fit(base, str(stories), **FIT).tokens > 5 * 256
+    # One form is read at the target, where a fit in whole windows would read them all.
+    assert list(plan_fit(base, str(stories), **POSE | {"start": None}).prepared.starts) == ["yarn"]
+
+
+@pytest.mark.slow
+def test_the_attention_factor_is_the_one_that_reads_best_at_full_length(base, stories, tmp_path):
+    """Read again by stock transformers, with the factor that short rows gave and the one set."""
+    from transformers import AutoModelForCausalLM
+
+    options = POSE | {"learning_rate": 0.5, "steps": 10}
+    kept = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(judge.JudgedSteps, "keep", lambda self, step, knobs, _: kept.append(knobs))
+        done = run_fit(base, str(stories), tmp_path / "out", **options)
+    (note,) = (own for own in done.notes if own.startswith("attention factor"))
+    trained, now = re.fullmatch(r"attention factor (.*) in .* set to (\S+) by .*", note).groups()
+    prepared, (knobs,) = done.planned.prepared, kept
+    assert float(now) == pytest.approx(knobs["attention_factor"], abs=1e-4)
+    assert trained != now
+    windows = [own.ids[:256] for own in prepared.data.documents]
+    windows += [own.ids[256:512] for own in prepared.data.documents]
+    model = AutoModelForCausalLM.from_pretrained(base)
+
+    def far_half(factor):
+        own = {"pair_factors": knobs["pair_factors"], "attention_factor": float(factor)}
+        apply_config(model, prepared.planned("longrope", own).config)
+        ids = torch.as_tensor(np.stack(windows[: 8192 // 256])).long()
+        with torch.no_grad():
+            logits = model(ids).logits[:, 127:-1]
+        return float(functional.cross_entropy(logits.flatten(0, 1), ids[:, 128:].flatten()))
+
+    assert far_half(now) < far_half(trained)
+
+
+def test_search_and_short_rows_exclude_each_other():
+    with pytest.raises(UsageError, match="--search trains on no rows"):
+        Fit(search=True, within="yarn", strategy="pose")
+    with pytest.raises(UsageError, match="--packing glued is for --strategy full"):
+        Fit(strategy="pose", packing="glued")
+
+
+KEEP = RUN | {"keep_short": 2, "strategy": "pose", "window": 32, "batch_tokens": 96, "steps": 3}
+
+
+def test_every_step_of_a_finetuning_has_its_windows_of_the_original_length(extended, stories):
+    options = Finetune(**KEEP)
+    prepared = finetune.prepare(str(extended), str(stories), options)
+    assert prepared.settings.per_step == 3 + 2
+    assert prepared.settings.tokens == 3 * (3 * 32 + 2 * CONTEXT)
+    mixed = WithShort(prepared.rows, 3, prepared.rows.documents, CONTEXT, options)
+    assert len(mixed) == 15
+    shorts = [row for number, row in enumerate(mixed) if number % 5 < 2]
+    assert all(np.array_equal(row.positions, np.arange(CONTEXT)) for row in shorts)
+    assert all(row.scored.all() and not row.held for row in shorts)
+    assert len({row.ids.tobytes() for row in shorts}) == 6
+    rest = [row.ids.tobytes() for number, row in enumerate(mixed) if number % 5 >= 2]
+    assert rest == [row.ids.tobytes() for row in prepared.rows]
+    # The control reads the same windows.
+    control = ControlRows(prepared.rows, CONTEXT)
+    also = WithShort(control, 3 * control.per_row, prepared.rows.documents, CONTEXT, options)
+    for number, row in enumerate(shorts):
+        step, at = divmod(number, 2)
+        assert also[step * also.per_step + at].ids.tobytes() == row.ids.tobytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spectrum", [False, True])
+def test_the_held_loss_is_that_of_two_models_side_by_side(extended, base, stories, spectrum):
+    """Cross-entropy of all rows, and the divergence of the base's own prediction (another model,
+    loaded as it was before the extension) from that of the trained one, whole logits each."""
+    from transformers import AutoModelForCausalLM
+
+    from ropext.training import joint
+
+    asked = KEEP | {"hold": 0.7, "train_norms": True, "train_spectrum": spectrum}
+    options = Finetune(**asked)
+    prepared = finetune.prepare(str(extended), str(stories), options)
+    origin = prepared.origin
+    model = models.load(origin.snapshot, options)
+    skeleton = apply_config(models.skeleton(origin.snapshot), origin.base_config())
+    assert loss.use_sliced_loss(model, hold.Hold(model, skeleton, options.hold)) is None
+    moving = joint.begin(model, origin, 2e-3) if spectrum else None
+    tuned = models.add_adapter(model, options, prepared.lora)
+    if moving is not None:
+        moving.join(tuned)
+    torch.manual_seed(3)
+    learned = {name: own for name, own in tuned.named_parameters() if own.requires_grad}
+    with torch.no_grad():
+        for own in learned.values():
+            own += 0.2 * torch.randn_like(own)
+    mixed = WithShort(prepared.rows, 3, prepared.rows.documents, CONTEXT, options)
+    batch = Collator(0)([mixed[number] for number in range(5)])
+    assert batch["held"].tolist() == [True, True, False, False, False]
+    scored = functional.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)
+    found = tuned(**batch).loss
+    ours = torch.autograd.grad(found, list(learned.values()))
+
+    held = batch.pop("held")
+    before = AutoModelForCausalLM.from_pretrained(base)
+    with torch.no_grad():
+        wanted = before(batch["input_ids"][held]).logits.log_softmax(-1)
+    labels = batch.pop("labels")
+    model.forward = type(model).forward.__get__(model)  # stock's own
+    logits = tuned(**batch).logits
+    entropy = functional.cross_entropy(logits.flatten(0, 1), scored.flatten(), ignore_index=IGNORED)
+    said = logits[held].log_softmax(-1)
+    each = functional.kl_div(said, wanted, log_target=True, reduction="none").sum(-1)
+    divergence = each[scored[held] != IGNORED].sum() / (scored != IGNORED).sum()
+    assert float(divergence) > 0.01
+    assert float(found) == pytest.approx(float(entropy + 0.7 * divergence), rel=1e-5)
+    theirs = torch.autograd.grad(entropy + 0.7 * divergence, list(learned.values()))
+    assert labels.shape == scored.shape
+    for name, a, b in zip(learned, ours, theirs, strict=True):
+        assert torch.allclose(a, b, atol=1e-6, rtol=1e-4), name
+
+
+@pytest.mark.slow
+def test_holding_brings_what_is_said_inside_the_context_nearer_to_the_base(
+    extended, base, stories, tmp_path
+):
+    from transformers import AutoModelForCausalLM
+
+    before = AutoModelForCausalLM.from_pretrained(base)
+    document = finetune.prepare(str(extended), str(stories), Finetune(**KEEP)).data.documents[0]
+    ids = torch.as_tensor(document.ids[:CONTEXT]).long()[None]
+
+    def distance(folder):
+        after = AutoModelForCausalLM.from_pretrained(folder)
+        with torch.no_grad():
+            wanted, said = (own(ids).logits.log_softmax(-1) for own in (before, after))
+        return float(
+            functional.kl_div(said, wanted, log_target=True, reduction="none").sum(-1).mean()
+        )
+
+    far = []
+    for weight in (0.0, 20.0):
+        options = KEEP | {"steps": 20, "hold": weight, "eval_documents": 0}
+        done = run_finetune(extended, str(stories), tmp_path / f"{weight}", **options)
+        assert all(entry["loss"] > 0 for entry in done.losses)
+        far.append(distance(tmp_path / f"{weight}"))
+    assert far[1] < 0.5 * far[0]
+
+
+def test_hold_needs_windows_and_a_head_that_stays():
+    with pytest.raises(UsageError, match="add --keep-short 1"):
+        Finetune(hold=1.0)
+    with pytest.raises(UsageError, match="a head that stays"):
+        Finetune(hold=1.0, keep_short=1, train_embeddings=True)
+
+
+def test_a_dry_run_counts_the_windows_that_are_kept(extended, stories):
+    planned = plan_finetune(extended, str(stories), **KEEP)
+    assert planned.to_json()["estimate"]["tokens"] == 3 * (3 * 32 + 2 * CONTEXT)
+    alone = plan_finetune(extended, str(stories), **KEEP | {"keep_short": 0})
+    assert planned.estimate.flops > 2 * alone.estimate.flops
