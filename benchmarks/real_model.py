@@ -131,13 +131,12 @@ def read(models: Models, variant: str, book: corpus.Document) -> dict[str, Any]:
     reader = document_reader(loaded, [book.ids], frame_of(CONTEXT, models.length))
     before, began = resident("VmRSS"), time.process_time()
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
-    if models.is_short(variant, loaded):
-        reading = reader.short_window(variant)
-    else:
-        reading = reader.whole(variant, None)
+    short = models.is_short(variant, loaded)
+    reading = reader.short_window(variant) if short else reader.whole(variant, None)
     longest = max(reading.passes)
     nll = np.nan_to_num(reading.passes[longest][0].astype(np.float64))
-    estimate = shape_of(loaded).peak_bytes(min(longest, models.length), reader.scorer.manner)
+    window = CONTEXT if short else models.length
+    estimate = shape_of(loaded).peak_bytes(window, reader.scorer.manner)
     return {
         "tokens": hashlib.sha256(book.ids.astype("<i4").tobytes()).hexdigest()[:16],
         "nll": [round(float(own), 3) for own in nll.reshape(-1, PART).sum(1)],
@@ -204,24 +203,47 @@ def table(folder: Path, length: int, dtype: str) -> str:
     cells = Cells(folder, length, dtype)
     base = cells.of(SHORT)
     lengths = [at for at in (4096, 8192, 16384, 32768) if at <= length]
+    end = f"{length // 1024}k"
     head = ["variant", "books", *(f"tail perplexity at {at // 1024}k" for at in lengths)]
-    head += [f"tail at {length // 1024}k against short, nats", "far half against short, nats"]
-    lines = ["| " + " | ".join([*head, "short tax"]) + " |", "|---" * (len(head) + 1) + "|"]
+    head += [f"short window's at {end}, same books", f"tail at {end} against it, nats"]
+    head += ["far half against it, nats", "short tax, nats"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     known = [SHORT, UNTOUCHED, *METHODS]
-    for variant in sorted(cells.variants(), key=lambda v: (v not in known, [*known, v].index(v))):
+    for variant in sorted(cells.variants(), key=lambda v: [*known, v].index(v)):
         own = cells.of(variant)
         both = [book for book in own if book in base]
-        tails = [
-            ratio(list(own.values()), (at - TAIL, at), transform=np.exp).value for at in lengths
-        ]
+        spans = [(at - TAIL, at) for at in lengths]
+        tails = [ratio(list(own.values()), span, transform=np.exp).value for span in spans]
         row = [variant, str(len(own)), *(f"{tail:,.2f}" for tail in tails)]
-        spans = [(length - TAIL, length), (length // 2, length), (0, CONTEXT)]
-        if variant == SHORT or not both:
-            row += ["", "", ""]
-        else:
-            row += [told(paired(own, base, span, both)) for span in spans]
-        lines.append("| " + " | ".join(row) + " |")
+        if variant != SHORT and both:
+            beside = ratio([base[book] for book in both], spans[-1], transform=np.exp).value
+            halves = [spans[-1], (length // 2, length), (0, CONTEXT)]
+            row += [f"{beside:,.2f}", *(told(paired(own, base, span, both)) for span in halves)]
+        lines.append("| " + " | ".join(row + [""] * (len(head) - len(row))) + " |")
     return "\n".join(lines)
+
+
+def picture(folder: Path, length: int, dtype: str, path: Path) -> None:
+    """Loss by position, over the books that all variants shown have read."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    cells = Cells(folder, length, dtype)
+    found = {variant: cells.of(variant) for variant in cells.variants()}
+    books = sorted(set.intersection(*(set(own) for own in found.values())))
+    figure, axis = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
+    for variant, own in found.items():
+        sums = np.array([own[book]["nll"] for book in books]).mean(0)
+        curve = sums.reshape(-1, TAIL // PART).sum(1) / TAIL
+        axis.plot((np.arange(len(curve)) + 0.5) * TAIL, curve, label=variant, lw=1.5)
+    axis.axvline(CONTEXT, color="0.7", lw=0.8)
+    axis.set(xlabel="position", ylabel="loss, nats a token")
+    axis.set_ylim(top=min(5.5, axis.get_ylim()[1]))  # an untouched model climbs far above
+    axis.set_title(f"SmolLM2-135M-Instruct, {len(books)} books", loc="left", fontsize=10)
+    axis.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=130)
 
 
 def main() -> None:
@@ -235,9 +257,14 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", default=[], help="these, not all in their order")
     parser.add_argument("--until", help="HH:MM after which no cell is begun")
     parser.add_argument("--table", action="store_true", help="print what is measured")
+    parser.add_argument("--plot", type=Path, help="draw what is measured")
     given = parser.parse_args()
+    where = given.cells, given.length, given.dtype
+    if given.plot:
+        picture(*where, given.plot)
     if given.table:
-        print(table(given.cells, given.length, given.dtype))
+        print(table(*where))
+    if given.table or given.plot:
         return
     measure(given)
 
