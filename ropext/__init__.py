@@ -8,21 +8,14 @@ From Python:
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ropext.version import __version__
 
-if TYPE_CHECKING:
-    from ropext.inspecting import inspect, plan
-    from ropext.patching import patch, save
-    from ropext.pipeline.extending import evaluate, extend
-    from ropext.pipeline.running import run
-    from ropext.training import run_finetune as finetune
-    from ropext.training import run_fit as fit
-    from ropext.verifying import check_directory as verify
-
-# Imported on first use: `import ropext` costs nothing, and planning never loads torch.
+# Imported on first use: `import ropext` costs nothing, and planning never loads torch. Editors read
+# __init__.pyi, which scripts/make_signatures.py writes.
 _PLACES = {
+    "compare": "ropext.pipeline.extending:compare",
     "evaluate": "ropext.pipeline.extending:evaluate",
     "extend": "ropext.pipeline.extending:extend",
     "finetune": "ropext.training:run_finetune",
@@ -30,24 +23,13 @@ _PLACES = {
     "inspect": "ropext.inspecting:inspect",
     "patch": "ropext.patching:patch",
     "plan": "ropext.inspecting:plan",
+    "push": "ropext.pipeline.extending:push",
     "run": "ropext.pipeline.running:run",
     "save": "ropext.patching:save",
     "verify": "ropext.verifying:check_directory",
 }
 
-__all__ = [
-    "__version__",
-    "evaluate",
-    "extend",
-    "finetune",
-    "fit",
-    "inspect",
-    "patch",
-    "plan",
-    "run",
-    "save",
-    "verify",
-]
+__all__ = ["__version__", *_PLACES]
 
 
 def __getattr__(name: str) -> Any:

@@ -141,12 +141,20 @@ def card_of(plan: Plan, snapshot: Snapshot, title: str, proof: Mapping[str, Any]
         title=title,
         base=base,
         base_is_hub_id=snapshot.hub_id is not None,
+        task=_task(plan.model),
         summary=tuple(summary),
         facts=card.facts(facts),
         readings=Table("", "", ("loader", "versions", "reads it", "note"), rows),
         serving=tuple((line.loader, line.command) for line in plan.serving(title) if line.command),
         warnings=(*plan.warnings, *nearest),
     )
+
+
+def _task(model: Model) -> str:
+    """What the hub calls it, where the config alone says so: a composite does more than text."""
+    if model.masked_lm:
+        return "fill-mask"
+    return "text-generation" if model.text_type == model.model_type else ""
 
 
 PAIR_FACTORS_LIMIT = 16 << 20  # bytes
@@ -165,6 +173,9 @@ class Inspection:
     def main(self) -> Site:
         """The embedding that an extension would scale."""
         return self.model.scaled_sites[0]
+
+    def __repr__(self) -> str:
+        return f"<Inspection of {self.name}: {self.model.context:,} tokens>"
 
     def spectra(self) -> dict[str, Spectrum]:
         """What three well-known methods would make of it, for the picture."""
@@ -190,7 +201,7 @@ class Inspection:
 
 
 def inspect(
-    model: str,
+    model: str | Path,
     *,
     factor: float | None = None,
     target: int | None = None,
@@ -204,7 +215,7 @@ def inspect(
         read = families.read(snapshot.config, context=context, original=original_context)
     read = replace(read, container=snapshot.container)
     request = Extend(factor=4.0 if factor is None and target is None else factor, target=target)
-    return Inspection(model, read, resolve_target(request, read.context), _limits(snapshot))
+    return Inspection(str(model), read, resolve_target(request, read.context), _limits(snapshot))
 
 
 def _limits(snapshot: Snapshot) -> dict[str, Any]:
@@ -217,14 +228,15 @@ def _limits(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def plan(model: str, *, revision: str | None = None, **options: Any) -> Plan:
+def plan(model: str | Path, *, revision: str | None = None, **options: Any) -> Plan:
     """What `extend` would do; `options` are the fields of ropext.options.Extend."""
     snapshot = open_model(model, revision=revision)
-    return plan_of(snapshot, parse_extend(options, read_text), model)
+    return plan_of(snapshot, parse_extend(options, read_text), str(model))
 
 
-def open_model(model: str, *, revision: str | None = None) -> Snapshot:
+def open_model(model: str | Path, *, revision: str | None = None) -> Snapshot:
     """A checkpoint or a GGUF file, whichever the name is of."""
+    model = str(model)
     if model.lower().endswith(".gguf") and Path(model).expanduser().is_file():
         from ropext.gguf import open_gguf  # late: a directory needs none of it
 
@@ -323,6 +335,7 @@ def read_again(snapshot: Snapshot) -> Served:
         target=model.context,
         model_type=model.model_type,
         masked_lm=model.masked_lm,
+        on_hub=snapshot.hub_id == snapshot.name,
     )
     return Served(snapshot.name, model, record, readings, serving)
 

@@ -19,7 +19,7 @@ def plan(config, **options):
 
 def test_a_yarn_plan_of_llama_2_is_the_published_one():
     # jquesnelle/yarn on Llama-2 at s = 16: ramp from pair 20 to 46, mscale 1.2773.
-    made = plan(configs.LLAMA, factor=16.0)
+    made = plan(configs.LLAMA, method="yarn", factor=16.0)
     assert made.target == 65536
     assert made.main.wanted.attention_factor == pytest.approx(1.2772588722, abs=1e-9)
     plain = [10000.0 ** (-2 * i / 128) for i in range(64)]
@@ -97,7 +97,7 @@ def test_a_temperature_finds_a_form_that_carries_it():
 
 
 def test_for_a_loader_only_what_it_reads_exactly_is_carried():
-    assert plan(configs.LLAMA, for_loaders=("llama.cpp",)).main.params["rope_type"] == "yarn"
+    assert plan(configs.LLAMA, for_loaders=("llama.cpp",)).main.params["rope_type"] == "llama3"
     with pytest.raises(NotExpressible) as caught:
         plan(configs.LLAMA31, for_loaders=("llama.cpp",))
     assert "--for llama.cpp" in str(caught.value)
@@ -106,7 +106,7 @@ def test_for_a_loader_only_what_it_reads_exactly_is_carried():
 
 
 def test_a_refusal_names_what_the_loader_would_read():
-    with pytest.raises(NotExpressible, match="--from-original --target 524288 --method yarn"):
+    with pytest.raises(NotExpressible, match="--from-original --target 524288 --method llama3"):
         plan(configs.LLAMA31, for_loaders=("llama.cpp",))
     with pytest.raises(NotExpressible, match=r"these methods can: pi, ntk, dynamic$"):
         plan(configs.LLAMA, method="yarn", for_loaders=("ctranslate2",))
@@ -138,13 +138,27 @@ def test_a_loader_that_was_not_measured_is_refused_unless_even_so():
 
 
 def test_loaders_choose_where_no_method_is_named():
-    """ExLlamaV2 takes yarn's length for the original; MLX-LM reads theta alone in Qwen 3 MoE."""
-    assert plan(configs.LLAMA, for_loaders=("vllm",)).method == "yarn"
-    assert plan(configs.LLAMA, for_loaders=("exllamav2", "vllm")).method == "ntk"
+    """CTranslate2 and MLX-LM (in Qwen 3 MoE) read a theta and no ramp."""
+    assert plan(configs.LLAMA, for_loaders=("vllm",)).method == "llama3"
+    assert plan(configs.LLAMA, for_loaders=("ctranslate2", "vllm")).method == "ntk"
     moe = configs.QWEN2 | {"model_type": "qwen3_moe", "head_dim": 128}
     assert plan(moe, for_loaders=("mlx",)).method == "ntk"
     with pytest.raises(NotExpressible, match="--method yarn cannot be written exactly"):
         plan(configs.LLAMA, method="yarn", for_loaders=("exllamav2",))
+
+
+def test_what_is_taken_where_no_method_is_named_is_what_is_recommended():
+    """It has the knobs that were given, and carries an attention factor that was asked for."""
+    tiny = configs.LLAMA | {"hidden_size": 128, "num_attention_heads": 16, "head_dim": 8}
+    for config in (configs.LLAMA, configs.LLAMA31, configs.GEMMA2, configs.QWEN2, tiny):
+        made = plan(config)
+        assert made.method == made.recommendation.method
+    assert plan(tiny).method == "ntk"
+    assert plan(configs.LLAMA, beta_fast=16.0).method == "yarn"
+    assert plan(configs.LLAMA, low_freq_factor=1.5).method == "llama3"
+    assert plan(configs.LLAMA, attention_factor=1.1).method == "yarn"
+    with pytest.raises(UsageError, match="theta is a knob of abf, not of --method llama3"):
+        plan(configs.LLAMA, theta=5e5)
 
 
 def test_the_recommendation_differs_where_the_reasons_do():
@@ -159,11 +173,11 @@ def test_the_recommendation_differs_where_the_reasons_do():
         "windows": plan(configs.GEMMA2, method="pi"),
     }  # fmt: skip
     got = {name: made.recommendation for name, made in chosen.items()}
-    assert got["plain"].method == "yarn"
+    assert got["plain"].method == "llama3"
     assert got["finetuned"].method == "llama3"
     assert got["scaled"].method == "by-parts"
     assert (got["scaled for llama.cpp"].method, got["scaled for llama.cpp"].from_original) == (
-        "yarn", True,
+        "llama3", True,
     )  # fmt: skip
     assert got["windows"].method == "by-parts"
     causes = {name: own.reason.split(";")[0] for name, own in got.items()}
@@ -208,13 +222,20 @@ def reason(config, **options):
 
 def test_reasons_say_what_is_written():
     gemma4 = reason(configs.GEMMA4, method="ntk")
-    assert "yarn moves no pair here; ntk extrapolates no pair, slows them 1.19 times" in gemma4
-    assert gemma4.endswith(
-        "written as proportional, read as planned by transformers, measured in no other loader"
+    assert (
+        "llama3 and yarn: moves no pair here; ntk extrapolates no pair, slows them 1.19 times"
+        in gemma4
+    )
+    assert (
+        "written as proportional, read as planned by transformers, measured in no other loader; "
+        "what it costs inside the old window is not known of this model (--measure DATA)" in gemma4
     )
     tuned = reason(configs.QWEN2, for_loaders=("llama.cpp",), finetune="books.jsonl")
-    assert tuned.startswith("it will be fine-tuned; llama3 cannot be written exactly for llama.cpp")
+    assert tuned.startswith(
+        "it will be fine-tuned; llama3: cannot be written exactly for llama.cpp"
+    )
     assert "without fine-tuning" not in tuned
+    assert "old window" not in tuned
     linear = configs.LLAMA | {"rope_scaling": {"type": "linear", "factor": 4.0}}
     linear = reason(linear, method="pi", original_context=4096, for_loaders=("llama.cpp",))
     assert "written as linear" in linear
@@ -244,7 +265,7 @@ def test_every_reason_agrees_with_the_plan_of_what_it_recommends(name):
 
 
 def test_a_refusal_names_the_form_that_works():
-    with pytest.raises(NotExpressible, match="--from-original --target 2097152 --method yarn"):
+    with pytest.raises(NotExpressible, match="--from-original --target 2097152 --method llama3"):
         plan(configs.MISTRAL4, factor=2.0)
     assert plan(configs.MISTRAL4, factor=None, target=2097152, from_original=True).main.scaled
     with pytest.raises(NotExpressible, match="that vllm and ctranslate2 read exactly"):

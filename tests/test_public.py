@@ -1,7 +1,11 @@
 """The public names are there, each the function of its room, and cost nothing until used."""
 
+import ast
+import doctest
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -23,3 +27,37 @@ def test_importing_ropext_imports_no_room():
     code = "import sys, ropext; print([m for m in sys.modules if m.startswith('ropext.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['ropext.version']"
+
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs/python.md"
+
+
+def test_the_signatures_that_editors_read_are_those_of_the_functions():
+    made = runpy.run_path(str(ROOT / "scripts/make_signatures.py"), run_name="signatures")["stub"]()
+    assert Path(ropext.__file__).with_suffix(".pyi").read_text("utf-8") == made
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("plan", {"method", "beta_fast", "for_loaders"}), ("evaluate", {"data", "tasks", "revision"}),
+     ("fit", {"within", "factor"}), ("finetune", {"evaluate", "rank"}), ("patch", {"method"})],
+)  # fmt: skip
+def test_a_signature_names_the_options(name, options):
+    tree = ast.parse(Path(ropext.__file__).with_suffix(".pyi").read_text("utf-8"))
+    made = {node.name: node.args for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert options <= {arg.arg for arg in made[name].kwonlyargs}
+    assert made[name].kwarg is None
+    assert made.keys() == set(ropext.__all__) - {"__version__"}
+
+
+def test_every_public_function_is_called_on_the_page():
+    called = PAGE.read_text("utf-8").replace(">>> ropext.", "ropext.")
+    names = [name for name in ropext.__all__ if name != "__version__"]
+    assert [name for name in names if f"ropext.{name}(" not in called] == []
+
+
+def test_what_the_page_says_is_what_python_answers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    failed, tried = doctest.testfile(str(PAGE), module_relative=False, encoding="utf-8")
+    assert (failed, tried > 20) == (0, True)

@@ -5,7 +5,7 @@ Everything that comes from a model or a user is escaped: it can bring neither HT
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ropext.errors import InputError
@@ -28,6 +28,7 @@ _TOP_KEY = re.compile(r"([A-Za-z_][\w-]*)[ \t]*:(?:[ \t\n]|\Z)")
 # Keys of the base's front matter that would say something false about the extended model: its
 # parent, and results that were measured on the base (the hub shows model-index as this model's).
 REPLACED_KEYS = ("base_model", "base_model_relation", "model-index", "new_version", "tags")
+SERVING = "### Serving"
 TAGS = ("ropext", "context-extension")
 
 
@@ -38,6 +39,7 @@ class Card:
     title: str  # of the extended model, used where the base has no card
     base: str  # a hub id or a folder's name, never a path
     base_is_hub_id: bool
+    task: str = field(default="", kw_only=True)  # as the hub names it, "" where that is not known
     summary: tuple[str, ...]  # one sentence each
     facts: Table | None = None  # method, knobs, context, target ...
     readings: Table | None = None  # loader, versions, verdict, why, flag
@@ -73,12 +75,22 @@ def section(card: Card) -> str:
     parts += _numbered(card.numbers)
     if card.readings:
         parts += ["### What each loader makes of it", grid(card.readings)]
-    if card.serving:
-        parts.append("### Serving")
-        for loader, command in card.serving:
-            parts += [f"{escape(loader)}:", code_block(command, "sh")]
+    parts += _serving(card.serving)
     parts.append(CLOSING)
     return "\n\n".join([*parts, END]) + "\n"
+
+
+def _serving(lines: Iterable[tuple[str, str]]) -> list[str]:
+    """The commands that run it, a block for each loader."""
+    parts = [part for name, own in lines for part in (f"{escape(name)}:", code_block(own, "sh"))]
+    return [SERVING, *parts] if parts else []
+
+
+def with_serving(text: str, lines: Iterable[tuple[str, str]]) -> str:
+    """A card of ours with other commands in place of its own."""
+    pattern = re.compile(f"^{SERVING}$.*?^(?=###? |{re.escape(CLOSING)})", re.DOTALL | re.MULTILINE)
+    new = "\n\n".join(_serving(lines))
+    return pattern.sub(lambda _: f"{new}\n\n", text, count=1) if new else text
 
 
 def render(card: Card, base: str | None = None) -> str:
@@ -118,12 +130,14 @@ def _front(card: Card, front: str) -> str:
     blocks = _blocks(front)
     kept = "".join(text for key, text in blocks if key not in REPLACED_KEYS)
     old = dict(blocks)
+    for key, value in (("library_name", "transformers"), ("pipeline_tag", card.task)):
+        kept += f"{key}: {value}\n" if value and key not in old else ""
     if card.base_is_hub_id:
-        kept += f"base_model: {_quoted(card.base)}\n"
+        kept += f"base_model: {quoted(card.base)}\n"
     else:
         kept += old.get("base_model", "")
     tags = dict.fromkeys([*_list(old.get("tags", "")), *TAGS])
-    return kept + "tags:\n" + "".join(f"- {_quoted(tag)}\n" for tag in tags)
+    return kept + "tags:\n" + "".join(f"- {quoted(tag)}\n" for tag in tags)
 
 
 def _blocks(front: str) -> list[tuple[str, str]]:
@@ -145,6 +159,11 @@ def with_key(text: str, key: str, block: str) -> str:
     return f"---\n{kept}{block.rstrip()}\n---\n\n{body.lstrip()}"
 
 
+def names_in(text: str) -> set[str]:
+    """The top-level keys of a card's front matter."""
+    return {name for name, _ in _blocks(split(text)[0])}
+
+
 def _list(block: str) -> Sequence[str]:
     """The strings of a `tags:` block in any of YAML's spellings; nothing where it has none."""
     import yaml  # late: only a base card with tags needs it
@@ -158,7 +177,7 @@ def _list(block: str) -> Sequence[str]:
     return [item for item in items if isinstance(item, str) and item]
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """A YAML scalar on one line: plain where that is safe, else in double quotes (JSON's are)."""
     if re.fullmatch(r"[A-Za-z][\w./-]*", text) and text.lower() not in _YAML_WORDS:
         return text

@@ -72,16 +72,38 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Head:
+    """What a card that goes up says beside what it says here."""
+
+    figures: Sequence[Figure] = ()
+    serving: Sequence[tuple[str, str]] = ()  # commands with the repository's name
+    license: str | None = None
+    base_model: str | None = None
+
+    def put_into(self, text: str, repository: str) -> str:
+        """The card as it goes up."""
+        text = card.with_serving(text, self.serving)
+        for key in ASKED:
+            value = getattr(self, key)
+            text = card.with_key(text, key, f"{key}: {card.quoted(value)}") if value else text
+        return with_figures(text, repository, self.figures) if self.figures else text
+
+
+ASKED = {"license": "--license ID", "base_model": "--base-model ORG/NAME"}  # keys of a card's head
+
+
+@dataclass(frozen=True)
 class Pushed:
-    """What the hub has now."""
+    """What the hub has now, or would have: then there is no commit."""
 
     repository: str
     url: str
-    commit: str
+    commit: str | None
     private: bool
     files: Mapping[str, int]  # bytes by name
     figures: int
     changed: bool
+    card: str
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -125,27 +147,34 @@ def push(
     repository: str,
     private: bool = True,
     *,
-    figures: Sequence[Figure] = (),
+    head: Head = Head(),
     force: bool = False,
+    dry_run: bool = False,
     bars: bool = False,
     say: Say = silent,
 ) -> Pushed:
     """Upload a finished output of ropext; `force` replaces what else the repository holds."""
-    token = ready(repository)
+    token = "" if dry_run else ready(repository)
     if not (Path(directory) / provenance.NAME).is_file():
         raise InputError(f"{directory} is no output of ropext (it has no {provenance.NAME})")
     snapshot = open_snapshot(str(directory), weights=True)
     files = files_of(snapshot)
+    text = (Path(directory) / card.README).read_text("utf-8") if card.README in files else ""
+    text = head.put_into(text, repository) if text else ""
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    missing = [key for key in ASKED if text and key not in card.names_in(text)]
+    notes = [f"the card names no {key}; {ASKED[key]} puts one in" for key in missing]
+    if dry_run:
+        number = len(head.figures)
+        return Pushed(repository, "", None, private, sizes, number, False, text, tuple(notes))
     from huggingface_hub import HfApi
 
     api = HfApi(token=token, library_name="ropext")
     with _quiet_library(bars, say), _sentences(repository):
         before = _repository(api, repository, private)
         stale = _stale(api, repository, before, files, force)
-        size = sum(path.stat().st_size for path in files.values())
-        say(f"pushing {len(files)} files, {size / 1e6:,.1f} MB, to {repository}")
-        commit = _commit(api, repository, before, files, figures, stale)
-    notes = []
+        say(f"pushing {len(files)} files, {sum(sizes.values()) / 1e6:,.1f} MB, to {repository}")
+        commit = _commit(api, repository, before, files, text, stale)
     if before.private and not private:
         notes.append(f"{repository} was private before and stays so; its settings make it public")
     return Pushed(
@@ -153,9 +182,10 @@ def push(
         url=provenance.scrub(f"{api.endpoint}/{repository}"),  # HF_ENDPOINT may hold a password
         commit=commit,
         private=bool(before.private),
-        files={name: path.stat().st_size for name, path in files.items()},
-        figures=len(figures),
+        files=sizes,
+        figures=len(head.figures),
         changed=commit != before.sha,
+        card=text,
         notes=tuple(notes),
     )
 
@@ -236,17 +266,16 @@ def _commit(
     repository: str,
     before: "ModelInfo",
     files: Mapping[str, Path],
-    figures: Sequence[Figure],
+    text: str,
     stale: Sequence[str],
 ) -> str:
-    """Commit the files, the card with its figures among them, on top of what was looked at; where
+    """Commit the files, the card as it goes up among them, on top of what was looked at; where
     nothing changed, the hub makes no commit."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     contents: dict[str, Path | bytes] = dict(files)
-    if figures and card.README in files:
-        text = files[card.README].read_text(encoding="utf-8")
-        contents[card.README] = with_figures(text, repository, figures).encode()
+    if text:
+        contents[card.README] = text.encode()
     operations: list[Any] = [CommitOperationDelete(name) for name in stale]
     operations += [CommitOperationAdd(name, content) for name, content in contents.items()]
     done = api.create_commit(

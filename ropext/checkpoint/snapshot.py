@@ -213,15 +213,17 @@ class Snapshot:
         return self.directory / name
 
 
-def open_snapshot(model: str, *, revision: str | None = None, weights: bool = False) -> Snapshot:
+def open_snapshot(
+    model: str | Path, *, revision: str | None = None, weights: bool = False
+) -> Snapshot:
     """Read a checkpoint from a local directory or, by its hub id, through huggingface_hub.
 
     With `weights` the weight files are required (and fetched) and checked against the index.
     """
     try:
-        return _open(model, revision, weights)
+        return _open(str(model), revision, weights)
     except OSError as error:  # a directory without permission, a name that is too long
-        raise InputError(f"{model[:200]} cannot be read: {error.strerror}") from error
+        raise InputError(f"{str(model)[:200]} cannot be read: {error.strerror}") from error
 
 
 def with_weights(snapshot: Snapshot) -> Snapshot:

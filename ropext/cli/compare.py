@@ -37,26 +37,18 @@ def command(
     quiet: options.Quiet = False,
 ) -> None:
     """Compare evaluations on the same tokens. Finished runs, with paired intervals."""
-    from ropext.report.evaluation import compare
+    from ropext.report.evaluation import compare_runs
     from ropext.results import gates, rundir
     from ropext.table import as_text
 
     out = Out(as_json, quiet)
     wanted = [gates.parse_gate(text) for text in fail_if or ()]
-    opened, contenders = rundir.gather(runs)
-    compared = compare(contenders, keys)
+    opened, compared = compare_runs(runs, output, keys)
     for label, count in (compared.text.left_out if compared.text else {}).items():
         if count:
             out.say(f"{label}: {count} documents are not in all runs and are left out")
     outcomes = [own for run in opened for own in rundir.judge(run, wanted)]
     if output is not None:
-        spectra = {
-            label: inv_freq
-            for run in opened
-            for label, own in run.results["variants"].items()
-            if (inv_freq := own.get("inv_freq"))
-        }
-        compared.write(output, {str(run.path): run for run in opened}, spectra)
         out.say(f"report: {output / 'report.html'}")
     data = compared.to_json() | {"gates": [vars(outcome) for outcome in outcomes]}
     out.result(as_text(compared.tables), data)

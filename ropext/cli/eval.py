@@ -27,6 +27,7 @@ FailIf = Annotated[
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="replace RUN if it holds another run")]
+Full = Annotated[bool, typer.Option("--full", help="print every table of the report")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="passes, FLOPs, peak memory; runs nothing")]
 
 
@@ -37,6 +38,7 @@ def command(
     output: Output = None,
     fail_if: FailIf = None,
     force: Force = False,
+    full: Full = False,
     dry_run: DryRun = False,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
@@ -74,10 +76,10 @@ def command(
             model, output, **common, force=force, command=sys.argv, hooks=hooks, **given
         )
     if processes()[0] == 0:
-        _tell(out, done, gates)
+        _tell(out, done, gates, full)
 
 
-def _tell(out: Out, done: "Evaluation", gates: "tuple[Gate, ...]") -> None:
+def _tell(out: Out, done: "Evaluation", gates: "tuple[Gate, ...]", full: bool) -> None:
     """The result on stdout, the gates, and the exit code that follows from them."""
     from ropext.report import tables
     from ropext.results import rundir
@@ -85,7 +87,8 @@ def _tell(out: Out, done: "Evaluation", gates: "tuple[Gate, ...]") -> None:
 
     assert done.run is not None  # the first process always has it
     outcomes = rundir.judge(done.run, gates)
-    shown = tables.evaluation_tables(done.results)
+    every = tables.evaluation_tables(done.results)
+    shown = every if full else tables.main_tables(done.results)
     lines = tables.verdict_lines(done.results)
     lines += [outcome.sentence for outcome in outcomes]
     out.result(
@@ -99,7 +102,7 @@ def _tell(out: Out, done: "Evaluation", gates: "tuple[Gate, ...]") -> None:
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
         with Path(summary).open("a", encoding="utf-8") as stream:
-            stream.write(as_markdown(shown) + "\n\n")
+            stream.write(as_markdown(every) + "\n\n")
             stream.writelines(f"- {line}\n" for line in lines)
     rundir.raise_if_failed(outcomes)
 

@@ -1,5 +1,6 @@
 """`ropext plan MODEL`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,6 +86,7 @@ def _measure(
     from ropext.cli.output import Bar, stoppable
     from ropext.evaluation.ranking import measure
     from ropext.narration import Hooks
+    from ropext.planning.plan import Recommendation
     from ropext.report import tables, text
 
     with stoppable() as stop:
@@ -100,6 +102,8 @@ def _measure(
     made = found.plans[given["method"]] if "method" in given else found.taken
     if plot is not None:
         out.picture(plot, made.main.rope, made.spectra(), made.target, made.name)
+    chosen = Recommendation(found.ranking.taken, False, "by the measurement below")
+    made = replace(made, recommendation=chosen)
     mark = found.overlap.mark if found.overlap else ""
     body = tables.ranking_text(found.ranking, found.plans, found.left_out, mark)
     out.result(f"{text.plan(made)}\n\n{body}", made.to_json() | {"measured": found.to_json()})

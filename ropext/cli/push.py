@@ -31,9 +31,12 @@ class Push:
     """Where a finished output goes."""
 
     repository: str
-    private: bool = True
-    runs: tuple[str, ...] = ()  # of ropext eval: RUN or RUN:VARIANT
+    public: bool = False
+    results: tuple[str, ...] = ()  # of ropext eval: RUN or RUN:VARIANT
+    license: str | None = None
+    base_model: str | None = None
     force: bool = False
+    dry_run: bool = False
 
 
 def asked_push(push_to_hub: str | None, public: bool) -> Push | None:
@@ -45,23 +48,14 @@ def asked_push(push_to_hub: str | None, public: bool) -> Push | None:
     from ropext.checkpoint import push
 
     push.ready(push_to_hub, "--push-to-hub")
-    return Push(push_to_hub, private=not public)
+    return Push(push_to_hub, public)
 
 
 def upload(out: Out, directory: Path, wanted: Push) -> "Pushed":
     """Push a directory with what was measured of it."""
-    from ropext.checkpoint import push
-    from ropext.results.figures import figures
+    from ropext.pipeline.extending import push
 
-    done = push.push(
-        directory,
-        wanted.repository,
-        wanted.private,
-        figures=figures(directory, wanted.runs),
-        force=wanted.force,
-        bars=out.animated,
-        say=out.say,
-    )
+    done = push(directory, **vars(wanted), bars=out.animated, say=out.say)
     for note in done.notes:
         out.say(f"note: {note}")
     return done
@@ -87,8 +81,8 @@ def result(
 def again(directory: Path, wanted: Push) -> str:
     """The command that pushes this output."""
     words = ["ropext", "push", str(directory), wanted.repository]
-    words += [] if wanted.private else ["--public"]
-    for run in wanted.runs:
+    words += ["--public"] if wanted.public else []
+    for run in wanted.results:
         words += ["--results", run]
     return shlex.join(words)
 
@@ -96,6 +90,13 @@ def again(directory: Path, wanted: Push) -> str:
 def sentence(done: "Pushed") -> str:
     """What the hub has now, in a line."""
     kind = "private" if done.private else "public"
+    if done.commit is None:
+        from ropext.report import text
+        from ropext.table import columns
+
+        rows = [(name, text.size(size)) for name, size in done.files.items()]
+        tree = columns((f"{done.repository} ({kind})", "size"), rows)
+        return f"{tree}\n\nREADME.md\n\n{done.card}"
     if not done.changed:
         return f"{done.url} ({kind}) has all of it already"
     size = sum(done.files.values()) / 1e6
@@ -113,6 +114,18 @@ Results = Annotated[
         "--results", metavar="RUN", help="figures for the card: a run of ropext eval on DIR"
     ),
 ]
+License = Annotated[
+    str | None, typer.Option("--license", metavar="ID", help="for the card's head, e.g. apache-2.0")
+]
+BaseModel = Annotated[
+    str | None,
+    typer.Option(
+        "--base-model", metavar="ORG/NAME", help="the base on the hub, for the card's head"
+    ),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="show the files and the card; upload nothing")
+]
 Force = Annotated[bool, typer.Option("--force", help="replace what else the repository holds")]
 
 
@@ -121,12 +134,16 @@ def command(
     repository: Repository,
     results: Results = None,
     public: Public = False,
+    license: License = None,
+    base_model: BaseModel = None,
     force: Force = False,
+    dry_run: DryRun = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Upload an output to the hub. With its card; private unless --public is given."""
     out = Out(as_json, quiet)
-    wanted = Push(repository, not public, tuple(dict.fromkeys(results or ())), force)
+    runs = tuple(dict.fromkeys(results or ()))
+    wanted = Push(repository, public, runs, license, base_model, force, dry_run)
     done = upload(out, directory, wanted)
     out.result(sentence(done), done.to_json())

@@ -108,7 +108,7 @@ def do(
         return
     _summarise(done.folder / "report.md")
     if push is not None and done.is_whole:
-        push = replace(push, runs=done.measured)
+        push = replace(push, results=done.measured)
         result(out, done.to_text(), done.to_json(), done.output, push)
         return
     out.result(done.to_text(), done.to_json())

@@ -8,6 +8,7 @@ from typing import Any
 
 from ropext import bundled
 from ropext.errors import InputError
+from ropext.options.fields import Texts
 
 Messages = list[dict[str, Any]]
 DEFAULT_COLUMNS = ("text", "messages")
@@ -30,7 +31,7 @@ class Source:
     @property
     def is_streamed(self) -> bool:
         """Whether it may be a stream without an end."""
-        return not self.place.exists()
+        return not isinstance(self.data, Texts) and not self.place.exists()
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,12 @@ def read_documents(source: Source) -> Iterator[RawDocument]:
 
 def _documents(source: Source) -> Iterator[RawDocument]:
     path = source.place
-    if path.is_dir():
+    if isinstance(source.data, Texts):
+        for number, row in enumerate(source.data.rows, 1):
+            held = {source.column or DEFAULT_COLUMNS[0]: row} if isinstance(row, str) else row
+            name = f"{source.data}:{number}"
+            yield RawDocument(name, _content(held, source.column, name))
+    elif path.is_dir():
         yield from _read_folder(path, source.column)
     elif path.exists():
         yield from _read_file(path, path.name, source.column, named=True)

@@ -193,7 +193,9 @@ def read_models(done: Mapping[str, Done], folder: Path) -> dict[str, DemoModel]:
             continue
         run = rundir.read_run(folder / str(step.output))
         for name, own in run.results["variants"].items():
-            if own["kind"] == "base" and (step.label or step.prefix):
+            if (own["kind"] == "base" and step.prefix) or (
+                own["kind"] != "extended" and step.label
+            ):
                 continue  # the same everywhere; and it is asked nothing beyond its window
             metrics = {key: Value.from_json(data) for key, data in own["metrics"].items()}
             label = step.label or step.prefix + name

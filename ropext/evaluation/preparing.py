@@ -138,7 +138,7 @@ def _corpus(
 
 def read_corpus(options: Evaluate, encoder: DocumentEncoder, wanted: Wanted) -> Corpus:
     """Read the documents that the options name; InputError where none is long enough."""
-    source = Source(str(options.data), options.column, options.split, options.data_revision)
+    source = Source(options.data or "", options.column, options.split, options.data_revision)
     take = pack_documents if options.pack else choose_documents
     longest = wanted.lengths[-1]
     raw = split_documents(read_documents(source), options.split_documents, encoder, longest)

@@ -89,8 +89,10 @@ def line_up(model: str, revision: str | None, options: Evaluate) -> Lineup:
         variants.append(base)
     context = base_context
     if record is not None or limit > context:
-        label = _label(record, limit / context) if record else "extended"
-        own = Variant(label, "extended", snapshot, target=limit, info=_recorded(record))
+        if base is not None and (base.original or base.snapshot is not snapshot):
+            variants.append(replace(base, label="untouched", kind="untouched", info={}))
+        label, info = _label(record), _recorded(record)
+        own = Variant(label, "extended", snapshot, target=limit, info=info)
     else:
         own = Variant("untouched", "untouched", snapshot)
     variants += _with_adapter(own, options.adapter)
@@ -149,15 +151,10 @@ def fetched(lineup: Lineup) -> Lineup:
     return replace(lineup, variants=tuple(variants))
 
 
-def _label(record: Record, factor: float) -> str:
-    """The method and how far; what was done after it, so that a tuned one is not taken for the
-    extension alone."""
-    later = "".join(f"-{word}" for key, word in LATER.items() if record.more.get(key))
-    return f"{record.method}-{_times(factor)}{later}"
-
-
-def _times(factor: float) -> str:
-    return f"{factor:g}x"
+def _label(record: Record | None) -> str:
+    """What was done last, as the checkpoints of `ropext run` are called."""
+    done = [word for key, word in LATER.items() if record and record.more.get(key)]
+    return done[-1] if done else "extended"
 
 
 def _recorded(record: Record | None) -> dict[str, Any]:
@@ -208,7 +205,7 @@ def _in_memory(snapshot: Snapshot, options: Evaluate, context: int) -> Lineup:
                 "inv_freq": list(plan.main.wanted.inv_freq),
             }
             own = Variant(
-                f"{method}-{_times(factor)}",
+                f"{method}-{factor:g}x",
                 "extended",
                 snapshot,
                 config=plan.config,

@@ -27,6 +27,7 @@ def serving_lines(
     target: int,
     model_type: str | None = None,
     masked_lm: bool = False,
+    on_hub: bool = False,
 ) -> tuple[Serving, ...]:
     """Command lines for transformers, vLLM, SGLang, llama.cpp and lm-eval, in that order."""
     newest = {
@@ -45,7 +46,7 @@ def serving_lines(
     sglang = f"python -m sglang.launch_server --model-path {place} --context-length {target}"
     note = _needed(newest["sglang"], "SGLang", length["sglang"])
     lines.append(_line(newest["sglang"], sglang, note))
-    lines.append(_llama_cpp(newest["llama.cpp"], family, directory, target))
+    lines.append(_llama_cpp(newest["llama.cpp"], family, directory, target, on_hub))
     harness = shlex.quote(f"pretrained={directory},max_length={target}")
     lines.append(
         _line(
@@ -93,9 +94,12 @@ def _needed(reading: LoaderReading, server: str, announced: int) -> str:
     return f"{flag} is needed: without it {server} takes {announced} tokens"
 
 
-def _llama_cpp(reading: LoaderReading, family: str, directory: str, target: int) -> Serving:
+def _llama_cpp(
+    reading: LoaderReading, family: str, directory: str, target: int, on_hub: bool
+) -> Serving:
     gguf = shlex.quote(f"{PurePath(directory).name or 'model'}.gguf")
-    convert = f"python convert_hf_to_gguf.py {shlex.quote(directory)} --outfile {gguf}"
+    place = f"{'--remote ' if on_hub else ''}{shlex.quote(directory)}"
+    convert = f"python convert_hf_to_gguf.py {place} --outfile {gguf}"
     server = f"llama-server -m {gguf} -c {target}"
     if reading.verdict == "different" and reading.flag:
         command = f"{convert} && {server} {reading.flag}"

@@ -11,6 +11,7 @@ from ropext.options.fields import (
     LARGEST,
     LONGEST_TARGET,
     Count,
+    Documents,
     Lengths,
     Numbers,
     Options,
@@ -55,7 +56,7 @@ class DocumentOptions(Options):
 class Measuring(DocumentOptions):
     """What is measured; of which models, a recipe's other sections say."""
 
-    data: Place | None = wanted(
+    data: Documents | None = wanted(
         None, "documents: txt, jsonl, parquet, a folder, or a datasets id (ID or ID:CONFIG)", "DATA"
     )
     lengths: Lengths = wanted(

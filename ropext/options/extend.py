@@ -81,7 +81,9 @@ class Reach(Options):
 class _Extend(Reach):
     """What every method takes."""
 
-    method: str | None = wanted(None, "how to scale: " + ", ".join(scaling.METHODS) + " [yarn]")
+    method: str | None = wanted(
+        None, "how to scale: " + ", ".join(scaling.METHODS) + " [what plan recommends]"
+    )
     attention_factor: Positive | None = wanted(
         None, "what multiplies cos and sin, in place of the method's own (logits get its square)"
     )

@@ -1,11 +1,20 @@
 """What an option is: a field that is a flag of a command and a key of a recipe."""
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WrapValidator,
+)
 
 from ropext.errors import UsageError
 from ropext.lengths import parse_lengths
@@ -63,6 +72,30 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+class Texts(str):
+    """Documents that Python holds, under the name that stands for their place in messages."""
+
+    rows: Iterable[str | Mapping[str, Any]]
+
+
+# What a function of Python takes for documents: a place, texts, or the rows of a datasets.Dataset.
+TextsOrPlace = str | PathLike[str] | Iterable[str | Mapping[str, Any]]
+
+
+def as_place(given: TextsOrPlace) -> str:
+    """Documents as they were given, as one word: their place, or a name with the texts."""
+    if isinstance(given, str | PathLike):
+        return given if isinstance(given, str) else str(given)
+    found = Texts("texts")
+    found.rows = given
+    return found
+
+
+def _documents(value: Any, check: Callable[[Any], str]) -> str:
+    held = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+    return as_place(value) if held or isinstance(value, Texts | PathLike) else check(value)
+
+
 Whole = Annotated[int, BeforeValidator(_whole)]
 Count = Annotated[Whole, Field(ge=1, le=LARGEST)]
 CountOrNone = Annotated[Whole, Field(ge=0, le=LARGEST)]
@@ -71,6 +104,7 @@ Tokens = Annotated[Whole, Field(ge=1, le=LONGEST_TARGET)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Place = Annotated[str, BeforeValidator(lambda v: str(v) if isinstance(v, Path) else v)]
+Documents = Annotated[str, WrapValidator(_documents)]
 Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_numbers)]
 Lengths = Annotated[tuple[int, ...], BeforeValidator(_lengths)]

@@ -10,9 +10,9 @@ from ropext.options.fields import (
     LARGEST,
     Count,
     CountOrNone,
+    Documents,
     Link,
     Options,
-    Place,
     Positive,
     Seed,
     Share,
@@ -130,7 +130,7 @@ class Finetune(Training):
     control: bool = wanted(
         False, "also train the unextended base on the same tokens, at its own context"
     )
-    evaluate: Place | None = wanted(
+    evaluate: Documents | None = wanted(
         None, "data to evaluate on [documents held out of DATA]", "DATA"
     )
     eval_documents: Annotated[Whole, Field(ge=0, le=MOST_JUDGING)] = wanted(

@@ -6,17 +6,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext import proof
-from ropext.checkpoint import Snapshot, provenance, with_weights
+from ropext.checkpoint import Snapshot, open_snapshot, provenance, with_weights
 from ropext.checkpoint.provenance import inherited_training
 from ropext.checkpoint.writing import Written, check_writable, write_checkpoint
-from ropext.inspecting import card_of, open_model, plan_of, read_text, record_of
-from ropext.narration import SILENT, Say, silent, told_of_files
+from ropext.inspecting import (
+    card_of,
+    open_model,
+    plan_of,
+    read_again,
+    read_text,
+    record_of,
+)
+from ropext.narration import SILENT, Hooks, Say, silent, told_of_files
 from ropext.options.extend import parse_extend
 from ropext.options.fields import Link
 from ropext.planning import Plan, require_help
 
 if TYPE_CHECKING:
+    from ropext.checkpoint.push import Pushed
     from ropext.evaluation.session import Evaluation
+    from ropext.report.evaluation import Compared
 
 
 @dataclass(frozen=True)
@@ -43,7 +52,7 @@ class Extended:
 
 
 def extend(
-    model: str,
+    model: str | Path,
     output: str | Path,
     *,
     revision: str | None = None,
@@ -76,7 +85,7 @@ def extend(
 
 
 def plan_extend(
-    model: str,
+    model: str | Path,
     output: str | Path | None = None,
     *,
     revision: str | None = None,
@@ -98,10 +107,12 @@ def plan_extend(
     return made
 
 
-def _planned(model: str, revision: str | None, options: Mapping[str, Any]) -> tuple[Snapshot, Plan]:
+def _planned(
+    model: str | Path, revision: str | None, options: Mapping[str, Any]
+) -> tuple[Snapshot, Plan]:
     request = parse_extend(options, read_text)
     snapshot = open_model(model, revision=revision)
-    return snapshot, plan_of(snapshot, request, model)
+    return snapshot, plan_of(snapshot, request, str(model))
 
 
 def write_extension(
@@ -159,15 +170,60 @@ def write_extension(
     return Extended(made, written)
 
 
-def evaluate(model: str, output: str | Path | None = None, **options: Any) -> "Evaluation":
+def evaluate(
+    model: str | Path, output: str | Path | None = None, *, hooks: Hooks = SILENT, **options: Any
+) -> "Evaluation":
     """Measure a model on long text and by retrieval, and with `output` write the report there too;
-    `options` are those of ropext.evaluation.evaluate."""
+    `options` are those of evaluation.session.evaluate."""
     from ropext.evaluation import session
     from ropext.evaluation.variants import line_up_as
     from ropext.proof.dequantising import directory_of
     from ropext.report.evaluation import write_report
 
-    with directory_of(model, options.get("hooks", SILENT).say) as place:
+    model = str(model)
+    with directory_of(model, hooks.say) as place:
         if place != model:
             options["lineup"] = line_up_as(place, model, options)
-        return session.evaluate(place, output, report=write_report, **options)
+        return session.evaluate(place, output, hooks=hooks, report=write_report, **options)
+
+
+def compare(*runs: str | Path, output: str | Path | None = None) -> "Compared":
+    """Set finished evaluations side by side, paired on the same tokens: a run directory, or
+    RUN:VARIANT; with `output` write the report there too."""
+    from ropext.report.evaluation import compare_runs
+
+    return compare_runs([str(run) for run in runs], None if output is None else Path(output))[1]
+
+
+def push(
+    directory: str | Path,
+    repository: str,
+    *,
+    public: bool = False,
+    results: Sequence[str | Path] = (),
+    license: str | None = None,
+    base_model: str | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    bars: bool = False,
+    say: Say = silent,
+) -> "Pushed":
+    """Upload a finished output to the hub, with its card and what `results` (runs of an evaluation,
+    or RUN:VARIANT) measured of it; with `dry_run` only say what would be there."""
+    from ropext.checkpoint import push as pushing
+    from ropext.results.figures import figures
+
+    there = replace(open_snapshot(directory), name=repository, hub_id=repository)
+    lines = [(own.loader, own.command) for own in read_again(there).serving if own.command]
+    found = figures(directory, [str(run) for run in results])
+    head = pushing.Head(found, lines, license, base_model)
+    return pushing.push(
+        directory,
+        repository,
+        not public,
+        head=head,
+        force=force,
+        dry_run=dry_run,
+        bars=bars,
+        say=say,
+    )

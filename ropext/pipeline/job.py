@@ -130,7 +130,9 @@ class Recipe:
             for factor in factors if isinstance(factors, tuple) else (factors,):
                 far = f"{factor:g}x" if factor is not None else str(own.get("target"))
                 request = own | {"method": method, "factor": factor}
-                cells.append(Cell(f"{method or 'yarn'}-{far}" if is_grid else "", request))
+                cells.append(
+                    Cell((f"{method}-{far}" if method else far) if is_grid else "", request)
+                )
         names = [cell.name for cell in cells]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:

@@ -44,6 +44,7 @@ class Evidence:
     results: Mapping[str, Any] | None  # of the evaluation
     gates: tuple[Outcome, ...]
     verdict: AutoVerdict | None = None  # of `--method auto`
+    control: tuple[str, ...] = ()  # what the training's control says, where it had one
 
     @property
     def passed(self) -> bool:
@@ -52,12 +53,30 @@ class Evidence:
 
 def evidence_of(work: CellWork) -> Evidence:
     """Read back from the run directory; a gate that names no variant is about the finished one."""
+    said = _control(work)
     if not (work.evaluation / "results.json").is_file():
-        return Evidence(None, ())
+        return Evidence(None, (), None, said)
     run = rundir.read_run(work.evaluation)
     choice = work.job.choice
     reached = verdict(choice, run.results, work.final) if choice else None
-    return Evidence(run.results, tuple(rundir.judge(run, work.gates)), reached)
+    return Evidence(run.results, tuple(rundir.judge(run, work.gates)), reached, said)
+
+
+def _control(work: CellWork) -> tuple[str, ...]:
+    numbers = _told(work).get("numbers") or {}
+    if "control" not in numbers:
+        return ()
+    from ropext.training import report
+
+    return tuple(report.verdict(numbers, work.plan.target))
+
+
+def _told(work: CellWork) -> dict[str, Any]:
+    """What the record says of the training; {} where there was none yet."""
+    place = work.checkpoints.get(TUNED)
+    if place is None or not (place / provenance.NAME).is_file():
+        return {}
+    return dict(read_object(place / provenance.NAME).get("finetune") or {})
 
 
 def report_stage(work: CellWork) -> Stage:
@@ -274,7 +293,7 @@ def _training_table(work: CellWork) -> Table | None:
         return None
     from ropext.training import report
 
-    told = read_object(work.checkpoints[TUNED] / provenance.NAME).get("finetune") or {}
+    told = _told(work)
     overlap = overlap_in(told.get("overlap"))
     numbers = told.get("numbers") or {}
     table = report.finetune_table(numbers, work.plan.target, told.get("overlap"), "Fine-tuning")
@@ -333,18 +352,20 @@ class CellRan:
         }
 
     def to_text(self) -> str:
-        """What became of its stages, what was measured, what to do next."""
+        """What became of its stages, what was measured, what to do next; of a grid's cell the
+        tables are those of the comparison."""
         stages = ", ".join(f"{name} {state}" for name, state in self.stages.items())
         lines, results = [f"{self.name or 'stages'}: {stages}"], self.evidence.results
-        if results is not None:
-            shown = [tables.headline(results), tables.summary(results)]
-            found = [own for own in shown if own] + tables.retrieval_tables(results)
-            lines += ["", as_text(found, tables.verdict_lines(results)), ""]
+        if results is not None and not self.name:
+            lines += ["", as_text(tables.main_tables(results)), ""]
         lines += [gate.sentence for gate in self.evidence.gates]
         lines += [self.evidence.verdict.sentence] if self.evidence.verdict else []
         if self.output is not None:
             lines += [f"wrote {self.output}", f"report: {self.folder / 'report.html'}"]
-            lines += [f"next: ropext verify {self.output}"]
+            lines += [] if self.name else [f"next: ropext verify {self.output}"]
+        if results is not None:
+            own = [*tables.verdict_lines(results, self.label), *self.evidence.control]
+            lines += ["", *own] if own and not self.name else own
         return "\n".join(lines)
 
 

@@ -8,7 +8,7 @@ from ropext import families, scaling
 from ropext.errors import InputError, NotExpressible, UnsupportedModel, UsageError, listed
 from ropext.families import Model
 from ropext.loaders import LoaderReading
-from ropext.options.extend import Extend, knobs_for, resolve_target
+from ropext.options.extend import KNOBS, Extend, knobs_for, resolve_target
 from ropext.planning.plan import (
     WRONG,
     MethodRow,
@@ -127,9 +127,21 @@ def too_far(recipe: Extend, context: int, target: int) -> str:
     )
 
 
-# Below this many pairs the ramp of yarn and by-parts has too few steps to act on: on a model with
-# four pairs, theta methods beat both at every length.
+# Below this many pairs a ramp has too few steps to act on: on a model with four pairs llama3 and
+# dynamic lose most inside the window, ntk least (benchmarks/results/untrained-2026-11-22.md).
 FEW_PAIRS = 8
+# What the bundled model loses inside its window by each method, untrained, at 2 and 4 times: nats a
+# token (the same file).
+PRICES = {
+    "pi": (1.388, 1.802),
+    "ntk": (0.000, 0.023),
+    "dynamic": (0.010, 0.084),
+    "by-parts": (0.039, 0.152),
+    "llama3": (0.013, 0.067),
+    "yarn": (0.017, 0.075),
+}
+# Of those that hold at the target there, what takes least inside the window comes first.
+PREFERRED = ("llama3", "yarn", "ntk", "pi")
 
 
 @dataclass(frozen=True)
@@ -151,12 +163,12 @@ def recommend(
     if model.obstacles:
         return Recommendation("none", False, "scaling cannot help this model, as the warnings say")
     cases = _cases(model, recipe)
-    found = _first(model, cases, rows)
+    found = _first(model, recipe, cases, rows)
     if found is not None:
         return Recommendation(found[0], recipe.from_original, found[1])
     scaled = any(site.rope.is_scaled for site in model.scaled_sites)
     if scaled and not recipe.from_original and not model.asks_original:
-        found = _first(model, _unscaled_cases(model, recipe), from_original())
+        found = _first(model, recipe, _unscaled_cases(model, recipe), from_original())
         if found is not None:
             why = f"nothing can be written{_for(recipe)} that scales its current wavelengths"
             return Recommendation(found[0], True, f"{why}; {found[1]}")
@@ -184,15 +196,26 @@ def _unscaled_cases(model: Model, recipe: Extend) -> list[_Case]:
         said = "windowed and full layers share one rope dict, so that both are scaled"
         cases.append(_Case(said, "by-parts"))
     if pairs < FEW_PAIRS:
-        cases.append(_Case(f"only {pairs} pairs rotate, too few for a ramp", "dynamic"))
-    if recipe.finetune:
-        cases.append(_Case("it will be fine-tuned", "llama3"))
+        cases.append(_Case(f"only {pairs} pairs rotate, too few for a ramp", "ntk"))
+    if recipe.attention is not None:
+        cases.append(_Case("an attention factor of your own is carried by yarn", "yarn"))
     said = "it will be fine-tuned" if recipe.finetune else "without fine-tuning"
-    return [*cases, *(_Case(said, method) for method in ("yarn", "ntk", "pi"))]
+    return [*cases, *(_Case(said, method) for method in PREFERRED)]
+
+
+def _price(method: str) -> list[str]:
+    """What is known of a method's cost inside the old window before anything was measured."""
+    if method not in PRICES:
+        return []
+    twice, four = PRICES[method]
+    return [
+        f"what it costs inside the old window is not known of this model (--measure DATA): the "
+        f"bundled one loses {twice:.3f} nats a token by it at 2 times, {four:.3f} at 4"
+    ]
 
 
 def _first(
-    model: Model, cases: Sequence[_Case], rows: Sequence[MethodRow]
+    model: Model, recipe: Extend, cases: Sequence[_Case], rows: Sequence[MethodRow]
 ) -> tuple[str, str] | None:
     """Method and reason of the first case whose method can be written."""
     by_name = {row.method: row for row in rows}
@@ -202,8 +225,9 @@ def _first(
         if row.form is None:
             passed.setdefault(row.note, []).append(row.method)
             continue
-        others = [f"{listed(names)} {note}" for note, names in passed.items()]
-        return row.method, "; ".join([case.said, *others, _does(model, row)])
+        others = [f"{listed(names)}: {note}" for note, names in passed.items()]
+        price = [] if recipe.finetune else _price(row.method)
+        return row.method, "; ".join([case.said, *others, _does(model, row), *price])
     return None
 
 
@@ -291,12 +315,17 @@ def make_plan(
 
 
 def _default_method(model: Model, recipe: Extend, target: int) -> str:
-    """yarn; or the first of those recommended that every loader named by --for reads exactly."""
-    if not recipe.for_loaders:
-        return "yarn"
+    """The first of those recommended that can be written (with --for, that every loader named reads
+    exactly) and has the knobs that were given."""
+    knobs = {name for name in KNOBS if getattr(recipe, name) is not None}
+
+    def takes(method: str) -> bool:
+        return knobs <= {*scaling.find(method).knob_names()}
+
+    cases = [case for case in _cases(model, recipe) if takes(case.method)]
     rows = [method_row(model, each, "", target, recipe) for each in scaling.METHODS]
-    found = _first(model, _cases(model, recipe), rows)
-    return found[0] if found else "yarn"
+    found = _first(model, recipe, cases, rows)
+    return found[0] if found else next(filter(takes, PREFERRED), PREFERRED[0])
 
 
 def _require_length(model: Model, recipe: Extend) -> None:

@@ -64,6 +64,10 @@ class Plan:
     warnings: tuple[str, ...]
     readings: tuple[loaders.LoaderReading, ...]
 
+    def __repr__(self) -> str:
+        form, far = self.main.params["rope_type"], f"{self.context:,} -> {self.target:,} tokens"
+        return f"<Plan for {self.name}: {far} by {self.method}, written as {form}>"
+
     @property
     def factor(self) -> float:
         return self.target / self.context

@@ -198,6 +198,9 @@ class Compared:
             },
         }
 
+    def __repr__(self) -> str:
+        return f"<Compared: {', '.join(self.contenders)}>"
+
     def write(
         self, folder: Path, runs: Mapping[str, rundir.Run], spectra: Mapping[str, Sequence[float]]
     ) -> None:
@@ -213,6 +216,23 @@ class Compared:
         keys = "\n".join(f"{name}: run key {run.key}" for name, run in runs.items())
         shown = write_pictures(folder, drawn)
         html.write(folder, title, subtitle, [], [], self.tables, shown, keys)
+
+
+def compare_runs(
+    specs: Sequence[str], output: Path | None = None, keys: str | None = None
+) -> tuple[list[rundir.Run], Compared]:
+    """Finished runs, opened, and set side by side; with `output` the report is written there."""
+    opened, contenders = rundir.gather(specs)
+    compared = compare(contenders, keys)
+    if output is not None:
+        spectra = {
+            label: inv_freq
+            for run in opened
+            for label, own in run.results["variants"].items()
+            if (inv_freq := own.get("inv_freq"))
+        }
+        compared.write(output, {str(run.path): run for run in opened}, spectra)
+    return opened, compared
 
 
 def compare(contenders: Mapping[str, Contender], keys: str | None = None) -> Compared:

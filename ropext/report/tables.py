@@ -29,7 +29,8 @@ def number(value: float, digits: int = 3) -> str:
         return "?"
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"
-    return f"{value:.{digits}f}" if abs(value) < 10000 else f"{value:.2e}"
+    text = f"{value:.{digits}f}" if abs(value) < 10000 else f"{value:.2e}"
+    return text if float(text) else text.removeprefix("-")
 
 
 def shown(value: Value | None, digits: int = 3, sign: bool = False) -> str:
@@ -37,7 +38,7 @@ def shown(value: Value | None, digits: int = 3, sign: bool = False) -> str:
     if value is None or value.n == 0:
         return NOTHING
     text = number(value.value, digits)
-    if sign and value.value > 0:
+    if sign and value.value > 0 and float(text):
         text = f"+{text}"
     if value.ci95 is not None:
         half = (value.ci95[1] - value.ci95[0]) / 2
@@ -122,6 +123,63 @@ def text_tables(results: Results) -> list[Table]:
         _positions(results),
     ]
     return [part for part in found if part is not None]
+
+
+def main_tables(results: Results) -> list[Table]:
+    """What a terminal shows of an evaluation: perplexity with the gain over truncation, retrieval.
+    The rest is in `evaluation_tables`."""
+    found = (_by_length(results), _by_task(results), harness_table(results))
+    return [own for own in found if own]
+
+
+def _by_length(results: Results) -> Table | None:
+    """A row per length and variant."""
+    rows, name = [], results["headline"]
+    for length in results["lengths"]:
+        first = length_text(length)
+        for label in results["variants"]:
+            values = metrics_of(results, label)
+            if (own := values.get(f"{name}@{length}")) is not None:
+                gain = shown(values.get(f"gain@{length}"), 4, sign=True)
+                rows.append((first, _row_name(results, label), number(own.value), gain))
+                first = ""
+    if not rows:
+        return None
+    what = {"tail": f"Perplexity of {tail_text(results['tail_tokens'], results['lengths'])}"}
+    return Table(
+        what.get(name, f"Perplexity, protocol {results['protocol']}"),
+        f"gain: nats a token over the base that sees its last {length_text(results['context'])} "
+        "tokens alone, paired by document, ± half the 95 % interval; below zero cutting the text "
+        "off is better",
+        ("length", "model", "perplexity", "gain"),
+        tuple(rows),
+    )
+
+
+def _by_task(results: Results) -> Table | None:
+    """A row per task and variant, a column per length."""
+    rows, asked = [], set[int]()
+    tasks = [task for own in results["variants"].values() for task in own["retrieval"]]
+    for task in dict.fromkeys(tasks):
+        first = task
+        for label, own in results["variants"].items():
+            if task in own["retrieval"]:
+                values = metrics_of(results, label)
+                found = [values.get(f"{task}@{length}") for length in results["lengths"]]
+                asked |= {value.n for value in found if value}
+                cells = [NOTHING if value is None else f"{value.value:.2f}" for value in found]
+                reach = length_text(int(values[f"effective_context.{task}"].value))
+                rows.append((first, _row_name(results, label, questions=True), *cells, reach))
+                first = ""
+    if not rows:
+        return None
+    return Table(
+        "Retrieval",
+        f"share of {' or '.join(map(str, sorted(asked)))} questions answered exactly; effective: "
+        "longest length at 85 % of the short score",
+        ("task", "model", *map(length_text, results["lengths"]), "effective"),
+        tuple(rows),
+    )
 
 
 def evaluation_tables(results: Results) -> list[Table]:
@@ -323,9 +381,12 @@ def _metric(name: str) -> str:
     return f"{task}@{length_text(int(length))}"
 
 
-def verdict_lines(results: Results) -> list[str]:
-    """What the numbers say, per variant."""
-    return [line for variant in results["variants"].values() for line in variant["verdicts"]]
+def verdict_lines(results: Results, label: str = "") -> list[str]:
+    """What the numbers say of one variant, or of each that was made to read further."""
+    own = results["variants"]
+    made = [name for name in own if own[name]["kind"] == "extended"]
+    wanted = [label] if label else made or [*own]
+    return [line for name in wanted for line in own[name]["verdicts"]]
 
 
 def ranking_text(

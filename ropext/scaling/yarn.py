@@ -105,7 +105,7 @@ def yarn(rope: Rope, target: int, knobs: YarnKnobs) -> Scaling:
 
 METHOD = Method(
     name="yarn",
-    summary="YaRN: fast pairs kept, slow ones interpolated, with a temperature; works untrained.",
+    summary="YaRN: fast pairs kept, slow ones interpolated, with a temperature.",
     paper="Peng et al. 2023, arXiv 2309.00071",
     carried="yarn",
     scale=yarn,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext.narration import Say, silent
+from ropext.options.fields import TextsOrPlace, as_place
 
 if TYPE_CHECKING:
     from ropext.training.finetune import Finetuned, PlannedFinetune
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 def run_finetune(
     directory: str | Path,
-    data: str,
+    data: TextsOrPlace,
     output: str | Path,
     *,
     force: bool = False,
@@ -37,13 +38,13 @@ def run_finetune(
 
         return FinetuneSession(planned, folder, Path(output), force, say).run()
 
-    prepare = partial(finetune.prepare, str(directory), data, Finetune(**options))
+    prepare = partial(finetune.prepare, str(directory), as_place(data), Finetune(**options))
     return run.train(prepare, finetune.plan, work, Path(output), say, force)
 
 
 def plan_finetune(
     directory: str | Path,
-    data: str,
+    data: TextsOrPlace,
     output: str | Path | None = None,
     *,
     force: bool = False,
@@ -53,13 +54,13 @@ def plan_finetune(
     from ropext.options.training import Finetune
     from ropext.training import finetune, run
 
-    prepare = partial(finetune.prepare, str(directory), data, Finetune(**options))
+    prepare = partial(finetune.prepare, str(directory), as_place(data), Finetune(**options))
     return run.dry_run(prepare, finetune.plan, output, force)
 
 
 def run_fit(
     model: str | Path,
-    data: str,
+    data: TextsOrPlace,
     output: str | Path,
     *,
     revision: str | None = None,
@@ -83,13 +84,15 @@ def run_fit(
         return FitSession(planned, folder, Path(output), force, say).run(command)
 
     with directory_of(str(model), say) as place:
-        prepare = partial(fit.prepare, place, data, Fit(**options), revision, named=str(model))
+        prepare = partial(
+            fit.prepare, place, as_place(data), Fit(**options), revision, named=str(model)
+        )
         return run.train(prepare, fit.plan, work, Path(output), say, force)
 
 
 def plan_fit(
     model: str | Path,
-    data: str,
+    data: TextsOrPlace,
     output: str | Path | None = None,
     *,
     revision: str | None = None,
@@ -102,5 +105,7 @@ def plan_fit(
     from ropext.training import fit, run
 
     with directory_of(str(model)) as place:
-        prepare = partial(fit.prepare, place, data, Fit(**options), revision, named=str(model))
+        prepare = partial(
+            fit.prepare, place, as_place(data), Fit(**options), revision, named=str(model)
+        )
         return run.dry_run(prepare, fit.plan, output, force)

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ropext import scaling
-from ropext.errors import UsageError
+from ropext.errors import UsageError, listed
 from ropext.lengths import length_text, octaves
 from ropext.planning import Plan
+from ropext.planning.plan import WRONG, newest
 from ropext.results.overlap import as_json, mark_of, marked
 from ropext.results.perplexity import Reading, by_position
 from ropext.results.values import FEWEST_DOCUMENTS, Value
@@ -26,15 +27,12 @@ if TYPE_CHECKING:
 Numbers = dict[str, dict[str, Any]]  # label -> values as JSON
 
 # The rows of a fine-tuning's table, and of a fit's.
-TUNED_ROWS = {
-    "base": "base, through its short window",
-    "untuned": "extended, not trained",
-    "control": "control: base trained on the same tokens, through its short window",
-    "tuned": "extended and trained",
-}
+TUNED_ROWS = {"base": "base", "untuned": "extended", "control": "control", "tuned": "tuned"}
 TRAINED = ("control", "tuned")
+# Up to here repeated text teaches nearly as much as new text (Muennighoff et al. 2023, figure 1).
+MANY_PASSES = 4
 FITTED = "fitted"  # its name in pictures and tables
-FIT_ROWS = {"base": "base, through its short window", "start": "{start}", "fitted": FITTED}
+FIT_ROWS = {"base": "base", "start": "{start}", "fitted": FITTED}
 BESIDE = ("pi", "ntk", "yarn")  # closed forms that a fit is shown beside
 
 
@@ -100,8 +98,18 @@ def _kept(options: "Training", context: int) -> list[str]:
 def passes_text(rows: "Rows") -> str:
     """How often the same text is read."""
     text = f"rows: {len(rows):,}, and the documents hold {rows.per_pass:,}"
+    if rows.passes <= 1:
+        return text
+    return f"{text}: the run goes through them {rows.passes:,.1f} times{too_often(rows)}"
+
+
+def too_often(rows: "Rows") -> str:
+    """The alarm where the same text is read more often than it teaches; "" elsewhere."""
+    if rows.passes <= MANY_PASSES:
+        return ""
     return (
-        text if rows.passes <= 1 else f"{text}: the run goes through them {rows.passes:.1f} times"
+        f". That is too often: from the {MANY_PASSES}th pass on the same text teaches ever less; "
+        "give fewer steps or more documents"
     )
 
 
@@ -120,9 +128,9 @@ def finetune_result(done: "Finetuned") -> str:
     target = done.planned.prepared.target
     early = ", stopped early: the best evaluated weights are kept" if done.stopped_early else ""
     lines = [f"wrote {done.output}: trained {done.steps} steps{early}"]
-    table = finetune_table(done.numbers, target, done.overlap)
+    table = finetune_table(done.numbers, target, done.overlap, "On held-out documents")
     if table is not None:
-        lines += ["", columns(table.header, table.rows), "", *verdict(done.numbers, target)]
+        lines += ["", as_text([table]), "", *verdict(done.numbers, target)]
     lines += [f"note: {note}" for note in done.notes]
     return "\n".join([*lines, "", f"next: ropext verify {done.output}"])
 
@@ -134,7 +142,11 @@ def finetune_table(
     if not numbers:
         return None
     mark = mark_of({"overlap": overlap})
-    header = ("", f"tail loss at {length_text(target)}", "95 % interval", "short tax")
+    header = ("", f"tail loss at {length_text(target)}", "against the base", "short tax")
+    note = "The base is read through its short window"
+    if "control" in numbers:
+        both = "Base and control (the base trained on the same tokens)"
+        note = f"{both} are read through the short window"
     rows = []
     for label, name in TUNED_ROWS.items():
         if label in numbers:
@@ -142,15 +154,25 @@ def finetune_table(
             tail, tax = values[f"tail_nll@{target}"], values.get("short_tax")
             shown = "" if label == "base" or tax is None else f"{tax['value']:+.4f}"
             name = marked(name, mark if label in TRAINED else "")
-            rows.append((name, f"{tail['value']:.4f}", _interval(tail), shown))
-    return Table(title, "", header, tuple(rows))
+            rows.append(
+                (
+                    name,
+                    f"{tail['value']:.4f}",
+                    "" if label == "base" else _behind(values, target),
+                    shown,
+                )
+            )
+    return Table(title, note, header, tuple(rows))
 
 
-def _interval(value: dict[str, Any]) -> str:
-    if value["ci95"]:
-        return f"{value['ci95'][0]:.4f} to {value['ci95'][1]:.4f}"
-    low, high = value.get("range") or (value["value"],) * 2
-    return f"{low:.4f} to {high:.4f} (range of {value['n']})"
+def _behind(values: Mapping[str, Any], target: int) -> str:
+    """Nats a token above the base on the same tokens, paired by document."""
+    gain = values.get(f"gain@{target}")
+    if gain is None:
+        return ""
+    if not gain["ci95"]:
+        return f"{-gain['value']:+.4f} ({gain['n']} documents)"
+    return f"{-gain['value']:+.4f} ±{(gain['ci95'][1] - gain['ci95'][0]) / 2:.4f}"
 
 
 def verdict(numbers: Numbers, target: int) -> list[str]:
@@ -162,18 +184,20 @@ def verdict(numbers: Numbers, target: int) -> list[str]:
         return [f"Fewer than {FEWEST_DOCUMENTS} documents give numbers, and no verdict."]
     base, tuned = tails["base"]["value"], tails["tuned"]["value"]
     line = (
-        f"At {length_text(target)} the trained model predicts the last tokens by "
-        f"{abs(base - tuned):.4f} nats a token {'better' if base > tuned else 'worse'} than the "
-        "base in its own window"
+        f"At {length_text(target)} the tuned model's loss on the last tokens is "
+        f"{_apart(tuned, base)} the base's in its own window"
     )
     if "control" not in tails:
         return [f"{line}; a part of any gain is adaptation to the text (--control measures it)."]
     control = tails["control"]["value"]
     return [
-        f"{line}, and by {abs(control - tuned):.4f} {'better' if control > tuned else 'worse'} "
-        f"than the control: the control's own gain of {base - control:.4f} is adaptation to the "
-        "text."
+        f"{line}, and {_apart(tuned, control)} the control's, which is {_apart(control, base)} "
+        "the base's by adaptation to the text alone."
     ]
+
+
+def _apart(one: float, other: float) -> str:
+    return f"{abs(one - other):.4f} nats a token {'below' if one < other else 'above'}"
 
 
 def finetune_story(done: "Finetuned") -> "Story":
@@ -252,6 +276,12 @@ def _losses_picture(done: "Finetuned") -> bytes:
     if done.evaluations:
         steps = [e["step"] for e in done.evaluations]
         values = [e["tail_nll"] for e in done.evaluations]
+        key = f"tail_nll@{done.planned.prepared.target}"
+        if "untuned" in done.numbers:  # before the first step
+            steps, values = [0, *steps], [done.numbers["untuned"][key]["value"], *values]
+        if "base" in done.numbers:
+            base = done.numbers["base"][key]["value"]
+            axis.axhline(base, label="base, in its window", **plots.REFERENCE)
         label = "tail loss, held-out documents"
         axis.plot(steps, values, "o-", color=plots.COLOURS[1], label=label)
     axis.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
@@ -319,6 +349,23 @@ def fit_result(done: "Fitted") -> str:
         f"next: ropext verify {done.output}",
     ]
     return "\n".join(lines)
+
+
+def readers_note(written: Plan, yarn: Plan | None, distance: float) -> str:
+    """Who no longer reads what is written, and what the narrower form would cost at most: a fit
+    within yarn begins at its closed form, which is `distance` above this one."""
+    lost = {own.loader: own.verdict for own in newest(written.readings) if own.verdict in WRONG}
+    if not lost:
+        return ""
+    said = ", ".join(f"{loader} ({verdict})" for loader, verdict in lost.items())
+    form = written.main.params["rope_type"]
+    text = f"not read as planned by {said}: it is written as {form}"
+    same = {own.loader for own in newest(yarn.readings) if own.verdict == "same"} if yarn else set()
+    gained = [loader for loader in lost if loader in same]
+    if form != "longrope" or not gained:
+        return text
+    cost = f"at most {distance:.4f} nats a token here" if distance > 0 else "nothing here"
+    return f"{text}; --within yarn is read by {listed(gained)} too, and costs {cost} (far half)"
 
 
 def _fit_summary(done: "Fitted") -> str:

@@ -613,7 +613,15 @@ class FitSession(Session):
                 f"{prepared.context} tokens, predicts the far half {behind.value:.4f} nats a token "
                 "better"
             )
-        fitted = self.readings.get(FITTED)
+        fitted, yarn = self.readings.get(FITTED), self.closed.get("yarn")
+        kept = fitted if verdict.kept == FITTED and fitted else self.readings[START]
+        readers = report.readers_note(
+            verdict.plan,
+            prepared.starts.get("yarn"),
+            0.0 if yarn is None else own.loss(yarn) - own.loss(kept),
+        )
+        if readers:
+            self.note(readers)
         change = None if fitted is None else own.change(fitted, self.readings[START])
         return Fitted(
             output=self.output,

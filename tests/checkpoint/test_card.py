@@ -154,7 +154,7 @@ def test_a_card_keeps_its_shape_whatever_is_put_in(text: str):
         warnings=(text,),
     )
     found = render(hostile)
-    assert set(front(found)) == {"base_model", "tags"}
+    assert set(front(found)) == {"base_model", "library_name", "tags"}
     body = split(found)[1]
     outside = re.sub(r"^(`{3,})sh\n.*?^\1$", "", body, flags=re.DOTALL | re.MULTILINE)
     assert "<script" not in outside

@@ -308,6 +308,34 @@ def test_an_extension_is_pushed_when_it_is_complete(hub, tmp_path):
     assert hub.private["org/long"] is True
 
 
+def test_a_dry_run_shows_the_files_and_the_card_without_a_token(tmp_path):
+    import ropext
+
+    ropext.extend("ropext://demo", tmp_path / "out", method="yarn", factor=2, prove=False)
+    card = tmp_path / "out/README.md"
+    before = card.read_text()
+    assert 'pipeline("text-generation", "out")' in before
+    found = ropext.push(tmp_path / "out", "org/name", dry_run=True)
+    assert (found.commit, found.changed) == (None, False)
+    assert found.files["model.safetensors"] == (tmp_path / "out/model.safetensors").stat().st_size
+    # The commands are those of the hub's name, and all else is as it was.
+    assert "vllm serve org/name --max-model-len 512" in found.card
+    assert "convert_hf_to_gguf.py --remote org/name --outfile name.gguf" in found.card
+    assert "--model-path out" not in found.card
+    head, _, tail = before.partition("### Serving")
+    assert found.card.startswith(head)
+    assert found.card.endswith(tail[tail.index("Written by ropext") :])
+    assert "library_name: transformers\npipeline_tag: text-generation\n" in found.card
+    # The demo's card has a license; a base on the hub it has not.
+    assert found.notes == ("the card names no base_model; --base-model ORG/NAME puts one in",)
+    told = ropext.push(
+        tmp_path / "out", "org/name", dry_run=True, license="a: b", base_model="org/base"
+    )
+    assert (told.notes, card.read_text()) == ((), before)
+    assert 'license: "a: b"\n' in told.card
+    assert "license: apache-2.0" not in told.card
+
+
 def test_figures_replace_an_older_index_and_leave_the_rest_of_the_card():
     text = "---\nlicense: mit\nmodel-index:\n- name: old\n  results: []\ntags:\n- a\n---\n\n# T\n"
     figure = Figure("books", "accuracy", "n: 1", 0.5)

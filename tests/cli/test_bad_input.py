@@ -166,7 +166,17 @@ def test_a_reader_that_had_enough_is_no_error(llama):
 
 
 def test_options_are_not_dropped_on_an_extended_directory(ropext, refused, llama, tmp_path):
-    words = ["extend", llama, "--factor", 4, "-o", tmp_path / "out", "--no-verify"]
+    words = [
+        "extend",
+        llama,
+        "--method",
+        "yarn",
+        "--factor",
+        4,
+        "-o",
+        tmp_path / "out",
+        "--no-verify",
+    ]
     assert ropext(*words)[0] == 0
     assert "extended from 128 by yarn" in ropext("plan", tmp_path / "out")[1]
     assert "say how far" in refused("plan", tmp_path / "out", "--method", "pi")

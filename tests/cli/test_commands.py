@@ -47,7 +47,7 @@ def test_plan_json_is_one_document_and_changes_nothing(ropext, llama):
     code, out, _ = ropext("plan", llama, "--factor", 4, "--json")
     assert code == 0
     data = json.loads(out)
-    assert (data["context"], data["target"], data["method"]) == (128, 512, "yarn")
+    assert (data["context"], data["target"], data["method"]) == (128, 512, "llama3")
     assert data["config"]["rope_parameters"]["factor"] == 4.0
     assert tree(llama) == before
 
@@ -215,7 +215,7 @@ def test_the_plan_groups_loaders_by_the_nearest_form_they_read(ropext, tmp_path)
     lines = [line.split("  ") for line in out.splitlines() if "--from-original --target" in line]
     groups = {line[1]: line[-1].strip() for line in lines if line[0] == ""}
     # The factor would count from 16 tokens there, so the target is named.
-    assert "llama.cpp" in groups["--from-original --target 512 --method yarn"]
+    assert "llama.cpp" in groups["--from-original --target 512 --method llama3"]
     assert groups["--from-original --target 512 --method ntk"] == "ctranslate2"
 
 

@@ -188,23 +188,6 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch):
         assert (folder / "model-4x/config.json").exists()
 
 
-def test_the_guide_names_every_public_function():
-    import ropext
-
-    section = (ROOT / "docs/guide.md").read_text("utf-8").split("\n## Python\n")[1]
-    names = [name for name in ropext.__all__ if name != "__version__"]
-    assert [name for name in names if f"`{name}(" not in section] == []
-
-
-@pytest.mark.slow
-def test_the_guides_python_runs(tmp_path, monkeypatch):
-    text = (ROOT / "docs/guide.md").read_text("utf-8")
-    (block,) = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
-    monkeypatch.chdir(tmp_path)
-    exec(block, {})
-    assert (tmp_path / "run/results.json").exists()
-
-
 @pytest.mark.slow
 def test_the_guide_runs_as_it_stands(ropext, tmp_path, monkeypatch):
     make_llama(tmp_path / "model")

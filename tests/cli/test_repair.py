@@ -100,7 +100,9 @@ def test_of_two_spellings_by_layer_type_the_trusted_one_is_written(trust, factor
 
 def test_in_a_directory_with_a_record_the_record_decides(ropext, llama, tmp_path):
     out = tmp_path / "out"
-    assert ropext("extend", llama, "--factor", 4, "-o", out, "--no-verify")[0] == 0
+    assert (
+        ropext("extend", llama, "--method", "yarn", "--factor", 4, "-o", out, "--no-verify")[0] == 0
+    )
     right = (out / "config.json").read_bytes()
     edit(out, rope_scaling=OLD | {"factor": 2.0})
     with pytest.raises(UsageError, match="which decides"):

@@ -18,7 +18,9 @@ def extended(ropext, llama, tmp_path, monkeypatch):
     )  # fmt: skip
     monkeypatch.setattr(proof, "prove", lambda *_, **__: proved)
     out = tmp_path / "out"
-    assert ropext("extend", llama, "--factor", 4, "-o", out, "--no-verify")[0] == 0
+    assert (
+        ropext("extend", llama, "--method", "yarn", "--factor", 4, "-o", out, "--no-verify")[0] == 0
+    )
     return out
 
 

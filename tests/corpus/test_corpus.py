@@ -20,7 +20,9 @@ from ropext.corpus import (
     read_documents,
     split_documents,
 )
-from ropext.errors import InputError
+from ropext.errors import InputError, UsageError
+from ropext.options.evaluate import Evaluate
+from ropext.options.fields import as_place
 
 
 @pytest.fixture(scope="module")
@@ -360,3 +362,29 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     (tmp_path / "b.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "hello"}\r\n{"text": "again"}\r\n')
     found = [document.content for document in read_documents(Source(str(tmp_path)))]
     assert found == ["hello", "hello", "again"]
+
+
+def test_texts_that_python_holds_are_documents_like_those_of_a_file(tmp_path):
+    import datasets
+
+    contents = texts(3)
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": own, "n": 1}) + "\n" for own in contents))
+    expected = [own.content for own in read_documents(Source(str(path)))]
+    rows = datasets.Dataset.from_dict({"text": contents, "n": [1, 2, 3]})
+    for given in (contents, tuple(contents), rows, (own for own in contents)):
+        source = Source(as_place(given))
+        assert not source.is_streamed
+        found = list(read_documents(source))
+        assert [own.content for own in found] == expected
+        assert found[0].name == "texts:1"
+    named = Source(as_place(rows.rename_column("text", "body")), column="body")
+    assert [own.content for own in read_documents(named)] == expected
+    with pytest.raises(InputError, match="--data texts holds no document"):
+        list(read_documents(Source(as_place([]))))
+    with pytest.raises(InputError, match="no column text or messages"):
+        list(read_documents(Source(as_place([{"n": 1}]))))
+    with pytest.raises(UsageError, match="--data must be a text"):
+        Evaluate(data=3)
+    assert Evaluate(data=tmp_path).data == str(tmp_path)
+    assert Evaluate(data=contents).data.rows is contents

@@ -43,10 +43,28 @@ def evaluated(runs, *more, capsys):
 def test_stdout_is_the_result_and_stderr_the_narration(runs, capsys):
     code, said = evaluated(runs, capsys=capsys)
     assert code == 0
-    assert said.out.startswith("Tail perplexity: the last 16 tokens before each length\n")
+    assert said.out.startswith("Perplexity of the last 16 tokens before each length\n")
     assert "Truncation beats" in said.out
     assert "36 finished pieces were found" in said.err
     assert "report.html" in said.err
+
+
+def test_a_terminal_shows_one_table_of_lengths_and_the_rest_when_asked(runs, capsys):
+    printed = evaluated(runs, capsys=capsys)[1].out
+    assert printed.count("\n\n") == 1  # a table, then what it says
+    lines = [line.split() for line in printed.splitlines()]
+    results = json.loads((runs / "one" / "results.json").read_text())
+    own = results["variants"]["pi-4x"]["metrics"]
+    shown = next(line for line in lines[::-1] if line[:1] == ["pi-4x"])
+    assert float(shown[1]) == pytest.approx(own["tail@256"]["value"], abs=1e-3)
+    assert float(shown[2]) == pytest.approx(own["gain@256"]["value"], abs=1e-4)
+    assert [line[1] for line in lines if line[:1] == ["64"]] == ["base"]
+    assert "Truncation beats pi-4x" in printed
+    assert "Truncation beats untouched" not in printed
+    every = evaluated(runs, "--full", capsys=capsys)[1].out
+    for title in ("Cumulative perplexity", "Bits per byte", "NLL by position", "effective"):
+        assert title in every
+        assert title not in printed
 
 
 def test_json_is_one_document_and_what_the_file_holds(runs, capsys):

@@ -86,13 +86,17 @@ def test_in_memory_equals_the_saved_extension_and_its_recorded_base(place, whole
     saved = place / "saved"
     ropext.extend(str(place / "model"), saved, method="yarn", factor=4.0, prove=False)
     done = evaluate(str(saved), **asked(place, method=None, factor=None))
-    assert list(done.results["variants"]) == ["base", "yarn-4x"]
+    assert list(done.results["variants"]) == ["base", "untouched", "extended"]
     for name in ("tail@256", "short_tax", "gain@128", "copy_nll@256"):
         expected = metric(whole, "yarn-4x", name)
-        assert metric(done, "yarn-4x", name) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+        assert metric(done, "extended", name) == pytest.approx(expected, rel=1e-5, abs=1e-6)
     assert metric(done, "base", "tail@256") == pytest.approx(
         metric(whole, "base", "tail@256"), rel=1e-5
     )
+    # The base beyond its window, and its answers, are those of the model before extension.
+    for name in ("tail@256", "gain@128", "copy@256"):
+        expected = metric(whole, "untouched", name)
+        assert metric(done, "untouched", name) == pytest.approx(expected, rel=1e-5, abs=1e-6)
     assert done.results["context"] == CONTEXT
 
 
@@ -107,13 +111,13 @@ def without_record(place, tmp_path, method):
 def test_what_was_scaled_before_is_not_compared_with_itself(place, tmp_path):
     lost = without_record(place, tmp_path, "yarn")
     found = line_up(lost, None, Evaluate(data="any"))
-    assert [own.label for own in found.variants] == ["yarn-4x"]
+    assert [own.label for own in found.variants] == ["extended"]
     assert (found.context, found.limit) == (CONTEXT, 4 * CONTEXT)
     (warning,) = found.warnings
     assert "scaled 4x from 64 by its config; no record" in warning
     assert "--base MODEL" in warning
     found = line_up(lost, None, Evaluate(data="any", base=str(place / "model")))
-    assert [own.label for own in found.variants] == ["base", "yarn-4x"]
+    assert [own.label for own in found.variants] == ["base", "untouched", "extended"]
     assert found.variants[0].snapshot.directory == place / "model"
     assert (found.context, found.warnings) == (CONTEXT, ())
     found = line_up(lost, None, Evaluate(data="any", context=4 * CONTEXT))
@@ -128,7 +132,7 @@ def test_weights_saved_from_memory_are_compared_with_those_they_came_from(place,
     model = AutoModelForCausalLM.from_pretrained(place / "model")
     ropext.save(ropext.patch(model, method="yarn", factor=4.0), tmp_path / "saved")
     found = line_up(str(tmp_path / "saved"), None, Evaluate(data="any"))
-    assert [own.label for own in found.variants] == ["base", "yarn-4x"]
+    assert [own.label for own in found.variants] == ["base", "untouched", "extended"]
     assert found.variants[0].snapshot.directory == place / "model"
 
 

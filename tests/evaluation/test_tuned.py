@@ -45,12 +45,12 @@ def test_a_tuned_checkpoint_and_its_base(place):
             eval_documents=2, **TRAINING,
         )  # fmt: skip
     found = read(place / "tuned", place)
-    assert list(found.results["variants"]) == ["base", "yarn-4x-tuned"]
+    assert list(found.results["variants"]) == ["base", "untouched", "tuned"]
     model = read(place / "model", place)
     untuned = read(place / "extended", place)
     # The base is the model before its extension, not the tuned weights in another rotation.
     assert numbers(found, "base") == pytest.approx(numbers(model, "base"), rel=1e-5)
-    tails = [numbers(found, "yarn-4x-tuned"), numbers(untuned, "yarn-4x")]
+    tails = [numbers(found, "tuned"), numbers(untuned, "extended")]
     assert tails[0]["tail_nll@256"] < tails[1]["tail_nll@256"]
     # Named by hand it is the same.
     named = read(place / "tuned", place, base=str(place / "model"))
@@ -60,8 +60,8 @@ def test_a_tuned_checkpoint_and_its_base(place):
     shutil.move(place / "model", place / "moved")
     heard = []
     alone = read(place / "tuned", place, hooks=Hooks(say=heard.append))
-    assert list(alone.results["variants"]) == ["yarn-4x-tuned"]
-    assert "gain@256" not in numbers(alone, "yarn-4x-tuned")
+    assert list(alone.results["variants"]) == ["tuned"]
+    assert "gain@256" not in numbers(alone, "tuned")
     assert any("name it with --base MODEL" in line for line in heard)
     shutil.move(place / "moved", place / "model")
 
@@ -74,4 +74,4 @@ def test_a_fitted_spectrum_left_the_weights_alone(place):
     provenance.write(replace(record, more={"fit": {"steps": 1}}), fitted)
     found, expected = read(fitted, place), read(place / "extended", place)
     assert numbers(found, "base") == numbers(expected, "base")
-    assert numbers(found, "yarn-4x-fitted") == numbers(expected, "yarn-4x")
+    assert numbers(found, "fitted") == numbers(expected, "extended")

@@ -92,6 +92,51 @@ def test_fewer_than_eight_documents_give_no_verdict():
     assert "nats a token" in report.verdict(numbers, 256)[0]
 
 
+def test_the_table_sets_each_model_against_the_base_paired_by_document():
+    def values(tail, gain, half):
+        said = {"value": gain, "ci95": [gain - half, gain + half] if half else None, "n": 8}
+        wide = {"value": tail, "ci95": [tail - 1, tail + 1], "n": 8}
+        return {"tail_nll@256": wide, "gain@256": said, "short_tax": {"value": 0.01}}
+
+    numbers = {"base": values(2.0, 0.0, 0.1), "untuned": values(2.3, -0.3, 0.02)}
+    numbers |= {"control": values(1.95, 0.05, 0.03), "tuned": values(1.875, 0.125, None)}
+    table = report.finetune_table(numbers, 256, None)
+    assert [row[0] for row in table.rows] == ["base", "extended", "control", "tuned"]
+    assert [row[2] for row in table.rows] == [
+        "", "+0.3000 ±0.0200", "-0.0500 ±0.0300", "-0.1250 (8 documents)",
+    ]  # fmt: skip
+    (said,) = report.verdict(numbers, 256)
+    assert said == (
+        "At 256 the tuned model's loss on the last tokens is 0.1250 nats a token below the base's "
+        "in its own window, and 0.0750 nats a token below the control's, which is 0.0500 nats a "
+        "token below the base's by adaptation to the text alone."
+    )
+
+
+def test_more_passes_than_teach_raise_an_alarm():
+    assert report.too_often(SimpleNamespace(passes=4)) == ""
+    said = report.too_often(SimpleNamespace(passes=11377))
+    assert "too often" in said
+    assert "fewer steps or more documents" in said
+
+
+def test_a_fit_says_who_no_longer_reads_it_and_what_the_narrower_form_costs():
+    factors = [1.0 + 0.2 * pair for pair in range(16)]
+    written = ropext.plan("ropext://demo", method="longrope", factor=4, pair_factors=factors)
+    yarn = ropext.plan("ropext://demo", method="yarn", factor=4)
+    said = report.readers_note(written, yarn, 0.0486)
+    assert said.startswith("not read as planned by ")
+    for loader in ("llama.cpp", "ctranslate2"):
+        assert loader in said.partition(": it is written as longrope")[0]
+    again = said.partition("--within yarn is read by ")[2]
+    assert "llama.cpp" in again
+    assert "ctranslate2" not in again
+    assert again.endswith("too, and costs at most 0.0486 nats a token here (far half)")
+    assert report.readers_note(written, None, 0.0).endswith("it is written as longrope")
+    plain = ropext.plan("ropext://demo", method="ntk", factor=4)
+    assert report.readers_note(plain, yarn, 0.0) == ""
+
+
 def test_a_run_that_nobody_said_how_long_to_make_reads_its_data_twice_at_most(extended, stories):
     short = {name: own for name, own in RUN.items() if name not in ("steps", "batch_tokens")}
     planned = plan_finetune(extended, str(stories), **short)

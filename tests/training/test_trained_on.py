@@ -56,14 +56,14 @@ def test_training_on_what_is_measured_on_is_told_everywhere(tuned):
     done, output, told = tuned
     mark = "8 of 8 trained on"
     assert any("8 of 8 documents were trained on, whole or in part" in line for line in told)
-    assert f"extended and trained ({mark})" in report.finetune_result(done)
+    assert f"tuned ({mark})" in report.finetune_result(done)
     assert done.to_json()["overlap"]["trained_on"] == 8
     section = json.loads((output / "ropext.json").read_text())["finetune"]
     assert section["overlap"]["mark"] == mark
     card = (output / "README.md").read_text()
     assert "that were not trained on" not in card
     assert "documents of which 8 of 8 were trained on" in card
-    assert f"extended and trained ({mark})" in card
+    assert f"tuned ({mark})" in card
     assert {own.dataset for own in figures(output)} == {"documents of which 8 of 8 were trained on"}
 
 
@@ -151,8 +151,8 @@ def test_a_fit_keeps_what_it_was_fitted_on_and_a_finetune_after_it_tells(
     record = json.loads((output / "ropext.json").read_text())
     assert record["fit"]["overlap"]["mark"] == ""
     found = read(output, str(stories), max_docs=1000).results["variants"]
-    assert found["pi-4x-fitted"]["overlap"]["documents"] == 24
-    assert found["pi-4x-fitted"]["overlap"]["trained_on"] == record["trained_on"]["documents"] == 18
+    assert found["fitted"]["overlap"]["documents"] == 24
+    assert found["fitted"]["overlap"]["trained_on"] == record["trained_on"]["documents"] == 18
     assert found["base"]["overlap"] is None  # its spectrum was fitted on nothing
     planned = plan_finetune(output, data["new"], evaluate=data["again"], **RUN)
     held = {f"stories.jsonl:{number}" for number in range(1, 9)} & set(record["fit"]["judging"])

@@ -1,0 +1,47 @@
+"""The public functions with all their options; written by scripts/make_signatures.py."""
+# fmt: off
+# ruff: noqa
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+from pathlib import Path
+from ropext.checkpoint.push import Pushed
+from ropext.evaluation.session import Evaluation
+from ropext.inspecting import Inspection
+from ropext.narration import Hooks
+from ropext.narration import SILENT
+from ropext.narration import Say
+from ropext.narration import Show
+from ropext.narration import silent
+from ropext.narration import unseen
+from ropext.options.fields import Link
+from ropext.options.fields import TextsOrPlace
+from ropext.patching import Model
+from ropext.pipeline.extending import Extended
+from ropext.pipeline.job import Recipe
+from ropext.pipeline.outcome import Ran
+from ropext.planning import Plan
+from ropext.report.evaluation import Compared
+from ropext.results.gates import Gate
+from ropext.training.finetune import Finetuned
+from ropext.training.fit import Fitted
+from ropext.verifying import Verification
+from typing import Any
+from typing import Literal
+import os
+import sys
+
+__version__: str
+
+def compare(*runs: str | Path, output: str | Path | None=None) -> Compared: ...
+def evaluate(model: str | Path, output: str | Path | None=None, *, hooks: Hooks=SILENT, revision: str | None=None, trust_remote_code: bool=False, force: bool=False, gates: Sequence[Gate]=(), column: str | None=None, split: str='test', data_revision: str | None=None, split_documents: str | None=None, max_docs: int=32, pack: bool=False, dtype: Literal['auto', 'float32', 'bfloat16', 'float16']='auto', device: str='auto', device_map: str | None=None, attn_implementation: str | None=None, chunk: int | None=None, slice_memory: int=256, seed: int=0, data: TextsOrPlace | None=None, lengths: str | Sequence[int | str]=(), tasks: str | Sequence[str]=(), depths: str | Sequence[float]=(0.0, 0.25, 0.5, 0.75, 1.0), items: int=4, haystack: Literal['repeat', 'noise', 'text']='repeat', passages: str | Path | None=None, chat: bool=False, protocol: Literal['ropext', 'yarn', 'hf-stride']='ropext', lm_eval: str | Sequence[str]=(), method: str | Sequence[str]=(), factor: str | Sequence[float]=(), context: int | None=None, base: str | None=None, adapter: str | None=None) -> Evaluation: ...
+def extend(model: str | Path, output: str | Path, *, revision: str | None=None, link: Link='copy', force: bool=False, prove: bool=True, hash_weights: bool=False, trust_remote_code: bool=False, command: Sequence[str]=(), say: Say=silent, factor: float | None=None, target: int | None=None, context: int | None=None, original_context: int | None=None, from_original: bool=False, for_loaders: str | Sequence[str]=(), even_so: bool=False, method: str | None=None, attention_factor: float | None=None, temperature: float | None=None, like: str | None=None, finetune: str | None=None, theta: float | None=None, beta_fast: float | None=None, beta_slow: float | None=None, low_freq_factor: float | None=None, high_freq_factor: float | None=None, truncate: bool | None=None, pair_factors: str | Sequence[float] | None=None, short_pair_factors: str | Sequence[float] | None=None) -> Extended: ...
+def finetune(directory: str | Path, data: TextsOrPlace, output: str | Path, *, force: bool=False, say: Say=silent, steps: int | None=None, batch_tokens: int | None=None, micro_rows: int | None=None, learning_rate: float | None=None, retrieval_share: float=0.0, packing: Literal['documents', 'glued']='documents', strategy: Literal['full', 'pose']='full', window: int | None=None, keep_short: int=0, eval_every: int | None=None, column: str | None=None, split: str | None=None, split_documents: str | None=None, seed: int=0, dtype: Literal['auto', 'float32', 'bfloat16']='auto', device: Literal['auto', 'cpu', 'cuda']='auto', attn_implementation: str | None=None, report_to: str='none', ignore_memory: bool=False, link: Literal['copy', 'hard', 'symlink']='copy', epochs: float | None=None, warmup: int | None=None, schedule: Literal['linear', 'constant', 'cosine'] | None=None, rank: int | None=None, alpha: int | None=None, dropout: float=0.0, targets: str | Sequence[str]=(), train_norms: bool=False, train_embeddings: bool=False, train_spectrum: bool=False, qlora: bool=False, hold: float=0.0, control: bool=False, evaluate: TextsOrPlace | None=None, eval_documents: int=8, patience: int=3, save_every: int | None=None) -> Finetuned: ...
+def fit(model: str | Path, data: TextsOrPlace, output: str | Path, *, revision: str | None=None, force: bool=False, command: Sequence[str]=(), say: Say=silent, factor: float | None=None, target: int | None=None, context: int | None=None, original_context: int | None=None, from_original: bool=False, for_loaders: str | Sequence[str]=(), even_so: bool=False, steps: int=40, batch_tokens: int=8192, micro_rows: int | None=None, learning_rate: float | None=None, retrieval_share: float=0.2, packing: Literal['documents', 'glued']='documents', strategy: Literal['full', 'pose']='full', window: int | None=None, keep_short: int=0, eval_every: int | None=None, column: str | None=None, split: str | None=None, split_documents: str | None=None, seed: int=0, dtype: Literal['auto', 'float32', 'bfloat16']='auto', device: Literal['auto', 'cpu', 'cuda']='auto', attn_implementation: str | None=None, report_to: str='none', ignore_memory: bool=False, link: Literal['copy', 'hard', 'symlink']='copy', within: Literal['longrope', 'yarn', 'ntk'] | None=None, start: str | None=None, search: bool=False, ceiling: float=4.0, retrieval_items: int=40, held_out: int=16) -> Fitted | None: ...
+def inspect(model: str | Path, *, factor: float | None=None, target: int | None=None, context: int | None=None, original_context: int | None=None, revision: str | None=None) -> Inspection: ...
+def patch(model: Model, *, factor: float | None=None, target: int | None=None, context: int | None=None, original_context: int | None=None, from_original: bool=False, for_loaders: str | Sequence[str]=(), even_so: bool=False, method: str | None=None, attention_factor: float | None=None, temperature: float | None=None, like: str | None=None, finetune: str | None=None, theta: float | None=None, beta_fast: float | None=None, beta_slow: float | None=None, low_freq_factor: float | None=None, high_freq_factor: float | None=None, truncate: bool | None=None, pair_factors: str | Sequence[float] | None=None, short_pair_factors: str | Sequence[float] | None=None) -> Model: ...
+def plan(model: str | Path, *, revision: str | None=None, factor: float | None=None, target: int | None=None, context: int | None=None, original_context: int | None=None, from_original: bool=False, for_loaders: str | Sequence[str]=(), even_so: bool=False, method: str | None=None, attention_factor: float | None=None, temperature: float | None=None, like: str | None=None, finetune: str | None=None, theta: float | None=None, beta_fast: float | None=None, beta_slow: float | None=None, low_freq_factor: float | None=None, high_freq_factor: float | None=None, truncate: bool | None=None, pair_factors: str | Sequence[float] | None=None, short_pair_factors: str | Sequence[float] | None=None) -> Plan: ...
+def push(directory: str | Path, repository: str, *, public: bool=False, results: Sequence[str | Path]=(), license: str | None=None, base_model: str | None=None, force: bool=False, dry_run: bool=False, bars: bool=False, say: Say=silent) -> Pushed: ...
+def run(recipe: str | Path | Mapping[str, Any] | Recipe, output: str | Path | None=None, *, overrides: Sequence[str]=(), begin: str | None=None, only: str | None=None, force: bool=False, command: Sequence[str]=(), say: Say=silent, show: Show=unseen) -> Ran: ...
+def save(model: Any, directory: str | os.PathLike[str]) -> Path: ...
+def verify(directory: str | Path, *, against: str | None=None, deep: bool=False, record: bool=False, endpoint: str | None=None, run: Sequence[str]=(), python: str=sys.executable, converter: Path | None=None, trust_remote_code: bool=False, say: Say=silent, show: Show=unseen, **loading: Any) -> Verification: ...

@@ -1,0 +1,122 @@
+"""Write ropext/__init__.pyi: the public functions as editors and mypy see them, with all options.
+
+    python scripts/make_signatures.py
+
+What stands in a function's own source is taken as it is; the options of its **options follow from
+their class. One line holds one function. A test checks that the file is what this writes.
+"""
+
+import ast
+import inspect
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import ropext
+from ropext.evaluation.session import evaluate
+from ropext.options.evaluate import Evaluate
+from ropext.options.extend import Extend
+from ropext.options.fields import Key, keys
+from ropext.options.training import Finetune, Fit
+
+PATH = Path(ropext.__file__).with_suffix(".pyi")
+HEAD = """\
+\"\"\"The public functions with all their options; written by scripts/make_signatures.py.\"\"\"
+# fmt: off
+# ruff: noqa
+"""
+OPTIONS = {
+    "evaluate": Evaluate, "extend": Extend, "finetune": Finetune, "fit": Fit, "patch": Extend,
+    "plan": Extend,
+}  # fmt: skip
+# Of the functions that take the arguments of another.
+PASSED_ON = {"evaluate": (evaluate, ("revision", "trust_remote_code", "force", "gates"))}
+ALWAYS = {
+    "Literal": "from typing import Literal",
+    "Sequence": "from collections.abc import Sequence",
+    "TextsOrPlace": "from ropext.options.fields import TextsOrPlace",
+    "Gate": "from ropext.results.gates import Gate",
+}
+
+
+def imports_of(module: ModuleType, tree: ast.Module) -> dict[str, str]:
+    """Name -> the import that gives it, those of TYPE_CHECKING too, and what the module defines."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {own.name: f"import {own.name}" for own in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {own.name: f"from {node.module} import {own.name}" for own in node.names}
+    for node in tree.body:
+        names = [node.name] if isinstance(node, ast.ClassDef) else []
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            names = [node.targets[0].id]
+        found |= {name: f"from {module.__name__} import {name}" for name in names}
+    return found
+
+
+def of_python(key: Key) -> str:
+    """One option, as what a caller may give."""
+    kind = f"Literal{list(key.choices)}" if key.choices else key.item.__name__
+    if key.is_list:
+        kind = f"str | Sequence[{'int | str' if key.field == 'lengths' else kind}]"
+    elif key.field in ("data", "evaluate"):
+        kind = "TextsOrPlace"
+    elif key.place:
+        kind = "str | Path"
+    none = " | None" if key.default is None else ""
+    return f"{key.field}: {kind}{none}={key.default!r}"
+
+
+def definition(own: Any) -> tuple[ModuleType, ast.Module, ast.FunctionDef]:
+    module = import_module(own.__module__)
+    tree = ast.parse(inspect.getsource(module))
+    nodes = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return module, tree, next(node for node in nodes if node.name == own.__name__)
+
+
+def arguments_of(name: str, node: ast.FunctionDef) -> str:
+    """As they stand, the options spelled out."""
+    if name not in OPTIONS:
+        return ast.unparse(node.args)
+    node.args.kwarg = None
+    parts = [ast.unparse(node.args), *([] if node.args.kwonlyargs else ["*"])]
+    stated = {arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)}
+    if name in PASSED_ON:
+        other, wanted = PASSED_ON[name]
+        args = definition(other)[2].args
+        pairs = zip(args.kwonlyargs, args.kw_defaults, strict=True)
+        parts += [f"{ast.unparse(a)}={ast.unparse(d)}" for a, d in pairs if d and a.arg in wanted]
+    return ", ".join(
+        [*parts, *(of_python(k) for k in keys(OPTIONS[name]) if k.field not in stated)]
+    )
+
+
+def function(name: str) -> tuple[str, set[str]]:
+    """One function, and the imports it takes."""
+    module, tree, node = definition(getattr(ropext, name))
+    for arg in (*node.args.args, *node.args.kwonlyargs):
+        if isinstance(arg.annotation, ast.Constant):  # a name in quotes
+            arg.annotation = ast.parse(arg.annotation.value, mode="eval").body
+    arguments = arguments_of(name, node)
+    returns = ast.unparse(node.returns).strip("'") if node.returns else "None"
+    text = f"def {name}({arguments}) -> {returns}: ..."
+    used = {own.id for own in ast.walk(ast.parse(text)) if isinstance(own, ast.Name)}
+    known = imports_of(module, tree) | ALWAYS
+    return text, {known[own] for own in used if own in known}
+
+
+def stub() -> str:
+    """The whole file."""
+    made = [function(name) for name in ropext.__all__ if name != "__version__"]
+    imports = sorted({line for _, lines in made for line in lines})
+    return "\n".join([HEAD, *imports, "", "__version__: str", "", *(text for text, _ in made), ""])
+
+
+def main() -> None:
+    PATH.write_text(stub(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
