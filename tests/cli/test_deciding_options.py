@@ -289,6 +289,7 @@ MORE = {
     "evaluate": {"split": "other", "data_revision": "v1", "lm_eval": "arc_easy"},
 }
 MORE["evaluate"] |= {"device_map": "auto", "fail_if": "tail@512>100"}
+MORE["evaluate"] |= {"chat": "--tasks vt", "passages": "own.jsonl --tasks qa_1"}
 OF_THE_RUN = {"eval": {"method", "factor", "base"}, "fit": {"factor", "target", "context"}}
 # A run takes a checkpoint's training as one piece: these begin it anew, where `finetune` and `fit`
 # would go on with it.
