@@ -3,9 +3,9 @@
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropext.files import write_bytes
 from ropext.lengths import octaves
@@ -13,11 +13,13 @@ from ropext.report import html, plots, tables
 from ropext.report.plots import BASE, Curve, Style
 from ropext.results import comparison, rundir
 from ropext.results.comparison import Comparison, Contender, difference
-from ropext.results.keys import Keys, key_tokens
 from ropext.results.perplexity import Frame, Reading
 from ropext.results.retrieval import heat_map
 from ropext.results.values import Value
 from ropext.table import Table
+
+if TYPE_CHECKING:
+    from ropext.results.keys import Keys
 
 Pictures = dict[str, tuple[str, bytes]]  # file name -> caption, PNG
 PARTS = 4  # steps of an octave in the pictures
@@ -176,7 +178,7 @@ class Compared:
     text: Comparison | None
     items: Mapping[str, Mapping[str, Value]]  # of answers, against `asked`
     asked: str  # the first that was asked any question; the base is asked none
-    keys: Keys | None = None
+    keys: "Keys | None" = None
 
     @property
     def tables(self) -> list[Table]:
@@ -245,8 +247,12 @@ def compare(contenders: Mapping[str, Contender], keys: str | None = None) -> Com
         own.label: comparison.item_differences(own.items, asked[0].items, asked[0].frame.bootstrap)
         for own in asked[1:]
     }
-    found = key_tokens(contenders, keys) if keys is not None else None
-    return Compared(contenders, text, items, asked[0].label if asked else "", found)
+    compared = Compared(contenders, text, items, asked[0].label if asked else "")
+    if keys is None:
+        return compared
+    from ropext.results.keys import key_tokens
+
+    return replace(compared, keys=key_tokens(contenders, keys))
 
 
 def _difference_picture(

@@ -9,13 +9,13 @@ from ropext.lengths import length_text
 from ropext.options.extend import Extend
 from ropext.options.fields import flag, keys
 from ropext.results.comparison import Comparison, Ranking, Standing
-from ropext.results.keys import Keys
 from ropext.results.overlap import mark_of, marked
 from ropext.results.values import Value
 from ropext.table import Table, as_text
 from ropext.tasks import RULER, THIRTEEN, find_task
 
 if TYPE_CHECKING:
+    from ropext.results.keys import Keys
     from ropext.planning import Plan
 
 Results = Mapping[str, Any]
@@ -343,7 +343,7 @@ def comparison_tables(compared: Comparison) -> list[Table]:
     ]
 
 
-def keys_table(found: Keys) -> Table:
+def keys_table(found: "Keys") -> Table:
     """Loss on key tokens beside that on all."""
     rows = [
         (label + ("*" if label == found.reference else ""), *(shown(own) for own in both))
