@@ -15,8 +15,8 @@ from ropext.table import Table, as_text
 from ropext.tasks import RULER, THIRTEEN, find_task
 
 if TYPE_CHECKING:
-    from ropext.results.keys import Keys
     from ropext.planning import Plan
+    from ropext.results.keys import Keys
 
 Results = Mapping[str, Any]
 RULERS = "in ropext's words and texts: not comparable with published RULER scores"
