@@ -5,6 +5,7 @@ context equals that of stock transformers on the extended directory to 4 digits,
 file is far off; a 20-GB file is extended in at most 1.1 times the time of `cp` and in under 100 MB.
 
     python benchmarks/gguf.py forms --engine PYTHON_WITH_LLAMA_CPP [--documents 4]
+    python benchmarks/gguf.py real --engine PYTHON --model Q4_1.gguf --text BOOK.txt [--like FITTED]
     python benchmarks/gguf.py copy [--gigabytes 20 --filled 2 --rounds 3] [--room DIR]
 """
 
@@ -116,6 +117,36 @@ def forms(engine: str, count: int) -> None:
             assert abs(one / two - 1) < 5e-4, (name, one, two)
 
 
+def real(engine: str, model: Path, text: Path, tokens: int, like: Path | None) -> None:
+    """A quantised file in llama.cpp beside its dequantised weights in transformers: the last 2,048
+    tokens of one text, inside the window and at its end."""
+    from transformers import AutoTokenizer
+
+    from ropext.inspecting import inspect
+    from ropext.proof.dequantising import directory_of
+
+    context = inspect(str(model)).model.context
+    with tempfile.TemporaryDirectory() as folder, directory_of(str(model)) as untouched:
+        files = {"untouched": model, "yarn": Path(folder, "yarn.gguf")}
+        ropext.extend(str(model), files["yarn"], target=tokens, method="yarn")
+        if like is not None:
+            files["fitted"] = Path(folder, "fitted.gguf")
+            ropext.extend(str(model), files["fitted"], like=str(like))
+        tokenizer = AutoTokenizer.from_pretrained(untouched)
+        row = tokenizer(text.read_text("utf-8"), add_special_tokens=False).input_ids[:tokens]
+        print("| form | tokens | llama.cpp | transformers |")
+        print("|---|---|---|---|")
+        for length in (min(context, tokens) // 2, tokens):
+            for name, file in files.items():
+                with directory_of(str(file)) as place:
+                    one = losses(engine, "read_llama_cpp.py", [row[:length]], [file])
+                    two = losses(
+                        sys.executable, "read_transformers.py", [row[:length]], [Path(place)]
+                    )
+                pair = [np.exp(value) for found in (one, two) for value in found.values()]
+                print(f"| {name} | {length} | {pair[0]:.4f} | {pair[1]:.4f} |", flush=True)
+
+
 def sparse(path: Path, gigabytes: int, filled: int) -> None:
     """A Llama of so many gigabytes, of which `filled` are on the disk."""
     from gguf_files import making
@@ -168,18 +199,24 @@ def copy(gigabytes: int, filled: int, rounds: int, room: Path | None) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=("forms", "copy"))
+    parser.add_argument("part", choices=("forms", "real", "copy"))
     parser.add_argument("--engine", help="a Python with llama-cpp-python")
     parser.add_argument("--documents", type=int, default=4)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--text", type=Path)
+    parser.add_argument("--tokens", type=int, default=16384)
+    parser.add_argument("--like", type=Path)
     parser.add_argument("--gigabytes", type=int, default=20)
     parser.add_argument("--filled", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--room", type=Path)
     asked = parser.parse_args()
+    if asked.part != "copy" and not asked.engine:
+        parser.error("--engine names a Python with llama-cpp-python")
     if asked.part == "forms":
-        if not asked.engine:
-            parser.error("--engine names a Python with llama-cpp-python")
         forms(asked.engine, asked.documents)
+    elif asked.part == "real":
+        real(asked.engine, asked.model, asked.text, asked.tokens, asked.like)
     else:
         copy(asked.gigabytes, asked.filled, asked.rounds, asked.room)
 

@@ -3,6 +3,7 @@ carries what a method asks for."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import PurePath
 from typing import Any
 
 from ropext import families, forms, loaders, scaling
@@ -98,7 +99,9 @@ class Plan:
     def serving(self, directory: str) -> tuple[loaders.Serving, ...]:
         """How to run the result in each loader, once it lies in `directory`."""
         if self.model.container:
-            return loaders.file_lines(directory, self.target)
+            one = directory.lower().endswith(".gguf")
+            file = directory if one else f"{directory}/{PurePath(self.name).name}"
+            return loaders.file_lines(file, self.target)
         return loaders.serving_lines(
             directory,
             self.model.text_type,

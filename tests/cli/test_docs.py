@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 # cli.md holds usage lines, no commands; it is generated from the commands themselves.
 PAGES = ("README.md", *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")))
 WITH_COMMANDS = (
-    *("README.md", "docs/guide.md", "docs/fitting.md", "docs/finetuning.md"),
+    *("README.md", "docs/guide.md", "docs/gguf.md", "docs/fitting.md", "docs/finetuning.md"),
     *("docs/evaluation.md", "docs/pipeline.md", "docs/loaders.md", "docs/trainers.md"),
 )
 

@@ -138,12 +138,14 @@ def test_split_files_stay_apart(base, tmp_path):
     first = tmp_path / "m-00001-of-00002.gguf"
     with pytest.raises(UsageError, match="-o DIR"):
         extend(first, tmp_path / "long.gguf")
-    extend(first, tmp_path / "out", method="llama3", link="hard")
+    done = extend(first, tmp_path / "out", method="llama3", link="hard")
     out = tmp_path / "out" / first.name
     assert ggml.keys(out)["split.tensors.count"] == 7
     assert open_gguf(str(out)).head.tensor("rope_freqs.weight")
     assert (tmp_path / "out" / "m-00002-of-00002.gguf").stat().st_nlink == 2
     assert verifying.check_directory(out, against=str(first), deep=True).passed
+    served = done.plan.serving(str(tmp_path / "out"))
+    assert f"-m {out} " in served[0].command
 
 
 def test_what_an_architecture_cannot_carry_is_refused(tmp_path):
