@@ -69,7 +69,7 @@ def _load(model: GgufFile, place: Path) -> dict[str, Any]:
     keywords: dict[str, Any] = {"gguf_file": path.name, "trust_remote_code": False}
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path.parent, dtype=torch.float32, **keywords
+            path.parent, dtype=torch.float32, use_safetensors=True, **keywords
         )
         # They are plain float32 now, which transformers would refuse to save.
         loaded.hf_quantizer, loaded.is_quantized = None, False

@@ -25,13 +25,14 @@ OPTION_CLASSES = {
 }
 # Of an option class, but said by another section or by the run itself.
 ELSEWHERE = {
-    "extend": ("finetune", "short_pair_factors"),
+    "extend": ("finetune", "like", "short_pair_factors"),
     "fit": tuple(Reach.model_fields),
     "evaluate": ("method", "factor", "context", "base", "adapter"),
 }
 # Of `ropext extend`, but about this very call: they decide nothing about what is made.
 OF_THE_CALL = {
     *("output", "force", "dry_run", "as_json", "quiet", "words", "push_to_hub", "public"),
+    "like",  # of a GGUF, of which no run is made
 }
 
 
