@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import transformers
 
+transformers.utils.logging.set_verbosity_error()
 # Relative, in the frequencies and in what scales; a rounding of float32 is a tenth of it.
 SAME = 1e-6
 
