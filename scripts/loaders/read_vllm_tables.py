@@ -17,9 +17,11 @@ def layers(model: nn.Module) -> dict[str, Any]:
     found = {}
     for number, layer in enumerate(model.model.layers):
         attention = getattr(layer, "self_attn", None) or layer.attn
-        cos, sin = attention.rotary_emb.cos_sin_cache.chunk(2, -1)
-        found |= {f"{number}/cos": cos.numpy(), f"{number}/sin": sin.numpy()}
         found[f"{number}/softmax"] = np.array(attention.scaling)
+        # Cohere 2 rotates in windowed layers alone.
+        if getattr(attention, "v1", True) or attention.sliding_window:
+            cos, sin = attention.rotary_emb.cos_sin_cache.chunk(2, -1)
+            found |= {f"{number}/cos": cos.numpy(), f"{number}/sin": sin.numpy()}
     return found
 
 
