@@ -13,6 +13,7 @@ import torch
 import transformers
 
 transformers.utils.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
 # Relative, in the frequencies and in what scales; a rounding of float32 is a tenth of it.
 SAME = 1e-6
 
