@@ -111,6 +111,8 @@ def tables(directory: Path, length: int) -> dict[str, np.ndarray]:
             if not getattr(attention, "use_rope", True):
                 continue
             cos, sin = (x[0].chunk(2, -1)[0] for x in own(torch.zeros(1), positions[None]))
+        elif getattr(attention, "v1", True) is False and attention.sliding_window_size < 0:
+            continue  # Cohere 2 rotates in windowed layers alone
         elif attention.rotary_emb is not None:
             cos, sin = turned(attention.rotary_emb, positions)
         else:

@@ -49,6 +49,9 @@ def stock(directory: Path, length: int, config: dict[str, Any] | None = None) ->
         layer = module.layer_idx
         found[f"{layer}/softmax"] = np.array(module.scaling)
         turned = given.get("position_embeddings")
+        full = getattr(module, "sliding_window", None) is None
+        if "Cohere2" in type(module).__name__ and full:  # it rotates in windowed layers alone
+            return
         if turned is None or not getattr(module, "use_rope", True):
             return
         if isinstance(turned, torch.Tensor):  # DeepSeek-V2 turns complex numbers
