@@ -11,15 +11,17 @@ from contextlib import contextmanager, redirect_stderr
 from io import StringIO
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropext import families
 from ropext.checkpoint.staging import check_space
 from ropext.errors import InputError
 from ropext.files import dump
-from ropext.gguf import GgufFile
 from ropext.inspecting import open_model
 from ropext.narration import Say, silent
+
+if TYPE_CHECKING:
+    from ropext.gguf import GgufFile
 
 BYTES = 4  # of a weight: what the file says, to the last digit
 
@@ -31,6 +33,8 @@ def directory_of(model: str, say: Say = silent) -> Iterator[str]:
     if not model.lower().endswith(".gguf"):
         yield model
         return
+    from ropext.gguf import GgufFile  # late: a directory needs none of it
+
     snapshot = open_model(model)
     if not isinstance(snapshot, GgufFile):
         yield model
@@ -39,7 +43,7 @@ def directory_of(model: str, say: Say = silent) -> Iterator[str]:
         yield str(dequantise(snapshot, Path(folder) / snapshot.head.path.stem, say))
 
 
-def dequantise(model: GgufFile, place: Path, say: Say = silent) -> Path:
+def dequantise(model: "GgufFile", place: Path, say: Say = silent) -> Path:
     """Write a GGUF as a directory of float32 weights."""
     if len(model.parts) > 1:
         raise InputError(
@@ -60,7 +64,7 @@ def dequantise(model: GgufFile, place: Path, say: Say = silent) -> Path:
     return place
 
 
-def _load(model: GgufFile, place: Path) -> dict[str, Any]:
+def _load(model: "GgufFile", place: Path) -> dict[str, Any]:
     """Save what transformers makes of the file; its config."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -88,7 +92,7 @@ def _load(model: GgufFile, place: Path) -> dict[str, Any]:
     return config
 
 
-def _with_rope(config: dict[str, Any], model: GgufFile) -> dict[str, Any]:
+def _with_rope(config: dict[str, Any], model: "GgufFile") -> dict[str, Any]:
     """The config with the rotary embeddings that are read from the file's keys and tensors."""
     found, own = families.read(config), families.read(model.config)
     params = {site.label: dict(site.params) for site in own.scaled_sites}
