@@ -99,8 +99,8 @@ class _Extend(Reach):
     def _method(self) -> Self:
         if self.method == AUTO:
             raise UsageError(
-                "--method auto is for `ropext extend` and for recipes, and chooses by --data "
-                "TEXTS; `ropext plan --measure TEXTS` ranks the methods"
+                "--method auto is for `ropext extend`, recipes and ropext.run, and chooses by "
+                "--data TEXTS; `ropext plan --measure TEXTS` ranks the methods"
             )
         if self.method is not None:
             scaling.find(self.method)
