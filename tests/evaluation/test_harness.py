@@ -13,8 +13,8 @@ from small_tokenizer import make_tokenizer
 
 from ropext.errors import UsageError
 from ropext.evaluation import harness
-from ropext.evaluation.session import evaluate
 from ropext.evaluation.variants import Variant
+from ropext.pipeline.extending import evaluate
 from ropext.tasks.asking import match
 
 QUESTIONS = [
