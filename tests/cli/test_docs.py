@@ -145,7 +145,7 @@ def test_the_index_names_every_page():
 
 # Commands that take seconds; the rest of a page only has to parse.
 CHEAP = ("inspect", "plan", "extend", "verify", "methods", "recipes", "schema")
-LATER = ("--fit", "--finetune", "--eval", "--measure", "--endpoint")
+LATER = ("--fit", "--finetune", "--eval", "--measure", "--endpoint", "auto")
 
 
 def is_cheap(words):
