@@ -78,6 +78,9 @@ def _label(run: Run, directory: Path, wanted: str | None) -> str:
             f"{run.path} did not measure {directory}{f' as {wanted!r}' if wanted else ''} (its "
             f"config or weights are others); evaluate it: ropext eval {directory} -o RUN"
         )
+    if len(chosen) > 1:  # its own files read with the spectrum of before are another model too
+        kinds = run.manifest["decides"]["variants"]
+        chosen = [label for label in chosen if kinds[label]["kind"] != "untouched"] or chosen
     if len(chosen) > 1:
         raise InputError(
             f"{run.path} measured the same files under several names ({', '.join(chosen)}); say "

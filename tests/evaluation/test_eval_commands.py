@@ -59,7 +59,7 @@ def test_a_terminal_shows_one_table_of_lengths_and_the_rest_when_asked(runs, cap
     assert float(shown[1]) == pytest.approx(own["tail@256"]["value"], abs=1e-3)
     assert float(shown[2]) == pytest.approx(own["gain@256"]["value"], abs=1e-4)
     assert [line[1] for line in lines if line[:1] == ["64"]] == ["base"]
-    assert "Truncation beats pi-4x" in printed
+    assert "Truncation beats yarn-4x" in printed
     assert "Truncation beats untouched" not in printed
     every = evaluated(runs, "--full", capsys=capsys)[1].out
     for title in ("Cumulative perplexity", "Bits per byte", "NLL by position", "effective"):

@@ -71,7 +71,7 @@ def test_all_else_is_as_it_was(base, tmp_path, options):
 
 def test_the_record_is_in_the_file(base, tmp_path):
     out = tmp_path / "long.gguf"
-    done = extend(base, out, command=["ropext", "extend", "--hf-token=secret"])
+    done = extend(base, out, method="yarn", command=["ropext", "extend", "--hf-token=secret"])
     kept = json.loads(ggml.keys(out)["ropext.record"])
     assert kept["method"] == "yarn"
     assert kept["sites"][0]["spectrum"]["digest"] == done.plan.main.wanted.digest()
@@ -89,7 +89,7 @@ def test_the_same_extension_gives_the_same_bytes(base, tmp_path):
 
 def test_a_second_extension_goes_on_from_the_first(base, tmp_path):
     one, two = tmp_path / "one.gguf", tmp_path / "two.gguf"
-    first = extend(base, one).plan.main.wanted
+    first = extend(base, one, method="yarn").plan.main.wanted
     second = extend(one, two, target=2048, factor=None, method="pi")
     np.testing.assert_allclose(ggml.rope(two, 16)[0], np.array(first.inv_freq) / 2, rtol=DRIFT)
     assert ggml.rope(two, 16)[1] == pytest.approx(first.attention_factor, rel=1e-6)

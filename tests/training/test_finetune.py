@@ -225,7 +225,7 @@ def test_record_and_card_tell_the_run(tuned, extended):
     card = (output / "README.md").read_text()
     tail = done.numbers["tuned"]["tail_nll@256"]["value"]
     assert f"| {tail:.4f} |" in card
-    assert "control: base trained on the same tokens" in card
+    assert "the base trained on the same tokens" in card
     assert str(output.parent) not in card
     assert str(extended.parent) not in (output / "ropext.json").read_text().replace(
         json.dumps(before["base"]["name"]), ""
