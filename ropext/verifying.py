@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ class Verification:
 
     directory: str
     checks: tuple[Check, ...]
-    served: Served | None
+    served: Served | None = field(repr=False)
     engines: "tuple[EngineRun, ...]" = ()
 
     @property

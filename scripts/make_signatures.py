@@ -16,9 +16,10 @@ from typing import Any
 import ropext
 from ropext.evaluation.session import evaluate
 from ropext.options.evaluate import Evaluate
-from ropext.options.extend import Extend
+from ropext.options.extend import Choosing, Extend
 from ropext.options.fields import Key, keys
 from ropext.options.training import Finetune, Fit
+from ropext.pipeline.extending import extend
 
 PATH = Path(ropext.__file__).with_suffix(".pyi")
 HEAD = """\
@@ -27,15 +28,19 @@ HEAD = """\
 # ruff: noqa
 """
 OPTIONS = {
-    "evaluate": Evaluate, "extend": Extend, "finetune": Finetune, "fit": Fit, "patch": Extend,
-    "plan": Extend,
+    "evaluate": (Evaluate,), "extend": (Extend, Choosing), "finetune": (Finetune,), "fit": (Fit,),
+    "patch": (Extend,), "plan": (Extend,),
 }  # fmt: skip
 # Of the functions that take the arguments of another.
-PASSED_ON = {"evaluate": (evaluate, ("revision", "trust_remote_code", "force", "gates"))}
+PASSED_ON = {
+    "evaluate": (evaluate, ("revision", "trust_remote_code", "force", "gates")),
+    "extend": (extend, ("revision", "link", "prove", "hash_weights", "trust_remote_code")),
+}
 ALWAYS = {
     "Literal": "from typing import Literal",
     "Sequence": "from collections.abc import Sequence",
     "TextsOrPlace": "from ropext.options.fields import TextsOrPlace",
+    "Link": "from ropext.options.fields import Link",
     "Gate": "from ropext.results.gates import Gate",
 }
 
@@ -89,7 +94,7 @@ def arguments_of(name: str, node: ast.FunctionDef) -> str:
         pairs = zip(args.kwonlyargs, args.kw_defaults, strict=True)
         parts += [f"{ast.unparse(a)}={ast.unparse(d)}" for a, d in pairs if d and a.arg in wanted]
     return ", ".join(
-        [*parts, *(of_python(k) for k in keys(OPTIONS[name]) if k.field not in stated)]
+        [*parts, *(of_python(k) for k in keys(*OPTIONS[name]) if k.field not in stated)]
     )
 
 

@@ -9,7 +9,7 @@ import hashlib
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from ropext.checkpoint import card, provenance
 from ropext.checkpoint.hub import hub_errors
 from ropext.checkpoint.snapshot import Snapshot, open_snapshot, take_inventory
 from ropext.errors import InputError, Interrupted, RopextError, Stopped, UsageError
+from ropext.files import write_text
 from ropext.narration import Say, silent
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.A
 RECORD_FOLDERS = ("training", "fit")
 KEPT_THERE = frozenset((".gitattributes",))  # the hub writes it into every new repository
 MESSAGE = "Upload with ropext"
+TOGETHER = 5  # files; as many as huggingface_hub sends at once
 
 OUT_OF_REACH = (
     "the hub cannot be reached, or the connection broke (no network, or HF_ENDPOINT is wrong); "
@@ -103,7 +105,7 @@ class Pushed:
     files: Mapping[str, int]  # bytes by name
     figures: int
     changed: bool
-    card: str
+    card: str = field(repr=False)
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -152,8 +154,12 @@ def push(
     dry_run: bool = False,
     bars: bool = False,
     say: Say = silent,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Pushed:
-    """Upload a finished output of ropext; `force` replaces what else the repository holds."""
+    """Upload a finished output of ropext; its card here is then the one there.
+
+    `force` replaces what else the repository holds; `stop` is asked between files.
+    """
     token = "" if dry_run else ready(repository)
     if not (Path(directory) / provenance.NAME).is_file():
         raise InputError(f"{directory} is no output of ropext (it has no {provenance.NAME})")
@@ -174,7 +180,9 @@ def push(
         before = _repository(api, repository, private)
         stale = _stale(api, repository, before, files, force)
         say(f"pushing {len(files)} files, {sum(sizes.values()) / 1e6:,.1f} MB, to {repository}")
-        commit = _commit(api, repository, before, files, text, stale)
+        commit = _commit(api, repository, before, files, text, stale, stop)
+    if text:
+        notes += _keep_card(files[card.README], text)
     if before.private and not private:
         notes.append(f"{repository} was private before and stays so; its settings make it public")
     return Pushed(
@@ -268,20 +276,36 @@ def _commit(
     files: Mapping[str, Path],
     text: str,
     stale: Sequence[str],
+    stop: Callable[[], bool],
 ) -> str:
     """Commit the files, the card as it goes up among them, on top of what was looked at; where
-    nothing changed, the hub makes no commit."""
+    nothing changed, the hub makes no commit. An interrupt is raised between files alone: inside of
+    the library it can leave the threads that send them waiting for one another for ever."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     contents: dict[str, Path | bytes] = dict(files)
     if text:
         contents[card.README] = text.encode()
-    operations: list[Any] = [CommitOperationDelete(name) for name in stale]
-    operations += [CommitOperationAdd(name, content) for name, content in contents.items()]
+    more = [CommitOperationAdd(name, content) for name, content in contents.items()]
+    for first in range(0, len(more), TOGETHER):
+        if not stop():
+            api.preupload_lfs_files(repository, more[first : first + TOGETHER])
+    if stop():
+        raise KeyboardInterrupt
+    less = [CommitOperationDelete(name) for name in stale]
     done = api.create_commit(
-        repository, operations, commit_message=MESSAGE, parent_commit=before.sha
+        repository, [*less, *more], commit_message=MESSAGE, parent_commit=before.sha
     )
     return str(done.oid)
+
+
+def _keep_card(path: Path, text: str) -> list[str]:
+    """The card here as it is there; what is noted where it cannot be written."""
+    try:
+        write_text(path, text)
+    except OSError as error:
+        return [f"{path} is as it was, without the hub's name ({error.strerror})"]
+    return []
 
 
 @contextmanager

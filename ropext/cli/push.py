@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ropext.cli import options
-from ropext.cli.output import Out
+from ropext.cli.output import Out, stoppable
 from ropext.errors import RopextError, Stopped, UsageError
 
 if TYPE_CHECKING:
@@ -53,9 +53,10 @@ def asked_push(push_to_hub: str | None, public: bool) -> Push | None:
 
 def upload(out: Out, directory: Path, wanted: Push) -> "Pushed":
     """Push a directory with what was measured of it."""
-    from ropext.pipeline.extending import push
+    from ropext.pipeline.calling import push
 
-    done = push(directory, **vars(wanted), bars=out.animated, say=out.say)
+    with stoppable() as stop:
+        done = push(directory, **vars(wanted), bars=out.animated, say=out.say, stop=stop)
     for note in done.notes:
         out.say(f"note: {note}")
     return done

@@ -4,7 +4,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,8 @@ class Evaluation:
     """What came out; `path` is None where nothing was kept."""
 
     path: Path | None
-    results: Mapping[str, Any]
-    run: rundir.Run | None  # None in all processes but the first
+    results: Mapping[str, Any] = field(repr=False)
+    run: rundir.Run | None = field(repr=False)  # None in all processes but the first
     resumed: int = 0
 
 

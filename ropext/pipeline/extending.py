@@ -1,19 +1,18 @@
 """Plan, write, prove: one extended checkpoint. Nothing here imports torch."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext import proof
-from ropext.checkpoint import Snapshot, open_snapshot, provenance, with_weights
+from ropext.checkpoint import Snapshot, provenance, with_weights
 from ropext.checkpoint.provenance import inherited_training
 from ropext.checkpoint.writing import Written, check_writable, write_checkpoint
 from ropext.inspecting import (
     card_of,
     open_model,
     plan_of,
-    read_again,
     read_text,
     record_of,
 )
@@ -23,7 +22,6 @@ from ropext.options.fields import Link
 from ropext.planning import Plan, require_help
 
 if TYPE_CHECKING:
-    from ropext.checkpoint.push import Pushed
     from ropext.evaluation.session import Evaluation
     from ropext.report.evaluation import Compared
 
@@ -33,7 +31,7 @@ class Extended:
     """What `extend` did."""
 
     plan: Plan
-    written: Written
+    written: Written = field(repr=False)
 
     @property
     def output(self) -> Path:
@@ -193,37 +191,3 @@ def compare(*runs: str | Path, output: str | Path | None = None) -> "Compared":
     from ropext.report.evaluation import compare_runs
 
     return compare_runs([str(run) for run in runs], None if output is None else Path(output))[1]
-
-
-def push(
-    directory: str | Path,
-    repository: str,
-    *,
-    public: bool = False,
-    results: Sequence[str | Path] = (),
-    license: str | None = None,
-    base_model: str | None = None,
-    force: bool = False,
-    dry_run: bool = False,
-    bars: bool = False,
-    say: Say = silent,
-) -> "Pushed":
-    """Upload a finished output to the hub, with its card and what `results` (runs of an evaluation,
-    or RUN:VARIANT) measured of it; with `dry_run` only say what would be there."""
-    from ropext.checkpoint import push as pushing
-    from ropext.results.figures import figures
-
-    there = replace(open_snapshot(directory), name=repository, hub_id=repository)
-    lines = [(own.loader, own.command) for own in read_again(there).serving if own.command]
-    found = figures(directory, [str(run) for run in results])
-    head = pushing.Head(found, lines, license, base_model)
-    return pushing.push(
-        directory,
-        repository,
-        not public,
-        head=head,
-        force=force,
-        dry_run=dry_run,
-        bars=bars,
-        say=say,
-    )

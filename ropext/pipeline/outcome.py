@@ -18,7 +18,7 @@ from ropext.checkpoint.staging import check_output, copy_file, place, recover, s
 from ropext.errors import GateFailed, OutputExists, Stopped, UsageError
 from ropext.files import os_errors, read_json, read_object, write_json
 from ropext.pipeline.job import REPORT, STAGES, Recipe
-from ropext.pipeline.stages import Stage
+from ropext.pipeline.stages import Hashes, Stage
 from ropext.pipeline.steps import EVALUATION, TUNED, CellWork
 from ropext.report import html, tables, text
 from ropext.results import rundir
@@ -26,7 +26,7 @@ from ropext.results.choosing import AutoVerdict, verdict
 from ropext.results.gates import Outcome
 from ropext.results.overlap import overlap_in
 from ropext.table import Table, as_text, columns
-from ropext.workdir import Flat
+from ropext.workdir import Flat, beside
 
 SECTION = "run"  # of ropext.json
 PLOTS = {
@@ -100,7 +100,7 @@ def report_stage(work: CellWork) -> Stage:
             return None
         return {
             "report": work.hashes.of(page_path),
-            "output": work.hashes.of_tree(work.output),
+            "output": work.hashes.of_tree(work.output, but=README),  # a push alters it
         }
 
     def do() -> None:
@@ -129,6 +129,25 @@ def check_free(work: CellWork) -> None:
             "replaces it as a whole"
         )
     check_output(work.output, force=True)
+
+
+def owner(output: Path) -> Path | None:
+    """The note of the run that left an output as it is now."""
+    cell = beside(output.parent) / "cells" / output.name
+    for folder in (beside(output), cell):
+        note = folder / "stages" / OWNED
+        if note.is_file() and _hashes(note).of_tree(output) in read_json(note):
+            return note
+    return None
+
+
+def own(note: Path, output: Path) -> None:
+    """Also as it is now it is that run's: a push has altered its card."""
+    write_json(note, [*read_json(note), _hashes(note).of_tree(output)])
+
+
+def _hashes(note: Path) -> Hashes:
+    return Hashes(note.parents[1] / ".hashes.json")
 
 
 def write_output(work: CellWork, found: Evidence) -> None:
@@ -375,9 +394,9 @@ class Ran:
 
     output: Path
     folder: Path
-    cells: tuple[CellRan, ...]
+    cells: tuple[CellRan, ...] = field(repr=False)
     failed: Mapping[str, str] = field(default_factory=dict)  # cell -> why
-    comparison: Mapping[str, Any] | None = None
+    comparison: Mapping[str, Any] | None = field(default=None, repr=False)
 
     def to_json(self) -> dict[str, Any]:
         return {

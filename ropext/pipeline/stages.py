@@ -57,13 +57,12 @@ class Hashes:
         """Keep what was hashed."""
         write_json(self.path, self.known)
 
-    def of_tree(self, directory: Path) -> str | None:
-        """Hash everything in a directory, by name; None where it is none."""
+    def of_tree(self, directory: Path, but: str = "") -> str | None:
+        """Hash everything in a directory, by name, `but` one file; None where it is none."""
         if not directory.is_dir():
             return None
-        return digest(
-            {str(file.relative_to(directory)): self.of(file) for file in _files(directory)}
-        )
+        names = {str(file.relative_to(directory)): file for file in _files(directory)}
+        return digest({name: self.of(file) for name, file in names.items() if name != but})
 
     def of_model(self, snapshot: Snapshot) -> str:
         """Identify a checkpoint: the commit of a hub model, else a hash of what is carried."""

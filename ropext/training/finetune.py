@@ -1,7 +1,7 @@
 """A fine-tuning before its session: the checkpoint it starts from, its preparation, its plan."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -204,14 +204,14 @@ class Finetuned:
     """What a fine-tuning did."""
 
     output: Path
-    planned: PlannedFinetune
+    planned: PlannedFinetune = field(repr=False)
     steps: int
     stopped_early: bool
-    losses: tuple[dict[str, float], ...]
-    evaluations: tuple[dict[str, float], ...]
-    numbers: dict[str, Any]  # label -> values as JSON
-    overlap: dict[str, Any] | None  # of the documents that these are over
-    control: dict[str, Any] | None
+    losses: tuple[dict[str, float], ...] = field(repr=False)
+    evaluations: tuple[dict[str, float], ...] = field(repr=False)
+    numbers: dict[str, Any] = field(repr=False)  # label -> values as JSON
+    overlap: dict[str, Any] | None = field(repr=False)  # of the documents that these are over
+    control: dict[str, Any] | None = field(repr=False)
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:

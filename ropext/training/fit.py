@@ -1,7 +1,7 @@
 """A fit before its session: what may move and from where, preparation and plan."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -121,18 +121,18 @@ class Fitted:
     """What a fit did."""
 
     output: Path
-    planned: PlannedFit
+    planned: PlannedFit = field(repr=False)
     plan: Plan  # the one that was written
     kept: str  # "fitted" or "start"
     reason: str  # why that one
     start: str  # the closed form it began at
     steps: int  # the step that was kept; 0 = the start
     tokens: int  # read with gradients until the end
-    numbers: dict[str, dict[str, Any]]  # base, start, fitted -> values as JSON
-    change: dict[str, Any] | None  # far half, fitted minus start, nats a token
-    losses: tuple[dict[str, float], ...]
-    judgements: dict[int, float]  # step -> far half, nats a token
-    trials: tuple[Trial, ...]  # of --search
+    numbers: dict[str, dict[str, Any]] = field(repr=False)  # base, start, fitted -> as JSON
+    change: dict[str, Any] | None = field(repr=False)  # far half, fitted minus start, nats a token
+    losses: tuple[dict[str, float], ...] = field(repr=False)
+    judgements: dict[int, float] = field(repr=False)  # step -> far half, nats a token
+    trials: tuple[Trial, ...] = field(repr=False)  # of --search
     notes: tuple[str, ...]
 
     @property

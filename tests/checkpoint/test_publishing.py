@@ -84,12 +84,12 @@ def ropext(hub, home: Path, *words: object, **extra: str) -> subprocess.Complete
 
 
 def test_an_output_goes_up_whole_with_its_figures_and_nothing_else(hub, output, tmp_path):
+    mine = tree(output)
     done = ropext(hub, tmp_path, "push", output, "org/long", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     there = dict(hub.repos["org/long"])
     assert there.pop(".gitattributes")
-    mine = tree(output)
     assert set(there) == {
         *("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"),
         *("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"),
@@ -118,6 +118,7 @@ def test_an_output_goes_up_whole_with_its_figures_and_nothing_else(hub, output, 
     assert figure.metric_name == "tail perplexity at 8,192 tokens (last tokens before it)"
     assert figure.metric_args == {"n": 8, "ci95": [7.0, 7.5]}
     assert found.model_name == "long"
+    assert there["README.md"] == (output / "README.md").read_bytes() != mine["README.md"]
     again = ropext(hub, tmp_path, "push", output, "org/long")
     assert again.returncode == 0
     assert "has all of it already" in again.stdout
@@ -218,22 +219,43 @@ def test_an_upload_that_breaks_shows_nothing_and_goes_on(hub, output, tmp_path):
     assert "model-00002-of-00002.safetensors" in hub.repos["org/long"]
 
 
-def test_an_interrupt_while_it_uploads_shows_nothing_and_goes_on(hub, output, tmp_path):
+# Where an interrupt that is raised in the library would leave its threads waiting for ever.
+SLOW = """
+import time
+from concurrent.futures import _base
+
+def enter(self):
+    for future in self.futures:
+        future._condition.acquire()
+        time.sleep(2)
+
+_base._AcquireFutures.__enter__ = enter
+"""
+
+
+@pytest.mark.parametrize("slow", ["", SLOW])
+def test_an_interrupt_while_it_uploads_shows_nothing_and_goes_on(hub, output, tmp_path, slow):
     hub.go_on.clear()
+    (tmp_path / "sitecustomize.py").write_text(slow)
+    env = environment(hub, tmp_path)
     run = subprocess.Popen(
         [sys.executable, "-m", "ropext", "push", str(output), "org/long"],
-        env=environment(hub, tmp_path),
+        env=env | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{env['PYTHONPATH']}"},
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert hub.arrived.wait(60)
+    assert hub.arrived.wait(600)
     run.send_signal(signal.SIGINT)
+    # Line by line: what readline has taken ahead, communicate would not see.
     assert "pushing" in run.stderr.readline()
-    assert run.stderr.readline().startswith("error: interrupted; cleaning up")
+    assert "error: interrupted; stopping after the piece in hand" in run.stderr.readline()
     hub.go_on.set()
-    assert "org/long is as it was" in run.communicate(timeout=60)[1]
-    assert run.returncode == 4
+    try:
+        assert run.wait(timeout=100) == 4
+    finally:
+        run.kill()
+    assert "org/long is as it was" in run.stderr.read()
     assert set(hub.repos["org/long"]) == {".gitattributes"}
     done = ropext(hub, tmp_path, "push", output, "org/long")
     assert done.returncode == 0, done.stderr
@@ -306,6 +328,21 @@ def test_an_extension_is_pushed_when_it_is_complete(hub, tmp_path):
     told = json.loads(done.stdout)
     assert told["pushed"]["url"] == f"{hub.url}/org/long"
     assert hub.private["org/long"] is True
+    card = (tmp_path / "out/README.md").read_bytes()
+    assert card == hub.repos["org/long"]["README.md"]
+    assert b"vllm serve org/long" in card
+
+
+def test_a_run_whose_output_was_pushed_is_done_and_may_be_changed(hub, tmp_path):
+    words = ("extend", "ropext://demo", "extend.no_verify=true", "-o", "out", "--factor")
+    done = ropext(hub, tmp_path, *words, "2", "--push-to-hub", "org/long")
+    assert done.returncode == 0, done.stderr
+    again = ropext(hub, tmp_path, *words, "2")
+    assert "plan skipped, extend skipped, report skipped" in again.stdout, again.stderr
+    assert "vllm serve org/long" in (tmp_path / "out/README.md").read_text()
+    assert ropext(hub, tmp_path, *words, "4").returncode == 0
+    (tmp_path / "out/README.md").write_text("by hand")
+    assert ropext(hub, tmp_path, *words, "2").returncode == 2
 
 
 def test_a_dry_run_shows_the_files_and_the_card_without_a_token(tmp_path):

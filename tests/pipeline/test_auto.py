@@ -6,6 +6,7 @@ import json
 import pytest
 from command_line import run
 
+import ropext
 from ropext.bundled import DATA
 from ropext.checkpoint import open_snapshot
 from ropext.errors import UsageError
@@ -92,6 +93,22 @@ def test_its_options_go_with_it_alone(tmp_path, monkeypatch, capsys, words):
     code, heard = run("extend", "ropext://demo", "--factor", "2", *words, "-o", "o", capsys=capsys)
     assert code == 2
     assert f"{words[0]} goes with --method auto" in heard.err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"method": "auto"}, "give --data TEXTS"),
+        ({"method": "yarn", "data": HELD_OUT}, "--data goes with --method auto"),
+        ({"method": "auto", "data": HELD_OUT, "prove": False}, "a choice is a claim"),
+        ({"method": "auto", "data": HELD_OUT, "facto": 2}, "unknown option 'facto'"),
+        ({"method": "auto", "data": HELD_OUT, "budget": "9tokens"}, "give that much at the least"),
+    ],
+)
+def test_python_is_refused_what_the_command_line_is(tmp_path, options, said):
+    with pytest.raises(UsageError, match=said):
+        ropext.extend("ropext://demo", tmp_path / "out", factor=2, **options)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_grid_has_no_auto():

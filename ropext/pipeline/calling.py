@@ -1,0 +1,110 @@
+"""What Python calls, where it knows of runs: an extension, with `method="auto"` a run; a push."""
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropext.checkpoint import open_snapshot
+from ropext.inspecting import read_again
+from ropext.narration import SILENT, Say, silent
+from ropext.options.extend import AUTO, Choosing, Extend
+from ropext.options.fields import EXTEND, FINETUNE, TextsOrPlace, as_place
+from ropext.options.sections import TABLE
+from ropext.pipeline import extending
+from ropext.pipeline.extending import Extended
+from ropext.results.figures import figures
+
+if TYPE_CHECKING:
+    from ropext.checkpoint.push import Pushed
+    from ropext.pipeline.outcome import Ran
+
+TOP = ("revision", "trust_remote_code")  # stand above the sections of a recipe
+
+
+def extend(
+    model: str | Path,
+    output: str | Path,
+    *,
+    say: Say = silent,
+    force: bool = False,
+    **options: Any,
+) -> "Extended | Ran":
+    """Write an extended checkpoint and prove it; `options` are the fields of options.extend.Extend.
+
+    With method="auto" the method is chosen by measuring on `data`, and all that a run did is
+    returned (`Ran.raise_if_failed` turns failed gates into an error).
+    """
+    choosing = {k: options.pop(k) for k in Choosing.model_fields if options.get(k) is not None}
+    if not choosing and options.get("method") != AUTO:
+        return extending.extend(model, output, say=say, force=force, **options)
+    from ropext.pipeline import job, running
+
+    with _as_file(choosing.get("data")) as data:
+        given = {k: v for k, v in (options | choosing | {"data": data}).items() if v is not None}
+        top = {"model": str(model)} | {name: given.pop(name, None) for name in TOP}
+        command, later = given.pop("command", ()), {FINETUNE: given.pop("finetune", None)}
+        given |= {"no_verify": not given.pop("prove", True)}
+        given |= {"hash": given.pop("hash_weights", False)}
+        known = {key.field for key in TABLE[EXTEND]}
+        Extend(**{name: given[name] for name in given if name not in known})  # refuses it
+        asked = job.from_options(top, given, later)
+        return running.run(asked, output, force=force, command=command, say=say)
+
+
+@contextmanager
+def _as_file(data: TextsOrPlace | None) -> Iterator[str | None]:
+    """Where documents lie; those that Python holds lie in a file while this lasts."""
+    place = None if data is None else as_place(data)
+    rows = getattr(place, "rows", None)
+    if rows is None:
+        yield place
+        return
+    with tempfile.TemporaryDirectory(prefix="ropext-texts-") as room:
+        file = Path(room) / "texts.jsonl"
+        documents = (row if isinstance(row, Mapping) else {"text": row} for row in rows)
+        file.write_text("".join(json.dumps(dict(own)) + "\n" for own in documents), "utf-8")
+        yield str(file)
+
+
+def push(
+    directory: str | Path,
+    repository: str,
+    *,
+    public: bool = False,
+    results: Sequence[str | Path] = (),
+    license: str | None = None,
+    base_model: str | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    bars: bool = False,
+    say: Say = silent,
+    stop: Callable[[], bool] = SILENT.stop,
+) -> "Pushed":
+    """Upload a finished output to the hub, with its card and what `results` (runs of an evaluation,
+    or RUN:VARIANT) measured of it; with `dry_run` only say what would be there."""
+    from ropext.checkpoint import push as pushing
+    from ropext.pipeline import outcome
+
+    there = replace(open_snapshot(directory), name=repository, hub_id=repository)
+    lines = [(own.loader, own.command) for own in read_again(there).serving if own.command]
+    found = figures(directory, [str(run) for run in results])
+    head = pushing.Head(found, lines, license, base_model)
+    note = outcome.owner(Path(directory))
+    done = pushing.push(
+        directory,
+        repository,
+        not public,
+        head=head,
+        force=force,
+        dry_run=dry_run,
+        bars=bars,
+        say=say,
+        stop=stop,
+    )
+    if note is not None:
+        outcome.own(note, Path(directory))
+    return done
