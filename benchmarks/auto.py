@@ -7,7 +7,8 @@ reads; and its verdict is that of the base's short window on documents that took
     python benchmarks/auto.py [--model DIR --data FILE] [--factor 2 4 8] [--steps 40]
 
 Without --model, the bundled checkpoint and its documents. Tokens that are trained on count as three
-that are read. The figures of both come from the documents that `auto` keeps for its verdict.
+that are read. Losses of both are over all documents, those that `auto` chooses by and those that it
+keeps for its verdict; gain and verdict are its own.
 """
 
 import argparse
@@ -23,7 +24,7 @@ import transformers
 
 import ropext
 from ropext.options.extend import TRAINED
-from ropext.results.choosing import UNTOUCHED
+from ropext.results.rounds import UNTOUCHED
 from ropext.training import plan_fit
 
 STARTS = ("yarn", "llama3", "dynamic")
@@ -46,30 +47,34 @@ def chosen(model: str, data: str, factor: float, steps: int, folder: Path) -> di
     return {**run["choice"], "variants": run["evaluation"]["variants"]}
 
 
-def losses(model: str, data: Path, target: int, **options: Any) -> dict[str, float]:
+def losses(model: str, data: str, target: int, **options: Any) -> dict[str, float]:
     """Tail loss at the target by variant, nats a token."""
-    done = ropext.evaluate(model, data=str(data), lengths=str(target), **options)
+    done = ropext.evaluate(model, data=data, lengths=str(target), **options)
     found = done.results["variants"].items()
-    return {label: own["metrics"][f"tail_nll@{target}"]["value"] for label, own in found}
+    # The base through its short window is truncation: what the verdict is against, not to be taken.
+    return {
+        label: own["metrics"][f"tail_nll@{target}"]["value"]
+        for label, own in found
+        if label != "base"
+    }
 
 
 def searched(
-    model: str, factor: float, steps: int, folder: Path, choice: dict[str, Any]
+    model: str, data: str, factor: float, steps: int, folder: Path, choice: dict[str, Any]
 ) -> tuple[dict[str, float], int]:
     """Loss of everything that could be taken, and the tokens it took to know."""
-    target, kept = int(choice["target"]), folder / "out.run/choice"
-    verdict, choosing = kept / "verdict.jsonl", kept / "choosing.jsonl"
-    found = losses(model, verdict, target, method=CLOSED, factor=str(factor))
+    target, choosing = int(choice["target"]), folder / "out.run/choice/choosing.jsonl"
+    found = losses(model, data, target, method=CLOSED, factor=str(factor))
     documents = choice["documents"] + choice["verdict_documents"]
-    spent = documents * (len(found) - 1) * target  # but for the base
+    spent = documents * len(found) * target
     for start in STARTS:
         output = folder / f"fit-{start}"
         asked = {"factor": factor, "start": start, "steps": steps}
         plan = plan_fit(model, str(choosing), **asked)
         spent += TRAINED * plan.tokens + plan.forward_tokens
         ropext.fit(model, str(choosing), output, say=told, **asked)
-        own = losses(str(output), verdict, target)
-        found |= {f"fit from {start}": own[label] for label in own if label != "base"}
+        own = losses(str(output), data, target)
+        found |= {f"fit from {start}": own[label] for label in own if label != UNTOUCHED}
     return found, spent
 
 
@@ -78,11 +83,10 @@ def row(model: str, data: str, factor: float, steps: int) -> str:
     with tempfile.TemporaryDirectory() as room:
         folder = Path(room)
         choice = chosen(model, data, factor, steps, folder)
-        found, spent = searched(model, factor, steps, folder, choice)
-    target = int(choice["target"])
+        found, spent = searched(model, data, factor, steps, folder, choice)
+        own = list(losses(str(folder / "out"), data, int(choice["target"])).values())[-1]
     final = list(choice["variants"])[-1]
-    metrics = choice["variants"][final]["metrics"]
-    own, best = metrics[f"tail_nll@{target}"]["value"], min(found, key=lambda name: found[name])
+    best = min(found, key=lambda name: found[name])
     gain = choice["verdict"]["gain"]
     share = choice["forward_tokens"] / spent
     taken = choice["taken"] if choice["taken"] == UNTOUCHED else f"{choice['taken']}, {final}"

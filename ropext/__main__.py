@@ -8,8 +8,10 @@ def main() -> None:
     try:
         from ropext.cli.app import main as run
     except KeyboardInterrupt:
+        from ropext.errors import NothingKept
+
         sys.stderr.write("error: interrupted\n")
-        sys.exit(130)
+        sys.exit(NothingKept.exit_code)
     run()
 
 

@@ -60,3 +60,9 @@ class Stopped(RopextError):
 class Interrupted(Stopped):
     """Ctrl-C, or SIGTERM, where the sentence says what is kept; where nothing is, it stays the
     KeyboardInterrupt that it is everywhere in Python."""
+
+
+class NothingKept(Interrupted):
+    """An interrupt before anything was finished, or with no directory to keep it in."""
+
+    exit_code = 130  # of a plain KeyboardInterrupt too

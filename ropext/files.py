@@ -1,4 +1,4 @@
-"""Files, read strictly, each written whole, and one writer per output.
+"""Files, read strictly, each written whole, and one writer per output: the lock, also a dead one's.
 
 JSON from strangers is read strictly and within limits, and written as transformers writes it. A
 file is written beside its name and renamed, so that one that is there is complete. An output has

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from ropext.cli.output import fail
-from ropext.errors import RopextError, UsageError
+from ropext.errors import NothingKept, RopextError, UsageError
 from ropext.narration import interruptible
 from ropext.version import __version__
 
@@ -136,7 +136,7 @@ def _code_of(words: list[str]) -> int:
             raise
         if cause.args:
             fail(str(cause))
-        return 130
+        return NothingKept.exit_code
 
 
 def _check_words(words: list[str]) -> None:

@@ -20,14 +20,20 @@ from ropext.corpus import (
     DocumentEncoder,
     Wanted,
 )
-from ropext.errors import InputError, NotExpressible, RopextError, UnsupportedModel, UsageError
+from ropext.errors import (
+    InputError,
+    NotExpressible,
+    NothingKept,
+    RopextError,
+    UnsupportedModel,
+    UsageError,
+)
 from ropext.evaluation import loading
 from ropext.evaluation.costs import manner_of
 from ropext.evaluation.forward import Ids, NanInLogits, TokenScorer
 from ropext.evaluation.pinning import pass_lengths
 from ropext.evaluation.preparing import read_corpus
 from ropext.evaluation.reading import read_pass, read_short, short_windows
-from ropext.evaluation.work import NothingKept
 from ropext.inspecting import read_text
 from ropext.lengths import length_text, tail_tokens
 from ropext.narration import SILENT, Hooks

@@ -12,18 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ropext import workdir
-from ropext.errors import Interrupted
+from ropext.errors import Interrupted, NothingKept
 from ropext.evaluation.reading import Unit, complete
 from ropext.files import write_bytes
 from ropext.narration import Show
 
 POLL_SECONDS = 0.2
-
-
-class NothingKept(Interrupted):
-    """An interrupt before anything was finished, or with no directory to keep it in."""
-
-    exit_code = 130
 
 
 def processes() -> tuple[int, int]:

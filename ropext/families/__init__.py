@@ -7,7 +7,7 @@ model types, defaults.json what absent keys mean.
 from ropext.families.model import ABSENT, Edit, Model, Site, diff
 from ropext.families.params import keep_query_scales
 from ropext.families.reading import interpret, read
-from ropext.families.spelling import as_read, check_spellings, respell, trusting
+from ropext.families.respelling import as_read, check_spellings, respell, trusting
 from ropext.families.writing import as_written, write
 
 __all__ = [

@@ -49,10 +49,10 @@ from ropext.pipeline.extending import write_extension
 from ropext.pipeline.job import Recipe
 from ropext.pipeline.stages import Hashes
 from ropext.planning import Plan, make_plan, require_help
-from ropext.results.choosing import ROUNDS, UNTOUCHED, Round, because, halve, tied
 from ropext.results.comparison import item_differences
 from ropext.results.overlap import trained
 from ropext.results.perplexity import Frame, Reading
+from ropext.results.rounds import ROUNDS, UNTOUCHED, Round, because, halve, tied
 from ropext.results.values import FEWEST_DOCUMENTS
 from ropext.tasks import Item, find_task, repetition
 from ropext.workdir import Ledger, Workdir

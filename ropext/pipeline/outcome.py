@@ -22,9 +22,9 @@ from ropext.pipeline.stages import Hashes, Stage
 from ropext.pipeline.steps import EVALUATION, TUNED, CellWork
 from ropext.report import html, tables, text
 from ropext.results import rundir
-from ropext.results.choosing import AutoVerdict, verdict
 from ropext.results.gates import Outcome
 from ropext.results.overlap import overlap_in
+from ropext.results.rounds import AutoVerdict, verdict
 from ropext.table import Table, as_text, columns
 from ropext.workdir import Flat, beside
 

@@ -1,4 +1,5 @@
-"""Recipe + config dict -> Plan: all that `extend` would do, computed without touching a file.
+"""Options + config dict -> Plan: all that `extend` would do, and by which method where none is
+named, computed without touching a file.
 
 The plan is the prediction; the proof compares it with what stock transformers builds.
 """

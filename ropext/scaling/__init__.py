@@ -1,4 +1,4 @@
-"""The methods, one list: choices, validation, docs and shared tests all follow from it."""
+"""The methods, one list: choices of `--method`, its checks, docs and shared tests follow it."""
 
 import difflib
 from dataclasses import replace

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from ropext.evaluation.forward import replaced_forward
-from ropext.training.hold import Hold
+from ropext.training.divergence import Hold
 from ropext.training.rows import IGNORED
 from ropext.training.sharing import by_first
 

@@ -33,9 +33,9 @@ from ropext.training import (
     trainer,
     writing,
 )
+from ropext.training.divergence import Hold
 from ropext.training.finetune import Finetuned, PlannedFinetune
 from ropext.training.fit import Fitted, PlannedFit, pair_factors
-from ropext.training.hold import Hold
 from ropext.training.loss import use_sliced_loss
 from ropext.training.rows import ControlRows, Row, WithShort
 from ropext.training.run import PlannedTraining

@@ -13,9 +13,8 @@ import torch
 import transformers
 from torch.utils.data import SequentialSampler
 
-from ropext.errors import Interrupted, Stopped
+from ropext.errors import Interrupted, NothingKept, Stopped
 from ropext.evaluation.forward import NanInLogits
-from ropext.evaluation.work import NothingKept
 from ropext.narration import STOPPING, Pace, Say, interruptible
 from ropext.options.training import Training
 from ropext.training import defaults, models

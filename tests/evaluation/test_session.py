@@ -16,10 +16,16 @@ from transformers import AutoModelForCausalLM
 
 import ropext
 from ropext.checkpoint import open_snapshot
-from ropext.errors import InputError, OutputExists, Stopped, UnsupportedModel, UsageError
+from ropext.errors import (
+    InputError,
+    NothingKept,
+    OutputExists,
+    Stopped,
+    UnsupportedModel,
+    UsageError,
+)
 from ropext.evaluation.costs import estimate_evaluation
 from ropext.evaluation.variants import Lineup, Variant, fetched, line_up
-from ropext.evaluation.work import NothingKept
 from ropext.narration import Hooks
 from ropext.options.evaluate import Evaluate
 from ropext.pipeline.extending import evaluate

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ropext.results.choosing import UNTOUCHED, because, halve, tied, verdict
 from ropext.results.perplexity import Frame, Reading
+from ropext.results.rounds import UNTOUCHED, because, halve, tied, verdict
 from ropext.results.values import Bootstrap
 
 FRAME = Frame(8, (16,), 4, Bootstrap(0))

@@ -212,3 +212,20 @@ def test_no_count_is_so_large_that_a_run_would_hang_or_overflow(options):
 def test_questions_are_counted_before_they_are_made():
     with pytest.raises(UsageError, match="--retrieval-items must be at most 1000, was 1000000000"):
         Fit(retrieval_items=10**9)
+
+
+def in_brackets(options, name):
+    """What the help says where nothing is asked."""
+    return options.model_fields[name].description.partition("[")[2].rstrip("]")
+
+
+def test_the_help_says_the_defaults_that_are_taken():
+    rate = in_brackets(Fit, "learning_rate")
+    assert float(rate) == defaults.fit_settings(Fit(), 256, 1024).learning_rate.value
+    small, large = (settings(own).learning_rate.value for own in (1e6, 70e9))
+    rates = in_brackets(Finetune, "learning_rate").removeprefix("by size: ").split(" to ")
+    assert [float(own) for own in rates] == [small, large]
+    assert int(in_brackets(Finetune, "rank")) == settings(7e9).lora.rank.value
+    steps = {"steps": 10_000}
+    warmup, pose = (settings(7e9, **steps, strategy=own).warmup.value for own in ("full", "pose"))
+    assert in_brackets(Finetune, "warmup").startswith(f"{warmup}, pose {pose};")
