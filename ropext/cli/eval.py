@@ -40,6 +40,7 @@ def command(
     force: Force = False,
     full: Full = False,
     dry_run: DryRun = False,
+    time: options.Time = False,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
     as_json: options.Json = False,
@@ -53,6 +54,7 @@ def command(
     from ropext.results.gates import parse_gate
 
     out = Out(as_json, quiet)
+    options.check_time(time, dry_run)
     gates = tuple(parse_gate(text) for text in fail_if or ())
     common: dict[str, Any] = {
         "revision": revision,
@@ -60,8 +62,10 @@ def command(
         "gates": gates,
     }
     if dry_run:
+        from ropext.evaluation.timing import timed_reading
         from ropext.proof.dequantising import directory_of
 
+        common["timed"] = timed_reading if time else None
         with directory_of(model, out.say) as place:
             settled, estimate = estimate_evaluation(
                 place, **common, output=output, force=force, **given
@@ -126,5 +130,6 @@ def _estimate_text(estimate: Any) -> str:
             f"FLOPs        {estimate.flops:.3g}",
             f"weights      {size(estimate.weight_bytes)}",
             f"peak memory  {size(estimate.peak_bytes)} above the weights, read {manner}",
+            *([f"time         {estimate.time.sentence}"] if estimate.time else []),
         ]
     )

@@ -58,6 +58,7 @@ def command(
     no_verify: NoVerify = False,
     hash_weights: Hash = False,
     dry_run: DryRun = False,
+    time: options.Time = False,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
     push_to_hub: PushToHub = None,
@@ -75,8 +76,12 @@ def command(
     if words or any(later.values()) or choosing or given.get("method") == AUTO:
         writing = {"link": link, "no_verify": no_verify, "hash": hash_weights}
         asked = _job(top, given | choosing | writing, later, words or ())
-        run.do(out, asked, output, push, dry_run=dry_run, force=force)
+        run.do(out, asked, output, push, dry_run=dry_run, time=time, force=force)
         return
+    if time:
+        raise UsageError(
+            "an extension takes as long as its weights take to copy; --time is for more"
+        )
     common = {"revision": revision, "link": link, "force": force, **given}
     if output is None or dry_run:
         made = extending.plan_extend(model, output, **common)

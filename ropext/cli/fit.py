@@ -25,6 +25,7 @@ def command(
     output: shared.Output = None,
     force: shared.BeginAnew = False,
     dry_run: DryRun = False,
+    time: shared.Time = False,
     revision: shared.Revision = None,
     push_to_hub: push.PushToHub = None,
     public: push.Public = False,
@@ -38,9 +39,12 @@ def command(
     out = Out(as_json, quiet)
     if output is None and not dry_run:
         raise UsageError("say where to: -o OUT (or --dry-run to see the settings)")
+    shared.check_time(time, output is None or dry_run)
     wanted = push.asked_push(push_to_hub, public)
     if output is None or dry_run:
-        planned = training.plan_fit(model, data, output, revision=revision, force=force, **given)
+        planned = training.plan_fit(
+            model, data, output, revision=revision, force=force, time=time, **given
+        )
         if sharing.is_main():
             out.result(report.fit_plan(planned), planned.to_json())
         return

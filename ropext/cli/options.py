@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from ropext.errors import UsageError
 from ropext.options.fields import Key, Options, flag, keys, shown_default
 
 ModelArg = Annotated[
@@ -38,6 +39,17 @@ BeginAnew = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="print the result as one JSON document")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no narration on stderr")]
+
+Time = Annotated[
+    bool, typer.Option("--time", help="with --dry-run: time a small step and say how long it takes")
+]
+
+
+def check_time(time: bool, dry_run: bool) -> None:
+    """--time tells of what is not done yet."""
+    if time and not dry_run:
+        raise UsageError("--time says how long it would take; it goes with --dry-run")
+
 
 Command = Callable[..., None]
 

@@ -56,6 +56,7 @@ def command(
     only: Only = None,
     force: Force = False,
     dry_run: DryRun = False,
+    time: options.Time = False,
     push_to_hub: PushToHub = None,
     public: Public = False,
     as_json: options.Json = False,
@@ -67,7 +68,7 @@ def command(
     asked = job.from_file(recipe, words or ())
     push = asked_push(push_to_hub, public)
     choice = {"begin": begin, "only": only, "force": force}
-    do(Out(as_json, quiet), asked, output, push, dry_run=dry_run, **choice)
+    do(Out(as_json, quiet), asked, output, push, dry_run=dry_run, time=time, **choice)
 
 
 def do(
@@ -77,11 +78,17 @@ def do(
     push: Push | None,
     *,
     dry_run: bool = False,
+    time: bool = False,
     **choice: Any,
 ) -> None:
     """Run a job and tell what came of it; `ropext extend` with later steps does the same."""
     from ropext.evaluation.work import processes
 
+    options.check_time(time, dry_run)
+    if time and asked.is_auto:
+        raise UsageError(
+            "how long --method auto takes hangs on what it finds; --budget 2h limits it"
+        )
     if push is not None and not asked.is_auto and len(asked.cells()) > 1:
         raise UsageError("--push-to-hub takes one checkpoint, and this recipe makes a grid")
     if dry_run and asked.is_auto:
@@ -94,7 +101,7 @@ def do(
     if dry_run:
         from ropext.pipeline import estimating
 
-        found = estimating.estimate(asked, output, out.say, **choice)
+        found = estimating.estimate(asked, output, out.say, time=time, **choice)
         out.result(estimating.estimate_text(found), found)
         estimating.raise_if_refused(found)
         return

@@ -5,7 +5,7 @@ above the weights. Both are within a factor of two of what is then measured (ben
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from ropext.evaluation.preparing import Settled, settle, workdir_of
 from ropext.evaluation.reading import hf_stride, short_windows, strided_windows
 from ropext.evaluation.variants import Lineup, Variant
 from ropext.lengths import length_text
+from ropext.narration import duration
 from ropext.options.evaluate import DocumentOptions
 from ropext.patching import apply_config, unpatch
 from ropext.results.gates import Gate
@@ -185,6 +186,21 @@ class Passes:
 
 
 @dataclass(frozen=True)
+class Timed:
+    """How long all of the work takes on this machine, by one step that was timed."""
+
+    seconds: float  # of all
+    step: str  # what was done once
+    took: float
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"about {duration(self.seconds)} on this machine ({self.step} took {self.took:.2g} s)"
+        )
+
+
+@dataclass(frozen=True)
 class Costs:
     """All of it together."""
 
@@ -197,10 +213,11 @@ class Costs:
     chunk: int | None
     slice_tokens: int
     columns: int | None
+    time: Timed | None = None  # where it was asked for
 
     def to_json(self) -> dict[str, Any]:
         """As --dry-run --json prints it."""
-        return asdict(self)
+        return {k: v for k, v in asdict(self).items() if k != "time" or v is not None}
 
 
 def estimate(shape: Shape, work: list[Passes], manner: Manner) -> Costs:
@@ -227,9 +244,11 @@ def estimate_evaluation(
     gates: Sequence[Gate] = (),
     output: Path | None = None,
     force: bool = False,
+    timed: Callable[..., Timed] | None = None,
     **values: Any,
 ) -> tuple[Settled, Costs]:
-    """What `evaluate` would take; no weight is read, and what it would refuse is refused."""
+    """What `evaluate` would take; no weight is read, and what it would refuse is refused. `timed`
+    tells how long (`timing.timed_reading`)."""
     import torch
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -259,7 +278,11 @@ def estimate_evaluation(
         options.chunk,
         options.slice_memory * MIB,
     )
-    return settled, estimate(shape, work_of(settled, skeleton), manner)
+    found = estimate(shape, work_of(settled, skeleton), manner)
+    if timed is not None:
+        kind = dtype or torch.float32
+        found = replace(found, time=timed(skeleton, device, kind, found, settled.frame.longest))
+    return settled, found
 
 
 def _check_places(settled: Settled, output: Path | None, force: bool) -> None:

@@ -8,6 +8,7 @@ weights are links, in a temporary directory.
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,10 @@ from ropext.report.text import size
 from ropext.table import columns
 
 if TYPE_CHECKING:
+    from ropext.evaluation.costs import Timed
     from ropext.training.finetune import PlannedFinetune
     from ropext.training.fit import PlannedFit
+    from ropext.training.rows import Rows
 
 Estimate = dict[str, Any]
 SKIPPED: Estimate = {"what": "done before, skipped", "skipped": True}
@@ -41,9 +44,11 @@ def estimate(
     begin: str | None = None,
     only: str | None = None,
     force: bool = False,
+    time: bool = False,
 ) -> dict[str, Any]:
     """Every cell, every stage that would be done: a sentence under `what`, the numbers behind it,
-    and under `refused` why it would not get done. What a run refuses at once is refused."""
+    and under `refused` why it would not get done; with `time` how long by a step that is timed.
+    What a run refuses at once is refused."""
     choice, cells = Choice(begin, only), []
     with tempfile.TemporaryDirectory(prefix="ropext-estimate-") as room:
         place = Path(output or asked.output or Path(room, "OUT"))
@@ -51,7 +56,7 @@ def estimate(
         for work in works:
             aside = replace(work, folder=Path(room) / (work.cell.name or "cell"))
             told = {
-                name: SKIPPED if is_kept else _stage(name, aside)
+                name: SKIPPED if is_kept else _stage(name, aside, time)
                 for name, is_kept in _coming(work, choice).items()
             }
             cells.append({"cell": work.cell.name or None, "stages": told})
@@ -86,13 +91,13 @@ def _coming(work: CellWork, choice: Choice) -> dict[str, bool]:
     return found
 
 
-def _stage(name: str, work: CellWork) -> Estimate:
+def _stage(name: str, work: CellWork, time: bool) -> Estimate:
     counts: dict[str, Callable[[CellWork], Estimate]] = {
         PLAN: _plan,
         EXTEND: _extend,
-        FIT: _fit,
-        FINETUNE: _finetune,
-        EVALUATE: _evaluate,
+        FIT: partial(_fit, time=time),
+        FINETUNE: partial(_finetune, time=time),
+        EVALUATE: partial(_evaluate, time=time),
         REPORT: lambda work: {"what": "the report, and the weights once more by hard link"},
     }
     try:
@@ -135,48 +140,65 @@ def _extended(work: CellWork) -> Path:
     return place
 
 
-def _training(found: "PlannedFinetune | PlannedFit") -> Estimate:
+def _training(found: "PlannedFinetune | PlannedFit", rows: "Rows") -> Estimate:
+    from ropext.training import report
+
     estimate = found.estimate
     what = (
         f"{estimate.tokens:,} tokens, {estimate.flops:.2e} FLOPs, about "
         f"{size(estimate.peak_bytes)} of memory on a device"
     )
-    return {"what": what} | found.to_json()
+    alarm = report.passes_text(rows) if report.too_often(rows) else ""
+    return {"what": what} | _more(found.time, alarm) | found.to_json()
 
 
-def _fit(work: CellWork) -> Estimate:
+def _more(time: "Timed | None", alarm: str = "") -> Estimate:
+    """What is said under the table."""
+    said = [alarm] if alarm else []
+    said += [time.sentence] if time else []
+    return {"said": said} if said else {}
+
+
+def _fit(work: CellWork, time: bool) -> Estimate:
     if not _weights(work.base):
         return NOT_HERE
     from ropext.training import plan_fit
 
     data = str(work.job.given.place("fit.data"))
-    return _training(plan_fit(work.base.name, data, **work.job.fitting(work.cell)))
+    found = plan_fit(work.base.name, data, time=time, **work.job.fitting(work.cell))
+    return _training(found, found.prepared.rows.texts)
 
 
-def _finetune(work: CellWork) -> Estimate:
+def _finetune(work: CellWork, time: bool) -> Estimate:
     if not _weights(work.base):
         return NOT_HERE
     from ropext.training import plan_finetune
 
     data = str(work.job.given.place("finetune.data"))
-    return _training(plan_finetune(_extended(work), data, **work.job.finetuning()))
+    found = plan_finetune(_extended(work), data, time=time, **work.job.finetuning())
+    return _training(found, found.prepared.rows)
 
 
-def _evaluate(work: CellWork) -> Estimate:
+def _evaluate(work: CellWork, time: bool) -> Estimate:
     if not _weights(work.base):
         return NOT_HERE
     from ropext.evaluation.costs import estimate_evaluation
+    from ropext.evaluation.timing import timed_reading
 
     place = _extended(work)
     places = dict.fromkeys(work.checkpoints, place)
     _, found = estimate_evaluation(
-        work.job.model, lineup=work.lineup(places), gates=work.gates, **work.job.evaluation()
+        work.job.model,
+        lineup=work.lineup(places),
+        gates=work.gates,
+        timed=timed_reading if time else None,
+        **work.job.evaluation(),
     )
     what = (
         f"{found.passes:,} passes, {found.tokens:,} tokens, {found.flops:.2e} FLOPs, "
         f"{size(found.peak_bytes)} of memory above the weights"
     )
-    return {"what": what} | found.to_json()
+    return {"what": what} | _more(found.time) | found.to_json()
 
 
 def estimate_text(found: Mapping[str, Any]) -> str:
@@ -185,5 +207,7 @@ def estimate_text(found: Mapping[str, Any]) -> str:
     for cell in found["cells"]:
         rows = [(name, own["what"]) for name, own in cell["stages"].items()]
         title = f"{cell['cell']}\n" if cell["cell"] else ""
-        parts.append(title + columns(("stage", "what it takes"), rows))
+        said = [f"{name}: {s}" for name, own in cell["stages"].items() for s in own.get("said", ())]
+        table = title + columns(("stage", "what it takes"), rows)
+        parts.append("\n".join([table, *(["", *said] if said else [])]))
     return "\n\n".join(parts)

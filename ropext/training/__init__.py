@@ -48,14 +48,16 @@ def plan_finetune(
     output: str | Path | None = None,
     *,
     force: bool = False,
+    time: bool = False,
     **options: Any,
 ) -> "PlannedFinetune":
-    """What `run_finetune` would do, and what that would take; what it would refuse is refused."""
+    """What `run_finetune` would do, and what that would take (with `time` how long, by a step that
+    is timed); what it would refuse is refused."""
     from ropext.options.training import Finetune
     from ropext.training import finetune, run
 
     prepare = partial(finetune.prepare, str(directory), as_place(data), Finetune(**options))
-    return run.dry_run(prepare, finetune.plan, output, force)
+    return run.dry_run(prepare, finetune.plan, output, force, time)
 
 
 def run_fit(
@@ -97,9 +99,11 @@ def plan_fit(
     *,
     revision: str | None = None,
     force: bool = False,
+    time: bool = False,
     **options: Any,
 ) -> "PlannedFit":
-    """What `run_fit` would do, and what that would take; what it would refuse is refused."""
+    """What `run_fit` would do, and what that would take (with `time` how long, by a step that is
+    timed); what it would refuse is refused."""
     from ropext.options.training import Fit
     from ropext.proof.dequantising import directory_of
     from ropext.training import fit, run
@@ -108,4 +112,4 @@ def plan_fit(
         prepare = partial(
             fit.prepare, place, as_place(data), Fit(**options), revision, named=str(model)
         )
-        return run.dry_run(prepare, fit.plan, output, force)
+        return run.dry_run(prepare, fit.plan, output, force, time)

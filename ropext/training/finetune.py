@@ -28,7 +28,7 @@ from ropext.training.data import LARGEST_SHARE
 from ropext.training.defaults import LoraSettings
 from ropext.training.judge import Judge, judge_of
 from ropext.training.rows import Full, KeyRows, Pose, Rows, glue, rows_in
-from ropext.training.run import PlannedTraining, PreparedTraining, encoder_of, taken
+from ropext.training.run import PlannedTraining, PreparedTraining, encoder_of, taken, told_time
 
 # Options that decide the numbers, beside the settings.
 DECIDING = (
@@ -177,6 +177,18 @@ class PlannedFinetune(PlannedTraining):
     prepared: PreparedFinetune
     targets: tuple[str, ...]
 
+    @property
+    def trainings(self) -> int:
+        return 2 if self.prepared.options.control else 1
+
+    @property
+    def forward_tokens(self) -> int:
+        prepared, steps = self.prepared, self.prepared.settings.steps.value
+        judgements = -(-steps // defaults.eval_every(prepared.options, steps))
+        # Before and after too; the base and the control through the short window, which is twice.
+        passes = judgements + 2 + 2 * self.trainings
+        return int(passes * prepared.evaluated * prepared.target)
+
     def to_json(self) -> dict[str, Any]:
         prepared = self.prepared
         return {
@@ -196,7 +208,7 @@ class PlannedFinetune(PlannedTraining):
             "overlap": as_json(prepared.overlap),
             "loss": "sliced" if self.sliced is None else f"whole logits: {self.sliced}",
             "memory_warning": self.tight,
-        }
+        } | told_time(self)
 
 
 @dataclass(frozen=True)

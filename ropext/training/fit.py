@@ -17,7 +17,7 @@ from ropext.training import data, defaults, models, sharing
 from ropext.training.data import TrainingData
 from ropext.training.judge import Judge, few, judge_of
 from ropext.training.rows import FitQuestions, FitRows, Full, Pose, WithShort
-from ropext.training.run import PlannedTraining, PreparedTraining, encoder_of, taken
+from ropext.training.run import PlannedTraining, PreparedTraining, encoder_of, taken, told_time
 from ropext.training.search import DOCUMENTS, Trial, attention_tokens, most_tokens
 from ropext.training.spectrum import Space, space_of
 
@@ -79,7 +79,15 @@ class PlannedFit(PlannedTraining):
     """What `fit --dry-run` shows."""
 
     prepared: PreparedFit
-    forward_tokens: int  # read without gradients: starts, judgements, questions
+    read: int  # tokens without gradients: starts, judgements, questions
+
+    @property
+    def forward_tokens(self) -> int:
+        return self.read
+
+    @property
+    def trainings(self) -> int:
+        return int(not self.search)
 
     @property
     def search(self) -> bool:
@@ -107,13 +115,14 @@ class PlannedFit(PlannedTraining):
             "settings": prepared.settings.to_json(),
             "documents": len(prepared.rows.texts.documents),
             "documents_too_short": prepared.rows.texts.too_short,
+            "passes": prepared.rows.texts.passes,
             "judging_documents": len(prepared.judge.documents),
             "overlap": as_json(prepared.overlap),
             "tokens": self.tokens,
             "forward_tokens": self.forward_tokens,
             "estimate": self.estimate.to_json(),
             "notes": list(self.notes),
-        }
+        } | told_time(self)
 
 
 @dataclass(frozen=True)

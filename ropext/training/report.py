@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ropext.training.fit import Fitted, PlannedFit
     from ropext.training.judge import Judge
     from ropext.training.rows import Rows
-    from ropext.training.run import PreparedTraining
+    from ropext.training.run import PlannedTraining, PreparedTraining
     from ropext.training.writing import Story
 
 Numbers = dict[str, dict[str, Any]]  # label -> values as JSON
@@ -82,7 +82,12 @@ def finetune_plan(planned: "PlannedFinetune") -> str:
         f"{found.activation_bytes / 1e6:,.0f}, loss {found.loss_bytes / 1e6:,.0f})",
         *([f"note: {planned.tight}"] if planned.tight else []),
         *([f"the loss needs whole logits: {planned.sliced}"] if planned.sliced else []),
+        *_time(planned),
     )
+
+
+def _time(planned: "PlannedTraining") -> list[str]:
+    return [f"time: {planned.time.sentence}"] if planned.time else []
 
 
 def _kept(options: "Training", context: int) -> list[str]:
@@ -328,7 +333,9 @@ def fit_plan(planned: "PlannedFit") -> str:
         *_kept(prepared.options, prepared.context),
         f"documents: {len(prepared.rows.texts.documents)} to fit on, "
         f"{len(prepared.judge.documents)} held out, {prepared.rows.texts.too_short} too short",
+        *([] if planned.search else [passes_text(prepared.rows.texts)]),
         *costs,
+        *_time(planned),
         *_warning(prepared),
         *(f"note: {note}" for note in planned.notes),
     )

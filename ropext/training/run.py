@@ -5,8 +5,8 @@ from a model without weights, and then handed to its session (`session`), in the
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -15,14 +15,15 @@ from ropext.checkpoint.provenance import read_record
 from ropext.checkpoint.staging import check_output, recover
 from ropext.corpus import DocumentEncoder
 from ropext.evaluation import work
-from ropext.evaluation.loading import load_tokenizer, silenced
+from ropext.evaluation.costs import Shape, Timed
+from ropext.evaluation.loading import load_tokenizer, memory_errors, silenced, with_attention
 from ropext.narration import Say, silent
 from ropext.options.training import Finetune, Training
 from ropext.results.overlap import Overlap, Trained, overlap, trained_in
 from ropext.training import defaults, estimates, models, sharing
 from ropext.training.data import TrainingData
 from ropext.training.defaults import Settings
-from ropext.training.estimates import TrainingEstimate
+from ropext.training.estimates import TrainingEstimate, row_flops
 from ropext.training.judge import Judge
 from ropext.workdir import Workdir, release
 
@@ -77,6 +78,22 @@ class PlannedTraining:
     moving: int  # parameters that are trained, or numbers of a spectrum
     sliced: str | None  # why the loss is not sliced
     tight: str | None  # why memory may not be enough
+    time: Timed | None = field(default=None, kw_only=True)  # where it was asked for
+
+    @property
+    def trainings(self) -> int:
+        """How often all of the estimate's FLOPs are done."""
+        return 1
+
+    @property
+    def forward_tokens(self) -> int:
+        """Tokens read without gradients."""
+        raise NotImplementedError
+
+
+def told_time(planned: PlannedTraining) -> dict[str, Any]:
+    """As JSON, where it was asked for."""
+    return {} if planned.time is None else {"time": asdict(planned.time)}
 
 
 Prepared = TypeVar("Prepared", bound=PreparedTraining)
@@ -145,13 +162,67 @@ def dry_run(
     plan: Callable[[Prepared], Planned],
     output: str | Path | None,
     force: bool,
+    time: bool = False,
 ) -> Planned:
-    """All but the training; what it would refuse is refused."""
+    """All but the training; what it would refuse is refused. With `time` a step is timed."""
     with silenced():
         prepared = prepare()
         if output is not None:
             _workdir(prepared, Path(output), force).check(force)
-        return plan(prepared)
+        planned = plan(prepared)
+        return replace(planned, time=_timed(planned)) if time else planned
+
+
+def _timed(planned: PlannedTraining) -> Timed:
+    """By one row, forward and backward."""
+    import torch
+
+    from ropext.evaluation import timing
+    from ropext.training.loss import use_sliced_loss
+
+    prepared, estimate = planned.prepared, planned.estimate
+    options, target = prepared.options, prepared.target
+    device = models.device(options)
+    dtype = models.dtype(options, device)
+
+    def work(shape: Shape) -> float:
+        reading = planned.forward_tokens * shape.flops(target) / target
+        return planned.trainings * estimate.flops + reading
+
+    def prepare(model: Any) -> timing.Step:
+        model.config.use_cache = False
+        use_sliced_loss(model)
+        if isinstance(options, Finetune) and prepared.settings.lora is not None:
+            model = models.add_adapter(model, options, prepared.settings.lora)
+        else:
+            model.enable_input_require_grads()
+        model.train()
+        if estimate.recompute:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+
+        def step(_: Any, ids: torch.Tensor) -> None:
+            with torch.autocast(device.type, dtype, enabled=dtype == torch.bfloat16):
+                loss = model(input_ids=ids, labels=ids).loss
+            loss.backward()
+
+        return step
+
+    skeleton = with_attention(
+        options.attn_implementation,
+        lambda kind: models.skeleton(prepared.snapshot, kind, dtype=dtype),
+    )
+    said = "out of memory in the step that is timed; leave --time out, or give --dtype bfloat16"
+    with memory_errors(said):
+        return timing.timed(
+            skeleton,
+            device,
+            dtype,
+            prepared.settings.longest,
+            work,
+            partial(row_flops, recompute=estimate.recompute),
+            prepare,
+            "a row",
+        )
 
 
 def _workdir(
