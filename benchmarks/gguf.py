@@ -117,14 +117,15 @@ def forms(engine: str, count: int) -> None:
             assert abs(one / two - 1) < 5e-4, (name, one, two)
 
 
-def real(engine: str, model: Path, text: Path, tokens: int, like: Path | None) -> None:
+def real(engine: str, model: Path, text: Path, tokens: int, like: Path | None, kept: Path) -> None:
     """A quantised file in llama.cpp beside its dequantised weights in transformers: the last 2,048
-    tokens of one text, inside the window and at its end."""
+    tokens of one text, inside the window and at its end. Each cell is kept, and not read again."""
     from transformers import AutoTokenizer
 
     from ropext.inspecting import inspect
     from ropext.proof.dequantising import directory_of
 
+    kept.mkdir(parents=True, exist_ok=True)
     context = inspect(str(model)).model.context
     with tempfile.TemporaryDirectory() as folder, directory_of(str(model)) as untouched:
         files = {"untouched": model, "yarn": Path(folder, "yarn.gguf")}
@@ -134,16 +135,23 @@ def real(engine: str, model: Path, text: Path, tokens: int, like: Path | None) -
             ropext.extend(str(model), files["fitted"], like=str(like))
         tokenizer = AutoTokenizer.from_pretrained(untouched)
         row = tokenizer(text.read_text("utf-8"), add_special_tokens=False).input_ids[:tokens]
+
+        def cell(name: str, length: int, reader: str) -> float:
+            place = kept / f"{name}-{length}-{reader}.json"
+            if not place.exists():
+                with directory_of(str(files[name])) as directory:
+                    ours = reader == "transformers"
+                    python, read = (sys.executable if ours else engine), Path(directory)
+                    script = f"read_{reader.replace('.', '_')}.py"
+                    found = losses(python, script, [row[:length]], [read if ours else files[name]])
+                place.write_text(json.dumps(found.popitem()[1]))
+            return float(np.exp(json.loads(place.read_text())))
+
         print("| form | tokens | llama.cpp | transformers |")
         print("|---|---|---|---|")
         for length in (min(context, tokens) // 2, tokens):
-            for name, file in files.items():
-                with directory_of(str(file)) as place:
-                    one = losses(engine, "read_llama_cpp.py", [row[:length]], [file])
-                    two = losses(
-                        sys.executable, "read_transformers.py", [row[:length]], [Path(place)]
-                    )
-                pair = [np.exp(value) for found in (one, two) for value in found.values()]
+            for name in files:
+                pair = [cell(name, length, reader) for reader in ("llama.cpp", "transformers")]
                 print(f"| {name} | {length} | {pair[0]:.4f} | {pair[1]:.4f} |", flush=True)
 
 
@@ -206,6 +214,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path)
     parser.add_argument("--tokens", type=int, default=16384)
     parser.add_argument("--like", type=Path)
+    parser.add_argument("--cells", type=Path, default=Path("gguf-cells"), help="read before")
     parser.add_argument("--gigabytes", type=int, default=20)
     parser.add_argument("--filled", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
@@ -216,7 +225,7 @@ def main() -> None:
     if asked.part == "forms":
         forms(asked.engine, asked.documents)
     elif asked.part == "real":
-        real(asked.engine, asked.model, asked.text, asked.tokens, asked.like)
+        real(asked.engine, asked.model, asked.text, asked.tokens, asked.like, asked.cells)
     else:
         copy(asked.gigabytes, asked.filled, asked.rounds, asked.room)
 

@@ -19,7 +19,7 @@ _PLACES = {
     "evaluate": "ropext.pipeline.extending:evaluate",
     "extend": "ropext.pipeline.calling:extend",
     "finetune": "ropext.training:run_finetune",
-    "fit": "ropext.training:run_fit",
+    "fit": "ropext.pipeline.calling:fit",
     "inspect": "ropext.inspecting:inspect",
     "patch": "ropext.patching:patch",
     "plan": "ropext.inspecting:plan",

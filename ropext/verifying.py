@@ -393,6 +393,7 @@ def _engines(
     claim: Claim,
     say: Say,
 ) -> "Iterable[EngineRun]":
+    from ropext.gguf import GgufFile
     from ropext.proof import engines  # late: it loads numpy
     from ropext.proof.dequantising import directory_of
 
@@ -401,10 +402,11 @@ def _engines(
         text = engines.text_for(place, model.vocab_size, claim.context, model.context)
         say(f"--run: {text}")
         wanted = engines.by_transformers(place, text)
-    readings = () if snapshot.container else read_again(snapshot).readings
+    readings = read_again(snapshot).readings
     place = snapshot.directory
+    rounded = isinstance(snapshot, GgufFile) and snapshot.is_rounded
     yield from engines.compare(
-        names, python, place, text, readings, converter=converter, wanted=wanted
+        names, python, place, text, readings, converter=converter, wanted=wanted, rounded=rounded
     )
 
 

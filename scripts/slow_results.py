@@ -25,6 +25,7 @@ CENSUS = "ropext/families/types.json"
 DEFAULTS = "ropext/families/defaults.json"
 ENGINES = "ropext/loaders/engines.json"
 CHECKPOINTS = "scripts/loaders/checkpoints.py"
+GGUF = "ropext/loaders/gguf.json: architectures"
 KEPT = {"loaders": 400}  # lines of a log
 COVERED = {
     "floors": (FLOORS,),
@@ -32,6 +33,7 @@ COVERED = {
     "readme": (README, PINS),
     "oracle": (PINS, CENSUS, DEFAULTS),
     "loaders": (ENGINES, CHECKPOINTS),
+    "gguf": (GGUF,),
 }
 
 
@@ -52,6 +54,8 @@ def content(root: Path, what: str) -> str:
         return "".join(f"{language}\n{lines}" for language, lines in blocks(text))
     if file == "pyproject.toml":
         return json.dumps(tomllib.loads(text)["project"][part])
+    if part == "architectures":
+        return json.dumps(json.loads(text)[part])
     return "\n".join(line for line in text.splitlines() if not line.startswith("#"))
 
 

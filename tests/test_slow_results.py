@@ -40,6 +40,8 @@ def parts(root):
         ("pyproject.toml", '"lm-eval>=', '"lm-eval>=9', ["lm-eval"]),
         ("pyproject.toml", "line-length = 100", "line-length = 90", []),
         ("ropext/families/types.json", '"gpt2"', '"gpt3"', ["oracle"]),
+        ("ropext/loaders/gguf.json", '"qwen2": {', '"qwen4": {', ["gguf"]),
+        ("ropext/loaders/gguf.json", "main of 2026", "main of 2027", []),
     ],
 )
 def test_what_a_change_makes_red(copy, name, old, new, red):

@@ -1,7 +1,6 @@
 """`ropext fit MODEL --data DATA -o OUT`."""
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -59,10 +58,8 @@ def command(
         **given,
     )
     if done is not None and model.lower().endswith(".gguf"):
-        from ropext.pipeline.extending import extend
+        from ropext.pipeline.calling import write_fitted
 
-        file = output / f"{Path(model).stem}-long.gguf"
-        extend(model, file, like=str(output), force=force, command=sys.argv, say=out.say)
-        out.say(f"{file} is the file with this spectrum; beside it are the weights in float32")
+        write_fitted(model, output, force=force, command=sys.argv, say=out.say)
     if done is not None:
         push.result(out, report.fit_result(done), done.to_json(), done.output, wanted)

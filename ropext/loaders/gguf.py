@@ -16,7 +16,7 @@ from typing import Any
 from ropext import forms
 from ropext.errors import UnsupportedModel
 from ropext.forms import Params
-from ropext.loaders.table import LoaderReading
+from ropext.loaders.table import LoaderReading, loader_of
 from ropext.rope import Rope, Spectrum, plain_inv_freq
 
 # Keys and divisors are float32: half a unit in the last place, twice (a factor and a divisor).
@@ -197,7 +197,32 @@ def carry(name: str, rope: Rope, wanted: Spectrum, params: Params) -> GgufRope |
     return None
 
 
-def readings(name: str, own: GgufRope | None) -> tuple[LoaderReading, ...]:
+def _in_ollama(how: str, own: GgufRope) -> GgufRope:
+    """The same keys as an engine of Ollama's own takes them: no divisors, no attn_factor."""
+    bare = replace(own, attn_factor=1.0, divisors=(), short=())
+    if how == "factor as yarn":
+        return replace(bare, scaling="none" if own.factor == 1 else "yarn")
+    # It divides by the temperature that ggml multiplies in for yarn.
+    return (
+        replace(bare, attn_factor=1 / _mscale(own.factor, 1.0)) if own.scaling == "yarn" else bare
+    )
+
+
+def _ollama(name: str, own: GgufRope | None, dim: int) -> LoaderReading:
+    ollama = _table()["ollama"]
+    found = LoaderReading("ollama", ollama["versions"], "same", ollama["runner"], "", "source")
+    if name not in ollama["engine"]:
+        return replace(found, why=f"{found.why} (read in its source, not run)")
+    how = ollama["engine"][name]
+    if not how or own is None:
+        why = "an engine of its own reads this architecture, which was not read"
+        return replace(found, verdict="not measured", why=why)
+    same = farthest(read(_in_ollama(how, own), dim), read(own, dim)) <= STORED
+    why = f"an engine of its own reads {how} (read in its source, not run)"
+    return replace(found, verdict="same" if same else "different", why=why)
+
+
+def readings(name: str, own: GgufRope | None, dim: int) -> tuple[LoaderReading, ...]:
     """Who reads such a file how: llama.cpp, and Ollama, which has two engines."""
     row, table = architecture(name), _table()
     carried = "theta alone" if own is None or own.scaling == "none" else own.scaling
@@ -206,15 +231,11 @@ def readings(name: str, own: GgufRope | None) -> tuple[LoaderReading, ...]:
         carried = f"one divisor per pair in {tensors}.weight"
     why = carried + (" (read in its source, not run)" if row.evidence == "source" else "")
     llama = LoaderReading("llama.cpp", table["release"], "same", why, "", row.evidence)
-    ollama = table["ollama"]
-    second = LoaderReading("ollama", ollama["versions"], "same", ollama["runner"], "", "source")
-    if name in ollama["engine"]:
-        second = replace(second, verdict="not measured", why=ollama["own"])
-    return llama, second
+    return llama, _ollama(name, own, dim)
 
 
-def exact_in(names: tuple[str, ...], name: str, own: GgufRope, even_so: bool) -> bool:
+def exact_in(names: tuple[str, ...], name: str, own: GgufRope, dim: int, even_so: bool) -> bool:
     """Whether every loader of --for reads such a file exactly."""
-    found: Mapping[str, str] = {each.loader: each.verdict for each in readings(name, own)}
+    found: Mapping[str, str] = {each.loader: each.verdict for each in readings(name, own, dim)}
     accepted = {"same", "not measured"} if even_so else {"same"}
-    return all(found.get(each.partition("==")[0], "not measured") in accepted for each in names)
+    return all(found.get(loader_of(each), "not measured") in accepted for each in names)

@@ -61,12 +61,12 @@ def file_lines(file: str, target: int) -> tuple[Serving, ...]:
     """How to run a GGUF file: every program has a length of its own, which is not the file's."""
     lines = f"printf 'FROM %s\\nPARAMETER num_ctx %s\\n' {shlex.quote(file)} {target}"
     create = f"{lines} > Modelfile && ollama create long -f Modelfile"
-    short = "without num_ctx Ollama takes a few thousand tokens"
-    studio = f"set the context length to {target} when loading the model"
+    short = "without num_ctx Ollama takes 4k to 256k tokens, by the memory of the GPU"
+    studio = f"lms import --copy {shlex.quote(file)} && lms load --context-length {target}"
     return (
         Serving("llama.cpp", f"llama-server -m {shlex.quote(file)} -c {target}"),
         Serving("ollama", create, short),
-        Serving("lm studio", "", studio),
+        Serving("lm studio", studio, "in its window: Context Length, when the model is loaded"),
     )
 
 

@@ -147,12 +147,17 @@ _ALIASES = {
     "mlx-lm": "mlx",
     "llamacpp": "llama.cpp",
     "gguf": "llama.cpp",
+    "lm-studio": "llama.cpp",  # which it runs
+    "lmstudio": "llama.cpp",
     "tensorrt-llm": "trt-llm",
     "exl2": "exllamav2",
     "exl3": "exllamav3",
     "ct2": "ctranslate2",
     "transformers4": "transformers==4.57",
 }
+
+# Those whose row is in gguf.json: they read no directory.
+FILE_READERS = ("ollama",)
 
 # What stands behind a cell where no engine read a model.
 _EVIDENCE = {
@@ -339,12 +344,23 @@ def _covers(reader: LoaderVersions, version: str) -> bool:
     return any(low <= asked and asked[: len(high)] <= high for low, high in spans)
 
 
+def loader_of(name: str) -> str:
+    """The loader that a user means, without its version."""
+    loader = _ALIASES.get(name.lower(), name.lower()).partition("==")[0]
+    return _ALIASES.get(loader, loader)
+
+
 def select(name: str) -> tuple[LoaderVersions, ...]:
     """The readers a user means: NAME is the newest range, NAME==VERSION the one that holds it."""
-    loader, _, version = _ALIASES.get(name.lower(), name.lower()).partition("==")
-    mine = [r for r in readers() if r.loader == _ALIASES.get(loader, loader)]
+    loader, version = loader_of(name), _ALIASES.get(name.lower(), name).partition("==")[2]
+    if loader in FILE_READERS:
+        raise UsageError(
+            f"--for {name}: {loader} reads a GGUF, so name one (ropext plan MODEL.gguf --for"
+            f" {loader}); of a directory --for llama.cpp says what its converter makes"
+        )
+    mine = [r for r in readers() if r.loader == loader]
     if not mine:
-        known = [*dict.fromkeys(r.loader for r in readers()), "transformers4"]
+        known = [*dict.fromkeys(r.loader for r in readers()), "transformers4", *FILE_READERS]
         near = difflib.get_close_matches(loader, [*known, *_ALIASES], n=2, cutoff=0.5)
         hint = f" (did you mean {' or '.join(near)}?)" if near else ""
         raise UsageError(f"--for {name!r}: no such loader{hint}; known are {', '.join(known)}")
@@ -363,7 +379,8 @@ def parse_for(text: str) -> tuple[str, ...]:
     if not names:
         raise UsageError("--for wants the names of loaders, such as vllm,llama.cpp")
     for name in names:
-        select(name)
+        if loader_of(name) not in FILE_READERS:
+            select(name)
     return names
 
 

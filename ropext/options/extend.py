@@ -41,7 +41,7 @@ def _loaders(value: Any) -> Any:
         return loaders.parse_for(value)
     for name in value if isinstance(value, list | tuple) else ():
         if isinstance(name, str):
-            loaders.select(name)
+            loaders.parse_for(name)
     return tuple(value) if isinstance(value, list) else value
 
 

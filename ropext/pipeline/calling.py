@@ -21,6 +21,7 @@ from ropext.results.figures import figures
 if TYPE_CHECKING:
     from ropext.checkpoint.push import Pushed
     from ropext.pipeline.outcome import Ran
+    from ropext.training.fit import Fitted
 
 TOP = ("revision", "trust_remote_code")  # stand above the sections of a recipe
 
@@ -53,6 +54,40 @@ def extend(
         Extend(**{name: given[name] for name in given if name not in known})  # refuses it
         asked = job.from_options(top, given, later)
         return running.run(asked, output, force=force, command=command, say=say)
+
+
+def fit(
+    model: str | Path,
+    data: TextsOrPlace,
+    output: str | Path,
+    *,
+    revision: str | None = None,
+    force: bool = False,
+    command: Sequence[str] = (),
+    say: Say = silent,
+    **options: Any,
+) -> "Fitted | None":
+    """Fit a spectrum with the weights frozen; `options` are the fields of options.training.Fit. Of
+    a GGUF it is fitted on the dequantised weights, and OUTPUT also has the file with it.
+
+    Under `accelerate launch` the first process has the result, the others None.
+    """
+    from ropext.training import run_fit
+
+    common: dict[str, Any] = {"force": force, "command": command, "say": say}
+    done = run_fit(model, data, output, revision=revision, **common, **options)
+    if done is not None and str(model).lower().endswith(".gguf"):
+        write_fitted(model, output, **common)
+    return done
+
+
+def write_fitted(
+    model: str | Path, output: str | Path, *, force: bool, command: Sequence[str], say: Say
+) -> None:
+    """Write what was fitted on a GGUF into a GGUF, beside the directory."""
+    file = Path(output) / f"{Path(model).stem}-long.gguf"
+    extending.extend(model, file, like=str(output), force=force, command=command, say=say)
+    say(f"{file} is the file with this spectrum; beside it are the weights in float32")
 
 
 @contextmanager

@@ -3,6 +3,7 @@ carries what a method asks for."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -164,7 +165,7 @@ def readings_of(
         from ropext.loaders import gguf  # late: no directory needs it
 
         carried = gguf.carry(model.container, rope, wanted, params)
-        return gguf.readings(model.container, carried)
+        return gguf.readings(model.container, carried, rope.dim)
     kind, length = model.model_type, target
     return loaders.readings(model.text_type, params, model_type=kind, length=length, target=target)
 
@@ -230,7 +231,8 @@ def plan_site(
             except NotExpressible:
                 return None
 
-        raise NotExpressible(_why_not(model, method, target, recipe, carried)) from None
+        exact = partial(_exact_in, model, rope, wanted)
+        raise NotExpressible(_why_not(model, method, target, recipe, carried, exact)) from None
     return PlannedSite(site.label, rope, wanted, params, True)
 
 
@@ -256,7 +258,20 @@ def require_motion(model: Model, method: str, target: int, knobs: object, recipe
     )
 
 
-def _exact_in(model: Model, names: tuple[str, ...], params: forms.Params, even_so: bool) -> bool:
+def _exact_in(
+    model: Model,
+    rope: Rope,
+    wanted: Spectrum,
+    names: tuple[str, ...],
+    params: forms.Params,
+    even_so: bool,
+) -> bool:
+    """Whether these loaders read a dict of this spectrum exactly, as a config or as GGUF keys."""
+    if model.container:
+        from ropext.loaders import gguf
+
+        own = gguf.carry(model.container, rope, wanted, params)
+        return own is not None and gguf.exact_in(names, model.container, own, rope.dim, even_so)
     return loaders.exact_in(
         names, model.text_type, params, even_so=even_so, model_type=model.model_type
     )
@@ -279,13 +294,10 @@ def _carry(
         if not forms.same(forms.read(kept, rope, target), wanted):
             return False
         if model.container:
-            from ropext.loaders import gguf
-
-            carried = gguf.carry(model.container, rope, wanted, kept)
-            names, even_so = recipe.for_loaders, recipe.even_so
-            return carried is not None and gguf.exact_in(names, model.container, carried, even_so)
-        params = families.as_written(model.text_type, params, rope)
-        return _exact_in(model, recipe.for_loaders, params, recipe.even_so)
+            params = kept
+        else:
+            params = families.as_written(model.text_type, params, rope)
+        return _exact_in(model, rope, wanted, recipe.for_loaders, params, recipe.even_so)
 
     found = forms.carry(rope, wanted, target, native, accept)
     return families.as_written(model.text_type, found, rope)
@@ -297,12 +309,13 @@ def _why_not(
     target: int,
     recipe: Extend,
     carried: Callable[[Extend], forms.Params | None],
+    exact: Callable[[tuple[str, ...], forms.Params, bool], bool],
 ) -> str:
     """Which part of the request nothing carries, and what would be carried."""
     names = recipe.for_loaders
     trusted = carried(recipe.changed(even_so=True))
     if trusted is not None:
-        unsure = [name for name in names if not _exact_in(model, (name,), trusted, False)]
+        unsure = [name for name in names if not exact((name,), trusted, False)]
         return (
             f"--for {','.join(unsure)}: how {_they(unsure, 'reads')} {trusted['rope_type']} scaling"
             f" in {model.model_type} was not measured; --even-so writes it all the same"

@@ -8,7 +8,8 @@ from typing import Any
 from ropext import corpus, scaling
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
 from ropext.checkpoint.provenance import digest, weights_digest
-from ropext.errors import NotExpressible, RopextError, UnsupportedModel, UsageError
+from ropext.errors import NotExpressible, UnsupportedModel, UsageError
+from ropext.inspecting import open_model
 from ropext.options.training import WITHIN, Fit
 from ropext.planning import Plan, PlannedSite, make_plan, require_help
 from ropext.results.overlap import as_json
@@ -185,7 +186,11 @@ def pair_factors(site: PlannedSite) -> tuple[float, ...]:
 
 
 def _planned(snapshot: Snapshot, options: Fit, method: str, knobs: Mapping[str, Any]) -> Plan:
-    return make_plan(snapshot.config, options.extend(method, **knobs), snapshot.name)
+    request = options.extend(method, **knobs)
+    if snapshot.container:  # where the GGUF would not carry the result, it is refused here
+        make_plan(snapshot.config, request, snapshot.name, snapshot.container)
+        request = request.changed(for_loaders=())  # they read that, not this directory
+    return make_plan(snapshot.config, request, snapshot.name)
 
 
 def choose_starts(snapshot: Snapshot, options: Fit) -> tuple[str, dict[str, Plan]]:
@@ -193,16 +198,23 @@ def choose_starts(snapshot: Snapshot, options: Fit) -> tuple[str, dict[str, Plan
 
     Where nothing is asked, the widest form that this family and the loaders of --for read exactly.
     """
-    refusal: RopextError | None = None
-    widest = WITHIN[1:] if options.search else WITHIN
-    for within in (options.within,) if options.within else widest:
+    refusal: NotExpressible | None = None
+    for within in WITHIN[1:] if options.search else WITHIN:
+        if options.within and WITHIN.index(within) < WITHIN.index(options.within):
+            continue
         try:
             found = _closed_forms(snapshot, options, within)
             example = next(iter(found.values()))
             _planned(snapshot, options, *example_knobs(within, example.main))
-            return within, found
         except NotExpressible as error:
             refusal = refusal or error
+            continue
+        if refusal is None or not options.within:
+            return within, found
+        raise NotExpressible(
+            f"--within {options.within}: {refusal}; of the narrower forms, --within {within} is"
+            " carried exactly"
+        )
     assert refusal is not None  # a form was either found or refused
     raise refusal
 
@@ -265,7 +277,8 @@ def prepare(
         )
     snapshot = open_snapshot(model, revision=revision)
     if named not in ("", model):
-        snapshot = replace(snapshot, name=named, hub_id=None)
+        container = open_model(named).container
+        snapshot = replace(snapshot, name=named, hub_id=None, container=container)
     within, starts = choose_starts(snapshot, options)
     plan = next(iter(starts.values()))
     if plan.model.masked_lm:

@@ -428,8 +428,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("loader", choices=list(dict.fromkeys(own.loader for own in ENGINES)))
     parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument(
+        "--environment", action="store_true", help="say its Python, measure nothing"
+    )
     chosen = parser.parse_args()
     engines = [own for own in ENGINES if own.loader == chosen.loader]
+    if chosen.environment:
+        chosen.work.mkdir(parents=True, exist_ok=True)
+        print(environment(engines[0], chosen.work))
+        return
     made = chosen.work / "checkpoints"
     if not made.exists():
         checkpoints.main(made, [])

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ropext import proof
+from ropext import loaders, proof
 from ropext.errors import UsageError
 from ropext.proof import engines
 
@@ -243,8 +243,18 @@ def test_a_gguf_needs_no_converter_and_is_held_against_what_is_told(told, right)
     python = fake(told, "np.savez(output, **{'version': '0.5.0', directory: right})")
     engines.check_installed(["llama.cpp"], str(python), gguf)
     wanted = right | {"found": right["found"] + 0.5}
-    (own,) = engines.compare(["llama.cpp"], str(python), gguf, text, wanted=wanted)
+    told = [loaders.LoaderReading(name, "any", "same") for name in ("llama.cpp", "ollama")]
+    (own,) = engines.compare(["llama.cpp"], str(python), gguf, text, told, wanted=wanted)
     assert (own.verdict, own.largest) == ("different", pytest.approx(0.5))
+    assert own.table == "same"
+    for gap, verdict in ((0.1, "same"), (0.2, "different")):  # one position of many is far off
+        wanted = right | {"found": right["found"] + gap}
+        wanted["found"][3] += 2.0
+        (own,) = engines.compare(
+            ["llama.cpp"], str(python), gguf, text, told, wanted=wanted, rounded=True
+        )
+        assert own.verdict == verdict
+        assert "in the mean (which counts where weights are quantised); the table" in own.sentence
     with pytest.raises(UsageError, match="--run vllm reads a directory"):
         engines.check_installed(["vllm"], str(python), gguf)
 
@@ -269,7 +279,7 @@ def test_stock_transformers_that_fails_is_a_failed_check(ropext, checkpoint, tol
         (("--run", "vllm", "--python", "/nowhere/python"), "cannot be run (No such file"),
         (("--python", "/usr/bin/python3"), "says which Python has the engines of --run"),
         (("--converter", "convert.py"), "is for --run llama.cpp; give both"),
-        (("--run", "llama.cpp"), "has no llama_cpp; --python PATH names"),
+        (("--run", "llama.cpp"), "has no llama_cpp, and no llama-server is on PATH; --python PATH"),
     ],
 )
 def test_a_users_mistake_is_one_sentence(ropext, checkpoint, words, said):
@@ -341,3 +351,67 @@ def test_readers_import_nothing_of_ropext():
     for path in Path(engines.__file__).parent.glob("[!_]*.py"):
         assert "import ropext" not in path.read_text()
         assert "from ropext" not in path.read_text()
+
+
+SERVER = """#!{python}
+import json, sys, time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+import numpy as np
+
+if sys.argv[1:] == ["--version"]:
+    print("version: 9876 (0c1e570)\\nbuilt with clang", file=sys.stderr)
+    sys.exit()
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+assert given["-m"].endswith("long.gguf") and given["-c"] == "255" and given["-fa"] == "off"
+{lines}
+right, ids, begun = np.load({right!r}), np.load({ids!r}), time.monotonic()
+
+class Own(BaseHTTPRequestHandler):
+    def tell(self, body, code=200):
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def do_GET(self):
+        if self.path == "/health" and time.monotonic() < begun + 0.3:
+            return self.tell({{"error": "Loading model"}}, 503)
+        self.tell({{"data": [{{"meta": {{"n_vocab": 96}}}}]}})
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        place = len(asked["prompt"])
+        assert asked["n_probs"] == 96 and asked["prompt"] == ids[:place].tolist()
+        best = {{"id": int(ids[place]), "logprob": right[place - 1] + {shift}}}
+        other = {{"id": 1 - int(ids[place]), "logprob": -1.0}}
+        self.tell({{"completion_probabilities": [{{"top_logprobs": [other, best]}}]}})
+
+    def log_message(self, *words):
+        pass
+
+HTTPServer((given["--host"], int(given["--port"])), Own).serve_forever()
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "shift", "verdict", "largest"),
+    [("", 1e-3, "same", 1e-3), ("", 0.5, "different", 0.5), ("sys.exit('bad magic')", 0, "", None)],
+)
+def test_a_llama_server_on_path_answers(told, right, monkeypatch, lines, shift, verdict, largest):
+    """At 16 of the positions, as it tells what comes after a prompt and nothing else."""
+    text = engines.EngineText(list(range(2, 53)) * 5, 64)
+    np.save(told / "ids.npy", np.array(text.ids))
+    gguf, server = told / "long.gguf", told / "bin" / "llama-server"
+    gguf.write_bytes(b"GGUF")
+    server.parent.mkdir()
+    own = {"python": sys.executable, "right": str(told / "right.npy"), "ids": str(told / "ids.npy")}
+    server.write_text(SERVER.format(**own, lines=lines, shift=shift))
+    server.chmod(0o755)
+    monkeypatch.setenv("PATH", str(server.parent), prepend=":")
+    none = told / "none"
+    none.write_text(f"#!{sys.executable}\nraise SystemExit(1)\n")
+    none.chmod(0o755)
+    engines.check_installed(["llama.cpp"], str(none), gguf)
+    (found,) = engines.compare(["llama.cpp"], str(none), gguf, text, wanted=right)
+    assert (found.verdict, found.version) == (verdict or "error", "9876 (0c1e570)")
+    assert found.largest == (largest and pytest.approx(largest, rel=1e-4))
+    assert ("llama-server: bad magic" in found.error) == bool(lines)

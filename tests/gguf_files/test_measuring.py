@@ -9,9 +9,11 @@ from gguf_files import making
 
 import ropext
 from ropext import bundled
-from ropext.errors import InputError, UsageError
+from ropext.errors import InputError, NotExpressible, UsageError
+from ropext.gguf import open_gguf, writing
+from ropext.options.training import Fit
 from ropext.proof.dequantising import directory_of
-from ropext.training import finetune
+from ropext.training import finetune, fit
 
 DEMO = bundled.MODELS["ropext://demo"]
 READ = {"data": "ropext://held-out", "max_docs": 2, "lengths": "1024"}
@@ -83,3 +85,59 @@ def test_what_cannot_be_dequantised_is_said(tmp_path):
 def test_finetune_of_a_file_is_refused(models):
     with pytest.raises(UsageError, match="takes no gradients"):
         finetune.open_origin(str(models[1]))
+
+
+TINY = {"steps": 2, "batch_tokens": 512, "retrieval_items": 0, "retrieval_share": 0.0}
+TINY |= {"held_out": 2, "start": "yarn", "device": "cpu"}
+
+
+@pytest.mark.slow
+def test_what_is_fitted_on_a_file_goes_into_a_file(models, tmp_path):
+    _, file = models
+    out, said = tmp_path / "out", []
+    ropext.fit(str(file), READ["data"], out, factor=2.0, say=said.append, **TINY)
+    made = open_gguf(str(out / "demo-long.gguf"))
+    kept = json.loads((out / "ropext.json").read_text())
+    (site,) = kept["sites"]
+    found = writing.spectrum_in(made)
+    assert found.inv_freq == pytest.approx(site["spectrum"]["inv_freq"], rel=1e-6)
+    assert found.attention_factor == pytest.approx(site["spectrum"]["attention_factor"], rel=1e-6)
+    assert found.inv_freq != pytest.approx(site["base"]["inv_freq"], rel=1e-3)
+    assert made.config["max_position_embeddings"] == 512
+    assert writing.weigh_parts(made) == writing.weigh_parts(open_gguf(str(file)))
+    assert f"{out}/demo-long.gguf is the file with this spectrum" in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("arch", "within", "begins", "nearest"),
+    [
+        ("llama", None, "longrope", ""),
+        ("llama", "yarn", "yarn", ""),
+        ("qwen2", None, "ntk", ""),
+        ("qwen3", "longrope", "", "ntk"),
+        ("qwen2", "yarn", "", "ntk"),
+        ("deepseek2", "longrope", "", "ntk"),
+    ],
+)
+def test_a_fit_moves_what_the_architecture_carries(tmp_path, arch, within, begins, nearest):
+    more = {"attention.kv_lora_rank": 16} if arch == "deepseek2" else {}
+    path = making.write(tmp_path / "m.gguf", arch, making.LLAMA | more)
+    options = Fit(factor=4.0, within=within)
+    if begins:
+        assert fit.choose_starts(open_gguf(str(path)), options)[0] == begins
+        return
+    with pytest.raises(NotExpressible) as told:
+        fit.choose_starts(open_gguf(str(path)), options)
+    assert str(told.value).startswith(f"--within {within}: ")
+    assert f"of the narrower forms, --within {nearest} is carried exactly" in str(told.value)
+
+
+def test_what_the_file_cannot_carry_is_refused_before_the_fit(models, tmp_path):
+    """Told of the directory that was made of it, whose own config could say it."""
+    directory, file = models
+    options = Fit(factor=2.0, within="longrope")
+    qwen = making.write(tmp_path / "q.gguf", "qwen3")
+    with pytest.raises(NotExpressible, match=r"a qwen3 GGUF.*--within ntk is carried"):
+        fit.prepare(str(directory), "nowhere", options, named=str(qwen))
+    with pytest.raises(InputError, match="nowhere"):
+        fit.prepare(str(directory), "nowhere", options, named=str(file))

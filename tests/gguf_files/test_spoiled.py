@@ -1,6 +1,6 @@
 """Spoiled GGUF files: a result, or one printable sentence, and nothing written but the output.
 
-GGUF_INPUTS=5000 python -m pytest tests/gguf_files/test_fuzz.py
+GGUF_INPUTS=5000 python -m pytest tests/gguf_files/test_spoiled.py
 """
 
 import os

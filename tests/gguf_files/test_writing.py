@@ -78,7 +78,13 @@ def test_the_record_is_in_the_file(base, tmp_path):
     assert "secret" not in out.read_bytes().decode(errors="replace")
     served = inspecting.serving(str(out))
     assert (served.record.context, served.model.context) == (256, 1024)
-    assert [line.loader for line in served.serving] == ["llama.cpp", "ollama", "lm studio"]
+    lines = {line.loader: line.command for line in served.serving}
+    assert lines == {
+        "llama.cpp": f"llama-server -m {out} -c 1024",
+        "ollama": rf"printf 'FROM %s\nPARAMETER num_ctx %s\n' {out} 1024 > Modelfile"
+        " && ollama create long -f Modelfile",
+        "lm studio": f"lms import --copy {out} && lms load --context-length 1024",
+    }
 
 
 def test_the_same_extension_gives_the_same_bytes(base, tmp_path):
@@ -155,6 +161,56 @@ def test_what_an_architecture_cannot_carry_is_refused(tmp_path):
         with pytest.raises(NotExpressible, match=r"a qwen2 GGUF.*pi, ntk"):
             extend(path, tmp_path / "long.gguf", **wanted)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["ok.gguf", "q.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("arch", "options", "verdict"),
+    [
+        ("llama", {"method": "yarn"}, "same"),  # by its llama.cpp runner
+        ("qwen2", {"method": "yarn", "attention_factor": 1.3}, "same"),
+        ("qwen3", {"method": "ntk"}, "same"),
+        ("qwen3", {"method": "pi"}, "same"),
+        ("qwen3", {"method": "yarn"}, "different"),  # its engine drops the temperature
+        ("qwen3", {"method": "yarn", "attention_factor": 1.0}, "same"),
+        ("qwen3moe", {"method": "ntk", "attention_factor": 1.1}, "different"),
+        ("gemma3", {"method": "ntk"}, "not measured"),
+    ],
+)
+def test_what_ollama_makes_of_it(tmp_path, arch, options, verdict):
+    path = making.write(tmp_path / "m.gguf", arch)
+    made = inspecting.plan(str(path), factor=4.0, **options)
+    assert {own.loader: own.verdict for own in made.readings} == {
+        "llama.cpp": "same",
+        "ollama": verdict,
+    }
+    asked = {"factor": 4.0, "for_loaders": "ollama"} | options
+    if verdict == "same":
+        assert inspecting.plan(str(path), **asked).main.params == made.main.params
+        return
+    said = "ollama reads exactly" if verdict == "different" else "ollama reads .*not measured"
+    with pytest.raises(NotExpressible, match=said):
+        inspecting.plan(str(path), **asked)
+
+
+def test_gpt_oss_in_ollama_has_yarn_alone():
+    from ropext.loaders.gguf import GgufRope, readings
+
+    keys = {"theta": GgufRope(1e6), "linear": GgufRope(1e4, "linear", 4.0, 256)}
+    keys |= {"yarn": GgufRope(1e4, "yarn", 4.0, 256)}
+    keys |= {"cooler": GgufRope(1e4, "yarn", 4.0, 256, attn_factor=0.9)}
+    found = {name: readings("gpt-oss", own, 16)[1].verdict for name, own in keys.items()}
+    assert [name for name, verdict in found.items() if verdict == "same"] == ["theta", "yarn"]
+    assert set(found.values()) == {"same", "different"}
+
+
+def test_for_names_programs_that_run_a_file(base, tmp_path):
+    for name in ("llama.cpp", "gguf", "LM-Studio", "ollama", "lmstudio,ollama"):
+        inspecting.plan(str(base), factor=4.0, method="yarn", for_loaders=name)
+    with pytest.raises(NotExpressible, match=r"how vllm reads yarn .* was not measured"):
+        inspecting.plan(str(base), factor=4.0, method="yarn", for_loaders="vllm")
+    for options in ({"method": "yarn"}, {}):
+        with pytest.raises(UsageError, match="ollama reads a GGUF, so name one"):
+            inspecting.plan("ropext://demo", factor=4.0, for_loaders="ollama", **options)
 
 
 def test_never_in_place_and_never_over_another_file(base, tmp_path):
