@@ -1,6 +1,5 @@
 """One GGUF model as a snapshot: its metadata as the config that transformers would have."""
 
-import json
 import math
 import os
 import re
@@ -299,8 +298,3 @@ def _llama3(own: GgufRope, dim: int) -> dict[str, Any] | None:
         return None
     out = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     return out | {"original_max_position_embeddings": original}
-
-
-def record_text(content: Mapping[str, Any]) -> str:
-    """The record as one line, which a key holds."""
-    return json.dumps(content, ensure_ascii=True, separators=(",", ":"))

@@ -26,19 +26,7 @@ MOST_STRINGS = 1 << 24  # of one array; the largest vocabularies have some 260,0
 ALIGNMENT = "general.alignment"
 
 # Kinds of values by their number; the formats of those with a fixed size.
-FORMATS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+FORMATS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 UINT32, FLOAT32, BOOL, STRING, ARRAY = 4, 6, 7, 8, 9
 WHOLE, DECIMAL = frozenset((0, 1, 2, 3, 4, 5, 10, 11)), frozenset((FLOAT32, 12))
 

@@ -1,6 +1,7 @@
 """Write an extended GGUF: new keys and divisors, and every other tensor's bytes as they are."""
 
 import hashlib
+import json
 import os
 import struct
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from ropext.checkpoint.weights import WeightFile
 from ropext.checkpoint.writing import TEXT_ROOM, Written
 from ropext.errors import InputError, ProofFailed, UsageError
 from ropext.files import open_regular, os_errors
-from ropext.gguf.file import DIVISORS, RECORD, GgufFile, open_gguf, record_text, rope_of
+from ropext.gguf.file import DIVISORS, RECORD, GgufFile, open_gguf, rope_of
 from ropext.gguf.header import F32, FORMATS, STRING, UINT32, GgufHeader
 from ropext.gguf.keys import changes
 from ropext.loaders.gguf import STORED, architecture, farthest
@@ -88,7 +89,7 @@ def _provenance(record: Record) -> dict[str, tuple[int, Any]]:
         "ropext.context": (UINT32, record.context),
         "ropext.target": (UINT32, record.target),
         "ropext.spectrum_sha256": (STRING, site.spectrum.digest()),
-        RECORD: (STRING, record_text(provenance.to_json(record))),
+        RECORD: (STRING, json.dumps(provenance.to_json(record), separators=(",", ":"))),
     }
 
 

@@ -3,6 +3,7 @@
 import struct
 import time
 
+import command_line
 import numpy as np
 import pytest
 from gguf_files import making
@@ -244,3 +245,49 @@ def test_text_that_is_not_utf_8_does_not_break_the_terminal(path):
     with pytest.raises(RopextError, match="not UTF-8") as caught:
         read_gguf(path)
     assert str(caught.value).isprintable()
+
+
+def in_place_of(old, new):
+    return lambda whole: whole.replace(old, new, 1)
+
+
+NAME = b"blk.0.attn_norm.weight"
+BAD = {
+    "not a GGUF": lambda whole: b"PK\3\4" + whole[4:],
+    "version 1": lambda whole: whole[:4] + number("I", 1) + whole[8:],
+    "big-endian": lambda whole: whole[:4] + struct.pack(">I", 3) + whole[8:],
+    "cut in the header": lambda whole: whole[:300],
+    "cut in a tensor": lambda whole: whole[:-64],
+    "more tensors than fit": lambda whole: whole[:8] + number("Q", 1 << 40) + whole[16:],
+    "more keys than fit": lambda whole: whole[:16] + number("Q", 1 << 62) + whole[24:],
+    "a text beyond the file": in_place_of(number("Q", 6) + b"x.text", number("Q", 1 << 60)),
+    "a list of 10^9 numbers": in_place_of(
+        b"x.list" + number("I", 9) + number("I", 5) + number("Q", 3),
+        b"x.list" + number("I", 9) + number("I", 5) + number("Q", 10**9),
+    ),
+    "not aligned": lambda whole: moved(whole, 4),
+    "over another": lambda whole: moved(whole, -32),
+    "a key twice": in_place_of(b"x.uint32", b"x.uint16"),
+    "a kind of value": in_place_of(
+        b"llama.context_length" + number("I", 4), b"llama.context_length" + number("I", 6)
+    ),
+    "an architecture": in_place_of(number("Q", 5) + b"llama", number("Q", 5) + b"panda"),
+}
+
+
+def moved(whole, shift):
+    """A tensor that begins elsewhere."""
+    place = whole.index(NAME) + len(NAME) + 4 + 8 + 4
+    (was,) = struct.unpack("<Q", whole[place : place + 8])
+    return whole[:place] + number("Q", was + shift) + whole[place + 8 :]
+
+
+@pytest.mark.parametrize("spoil", BAD.values(), ids=BAD)
+def test_a_bad_file_is_one_sentence_and_nothing_is_written(capsys, path, tmp_path, spoil):
+    whole = path.read_bytes()
+    path.write_bytes(spoil(whole))
+    assert path.read_bytes() != whole
+    words = ("extend", path, "--factor", "4", "-o", tmp_path / "long.gguf")
+    code, said = command_line.run(*words, capsys=capsys)
+    assert (code, said.out, len(said.err.strip().splitlines())) == (2, "", 1)
+    assert [own.name for own in tmp_path.iterdir()] == ["model.gguf"]
