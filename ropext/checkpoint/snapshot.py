@@ -27,6 +27,7 @@ FOLDERS_LEFT = {
     "training": "a training's record",
     "adapter": "an adapter of this very checkpoint, not extended",
     "base": "the checkpoint before its training",
+    "control": "an adapter of the model before its extension",
     "fit": "a fit's record",
     "__pycache__": "compiled code",
 }

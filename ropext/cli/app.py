@@ -167,7 +167,7 @@ def _silence(words: list[str]) -> None:
 def _sentence(error: typer.TyperException, words: list[str]) -> str:
     """What the option parser has against the command line, and what was perhaps meant."""
     at = getattr(error, "ctx", None)
-    path = at.command_path if at else "ropext"
+    path = at.command_path if at else f"ropext {_asked(words) or ''}".strip()
     unknown = hasattr(error, "possibilities")  # an option that is none
     name = getattr(error, "option_name", "") if unknown else ""
     said = error.format_message() if not name else f"no such option: {name}"

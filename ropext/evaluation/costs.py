@@ -319,10 +319,10 @@ def work_of(settled: Settled, skeleton: Any = None) -> list[Passes]:
     num = len(settled.documents or ())
     work = list[Passes]()
     for own in settled.lineup.variants if num else ():
-        if own.is_base:
+        if own.reads_short:
             windows = sum(1 for _ in short_windows(frame.longest, frame.context))
             size = min(frame.context, frame.longest)
-            work.append(Passes("base, short window", num * windows, size))
+            work.append(Passes(f"{own.label}, short window", num * windows, size))
             continue
         for length in _pass_lengths(settled, own, skeleton):
             work.append(Passes(f"{own.label}, whole", num, length))
@@ -335,7 +335,7 @@ def work_of(settled: Settled, skeleton: Any = None) -> list[Passes]:
 def _questions_work(settled: Settled) -> list[Passes]:
     """One entry for all questions of a task and length, each haystack's as many tokens as the
     largest takes; every variant but the base answers them."""
-    readers = [own.label for own in settled.lineup.variants if not own.is_base]
+    readers = [own.label for own in settled.lineup.variants if not own.reads_short]
     who = readers[0] if len(readers) == 1 else f"each of {len(readers)} variants"
     sizes, extra = dict[str, list[int]](), 0 if settled.bos is None else 1
     for group in settled.questions:

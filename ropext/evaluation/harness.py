@@ -52,7 +52,7 @@ def run_tasks(
 
     results: dict[str, Any] = {}
     for variant in variants:
-        if variant.is_base:
+        if variant.reads_short:
             continue
         kept = path / "variants" / variant.label / "lm-eval" / "results.json"
         if not kept.exists():

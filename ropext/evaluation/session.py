@@ -141,7 +141,7 @@ def _read_all(
                 reader = UnitMaker(path, variant.label, loaded, scorer)
                 passes[variant.label] = _passes(settled, variant, loaded, hooks)
                 worker.do(_units(settled, variant, reader, passes[variant.label]))
-        if settled.options.lm_eval and worker.rank == 0 and any(not v.is_base for v in others):
+        if settled.options.lm_eval and worker.rank == 0 and any(not v.reads_short for v in others):
             found = harness.run_tasks(
                 loaded, settled.tokenizer, settled.options, longest, others, path
             )
@@ -166,7 +166,7 @@ def _passes(settled: Settled, variant: Variant, loaded: Any, hooks: Hooks) -> di
     frame = settled.frame
     if settled.documents is None:
         return {}
-    if variant.is_base:
+    if variant.reads_short:
         return {"short": frame.longest}
     lengths = pass_lengths(loaded, asked_lengths(frame))
     if len(lengths) > 1:
@@ -182,7 +182,7 @@ def _units(
 ) -> Iterator[Unit]:
     frame, corpus = settled.frame, settled.corpus
     for document in corpus.documents if corpus else ():
-        if variant.is_base:
+        if variant.reads_short:
             yield reader.short(document, frame.context)
             continue
         for length in passes.values():
@@ -190,7 +190,7 @@ def _units(
         if settled.options.protocol == "hf-stride":
             for length in frame.lengths:
                 yield reader.strided(document, length)
-    if not variant.is_base:
+    if not variant.reads_short:
         for group in settled.questions:
             yield reader.questions(group, settled.bos, settled.decode)
 
@@ -276,10 +276,10 @@ def _measured(
     frame, options, values = settled.frame, settled.options, dict[str, Value]()
     positions: list[dict[str, Any]] = []
     if settled.documents is not None:
-        reading, base = readings[own.label], None if own.is_base else readings.get("base")
+        reading, base = readings[own.label], None if own.kind == "base" else readings.get("base")
         values = text_values(frame, settled.documents, reading, base)
         positions = by_position(frame, reading, base)
-        if options.protocol == "hf-stride" and not own.is_base:
+        if options.protocol == "hf-stride" and not own.reads_short:
             values |= strided_values(frame, _strides(settled, path, own))
     overlap, in_text = settled.overlaps.get(own.label), options.haystack == "text"
     name = marked(own.label, overlap.mark if overlap else "")
@@ -291,7 +291,7 @@ def _measured(
             task: [_plain(cell) for cell in cells] for task, cells in heat_map(scores).items()
         },
         "overlap": None if overlap is None else overlap.to_json() | {"questions": in_text},
-        "verdicts": [] if own.is_base else verdicts(frame, values, name),
+        "verdicts": [] if own.reads_short else verdicts(frame, values, name),
     }
 
 

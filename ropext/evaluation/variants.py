@@ -23,16 +23,19 @@ from ropext.rope import Spectrum
 # The section of ropext.json that says that weights were trained after the extension.
 FITTED, TRAINED = TRAININGS
 LATER = {FITTED: "fitted", TRAINED: "tuned"}  # section of ropext.json -> what the checkpoint is
+CONTROL = "control"
+SHORT = ("base", CONTROL)  # kinds that read through the short window
 BESIDE = "base"  # the extended, untuned checkpoint inside of a tuned one
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One model that is read. Exactly one variant, the base, reads through the short window."""
+    """One model that is read: the base through the short window, and so is the control, which is
+    the base trained on the same text."""
 
     label: str
-    kind: str  # "base", "untouched", "extended"
+    kind: str  # "base", "control", "untouched", "extended"
     snapshot: Snapshot
     config: Mapping[str, Any] | None = None  # applied in memory
     original: Mapping[str, SiteRecord] = field(default_factory=dict)  # applied in memory
@@ -41,9 +44,9 @@ class Variant:
     info: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def is_base(self) -> bool:
-        """Whether it reads through the short window."""
-        return self.kind == "base"
+    def reads_short(self) -> bool:
+        """Whether it reads through the short window, and answers no questions."""
+        return self.kind in SHORT
 
 
 @dataclass(frozen=True)
@@ -120,8 +123,10 @@ def line_up_checkpoints(
     context: int,
     limit: int,
     contents: Mapping[str, str],
+    control: Path | None = None,
 ) -> Lineup:
-    """A base, the base read beyond its window, and checkpoints made from it, by their labels.
+    """A base, the base read beyond its window, where `contents` name it the control, whose adapter
+    lies in `control`, and checkpoints made from the base, by their labels.
 
     `contents` are digests of all bytes by label (`base` has that of the base): weights that were
     trained again have the headers of those before.
@@ -134,6 +139,10 @@ def line_up_checkpoints(
         Variant("base", "base", base, info=content("base") | _turning(base)),
         Variant("untouched", "untouched", base, info=content("base")),
     ]
+    if CONTROL in contents:
+        adapter = None if control is None else str(control)
+        own = Variant(CONTROL, CONTROL, base, adapter=adapter, info=content(CONTROL))
+        variants.append(own)
     for label, snapshot in checkpoints.items():
         record = read_record(snapshot.directory)
         info = _recorded(record) | content(label)

@@ -19,7 +19,7 @@ from ropext.errors import GateFailed, OutputExists, Stopped, UsageError
 from ropext.files import os_errors, read_json, read_object, write_json
 from ropext.pipeline.job import REPORT, STAGES, Recipe
 from ropext.pipeline.stages import Hashes, Stage
-from ropext.pipeline.steps import EVALUATION, TUNED, CellWork
+from ropext.pipeline.steps import CONTROL, EVALUATION, TUNED, CellWork
 from ropext.report import html, tables, text
 from ropext.results import rundir
 from ropext.results.gates import Outcome
@@ -44,7 +44,7 @@ class Evidence:
     results: Mapping[str, Any] | None  # of the evaluation
     gates: tuple[Outcome, ...]
     verdict: AutoVerdict | None = None  # of `--method auto`
-    control: tuple[str, ...] = ()  # what the training's control says, where it had one
+    control: tuple[str, ...] = ()  # what the control says, where there is one
 
     @property
     def passed(self) -> bool:
@@ -53,22 +53,25 @@ class Evidence:
 
 def evidence_of(work: CellWork) -> Evidence:
     """Read back from the run directory; a gate that names no variant is about the finished one."""
-    said = _control(work)
     if not (work.evaluation / "results.json").is_file():
-        return Evidence(None, (), None, said)
+        return Evidence(None, ())
     run = rundir.read_run(work.evaluation)
     choice = work.job.choice
     reached = verdict(choice, run.results, work.final) if choice else None
+    said = _control(run.results, work.plan.target)
     return Evidence(run.results, tuple(rundir.judge(run, work.gates)), reached, said)
 
 
-def _control(work: CellWork) -> tuple[str, ...]:
-    numbers = _told(work).get("numbers") or {}
-    if "control" not in numbers:
+def _control(results: Mapping[str, Any], target: int) -> tuple[str, ...]:
+    """How much of the gain is adaptation to the text."""
+    variants = results["variants"]
+    numbers = {label: own["metrics"] for label, own in variants.items()}
+    wanted, name = {"base", CONTROL, TUNED}, f"tail_nll@{target}"
+    if not wanted <= {label for label, own in numbers.items() if name in own}:
         return ()
     from ropext.training import report
 
-    return tuple(report.verdict(numbers, work.plan.target))
+    return tuple(report.verdict(numbers, target))
 
 
 def _told(work: CellWork) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from ropext.workdir import Flat, Ledger, beside, release, remove
 # The folder of each stage's checkpoint, which is also its label in the evaluation.
 EXTENDED, FITTED, TUNED = "extended", "fitted", "tuned"
 LABELS = {EXTEND: EXTENDED, FIT: FITTED, FINETUNE: TUNED}
+CONTROL = "control"  # inside of the tuned one, and its label
 EVALUATION = "evaluation"
 # Evaluated in every run, beside its checkpoints.
 READ_ALWAYS = ("base", "untouched")
@@ -80,7 +81,16 @@ class CellWork:
     @property
     def labels(self) -> tuple[str, ...]:
         """Who is evaluated."""
-        return (*READ_ALWAYS, *self.checkpoints)
+        return (*READ_ALWAYS, *([CONTROL] if self.has_control else []), *self.checkpoints)
+
+    @property
+    def has_control(self) -> bool:
+        return self.job.has(FINETUNE) and bool(self.job.value("finetune.control"))
+
+    @property
+    def control(self) -> Path:
+        """The adapter of the control, inside of the tuned checkpoint."""
+        return self.checkpoint(FINETUNE) / CONTROL
 
     @property
     def gates(self) -> tuple[Gate, ...]:
@@ -332,6 +342,8 @@ class CellWork:
     def contents(self) -> dict[str, str]:
         """Digests of all bytes of the base and of each checkpoint, by label."""
         made = {label: str(self.hashes.of_tree(place)) for label, place in self.checkpoints.items()}
+        if self.has_control:
+            made[CONTROL] = str(self.hashes.of_tree(self.control))
         return {"base": self.hashes.of_model(self._whole_base)} | made
 
     def lineup(self, checkpoints: Mapping[str, Path] | None = None) -> Any:
@@ -339,11 +351,13 @@ class CellWork:
         from ropext.evaluation.variants import line_up_checkpoints
 
         places = self.checkpoints if checkpoints is None else checkpoints
-        contents = self.contents() if checkpoints is None else dict.fromkeys(["base", *places], "")
+        counted = checkpoints is not None  # of a dry run, which has none of them
+        contents = dict.fromkeys(["base", *self.labels], "") if counted else self.contents()
         return line_up_checkpoints(
-            self.base if checkpoints is not None else self._whole_base,
+            self.base if counted else self._whole_base,
             {label: open_snapshot(str(place)) for label, place in places.items()},
             context=self.plan.context,
             limit=self.limit,
             contents=contents,
+            control=self.control if self.has_control and not counted else None,
         )

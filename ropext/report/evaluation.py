@@ -98,6 +98,8 @@ def _text_pictures(readers: Sequence[Contender], styled: Mapping[str, Style]) ->
         ("nll-by-position", "by position", _by_position(frame)),
         ("tail", f"of {tables.tail_text(frame.tail, frame.lengths)}", tails),
     ):
+        if len(spans) < 2:
+            continue  # points above one another, which the table says better
         caption, lines = f"Loss {what}: lower is better", losses(readers, spans)
         drawn[name] = caption, plots.lines(caption, y, lines, *shape, False, READS, styled)
     base = next((own for own in readers if own.label == BASE), None)

@@ -230,7 +230,7 @@ def _concerned(run: Run, gate: Gate) -> list[str]:
             raise UsageError(f"--fail-if {gate.text!r}: no variant {gate.variant!r}; has {names}")
         return [gate.variant]
     extended = [label for label, kind in kinds.items() if kind == "extended"]
-    return extended or [label for label, kind in kinds.items() if kind != "base"]
+    return extended or [label for label, kind in kinds.items() if kind == "untouched"]
 
 
 def _opponent(run: Run, gate: Gate, label: str) -> Contender:
@@ -248,7 +248,8 @@ def _opponent(run: Run, gate: Gate, label: str) -> Contender:
     other = read_run(path)
     if variant is not None:
         return _chosen(other, variant)[variant]
-    readers = [own for own, data in other.results["variants"].items() if data["kind"] != "base"]
+    short = ("base", "control")
+    readers = [own for own, data in other.results["variants"].items() if data["kind"] not in short]
     if label in readers:
         return other.contenders[label]
     if len(readers) != 1:

@@ -152,7 +152,7 @@ class FinetuneSession(Session):
                 numbers = self._numbers(tuned, control, before, pause)
         done = self._result(tuned, control, numbers)
         with self.guarded(self.output):
-            self._write(done, tuned.kept)
+            self._write(done, tuned.kept, None if control is None else control.kept)
         return done
 
     def _say_beforehand(self) -> None:
@@ -312,7 +312,7 @@ class FinetuneSession(Session):
 
         return peft.PeftModel.from_pretrained(self._load(), str(history.kept)).eval()
 
-    def _write(self, done: Finetuned, adapter: Path) -> None:
+    def _write(self, done: Finetuned, adapter: Path, control: Path | None) -> None:
         self.say("merging, and proving what stock transformers builds from it")
         # What --report-to tensorboard wrote.
         folder = self.folder / TUNED
@@ -325,6 +325,7 @@ class FinetuneSession(Session):
                 report.finetune_files(done) | trackers,
                 report.finetune_story(done),
                 self.output,
+                control=control,
                 force=self.force,
                 link=self.options.link,
                 show=told_of_files(self.say),

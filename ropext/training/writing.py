@@ -4,6 +4,7 @@ A fine-tuning:
 OUT/                    merged, in stock format; config.json is the extended base's, byte by byte
 OUT/base/               the extended, untuned checkpoint
 OUT/adapter/            the LoRA; its adapter_config.json names ../base
+OUT/control/            with --control: the control's LoRA, of the model before its extension
 OUT/training/           settings, losses and evaluations, loss.png
 
 A fit:
@@ -40,6 +41,7 @@ from ropext.training.finetune import Origin
 from ropext.training.fit import PreparedFit
 
 BASE, ADAPTER, TRAINING = "base", "adapter", "training"
+CONTROL = "control"
 INDEX = "model.safetensors.index.json"
 
 LOADING = """\
@@ -111,14 +113,15 @@ def write_tuned(
     story: Story,
     output: Path,
     *,
+    control: Path | None,
     force: bool,
     link: Link,
     show: Show,
 ) -> None:
     """Write OUT as a whole or not at all; what stock transformers builds from it is proved first.
 
-    `adapter` is the folder of the checkpoint whose weights count, `extras` are files of
-    OUT/training.
+    `adapter` and `control` are the folders of the checkpoints whose weights count, `extras` are
+    files of OUT/training.
     """
     snapshot = origin.snapshot
     weights = sum(snapshot.files[name] for name in snapshot.weight_files)
@@ -129,8 +132,15 @@ def write_tuned(
         with os_errors(output):
             _carry(snapshot, stage.directory, weights=False)
             _write_base(snapshot, stage.directory / BASE, link, show)
-            _write_adapter(origin, adapter, stage.directory / ADAPTER)
-            (stage.directory / ADAPTER / HASHES).write_bytes(dump(story.trained_on))
+            hub_id, commit = snapshot.hub_id, snapshot.commit
+            folder = stage.directory / ADAPTER
+            _write_adapter(adapter, folder, hub_id or f"../{BASE}", commit, story)
+            (folder / README).write_text(_adapter_card(hub_id, origin), encoding="utf-8")
+            if control is not None:
+                base = origin.record.base
+                name = str(base.get("hub_id") or base.get("name"))
+                folder = stage.directory / CONTROL
+                _write_adapter(control, folder, name, base.get("commit"), story)
             for name, content in extras.items():
                 written = stage.directory / TRAINING / name
                 written.parent.mkdir(parents=True, exist_ok=True)
@@ -192,18 +202,19 @@ def _write_base(snapshot: Snapshot, directory: Path, link: Link, show: Show) -> 
             copy_file(snapshot.path(name), directory / name)
 
 
-def _write_adapter(origin: Origin, adapter: Path, directory: Path) -> None:
-    """PEFT's two files, with a base that is found from anywhere."""
+def _write_adapter(
+    adapter: Path, directory: Path, base: str, revision: str | None, story: Story
+) -> None:
+    """PEFT's two files, with a base that is found from anywhere, and what was trained on."""
     directory.mkdir()
     shutil.copyfile(adapter / "adapter_model.safetensors", directory / "adapter_model.safetensors")
     config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
-    hub_id = origin.snapshot.hub_id
-    config["base_model_name_or_path"] = hub_id or f"../{BASE}"
-    config["revision"] = origin.snapshot.commit
+    config["base_model_name_or_path"] = base
+    config["revision"] = revision
     if isinstance(config.get("target_modules"), list):
         config["target_modules"].sort()  # PEFT writes a set, in another order every time
     (directory / "adapter_config.json").write_bytes(dump(config))
-    (directory / README).write_text(_adapter_card(hub_id, origin), encoding="utf-8")
+    (directory / HASHES).write_bytes(dump(story.trained_on))
 
 
 def _adapter_card(hub_id: str | None, origin: Origin) -> str:

@@ -162,6 +162,33 @@ def test_a_fit_stands_between_the_extension_and_the_training(tmp_path, monkeypat
     assert set(again.cells[0].stages.values()) == {"skipped"}
 
 
+def test_the_control_stands_in_the_table_and_reads_as_its_training_read_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe = {
+        "model": "ropext://demo",
+        "extend": {"method": "yarn", "factor": 2, "no_verify": True},
+        "finetune": {"data": "ropext://tuning", "steps": 1, "batch_tokens": 1024, "control": True,
+                     "eval": "ropext://held-out", "eval_documents": 8},
+        "evaluate": {"data": "ropext://held-out", "max_docs": 8, "lengths": [512],
+                     "fail_if": ["tail_nll@512 > 1 vs control"]},
+    }  # fmt: skip
+    done = ropext.run(recipe, "out")
+    assert done.is_whole
+    variants = done.to_json()["cells"][0]["evaluation"]["variants"]
+    assert list(variants) == ["base", "untouched", "control", "extended", "tuned"]
+    # The same adapter, loaded anew, on the same documents.
+    read = json.loads(Path("out/training/numbers.json").read_text())
+    for label in ("base", "control", "tuned"):
+        found = variants[label]["metrics"]["tail_nll@512"]["value"]
+        assert found == pytest.approx(read[label]["tail_nll@512"]["value"], abs=1e-5)
+    values = [variants[label]["metrics"]["tail_nll@512"]["value"] for label in ("base", "control")]
+    assert values[0] != values[1]
+    assert "by adaptation to the text alone" in done.to_text()
+    assert "| control |" in Path("out.run/report.md").read_text()
+    pushed = ropext.push("out", "org/name", dry_run=True).files
+    assert not [name for name in pushed if name.startswith("control")]
+
+
 def test_two_processes_make_what_one_makes(straight, tmp_path):
     """Evaluations to the bit; the training within rounding: sums have another order."""
     (tmp_path / "r.yaml").write_text(RECIPE)
