@@ -46,7 +46,8 @@ LATENT = {
     "head_dim": 64,
     **EXPERTS,
 }
-# Beside the sizes, the partial rotary factors that releases have.
+# Beside the sizes, the partial rotary factors that releases have (llama.cpp's converter asks
+# for Cohere 2's, which is whole).
 OWN: dict[str, dict[str, Any]] = {
     "qwen3_moe": EXPERTS,
     "gemma2": {"query_pre_attn_scalar": 64},
@@ -54,6 +55,7 @@ OWN: dict[str, dict[str, Any]] = {
     "phi3": {"partial_rotary_factor": None},
     "deepseek_v2": LATENT,
     "deepseek_v3": LATENT,
+    "cohere2": {"rotary_pct": 1.0},
     "glm4": {"partial_rotary_factor": 0.5},
     "glm4_moe": {"partial_rotary_factor": 0.5, **EXPERTS},
     "stablelm": {"partial_rotary_factor": 0.25},
@@ -84,8 +86,11 @@ def write_base(family: str, directory: Path) -> None:
     tokenizer = {"model": {"type": "BPE", "vocab": vocabulary, "merges": []}, "added_tokens": []}
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
     if text != family:
-        # ExLlamaV3 does not open a composite without it.
+        # ExLlamaV3 does not open a composite without it, and MLX-LM takes the released vocabulary
+        # for Gemma 3's where the composite itself does not say another.
         write_json(directory / "preprocessor_config.json", IMAGES[family])
+        config = read_json(directory / "config.json") | {"vocab_size": VOCABULARY}
+        write_json(directory / "config.json", config)
 
 
 def readings(place: Path) -> Iterator[tuple[str, Path, dict[str, Any]]]:
