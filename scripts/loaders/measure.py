@@ -176,11 +176,7 @@ def answers(engine: Engine, work: Path) -> Mapping[str, Any]:
     `name/length`; name-short -> log-probabilities of a short input, where it has factors of its
     own."""
     python, made = environment(engine, work), work / "checkpoints"
-    found: dict[str, Any] = {
-        f"{path.parent.relative_to(made)}/error": f"its converter: {path.read_text()}"
-        for path in made.glob("*/*/convert.error")
-        if engine.loader == "llama.cpp"
-    }
+    found: dict[str, Any] = {}
     for short in ("", "-short") if engine.evidence == "engine" else ("",):
         output = work / f"{python.parts[-3]}-{engine.reader}{short}.npz"
         if not newer(output, made):
@@ -194,7 +190,12 @@ def answers(engine: Engine, work: Path) -> Mapping[str, Any]:
         for key, own in np.load(output).items():
             name = key.removeprefix(f"{made}/").replace("/model.gguf", "")
             found[name.replace(TWO_SETS, TWO_SETS + short)] = own
-    return found
+    # Read at the end: it is asking llama.cpp that converts.
+    refused = made.glob("*/*/convert.error") if engine.loader == "llama.cpp" else ()
+    return found | {
+        f"{path.parent.relative_to(made)}/error": f"its converter: {path.read_text()}"
+        for path in refused
+    }
 
 
 def newer(output: Path, made: Path) -> bool:
