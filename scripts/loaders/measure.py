@@ -189,6 +189,7 @@ def answers(engine: Engine, work: Path) -> Mapping[str, Any]:
             partial.rename(output)
         for key, own in np.load(output).items():
             name = key.removeprefix(f"{made}/").replace("/model.gguf", "")
+            own = str(own).replace(f"{made}/", "") if name.endswith("/error") else own
             found[name.replace(TWO_SETS, TWO_SETS + short)] = own
     # Read at the end: it is asking llama.cpp that converts.
     refused = made.glob("*/*/convert.error") if engine.loader == "llama.cpp" else ()
