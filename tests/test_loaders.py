@@ -364,10 +364,8 @@ def test_what_engines_said_has_the_shape_of_the_table():
 
 
 # gemma2, stablelm, gpt_neox: llama.cpp's converter drops theta; ministral3: vLLM does not scale the
-# queries; gemma3: vLLM's CPU build does not open it; cohere2: llama.cpp's converter does not.
-NO_COMMON_FORM = {
-    *("gemma2", "stablelm", "gpt_neox", "ministral3", "mistral3", "gemma3", "cohere2"),
-}
+# queries; gemma3: vLLM's CPU build does not open it.
+NO_COMMON_FORM = {"gemma2", "stablelm", "gpt_neox", "ministral3", "mistral3", "gemma3"}
 
 
 def test_most_cells_are_measured_by_engines_or_functions():
