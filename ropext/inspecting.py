@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropext import families, loaders, scaling
-from ropext.checkpoint import Snapshot, card, open_snapshot, provenance
+from ropext.checkpoint import Snapshot, card, open_snapshot, provenance, tables
 from ropext.checkpoint.card import Card
 from ropext.checkpoint.provenance import Record, SiteRecord, record_in
 from ropext.checkpoint.tokenizer import NO_LIMIT
@@ -22,9 +22,13 @@ from ropext.families import Model, Site
 from ropext.families.config import text_part
 from ropext.files import read_bytes
 from ropext.options.extend import Extend, parse_extend, resolve_target
-from ropext.planning import Plan, make_plan, readings_of
+from ropext.planning import Plan, TablePlan, make_plan, make_table_plan, readings_of
+from ropext.positions import Positions
 from ropext.rope import Spectrum
 from ropext.table import Table
+
+if TYPE_CHECKING:
+    import numpy as np
 
 READ_FROM = "read_from"  # section of a record that was read from a config
 
@@ -50,6 +54,22 @@ def record_of(plan: Plan, base: Mapping[str, Any], command: Sequence[str] = ()) 
             for site in plan.sites
         ),
         edits=_config_edits(plan.edits, "metadata" if plan.model.container else "config.json"),
+        recipe={key: value for key, value in dict(plan.recipe).items() if value not in (None, ())},
+        command=provenance.clean_command(command) if command else (),
+        versions=provenance.versions(),
+    )
+
+
+def record_of_table(plan: TablePlan, base: Mapping[str, Any], command: Sequence[str]) -> Record:
+    """The plan for a table as ropext.json keeps it."""
+    return Record(
+        base=base,
+        method=plan.method,
+        knobs={},
+        context=plan.context,
+        target=plan.target,
+        sites=(),
+        edits=_config_edits(plan.edits),
         recipe={key: value for key, value in dict(plan.recipe).items() if value not in (None, ())},
         command=provenance.clean_command(command) if command else (),
         versions=provenance.versions(),
@@ -150,6 +170,34 @@ def card_of(plan: Plan, snapshot: Snapshot, title: str, proof: Mapping[str, Any]
     )
 
 
+def card_of_table(
+    plan: TablePlan, snapshot: Snapshot, title: str, proof: Mapping[str, Any] | None
+) -> Card:
+    """The section of a card for a grown table."""
+    said = (
+        f"transformers {proof['transformers']} loads it: {proof['tensors_compared']} tensors with "
+        f"the shapes of its class, {proof['tensors_unchanged']} of the rewritten file in every "
+        f"byte the base's, {proof['rows_bit_exact']} old rows in every bit; {proof['forward']}."
+        if proof
+        else "It was not proved with stock transformers (--no-verify)."
+    )
+    return Card(
+        title=title,
+        base=snapshot.short_name,
+        base_is_hub_id=snapshot.hub_id is not None,
+        summary=(
+            f"The position table of {snapshot.short_name} was lengthened from {plan.context:,} to "
+            f"{plan.target:,} positions by {plan.method} (factor {plan.factor:g}).",
+            "All other weights are those of the base.",
+            said,
+        ),
+        facts=card.facts(
+            [("method", plan.method), ("context", plan.context), ("target", plan.target)]
+        ),
+        warnings=plan.warnings,
+    )
+
+
 def _task(model: Model) -> str:
     """What the hub calls it, where the config alone says so: a composite does more than text."""
     if model.masked_lm:
@@ -200,6 +248,35 @@ class Inspection:
         return {"model": self.name, "target": self.target} | facts | kv | {"limits": self.limits}
 
 
+@dataclass(frozen=True)
+class Unrotated:
+    """What a model without a rotary embedding has, from its small files and weight headers."""
+
+    name: str
+    positions: Positions
+    limits: dict[str, Any]
+    tables: tuple[tables.Table, ...]
+    directory: Path
+
+    @property
+    def advice(self) -> str:
+        """What extends it, or why nothing does."""
+        return "" if self.positions.tensors else families.refusal(self.positions)
+
+    def rows(self) -> "np.ndarray[Any, Any]":
+        """The rows of its first table that positions read."""
+        if not self.tables:
+            raise UsageError(f"--plot draws a table's rows, and {self.name} has none of them here")
+        first = self.tables[0]
+        data, tensor = tables.read_tensor(self.directory / first.file, first.name)
+        values = tables.decoded(data, tensor.dtype).reshape(tensor.shape)
+        return values[self.positions.offset :]
+
+    def to_json(self) -> dict[str, Any]:
+        facts = {"model": self.name, "positions": asdict(self.positions), "advice": self.advice}
+        return facts | {"tables": [asdict(own) for own in self.tables], "limits": self.limits}
+
+
 def inspect(
     model: str | Path,
     *,
@@ -208,9 +285,13 @@ def inspect(
     context: int | None = None,
     original_context: int | None = None,
     revision: str | None = None,
-) -> Inspection:
+) -> Inspection | Unrotated:
     """What position scheme a model has, and what follows from it."""
     snapshot = open_model(model, revision=revision)
+    if (positions := positions_of(snapshot)) is not None:
+        here = bool(positions.tensors and snapshot.weight_files)
+        found = tables.find_tables(snapshot, positions) if here else ()
+        return Unrotated(str(model), positions, _limits(snapshot), found, snapshot.directory)
     with said_of(snapshot):
         read = families.read(snapshot.config, context=context, original=original_context)
     read = replace(read, container=snapshot.container)
@@ -228,9 +309,16 @@ def _limits(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def plan(model: str | Path, *, revision: str | None = None, **options: Any) -> Plan:
+def positions_of(snapshot: Snapshot) -> Positions | None:
+    """The scheme of a model that rotates nothing; None where it rotates."""
+    return None if snapshot.container else families.read_positions(snapshot.config)
+
+
+def plan(model: str | Path, *, revision: str | None = None, **options: Any) -> Plan | TablePlan:
     """What `extend` would do; `options` are the fields of ropext.options.Extend."""
     snapshot = open_model(model, revision=revision)
+    if positions_of(snapshot) is not None:
+        return make_table_plan(snapshot.config, parse_extend(options, read_text), str(model))
     return plan_of(snapshot, parse_extend(options, read_text), str(model))
 
 
@@ -376,5 +464,8 @@ def _of_two_spellings(
 
 def serving(model: str, *, revision: str | None = None) -> Served | None:
     """How each loader reads an extended directory; None where it is not one."""
-    served = read_again(open_model(model, revision=revision))
+    snapshot = open_model(model, revision=revision)
+    if positions_of(snapshot) is not None:
+        return None
+    served = read_again(snapshot)
     return served if served.record or scaled_by_config(served.model) else None

@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from ropext import families, forms, proof
-from ropext.checkpoint import Snapshot, open_snapshot
+from ropext.checkpoint import Snapshot, open_snapshot, tables
 from ropext.checkpoint.provenance import NAME as RECORD
 from ropext.checkpoint.provenance import Record, base_config, read_record, record_in
 from ropext.checkpoint.staging import replace_file
 from ropext.checkpoint.tokenizer import length_edits
 from ropext.checkpoint.weights import WeightFile, compare_weights, content_digest, weigh
-from ropext.errors import InputError, ProofFailed, UsageError
+from ropext.errors import InputError, ProofFailed, UnsupportedModel, UsageError
 from ropext.families import Model
 from ropext.files import dump, read_object
-from ropext.inspecting import Served, open_model, read_again, said_of
+from ropext.inspecting import Served, open_model, positions_of, read_again, said_of
 from ropext.narration import Say, Show, silent, unseen
+from ropext.positions import Positions
 from ropext.proof import Expected
 from ropext.rope import Spectrum
+from ropext.scaling.tables import METHODS
 
 if TYPE_CHECKING:
     from ropext.proof.engines import EngineRun
@@ -103,6 +105,20 @@ def check_directory(
     if not snapshot.container:
         snapshot = open_snapshot(str(directory), weights=True)
     known = record_in(snapshot)
+    if (positions := positions_of(snapshot)) is not None:
+        if endpoint is not None or run:
+            asked = "--run" if run else "--endpoint"
+            raise UsageError(f"{asked} compares rotary models; {directory} has none of it")
+        checks = list(
+            _table(
+                *(snapshot, positions, known, against),
+                deep=deep,
+                keep=record,
+                trust_remote_code=trust_remote_code,
+                show=show,
+            )
+        )
+        return Verification(snapshot.name, tuple(checks), None)
     with said_of(snapshot):
         model = families.as_read(snapshot.config)
     claim, base = _claim(snapshot, model, known, against)
@@ -167,6 +183,83 @@ def _claim(
         sites.append(proof.promise(site.label, rope.spectrum, site.params, factor, site.scaled))
     context = model.scaled_sites[0].rope.original_context
     return Claim(context, model.context, sites, before), base
+
+
+def _table(
+    snapshot: Snapshot,
+    positions: Positions,
+    record: Record | None,
+    against: str | None,
+    *,
+    deep: bool,
+    keep: bool,
+    trust_remote_code: bool,
+    show: Show,
+) -> Iterable[Check]:
+    """Check a directory with a learned position table: its lengths, its rows, its other tensors."""
+    if not positions.tensors:
+        raise UnsupportedModel(families.refusal(positions))
+    target = record.target if record else positions.context
+    said = f"{positions.key} gives {positions.context} positions"
+    right = positions.context == target
+    yield Check("length", right, said + ("" if right else f", the record says {target}"))
+    try:
+        found = tables.find_tables(snapshot, positions)
+    except InputError as error:
+        yield Check("rows", False, str(error))
+        return
+    names = ", ".join(f"{own.name} {own.shape[0]}" for own in found)
+    yield Check("rows", True, f"{names}, {positions.offset} of them in front of the first position")
+    yield from _limits(snapshot, record.context if record else target, target)
+    base = open_snapshot(against, weights=True) if against is not None else None
+    if base is not None:
+        if record is None or record.method not in METHODS:
+            raise UsageError(f"--against compares with a record, and {snapshot.name} has none")
+        yield from _against(snapshot, positions, record, base, deep=deep, show=show)
+    unread = deep and base is None
+    yield from _weights(snapshot, record, None, deep=unread, keep=keep, show=show)
+    try:
+        proved = proof.prove_table(
+            snapshot.directory,
+            target,
+            text_path=positions.path,
+            trust_remote_code=trust_remote_code,
+        )
+    except ProofFailed as failed:
+        yield Check("tensors", False, str(failed))
+        return
+    loads = f"transformers {proved['transformers']} loads {proved['tensors_compared']} tensors"
+    yield Check("tensors", True, f"{loads} in the shapes of {proved['model_class']}")
+    yield Check("forward", True, proved["forward"])
+
+
+def _against(
+    snapshot: Snapshot,
+    positions: Positions,
+    record: Record,
+    base: Snapshot,
+    *,
+    deep: bool,
+    show: Show,
+) -> Iterable[Check]:
+    """Compare a table's old rows, and all tensors beside it, with those of the base."""
+    before = families.read_positions(base.config)
+    if before is None or before.context != record.context:
+        raise UsageError(f"--against {base.name} is not the base that ropext.json names")
+    old, method = tables.find_tables(base, before), METHODS[record.method]
+    kept = method.kept(record.context, record.target)
+    growth = tables.Growth(before, record.target, method.grow, kept)
+    try:
+        found = tables.compare_tables(base, snapshot.directory, growth, old)
+    except ProofFailed as failed:
+        yield Check("base", False, str(failed))
+        return
+    said = f"{found['rows_bit_exact']} old rows in every bit"
+    yield Check("base", True, f"{said}, {found['tensors_unchanged']} tensors beside them")
+    grown = {own.file for own in old}
+    for finding in compare_weights(base, snapshot.directory, deep=deep, show=show):
+        if finding.file not in grown:
+            yield Check("base", finding.same, finding.sentence)
 
 
 def _file(
@@ -261,7 +354,11 @@ def _lengths(snapshot: Snapshot, model: Model, claim: Claim) -> Iterable[Check]:
         yield Check("length", False, said)
     else:
         yield Check("length", True, f"max_position_embeddings is the target of {target}")
-    edits, _ = length_edits(snapshot, claim.context, target)
+    yield from _limits(snapshot, claim.context, target)
+
+
+def _limits(snapshot: Snapshot, context: int, target: int) -> Iterable[Check]:
+    edits, _ = length_edits(snapshot, context, target)
     for edit in edits:
         yield Check(
             "limits",

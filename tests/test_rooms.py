@@ -25,6 +25,7 @@ ABOVE_THE_LINE = (
     "workdir",
     "bundled",
     "rope",
+    "positions",
     "forms",
     "scaling",
     "families",

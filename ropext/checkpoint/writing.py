@@ -1,7 +1,7 @@
 """Write an extended checkpoint: the base's weights, the new config, the record and the card."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -53,13 +53,16 @@ def write_checkpoint(
     hash_weights: bool = False,
     show: Show = unseen,
     prove: Callable[[Path], Mapping[str, Any]] | None = None,
+    anew: Sequence[str] = (),
+    write_anew: Callable[[Path], Iterable[str]] | None = None,
 ) -> Written:
     """Write `output` as a whole or not at all.
 
     `record` says what was done; its weights, length edits and proof are filled in here. `prove`
     gets the finished but unnamed directory and raises to keep it from its name; `card` gets what
-    `prove` returned. The base is only read, and each of its weight files for its header alone
-    (with `hash_weights`: whole).
+    `prove` returned. Files named in `anew` are not carried: `write_anew` writes them into the
+    directory and gives notes. The base is only read, and each of its other weight files for its
+    header alone (with `hash_weights`: whole).
     """
     _check_source(snapshot, output, link)
     edits, limits = tokenizer.length_edits(snapshot, record.context, record.target)
@@ -71,8 +74,14 @@ def write_checkpoint(
     with staged(output, force=force, inputs=_inputs(snapshot)) as stage:
         with os_errors(output):
             stage.notes += [*limits, *([readme_note] if readme_note else [])]
-            _carry(snapshot, stage, edits, link, show)
+            _carry(snapshot, stage, edits, link, show, anew)
             _write_texts(snapshot, stage.directory, config, edits)
+            if write_anew is not None:
+                stage.notes += write_anew(stage.directory)
+                weights |= {
+                    name: weigh(stage.directory / name, content=hash_weights, show=show)
+                    for name in set(anew) & weights.keys()
+                }
             for finding in compare_weights(weights, stage.directory):
                 if not finding.same:
                     raise InputError(f"the base changed while it was read: {finding.sentence}")
@@ -124,7 +133,12 @@ def _bytes_to_copy(snapshot: Snapshot, link: Link, output: Path) -> int:
 
 
 def _carry(
-    snapshot: Snapshot, stage: Staged, edits: Iterable[LengthEdit], link: Link, show: Show
+    snapshot: Snapshot,
+    stage: Staged,
+    edits: Iterable[LengthEdit],
+    link: Link,
+    show: Show,
+    anew: Sequence[str],
 ) -> None:
     """The base's files. Only weights are linked: an editor that writes into a linked text file in
     place would change the base too."""
@@ -133,7 +147,7 @@ def _carry(
     for name in snapshot.files:
         source, target = snapshot.path(name), stage.directory / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        if name == "config.json" or (name in edited and name != TOKENIZER):
+        if name in ("config.json", *anew) or (name in edited and name != TOKENIZER):
             continue  # written anew
         if name in edited:
             span = tokenizer.find_truncation(source)

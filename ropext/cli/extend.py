@@ -12,7 +12,7 @@ from ropext.cli.push import Public, PushToHub, asked_push, result
 from ropext.errors import UsageError
 from ropext.options.extend import AUTO, Choosing, Extend
 from ropext.pipeline import extending
-from ropext.planning import require_help
+from ropext.planning import Plan, require_help
 from ropext.report import text
 
 if TYPE_CHECKING:
@@ -86,7 +86,8 @@ def command(
     if output is None or dry_run:
         made = extending.plan_extend(model, output, **common)
         plan.show(out, made)
-        require_help(made)  # as the run would, which shows no plan
+        if isinstance(made, Plan):
+            require_help(made)  # as the run would, which shows no plan
         return
     done = extending.extend(
         model,

@@ -9,7 +9,12 @@ from ropext.cli import options
 from ropext.cli.output import Out
 from ropext.options.extend import Reach
 
-Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="draw the spectrum")]
+Plot = Annotated[
+    Path | None,
+    typer.Option(
+        "--plot", metavar="FILE.png", help="draw the spectrum, or how alike a table's rows are"
+    ),
+]
 
 
 @options.takes("given", Reach, only=("factor", "target", "context", "original_context"))
@@ -27,6 +32,11 @@ def command(
 
     out = Out(as_json, quiet)
     seen = inspecting.inspect(model, revision=revision, **given)
+    if isinstance(seen, inspecting.Unrotated):
+        if plot is not None:
+            out.rows(plot, seen.rows(), seen.name)
+        out.result(text.unrotated(seen), seen.to_json())
+        return
     if plot is not None:
         out.picture(plot, seen.main.rope, seen.spectra(), seen.target, seen.name)
     out.result(text.inspection(seen.name, seen.model, seen.limits, seen.target), seen.to_json())

@@ -14,6 +14,8 @@ from ropext.errors import InputError
 from ropext.narration import Clock, Pace, interruptible, told
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ropext.rope import Rope, Spectrum
 
 
@@ -75,8 +77,17 @@ class Out:
         """The file that --plot asks for."""
         from ropext.report import plots  # late: it loads matplotlib
 
+        self._draw(path, lambda: plots.plot(rope, spectra, target, path, title=title))
+
+    def rows(self, path: Path, rows: "np.ndarray[Any, Any]", title: str) -> None:
+        """The file that --plot asks for of a model with a position table."""
+        from ropext.report import plots  # late: it loads matplotlib
+
+        self._draw(path, lambda: plots.plot_rows(rows, path, title=title))
+
+    def _draw(self, path: Path, draw: Callable[[], None]) -> None:
         try:
-            plots.plot(rope, spectra, target, path, title=title)
+            draw()
         except OSError as error:
             raise InputError(f"--plot {path} cannot be written: {error.strerror}") from None
         self.say(f"wrote {path}")

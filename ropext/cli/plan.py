@@ -14,7 +14,7 @@ from ropext.options.extend import Extend
 from ropext.options.fields import flag
 
 if TYPE_CHECKING:
-    from ropext.planning import Plan
+    from ropext.planning import Plan, TablePlan
 
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE.png", help="draw the spectra of all methods")
@@ -63,10 +63,16 @@ def command(
     show(out, inspecting.plan(model, revision=revision, **given), plot)
 
 
-def show(out: Out, plan: "Plan", plot: Path | None = None) -> None:
+def show(out: Out, plan: "Plan | TablePlan", plot: Path | None = None) -> None:
     """Print a plan; `extend --dry-run` prints the same."""
+    from ropext.planning import TablePlan
     from ropext.report import text
 
+    if isinstance(plan, TablePlan):
+        if plot is not None:
+            raise UsageError("--plot draws spectra; `ropext inspect --plot` draws a table's rows")
+        out.result(text.table_plan(plan), plan.to_json())
+        return
     if plot is not None:
         out.picture(plot, plan.main.rope, plan.spectra(), plan.target, plan.name)
     out.result(text.plan(plan), plan.to_json())

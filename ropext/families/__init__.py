@@ -6,6 +6,7 @@ model types, defaults.json what absent keys mean.
 
 from ropext.families.model import ABSENT, Edit, Model, Site, diff
 from ropext.families.params import keep_query_scales
+from ropext.families.positions import read_positions, refusal
 from ropext.families.reading import interpret, read
 from ropext.families.respelling import as_read, check_spellings, respell, trusting
 from ropext.families.writing import as_written, write
@@ -22,6 +23,8 @@ __all__ = [
     "interpret",
     "keep_query_scales",
     "read",
+    "read_positions",
+    "refusal",
     "respell",
     "trusting",
     "write",

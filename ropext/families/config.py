@@ -146,8 +146,8 @@ REFUSALS = {
     " scaled rope type; it takes a code patch",
     "twin": "keeps an unscaled rotary embedding beside the scaled one, for the layers that"
     " rope_scaling_layers leaves out; it takes a plan per layer",
-    "learned": "has a learned table of absolute positions; it takes a longer table in the weights"
-    " (rows interpolated) and usually fine-tuning",
+    "learned": "has a learned table of absolute positions, which inspect, plan, extend and verify"
+    " know and nothing else here does yet",
     "sinusoidal": "adds fixed sinusoids to its embeddings; it takes a code patch that scales the"
     " positions",
     "alibi": "uses ALiBi, which has no rotation to scale; it takes other slopes, in code",
@@ -209,7 +209,15 @@ def added_by(model_type: str) -> dict[str, Any]:
 
 
 def locate(config: dict[str, Any]) -> tuple[str, str, tuple[str, ...]]:
-    """Model type, the type of its text part, and where that part stands."""
+    """Model type, the type of its rotary text part, and where that part stands."""
+    model_type, kind, path, scheme = locate_any(config)
+    if scheme != "rotary":
+        raise UnsupportedModel(f"{kind!r} {REFUSALS[scheme]}")
+    return model_type, kind, path
+
+
+def locate_any(config: dict[str, Any]) -> tuple[str, str, tuple[str, ...], str]:
+    """Model type, the type of its text part, where that stands, and its scheme in the census."""
     if not isinstance(config, dict):
         raise InputError(f"config.json must hold an object, held {shown(config)}")
     top = Dict(config)
@@ -222,10 +230,8 @@ def locate(config: dict[str, Any]) -> tuple[str, str, tuple[str, ...]]:
         known = census().get(kind)
         if known is None:
             raise InputError(_unknown(config, kind))
-        if known.scheme == "rotary":
-            return model_type, kind, path
         if known.scheme != "composite":
-            raise UnsupportedModel(f"{kind!r} {REFUSALS[known.scheme]}")
+            return model_type, kind, path, known.scheme
         for key in known.path:
             inner = here.object(key)
             if inner is None:

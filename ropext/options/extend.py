@@ -23,6 +23,7 @@ from ropext.options.fields import (
     shown_default,
     wanted,
 )
+from ropext.scaling import tables
 from ropext.scaling.pair_factors import parse_pair_factors
 
 # Twelve doublings: beyond, no model was ever extended.
@@ -82,7 +83,12 @@ class _Extend(Reach):
     """What every method takes."""
 
     method: str | None = wanted(
-        None, "how to scale: " + ", ".join(scaling.METHODS) + " [what plan recommends]"
+        None,
+        "how to scale: "
+        + ", ".join(scaling.METHODS)
+        + "; of a learned table: "
+        + ", ".join(tables.METHODS)
+        + " [what plan recommends]",
     )
     attention_factor: Positive | None = wanted(
         None, "what multiplies cos and sin, in place of the method's own (logits get its square)"
@@ -102,7 +108,7 @@ class _Extend(Reach):
                 "--method auto is for `ropext extend`, recipes and ropext.run, and chooses by "
                 "--data TEXTS; `ropext plan --measure TEXTS` ranks the methods"
             )
-        if self.method is not None:
+        if self.method is not None and self.method not in tables.METHODS:
             scaling.find(self.method)
         if self.attention_factor is not None and self.temperature is not None:
             raise UsageError("--attention-factor and --temperature say the same thing; give one")

@@ -6,20 +6,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext import proof
-from ropext.checkpoint import Snapshot, provenance, with_weights
+from ropext.checkpoint import Snapshot, provenance, tables, with_weights
 from ropext.checkpoint.provenance import inherited_training
+from ropext.checkpoint.snapshot import INDEX
 from ropext.checkpoint.writing import Written, check_writable, write_checkpoint
 from ropext.inspecting import (
     card_of,
+    card_of_table,
     open_model,
     plan_of,
+    positions_of,
     read_text,
     record_of,
+    record_of_table,
 )
 from ropext.narration import SILENT, Hooks, Say, silent, told_of_files
 from ropext.options.extend import parse_extend
 from ropext.options.fields import Link
-from ropext.planning import Plan, require_help
+from ropext.planning import Plan, TablePlan, make_table_plan, require_help
 
 if TYPE_CHECKING:
     from ropext.evaluation.session import Evaluation
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
 class Extended:
     """What `extend` did."""
 
-    plan: Plan
+    plan: Plan | TablePlan
     written: Written = field(repr=False)
 
     @property
@@ -39,12 +43,13 @@ class Extended:
 
     def to_json(self) -> dict[str, Any]:
         notes = list(self.written.notes)
+        serving = self.plan.serving(str(self.output)) if isinstance(self.plan, Plan) else ()
         return {
             "output": str(self.output),
             "proof": self.written.proof,
             "notes": notes,
             "left": dict(self.written.left),
-            "serving": [asdict(line) for line in self.plan.serving(str(self.output))],
+            "serving": [asdict(line) for line in serving],
             "record": provenance.to_json(self.written.record),
         }
 
@@ -65,9 +70,23 @@ def extend(
 ) -> Extended:
     """Write an extended checkpoint and prove it; `options` are the fields of a Recipe."""
     snapshot, made = _planned(model, revision, options)
-    require_help(made)
+    if isinstance(made, Plan):
+        require_help(made)
     for warning in made.warnings:
         say(f"warning: {warning}")
+    if isinstance(made, TablePlan):
+        return write_table(
+            with_weights(snapshot),
+            made,
+            Path(output),
+            link=link,
+            force=force,
+            prove=prove,
+            hash_weights=hash_weights,
+            trust_remote_code=trust_remote_code,
+            command=command,
+            say=say,
+        )
     return write_extension(
         snapshot if snapshot.container else with_weights(snapshot),
         made,
@@ -90,7 +109,7 @@ def plan_extend(
     link: Link = "copy",
     force: bool = False,
     **options: Any,
-) -> Plan:
+) -> Plan | TablePlan:
     """What `extend` would write; an output that it would refuse is refused."""
     snapshot, made = _planned(model, revision, options)
     if output is not None and snapshot.container:
@@ -107,9 +126,11 @@ def plan_extend(
 
 def _planned(
     model: str | Path, revision: str | None, options: Mapping[str, Any]
-) -> tuple[Snapshot, Plan]:
+) -> tuple[Snapshot, Plan | TablePlan]:
     request = parse_extend(options, read_text)
     snapshot = open_model(model, revision=revision)
+    if positions_of(snapshot) is not None:
+        return snapshot, make_table_plan(snapshot.config, request, str(model))
     return snapshot, plan_of(snapshot, request, str(model))
 
 
@@ -164,6 +185,59 @@ def write_extension(
         hash_weights=hash_weights,
         prove=run_proof if prove else None,
         show=told_of_files(say),
+    )
+    return Extended(made, written)
+
+
+def write_table(
+    snapshot: Snapshot,
+    made: TablePlan,
+    output: Path,
+    *,
+    link: Link,
+    force: bool = False,
+    prove: bool = True,
+    hash_weights: bool = False,
+    trust_remote_code: bool = False,
+    command: Sequence[str] = (),
+    say: Say = silent,
+) -> Extended:
+    """Write a checkpoint with a longer position table, proved before it gets its name."""
+    found = tables.find_tables(snapshot, made.positions)
+    kept = made.how.kept(made.context, made.target)
+    growth = tables.Growth(made.positions, made.target, made.how.grow, kept)
+    show = told_of_files(say)
+
+    def write_anew(directory: Path) -> list[str]:
+        stale = tables.grow_files(snapshot, directory, growth, found, show)
+        said = "left out, a buffer of the old length that stock makes anew"
+        return [f"{name}: {said}" for name in stale]
+
+    def run_proof(directory: Path) -> dict[str, Any]:
+        say("proving: every other tensor's bytes, then stock transformers loads the result")
+        compared = tables.compare_tables(snapshot, directory, growth, found)
+        path = made.positions.path
+        trusted = trust_remote_code
+        proved = proof.prove_table(
+            directory, made.target, text_path=path, trust_remote_code=trusted
+        )
+        return compared | proved
+
+    files = dict.fromkeys(table.file for table in found)
+    record = record_of_table(made, provenance.base_of(snapshot), command)
+    written = write_checkpoint(
+        snapshot,
+        output,
+        config=made.config,
+        record=replace(record, more=inherited_training(snapshot)),
+        card=lambda proved: card_of_table(made, snapshot, output.name, proved),
+        link=link,
+        force=force,
+        hash_weights=hash_weights,
+        prove=run_proof if prove else None,
+        show=show,
+        anew=[*files, *([INDEX] if snapshot.index is not None else [])],
+        write_anew=write_anew,
     )
     return Extended(made, written)
 

@@ -6,5 +6,14 @@ The plan is the prediction; the proof compares it with what stock transformers b
 
 from ropext.planning.making import make_plan, require_help
 from ropext.planning.plan import Plan, PlannedSite, readings_of
+from ropext.planning.tables import TablePlan, make_table_plan
 
-__all__ = ["Plan", "PlannedSite", "make_plan", "readings_of", "require_help"]
+__all__ = [
+    "Plan",
+    "PlannedSite",
+    "TablePlan",
+    "make_plan",
+    "make_table_plan",
+    "readings_of",
+    "require_help",
+]

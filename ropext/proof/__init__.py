@@ -150,17 +150,19 @@ def build(
     *,
     text_paths: Sequence[Sequence[str]] | None = None,
     forwards: Sequence[tuple[Forward, Sequence[Expected]] | None] = (),
+    last: int = 0,
     tensors: bool = True,
     trust_remote_code: bool = False,
     timeout: float = TIMEOUT,
 ) -> list[dict[str, Any]]:
     """Build each directory with stock transformers, in one process for all of them.
 
-    An entry whose build failed holds `error`.
+    An entry whose build failed holds `error`. With `last`, a model with a table of so many
+    positions is asked for its last one, and for no rotary module.
     """
     entries: list[dict[str, Any]] = [{"directory": str(directory)} for directory in directories]
     for entry, path in zip(entries, text_paths or [()] * len(entries), strict=True):
-        entry["text_path"] = list(path)
+        entry |= {"text_path": list(path), "last": last}
     for entry, wanted in zip(entries, forwards, strict=False):
         if wanted is not None:
             sites = [asdict(site) | {"bound": site.bound} for site in wanted[1]]
@@ -192,8 +194,8 @@ def build(
         if run.returncode < 0:
             name = signal.Signals(-run.returncode).name
             raise ProofFailed(f"{where} was killed by {name}, as happens when memory runs out")
-        last = next((line for line in run.stderr.splitlines()[::-1] if line.strip()), "no message")
-        raise ProofFailed(f"{where} could not run: {last}")
+        final = next((line for line in run.stderr.splitlines()[::-1] if line.strip()), "no message")
+        raise ProofFailed(f"{where} could not run: {final}")
     return [json.loads(line) for line in lines]
 
 
@@ -343,6 +345,39 @@ def prove(
         trust_remote_code=trust_remote_code,
     )
     return compare(built, sites)
+
+
+def prove_table(
+    directory: Path,
+    target: int,
+    *,
+    text_path: Sequence[str] = (),
+    trust_remote_code: bool = False,
+) -> dict[str, Any]:
+    """Prove a directory with a grown position table: every tensor in its place with its shape, and
+    its first layers, with their weights, read an input up to the last position."""
+    (built,) = build(
+        [directory], text_paths=[text_path], last=target, trust_remote_code=trust_remote_code
+    )
+    if built["error"]:
+        raise ProofFailed(
+            f"proof: transformers {built['transformers']} cannot build {directory}:"
+            f" {built['error']}"
+        )
+    compared, packed = _compare_tensors(built, str(directory))
+    last = built["last"]
+    if last["failed"] is not None:
+        raise ProofFailed(
+            f"proof: {built['model_class']} in transformers {built['transformers']} cannot read"
+            f" {target} tokens: {last['failed']}"
+        )
+    return {
+        "transformers": built["transformers"],
+        "model_class": built["model_class"],
+        "tensors_compared": compared,
+        "tensors_not_compared": packed,
+        "forward": last["said"],
+    }
 
 
 def prove_plan(

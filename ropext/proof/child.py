@@ -297,19 +297,23 @@ def plain_weights(config: Any) -> Any:
     return config
 
 
-def forward(model: Any, config: Any, entry: dict[str, Any], rotating: list[Any]) -> dict[str, Any]:
-    """Run one pass of a small model, by the file beside this one."""
-    mark = time.process_time()
-    before = cost(mark)["peak_bytes"]
-    path = Path(__file__).with_name("forward.py")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+def beside(name: str) -> Any:
+    """The module in the file of that name beside this one."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def forward(model: Any, config: Any, entry: dict[str, Any], rotating: list[Any]) -> dict[str, Any]:
+    """Run one pass of a small model."""
+    mark = time.process_time()
+    before = cost(mark)["peak_bytes"]
     child = sys.modules[__name__]
     job = entry | entry["forward"]
-    answer: dict[str, Any] = module.forward(child, model, config, job, rotating)
+    answer: dict[str, Any] = beside("forward").forward(child, model, config, job, rotating)
     return answer | {"cost": cost(mark) | {"peak_bytes_before": before}}
 
 
@@ -323,9 +327,15 @@ def build(job: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
     quantised = getattr(config, "quantization_config", None) is not None
     config = plain_weights(config)
     cls = model_class(config, directory, trust)
+    table = headers(directory) if job["tensors"] else {}
+    if entry.get("last"):
+        return {
+            "model_class": cls.__name__,
+            "tensors": tensors(cls, config, table, quantised),
+            "last": beside("last").read_last(cls, config, directory, entry),
+        }
     model = skeleton(cls, config)
     modules = text_modules(model, text_config(model.config, entry["text_path"]))
-    table = headers(directory) if job["tensors"] else {}
     rotating = rotary(modules)
     return {
         "model_class": cls.__name__,

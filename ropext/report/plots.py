@@ -337,6 +337,38 @@ def plot(
     Path(path).write_bytes(png(draw(rope, spectra, target, title)))
 
 
+def similarity(rows: "np.ndarray", most: int = 512) -> "np.ndarray":
+    """The cosine of every row with every other, their mean taken away; of `most` rows at most."""
+    import numpy as np
+
+    rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), most)).astype(int)]
+    rows = rows - rows.mean(axis=0)
+    rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
+    alike: np.ndarray = rows @ rows.T
+    return alike
+
+
+def plot_rows(rows: "np.ndarray", path: Path | str, title: str = "") -> None:
+    """Write how alike the rows of a position table are, pair by pair and by distance, as a PNG."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    alike, count = similarity(rows), len(rows)
+    figure = Figure(figsize=(14, 6), dpi=100)
+    figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.15)
+    left, right = figure.subplots(1, 2)
+    figure.suptitle(f"{letters(title)}   {count} rows".strip(), fontsize=15, color=INK)
+    shown = left.imshow(alike, vmin=-1, vmax=1, cmap="RdBu_r", extent=(0, count, count, 0))
+    figure.colorbar(shown, ax=left)
+    panel(left, "Cosine of two rows, their mean taken away", "position", "position")
+    step = (count - 1) / max(1, len(alike) - 1)
+    means = [float(np.diagonal(alike, far).mean()) for far in range(len(alike))]
+    panel(right, "Mean cosine by distance", "distance in tokens", "cosine")
+    right.plot([far * step for far in range(len(alike))], means, color=INK)
+    right.axhline(0, color=GREY, lw=0.8, ls=":")
+    Path(path).write_bytes(png(figure))
+
+
 def draw(rope: Rope, spectra: Mapping[str, Spectrum], target: int, title: str = "") -> "Figure":
     """The four panels, for the model as it is and for each named spectrum."""
     from matplotlib.figure import Figure

@@ -8,13 +8,14 @@ from ropext.families import ABSENT, Edit, Model, Site
 from ropext.families.config import named
 from ropext.inspecting import scaled_by_config
 from ropext.rope import phase_ratio, turns
+from ropext.scaling import tables
 from ropext.table import columns
 
 if TYPE_CHECKING:
     from ropext.checkpoint.writing import Written
-    from ropext.inspecting import Served
+    from ropext.inspecting import Served, Unrotated
     from ropext.loaders import LoaderReading, Serving
-    from ropext.planning import Plan
+    from ropext.planning import Plan, TablePlan
 
 
 def size(count: float) -> str:
@@ -135,6 +136,53 @@ def inspection(name: str, model: Model, limits: Mapping[str, Any], target: int) 
     for note in (*model.notes, *model.obstacles):
         parts.append(f"\nnote: {note}")
     return "\n".join(parts)
+
+
+_SCHEMES = {
+    "learned": "a learned table of absolute positions",
+    "sinusoidal": "sinusoids added to the embeddings",
+    "buckets": "T5's relative buckets",
+    "disentangled": "DeBERTa's relative positions",
+    "mixed": "absolute and relative positions",
+    "alibi": "ALiBi, a slope per head",
+    "transformer-xl": "Transformer-XL's relative positions",
+}
+
+
+def unrotated(seen: "Unrotated") -> str:
+    """`ropext inspect` of a model without a rotary embedding, as text."""
+    own = seen.positions
+    kind = own.model_type
+    kind += f" (text part: {own.text_type})" if own.text_type != kind else ""
+    facts = [("type", kind), ("positions", _SCHEMES[own.kind])]
+    if own.context:
+        facts.append(("context", f"{own.context:,} tokens"))
+    if own.tensors:
+        front = f", {own.offset} in front of the first position" if own.offset else ""
+        facts.append(("rows", f"{own.rows:,}{front}; {own.key} {own.rows - own.beyond}"))
+    facts += [
+        (
+            "table",
+            f"{table.name} in {table.file}: {table.shape[0]} x {table.shape[1]}, {table.dtype}",
+        )
+        for table in seen.tables
+    ]
+    facts += [(key, named(str(value))) for key, value in seen.limits.items() if value is not None]
+    note = f"\n\nnote: {seen.advice}" if seen.advice else ""
+    return f"{seen.name}\n{_columns(facts)}{note}"
+
+
+def table_plan(made: "TablePlan") -> str:
+    """`ropext plan` for a learned table as text."""
+    rows = []
+    for method in tables.METHODS.values():
+        kept = len(method.kept(made.context, made.target))
+        mark = "*" if method.name == made.method else ""
+        rows.append([method.name + mark, str(kept), str(made.target - kept), method.summary])
+    head = f"{made.name}: {made.context:,} -> {made.target:,} positions by {made.method} at "
+    parts = [f"{head}{made.factor:g}x", "", columns(["method", "rows kept", "new", ""], rows)]
+    parts += ["", "config.json", edit_lines(made.edits)]
+    return "\n".join([*parts, *(f"\nwarning: {warning}" for warning in made.warnings)])
 
 
 def loader_table(readings: Iterable["LoaderReading"]) -> str:
@@ -264,7 +312,7 @@ def serving_text(lines: Iterable["Serving"]) -> str:
     return "\n".join(out)
 
 
-def extended(made: "Plan", written: "Written") -> str:
+def extended(made: "Plan | TablePlan", written: "Written") -> str:
     """`ropext extend` as text: what was written, what was proved, what to do next."""
     proved = written.proof
     parts = [f"wrote {written.output}: {made.context:,} -> {made.target:,} tokens by {made.method}"]
@@ -273,6 +321,14 @@ def extended(made: "Plan", written: "Written") -> str:
             f"proved: read back, {proved['tensors']} tensors ({size(proved['bytes'])}) as they "
             f"were, and ggml's formula on its keys within {proved['error']:.1e} of the plan"
         )
+    elif proved and "rows_bit_exact" in proved:
+        parts.append(
+            f"proved with transformers {proved['transformers']}: {proved['tensors_compared']} "
+            f"tensors in the shapes of {proved['model_class']}, {proved['tensors_unchanged']} in "
+            f"the rewritten file with the base's bytes, {proved['rows_bit_exact']} old rows "
+            "bit-exact"
+        )
+        parts.append(proved["forward"])
     elif proved:
         worst = proved["worst"]
         parts.append(
@@ -288,7 +344,8 @@ def extended(made: "Plan", written: "Written") -> str:
     parts += [f"note: {note}" for note in written.notes]
     left = {name: reason for name, reason in written.left.items() if name != "README.md"}
     parts += [f"left out: {name}: {reason}" for name, reason in left.items()]
-    parts += ["", "to serve it", serving_text(made.serving(str(written.output)))]
+    if serving := getattr(made, "serving", None):
+        parts += ["", "to serve it", serving_text(serving(str(written.output)))]
     return "\n".join(parts)
 
 

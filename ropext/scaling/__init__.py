@@ -6,7 +6,7 @@ from dataclasses import replace
 from ropext import forms
 from ropext.errors import UsageError
 from ropext.rope import Rope, Spectrum
-from ropext.scaling import by_parts, longrope, ntk, pi, yarn
+from ropext.scaling import by_parts, longrope, ntk, pi, tables, yarn
 from ropext.scaling.method import Method, Scaling
 
 METHODS: dict[str, Method] = {
@@ -27,6 +27,10 @@ def find(name: str, flag: str = "--method") -> Method:
     """The method of that name; an unknown one is told with its nearest neighbours."""
     if name in METHODS:
         return METHODS[name]
+    if name in tables.METHODS:
+        raise UsageError(
+            f"{flag} {name} lengthens a learned table of positions; this model rotates"
+        )
     near = difflib.get_close_matches(name, METHODS, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(METHODS)}"
     raise UsageError(f"{flag} {name[:60]!r} is not a method; {hint}")

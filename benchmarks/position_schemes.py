@@ -1,0 +1,417 @@
+"""Train short, read long: five tiny decoders that differ in their position scheme alone.
+
+Claim: what each scheme does beyond the trained length, and what its extension gives there,
+untrained and after a short training.
+
+    python benchmarks/position_schemes.py TEXTS HELD_OUT --work DIR
+        [--report FILE.md] [--plot FILE.png]
+
+TEXTS and HELD_OUT are folders of .txt files. Each of the five is a stock class (XGLM, GPT-2, T5's
+decoder, Falcon with ALiBi and with RoPE) of the same width, depth, heads and vocabulary (that of
+the bundled model), trained on the same tokens in the same order from the same seed, in windows of
+256. Read are the last 64 tokens of windows of 1 to 8 times 256 that end at the same places, so that
+every length scores the same tokens. Each piece (a training, a tuning, a reading) is kept in DIR,
+and a run that was stopped goes on with the first that is missing.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+import ropext
+from ropext.scaling.tables import METHODS as TABLES
+
+WIDTH, DEPTH, HEADS, LENGTH, VOCAB = 96, 2, 4, 256, 1024
+BATCH, STEPS, RATE, SEED = 8, 500, 3e-3, 7
+TUNE_BATCH, TUNE_STEPS, TUNE_RATE, TUNE_FACTOR = 1, 200, 1e-3, 4
+FACTORS, TAIL, WINDOWS = (1, 2, 4, 8), 64, 48
+SCHEMES = ("learned", "rope", "alibi", "sinusoidal", "buckets")
+
+
+class T5Decoder(nn.Module):
+    """T5's decoder stack alone, with tied logits: a decoder whose one position signal is T5's."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        from transformers.models.t5.modeling_t5 import T5Stack
+
+        self.config = config
+        self.embed = nn.Embedding(VOCAB, WIDTH)
+        nn.init.normal_(self.embed.weight, std=0.02)
+        self.stack = T5Stack(config)
+        self.stack.set_input_embeddings(self.embed)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        hidden = self.stack(inputs_embeds=self.embed(ids) * WIDTH**0.5).last_hidden_state
+        return functional.linear(hidden, self.embed.weight)
+
+
+class Logits(nn.Module):
+    """A stock model for causal modelling as a function from tokens to logits."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model(input_ids=ids, use_cache=False).logits
+        return logits
+
+
+def build(scheme: str) -> nn.Module:
+    """The model of a scheme with fresh weights; the class of each is named in the report."""
+    import transformers as hf
+
+    torch.manual_seed(SEED)
+    none = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    if scheme == "learned":
+        sizes = {"n_embd": WIDTH, "n_layer": DEPTH, "n_head": HEADS, "n_positions": LENGTH}
+        return Logits(hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=VOCAB, **sizes, **none)))
+    if scheme == "sinusoidal":
+        config = hf.XGLMConfig(
+            vocab_size=VOCAB, d_model=WIDTH, num_layers=DEPTH, attention_heads=HEADS,
+            ffn_dim=4 * WIDTH, max_position_embeddings=LENGTH, dropout=0.0, attention_dropout=0.0,
+            layerdrop=0.0, scale_embedding=True,
+        )  # fmt: skip
+        return Logits(hf.XGLMForCausalLM(config))
+    if scheme == "buckets":
+        config = hf.T5Config(
+            vocab_size=VOCAB, d_model=WIDTH, d_kv=WIDTH // HEADS, num_layers=DEPTH,
+            num_heads=HEADS, d_ff=4 * WIDTH, dropout_rate=0.0, is_decoder=True, use_cache=False,
+        )  # fmt: skip
+        return T5Decoder(config)
+    config = hf.FalconConfig(
+        vocab_size=VOCAB, hidden_size=WIDTH, num_hidden_layers=DEPTH, num_attention_heads=HEADS,
+        alibi=scheme == "alibi", multi_query=False, parallel_attn=False, bias=True,
+        max_position_embeddings=LENGTH, hidden_dropout=0.0, attention_dropout=0.0,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    config._attn_implementation = "eager"
+    return Logits(hf.FalconForCausalLM(config))
+
+
+def tokens_of(folder: Path, work: Path) -> np.ndarray[Any, Any]:
+    """All texts of a folder as one row of tokens, kept between runs."""
+    kept = work / f"{folder.name}.npy"
+    if not kept.exists():
+        from transformers import AutoTokenizer
+
+        from ropext.bundled import MODELS
+
+        tokenizer = AutoTokenizer.from_pretrained(MODELS["ropext://demo"])
+        texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.txt"))]
+        rows = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        np.save(kept, np.concatenate([np.array(row, dtype=np.int32) for row in rows]))
+    return np.load(kept)
+
+
+def batches(tokens: np.ndarray[Any, Any], steps: int, rows: int, length: int) -> Iterator[Any]:
+    """The same windows for every model: drawn by one seed."""
+    random = np.random.default_rng(SEED)
+    for _ in range(steps):
+        starts = random.integers(0, len(tokens) - length - 1, rows)
+        yield torch.from_numpy(np.stack([tokens[s : s + length + 1] for s in starts])).long()
+
+
+def train(
+    model: nn.Module, tokens: np.ndarray[Any, Any], steps: int, rows: int, length: int, rate: float
+) -> list[float]:
+    """AdamW with a warm-up of a twentieth and a cosine down to a tenth; the losses."""
+    model.train()
+    params = [p for p in model.parameters() if p.requires_grad]
+    optimiser = torch.optim.AdamW(params, lr=rate, betas=(0.9, 0.95), weight_decay=0.01)
+    losses = []
+    for step, window in enumerate(batches(tokens, steps, rows, length)):
+        warm = min(1.0, (step + 1) / (steps / 20))
+        scale = warm * (0.1 + 0.45 * (1 + math.cos(math.pi * step / steps)))
+        for group in optimiser.param_groups:
+            group["lr"] = rate * scale
+        logits = model(window[:, :-1])
+        loss = functional.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(params, 1.0)
+        optimiser.step()
+        losses.append(loss.item())
+        if step % 50 == 49:
+            print(f"  step {step + 1} of {steps}: {np.mean(losses[-50:]):.4f}", flush=True)
+    return losses
+
+
+@torch.no_grad()
+def tails(model: nn.Module, tokens: np.ndarray[Any, Any], length: int) -> list[float]:
+    """The mean loss over the last TAIL tokens of each window of this length."""
+    model.eval()
+    longest = LENGTH * FACTORS[-1]
+    ends = np.linspace(longest + 1, len(tokens) - 1, WINDOWS).astype(int)
+    out = []
+    for end in ends:
+        window = torch.from_numpy(tokens[end - length - 1 : end].astype(np.int64))[None]
+        try:
+            logits = model(window[:, :-1])[0, -TAIL:]
+        except (IndexError, RuntimeError):
+            return []  # a table has no row there
+        out.append(float(functional.cross_entropy(logits, window[0, -TAIL:])))
+    return out
+
+
+def trained(scheme: str, texts: np.ndarray[Any, Any], work: Path) -> nn.Module:
+    """The model of a scheme after its training, which runs once."""
+    model, kept = build(scheme), work / f"{scheme}.pt"
+    if not kept.exists():
+        size = sum(p.numel() for p in model.parameters())
+        print(f"{scheme}: {type(model).__name__}, {size:,} parameters", flush=True)
+        losses = train(model, texts, STEPS, BATCH, LENGTH, RATE)
+        (work / f"{scheme}.losses.json").write_text(json.dumps(losses))
+        torch.save(model.state_dict(), kept.with_suffix(".part"))
+        kept.with_suffix(".part").rename(kept)
+    model.load_state_dict(torch.load(kept))
+    return model
+
+
+def grown(model: Any, factor: int, method: str) -> None:
+    """GPT-2's table with more rows: by a method of ropext, or drawn at random."""
+    old = model.model.transformer.wpe.weight.detach()
+    count = LENGTH * factor
+    if method == "random":
+        drawn = torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(SEED))
+        rows = torch.cat([old, drawn[LENGTH:] * old.std()])
+    else:
+        rows = torch.from_numpy(TABLES[method].grow(old.double().numpy(), count)).float()
+    model.model.transformer.wpe = nn.Embedding.from_pretrained(rows, freeze=False)
+
+
+def rotated(model: Any, factor: int, method: str) -> None:
+    ropext.patch(model.model, method=method, factor=factor)
+
+
+def sloped(model: Any, factor: int, method: str) -> None:
+    """Falcon's ALiBi with other slopes: all divided by the factor, or head h of H (from 1) by
+    factor^((h - 1)/(H - 1)), NTK-ALiBi (github.com/keezen/ntk_alibi)."""
+    powers = torch.ones(HEADS) if method == "interpolated" else torch.arange(HEADS) / (HEADS - 1)
+    ratios = (factor**-powers)[None, :, None, None]
+    module = import_module(type(model.model).__module__)
+    stock = module.build_alibi_tensor
+    transformer = model.model.transformer
+    forward = transformer.forward
+
+    def scaled(mask: torch.Tensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
+        alibi: torch.Tensor = stock(mask, heads, dtype)
+        return (alibi.view(-1, heads, 1, alibi.shape[-1]) * ratios).view_as(alibi)
+
+    def around(*given: Any, **named: Any) -> Any:
+        module.build_alibi_tensor = scaled
+        try:
+            return forward(*given, **named)
+        finally:
+            module.build_alibi_tensor = stock
+
+    transformer.forward = around
+
+
+def slowed(model: Any, factor: int, method: str) -> None:
+    """XGLM's sinusoids at positions divided by the factor."""
+    table = next(m for m in model.modules() if "Sinusoidal" in type(m).__name__)
+    half = WIDTH // 2
+    waves = torch.exp(torch.arange(half) * -(math.log(10000) / (half - 1)))
+    places = table.offset + (torch.arange(-table.offset, LENGTH * factor) / factor)
+    angles = places[:, None] * waves
+    table.weights = torch.cat([angles.sin(), angles.cos()], 1)
+
+
+def bucketed(model: Any, factor: int, method: str) -> None:
+    """T5's buckets with a larger maximum distance, or of distances divided by the factor."""
+    for module in model.modules():
+        if not hasattr(module, "relative_attention_max_distance"):
+            continue
+        if method == "max distance":
+            module.relative_attention_max_distance *= factor
+            continue
+        stock = module._relative_position_bucket
+
+        def divided(distance: torch.Tensor, *, stock: Any = stock, **named: Any) -> torch.Tensor:
+            near = torch.div(distance, factor, rounding_mode="trunc")
+            bucket: torch.Tensor = stock(near, **named)
+            return bucket
+
+        module._relative_position_bucket = divided
+
+
+EXTENSIONS: dict[str, tuple[Callable[[Any, int, str], None], tuple[str, ...]]] = {
+    "learned": (grown, ("linear", "copy", "random")),
+    "rope": (rotated, ("yarn", "ntk", "pi")),
+    "alibi": (sloped, ("interpolated", "ntk")),
+    "sinusoidal": (slowed, ("interpolated",)),
+    "buckets": (bucketed, ("divided", "max distance")),
+}
+TUNED = (
+    ("learned", "linear"), ("learned", "copy"), ("rope", "yarn"), ("alibi", "interpolated"),
+    ("sinusoidal", "interpolated"), ("buckets", "divided"),
+)  # fmt: skip
+
+
+def piece(work: Path, name: str, make: Callable[[], Any]) -> Any:
+    """A result that is made once."""
+    kept = work / f"{name}.json"
+    if not kept.exists():
+        print(name, flush=True)
+        found = make()
+        kept.with_suffix(".part").write_text(json.dumps(found))
+        kept.with_suffix(".part").rename(kept)
+    return json.loads(kept.read_text())
+
+
+def read_untouched(scheme: str, texts: Any, held_out: Any, work: Path) -> dict[str, list[float]]:
+    model = trained(scheme, texts, work)
+    return {str(f): tails(model, held_out, LENGTH * f) for f in FACTORS}
+
+
+def read_extended(
+    scheme: str, method: str, texts: Any, held_out: Any, work: Path
+) -> dict[str, list[float]]:
+    """The tail at each length by the extension to it, and at 1x by the one to 4x: its short tax."""
+    extend, out = EXTENSIONS[scheme][0], {}
+    for factor in FACTORS[1:]:
+        model = trained(scheme, texts, work)
+        extend(model, factor, method)
+        out[str(factor)] = tails(model, held_out, LENGTH * factor)
+        if factor == TUNE_FACTOR:
+            out["1"] = tails(model, held_out, LENGTH)
+    return out
+
+
+def read_tuned(
+    scheme: str, method: str, texts: Any, held_out: Any, work: Path
+) -> dict[str, list[float]]:
+    """The extension to 4x after its training there, at every length up to it."""
+    model = trained(scheme, texts, work)
+    EXTENSIONS[scheme][0](model, TUNE_FACTOR, method)
+    train(model, texts, TUNE_STEPS, TUNE_BATCH, LENGTH * TUNE_FACTOR, TUNE_RATE)
+    torch.save(model.state_dict(), work / f"{scheme}-{method}-tuned.pt")
+    return {str(f): tails(model, held_out, LENGTH * f) for f in FACTORS if f <= TUNE_FACTOR}
+
+
+def readings(texts: Any, held_out: Any, work: Path) -> dict[str, dict[str, list[float]]]:
+    """Every reading by its name, in the order of what is asked first."""
+    out = {}
+    for scheme in SCHEMES:
+        out[scheme] = piece(work, scheme, lambda s=scheme: read_untouched(s, texts, held_out, work))
+    for scheme, method in TUNED:
+        out[f"{scheme}, {method}, tuned"] = piece(
+            work,
+            f"{scheme}-{method}-tuned",
+            lambda s=scheme, m=method: read_tuned(s, m, texts, held_out, work),
+        )
+    for scheme, (_, methods) in EXTENSIONS.items():
+        for method in methods:
+            out[f"{scheme}, {method}"] = piece(
+                work,
+                f"{scheme}-{method}",
+                lambda s=scheme, m=method: read_extended(s, m, texts, held_out, work),
+            )
+    return out
+
+
+def cell(values: list[float] | None, base: list[float]) -> str:
+    """Mean loss in nats, and its paired difference from the in-window value of the same tokens."""
+    if not values:
+        return "-"
+    apart = np.array(values) - np.array(base)
+    error = apart.std(ddof=1) / math.sqrt(len(apart))
+    return f"{np.mean(values):.3f} ({apart.mean():+.3f} ± {error:.3f})"
+
+
+def report(found: dict[str, dict[str, list[float]]]) -> str:
+    """The table in Markdown."""
+    head = ["", *(f"{factor}x" for factor in FACTORS)]
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for name in sorted(found, key=lambda n: (SCHEMES.index(n.split(",")[0]), n.count(","), n)):
+        base = found[name.split(",")[0]]["1"]
+        cells = [cell(found[name].get(str(factor)), base) for factor in FACTORS]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(found: dict[str, dict[str, list[float]]], path: Path, work: Path, texts: Any) -> None:
+    """The loss by length: untouched, extended, tuned; and how alike positions are."""
+    from matplotlib.figure import Figure
+
+    from ropext.report.plots import similarity
+
+    figure = Figure(figsize=(16, 9), dpi=100)
+    figure.set_layout_engine("constrained")
+    panels = figure.subplots(2, 5, squeeze=False)
+    lengths = [LENGTH * factor for factor in FACTORS]
+    for axis, scheme in zip(panels[0], SCHEMES, strict=True):
+        for name, own in found.items():
+            if name.split(",")[0] != scheme:
+                continue
+            points = [(n, np.mean(own[str(f)])) for n, f in zip(lengths, FACTORS, strict=True)
+                      if own.get(str(f))]  # fmt: skip
+            label = name.partition(", ")[2] or "untouched"
+            axis.plot(*zip(*points, strict=True), marker="o", label=label)
+        axis.set_xscale("log", base=2)
+        axis.set_ylim(top=min(8, axis.get_ylim()[1]))
+        axis.set_title(scheme)
+        axis.set_xlabel("tokens")
+        axis.legend(fontsize=8)
+    panels[0][0].set_ylabel("loss of the last 64 tokens (nats)")
+    for axis, scheme in zip(panels[1], SCHEMES, strict=True):
+        alike, title = likeness(scheme, trained(scheme, texts, work), similarity)
+        axis.imshow(alike, cmap="RdBu_r", extent=(0, LENGTH, LENGTH, 0))
+        axis.set_title(title, fontsize=9)
+    figure.savefig(path)
+
+
+def likeness(scheme: str, model: Any, similarity: Any) -> tuple[np.ndarray[Any, Any], str]:
+    """What each scheme says of two positions, of one head where heads differ."""
+    apart = np.arange(LENGTH)[:, None] - np.arange(LENGTH)[None]
+    if scheme == "learned":
+        rows = model.model.transformer.wpe.weight.detach().double().numpy()
+        return similarity(rows), "cosine of two rows"
+    if scheme == "sinusoidal":
+        table = next(m for m in model.modules() if "Sinusoidal" in type(m).__name__)
+        rows = table.weights[2 : LENGTH + 2].double().numpy()
+        return similarity(rows), "cosine of two sinusoids"
+    if scheme == "rope":
+        dim = WIDTH // HEADS
+        waves = 10000.0 ** (-np.arange(0, dim, 2) / dim)
+        return np.cos(apart[..., None] * waves).mean(-1), "mean cosine of the rotations"
+    if scheme == "alibi":
+        return np.where(apart >= 0, -np.abs(apart) * 2.0 ** (-8 / HEADS), np.nan), "bias, head 1"
+    attention = model.stack.block[0].layer[0].SelfAttention
+    bias = attention.compute_bias(LENGTH, LENGTH)[0].detach().double().numpy().mean(0)
+    return np.where(apart >= 0, bias, np.nan), "learned bias, mean of heads"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("texts", type=Path)
+    parser.add_argument("held_out", type=Path)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--report", type=Path)
+    parser.add_argument("--plot", type=Path)
+    given = parser.parse_args()
+    given.work.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    texts = tokens_of(given.texts, given.work)
+    found = readings(texts, tokens_of(given.held_out, given.work), given.work)
+    table = report(found)
+    print(table)
+    if given.report is not None:
+        given.report.write_text(table, encoding="utf-8")
+    if given.plot is not None:
+        draw(found, given.plot, given.work, texts)
+
+
+if __name__ == "__main__":
+    main()

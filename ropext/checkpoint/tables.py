@@ -1,0 +1,290 @@
+"""Write a weight file anew with more rows in its position table, every other tensor's bytes as they
+were, and read the rows back.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropext.checkpoint.snapshot import INDEX, Snapshot
+from ropext.checkpoint.staging import copy_part
+from ropext.checkpoint.weights import Header, Tensor, read_header
+from ropext.errors import InputError, ProofFailed
+from ropext.files import dump, open_regular, read_object
+from ropext.narration import Show, unseen
+from ropext.positions import Positions
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Rows = np.ndarray[Any, np.dtype[np.float64]]
+
+# Towers of other modalities, whose tables count patches or frames.
+NOT_TEXT = re.compile(r"vision|visual|image|audio|qformer")
+# Buffers of a fixed length that old versions saved and stock makes anew: position numbers, and the
+# causal masks of GPT-2 and GPT-Neo.
+STALE = re.compile(r"(^|\.)(position_ids|token_type_ids|attn\.(attention\.)?(masked_)?bias)$")
+FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
+CHUNK = 1 << 22
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table where it lies."""
+
+    file: str
+    name: str
+    dtype: str
+    shape: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What becomes of every table of a checkpoint."""
+
+    positions: Positions
+    target: int
+    grow: Callable[["Rows", int], "Rows"]
+    kept: Mapping[int, int]  # new row -> the old row that it equals, both counted from the offset
+
+    @property
+    def rows(self) -> int:
+        return self.positions.offset + self.target
+
+
+def _is_stale(name: str, tensor: Tensor) -> bool:
+    """A bias of one dimension is a parameter, whatever its name."""
+    return bool(STALE.search(name)) and (name.endswith("ids") or len(tensor.shape) != 1)
+
+
+def find_tables(snapshot: Snapshot, positions: Positions) -> tuple[Table, ...]:
+    """The tables of a checkpoint, from the headers; refused where they are not as the config says.
+
+    Tables of one length under several names (an encoder's and a decoder's, a tied copy) all grow.
+    """
+    ends = re.compile(rf"(^|\.)({'|'.join(map(re.escape, positions.tensors))})$")
+    found = []
+    for file in snapshot.weight_files:
+        for name, tensor in read_header(snapshot.path(file)).tensors.items():
+            if ends.search(name) and not NOT_TEXT.search(name):
+                found.append(_table(file, name, tensor))
+    if not found:
+        wanted = " or ".join(positions.tensors)
+        raise InputError(
+            f"{snapshot.name} has no tensor {wanted}, which holds the positions of"
+            f" {positions.text_type!r}; its weights are not whole, or of another type"
+        )
+    for table in found:
+        if table.shape[0] != positions.rows:
+            raise InputError(_other_length(table, positions, found))
+        if table.dtype not in FLOATS and table.dtype != "BF16":
+            raise InputError(
+                f"{table.name} is stored as {table.dtype}, whose rows cannot be interpolated;"
+                " extend the checkpoint before it was quantised"
+            )
+    return tuple(found)
+
+
+def _table(file: str, name: str, tensor: Tensor) -> Table:
+    if len(tensor.shape) != 2:
+        raise InputError(f"{name} of {file} has the shape {list(tensor.shape)}, not rows of values")
+    return Table(file, name, tensor.dtype, (tensor.shape[0], tensor.shape[1]))
+
+
+def _other_length(table: Table, positions: Positions, found: Iterable[Table]) -> str:
+    others = [own for own in found if own.shape[0] != table.shape[0]]
+    wanted = (
+        f"{positions.rows} rows as {positions.key} has it ({positions.context} positions and"
+        f" {positions.offset} rows in front of them)"
+    )
+    if others:
+        return (
+            f"{table.name} has {table.shape[0]} rows and {others[0].name} {others[0].shape[0]}, and"
+            f" one length key sizes both; stock would load {wanted}"
+        )
+    return (
+        f"{table.name} has {table.shape[0]} rows, not {wanted}; the config is of another checkpoint"
+    )
+
+
+def rewrite(
+    source: Path, target: Path, growth: Growth, names: Iterable[str], show: Show = unseen
+) -> tuple[str, ...]:
+    """Write a weight file with its tables grown; gives the stale buffers that it leaves out."""
+    header, names = read_header(source), set(names)
+    stale = tuple(name for name, own in header.tensors.items() if _is_stale(name, own))
+    kept = {name: own for name, own in header.tensors.items() if name not in stale}
+    ordered = sorted(kept.items(), key=lambda item: item[1].offsets)
+    place, starts = 0, {}
+    entries: dict[str, dict[str, Any]] = {}
+    for name, tensor in ordered:
+        shape = [growth.rows, tensor.shape[1]] if name in names else list(tensor.shape)
+        size = tensor.offsets[1] - tensor.offsets[0]
+        size = size // tensor.shape[0] * growth.rows if name in names else size
+        entries[name] = {
+            "dtype": tensor.dtype, "shape": shape, "data_offsets": [place, place + size],
+        }  # fmt: skip
+        starts[name], place = place, place + size
+    table = {"__metadata__": dict(header.metadata)} | entries if header.metadata else entries
+    raw = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
+    raw += b" " * (-len(raw) % 8)
+    begin_old, begin_new = 8 + len(header.raw), 8 + len(raw)
+    descriptor = open_regular(source)
+    out = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        _write(out, len(raw).to_bytes(8, "little") + raw, 0)
+        for name, tensor in ordered:
+            start, end = (begin_old + offset for offset in tensor.offsets)
+            goal = begin_new + starts[name]
+            if name in names:
+                _write(out, _grown(os.pread(descriptor, end - start, start), tensor, growth), goal)
+            else:
+                copy_part(descriptor, out, start, end, goal - start, source, show)
+        os.ftruncate(out, begin_new + place)
+    finally:
+        os.close(out)
+        os.close(descriptor)
+    return stale
+
+
+def _write(descriptor: int, data: bytes, place: int) -> None:
+    while data:
+        done = os.pwrite(descriptor, data, place)
+        data, place = data[done:], place + done
+
+
+def _grown(data: bytes, tensor: Tensor, growth: Growth) -> bytes:
+    """The bytes of the new table; rows that stay are copied as bytes."""
+    import numpy as np
+
+    count, width = tensor.shape
+    offset, step = growth.positions.offset, len(data) // count
+    old = [data[i * step : (i + 1) * step] for i in range(count)]
+    grown = growth.grow(decoded(data, tensor.dtype).reshape(count, width)[offset:], growth.target)
+    if not np.isfinite(grown).all():
+        raise InputError("the position table holds values that are not finite")
+    flat = encoded(grown, tensor.dtype)
+    new = [flat[i * step : (i + 1) * step] for i in range(growth.target)]
+    for row, same in growth.kept.items():
+        new[row] = old[offset + same]
+    return b"".join([*old[:offset], *new])
+
+
+def decoded(data: bytes, dtype: str) -> "Rows":
+    """The values of a tensor's bytes."""
+    import numpy as np
+
+    if dtype == "BF16":  # the upper half of a float32
+        return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4").astype(np.float64)
+    return np.frombuffer(data, FLOATS[dtype]).astype(np.float64)
+
+
+def encoded(values: "Rows", dtype: str) -> bytes:
+    """The bytes of values, rounded to the nearest and half to even."""
+
+    if dtype != "BF16":
+        return values.astype(FLOATS[dtype]).tobytes()
+    bits = values.astype("<f4").view("<u4")
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    data: bytes = rounded.astype("<u2").tobytes()
+    return data
+
+
+def without_stale(index: dict[str, Any], stale: Iterable[str], grown: int) -> bytes:
+    """The index of the shards after the rewriting: names that are gone, and `grown` more bytes."""
+    names = set(stale)
+    weights = {name: file for name, file in index["weight_map"].items() if name not in names}
+    metadata = dict(index.get("metadata") or {})
+    if isinstance(metadata.get("total_size"), int):
+        metadata["total_size"] += grown
+    return dump(index | {"metadata": metadata, "weight_map": weights})
+
+
+def grow_files(
+    snapshot: Snapshot, directory: Path, growth: Growth, tables: Iterable[Table], show: Show
+) -> tuple[str, ...]:
+    """Write the files that hold a table, and the index where there is one; what was left out."""
+    by_file: dict[str, list[str]] = {}
+    for table in tables:
+        by_file.setdefault(table.file, []).append(table.name)
+    stale: list[str] = []
+    grown = 0
+    for file, names in by_file.items():
+        old, new = snapshot.path(file), directory / file
+        stale += rewrite(old, new, growth, names, show)
+        grown += _data(read_header(new)) - _data(read_header(old))
+    if snapshot.index is not None:
+        path = snapshot.path(INDEX)
+        (directory / INDEX).write_bytes(without_stale(read_object(path), stale, grown))
+    return tuple(stale)
+
+
+def _data(header: Header) -> int:
+    return header.size - 8 - len(header.raw)
+
+
+def compare_tables(
+    base: Snapshot, directory: Path, growth: Growth, tables: Iterable[Table]
+) -> dict[str, Any]:
+    """Hold the written files against the base's: every other tensor in every byte, the rows in
+    front of the first and those that stay in every bit. ProofFailed names what is not so."""
+    grown = {table.name for table in tables}
+    others = 0
+    for file in sorted({table.file for table in tables}):
+        old, new = read_header(base.path(file)), read_header(directory / file)
+        kept = {name for name, own in old.tensors.items() if not _is_stale(name, own)}
+        if odd := sorted(kept ^ set(new.tensors)):
+            raise ProofFailed(f"proof: {file} and the base's differ in the tensor {odd[0]}")
+        for name in sorted(kept - grown):
+            if _digest(old, name) != _digest(new, name):
+                raise ProofFailed(f"proof: the bytes of {name} in {file} are not the base's")
+            others += 1
+    for table in tables:
+        before, after = (
+            _rows(place / table.file, table.name) for place in (base.directory, directory)
+        )
+        offset = growth.positions.offset
+        if len(after) != growth.rows or before[:offset] != after[:offset]:
+            raise ProofFailed(f"proof: {table.name} has other rows than the plan says")
+        for row, same in growth.kept.items():
+            if after[offset + row] != before[offset + same]:
+                raise ProofFailed(f"proof: row {row} of {table.name} is not the old row {same}")
+    return {
+        "tensors_unchanged": others,
+        "rows_bit_exact": len(growth.kept) + growth.positions.offset,
+    }
+
+
+def _digest(header: Header, name: str) -> tuple[str, tuple[int, ...], str]:
+    tensor, digest = header.tensors[name], hashlib.sha256()
+    start, end = (8 + len(header.raw) + offset for offset in tensor.offsets)
+    with open(header.path, "rb") as file:
+        file.seek(start)
+        while start < end:
+            chunk = file.read(min(CHUNK, end - start))
+            if not chunk:
+                raise InputError(f"{header.path} shrank while it was read")
+            digest.update(chunk)
+            start += len(chunk)
+    return tensor.dtype, tensor.shape, digest.hexdigest()
+
+
+def _rows(path: Path, name: str) -> list[bytes]:
+    data, tensor = read_tensor(path, name)
+    step = len(data) // tensor.shape[0]
+    return [data[i : i + step] for i in range(0, len(data), step)]
+
+
+def read_tensor(path: Path, name: str) -> tuple[bytes, Tensor]:
+    """The bytes of one tensor."""
+    header = read_header(path)
+    tensor = header.tensors[name]
+    start, end = (8 + len(header.raw) + offset for offset in tensor.offsets)
+    with open(header.path, "rb") as file:
+        file.seek(start)
+        return file.read(end - start), tensor

@@ -1,0 +1,179 @@
+"""The position schemes other than rotation: one table of where each family keeps its rows.
+
+Taken from stock transformers: what grows when the length key grows, and which row a position reads.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, cast, get_args
+
+from ropext.errors import InputError
+from ropext.families.config import Dict, locate_any, shown, text_part
+from ropext.positions import Kind, Positions
+
+KINDS = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One row: how a family keeps its learned table."""
+
+    tensors: tuple[str, ...] = ("position_embeddings.weight",)  # how their names end
+    key: str = "max_position_embeddings"
+    context: int = 512  # what an absent key means
+    offset: int = 0  # rows in front of the one that position 0 reads
+    beyond: int = 0  # rows less what the key says
+    pad: int | None = None  # positions start behind pad_token_id, whose default this is
+    # A key, and the value at which the family has a learned table at all.
+    gate: tuple[str, object] = ("position_embedding_type", "absolute")
+
+
+BERT = Rows()
+ROBERTA = Rows(pad=1)
+CLIP = Rows(tensors=("position_embedding.weight",), context=77)
+GPT = Rows(tensors=("wpe.weight",), key="n_positions", context=1024)
+BART = Rows(tensors=("embed_positions.weight",), context=1024, offset=2, beyond=2)
+BLENDERBOT = replace(BART, context=512, offset=0, beyond=0)
+
+
+def _rows(names: str, row: Rows) -> dict[str, Rows]:
+    return dict.fromkeys(names.split(), row)
+
+
+TABLES: dict[str, Rows] = {
+    **_rows(
+        "albert align_text_model bert bert-generation blip_text_model chinese_clip_text_model "
+        "convbert dpr electra ernie flava_text_model fnet layoutlm lxmert "
+        "megatron-bert mobilebert rembert roc_bert splinter squeezebert",
+        BERT,
+    ),
+    "big_bird": replace(BERT, context=4096),
+    "git": replace(BERT, context=1024),
+    "tapas": replace(BERT, context=1024),
+    "vilt": replace(BERT, context=40),
+    "distilbert": replace(BERT, gate=("sinusoidal_pos_embds", False)),
+    **_rows("flaubert xlm", replace(BERT, gate=("sinusoidal_embeddings", False))),
+    "visual_bert": replace(
+        BERT, tensors=("position_embeddings.weight", "visual_position_embeddings.weight")
+    ),
+    **_rows("nystromformer yoso", replace(BERT, offset=2, beyond=2, context=4096)),
+    **_rows(
+        "camembert data2vec-text longformer mpnet roberta roberta-prelayernorm xlm-roberta xmod",
+        ROBERTA,
+    ),
+    **_rows(
+        "altclip_text_model bridgetower_text_model xlm-roberta-xl", replace(ROBERTA, context=514)
+    ),
+    "markuplm": replace(ROBERTA, pad=0),
+    "lilt": replace(
+        ROBERTA, pad=0, tensors=("position_embeddings.weight", "box_position_embeddings.weight")
+    ),
+    **_rows(
+        "aimv2_text_model clip_text_model clipseg_text_model groupvit_text_model "
+        "metaclip_2_text_model xclip_text_model",
+        CLIP,
+    ),
+    **_rows("siglip_text_model siglip2_text_model", replace(CLIP, context=64)),
+    **_rows("owlvit_text_model owlv2_text_model", replace(CLIP, context=16)),
+    **_rows("gpt2 gpt-sw3 gpt_bigcode", GPT),
+    "gpt_neo": replace(GPT, key="max_position_embeddings", context=2048),
+    "openai-gpt": replace(GPT, tensors=("positions_embed.weight",), context=512),
+    **_rows("bart mbart mvp plbart biogpt", BART),
+    "opt": replace(BART, context=2048),
+    "pp_formulanet_text": replace(BART, context=2560),
+    "trocr": replace(BART, context=512, gate=("use_learned_position_embeddings", True)),
+    "blenderbot": replace(BLENDERBOT, context=128),
+    "blenderbot-small": BLENDERBOT,
+    "bigbird_pegasus": replace(BLENDERBOT, context=4096),
+    "led": replace(
+        BLENDERBOT,
+        tensors=("encoder.embed_positions.weight",),
+        key="max_encoder_position_embeddings",
+        context=16384,
+    ),
+}
+# nystromformer states 510 tokens, and 512 rows with the two in front.
+TABLES["nystromformer"] = replace(TABLES["nystromformer"], context=510)
+
+# Types with a table that is not of tokens alone, or that stock sizes by more than a length key.
+OTHER_TABLES = {
+    "bark": "holds three models with tables of their own",
+    "blip_2_qformer": "reads queries of images, which have no length to extend",
+    "canary_decoder": "reads its length from a model of speech",
+    "canine": "hashes its positions into buckets",
+    "clap_text_model": "saves position numbers beside its table, which have the old length",
+    "clvp_decoder": "counts tokens of speech",
+    "decision_transformer": "counts steps of a game",
+    "ibert": "keeps a second, quantised copy of its table",
+    "imagegpt": "counts pixels",
+    "instructblip_qformer": "reads queries of images, which have no length to extend",
+    "kosmos-2.5": "counts patches of an image",
+    "layoutxlm": "has no model class of its own",
+    "luke": "has a second table for entities, which starts at another row",
+    "mra": "saves position numbers beside its table, which have the old length",
+    "perceiver": "reads its inputs through latents",
+    "sam3_lite_text_text_model": "stretches its table to any length by itself",
+    "whisper": "counts frames of audio",
+}
+
+# What keeps a scheme from being extended here, and what can be done.
+ADVICE: dict[str, str] = {
+    "sinusoidal": "adds fixed sinusoids to its embeddings, which stock computes: no key scales"
+    " them",
+    "buckets": "uses T5's relative buckets, which run at any length; tokens further apart than "
+    "relative_attention_max_distance share one bucket",
+    "disentangled": "uses DeBERTa's relative positions, clamped at max_relative_positions or in "
+    "position_buckets, and runs at any length up to its key",
+    "mixed": "mixes absolute positions with relative ones, of which no key tells both",
+    "alibi": "uses ALiBi: its slopes are hard-coded in stock transformers and follow from the"
+    " number of heads alone, so that no config and no weight can carry others; it reads any length"
+    " as it is",
+    "transformer-xl": "uses Transformer-XL's relative positions, which have no trained limit",
+}
+
+
+def read_positions(config: dict[str, Any]) -> Positions | None:
+    """The scheme of a model that rotates nothing; None where it rotates, or has no positions."""
+    model_type, text_type, path, scheme = locate_any(config)
+    part = text_part(config, path)
+    if text_type == "falcon" and part.get("alibi") is True:
+        scheme = "alibi"
+    if scheme not in KINDS:
+        return None
+    text = Dict(part, ".".join(path))
+    row = TABLES.get(text_type)
+    found = Positions(model_type, text_type, path, cast(Kind, scheme), 0)
+    if row is None or not _has_table(text, row):
+        length = text.integer("max_position_embeddings", low=-1) or text.integer("max_seq_len") or 0
+        return replace(found, context=max(0, length))
+    offset = row.offset
+    if row.pad is not None:
+        stated = text.integer("pad_token_id", low=0)
+        offset = 1 + (row.pad if stated is None else stated)
+    length = text.integer(row.key) or text.integer("max_position_embeddings") or row.context
+    key = row.key if text.has(row.key) or not text.has("max_position_embeddings") else (
+        "max_position_embeddings"
+    )  # fmt: skip
+    context = length + row.beyond - offset
+    if context < 1:
+        raise InputError(
+            f"config.json: {text.name(key)} of {length} leaves no position behind the {offset} rows"
+            " in front of the first"
+        )
+    return replace(
+        found, context=context, key=key, tensors=row.tensors, offset=offset, beyond=row.beyond
+    )
+
+
+def _has_table(text: Dict, row: Rows) -> bool:
+    key, wanted = row.gate
+    return text.values.get(key, wanted) in (wanted, None)
+
+
+def refusal(found: Positions) -> str:
+    """Why a scheme is not extended, and what can be done."""
+    if found.text_type in TABLES:
+        key, wanted = TABLES[found.text_type].gate
+        return f"{found.text_type!r} has a learned table only where {key} is {shown(wanted)}"
+    if found.text_type in OTHER_TABLES:
+        return f"{found.text_type!r} {OTHER_TABLES[found.text_type]}, so its table is not extended"
+    return f"{found.text_type!r} {ADVICE[found.kind]}; there is nothing here to write"

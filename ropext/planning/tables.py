@@ -1,0 +1,128 @@
+"""The plan for a learned table of absolute positions: how far, by which rows, which keys."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ropext import families
+from ropext.errors import UnsupportedModel, UsageError
+from ropext.options.extend import KNOBS, Extend, resolve_target
+from ropext.options.fields import flag
+from ropext.positions import Positions
+from ropext.scaling import tables
+from ropext.scaling.tables import TableMethod
+
+DEFAULT = "linear"
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """What `extend` does to a table: the new config, the rows, and what a user must know."""
+
+    name: str  # the model as the user named it
+    positions: Positions
+    recipe: Extend
+    method: str
+    context: int
+    target: int
+    config: dict[str, Any]
+    edits: tuple[families.Edit, ...]
+    warnings: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"<Plan for {self.name}: {self.context:,} -> {self.target:,} rows by {self.method}>"
+
+    @property
+    def factor(self) -> float:
+        return self.target / self.context
+
+    @property
+    def how(self) -> TableMethod:
+        return tables.METHODS[self.method]
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as one JSON document."""
+        return {
+            "model": self.name,
+            "model_type": self.positions.model_type,
+            "positions": asdict(self.positions),
+            "method": self.method,
+            "context": self.context,
+            "target": self.target,
+            "factor": self.factor,
+            "rows_kept": len(self.how.kept(self.context, self.target)),
+            "short_tax": self.how.short_tax,
+            "edits": [edit.to_json() for edit in self.edits],
+            "warnings": list(self.warnings),
+            "config": self.config,
+        }
+
+
+def make_table_plan(config: Mapping[str, Any], recipe: Extend, name: str = "MODEL") -> TablePlan:
+    """The plan for a config with a learned table; other schemes are refused with the reason."""
+    found = families.read_positions(dict(config))
+    assert found is not None  # the caller has asked whether it rotates
+    if not found.tensors:
+        raise UnsupportedModel(families.refusal(found))
+    _check_options(recipe)
+    target = resolve_target(recipe, found.context)
+    method = recipe.method or DEFAULT
+    if method not in tables.METHODS:
+        known = " and ".join(tables.METHODS)
+        raise UsageError(
+            f"--method {method} scales a rotary embedding, and {found.text_type!r} has a learned"
+            f" table of absolute positions; for that there are {known}"
+        )
+    written = lengthened(config, found, target)
+    return TablePlan(
+        name=name,
+        positions=found,
+        recipe=recipe,
+        method=method,
+        context=found.context,
+        target=target,
+        config=written,
+        edits=tuple(families.diff(dict(config), written)),
+        warnings=tuple(_warnings(found, target, method)),
+    )
+
+
+def _check_options(recipe: Extend) -> None:
+    """Refuse the options that speak of a rotation."""
+    rotary = ("original_context", "attention_factor", "temperature", "like", "context", *KNOBS)
+    given = [name for name in rotary if getattr(recipe, name) is not None]
+    given += ["from_original"] * recipe.from_original + ["for_loaders"] * bool(recipe.for_loaders)
+    if given:
+        name = "--for" if given[0] == "for_loaders" else flag(given[0])
+        raise UsageError(f"{name} is for rotary embeddings; this model has a learned table")
+
+
+def lengthened(config: Mapping[str, Any], found: Positions, target: int) -> dict[str, Any]:
+    """The config whose length keys say the target; a second key that held the old length too."""
+    out = copy.deepcopy(dict(config))
+    part = out
+    for key in found.path:
+        part = part[key]
+    stated = found.rows - found.beyond
+    for key in (found.key, "n_ctx"):
+        if key == found.key or part.get(key) == stated:
+            part[key] = target + stated - found.context
+    return out
+
+
+def _warnings(found: Positions, target: int, method: str) -> Iterator[str]:
+    """What a user must know before the write, the cost on short inputs first."""
+    yield f"short tax of {method}: {tables.METHODS[method].short_tax}"
+    if method == "linear" and target % found.context:
+        kept = len(tables.METHODS[method].kept(found.context, target))
+        yield (
+            f"{target} is no multiple of {found.context}: only {kept} of the old rows come out"
+            " again, the others lie between two new positions"
+        )
+    if found.text_type in ("longformer", "led", "big_bird", "bigbird_pegasus"):
+        yield "its attention window stays as it is, so that far tokens are reached over layers"
+    yield (
+        "rows that were never trained: what it does beyond the old length is to be measured, and"
+        " some training is usual"
+    )

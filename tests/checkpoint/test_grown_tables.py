@@ -1,0 +1,198 @@
+"""A learned position table is lengthened: rows by hand-written numpy, the rest by its bytes."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import ropext
+from ropext.errors import InputError, ProofFailed, UnsupportedModel, UsageError
+from ropext.scaling.tables import METHODS
+
+KEYS = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "vocab_size": 99,
+}
+TABLE = "roberta.embeddings.position_embeddings.weight"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A tiny RoBERTa in two shards, with what sentence-transformers and exporters put beside it."""
+    from transformers import RobertaConfig, RobertaForMaskedLM
+
+    torch.manual_seed(0)
+    directory = tmp_path_factory.mktemp("tables") / "base"
+    model = RobertaForMaskedLM(RobertaConfig(**KEYS, max_position_embeddings=34)).bfloat16()
+    model.save_pretrained(directory, max_shard_size="8KB")
+    index = json.loads((directory / "model.safetensors.index.json").read_text())
+    shard = directory / index["weight_map"][TABLE]
+    held = load_file(shard)
+    held["roberta.embeddings.position_ids"] = torch.arange(34)[None]  # of transformers before 4.31
+    save_file(held, shard, {"format": "pt"})
+    index["weight_map"]["roberta.embeddings.position_ids"] = shard.name
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    (directory / "tokenizer_config.json").write_text('{"model_max_length": 32}')
+    (directory / "sentence_bert_config.json").write_text('{"max_seq_length": 32}')
+    (directory / "onnx").mkdir()
+    (directory / "onnx" / "model.onnx").write_bytes(b"graph")
+    (directory / "pytorch_model.bin").write_bytes(b"pickle")
+    (directory / "tf_model.h5").write_bytes(b"keras")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def grown(base, tmp_path_factory):
+    return ropext.extend(base, tmp_path_factory.mktemp("grown") / "out", method="linear", factor=4)
+
+
+def weights(directory):
+    out = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        out |= load_file(file)
+    return out
+
+
+def copy_of(base, place):
+    shutil.copytree(base, place)
+    return place
+
+
+def test_rows_are_those_of_numpy_and_everything_else_is_the_bases(base, grown):
+    old, new = weights(base), weights(grown.output)
+    assert set(old) - set(new) == {"roberta.embeddings.position_ids"}
+    rows = old[TABLE].float().numpy()
+    assert (new[TABLE][:2] == old[TABLE][:2]).all()
+    assert (new[TABLE][2::4] == old[TABLE][2:]).all()
+    wanted = np.stack([np.interp(np.arange(125) / 4, np.arange(32), c) for c in rows[2:].T], 1)
+    rest = [rows[33] + (rows[33] - rows[32]) * k / 4 for k in (1, 2, 3)]
+    wanted = torch.from_numpy(np.concatenate([wanted, rest])).to(torch.bfloat16)
+    assert (new[TABLE][2:] == wanted).all()
+    for name in set(new) - {TABLE}:
+        assert torch.equal(old[name], new[name])
+
+
+def test_lengths_are_raised_and_stale_copies_are_left_out_by_name(grown):
+    out = grown.output
+    assert json.loads((out / "config.json").read_text())["max_position_embeddings"] == 130
+    assert json.loads((out / "tokenizer_config.json").read_text())["model_max_length"] == 128
+    assert json.loads((out / "sentence_bert_config.json").read_text())["max_seq_length"] == 128
+    assert {"onnx/", "pytorch_model.bin", "tf_model.h5"} <= set(grown.written.left)
+    assert any("position_ids" in note for note in grown.written.notes)
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"]) == set(weights(out))
+    assert grown.written.proof["rows_bit_exact"] == 34
+    assert "reads 128 tokens" in grown.written.proof["forward"]
+    assert "short tax of linear" in (out / "README.md").read_text()
+
+
+def test_a_process_without_ropext_reads_every_position(grown):
+    code = (
+        "import sys; sys.modules['ropext'] = None\n"
+        "import torch, transformers\n"
+        f"m = transformers.AutoModelForMaskedLM.from_pretrained({str(grown.output)!r})\n"
+        "out = m(input_ids=16 + torch.arange(128)[None] % 80).logits\n"
+        "assert out.shape == (1, 128, 99) and torch.isfinite(out).all()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_copy_leaves_short_inputs_bit_equal(base, tmp_path):
+    from transformers import AutoModelForMaskedLM
+
+    out = ropext.extend(base, tmp_path / "out", method="copy", target=80, prove=False).output
+    ids = 16 + torch.arange(32)[None] % 80
+    models = [AutoModelForMaskedLM.from_pretrained(place).eval() for place in (base, out)]
+    with torch.no_grad():
+        assert torch.equal(*(model(input_ids=ids).logits for model in models))
+    rows = weights(out)[TABLE]
+    assert len(rows) == 82
+    assert torch.equal(rows[2:34], rows[34:66])
+    assert torch.equal(rows[2:18], rows[66:])
+
+
+def test_verify_passes_and_finds_a_row_or_a_tensor_that_was_changed(base, grown, tmp_path):
+    assert ropext.verify(grown.output, against=str(base), deep=True).passed
+    bad = copy_of(grown.output, tmp_path / "bad")
+    file = next(f for f in bad.glob("*.safetensors") if TABLE in load_file(f))
+    held = load_file(file)
+    held[TABLE][6] += 1
+    save_file(held, file, {"format": "pt"})
+    found = ropext.verify(bad, against=str(base))
+    assert any("is not the old row 1" in check.sentence for check in found.failures())
+    config = json.loads((bad / "config.json").read_text()) | {"max_position_embeddings": 131}
+    (bad / "config.json").write_text(json.dumps(config))
+    assert any("has 130 rows" in check.sentence for check in ropext.verify(bad).failures())
+
+
+def test_a_target_that_is_no_multiple_keeps_the_rows_that_fall_on_a_position():
+    rows = np.random.default_rng(1).standard_normal((6, 3))
+    grown = METHODS["linear"].grow(rows, 9)
+    kept = METHODS["linear"].kept(6, 9)
+    assert kept == {0: 0, 3: 2, 6: 4}
+    for new, old in kept.items():
+        assert (grown[new] == rows[old]).all()
+    wanted = [np.interp(np.arange(8) / 1.5, np.arange(6), column) for column in rows.T]
+    assert np.allclose(grown[:8], np.stack(wanted, 1), atol=1e-12)
+
+
+def test_a_table_of_the_wrong_length_or_missing_is_refused(base, tmp_path):
+    lost = copy_of(base, tmp_path / "lost")
+    for file in lost.glob("*.safetensors"):
+        held = load_file(file)
+        if held.pop(TABLE, None) is not None:
+            save_file(held, file, {"format": "pt"})
+    with pytest.raises(InputError, match=r"has no tensor position_embeddings\.weight"):
+        ropext.extend(lost, tmp_path / "out", factor=2)
+    short = copy_of(base, tmp_path / "short")
+    config = json.loads((short / "config.json").read_text()) | {"max_position_embeddings": 40}
+    (short / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="has 34 rows, not 40"):
+        ropext.extend(short, tmp_path / "out", factor=2)
+    assert not (tmp_path / "out").exists()
+
+
+def test_tables_of_two_lengths_under_one_key_are_refused(base, tmp_path):
+    two = copy_of(base, tmp_path / "two")
+    file = next(f for f in two.glob("*.safetensors") if TABLE in load_file(f))
+    held = load_file(file) | {"other.position_embeddings.weight": torch.zeros(20, 16)}
+    save_file(held, file, {"format": "pt"})
+    with pytest.raises(InputError, match="one length key sizes both"):
+        ropext.extend(two, tmp_path / "out", factor=2)
+
+
+def test_what_is_written_wrong_gets_no_name(base, tmp_path, monkeypatch):
+    from ropext.checkpoint import tables
+
+    rows = tables.encoded
+    monkeypatch.setattr(tables, "_grown", lambda *given: rows(np.zeros((66, 16)), "BF16"))
+    with pytest.raises(ProofFailed, match="has other rows than the plan says"):
+        ropext.extend(base, tmp_path / "out", factor=2)
+    assert not (tmp_path / "out").exists()
+
+
+def test_methods_and_options_of_the_other_kind_are_refused(base, tmp_path):
+    with pytest.raises(UsageError, match="there are linear and copy"):
+        ropext.plan(base, method="yarn", factor=2)
+    with pytest.raises(UsageError, match="--attention-factor is for rotary embeddings"):
+        ropext.plan(base, factor=2, attention_factor=1.1)
+    with pytest.raises(UsageError, match="this model rotates"):
+        ropext.plan("ropext://demo", method="copy", factor=2)
+    (tmp_path / "config.json").write_text('{"model_type": "bloom"}')
+    with pytest.raises(UnsupportedModel, match="slopes are hard-coded"):
+        ropext.plan(tmp_path, factor=2)
+    assert "slopes are hard-coded" in ropext.inspect(tmp_path).advice
+
+
+def test_inspect_names_the_table_and_its_rows(base):
+    seen = ropext.inspect(base)
+    assert (seen.positions.context, seen.tables[0].name) == (32, TABLE)
+    assert seen.rows().shape == (32, 16)
