@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext import families, loaders, scaling
-from ropext.checkpoint import Snapshot, card, open_snapshot, provenance, tables
+from ropext.checkpoint import Snapshot, card, open_snapshot, provenance
 from ropext.checkpoint.card import Card
 from ropext.checkpoint.provenance import Record, SiteRecord, record_in
 from ropext.checkpoint.tokenizer import NO_LIMIT
@@ -29,6 +29,8 @@ from ropext.table import Table
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from ropext.checkpoint.tables import PositionTable
 
 READ_FROM = "read_from"  # section of a record that was read from a config
 
@@ -255,7 +257,7 @@ class Unrotated:
     name: str
     positions: Positions
     limits: dict[str, Any]
-    tables: tuple[tables.Table, ...]
+    tables: "tuple[PositionTable, ...]"
     directory: Path
 
     @property
@@ -265,11 +267,13 @@ class Unrotated:
 
     def rows(self) -> "np.ndarray[Any, Any]":
         """The rows of its first table that positions read."""
+        from ropext.checkpoint.tables import decoded, read_tensor  # late, as in `inspect`
+
         if not self.tables:
             raise UsageError(f"--plot draws a table's rows, and {self.name} has none of them here")
         first = self.tables[0]
-        data, tensor = tables.read_tensor(self.directory / first.file, first.name)
-        values = tables.decoded(data, tensor.dtype).reshape(tensor.shape)
+        data, tensor = read_tensor(self.directory / first.file, first.name)
+        values = decoded(data, tensor.dtype).reshape(tensor.shape)
         return values[self.positions.offset :]
 
     def to_json(self) -> dict[str, Any]:
@@ -289,6 +293,8 @@ def inspect(
     """What position scheme a model has, and what follows from it."""
     snapshot = open_model(model, revision=revision)
     if (positions := positions_of(snapshot)) is not None:
+        from ropext.checkpoint import tables  # late: no rotary model needs it
+
         here = bool(positions.tensors and snapshot.weight_files)
         found = tables.find_tables(snapshot, positions) if here else ()
         return Unrotated(str(model), positions, _limits(snapshot), found, snapshot.directory)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from ropext import families, forms, proof
-from ropext.checkpoint import Snapshot, open_snapshot, tables
+from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.checkpoint.provenance import NAME as RECORD
 from ropext.checkpoint.provenance import Record, base_config, read_record, record_in
 from ropext.checkpoint.staging import replace_file
@@ -197,6 +197,8 @@ def _table(
     show: Show,
 ) -> Iterable[Check]:
     """Check a directory with a learned position table: its lengths, its rows, its other tensors."""
+    from ropext.checkpoint import tables  # late: no rotary model needs it
+
     if not positions.tensors:
         raise UnsupportedModel(families.refusal(positions))
     target = record.target if record else positions.context
@@ -243,6 +245,8 @@ def _against(
     show: Show,
 ) -> Iterable[Check]:
     """Compare a table's old rows, and all tensors beside it, with those of the base."""
+    from ropext.checkpoint import tables  # late: no rotary model needs it
+
     before = families.read_positions(base.config)
     if before is None or before.context != record.context:
         raise UsageError(f"--against {base.name} is not the base that ropext.json names")

@@ -59,7 +59,8 @@ BELOW_THE_LINE = (
 ROOMS = (*ABOVE_THE_LINE, *BELOW_THE_LINE)
 
 HEAVY = frozenset(("torch", "transformers", "accelerate", "peft", "datasets"))
-NUMPY_ROOMS = ("results", "report")
+# Rows of a position table are arrays: those that are made, and those that are written.
+NUMPY_ROOMS = ("scaling", "checkpoint", "results", "report")
 PUBLIC_FUNCTIONS = (
     *("inspect", "plan", "extend", "verify", "patch", "save"),
     *("evaluate", "finetune", "fit", "run"),

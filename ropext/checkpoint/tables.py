@@ -34,7 +34,7 @@ CHUNK = 1 << 22
 
 
 @dataclass(frozen=True)
-class Table:
+class PositionTable:
     """One table where it lies."""
 
     file: str
@@ -62,7 +62,7 @@ def _is_stale(name: str, tensor: Tensor) -> bool:
     return bool(STALE.search(name)) and (name.endswith("ids") or len(tensor.shape) != 1)
 
 
-def find_tables(snapshot: Snapshot, positions: Positions) -> tuple[Table, ...]:
+def find_tables(snapshot: Snapshot, positions: Positions) -> tuple[PositionTable, ...]:
     """The tables of a checkpoint, from the headers; refused where they are not as the config says.
 
     Tables of one length under several names (an encoder's and a decoder's, a tied copy) all grow.
@@ -90,13 +90,15 @@ def find_tables(snapshot: Snapshot, positions: Positions) -> tuple[Table, ...]:
     return tuple(found)
 
 
-def _table(file: str, name: str, tensor: Tensor) -> Table:
+def _table(file: str, name: str, tensor: Tensor) -> PositionTable:
     if len(tensor.shape) != 2:
         raise InputError(f"{name} of {file} has the shape {list(tensor.shape)}, not rows of values")
-    return Table(file, name, tensor.dtype, (tensor.shape[0], tensor.shape[1]))
+    return PositionTable(file, name, tensor.dtype, (tensor.shape[0], tensor.shape[1]))
 
 
-def _other_length(table: Table, positions: Positions, found: Iterable[Table]) -> str:
+def _other_length(
+    table: PositionTable, positions: Positions, found: Iterable[PositionTable]
+) -> str:
     others = [own for own in found if own.shape[0] != table.shape[0]]
     wanted = (
         f"{positions.rows} rows as {positions.key} has it ({positions.context} positions and"
@@ -206,7 +208,7 @@ def without_stale(index: dict[str, Any], stale: Iterable[str], grown: int) -> by
 
 
 def grow_files(
-    snapshot: Snapshot, directory: Path, growth: Growth, tables: Iterable[Table], show: Show
+    snapshot: Snapshot, directory: Path, growth: Growth, tables: Iterable[PositionTable], show: Show
 ) -> tuple[str, ...]:
     """Write the files that hold a table, and the index where there is one; what was left out."""
     by_file: dict[str, list[str]] = {}
@@ -229,7 +231,7 @@ def _data(header: Header) -> int:
 
 
 def compare_tables(
-    base: Snapshot, directory: Path, growth: Growth, tables: Iterable[Table]
+    base: Snapshot, directory: Path, growth: Growth, tables: Iterable[PositionTable]
 ) -> dict[str, Any]:
     """Hold the written files against the base's: every other tensor in every byte, the rows in
     front of the first and those that stay in every bit. ProofFailed names what is not so."""

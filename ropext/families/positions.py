@@ -14,7 +14,7 @@ KINDS = get_args(Kind)
 
 
 @dataclass(frozen=True)
-class Rows:
+class TableRows:
     """One row: how a family keeps its learned table."""
 
     tensors: tuple[str, ...] = ("position_embeddings.weight",)  # how their names end
@@ -27,19 +27,19 @@ class Rows:
     gate: tuple[str, object] = ("position_embedding_type", "absolute")
 
 
-BERT = Rows()
-ROBERTA = Rows(pad=1)
-CLIP = Rows(tensors=("position_embedding.weight",), context=77)
-GPT = Rows(tensors=("wpe.weight",), key="n_positions", context=1024)
-BART = Rows(tensors=("embed_positions.weight",), context=1024, offset=2, beyond=2)
+BERT = TableRows()
+ROBERTA = TableRows(pad=1)
+CLIP = TableRows(tensors=("position_embedding.weight",), context=77)
+GPT = TableRows(tensors=("wpe.weight",), key="n_positions", context=1024)
+BART = TableRows(tensors=("embed_positions.weight",), context=1024, offset=2, beyond=2)
 BLENDERBOT = replace(BART, context=512, offset=0, beyond=0)
 
 
-def _rows(names: str, row: Rows) -> dict[str, Rows]:
+def _rows(names: str, row: TableRows) -> dict[str, TableRows]:
     return dict.fromkeys(names.split(), row)
 
 
-TABLES: dict[str, Rows] = {
+TABLES: dict[str, TableRows] = {
     **_rows(
         "albert align_text_model bert bert-generation blip_text_model chinese_clip_text_model "
         "convbert dpr electra ernie flava_text_model fnet layoutlm lxmert "
@@ -164,7 +164,7 @@ def read_positions(config: dict[str, Any]) -> Positions | None:
     )
 
 
-def _has_table(text: Dict, row: Rows) -> bool:
+def _has_table(text: Dict, row: TableRows) -> bool:
     key, wanted = row.gate
     return text.values.get(key, wanted) in (wanted, None)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext import proof
-from ropext.checkpoint import Snapshot, provenance, tables, with_weights
+from ropext.checkpoint import Snapshot, provenance, with_weights
 from ropext.checkpoint.provenance import inherited_training
 from ropext.checkpoint.snapshot import INDEX
 from ropext.checkpoint.writing import Written, check_writable, write_checkpoint
@@ -203,6 +203,8 @@ def write_table(
     say: Say = silent,
 ) -> Extended:
     """Write a checkpoint with a longer position table, proved before it gets its name."""
+    from ropext.checkpoint import tables  # late: no rotary model needs it
+
     found = tables.find_tables(snapshot, made.positions)
     kept = made.how.kept(made.context, made.target)
     growth = tables.Growth(made.positions, made.target, made.how.grow, kept)
