@@ -15,6 +15,7 @@ sys.path.pop(0)  # this file has the name of the package that writes the files
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -193,6 +194,7 @@ def copy(gigabytes: int, filled: int, rounds: int, room: Path | None) -> None:
         for _ in range(rounds):
             for name, words in zip(times, (copying, begun, own), strict=True):
                 out.unlink(missing_ok=True)
+                os.sync()  # what was unlinked is not freed at the next one's cost
                 measured = [sys.executable, "-c", MEASURED, *words]
                 done = subprocess.run(
                     measured, check=True, cwd=ROOT, capture_output=True, text=True

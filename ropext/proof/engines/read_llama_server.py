@@ -17,7 +17,7 @@ import numpy as np
 import telling
 
 ASKED = 16  # tokens, evenly spread
-LOADING = 1800.0  # seconds that the server may take to load the file
+PATIENCE = 1800.0  # seconds that the server may take to load the file, or for an answer
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -25,7 +25,7 @@ def call(url: str, body: dict[str, Any] | None = None) -> Any:
     """The JSON of an answer."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with DIRECT.open(request) as answer:
+    with DIRECT.open(request, timeout=PATIENCE) as answer:
         return json.load(answer)
 
 
@@ -55,7 +55,7 @@ def read(path: str, ids: np.ndarray) -> dict[str, Any]:
 
 def asked(url: str, ids: np.ndarray, ended: Callable[[], int | None]) -> dict[str, Any]:
     """What it tells once it has loaded the file."""
-    until = time.monotonic() + LOADING
+    until = time.monotonic() + PATIENCE
     while True:
         try:
             call(f"{url}/health")
