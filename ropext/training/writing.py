@@ -132,15 +132,13 @@ def write_tuned(
         with os_errors(output):
             _carry(snapshot, stage.directory, weights=False)
             _write_base(snapshot, stage.directory / BASE, link, show)
-            hub_id, commit = snapshot.hub_id, snapshot.commit
-            folder = stage.directory / ADAPTER
-            _write_adapter(adapter, folder, hub_id or f"../{BASE}", commit, story)
-            (folder / README).write_text(_adapter_card(hub_id, origin), encoding="utf-8")
+            _write_adapter(origin, adapter, stage.directory / ADAPTER)
+            (stage.directory / ADAPTER / HASHES).write_bytes(dump(story.trained_on))
             if control is not None:
                 base = origin.record.base
-                name = str(base.get("hub_id") or base.get("name"))
-                folder = stage.directory / CONTROL
-                _write_adapter(control, folder, name, base.get("commit"), story)
+                name, place = str(base.get("hub_id") or base.get("name")), stage.directory / CONTROL
+                _copy_adapter(control, place, name, base.get("commit"))
+                (place / HASHES).write_bytes(dump(story.trained_on))
             for name, content in extras.items():
                 written = stage.directory / TRAINING / name
                 written.parent.mkdir(parents=True, exist_ok=True)
@@ -202,10 +200,14 @@ def _write_base(snapshot: Snapshot, directory: Path, link: Link, show: Show) -> 
             copy_file(snapshot.path(name), directory / name)
 
 
-def _write_adapter(
-    adapter: Path, directory: Path, base: str, revision: str | None, story: Story
-) -> None:
-    """PEFT's two files, with a base that is found from anywhere, and what was trained on."""
+def _write_adapter(origin: Origin, adapter: Path, directory: Path) -> None:
+    """PEFT's two files, with a base that is found from anywhere, and how to load them."""
+    hub_id = origin.snapshot.hub_id
+    _copy_adapter(adapter, directory, hub_id or f"../{BASE}", origin.snapshot.commit)
+    (directory / README).write_text(_adapter_card(hub_id, origin), encoding="utf-8")
+
+
+def _copy_adapter(adapter: Path, directory: Path, base: str, revision: str | None) -> None:
     directory.mkdir()
     shutil.copyfile(adapter / "adapter_model.safetensors", directory / "adapter_model.safetensors")
     config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
@@ -214,7 +216,6 @@ def _write_adapter(
     if isinstance(config.get("target_modules"), list):
         config["target_modules"].sort()  # PEFT writes a set, in another order every time
     (directory / "adapter_config.json").write_bytes(dump(config))
-    (directory / HASHES).write_bytes(dump(story.trained_on))
 
 
 def _adapter_card(hub_id: str | None, origin: Origin) -> str:
