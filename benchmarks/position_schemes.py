@@ -351,6 +351,8 @@ def draw(found: dict[str, dict[str, list[float]]], path: Path, work: Path, texts
     figure.set_layout_engine("constrained")
     panels = figure.subplots(2, 5, squeeze=False)
     lengths = [LENGTH * factor for factor in FACTORS]
+    means = [float(np.mean(own)) for one in found.values() for own in one.values() if own]
+    least, most = min(means), max(means)
     for axis, scheme in zip(panels[0], SCHEMES, strict=True):
         for name, own in found.items():
             if name.split(",")[0] != scheme:
@@ -360,7 +362,7 @@ def draw(found: dict[str, dict[str, list[float]]], path: Path, work: Path, texts
             label = name.partition(", ")[2] or "untouched"
             axis.plot(*zip(*points, strict=True), marker="o", label=label)
         axis.set_xscale("log", base=2)
-        axis.set_ylim(top=min(8, axis.get_ylim()[1]))
+        axis.set_ylim(least - 0.1, min(8, most + 0.1))
         axis.set_title(scheme)
         axis.set_xlabel("tokens")
         axis.legend(fontsize=8)
