@@ -1,12 +1,11 @@
 """The proof: build the written directory with stock transformers and compare it with the plan.
 
-A fresh process that cannot import ropext (child.py) says what stock computes; the comparison is
-made here, from plain numbers, so that this file imports neither torch nor transformers. forward.py
+A fresh process that cannot import ropext (child.py) says what stock computes; comparing.py holds
+that against the plan, in plain numbers, so that neither imports torch or transformers. forward.py
 is its small model, server.py asks a running server, engines/ asks engines that are installed.
 """
 
 import json
-import math
 import os
 import signal
 import subprocess
@@ -17,77 +16,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import FiniteFloat
-
 from ropext import forms
 from ropext.checkpoint.provenance import Record
 from ropext.errors import ProofFailed
+from ropext.proof.comparing import Expected, Proof, compare, compare_tensors
 from ropext.rope import Spectrum
+
+__all__ = ["Expected", "Proof", "compare"]
 
 CHILD = Path(__file__).with_name("child.py")
 TIMEOUT = 1800.0  # seconds for one child process
-LISTED = 3  # names shown of a longer list
-# Of a forward pass's largest output. The two models compute in the same order: mostly bit-equal.
-FORWARD_BOUND = 1e-4
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What the plan promises of one rotary embedding."""
-
-    label: str  # key inside a per-layer-type dict, "" when flat
-    inv_freq: tuple[FiniteFloat, ...]
-    attention_factor: FiniteFloat = 1.0
-    softmax_factor: FiniteFloat = 1.0
-    rope_type: str = "default"
-    factor: FiniteFloat = 1.0
-    scaled: bool = True  # False = the plan leaves it as the base has it
-    short_inv_freq: tuple[FiniteFloat, ...] | None = None  # None = the same at every length
-    steepness: FiniteFloat = 1.0  # of the form's ramp, forms.steepness
-
-    @property
-    def bound(self) -> float:
-        """Largest relative difference that stock's float32 explains.
-
-        Its llama3 ramp subtracts nearly equal numbers, which costs two bits more.
-        """
-        bound = max(1e-6, 1e-7 * self.factor) * self.steepness
-        return 4 * bound if self.rope_type == "llama3" else bound
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One compared number: of a pair, or (pair = -1) of an attention or softmax factor."""
-
-    module: str
-    what: str
-    pair: int
-    wanted: float
-    found: float
-    bound: float
-
-    @property
-    def error(self) -> float:
-        """Relative difference; infinite where a zero was wanted and something else found."""
-        if self.wanted == self.found:
-            return 0.0
-        if not self.wanted or not math.isfinite(self.found):
-            return math.inf
-        return abs(self.found / self.wanted - 1)
-
-    @property
-    def excess(self) -> float:
-        """The error in units of its bound."""
-        return self.error / self.bound if self.bound else math.inf
-
-    def __str__(self) -> str:
-        where = f"{self.module} {self.what}"
-        if self.pair >= 0:
-            where += f" of pair {self.pair}"
-        return (
-            f"{where}: the plan says {self.wanted:.9g}, stock computes {self.found:.9g} "
-            f"(off by {self.error:.1e}, bound {self.bound:.0e})"
-        )
 
 
 @dataclass(frozen=True)
@@ -97,24 +35,6 @@ class Forward:
     context: int
     target: int
     base: Mapping[str, Any] | None  # the config before; None where it is not at hand
-
-
-@dataclass(frozen=True)
-class Proof:
-    """What was compared, and the pair that came out worst."""
-
-    transformers: str
-    model_class: str
-    rotary_modules: int
-    attention_modules: int
-    tensors_compared: int
-    tensors_not_compared: int
-    worst: Difference
-    forward: str = ""  # what one forward pass of a small model showed, or why it was not run
-
-    def to_json(self) -> dict[str, Any]:
-        """The section of ropext.json."""
-        return asdict(self) | {"worst": asdict(self.worst) | {"error": self.worst.error}}
 
 
 def promise(
@@ -199,135 +119,6 @@ def build(
     return [json.loads(line) for line in lines]
 
 
-def _differences(built: Mapping[str, Any], site: Expected) -> list[Difference]:
-    module, numbers = built["module"], built["inv_freq"]
-    module += f" ({site.label})" if site.label else ""
-    if len(numbers) != len(site.inv_freq):
-        wrong = float(len(site.inv_freq)), float(len(numbers))
-        return [Difference(module, "number of pairs", -1, *wrong, 0.0)]
-    short = built["short_inv_freq"] or numbers
-    wanted_short = site.short_inv_freq or site.inv_freq
-    out = [
-        Difference(module, what, pair, wanted, got, site.bound)
-        for what, pairs in (
-            ("frequency", zip(site.inv_freq, numbers, strict=True)),
-            ("short-input frequency", zip(wanted_short, short, strict=True)),
-        )
-        for pair, (wanted, got) in enumerate(pairs)
-    ]
-    factor = site.attention_factor, built["attention_factor"]
-    return [*out, Difference(module, "attention factor", -1, *factor, site.bound)]
-
-
-def _compare_rotary(built: Mapping[str, Any], sites: Sequence[Expected]) -> list[Difference]:
-    """The worst number of every rotary module, each held against the site it comes nearest to."""
-    worst, seen = [], set()
-    for module in built["rotary"]:
-        candidates = [site for site in sites if module["label"] in ("", site.label)]
-        if not candidates:
-            raise ProofFailed(
-                f"proof: {module['module']} has an embedding for {module['label']!r}, which the "
-                f"plan does not know; it has {', '.join(site.label or 'one' for site in sites)}"
-            )
-        tried = [(max(_differences(module, c), key=lambda d: d.excess), c) for c in candidates]
-        difference, site = min(tried, key=lambda pair: pair[0].error)
-        seen.add(site.label)
-        worst.append(difference)
-    if not worst:
-        raise ProofFailed(
-            f"proof: {built['model_class']} as stock builds it has no rotary embedding"
-        )
-    unseen = [site.label for site in sites if site.scaled and site.label not in seen]
-    if unseen and not any(map(_bad, worst)):
-        raise ProofFailed(f"proof: no module of {built['model_class']} uses {', '.join(unseen)}")
-    return worst
-
-
-def _bad(difference: Difference) -> bool:
-    return not difference.error <= difference.bound
-
-
-def _compare_softmax(built: Mapping[str, Any], sites: Sequence[Expected]) -> list[Difference]:
-    worst = []
-    for module in built["attention"]:
-        name, factor = module["module"], module["softmax_factor"]
-        tried = [
-            Difference(name, "softmax factor", -1, site.softmax_factor, factor, site.bound)
-            for site in sites
-        ]
-        worst.append(min(tried, key=lambda d: d.error))
-    if not worst and any(site.softmax_factor != 1 for site in sites):
-        raise ProofFailed("proof: no attention module shows a softmax scale to compare")
-    return worst
-
-
-def _compare_tensors(built: Mapping[str, Any], directory: str) -> tuple[int, int]:
-    tensors = built["tensors"]
-    if tensors is None:
-        raise ProofFailed(f"proof: {directory} holds no safetensors weights")
-    for kind, what in (
-        ("unconverted", "holds too few or too many tensors to make up"),
-        ("missing", "lacks tensors that the model has"),
-        ("unexpected", "holds tensors that the model does not have"),
-        ("misshapen", "holds tensors of another shape than the model's"),
-    ):
-        names = [
-            f"{n[0]} ({n[1]}, not {n[2]})" if kind == "misshapen" else n for n in tensors[kind]
-        ]
-        if names:
-            more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-            raise ProofFailed(f"proof: {directory} {what}: {', '.join(names[:LISTED])}{more}")
-    return tensors["compared"], tensors["not_compared"]
-
-
-def _compare_forward(built: Mapping[str, Any]) -> str:
-    """What the small models showed; ProofFailed where only the written config's fails."""
-    run = built.get("forward")
-    if run is None:
-        return ""
-    if run["reason"] is not None:
-        return f"forward not run: {run['reason']}"
-    small = (
-        f"one forward pass of a small model ({run['layers']} of {run['of']} layers, random "
-        f"weights) up to position {run['last']}"
-    )
-    blame = f"proof: with transformers {built['transformers']}, {small}"
-    if run["failed"] is not None:
-        raise ProofFailed(f"{blame} fails: {run['failed']}; the base's does not")
-    if run["difference"] is None:
-        return f"{small}: {run['note']}"
-    if not run["difference"] <= FORWARD_BOUND:
-        raise ProofFailed(
-            f"{blame} differs by {run['difference']:.1e} from the base's with the planned "
-            f"frequencies and factors set in it (bound {FORWARD_BOUND:.0e}): the written config "
-            "changes something beside them"
-        )
-    return f"{small} equals the base's with the planned numbers ({run['difference']:.1e} off)"
-
-
-def compare(built: Mapping[str, Any], sites: Sequence[Expected], *, tensors: bool = True) -> Proof:
-    """Hold what stock built against what the plan says; ProofFailed names the worst of it."""
-    directory, version = built["directory"], built["transformers"]
-    if built["error"]:
-        raise ProofFailed(
-            f"proof: transformers {version} cannot build {directory}: {built['error']}"
-        )
-    differences = [*_compare_rotary(built, sites), *_compare_softmax(built, sites)]
-    worst = max(differences, key=lambda d: d.excess)
-    if _bad(worst):
-        raise ProofFailed(f"proof: with transformers {version}, {worst}")
-    counts = _compare_tensors(built, directory) if tensors else (0, 0)
-    return Proof(
-        version,
-        built["model_class"],
-        len(built["rotary"]),
-        len(built["attention"]),
-        *counts,
-        worst,
-        _compare_forward(built),
-    )
-
-
 def prove(
     directory: Path,
     sites: Sequence[Expected],
@@ -364,7 +155,7 @@ def prove_table(
             f"proof: transformers {built['transformers']} cannot build {directory}:"
             f" {built['error']}"
         )
-    compared, packed = _compare_tensors(built, str(directory))
+    compared, packed = compare_tensors(built, str(directory))
     last = built["last"]
     if last["failed"] is not None:
         raise ProofFailed(

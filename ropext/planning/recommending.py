@@ -1,0 +1,164 @@
+"""Which method, where none is named: what suits the model, and what is known of its price."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ropext import scaling
+from ropext.errors import listed
+from ropext.families import Model
+from ropext.options.extend import KNOBS, Extend
+from ropext.planning.plan import MethodRow, Recommendation, method_row
+
+# Below this many pairs a ramp has too few steps to act on: on a model with four pairs llama3 and
+# dynamic lose most inside the window, ntk least (benchmarks/results/untrained-2026-11-22.md).
+FEW_PAIRS = 8
+# What the bundled model loses inside its window by each method, untrained, at 2 and 4 times: nats a
+# token (the same file).
+PRICES = {
+    "pi": (1.388, 1.802),
+    "ntk": (0.000, 0.023),
+    "dynamic": (0.010, 0.084),
+    "by-parts": (0.039, 0.152),
+    "llama3": (0.013, 0.067),
+    "yarn": (0.017, 0.075),
+}
+# Of those that hold at the target there, what takes least inside the window comes first.
+PREFERRED = ("llama3", "yarn", "ntk", "pi")
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What the model or the request is like, and the method that this speaks for."""
+
+    said: str
+    method: str
+
+
+def recommend(
+    model: Model,
+    recipe: Extend,
+    rows: Sequence[MethodRow],
+    from_original: Callable[[], Sequence[MethodRow]],
+) -> Recommendation:
+    """The first case that applies and whose method can be written; of a scaled model where none
+    can, the first from its original spectrum (whose rows `from_original` makes)."""
+    if model.obstacles:
+        return Recommendation("none", False, "scaling cannot help this model, as the warnings say")
+    cases = _cases(model, recipe)
+    found = _first(model, recipe, cases, rows)
+    if found is not None:
+        return Recommendation(found[0], recipe.from_original, found[1])
+    scaled = any(site.rope.is_scaled for site in model.scaled_sites)
+    if scaled and not recipe.from_original and not model.asks_original:
+        found = _first(model, recipe, _unscaled_cases(model, recipe), from_original())
+        if found is not None:
+            why = f"nothing can be written{_for(recipe)} that scales its current wavelengths"
+            return Recommendation(found[0], True, f"{why}; {found[1]}")
+    return Recommendation("none", False, f"no method can be written exactly{_for(recipe)}")
+
+
+def _for(recipe: Extend) -> str:
+    return f" for {listed(recipe.for_loaders)}" if recipe.for_loaders else ""
+
+
+def _cases(model: Model, recipe: Extend) -> list[_Case]:
+    """Every case that applies, the most specific first."""
+    cases = _unscaled_cases(model, recipe)
+    if recipe.from_original or not any(site.rope.is_scaled for site in model.scaled_sites):
+        return cases
+    said = "the model is scaled already, and this goes on from its current wavelengths"
+    return [_Case(said, method) for method in ("by-parts", *(case.method for case in cases))]
+
+
+def _unscaled_cases(model: Model, recipe: Extend) -> list[_Case]:
+    pairs = model.scaled_sites[0].rope.dim // 2
+    windowed = any("sliding" in kind or "chunked" in kind for kind in model.layer_types)
+    cases = []
+    if windowed and len(model.sites) == 1:
+        said = "windowed and full layers share one rope dict, so that both are scaled"
+        cases.append(_Case(said, "by-parts"))
+    if pairs < FEW_PAIRS:
+        cases.append(_Case(f"only {pairs} pairs rotate, too few for a ramp", "ntk"))
+    if recipe.attention is not None:
+        cases.append(_Case("an attention factor of your own is carried by yarn", "yarn"))
+    said = "it will be fine-tuned" if recipe.finetune else "without fine-tuning"
+    return [*cases, *(_Case(said, method) for method in PREFERRED)]
+
+
+def _price(method: str) -> list[str]:
+    """What is known of a method's cost inside the old window before anything was measured."""
+    if method not in PRICES:
+        return []
+    twice, four = PRICES[method]
+    return [
+        f"what it costs inside the old window is not known of this model (--measure DATA): the "
+        f"bundled one loses {twice:.3f} nats a token by it at 2 times, {four:.3f} at 4"
+    ]
+
+
+def _first(
+    model: Model, recipe: Extend, cases: Sequence[_Case], rows: Sequence[MethodRow]
+) -> tuple[str, str] | None:
+    """Method and reason of the first case whose method can be written."""
+    by_name = {row.method: row for row in rows}
+    passed: dict[str, list[str]] = {}
+    for case in cases:
+        row = by_name[case.method]
+        if row.form is None:
+            passed.setdefault(row.note, []).append(row.method)
+            continue
+        others = [f"{listed(names)}: {note}" for note, names in passed.items()]
+        price = [] if recipe.finetune else _price(row.method)
+        return row.method, "; ".join([case.said, *others, _does(model, row), *price])
+    return None
+
+
+def _does(model: Model, row: MethodRow) -> str:
+    """What the method does to this model, and who reads it."""
+    e = row.explanation
+    assert e is not None  # a row with a form has its numbers
+    far = f"{e.pairs_extrapolated} pairs, by {e.worst_extrapolation:.3g} at worst"
+    parts = [
+        f"{row.method} extrapolates {far if e.pairs_extrapolated else 'no pair'}",
+        f"slows them {e.mean_compression:.3g} times on average",
+        _temperature(model, row),
+    ]
+    return f"{listed(parts)}; {_readers(row)}"
+
+
+def _temperature(model: Model, row: MethodRow) -> str:
+    if row.attention_factor == 1:
+        return "has no temperature"
+    if row.attention_factor == model.scaled_sites[0].rope.attention_factor:
+        return f"leaves the attention factor at {row.attention_factor:.4g}"
+    acts = {
+        "whole": "",
+        "rotated channels": " (on the rotated channels only)",
+        "cancelled": " (without effect in this family)",
+    }
+    return f"has an attention factor of {row.attention_factor:.4g}{acts[model.temperature]}"
+
+
+def _readers(row: MethodRow) -> str:
+    out = f"written as {'a theta' if row.form == 'default' else row.form}"
+    if row.read_by:
+        out += f", read as planned by {listed(row.read_by)}"
+    if row.misread_by:
+        return f"{out}, not by {listed(row.misread_by)}"
+    if len(row.read_by) < 2:
+        out += f", measured in no {'other ' if row.read_by else ''}loader"
+    return out
+
+
+def default_method(model: Model, recipe: Extend, target: int) -> str:
+    """The first of those recommended that can be written (with --for, that every loader named reads
+    exactly) and has the knobs that were given."""
+    knobs = {name for name in KNOBS if getattr(recipe, name) is not None}
+
+    def takes(method: str) -> bool:
+        return knobs <= {*scaling.find(method).knob_names()}
+
+    cases = [case for case in _cases(model, recipe) if takes(case.method)]
+    rows = [method_row(model, each, "", target, recipe) for each in scaling.METHODS]
+    found = _first(model, recipe, cases, rows)
+    return found[0] if found else next(filter(takes, PREFERRED), PREFERRED[0])
