@@ -332,7 +332,7 @@ def build(job: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
         return {
             "model_class": cls.__name__,
             "tensors": tensors(cls, config, table, quantised),
-            "last": beside("last").read_last(cls, config, directory, entry),
+            "last": beside("last").read_last(cls, config, directory, entry, trust),
         }
     model = skeleton(cls, config)
     modules = text_modules(model, text_config(model.config, entry["text_path"]))

@@ -22,27 +22,37 @@ def shallow(config: Any, path: list[str]) -> Any:
     return cut
 
 
-def load(cls: Any, config: Any, directory: str, path: list[str]) -> tuple[Any, str]:
+def load(
+    cls: Any, config: Any, directory: str, path: list[str], trust_remote_code: bool
+) -> tuple[Any, str]:
     """The model with its weights: one layer of it, or all where it has settings for each layer."""
     import torch
 
-    said = "its first layer"
+    def built(own: Any) -> Any:
+        return cls.from_pretrained(
+            directory,
+            config=own,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+        ).eval()
+
     try:
-        model = cls.from_pretrained(directory, config=shallow(config, path), dtype=torch.float32)
+        return built(shallow(config, path)), "its first layer"
     except Exception:  # a list for each layer, a pattern of layers: the whole model then
-        model = cls.from_pretrained(directory, config=config, dtype=torch.float32)
-        said = "the whole model"
-    return model.eval(), said
+        return built(config), "the whole model"
 
 
-def read_last(cls: Any, config: Any, directory: str, entry: dict[str, Any]) -> dict[str, Any]:
+def read_last(
+    cls: Any, config: Any, directory: str, entry: dict[str, Any], trust_remote_code: bool
+) -> dict[str, Any]:
     """Whether stock reads so many tokens, and all that it gives for them is finite."""
     import torch
 
     length, path = entry["last"], entry["text_path"]
     if length > LONGEST:
         return {"failed": None, "said": f"forward not run: more than {LONGEST} tokens"}
-    model, said = load(cls, config, directory, path)
+    model, said = load(cls, config, directory, path, trust_remote_code)
     part = getattr(model, "text_model", model) if path else model
     vocab = part.config.get_text_config().vocab_size
     first = min(16, vocab // 2)  # below stand the special tokens; padding would take no position

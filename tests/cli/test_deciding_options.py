@@ -32,7 +32,8 @@ BEGUN = {
 }
 # Of this very call, or what a run is of; the latter is told by the digest of what is read.
 OF_THE_CALL = {
-    *("output", "force", "dry_run", "as_json", "quiet", "push_to_hub", "public", "fail_if", "full"),
+    *("output", "force", "dry_run", "time", "as_json", "quiet", "push_to_hub", "public", "fail_if"),
+    "full",
     *("directory", "model", "data", "revision", "trust_remote_code"),
 }
 # Another value of each option, with what it needs beside it.
@@ -304,6 +305,7 @@ def trainings():
         for name, value in values.items():
             if name not in OF_THE_RUN.get(command, ()):
                 stages = set() if name in passing else {section}
+                stages |= {"evaluate"} if name == "control" else set()  # which reads it too
                 key = "eval" if name == "evaluate" else name
                 extra = " steps=null" if name == "epochs" else ""
                 yield section, key, as_override(value) + extra, stages

@@ -16,7 +16,6 @@ from ropext.patching import apply_config
 from ropext.training import (
     finetune,
     fit,
-    hold,
     judge,
     loss,
     models,
@@ -25,6 +24,7 @@ from ropext.training import (
     run_finetune,
     run_fit,
 )
+from ropext.training.divergence import Hold
 from ropext.training.rows import IGNORED, Collator, ControlRows, WithShort
 
 FIT = {"factor": 4, "start": "yarn", "steps": 5, "retrieval_items": 0, "held_out": 8}
@@ -146,7 +146,7 @@ def test_the_held_loss_is_that_of_two_models_side_by_side(extended, base, storie
     origin = prepared.origin
     model = models.load(origin.snapshot, options)
     skeleton = apply_config(models.skeleton(origin.snapshot), origin.base_config())
-    assert loss.use_sliced_loss(model, hold.Hold(model, skeleton, options.hold)) is None
+    assert loss.use_sliced_loss(model, Hold(model, skeleton, options.hold)) is None
     moving = joint.begin(model, origin, 2e-3) if spectrum else None
     tuned = models.add_adapter(model, options, prepared.lora)
     if moving is not None:
