@@ -22,7 +22,8 @@ PRICES = {
     "llama3": (0.013, 0.067),
     "yarn": (0.017, 0.075),
 }
-# Of those that hold at the target there, what takes least inside the window comes first.
+# Of those that hold at the target there, what takes least of short inputs comes first; on longer
+# ones YaRN takes less (benchmarks/results/real-model-2026-11-22.md).
 PREFERRED = ("llama3", "yarn", "ntk", "pi")
 
 
