@@ -21,6 +21,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,13 @@ def read(models: Models, variant: str, book: corpus.Document) -> dict[str, Any]:
     }
 
 
+def until(clock: str) -> datetime:
+    """The next time that a clock shows HH:MM."""
+    now = datetime.now()
+    found = datetime.combine(now, datetime.strptime(clock, "%H:%M").time())
+    return found if found > now else found + timedelta(days=1)
+
+
 def measure(given: argparse.Namespace) -> None:
     cells = Cells(given.cells, given.length, given.dtype)
     checkpoints = dict(own.split("=", 1) for own in given.variants if "=" in own)
@@ -156,7 +164,7 @@ def measure(given: argparse.Namespace) -> None:
         name = Path(books[at].name).stem
         if name in cells.of(variant):
             continue
-        if given.until and time.strftime("%H:%M") >= given.until:
+        if given.until and datetime.now() >= given.until:
             sys.stderr.write("the time is over; the same command goes on\n")
             return
         cell = read(models, variant, books[at])
@@ -255,7 +263,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--count", type=int, default=8, help="books to read")
     parser.add_argument("--variants", nargs="+", default=[], help="these, not all in their order")
-    parser.add_argument("--until", help="HH:MM after which no cell is begun")
+    parser.add_argument("--until", type=until, help="HH:MM after which no cell is begun")
     parser.add_argument("--table", action="store_true", help="print what is measured")
     parser.add_argument("--plot", type=Path, help="draw what is measured")
     given = parser.parse_args()

@@ -1,7 +1,7 @@
 """How long work takes on this machine, told by one small step of the same shape and its FLOPs.
 
 The step goes through the model's own shape where that fits into the free memory, else through its
-first layer, embeddings and head alone. The weights are made up: time hangs on shapes.
+first layer, embeddings and head alone. The weights are made up: the time depends on shapes alone.
 """
 
 import time

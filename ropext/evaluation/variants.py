@@ -310,7 +310,10 @@ def _context(snapshot: Snapshot, stated: int | None) -> tuple[int, int]:
     try:
         model = families.read(snapshot.config, context=stated)
     except UnsupportedModel:
-        # A model without rotary embeddings can be read all the same.
+        # A model without rotary embeddings can be read all the same, unless it was extended: its
+        # rows of before, which the base would be read with, are not at hand.
+        if read_record(snapshot.directory) is not None:
+            raise
         lengths = [snapshot.config.get(key) for key in LENGTH_KEYS]
         found = next((length for length in lengths if isinstance(length, int)), None)
         if stated is None and found is None:

@@ -80,11 +80,22 @@ class PlannedFit(PlannedTraining):
     """What `fit --dry-run` shows."""
 
     prepared: PreparedFit
-    read: int  # tokens without gradients: starts, judgements, questions
 
     @property
     def forward_tokens(self) -> int:
-        return self.read
+        prepared, options = self.prepared, self.prepared.options
+        target, context, judge = prepared.target, prepared.context, prepared.judge
+        judged = len(judge.documents)
+        judgements = -(-options.steps // defaults.eval_every(options, options.steps))
+        base = judged * context * (2 * target // context)
+        questions = 2 * len(judge.far) * target + len(judge.near) * context
+        searched = 0
+        if options.search:
+            searched, judgements = most_tokens(prepared.data.documents, target), 1
+        if options.strategy == "pose":
+            searched = judgements * attention_tokens(prepared.data.documents, target)
+        passes = len(prepared.starts) + judgements + 1
+        return passes * judged * target + base + questions + searched
 
     @property
     def trainings(self) -> int:
@@ -362,20 +373,4 @@ def plan(prepared: PreparedFit) -> PlannedFit:
     moving = sum(own.numel() for own in prepared.space(next(iter(prepared.starts))).parameters())
     model = models.skeleton(prepared.snapshot)
     found, reason, tight = taken(prepared, model, moving, fits=not options.search)
-    return PlannedFit(prepared, found, moving, reason, tight, _forward_tokens(prepared))
-
-
-def _forward_tokens(prepared: PreparedFit) -> int:
-    """Tokens read without gradients."""
-    target, context, options = prepared.target, prepared.context, prepared.options
-    judged = len(prepared.judge.documents)
-    judgements = -(-options.steps // defaults.eval_every(options, options.steps))
-    base = judged * context * (2 * target // context)
-    questions = 2 * len(prepared.judge.far) * target + len(prepared.judge.near) * context
-    searched = 0
-    if options.search:
-        searched, judgements = most_tokens(prepared.data.documents, target), 1
-    if options.strategy == "pose":
-        searched = judgements * attention_tokens(prepared.data.documents, target)
-    passes = len(prepared.starts) + judgements + 1
-    return passes * judged * target + base + questions + searched
+    return PlannedFit(prepared, found, moving, reason, tight)

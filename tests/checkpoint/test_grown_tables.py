@@ -184,7 +184,7 @@ def test_methods_and_options_of_the_other_kind_are_refused(base, tmp_path):
         ropext.plan(base, method="yarn", factor=2)
     with pytest.raises(UsageError, match="--attention-factor is for rotary embeddings"):
         ropext.plan(base, factor=2, attention_factor=1.1)
-    with pytest.raises(UsageError, match="this model rotates"):
+    with pytest.raises(UsageError, match="moves no rotary embedding"):
         ropext.plan("ropext://demo", method="copy", factor=2)
     (tmp_path / "config.json").write_text('{"model_type": "bloom"}')
     with pytest.raises(UnsupportedModel, match="slopes are hard-coded"):
@@ -196,3 +196,12 @@ def test_inspect_names_the_table_and_its_rows(base):
     seen = ropext.inspect(base)
     assert (seen.positions.context, seen.tables[0].name) == (32, TABLE)
     assert seen.rows().shape == (32, 16)
+
+
+def test_eval_takes_no_grown_table_for_the_base(base, tmp_path):
+    out = tmp_path / "out"
+    ropext.extend(base, out, factor=2)
+    with pytest.raises(UnsupportedModel, match="nothing else here does yet"):
+        ropext.evaluate(out, data=["a text"])
+    with pytest.raises(UsageError, match="moves no rotary embedding"):
+        ropext.evaluate(base, method=["linear"], factor=[2], data=["a text"])
