@@ -31,9 +31,9 @@ STEPS = (1.0, 0.5, 0.25, 0.125, 0.0625)
 DOCUMENTS = 16
 TRIALS = 64
 # Of the attention factor alone, after a fit in short rows: 13 % at first, at last 6 %; of the
-# scored tokens of a trial.
+# scored tokens of a trial, which are so many as a rule and so many at most.
 ATTENTION_STEPS = (0.5, 0.25)
-ATTENTION_TOKENS, ATTENTION_TRIALS = 8192, 6
+ATTENTION_TOKENS, ATTENTION_TRIALS, ATTENTION_MOST = 8192, 6, 12
 
 Offsets = tuple[float, ...]
 Knobs = Mapping[str, Any]
@@ -138,6 +138,7 @@ class Search:
     file: Path
     say: Say
     steps: Sequence[float] = STEPS
+    most: int = TRIALS
     moving: Sequence[torch.nn.Parameter] = ()
     trials: list[Trial] = field(default_factory=list)
     known: dict[str, list[float] | None] = field(default_factory=dict)
@@ -148,7 +149,7 @@ class Search:
         self.moving = self.moving or tuple(self.space.parameters())
         self.say(
             f"searching on {len(self.passages.windows)} windows: {self.passages.tokens:,} forward "
-            f"tokens a setting, {TRIALS} settings at most"
+            f"tokens a setting, {self.most} settings at most"
         )
         if self.file.is_file():
             self.known = json.loads(self.file.read_text(encoding="utf-8"))
@@ -172,7 +173,7 @@ class Search:
         return f"searched: {count} settings ({taken} better ones), {tokens:,} forward tokens"
 
     def _may_go_on(self) -> bool:
-        return len(self.trials) < TRIALS
+        return len(self.trials) < self.most
 
     def _sweep(self, best: Offsets, step: float) -> Offsets:
         """Every knob once, in both directions."""

@@ -558,7 +558,7 @@ class FitSession(Session):
         windows = search.attention_passages(self.prepared.data.documents, self.prepared.target)
         file, bootstrap = self.folder / f"attention-{step}.json", self.judge.frame.bootstrap
         own = search.Search(space, windows, bootstrap, file, self.say, search.ATTENTION_STEPS)
-        own.moving = (attention,)
+        own.moving, own.most = (attention,), search.ATTENTION_MOST
         scorer = self.judge.scorer(model)
         trials = own.run(search.measuring(scorer, lambda knobs: None, windows, self.show))
         before, now = (own["attention_factor"] for own in (trials[0].knobs, space.knobs()))

@@ -54,6 +54,14 @@ def bowl(count=9, noise=0.0):
     return measure
 
 
+def test_it_ends_at_the_most_settings(tmp_path):
+    said = []
+    own = search(tmp_path)
+    own.most, own.say = 3, said.append
+    assert len(own.run(bowl())) == 3
+    assert "3 settings at most" in said[0]
+
+
 def test_it_finds_the_lowest_point_of_a_bowl(tmp_path):
     own = search(tmp_path)
     trials = own.run(bowl())
