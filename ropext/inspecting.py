@@ -35,8 +35,11 @@ if TYPE_CHECKING:
 READ_FROM = "read_from"  # section of a record that was read from a config
 
 
-def record_of(plan: Plan, base: Mapping[str, Any], command: Sequence[str] = ()) -> Record:
+def record_of(
+    plan: Plan | TablePlan, base: Mapping[str, Any], command: Sequence[str] = ()
+) -> Record:
     """The plan as ropext.json keeps it; the weights and the proof are filled in when written."""
+    in_file = isinstance(plan, Plan) and plan.model.container
     return Record(
         base=base,
         method=plan.method,
@@ -55,23 +58,7 @@ def record_of(plan: Plan, base: Mapping[str, Any], command: Sequence[str] = ()) 
             )
             for site in plan.sites
         ),
-        edits=_config_edits(plan.edits, "metadata" if plan.model.container else "config.json"),
-        recipe={key: value for key, value in dict(plan.recipe).items() if value not in (None, ())},
-        command=provenance.clean_command(command) if command else (),
-        versions=provenance.versions(),
-    )
-
-
-def record_of_table(plan: TablePlan, base: Mapping[str, Any], command: Sequence[str]) -> Record:
-    """The plan for a table as ropext.json keeps it."""
-    return Record(
-        base=base,
-        method=plan.method,
-        knobs={},
-        context=plan.context,
-        target=plan.target,
-        sites=(),
-        edits=_config_edits(plan.edits),
+        edits=_config_edits(plan.edits, "metadata" if in_file else "config.json"),
         recipe={key: value for key, value in dict(plan.recipe).items() if value not in (None, ())},
         command=provenance.clean_command(command) if command else (),
         versions=provenance.versions(),

@@ -45,7 +45,7 @@ from ropext.narration import Hooks
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import TRAINED, parse_budget, parse_extend
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
-from ropext.pipeline.extending import write_extension
+from ropext.pipeline.extending import Manner, write_extension
 from ropext.pipeline.job import Recipe
 from ropext.pipeline.stages import Hashes
 from ropext.planning import Plan, make_plan, require_help
@@ -486,7 +486,7 @@ class AutoChoice:
 
         with tempfile.TemporaryDirectory(prefix="ropext-choice-") as room:
             place, whole = Path(room, "model"), with_weights(own.snapshot)
-            write_extension(whole, own.plans[taken], place, link="symlink", prove=False)
+            write_extension(whole, own.plans[taken], place, Manner("symlink", prove=False))
             data = str(own.recipe.given.place("finetune.data"))
             found = plan_finetune(place, data, **own.recipe.finetuning())
         self._afford(FINETUNE, found.estimate.tokens)

@@ -18,7 +18,6 @@ from ropext.inspecting import (
     positions_of,
     read_text,
     record_of,
-    record_of_table,
 )
 from ropext.narration import SILENT, Hooks, Say, silent, told_of_files
 from ropext.options.extend import parse_extend
@@ -54,6 +53,19 @@ class Extended:
         }
 
 
+@dataclass(frozen=True)
+class Manner:
+    """How a checkpoint is written, whatever its plan."""
+
+    link: Link = "copy"
+    force: bool = False
+    prove: bool = True
+    hash_weights: bool = False
+    trust_remote_code: bool = False
+    command: Sequence[str] = ()
+    say: Say = silent
+
+
 def extend(
     model: str | Path,
     output: str | Path,
@@ -74,31 +86,9 @@ def extend(
         require_help(made)
     for warning in made.warnings:
         say(f"warning: {warning}")
-    if isinstance(made, TablePlan):
-        return write_table(
-            with_weights(snapshot),
-            made,
-            Path(output),
-            link=link,
-            force=force,
-            prove=prove,
-            hash_weights=hash_weights,
-            trust_remote_code=trust_remote_code,
-            command=command,
-            say=say,
-        )
-    return write_extension(
-        snapshot if snapshot.container else with_weights(snapshot),
-        made,
-        Path(output),
-        link=link,
-        force=force,
-        prove=prove,
-        hash_weights=hash_weights,
-        trust_remote_code=trust_remote_code,
-        command=command,
-        say=say,
-    )
+    manner = Manner(link, force, prove, hash_weights, trust_remote_code, command, say)
+    whole = snapshot if snapshot.container else with_weights(snapshot)
+    return write_extension(whole, made, Path(output), manner)
 
 
 def plan_extend(
@@ -135,113 +125,77 @@ def _planned(
 
 
 def write_extension(
-    snapshot: Snapshot,
-    made: Plan,
-    output: Path,
-    *,
-    link: Link,
-    force: bool = False,
-    prove: bool = True,
-    hash_weights: bool = False,
-    trust_remote_code: bool = False,
-    command: Sequence[str] = (),
-    say: Say = silent,
+    snapshot: Snapshot, made: Plan | TablePlan, output: Path, manner: Manner
 ) -> Extended:
     """Write what a plan says, proved before it gets its name."""
+    record = record_of(made, provenance.base_of(snapshot), manner.command)
+    record = replace(record, more=inherited_training(snapshot))
+    show, trusted = told_of_files(manner.say), manner.trust_remote_code
+    common: dict[str, Any] = {
+        "record": record,
+        "link": manner.link,
+        "force": manner.force,
+        "hash_weights": manner.hash_weights,
+        "show": show,
+    }
+    if isinstance(made, TablePlan):
+        return Extended(made, _write_table(snapshot, made, output, manner, common))
     if snapshot.container:
         from ropext.gguf import GgufFile, writing
 
         assert isinstance(snapshot, GgufFile)
-        record = record_of(made, provenance.base_of(snapshot), command)
-        file = writing.write_gguf(
-            snapshot,
-            output,
-            plan=made,
-            record=replace(record, more=inherited_training(snapshot)),
-            link=link,
-            force=force,
-            hash_weights=hash_weights,
-            prove=prove,
-            show=told_of_files(say),
-        )
+        file = writing.write_gguf(snapshot, output, plan=made, prove=manner.prove, **common)
         return Extended(made, file)
 
     def run_proof(directory: Path) -> dict[str, Any]:
-        say("proving: stock transformers builds the model from the written config")
-        trusted = trust_remote_code
+        manner.say("proving: stock transformers builds the model from the written config")
         return proof.prove_plan(directory, made, snapshot.config, trust_remote_code=trusted)
 
     written = write_checkpoint(
         snapshot,
         output,
         config=made.config,
-        record=replace(
-            record_of(made, provenance.base_of(snapshot), command),
-            more=inherited_training(snapshot),
-        ),
         card=lambda proved: card_of(made, snapshot, output.name, proved),
-        link=link,
-        force=force,
-        hash_weights=hash_weights,
-        prove=run_proof if prove else None,
-        show=told_of_files(say),
+        prove=run_proof if manner.prove else None,
+        **common,
     )
     return Extended(made, written)
 
 
-def write_table(
-    snapshot: Snapshot,
-    made: TablePlan,
-    output: Path,
-    *,
-    link: Link,
-    force: bool = False,
-    prove: bool = True,
-    hash_weights: bool = False,
-    trust_remote_code: bool = False,
-    command: Sequence[str] = (),
-    say: Say = silent,
-) -> Extended:
-    """Write a checkpoint with a longer position table, proved before it gets its name."""
+def _write_table(
+    snapshot: Snapshot, made: TablePlan, output: Path, manner: Manner, common: Mapping[str, Any]
+) -> Written:
+    """Write a checkpoint with a longer position table."""
     from ropext.checkpoint import tables  # late: no rotary model needs it
 
     found = tables.find_tables(snapshot, made.positions)
     kept = made.how.kept(made.context, made.target)
     growth = tables.Growth(made.positions, made.target, made.how.grow, kept)
-    show = told_of_files(say)
+    path, trusted = made.positions.path, manner.trust_remote_code
 
     def write_anew(directory: Path) -> list[str]:
-        stale = tables.grow_files(snapshot, directory, growth, found, show)
+        stale = tables.grow_files(snapshot, directory, growth, found, common["show"])
         said = "left out, a buffer of the old length that stock makes anew"
         return [f"{name}: {said}" for name in stale]
 
     def run_proof(directory: Path) -> dict[str, Any]:
-        say("proving: every other tensor's bytes, then stock transformers loads the result")
+        manner.say("proving: every other tensor's bytes, then stock transformers loads the result")
         compared = tables.compare_tables(snapshot, directory, growth, found)
-        path = made.positions.path
-        trusted = trust_remote_code
-        proved = proof.prove_table(
+        return compared | proof.prove_table(
             directory, made.target, text_path=path, trust_remote_code=trusted
         )
-        return compared | proved
 
     files = dict.fromkeys(table.file for table in found)
-    record = record_of_table(made, provenance.base_of(snapshot), command)
-    written = write_checkpoint(
+    return write_checkpoint(
         snapshot,
         output,
         config=made.config,
-        record=replace(record, more=inherited_training(snapshot)),
         card=lambda proved: card_of_table(made, snapshot, output.name, proved),
-        link=link,
-        force=force,
-        hash_weights=hash_weights,
-        prove=run_proof if prove else None,
-        show=show,
+        prove=run_proof if manner.prove else None,
         anew=[*files, *([INDEX] if snapshot.index is not None else [])],
         write_anew=write_anew,
+        **common,
     )
-    return Extended(made, written)
 
 
 def evaluate(

@@ -2,13 +2,14 @@
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ropext import families
 from ropext.errors import UnsupportedModel, UsageError
 from ropext.options.extend import KNOBS, Extend, resolve_target
 from ropext.options.fields import flag
+from ropext.planning.plan import PlannedSite
 from ropext.positions import Positions
 from ropext.scaling import tables
 from ropext.scaling.tables import TableMethod
@@ -29,6 +30,8 @@ class TablePlan:
     config: dict[str, Any]
     edits: tuple[families.Edit, ...]
     warnings: tuple[str, ...]
+    knobs: Mapping[str, Any] = field(default_factory=dict)  # as in a Plan: a table has none ...
+    sites: tuple[PlannedSite, ...] = ()  # ... of either
 
     def __repr__(self) -> str:
         return f"<Plan for {self.name}: {self.context:,} -> {self.target:,} rows by {self.method}>"
