@@ -133,7 +133,7 @@ def card_of(plan: Plan, snapshot: Snapshot, title: str, proof: Mapping[str, Any]
         summary.append("It was not proved with stock transformers (--no-verify).")
     facts = [
         ("method", plan.method),
-        *((name, value) for name, value in plan.knobs.items() if not isinstance(value, tuple)),
+        *((k, v) for k, v in plan.knobs.items() if not isinstance(v, tuple | None)),
         ("context", plan.context),
         ("target", plan.target),
         ("attention factor", f"{plan.main.wanted.attention_factor:.6g}"),

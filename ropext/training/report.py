@@ -398,11 +398,12 @@ def _fit_numbers(done: "Fitted") -> Table:
     from ropext.training.rows import MEASURED
 
     target, found = done.plan.target, done.planned.prepared.overlap
-    header = (
+    header: tuple[str, ...] = (
         *("", "tail perplexity", "tail loss", "far half loss", "short tax"),
         f"{MEASURED} at {length_text(target)}",
     )
-    rows, mark = [], found.mark if found else ""
+    rows: list[tuple[str, ...]] = []
+    mark = found.mark if found else ""
     for label, title in FIT_ROWS.items():
         values = done.numbers.get(label)
         if values is None:
@@ -416,6 +417,8 @@ def _fit_numbers(done: "Fitted") -> Table:
             shown = f"{own['value']:.2f} of {own['n']} at {length_text(done.plan.context)}"
         name = marked(title.format(start=done.start), mark if label == FITTED else "")
         rows.append((name, *cells, tax, shown))
+    if not any(row[-1] for row in rows):  # no question was asked
+        header, rows = header[:-1], [row[:-1] for row in rows]
     title = f"On held-out {marked('documents', mark)}, at {length_text(target)} tokens"
     return Table(title, "", header, tuple(rows))
 

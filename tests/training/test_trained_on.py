@@ -151,6 +151,9 @@ def test_a_fit_keeps_what_it_was_fitted_on_and_a_finetune_after_it_tells(
     ropext.fit(base, str(stories), output, retrieval_items=0, retrieval_share=0, **options)
     record = json.loads((output / "ropext.json").read_text())
     assert record["fit"]["overlap"]["mark"] == ""
+    card = (output / "README.md").read_text()
+    assert "short tax" in card
+    assert not {"passkey", "None"} & set(card.split())  # no question was asked, no knob left open
     found = read(output, str(stories), max_docs=1000).results["variants"]
     assert found["fitted"]["overlap"]["documents"] == 24
     assert found["fitted"]["overlap"]["trained_on"] == record["trained_on"]["documents"] == 18
