@@ -232,25 +232,28 @@ def table(folder: Path, length: int, dtype: str) -> str:
 
 
 def picture(folder: Path, length: int, dtype: str, path: Path) -> None:
-    """Loss by position, over the books that all variants shown have read."""
+    """Loss above the base in its own window by position, each variant over the books it has read;
+    the two that leave the picture (untouched, pi) are in the table alone."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     cells = Cells(folder, length, dtype)
-    found = {variant: cells.of(variant) for variant in cells.variants()}
-    books = sorted(set.intersection(*(set(own) for own in found.values())))
-    figure, axis = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
-    for variant, own in found.items():
-        sums = np.array([own[book]["nll"] for book in books]).mean(0)
-        curve = sums.reshape(-1, TAIL // PART).sum(1) / TAIL
-        axis.plot((np.arange(len(curve)) + 0.5) * TAIL, curve, label=variant, lw=1.5)
+    base, step = cells.of(SHORT), 2 * TAIL
+    figure, axis = pyplot.subplots(figsize=(7, 3.8), layout="constrained")
+    for variant in [own for own in cells.variants() if own not in (SHORT, UNTOUCHED, "pi")]:
+        own = {book: cell for book, cell in cells.of(variant).items() if book in base}
+        gaps = np.array([np.subtract(own[book]["nll"], base[book]["nll"]) for book in own])
+        curve = gaps.mean(0).reshape(-1, step // PART).sum(1) / step
+        at = (np.arange(len(curve)) + 0.5) * step
+        axis.plot(at, curve, label=f"{variant}, {len(own)} books", lw=1.5, marker=".")
+    axis.axhline(0, color="0.5", lw=0.8)
     axis.axvline(CONTEXT, color="0.7", lw=0.8)
-    axis.set(xlabel="position", ylabel="loss, nats a token")
-    axis.set_ylim(top=min(5.5, axis.get_ylim()[1]))  # an untouched model climbs far above
-    axis.set_title(f"SmolLM2-135M-Instruct, {len(books)} books", loc="left", fontsize=10)
-    axis.legend(frameon=False, fontsize=8)
+    axis.set_ylim(-0.06, 0.13)
+    axis.set(xlabel="position", ylabel="nats a token above the base in its own window")
+    axis.set_title("SmolLM2-135M-Instruct, 8,192 to 16,384 tokens", loc="left", fontsize=10)
+    axis.legend(frameon=False, fontsize=8, ncols=2)
     figure.savefig(path, dpi=130)
 
 
