@@ -1,6 +1,7 @@
 """The model card: the base's README.md with a section about the extension in front.
 
-Everything that comes from a model or a user is escaped: it can bring neither HTML nor Markdown.
+What a push adds to its head (license, parent, numbers) is in push.py. Everything that comes from a
+model or a user is escaped: it can bring neither HTML nor Markdown.
 """
 
 import re

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -96,10 +96,16 @@ def base_of(snapshot: Snapshot) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """ropext's, Python's and the libraries' versions; a library that is missing is left out."""
+    known = {"ropext": __version__, "python": ".".join(map(str, sys.version_info[:3]))}
+    return known | installed(LIBRARIES)
+
+
+def installed(libraries: Iterable[str]) -> dict[str, str]:
+    """Their versions; one that is missing is left out."""
     import importlib.metadata  # late: `plan` reads records and asks for no versions
 
-    known = {"ropext": __version__, "python": ".".join(map(str, sys.version_info[:3]))}
-    for library in LIBRARIES:
+    known = {}
+    for library in libraries:
         with suppress(importlib.metadata.PackageNotFoundError):
             known[library] = importlib.metadata.version(library)
     return known

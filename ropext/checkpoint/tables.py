@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ropext.checkpoint.copying import copy_part
 from ropext.checkpoint.snapshot import INDEX, Snapshot
-from ropext.checkpoint.staging import copy_part
 from ropext.checkpoint.weights import Header, Tensor, read_header
 from ropext.errors import InputError, ProofFailed
 from ropext.files import dump, open_regular, read_object

@@ -8,15 +8,14 @@ from typing import Any, get_args
 
 from ropext.checkpoint import provenance, tokenizer
 from ropext.checkpoint.card import README, Card, read_readme, render
+from ropext.checkpoint.copying import copy_file, place
 from ropext.checkpoint.provenance import Record
 from ropext.checkpoint.snapshot import Snapshot, require_weights
 from ropext.checkpoint.staging import (
     Staged,
     check_output,
     check_space,
-    copy_file,
     existing_parent,
-    place,
     staged,
 )
 from ropext.checkpoint.tokenizer import TOKENIZER, LengthEdit

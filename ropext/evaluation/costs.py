@@ -22,8 +22,9 @@ from ropext.evaluation.forward import (
     slice_for,
 )
 from ropext.evaluation.layers import Layer, layers_of
+from ropext.evaluation.manifest import workdir_of
 from ropext.evaluation.pinning import LENGTH_DEPENDENT, pass_lengths
-from ropext.evaluation.preparing import Settled, settle, workdir_of
+from ropext.evaluation.preparing import Settled, settle
 from ropext.evaluation.reading import hf_stride, short_windows, strided_windows
 from ropext.evaluation.variants import Lineup, Variant
 from ropext.lengths import length_text

@@ -14,8 +14,9 @@ from ropext.errors import UsageError
 from ropext.evaluation import harness, loading, work
 from ropext.evaluation.costs import asked_lengths, manner_of, work_of
 from ropext.evaluation.forward import Manner, TokenScorer
+from ropext.evaluation.manifest import workdir_of
 from ropext.evaluation.pinning import pass_lengths
-from ropext.evaluation.preparing import Settled, settle, workdir_of
+from ropext.evaluation.preparing import Settled, settle
 from ropext.evaluation.reading import Unit, UnitMaker
 from ropext.evaluation.variants import Lineup, Variant, applied, fetched
 from ropext.evaluation.work import Progress, Worker, processes, wait_for

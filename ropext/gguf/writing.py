@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ropext.checkpoint import provenance
+from ropext.checkpoint.copying import copy_part, place
 from ropext.checkpoint.provenance import Record
-from ropext.checkpoint.staging import check_output, check_space, copy_part, place, staged
+from ropext.checkpoint.staging import check_output, check_space, staged
 from ropext.checkpoint.weights import WeightFile
 from ropext.checkpoint.writing import TEXT_ROOM, Written
 from ropext.errors import InputError, ProofFailed, UsageError

@@ -1,4 +1,5 @@
-"""`--method auto`: which method, found by measurement before the run of a recipe begins.
+"""`--method auto`: which method, found by measurement within a budget, before the run of a recipe
+begins.
 
 OUT.run/choice/
   choosing.jsonl, verdict.jsonl   the documents, divided by their content
@@ -45,7 +46,7 @@ from ropext.narration import Hooks
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import TRAINED, parse_budget, parse_extend
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
-from ropext.pipeline.extending import Manner, write_extension
+from ropext.pipeline.extending import WriteOptions, write_extension
 from ropext.pipeline.job import Recipe
 from ropext.pipeline.stages import Hashes
 from ropext.planning import Plan, make_plan, require_help
@@ -486,7 +487,7 @@ class AutoChoice:
 
         with tempfile.TemporaryDirectory(prefix="ropext-choice-") as room:
             place, whole = Path(room, "model"), with_weights(own.snapshot)
-            write_extension(whole, own.plans[taken], place, Manner("symlink", prove=False))
+            write_extension(whole, own.plans[taken], place, WriteOptions("symlink", prove=False))
             data = str(own.recipe.given.place("finetune.data"))
             found = plan_finetune(place, data, **own.recipe.finetuning())
         self._afford(FINETUNE, found.estimate.tokens)

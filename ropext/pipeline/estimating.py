@@ -17,7 +17,7 @@ from ropext.checkpoint.snapshot import Snapshot
 from ropext.errors import RopextError, UsageError
 from ropext.narration import Say
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
-from ropext.pipeline.extending import Manner, write_extension
+from ropext.pipeline.extending import WriteOptions, write_extension
 from ropext.pipeline.job import PLAN, REPORT, Recipe
 from ropext.pipeline.outcome import Choice, report_stage
 from ropext.pipeline.running import WholeRun, require
@@ -136,7 +136,7 @@ def _extended(work: CellWork) -> Path:
     """The extended checkpoint with linked weights."""
     place = work.checkpoint(EXTEND)
     if not place.is_dir():
-        write_extension(work.base, work.plan, place, Manner("symlink", prove=False))
+        write_extension(work.base, work.plan, place, WriteOptions("symlink", prove=False))
     return place
 
 

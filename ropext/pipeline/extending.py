@@ -54,7 +54,7 @@ class Extended:
 
 
 @dataclass(frozen=True)
-class Manner:
+class WriteOptions:
     """How a checkpoint is written, whatever its plan."""
 
     link: Link = "copy"
@@ -86,9 +86,9 @@ def extend(
         require_help(made)
     for warning in made.warnings:
         say(f"warning: {warning}")
-    manner = Manner(link, force, prove, hash_weights, trust_remote_code, command, say)
+    how = WriteOptions(link, force, prove, hash_weights, trust_remote_code, command, say)
     whole = snapshot if snapshot.container else with_weights(snapshot)
-    return write_extension(whole, made, Path(output), manner)
+    return write_extension(whole, made, Path(output), how)
 
 
 def plan_extend(
@@ -125,30 +125,30 @@ def _planned(
 
 
 def write_extension(
-    snapshot: Snapshot, made: Plan | TablePlan, output: Path, manner: Manner
+    snapshot: Snapshot, made: Plan | TablePlan, output: Path, how: WriteOptions
 ) -> Extended:
     """Write what a plan says, proved before it gets its name."""
-    record = record_of(made, provenance.base_of(snapshot), manner.command)
+    record = record_of(made, provenance.base_of(snapshot), how.command)
     record = replace(record, more=inherited_training(snapshot))
-    show, trusted = told_of_files(manner.say), manner.trust_remote_code
+    show, trusted = told_of_files(how.say), how.trust_remote_code
     common: dict[str, Any] = {
         "record": record,
-        "link": manner.link,
-        "force": manner.force,
-        "hash_weights": manner.hash_weights,
+        "link": how.link,
+        "force": how.force,
+        "hash_weights": how.hash_weights,
         "show": show,
     }
     if isinstance(made, TablePlan):
-        return Extended(made, _write_table(snapshot, made, output, manner, common))
+        return Extended(made, _write_table(snapshot, made, output, how, common))
     if snapshot.container:
         from ropext.gguf import GgufFile, writing
 
         assert isinstance(snapshot, GgufFile)
-        file = writing.write_gguf(snapshot, output, plan=made, prove=manner.prove, **common)
+        file = writing.write_gguf(snapshot, output, plan=made, prove=how.prove, **common)
         return Extended(made, file)
 
     def run_proof(directory: Path) -> dict[str, Any]:
-        manner.say("proving: stock transformers builds the model from the written config")
+        how.say("proving: stock transformers builds the model from the written config")
         return proof.prove_plan(directory, made, snapshot.config, trust_remote_code=trusted)
 
     written = write_checkpoint(
@@ -156,14 +156,14 @@ def write_extension(
         output,
         config=made.config,
         card=lambda proved: card_of(made, snapshot, output.name, proved),
-        prove=run_proof if manner.prove else None,
+        prove=run_proof if how.prove else None,
         **common,
     )
     return Extended(made, written)
 
 
 def _write_table(
-    snapshot: Snapshot, made: TablePlan, output: Path, manner: Manner, common: Mapping[str, Any]
+    snapshot: Snapshot, made: TablePlan, output: Path, how: WriteOptions, common: Mapping[str, Any]
 ) -> Written:
     """Write a checkpoint with a longer position table."""
     from ropext.checkpoint import tables  # late: no rotary model needs it
@@ -171,7 +171,7 @@ def _write_table(
     found = tables.find_tables(snapshot, made.positions)
     kept = made.how.kept(made.context, made.target)
     growth = tables.Growth(made.positions, made.target, made.how.grow, kept)
-    path, trusted = made.positions.path, manner.trust_remote_code
+    path, trusted = made.positions.path, how.trust_remote_code
 
     def write_anew(directory: Path) -> list[str]:
         stale = tables.grow_files(snapshot, directory, growth, found, common["show"])
@@ -179,7 +179,7 @@ def _write_table(
         return [f"{name}: {said}" for name in stale]
 
     def run_proof(directory: Path) -> dict[str, Any]:
-        manner.say("proving: every other tensor's bytes, then stock transformers loads the result")
+        how.say("proving: every other tensor's bytes, then stock transformers loads the result")
         compared = tables.compare_tables(snapshot, directory, growth, found)
         return compared | proof.prove_table(
             directory, made.target, text_path=path, trust_remote_code=trusted
@@ -191,7 +191,7 @@ def _write_table(
         output,
         config=made.config,
         card=lambda proved: card_of_table(made, snapshot, output.name, proved),
-        prove=run_proof if manner.prove else None,
+        prove=run_proof if how.prove else None,
         anew=[*files, *([INDEX] if snapshot.index is not None else [])],
         write_anew=write_anew,
         **common,

@@ -13,8 +13,9 @@ from typing import Any
 
 from ropext.checkpoint import card, provenance
 from ropext.checkpoint.card import README
+from ropext.checkpoint.copying import copy_file, place
 from ropext.checkpoint.provenance import digest, read_record
-from ropext.checkpoint.staging import check_output, copy_file, place, recover, staged
+from ropext.checkpoint.staging import check_output, recover, staged
 from ropext.errors import GateFailed, OutputExists, Stopped, UsageError
 from ropext.files import os_errors, read_json, read_object, write_json
 from ropext.pipeline.job import REPORT, STAGES, Recipe

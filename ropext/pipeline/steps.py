@@ -16,7 +16,7 @@ from ropext.lengths import doubling_grid
 from ropext.narration import Hooks, Say, Show
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
-from ropext.pipeline.extending import Manner, write_extension
+from ropext.pipeline.extending import WriteOptions, write_extension
 from ropext.pipeline.job import PLAN, Cell, Recipe
 from ropext.pipeline.stages import Hashes, Stage
 from ropext.planning import Plan, require_help
@@ -220,7 +220,7 @@ class CellWork:
             }
 
         def do() -> None:
-            manner = Manner(
+            how = WriteOptions(
                 writing.link,
                 force=True,
                 prove=not writing.no_verify,
@@ -229,7 +229,7 @@ class CellWork:
                 command=self.command,
                 say=self.say,
             )
-            write_extension(self._whole_base, self.plan, self.checkpoint(EXTEND), manner)
+            write_extension(self._whole_base, self.plan, self.checkpoint(EXTEND), how)
 
         return self._making(EXTEND, inputs, do)
 

@@ -26,8 +26,9 @@ from ropext import inspecting, proof
 from ropext.bundled import MODELS
 from ropext.checkpoint import Snapshot, card, open_snapshot, provenance
 from ropext.checkpoint.card import README, Card
+from ropext.checkpoint.copying import copy_file, place
 from ropext.checkpoint.provenance import NAME, Record
-from ropext.checkpoint.staging import check_space, copy_file, place, staged
+from ropext.checkpoint.staging import check_space, staged
 from ropext.checkpoint.weights import weigh
 from ropext.checkpoint.writing import write_checkpoint
 from ropext.errors import Stopped

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sample_checkpoint import CONFIG, card, make_model, record, safetensors, tree, write_json
 
-from ropext.checkpoint import open_snapshot, staging, writing
+from ropext.checkpoint import copying, open_snapshot, writing
 from ropext.checkpoint.provenance import read_record
 from ropext.checkpoint.writing import write_checkpoint
 from ropext.errors import InputError, OutputExists, ProofFailed, UsageError
@@ -227,7 +227,7 @@ def failing(code: int):
     return fail
 
 
-@pytest.mark.parametrize("code", sorted(staging.NO_HARD_LINK))
+@pytest.mark.parametrize("code", sorted(copying.NO_HARD_LINK))
 def test_hard_links_fall_back_to_copies(model: Path, tmp_path: Path, monkeypatch, code: int):
     monkeypatch.setattr(os, "link", failing(code))
     written = extend(model, tmp_path / "out", link="hard")
@@ -267,16 +267,16 @@ def test_copies_are_whole_whatever_the_kernel_does(tmp_path: Path, monkeypatch, 
 
     if mode != "in the kernel":
         monkeypatch.setattr(os, "copy_file_range", odd)
-    staging.copy_file(tmp_path / "a", tmp_path / "b")
+    copying.copy_file(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "b").read_bytes() == content
     assert mode == "in the kernel" or calls
 
 
 def test_a_file_that_shrinks_is_noticed(tmp_path: Path, monkeypatch):
     (tmp_path / "a").write_bytes(bytes(1000))
-    monkeypatch.setattr(staging, "_data", lambda descriptor, start, size: iter([(0, 2000)]))
+    monkeypatch.setattr(copying, "_data", lambda descriptor, start, size: iter([(0, 2000)]))
     with pytest.raises(InputError, match="shrank"):
-        staging.copy_file(tmp_path / "a", tmp_path / "b")
+        copying.copy_file(tmp_path / "a", tmp_path / "b")
 
 
 def test_a_base_that_changes_meanwhile_is_noticed(model: Path, tmp_path: Path, monkeypatch):
@@ -299,7 +299,7 @@ def test_holes_stay_holes(tmp_path: Path):
         file.seek(200 << 20)
         file.write(b"middle" * 1000)
         file.truncate(500 << 20)
-    staging.copy_file(tmp_path / "a", tmp_path / "b")
+    copying.copy_file(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "b").stat().st_size == 500 << 20
     if (tmp_path / "a").stat().st_blocks * 512 < 1 << 20:  # the file system knows holes at all
         assert (tmp_path / "b").stat().st_blocks * 512 < 1 << 20

@@ -1,0 +1,85 @@
+"""What must be equal for an evaluation to go on in its folder: its manifest."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ropext.checkpoint import provenance
+from ropext.evaluation.preparing import Settled
+from ropext.results import rundir
+from ropext.results.perplexity import PROTOCOLS
+from ropext.workdir import Workdir
+
+LIBRARIES = ("ropext", "torch", "transformers", "tokenizers", "peft", "numpy")
+# What names an input or a place, and decides no number that the hashes do not decide.
+NOT_IN_KEY = (
+    "data",
+    "passages",
+    "base",
+    "adapter",
+    "device_map",
+    "slice_memory",
+    "chunk",
+    "device",
+)
+
+
+def workdir_of(output: Path, settled: Settled, command: Sequence[str] = ()) -> Workdir:
+    """Where it is kept, and what exactly is run."""
+    lineup, options = settled.lineup, settled.options
+    settings = {key: value for key, value in dict(options).items() if key not in NOT_IN_KEY}
+    snapshots = {own.snapshot.directory: own.snapshot for own in lineup.variants}
+    identities = {place: provenance.identity(snapshot) for place, snapshot in snapshots.items()}
+    longest = settled.frame.longest if settled.documents else 0
+    decides = {
+        "schema": rundir.SCHEMA,
+        "protocol": options.protocol,
+        "protocol_text": PROTOCOLS[options.protocol].text,
+        "settings": settings,
+        "context": lineup.context,
+        "lengths": list(settled.frame.lengths),
+        "variants": {
+            own.label: {
+                "kind": own.kind,
+                "model": identities[own.snapshot.directory],
+                "adapter_sha256": _adapter_digest(own.adapter),
+                **{key: value for key, value in own.info.items() if key != "adapter"},
+            }
+            for own in lineup.variants
+        },
+        "tokens_sha256": [hashes[longest] for hashes in settled.documents.prefix_hashes]
+        if settled.documents
+        else [],
+        "questions_sha256": provenance.digest(
+            [asdict(item) for group in settled.questions for item in group]
+        ),
+        "tokenizer_sha256": _tokenizer_digest(settled.tokenizer),
+        "bos": settled.bos,
+        "packed": settled.corpus.packed if settled.corpus else False,
+        "versions": provenance.installed(LIBRARIES),
+    }
+    about = {
+        "words": list(provenance.clean_command(command)),
+        "names": {key: getattr(options, key) for key in NOT_IN_KEY}
+        | {"models": {own.label: own.snapshot.name for own in lineup.variants}},
+    }
+    return Workdir(output, "eval", decides, about, rundir.OWNS)
+
+
+def _adapter_digest(adapter: str | None) -> str | None:
+    if adapter is None:
+        return None
+    digest = hashlib.sha256()
+    for name in sorted(os.listdir(adapter)) if os.path.isdir(adapter) else ():
+        if name.endswith((".safetensors", ".json")):
+            digest.update(name.encode())
+            digest.update(Path(adapter, name).read_bytes())
+    return digest.hexdigest()
+
+
+def _tokenizer_digest(tokenizer: Any) -> str:
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
+    return provenance.digest([vocabulary, str(getattr(tokenizer, "chat_template", None))])
