@@ -151,8 +151,9 @@ class Worded:
             guess = low + int((budget - at_low) / max(1.0, rate))
         if low >= self.most and at_low < FILLED * budget:
             raise UsageError(
-                f"the task {self.name} was asked for at length {budget}, but all its passages make "
-                f"{at_low} tokens: give more of them (--passages), or shorter --lengths"
+                f"the task {self.name} was asked for at length {budget}, but all that it is made of"
+                f" makes {at_low} tokens: give shorter --lengths, or more of it where it is yours"
+                " (--passages)"
             )
         return low
 

@@ -13,6 +13,7 @@ from ropext.tasks.item import NOUNS, SENTENCES, Task
 
 NOISE = " ".join(sentence.strip() for sentence in SENTENCES)
 DIGITS, ROOM = 7, 128
+PAIRED = 20_000  # keys of two words at most, of which there are 181 * 180
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,9 @@ class Needles:
         ]
 
     def _keys(self, count: int, rng: random.Random) -> list[str]:
-        found = dict[str, None]()
+        found, words = dict[str, None](), 2 if count <= PAIRED else 3
         while len(found) < count:
-            found[_uuid(rng) if self.by_uuid else "-".join(rng.sample(NOUNS, 2))] = None
+            found[_uuid(rng) if self.by_uuid else "-".join(rng.sample(NOUNS, words))] = None
         return list(found)
 
     def _value(self, rng: random.Random) -> str:

@@ -69,8 +69,12 @@ class OverPassages:
         ]
 
     def _others(self, count: int, gold: Sequence[str], rng: random.Random) -> list[str]:
-        if not self.known:
-            return [rng.choice(made(2, rng).passages) for _ in range(count)]
+        if not self.known:  # a second passage about whom or what is asked for would tell another
+            asked, others = {_subject(text) for text in gold}, list[str]()
+            while len(others) < count:
+                text = rng.choice(made(2, rng).passages)
+                others += [] if _subject(text) in asked else [text]
+            return others
         texts = dict.fromkeys(text for known in self.known for text in known.passages)
         return rng.sample([text for text in texts if text not in gold], count)
 
@@ -101,6 +105,11 @@ def made(hops: int, rng: random.Random) -> KnownAnswer:
     return KnownAnswer(question, (answer,), (person,))
 
 
+def _subject(text: str) -> str:
+    """The person or house that a made passage begins with."""
+    return " ".join(text.split(maxsplit=2)[:2]).rstrip(",")
+
+
 def _name(rng: random.Random) -> str:
     return "".join(rng.choices(SYLLABLES, k=3)).capitalize()
 
@@ -123,12 +132,11 @@ def over(task: Task, known: tuple[KnownAnswer, ...]) -> Task:
         return task
     hops, size = HOPS[task.name], task.per_haystack
     own = [each for each in known if each.hops == hops]
-    if len(own) < size:
+    texts = {text for each in known for text in each.passages}
+    most = len(texts) - sum(sorted(len(each.passages) for each in own)[-size:])
+    if len(own) < size or most < 1:
         raise UsageError(
             f"--passages holds {len(own)} questions that need {('one passage', 'two')[hops - 1]}, "
-            f"and the task {task.name} asks {size} at least"
+            f"and {len(texts)} passages; the task {task.name} asks {size} at least, among others"
         )
-    texts = {text for each in known for text in each.passages}
-    needed = sorted(len(each.passages) for each in own)[-size:]
-    most = max(1, len(texts) - sum(needed))
     return replace(task, build=Worded(task.name, OverPassages(hops, known), ROOM, most=most))

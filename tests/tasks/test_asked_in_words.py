@@ -1,5 +1,6 @@
 """Tasks asked in words: each prompt is taken apart, and its answer worked out from the text."""
 
+import random
 import re
 from collections import Counter
 
@@ -8,7 +9,8 @@ from test_tasks import Characters, Pieces
 
 from ropext.errors import UsageError
 from ropext.tasks import TASKS, THIRTEEN, all_named, find_task, passages
-from ropext.tasks.asking import match, sentences
+from ropext.tasks.asking import Order, match, sentences
+from ropext.tasks.item import NOUNS
 from ropext.tasks.passages import KnownAnswer
 
 WORDED = [task for task in TASKS if task.in_words]
@@ -187,6 +189,29 @@ def test_two_passages_are_needed():
         assert f"born in {item.references[0]}." in person
 
 
+@pytest.mark.parametrize("hops", [1, 2])
+def test_nobody_that_is_asked_for_is_told_of_twice(hops, monkeypatch):
+    """Of three houses and three persons at most, many passages would tell of the asked one."""
+    monkeypatch.setattr(passages, "_name", lambda rng: rng.choice(["Bar", "Dal", "Kel"]))
+    monkeypatch.setattr(passages, "FIRST", ("Ada",))
+    for seed in range(5):
+        order = Order(40, (0.5,), 9000, random.Random(seed))
+        (own,) = passages.OverPassages(hops)(order)
+        who = re.search(r"(?:was|of|did) ((?!the)\w+ \w+)(?: born| move away)?\?", own.question)
+        house = re.search(r"builder of (\w+ House)", own.question)
+        if house:
+            (built,) = re.findall(rf"{house[1]} stands .* built by (\w+ \w+)", own.text)
+        (told,) = re.findall(rf"{built if house else who[1]}, a .*", own.text)
+        assert match(told, own.references, True) == 1
+
+
+def test_more_lines_than_pairs_of_words_have_keys_of_their_own():
+    (task,) = [own for own in TASKS if own.name == "niah_multikey_2"]
+    own = task.build.make(Order(len(NOUNS) ** 2, DEPTHS * 2, 2**20, random.Random(0)))[0]
+    keys = re.findall(r"secret number of (\S+) is \d", own.text)
+    assert len(keys) == len(set(keys)) == len(NOUNS) ** 2 + 10
+
+
 def test_examples_tell_the_label_and_not_the_pair():
     for text, item in texts("shots"):
         shown = re.findall(r"Item: (\w+) (\w+)\nLabel: (\d+)", text)
@@ -251,13 +276,15 @@ def test_passages_of_the_user_are_asked_each_at_most_once_in_an_item():
     text = "".join(map(chr, items[0].prompt))
     assert max(text.count(f"Of {k}:") for k in range(30)) == 1
     assert len({item.references for item in items}) == 10
-    with pytest.raises(UsageError, match="more of them"):
+    with pytest.raises(UsageError, match="--passages"):
         task.build(Asking(Characters()), None, length=9000, depths=DEPTHS * 2, index=0, seed=0)
 
 
 def test_too_few_questions_of_the_user_are_refused():
     with pytest.raises(UsageError, match="9 questions that need one passage"):
         passages.over(find_task("passages"), KNOWN[:9])
+    with pytest.raises(UsageError, match="1 passages; the task qa_1 asks 1 at least, among others"):
+        passages.over(find_task("qa_1"), KNOWN[:1])
     with pytest.raises(UsageError, match="0 questions that need two"):
         passages.over(find_task("qa_2"), KNOWN)
     assert passages.over(find_task("vt"), KNOWN) is find_task("vt")
