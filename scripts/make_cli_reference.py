@@ -8,13 +8,12 @@ A test fails when the file and the code differ.
 import inspect
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from typer.models import ArgumentInfo, OptionInfo
 
-from ropext.cli.app import COMMANDS
+from ropext.cli.app import COMMANDS, command_of
 
 HEAD = """\
 # Command line
@@ -32,12 +31,12 @@ def render() -> str:
     listed = [
         f"- [`ropext {name}`](#ropext-{name}): {summary}" for name, summary in COMMANDS.items()
     ]
-    pages = [_page(name, import_module(f"ropext.cli.{name}").command) for name in COMMANDS]
+    pages = [_page(name, command_of(name)) for name in COMMANDS]
     return "\n".join([HEAD, *listed, "", *pages])
 
 
 def _page(name: str, command: Callable[..., Any]) -> str:
-    parameters = [_Parameter(own) for own in _signature(command).parameters.values()]
+    parameters = [_Parameter(own) for own in inspect.signature(command).parameters.values()]
     arguments = [own for own in parameters if own.is_argument]
     options = [own for own in parameters if not own.is_argument]
     usage = " ".join([f"ropext {name}", *(own.usage for own in arguments), "[OPTIONS]"])
@@ -46,11 +45,6 @@ def _page(name: str, command: Callable[..., Any]) -> str:
     lines += ["| | |", "|---|---|"]
     lines += [own.row for own in (*arguments, *options)]
     return "\n".join([*lines, ""])
-
-
-def _signature(command: Callable[..., Any]) -> inspect.Signature:
-    # Those that are assembled from fields carry a signature with real annotations already.
-    return inspect.signature(command, eval_str=not hasattr(command, "__signature__"))
 
 
 class _Parameter:

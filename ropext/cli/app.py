@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from ropext.cli.options import speaking
 from ropext.cli.output import fail
 from ropext.errors import NothingKept, RopextError, UsageError
 from ropext.narration import interruptible
@@ -48,6 +49,11 @@ def _unread(summary: str) -> Callable[[], None]:
     return command
 
 
+def command_of(name: str) -> Callable[..., None]:
+    """One command with all of its options, its module imported."""
+    return speaking(import_module(f"ropext.cli.{name}").command)
+
+
 def build(wanted: str | None = None) -> typer.Typer:
     """The application, with the module of `wanted` imported, or of every command for None."""
     app = typer.Typer(
@@ -64,7 +70,7 @@ def build(wanted: str | None = None) -> typer.Typer:
     app.callback()(_root)
     for name, summary in COMMANDS.items():
         if wanted in (None, name):
-            app.command(name)(import_module(f"ropext.cli.{name}").command)
+            app.command(name)(command_of(name))
         else:
             app.command(name)(_unread(summary))
     return app

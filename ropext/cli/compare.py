@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from ropext.cli import options
 from ropext.cli.output import Out
 
 Runs = Annotated[
@@ -29,19 +28,17 @@ KeysOf = Annotated[
 
 
 def command(
+    out: Out,
     runs: Runs,
     output: Output = None,
     keys: KeysOf = None,
     fail_if: FailIf = None,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
 ) -> None:
     """Compare evaluations on the same tokens. Finished runs, with paired intervals."""
     from ropext.report.evaluation import compare_runs
     from ropext.results import gates, rundir
     from ropext.table import as_text
 
-    out = Out(as_json, quiet)
     wanted = [gates.parse_gate(text) for text in fail_if or ()]
     opened, compared = compare_runs(runs, output, keys)
     for label, count in (compared.text.left_out if compared.text else {}).items():

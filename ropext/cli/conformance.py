@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from ropext.cli import options
 from ropext.cli.output import Out
 from ropext.narration import told
 
@@ -18,16 +17,14 @@ Force = Annotated[bool, typer.Option("--force", help="replace DIR if it is there
 
 
 def command(
+    out: Out,
     output: Output,
     family: Family = None,
     force: Force = False,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
 ) -> None:
     """Write a kit for authors of loaders. Small checkpoints, and what a right reading gives."""
     from ropext import conformance
 
-    out = Out(as_json, quiet)
     show = told(out.say, amount=lambda done, total: f"{done} of {total} families")
     made = conformance.write_kit(output, family or (), force=force, show=show)
     forms = sum(len(own) for own in made["families"].values())

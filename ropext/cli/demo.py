@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from ropext.cli import options
 from ropext.cli.output import Bar, Out, stoppable
 
 Output = Annotated[
@@ -16,17 +15,15 @@ Far = Annotated[bool, typer.Option("--far", help="go on to 8 and 32 times the co
 
 
 def command(
+    out: Out,
     output: Output = Path("ropext-demo"),
     no_finetune: NoFinetune = False,
     far: Far = False,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
 ) -> None:
     """Show it all on a small bundled model. Extend, fit, fine-tune, measure, verify; no network."""
     from ropext import demo
     from ropext.narration import Hooks
 
-    out = Out(as_json, quiet)
     recipe = demo.read_recipe(finetune=not no_finetune, far=far)
     with stoppable() as stop:
         shown = demo.run_demo(recipe, output, Hooks(out.say, Bar(out).show, stop))

@@ -33,6 +33,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="passes, FLOPs, peak mem
 
 @options.takes("given", Evaluate)
 def command(
+    out: Out,
     model: options.ModelArg,
     given: dict[str, Any],
     output: Output = None,
@@ -43,8 +44,6 @@ def command(
     time: options.Time = False,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
 ) -> None:
     """Measure a model at its long lengths. By perplexity and retrieval, beside the base."""
     from ropext.evaluation.costs import estimate_evaluation
@@ -53,7 +52,6 @@ def command(
     from ropext.pipeline.extending import evaluate
     from ropext.results.gates import parse_gate
 
-    out = Out(as_json, quiet)
     options.check_time(time, dry_run)
     gates = tuple(parse_gate(text) for text in fail_if or ())
     common: dict[str, Any] = {

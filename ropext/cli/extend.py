@@ -46,6 +46,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="show the plan and write
 @options.takes("choosing", Choosing)
 @options.takes("given", Extend)
 def command(
+    out: Out,
     model: options.ModelArg,
     given: dict[str, Any],
     choosing: dict[str, Any],
@@ -63,11 +64,8 @@ def command(
     trust_remote_code: options.TrustRemoteCode = False,
     push_to_hub: PushToHub = None,
     public: Public = False,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
 ) -> None:
     """Write an extended checkpoint and prove it. Weights stay as they are; config.json changes."""
-    out = Out(as_json, quiet)
     if output is None and not dry_run:
         raise UsageError("say where to: -o OUT (or --dry-run to see the plan)")
     push = asked_push(push_to_hub, public)

@@ -18,8 +18,9 @@ DryRun = Annotated[
 ]
 
 
-@shared.takes("given", Finetune, after=3)
+@shared.takes("given", Finetune, after=4)
 def command(
+    out: Out,
     directory: Directory,
     data: shared.Data,
     given: dict[str, Any],
@@ -29,14 +30,11 @@ def command(
     time: shared.Time = False,
     push_to_hub: push.PushToHub = None,
     public: push.Public = False,
-    as_json: shared.Json = False,
-    quiet: shared.Quiet = False,
 ) -> None:
     """Train an extended checkpoint briefly. A LoRA, merged at the end."""
     from ropext import training
     from ropext.training import report, sharing
 
-    out = Out(as_json, quiet)
     if output is None and not dry_run:
         raise UsageError("say where to: -o OUT (or --dry-run to see the settings)")
     shared.check_time(time, output is None or dry_run)

@@ -16,8 +16,9 @@ DryRun = Annotated[
 ]
 
 
-@shared.takes("given", Fit, after=3)
+@shared.takes("given", Fit, after=4)
 def command(
+    out: Out,
     model: shared.ModelArg,
     data: shared.Data,
     given: dict[str, Any],
@@ -28,14 +29,11 @@ def command(
     revision: shared.Revision = None,
     push_to_hub: push.PushToHub = None,
     public: push.Public = False,
-    as_json: shared.Json = False,
-    quiet: shared.Quiet = False,
 ) -> None:
     """Learn a spectrum from text, weights untouched. config.json says what was found."""
     from ropext import training
     from ropext.training import report, sharing
 
-    out = Out(as_json, quiet)
     if output is None and not dry_run:
         raise UsageError("say where to: -o OUT (or --dry-run to see the settings)")
     shared.check_time(time, output is None or dry_run)

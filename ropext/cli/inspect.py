@@ -19,18 +19,16 @@ Plot = Annotated[
 
 @options.takes("given", Reach, only=("factor", "target", "context", "original_context"))
 def command(
+    out: Out,
     model: options.ModelArg,
     given: dict[str, Any],
     plot: Plot = None,
     revision: options.Revision = None,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
 ) -> None:
     """Say what position scheme a model has. From its config files alone."""
     from ropext import inspecting
     from ropext.report import text
 
-    out = Out(as_json, quiet)
     seen = inspecting.inspect(model, revision=revision, **given)
     if isinstance(seen, inspecting.Unrotated):
         if plot is not None:

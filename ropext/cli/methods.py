@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import typer
 
 from ropext import scaling
-from ropext.cli import options
 from ropext.cli.output import Out
 from ropext.options.fields import flag, shown_default
 from ropext.scaling import Method
@@ -36,12 +35,10 @@ def _page(method: Method) -> str:
 
 
 def command(
+    out: Out,
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="one method")] = None,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
 ) -> None:
     """List the scaling methods, or show one. With its knobs, its paper and how it is carried."""
-    out = Out(as_json, quiet)
     if name is not None:
         method = scaling.find(name)
         out.result(_page(method), _data(method))

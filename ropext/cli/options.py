@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from ropext.cli.output import Out
 from ropext.errors import UsageError
 from ropext.options.fields import Key, Options, flag, keys, shown_default
 
@@ -39,7 +40,6 @@ BeginAnew = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="print the result as one JSON document")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no narration on stderr")]
-
 Time = Annotated[
     bool, typer.Option("--time", help="with --dry-run: time a small step and say how long it takes")
 ]
@@ -80,7 +80,7 @@ def _default(key: Key) -> str:
 
 
 def takes(
-    into: str, *kinds: type[Options], only: Sequence[str] = (), after: int = 1
+    into: str, *kinds: type[Options], only: Sequence[str] = (), after: int = 2
 ) -> Callable[[Command], Command]:
     """Give a command the options of these classes, after so many of its own; what was given comes
     as one dict, named `into`."""
@@ -96,11 +96,27 @@ def takes(
             command(**values | {into: given})
 
         kept = [p for name, p in own.parameters.items() if name != into]
-        kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in kept]
-        merged = [*kept[:after], *added, *kept[after:]]
-        with_options.__signature__ = inspect.Signature(merged)  # type: ignore[attr-defined]
-        with_options.__annotations__ = {p.name: p.annotation for p in merged}
-        with_options.__doc__ = command.__doc__
-        return with_options
+        return _declared(with_options, command, [*kept[:after], *added, *kept[after:]])
 
     return decorate
+
+
+def speaking(command: Command) -> Command:
+    """Give a command --json and --quiet, of which its first parameter `out` is made."""
+    own = inspect.signature(command, eval_str=True)
+
+    def with_out(as_json: Json = False, quiet: Quiet = False, **values: Any) -> None:
+        command(out=Out(as_json, quiet), **values)
+
+    voice = inspect.signature(with_out).parameters
+    kept = [p for name, p in (own.parameters | voice).items() if name not in ("out", "values")]
+    return _declared(with_out, command, kept)
+
+
+def _declared(made: Command, of: Command, parameters: list[inspect.Parameter]) -> Command:
+    """A function as typer reads it: with these parameters, and the help of another."""
+    named = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    made.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+    made.__annotations__ = {p.name: p.annotation for p in named}
+    made.__doc__ = of.__doc__
+    return made

@@ -33,6 +33,7 @@ Measure = Annotated[
 @options.takes("given", Extend)
 @options.takes("reading", DocumentOptions)
 def command(
+    out: Out,
     model: options.ModelArg,
     given: dict[str, Any],
     reading: dict[str, Any],
@@ -40,13 +41,10 @@ def command(
     plot: Plot = None,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
 ) -> None:
     """Show what an extension would do. On an extended directory: how to serve it."""
     from ropext import inspecting
 
-    out = Out(as_json, quiet)
     if measure is not None:
         _measure(out, model, measure, given, reading, plot, revision, trust_remote_code)
         return

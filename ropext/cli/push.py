@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ropext.cli import options
 from ropext.cli.output import Out, stoppable
 from ropext.errors import RopextError, Stopped, UsageError
 
@@ -131,6 +130,7 @@ Force = Annotated[bool, typer.Option("--force", help="replace what else the repo
 
 
 def command(
+    out: Out,
     directory: Directory,
     repository: Repository,
     results: Results = None,
@@ -139,11 +139,8 @@ def command(
     base_model: BaseModel = None,
     force: Force = False,
     dry_run: DryRun = False,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
 ) -> None:
     """Upload an output to the hub. With its card; private unless --public is given."""
-    out = Out(as_json, quiet)
     runs = tuple(dict.fromkeys(results or ()))
     wanted = Push(repository, public, runs, license, base_model, force, dry_run)
     done = upload(out, directory, wanted)

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 
 from ropext import bundled
-from ropext.cli import options
 from ropext.cli.output import Out
 from ropext.errors import UsageError
 
@@ -34,10 +33,11 @@ def header(path: Path) -> dict[str, str]:
 
 
 def command(
-    action: Action, name: Name = None, as_json: options.Json = False, quiet: options.Quiet = False
+    out: Out,
+    action: Action,
+    name: Name = None,
 ) -> None:
     """List the recipes that come with ropext, or print one. `ropext run NAME` runs it."""
-    out = Out(as_json, quiet)
     if action not in ("ls", "cat"):
         raise UsageError(f"recipes takes ls, or cat NAME, and not {action!r}")
     if action == "ls" and name is not None:

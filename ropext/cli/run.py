@@ -49,6 +49,7 @@ DryRun = Annotated[
 
 
 def command(
+    out: Out,
     recipe: RecipeArg,
     words: Words = None,
     output: Output = None,
@@ -59,8 +60,6 @@ def command(
     time: options.Time = False,
     push_to_hub: PushToHub = None,
     public: Public = False,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
 ) -> None:
     """Do what a recipe says. Plan, extend, prove, fit, fine-tune, evaluate, report; resumable."""
     from ropext.pipeline import job
@@ -68,7 +67,7 @@ def command(
     asked = job.from_file(recipe, words or ())
     push = asked_push(push_to_hub, public)
     choice = {"begin": begin, "only": only, "force": force}
-    do(Out(as_json, quiet), asked, output, push, dry_run=dry_run, time=time, **choice)
+    do(out, asked, output, push, dry_run=dry_run, time=time, **choice)
 
 
 def do(

@@ -63,6 +63,7 @@ Converter = Annotated[
 
 
 def command(
+    out: Out,
     directory: Directory,
     against: Against = None,
     deep: Deep = False,
@@ -76,14 +77,11 @@ def command(
     dtype: options.Dtype = "auto",
     device: options.Device = "cpu",
     trust_remote_code: options.TrustRemoteCode = False,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
 ) -> None:
     """Check a directory against its plan. Spectrum, spellings, lengths, limits and weights."""
     from ropext import verifying
     from ropext.report import text
 
-    out = Out(as_json, quiet)
     for flag, given in (("--fix", fix), ("--record", record)):
         if given and not Path(directory).is_dir():
             raise UsageError(f"{flag} writes into {directory}, which is no directory here")
