@@ -166,7 +166,7 @@ def _fit(work: CellWork, time: bool) -> Estimate:
 
     data = str(work.job.given.place("fit.data"))
     found = plan_fit(work.base.name, data, time=time, **work.job.fitting(work.cell))
-    return _training(found, found.prepared.rows.texts)
+    return _training(found, found.prepared.rows)
 
 
 def _finetune(work: CellWork, time: bool) -> Estimate:

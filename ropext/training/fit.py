@@ -17,7 +17,7 @@ from ropext.tasks import check_amount
 from ropext.training import data, defaults, models, sharing
 from ropext.training.data import TrainingData
 from ropext.training.judge import Judge, few, judge_of
-from ropext.training.rows import FitQuestions, FitRows, Full, Pose, WithShort
+from ropext.training.rows import FitQuestions, Full, Pose, Rows, WithShort
 from ropext.training.run import PlannedTraining, PreparedTraining, encoder_of, taken, told_time
 from ropext.training.search import DOCUMENTS, Trial, attention_tokens, most_tokens
 from ropext.training.spectrum import Space, space_of
@@ -41,7 +41,7 @@ class PreparedFit(PreparedTraining):
     judge: Judge
     within: str
     starts: Mapping[str, Plan]  # the closed forms to choose from
-    rows: FitRows
+    rows: Rows
     mixed: WithShort  # what is read: these, and --keep-short
     notes: tuple[str, ...]
 
@@ -125,9 +125,9 @@ class PlannedFit(PlannedTraining):
             "starts": list(prepared.starts),
             "moving": self.moving,
             "settings": prepared.settings.to_json(),
-            "documents": len(prepared.rows.texts.documents),
-            "documents_too_short": prepared.rows.texts.too_short,
-            "passes": prepared.rows.texts.passes,
+            "documents": len(prepared.rows.documents),
+            "documents_too_short": prepared.rows.too_short,
+            "passes": prepared.rows.passes,
             "judging_documents": len(prepared.judge.documents),
             "overlap": as_json(prepared.overlap),
             "tokens": self.tokens,
@@ -310,7 +310,7 @@ def prepare(
     found = data.read_for_fit(source, options, encoder, plan.target, enough)
     questions, notes = _questions(encoder, found, options, plan, strategy)
     count = per_step * options.steps
-    rows = FitRows(found.documents, strategy, count, options, questions)
+    rows = Rows(found.documents, strategy, count, options.seed, questions, far_half=True)
     mixed = WithShort(rows, per_step, found.documents, plan.context, options)
     notes += [warning] if (warning := few(found.held_out)) else []
     if options.packing == "glued":
@@ -344,7 +344,9 @@ def _questions(
 ) -> tuple[FitQuestions | None, list[str]]:
     if not options.retrieval_share and not options.retrieval_items:
         return None, []
-    questions = FitQuestions(encoder, found.documents, strategy, options.seed)
+    questions = FitQuestions(
+        encoder, found.documents, strategy, options.seed, options.retrieval_share
+    )
     reason = questions.why_none(min(plan.context, plan.target))
     return (questions, []) if reason is None else (None, [f"retrieval is left out: {reason}"])
 

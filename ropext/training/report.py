@@ -331,9 +331,9 @@ def fit_plan(planned: "PlannedFit") -> str:
         f"({prepared.within}), starting from {start}",
         settings,
         *_kept(prepared.options, prepared.context),
-        f"documents: {len(prepared.rows.texts.documents)} to fit on, "
-        f"{len(prepared.judge.documents)} held out, {prepared.rows.texts.too_short} too short",
-        *([] if planned.search else [passes_text(prepared.rows.texts)]),
+        f"documents: {len(prepared.rows.documents)} to fit on, "
+        f"{len(prepared.judge.documents)} held out, {prepared.rows.too_short} too short",
+        *([] if planned.search else [passes_text(prepared.rows)]),
         *costs,
         *_time(planned),
         *_warning(prepared),
@@ -469,7 +469,7 @@ def fit_story(done: "Fitted") -> "Story":
         "keep_short": options.keep_short,
         "packing": options.packing,
         "seed": options.seed,
-        "documents": len(prepared.rows.texts.documents),
+        "documents": len(prepared.rows.documents),
         "searched": options.search,
         "strategy": options.strategy,
         "judging": [own.name for own in prepared.judge.documents],

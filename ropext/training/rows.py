@@ -16,7 +16,7 @@ import torch
 
 from ropext.corpus import DocumentEncoder
 from ropext.errors import InputError, UsageError
-from ropext.options.training import Finetune, Fit, Training
+from ropext.options.training import Finetune, Training
 from ropext.tasks import Haystack, Item, Text, find_task, mkey, noise, repetition
 from ropext.tasks.item import derived_rng, occurs, until_unambiguous
 
@@ -121,6 +121,12 @@ class KeyRows:
         """Whether the row of this number asks."""
         return int((number + 1) * self.share) > int(number * self.share)
 
+    def row(self, number: int, strategy: Full | Pose, rng: np.random.Generator) -> Row | None:
+        """The row of this number, where it asks."""
+        if not self.falls_on(number):
+            return None
+        return strategy.row(self.document(number, strategy.length), 0, rng)
+
     def document(self, number: int, length: int) -> TrainingDocument:
         """Exactly `length` tokens: keys in a haystack, then every question with its answer."""
         rng = derived_rng("questions", self.seed, length, number)
@@ -163,7 +169,8 @@ class KeyRows:
 class Rows(Sequence[Row]):
     """`count` rows, going through the documents again and again in a new order each time.
 
-    Each pass cuts every document into as many whole rows as fit, from a random offset on.
+    Each pass cuts every document into as many whole rows as fit, from a random offset on. The loss
+    is taken on the whole row or on its far half alone (a fit).
     """
 
     def __init__(
@@ -172,11 +179,13 @@ class Rows(Sequence[Row]):
         strategy: Full | Pose,
         count: int,
         seed: int,
-        questions: KeyRows | None = None,
+        questions: "KeyRows | FitQuestions | None" = None,
+        far_half: bool = False,
     ) -> None:
         self.documents = [d for d in documents if len(d) >= strategy.length]
         self.too_short = len(documents) - len(self.documents)
         self.strategy, self.size, self.seed, self.questions = strategy, count, seed, questions
+        self.far_half = far_half
         self.per_pass = rows_in(documents, strategy)
         if not self.per_pass:
             longest = max((len(d) for d in documents), default=0)
@@ -211,15 +220,14 @@ class Rows(Sequence[Row]):
         if not 0 <= number < self.size:
             raise IndexError(number)
         rng = np.random.default_rng((self.seed, 1, number))
-        if (asking := self.asks(number)) is not None:
-            return self.strategy.row(asking.document(number, self.strategy.length), 0, rng)
+        if self.questions and (asking := self.questions.row(number, self.strategy, rng)):
+            return asking
         turn, at = divmod(number, self.per_pass)
         index, start = self._order(turn)[at]
-        return self.strategy.row(self.documents[index], int(start), rng)
-
-    def asks(self, number: int) -> KeyRows | None:
-        """The questions that a row holds in the place of text, if it does."""
-        return self.questions if self.questions and self.questions.falls_on(number) else None
+        row = self.strategy.row(self.documents[index], int(start), rng)
+        if self.far_half:
+            row = replace(row, scored=row.scored & (np.arange(len(row.ids)) >= len(row.ids) // 2))
+        return row
 
 
 class ControlRows(Sequence[Row]):
@@ -240,7 +248,8 @@ class ControlRows(Sequence[Row]):
         index, at = divmod(number, self.per_row)
         piece = slice(at * self.context, (at + 1) * self.context)
         length = len(range(self.rows.strategy.length)[piece])
-        if (asking := self.rows.asks(index)) is not None:
+        asking = self.rows.questions
+        if isinstance(asking, KeyRows) and asking.falls_on(index):
             document = asking.document(number, length)
             return Row(document.ids, np.arange(length), document.mask())
         row = self.rows[index]
@@ -296,11 +305,17 @@ class FitQuestions:
         documents: Sequence[TrainingDocument],
         strategy: Full | Pose,
         seed: int,
+        share: float = 0.0,
     ) -> None:
-        self.encoder, self.strategy, self.seed = encoder, strategy, seed
+        self.encoder, self.strategy, self.seed, self.share = encoder, strategy, seed, share
         stream = np.concatenate([own.ids for own in documents])
         self.around: tuple[Haystack, ...] = (Text(stream.tolist()), noise(encoder))
         self.before = [] if encoder.bos is None else [encoder.bos]
+
+    def row(self, number: int, *_: Any) -> Row | None:
+        """The next item where the row of this number asks: items are evenly among the rows."""
+        item = int((number + 1) * self.share)
+        return self.fitted(item) if item > int(number * self.share) else None
 
     def fitted(self, number: int) -> Row:
         """One item as a row: the loss on its answer alone."""
@@ -345,34 +360,6 @@ class FitQuestions:
         except UsageError as error:
             return str(error)
         return None
-
-
-class FitRows(Sequence[Row]):
-    """The rows of a fit that reach the target (the loss on their second half), with questions
-    evenly among them."""
-
-    def __init__(
-        self,
-        documents: Sequence[TrainingDocument],
-        strategy: Full | Pose,
-        count: int,
-        options: Fit,
-        questions: FitQuestions | None,
-    ) -> None:
-        self.texts = Rows(documents, strategy, count, options.seed)
-        self.share, self.questions = options.retrieval_share, questions
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def __getitem__(self, number: int) -> Row:  # type: ignore[override]
-        asked = int((number + 1) * self.share)
-        if self.questions is not None and asked > int(number * self.share):
-            return self.questions.fitted(asked)
-        row = self.texts[number]
-        scored = row.scored.copy()
-        scored[: len(row.ids) // 2] = False
-        return replace(row, scored=scored)
 
 
 class WithShort(Sequence[Row]):
