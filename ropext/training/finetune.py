@@ -28,7 +28,7 @@ from ropext.training.data import LARGEST_SHARE
 from ropext.training.defaults import LoraSettings
 from ropext.training.judge import Judge, judge_of
 from ropext.training.rows import Full, KeyRows, Pose, Rows, glue, rows_in
-from ropext.training.run import PlannedTraining, PreparedTraining, encoder_of, taken, told_time
+from ropext.training.run import PlannedTraining, PreparedTraining, encoder_of, taken
 
 # Options that decide the numbers, beside the settings.
 DECIDING = (
@@ -62,7 +62,7 @@ class Origin:
         return max((r.original_context for r in ropes if r.short_pair_factors), default=0)
 
     @property
-    def told(self) -> str:
+    def facts(self) -> str:
         """How it came to its length."""
         if self.record.more.get(READ_FROM):
             return scaled_by_config(self.model)
@@ -189,7 +189,7 @@ class PlannedFinetune(PlannedTraining):
         passes = judgements + 2 + 2 * self.trainings
         return int(passes * prepared.evaluated * prepared.target)
 
-    def to_json(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         prepared = self.prepared
         return {
             "model": prepared.snapshot.name,
@@ -208,7 +208,7 @@ class PlannedFinetune(PlannedTraining):
             "overlap": as_json(prepared.overlap),
             "loss": "sliced" if self.sliced is None else f"whole logits: {self.sliced}",
             "memory_warning": self.tight,
-        } | told_time(self)
+        }
 
 
 @dataclass(frozen=True)
@@ -227,18 +227,9 @@ class Finetuned:
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "output": str(self.output),
-            "plan": self.planned.to_json(),
-            "steps": self.steps,
-            "stopped_early": self.stopped_early,
-            "losses": list(self.losses),
-            "evaluations": list(self.evaluations),
-            "numbers": self.numbers,
-            "overlap": self.overlap,
-            "control": self.control,
-            "notes": list(self.notes),
-        }
+        found = {"output": str(self.output), "plan": self.planned.to_json()}
+        named = {k: v for k, v in vars(self).items() if k not in ("output", "planned")}
+        return found | {k: list(v) if isinstance(v, tuple) else v for k, v in named.items()}
 
 
 def prepare(model: str, source: str, options: Finetune) -> PreparedFinetune:

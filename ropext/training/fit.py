@@ -18,7 +18,7 @@ from ropext.training import data, defaults, models, sharing
 from ropext.training.data import TrainingData
 from ropext.training.judge import Judge, few, judge_of
 from ropext.training.rows import FitQuestions, Full, Pose, Rows, WithShort
-from ropext.training.run import PlannedTraining, PreparedTraining, encoder_of, taken, told_time
+from ropext.training.run import PlannedTraining, PreparedTraining, encoder_of, taken
 from ropext.training.search import DOCUMENTS, Trial, attention_tokens, most_tokens
 from ropext.training.spectrum import Space, space_of
 
@@ -115,7 +115,7 @@ class PlannedFit(PlannedTraining):
     def notes(self) -> tuple[str, ...]:
         return (*self.prepared.notes, *([self.tight] if self.tight else []))
 
-    def to_json(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         prepared = self.prepared
         return {
             "model": prepared.snapshot.name,
@@ -134,7 +134,7 @@ class PlannedFit(PlannedTraining):
             "forward_tokens": self.forward_tokens,
             "estimate": self.estimate.to_json(),
             "notes": list(self.notes),
-        } | told_time(self)
+        }
 
 
 @dataclass(frozen=True)

@@ -182,16 +182,6 @@ def kept(folder: Path, label: str) -> Reading | None:
     return Reading(label, found)
 
 
-def keep_scores(path: Path, scores: Sequence[ItemScore]) -> None:
-    write_json(path, [score.to_json() for score in scores])
-
-
-def kept_scores(path: Path) -> list[ItemScore] | None:
-    if not path.is_file():
-        return None
-    return [ItemScore.from_json(own) for own in json.loads(path.read_text(encoding="utf-8"))]
-
-
 class JudgedSteps:
     """What was judged on the way: each step's spectrum and reading, kept on the disk so that a run
     that goes on knows them, and so that every step can be written in the end."""

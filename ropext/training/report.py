@@ -33,6 +33,9 @@ TRAINED = ("control", "tuned")
 MANY_PASSES = 4
 FITTED = "fitted"  # its name in pictures and tables
 FIT_ROWS = {"base": "base", "start": "{start}", "fitted": FITTED}
+# Options that the record repeats.
+TUNED_BY = ("train_norms", "train_embeddings", "retrieval_share", "keep_short", "hold", "seed")
+FITTED_BY = ("ceiling", "retrieval_share", "keep_short", "packing", "seed")
 BESIDE = ("pi", "ntk", "yarn")  # closed forms that a fit is shown beside
 
 
@@ -216,12 +219,7 @@ def finetune_story(done: "Finetuned") -> "Story":
         "strategy": options.strategy,
         "packing": options.packing,
         "targets": list(done.planned.targets),
-        "train_norms": options.train_norms,
-        "train_embeddings": options.train_embeddings,
-        "retrieval_share": options.retrieval_share,
-        "keep_short": options.keep_short,
-        "hold": options.hold,
-        "seed": options.seed,
+        **{name: getattr(options, name) for name in TUNED_BY},
         "steps": done.steps,
         "stopped_early": done.stopped_early,
         "tokens": done.steps * settings.tokens // settings.steps.value,
@@ -464,11 +462,7 @@ def fit_story(done: "Fitted") -> "Story":
         "step": done.steps,
         "tokens": done.tokens,
         "settings": prepared.settings.to_json(),
-        "ceiling": options.ceiling,
-        "retrieval_share": options.retrieval_share,
-        "keep_short": options.keep_short,
-        "packing": options.packing,
-        "seed": options.seed,
+        **{name: getattr(options, name) for name in FITTED_BY},
         "documents": len(prepared.rows.documents),
         "searched": options.search,
         "strategy": options.strategy,

@@ -90,10 +90,12 @@ class PlannedTraining:
         """Tokens read without gradients."""
         raise NotImplementedError
 
+    def facts(self) -> dict[str, Any]:
+        """All but the time, as JSON."""
+        raise NotImplementedError
 
-def told_time(planned: PlannedTraining) -> dict[str, Any]:
-    """As JSON, where it was asked for."""
-    return {} if planned.time is None else {"time": asdict(planned.time)}
+    def to_json(self) -> dict[str, Any]:
+        return self.facts() | ({} if self.time is None else {"time": asdict(self.time)})
 
 
 Prepared = TypeVar("Prepared", bound=PreparedTraining)

@@ -14,6 +14,7 @@ from ropext.checkpoint.staging import check_output
 from ropext.errors import InputError, Interrupted, UnsupportedModel
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.loading import memory_errors
+from ropext.files import read_json, write_json
 from ropext.inspecting import READ_FROM
 from ropext.narration import Say, Show, pausing, told, told_of_files
 from ropext.patching import apply_config, unpatch
@@ -100,26 +101,9 @@ class Session:
                 "nothing of the first, so it would learn nothing; use --strategy full"
             )
 
-    def train(
-        self,
-        label: str,
-        model: Any,
-        rows: Sequence[Row],
-        **more: Any,
-    ) -> History:
+    def train(self, label: str, model: Any, rows: Sequence[Row], **more: Any) -> History:
         """Train what of a model can be trained, from the last checkpoint on."""
-        prepared = self.planned.prepared
-        job = Job(
-            model=model,
-            rows=rows,
-            padding=prepared.padding,
-            settings=prepared.settings,
-            options=prepared.options,
-            folder=self.folder / label,
-            recompute=self.planned.estimate.recompute,
-            **more,
-        )
-        return trainer.train(job, self.say)
+        return trainer.train(Job(self.planned, model, rows, self.folder / label, **more), self.say)
 
 
 class FinetuneSession(Session):
@@ -350,14 +334,8 @@ class FinetuneSession(Session):
         )
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Which spectrum is kept, and why."""
-
-    kept: str  # FITTED or START
-    step: int  # 0 = the start
-    reason: str
-    plan: Plan  # what is written
+# Which step is kept (0 = the start), why, and the plan that is written.
+Verdict = tuple[int, str, Plan]
 
 
 class FitSession(Session):
@@ -459,14 +437,14 @@ class FitSession(Session):
     def _ask(self, label: str, model: Any, pause: Show) -> None:
         path = self.folder / "readings" / f"{label}-items.json"
         items = self.judge.near if label == BASE else self.judge.far
-        found = judge.kept_scores(path)
-        if found is None:
-            if items:
-                self.say(f"asking {label} {len(items)} questions")
-            found = self.judge.ask(model, items, pause)
-            if is_main():
-                judge.keep_scores(path, found)
-        self.scores[label] = found
+        if path.is_file():
+            self.scores[label] = [ItemScore.from_json(own) for own in read_json(path)]
+            return
+        if items:
+            self.say(f"asking {label} {len(items)} questions")
+        self.scores[label] = found = self.judge.ask(model, items, pause)
+        if is_main():
+            write_json(path, [score.to_json() for score in found])
 
     def _apply(self, model: Any, method: str, knobs: Mapping[str, Any]) -> Plan:
         """Make the model compute, by stock arithmetic, as a plan with these knobs says."""
@@ -575,7 +553,7 @@ class FitSession(Session):
 
         def keep_start(sentence: str) -> Verdict:
             plan = self.prepared.starts[self.start]
-            return Verdict(START, 0, f"{sentence}: the start is written", plan)
+            return 0, f"{sentence}: the start is written", plan
 
         if not found:
             return keep_start("nothing was found to judge")
@@ -598,40 +576,38 @@ class FitSession(Session):
         if lost is not None:
             text = report.share_text(lost)
             return keep_start(f"the fit answers fewer questions than {self.start} ({text})")
-        return Verdict(FITTED, step, f"{what} {step} is kept: {said}", plan)
+        return step, f"{what} {step} is kept: {said}", plan
 
     def _result(self, verdict: Verdict, history: History) -> Fitted:
         """What was done, with its numbers."""
         own, prepared, base = self.judge, self.prepared, self.readings[BASE]
-        self.note(verdict.reason)
-        held = spectrum.held(pair_factors(verdict.plan.main), prepared.ceiling)
-        if verdict.kept == FITTED and held:
+        step, reason, plan = verdict
+        self.note(reason)
+        held = spectrum.held(pair_factors(plan.main), prepared.ceiling)
+        if step and held:
             self.note(f"held at a guard: pair {', '.join(map(str, held))}")
-        behind = own.change(self.readings[verdict.kept], base)
+        label = FITTED if step else START
+        kept, yarn = self.readings[label], self.closed.get("yarn")
+        behind = own.change(kept, base)
         if behind.ci95 is not None and behind.ci95[0] > 0:
             self.note(
                 "truncating the text still beats it: the base, which sees only its last "
                 f"{prepared.context} tokens, predicts the far half {behind.value:.4f} nats a token "
                 "better"
             )
-        fitted, yarn = self.readings.get(FITTED), self.closed.get("yarn")
-        kept = fitted if verdict.kept == FITTED and fitted else self.readings[START]
-        readers = report.readers_note(
-            verdict.plan,
-            prepared.starts.get("yarn"),
-            0.0 if yarn is None else own.loss(yarn) - own.loss(kept),
-        )
-        if readers:
+        distance = 0.0 if yarn is None else own.loss(yarn) - own.loss(kept)
+        if readers := report.readers_note(plan, prepared.starts.get("yarn"), distance):
             self.note(readers)
+        fitted = self.readings.get(FITTED)
         change = None if fitted is None else own.change(fitted, self.readings[START])
         return Fitted(
             output=self.output,
             planned=self.planned,
-            plan=verdict.plan,
-            kept=verdict.kept,
-            reason=verdict.reason,
+            plan=plan,
+            kept=label,
+            reason=reason,
             start=self.start,
-            steps=verdict.step,
+            steps=step,
             tokens=prepared.settings.tokens * history.steps // prepared.options.steps,
             numbers={
                 label: own.fit_numbers(reading, base, self.scores.get(label, ()))

@@ -16,11 +16,10 @@ from torch.utils.data import SequentialSampler
 from ropext.errors import Interrupted, NothingKept, Stopped
 from ropext.evaluation.forward import NanInLogits
 from ropext.narration import STOPPING, Pace, Say, interruptible
-from ropext.options.training import Training
 from ropext.training import defaults, models
-from ropext.training.defaults import Settings
 from ropext.training.joint import JointSpectrum
 from ropext.training.rows import Collator, Row
+from ropext.training.run import PlannedTraining
 from ropext.training.sharing import WAITING, from_first, keep_float32, readers
 
 TAIL = "eval_tail_nll"  # under this name in Trainer's log and its trackers
@@ -146,29 +145,28 @@ class _Watch(transformers.TrainerCallback):
     """Narrates, marks checkpoints as complete, and stops when asked to."""
 
     def __init__(self, say: Say, job: "Job") -> None:
-        self.say, self.beside = say, job.beside
+        self.say, self.job = say, job
         self.asked: Callable[[], bool] = lambda: False
-        self.last_step, self.evaluates = job.last_step, job.evaluate is not None
         self.pace, self.first = Pace(), 0
         self.trainer: _Trainer | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.first = state.global_step
-        self.pace.left(self.first, self.last_step)
+        self.pace.left(self.first, self.job.last_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        step, steps = state.global_step, self.last_step
+        step, steps = state.global_step, self.job.last_step
         first = step == self.first + 1
         if not logs or "loss" not in logs:
             return
         left = self.pace.left(step, steps)
         if step < steps and left is None:
             return
-        more = ", evaluations not counted" if first and self.evaluates else ""
+        more = ", evaluations not counted" if first and self.job.evaluate else ""
         self.say(f"step {step} of {steps}: loss {logs['loss']:.4f}, {left or '0 s'} left{more}")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        over = self.last_step <= state.global_step < state.max_steps
+        over = self.job.last_step <= state.global_step < state.max_steps
         if _any_asked(self.asked(), self.trainer) or over:
             control.should_save = control.should_training_stop = True
         return control
@@ -176,8 +174,8 @@ class _Watch(transformers.TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            if self.beside is not None:
-                self.beside.save(checkpoint)
+            if self.job.beside is not None:
+                self.job.beside.save(checkpoint)
             (checkpoint / COMPLETE).touch()
 
 
@@ -185,29 +183,27 @@ class _Watch(transformers.TrainerCallback):
 class Job:
     """All that one training needs."""
 
+    planned: PlannedTraining
     model: Any
     rows: Sequence[Row]
+    folder: Path
     rows_per_step: int
     row_tokens: int
-    padding: int
-    settings: Settings
-    options: Training
-    folder: Path
     evaluate: Evaluate | None = None
     beside: JointSpectrum | None = None  # learns too, and is no part of what Trainer saves
-    recompute: bool = True  # run layers again in the backward pass instead of keeping all of them
     until: int | None = None  # ends after this step, with the schedule of all of them
     patience: int = 0
     save_every: int | None = None
 
     @property
     def last_step(self) -> int:
-        return self.until or self.settings.steps.value
+        return self.until or self.planned.prepared.settings.steps.value
 
 
 def arguments(job: Job) -> transformers.TrainingArguments:
     """Trainer's own arguments, from ours."""
-    settings, options, processes = job.settings, job.options, readers()
+    settings, options = job.planned.prepared.settings, job.planned.prepared.options
+    processes = readers()
     share = job.rows_per_step // processes
     micro = defaults.micro_rows(options, job.row_tokens, share)
     steps = settings.steps.value
@@ -227,7 +223,7 @@ def arguments(job: Job) -> transformers.TrainingArguments:
         max_grad_norm=settings.gradient_norm.value,
         optim="adamw_torch",
         bf16=dtype == torch.bfloat16,
-        **(_recomputing() if job.recompute else {}),
+        **(_recomputing() if job.planned.estimate.recompute else {}),
         logging_steps=1,
         logging_nan_inf_filter=False,
         save_strategy="steps",
@@ -306,7 +302,7 @@ def train(job: Job, say: Say) -> History:
         args=settled,
         train_dataset=job.rows,
         eval_dataset=(),  # evaluate() reads whole documents instead
-        data_collator=Collator(job.padding),
+        data_collator=Collator(job.planned.prepared.padding),
         callbacks=[watch],
     )
     keep_float32(getattr(trainer.accelerator.state, "fsdp_plugin", None))
