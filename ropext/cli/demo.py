@@ -23,8 +23,10 @@ def command(
     """Show it all on a small bundled model. Extend, fit, fine-tune, measure, verify; no network."""
     from ropext import demo
     from ropext.narration import Hooks
+    from ropext.pipeline.series import run_series
 
     recipe = demo.read_recipe(finetune=not no_finetune, far=far)
     with stoppable() as stop:
-        shown = demo.run_demo(recipe, output, Hooks(out.say, Bar(out).show, stop))
+        done = run_series(recipe.steps, output, Hooks(out.say, Bar(out).show, stop))
+        shown = demo.show(recipe, done, output)
     out.result(shown.to_text(), shown.to_json())

@@ -1,6 +1,5 @@
 """`ropext eval MODEL --data DATA`."""
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -101,11 +100,7 @@ def _tell(out: Out, done: "Evaluation", gates: "tuple[Gate, ...]", full: bool) -
         out.say(f"{done.resumed} finished pieces were found and not read again")
     if done.path is not None:
         out.say(f"report: {done.path / 'report.html'}")
-    summary = os.environ.get("GITHUB_STEP_SUMMARY")
-    if summary:
-        with Path(summary).open("a", encoding="utf-8") as stream:
-            stream.write(as_markdown(every) + "\n\n")
-            stream.writelines(f"- {line}\n" for line in lines)
+    out.summarise(as_markdown(every) + "\n\n" + "".join(f"- {line}\n" for line in lines))
     rundir.raise_if_failed(outcomes)
 
 

@@ -1,8 +1,7 @@
 """`ropext extend MODEL -o OUT`, and with later steps the run of a recipe made of the options."""
 
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -14,9 +13,6 @@ from ropext.options.extend import AUTO, Choosing, Extend
 from ropext.pipeline import extending
 from ropext.planning import Plan, require_help
 from ropext.report import text
-
-if TYPE_CHECKING:
-    from ropext.pipeline.job import Recipe
 
 Words = Annotated[
     list[str] | None,
@@ -72,8 +68,11 @@ def command(
     top = {"model": model, "revision": revision, "trust_remote_code": trust_remote_code}
     later = {"fit": fit, "finetune": given.get("finetune"), "evaluate": evaluate}
     if words or any(later.values()) or choosing or given.get("method") == AUTO:
+        from ropext.pipeline import job  # late: it needs the options of all steps
+
         writing = {"link": link, "no_verify": no_verify, "hash": hash_weights}
-        asked = _job(top, given | choosing | writing, later, words or ())
+        given.pop("finetune", None)
+        asked = job.from_options(top, given | choosing | writing, later, words or ())
         run.do(out, asked, output, push, dry_run=dry_run, time=time, force=force)
         return
     if time:
@@ -98,16 +97,3 @@ def command(
         **common,
     )
     result(out, text.extended(done.plan, done.written), done.to_json(), done.output, push)
-
-
-def _job(
-    top: dict[str, Any],
-    extend: dict[str, Any],
-    later: dict[str, str | None],
-    words: Sequence[str],
-) -> "Recipe":
-    """The recipe of a command line with later steps."""
-    from ropext.pipeline import job  # late: it needs the options of all steps
-
-    extend.pop("finetune", None)
-    return job.from_options(top, extend, later, words)

@@ -30,11 +30,10 @@ def command(
     from ropext.report import text
 
     seen = inspecting.inspect(model, revision=revision, **given)
-    if isinstance(seen, inspecting.Unrotated):
-        if plot is not None:
-            out.rows(plot, seen.rows(), seen.name)
-        out.result(text.unrotated(seen), seen.to_json())
-        return
     if plot is not None:
-        out.picture(plot, seen.main.rope, seen.spectra(), seen.target, seen.name)
-    out.result(text.inspection(seen.name, seen.model, seen.limits, seen.target), seen.to_json())
+        out.picture(plot, seen)
+    if isinstance(seen, inspecting.Unrotated):
+        said = text.unrotated(seen)
+    else:
+        said = text.inspection(seen.name, seen.model, seen.limits, seen.target)
+    out.result(said, seen.to_json())

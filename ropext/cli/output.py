@@ -5,8 +5,9 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,8 @@ from ropext.errors import InputError
 from ropext.narration import Clock, Pace, interruptible, told
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from ropext.rope import Rope, Spectrum
+    from ropext.inspecting import Inspection, Unrotated
+    from ropext.planning import Plan
 
 
 def _plain(value: Any) -> Any:
@@ -66,26 +66,15 @@ class Out:
                 return  # the reader had enough (`ropext plan ... | head`)
             raise InputError(f"the result cannot be printed: {error.strerror}") from None
 
-    def picture(
-        self,
-        path: Path,
-        rope: "Rope",
-        spectra: "Mapping[str, Spectrum]",
-        target: int,
-        title: str,
-    ) -> None:
-        """The file that --plot asks for."""
+    def picture(self, path: Path, of: "Plan | Inspection | Unrotated") -> None:
+        """The file that --plot asks for: spectra, or how alike the rows of a position table are."""
+        from ropext.inspecting import Unrotated
         from ropext.report import plots  # late: it loads matplotlib
 
-        self._draw(path, lambda: plots.plot(rope, spectra, target, path, title=title))
-
-    def rows(self, path: Path, rows: "np.ndarray[Any, Any]", title: str) -> None:
-        """The file that --plot asks for of a model with a position table."""
-        from ropext.report import plots  # late: it loads matplotlib
-
-        self._draw(path, lambda: plots.plot_rows(rows, path, title=title))
-
-    def _draw(self, path: Path, draw: Callable[[], None]) -> None:
+        if isinstance(of, Unrotated):
+            draw = partial(plots.plot_rows, of.rows(), path, title=of.name)
+        else:
+            draw = partial(plots.plot, of.main.rope, of.spectra(), of.target, path, title=of.name)
         try:
             draw()
         except OSError as error:
@@ -97,6 +86,13 @@ class Out:
         if not self.quiet:
             sys.stderr.write(visible(sentence).rstrip("\n") + "\n")
             sys.stderr.flush()
+
+    def summarise(self, markdown: str) -> None:
+        """Append to the summary of a GitHub job, where this runs in one."""
+        summary = os.environ.get("GITHUB_STEP_SUMMARY")
+        if summary:
+            with Path(summary).open("a", encoding="utf-8") as stream:
+                stream.write(markdown)
 
     @property
     def animated(self) -> bool:

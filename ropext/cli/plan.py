@@ -46,7 +46,8 @@ def command(
     from ropext import inspecting
 
     if measure is not None:
-        _measure(out, model, measure, given, reading, plot, revision, trust_remote_code)
+        how = {"revision": revision, "trust_remote_code": trust_remote_code, "reading": reading}
+        _measure(out, model, measure, plot, **how, **given)
         return
     if reading or trust_remote_code:
         name = flag(next(iter(reading), "trust_remote_code"))
@@ -72,20 +73,11 @@ def show(out: Out, plan: "Plan | TablePlan", plot: Path | None = None) -> None:
         out.result(text.table_plan(plan), plan.to_json())
         return
     if plot is not None:
-        out.picture(plot, plan.main.rope, plan.spectra(), plan.target, plan.name)
+        out.picture(plot, plan)
     out.result(text.plan(plan), plan.to_json())
 
 
-def _measure(
-    out: Out,
-    model: str,
-    data: str,
-    given: dict[str, Any],
-    reading: dict[str, Any],
-    plot: Path | None,
-    revision: str | None,
-    trust_remote_code: bool,
-) -> None:
+def _measure(out: Out, model: str, data: str, plot: Path | None, **given: Any) -> None:
     """The ranking, then the plan of the method that was named, else of the one to take."""
     from ropext.cli.output import Bar, stoppable
     from ropext.evaluation.ranking import measure
@@ -94,18 +86,11 @@ def _measure(
     from ropext.report import tables, text
 
     with stoppable() as stop:
-        found = measure(
-            model,
-            data,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-            reading=reading,
-            hooks=Hooks(say=out.say, show=Bar(out).show, stop=stop),
-            **given,
-        )
+        hooks = Hooks(say=out.say, show=Bar(out).show, stop=stop)
+        found = measure(model, data, hooks=hooks, **given)
     made = found.plans[given["method"]] if "method" in given else found.taken
     if plot is not None:
-        out.picture(plot, made.main.rope, made.spectra(), made.target, made.name)
+        out.picture(plot, made)
     chosen = Recommendation(found.ranking.taken, False, "by the measurement below")
     made = replace(made, recommendation=chosen)
     mark = found.overlap.mark if found.overlap else ""

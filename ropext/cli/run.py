@@ -1,6 +1,5 @@
 """`ropext run RECIPE -o OUT`."""
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -112,21 +111,14 @@ def do(
         done = run(asked, output, command=sys.argv, say=out.say, show=show, **choice)
     if processes()[0] != 0:
         return
-    _summarise(done.folder / "report.md")
+    if (report := done.folder / "report.md").is_file():
+        out.summarise(report.read_text(encoding="utf-8") + "\n")
     if push is not None and done.is_whole:
         push = replace(push, results=done.measured)
         result(out, done.to_text(), done.to_json(), done.output, push)
         return
     out.result(done.to_text(), done.to_json())
     done.raise_if_failed()
-
-
-def _summarise(report: Path) -> None:
-    """Append the report to the summary of a GitHub job, where this runs in one."""
-    summary = os.environ.get("GITHUB_STEP_SUMMARY")
-    if summary and report.is_file():
-        with Path(summary).open("a", encoding="utf-8") as stream:
-            stream.write(report.read_text(encoding="utf-8") + "\n")
 
 
 @contextmanager

@@ -12,8 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ropext.narration import Hooks
-from ropext.pipeline.series import TRAINED, Done, Spent, Step, run_series
+from ropext.pipeline.series import TRAINED, Done, Spent, Step
 from ropext.report import evaluation, html, plots, tables
 from ropext.report.plots import Curve
 from ropext.results import rundir
@@ -153,11 +152,6 @@ class Shown:
                 "interval."
             )
         return lines
-
-
-def run_demo(recipe: DemoRecipe, folder: Path, hooks: Hooks) -> Shown:
-    """Do what the recipe says, or what of it is not done; then judge, draw and write it."""
-    return show(recipe, run_series(recipe.steps, folder, hooks), folder)
 
 
 def show(recipe: DemoRecipe, done: Mapping[str, Done], folder: Path) -> Shown:

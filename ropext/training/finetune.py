@@ -62,7 +62,7 @@ class Origin:
         return max((r.original_context for r in ropes if r.short_pair_factors), default=0)
 
     @property
-    def facts(self) -> str:
+    def told(self) -> str:
         """How it came to its length."""
         if self.record.more.get(READ_FROM):
             return scaled_by_config(self.model)

@@ -119,7 +119,7 @@ def test_rows_of_text_stay_what_they_are_without_questions():
         rows(Full(1024)),
         Rows([TrainingDocument(np.arange(4096) % 97)], Full(1024), 8, 0),
     )
-    asking = [number for number in range(8) if mixed.asks(number)]
+    asking = [number for number in range(8) if mixed.questions.falls_on(number)]
     assert asking == [3, 7]
     for number in range(8):
         same = np.array_equal(mixed[number].ids, plain[number].ids)
