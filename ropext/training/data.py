@@ -73,24 +73,19 @@ def read(
     options: Training,
     encoder: corpus.DocumentEncoder,
     target: int,
-    *,
-    wanted_tokens: int,
     row: int,
-    judging: int,
-    joined: bool = False,
+    **how: Any,
 ) -> TrainingData:
-    """Read DATA and divide it, see `divide`."""
+    """Read DATA and divide it, `how` as `divide` says."""
     place = corpus.Source(source, options.column, options.split or "train", None)
     found = corpus.read_documents(place)
     return divide(
         corpus.split_documents(found, options.split_documents, encoder, target),
         encoder,
-        wanted_tokens=wanted_tokens,
         row=1 if options.packing == "glued" else row,
         target=target,
-        judging=judging,
-        joined=joined,
         streamed=place.is_streamed,
+        **how,
     )
 
 
@@ -174,8 +169,8 @@ def read_for_fit(
         options,
         encoder,
         target,
+        target,
         wanted_tokens=wanted_tokens,
-        row=target,
         judging=options.held_out,
         joined=glued,
     )

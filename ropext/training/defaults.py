@@ -7,6 +7,7 @@ the data holds, and the learning rate is LoRA's.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ropext.options.training import Finetune, Fit, Training
@@ -114,10 +115,7 @@ def settings(
     """The settings of a run on a model of so many parameters; once the data is read, on `per_pass`
     rows of it. Before that the steps are the most there will be."""
 
-    def chosen(name: str, default: Any, source: str) -> Setting:
-        asked = getattr(options, name)
-        return Setting(default, source) if asked is None else Setting(asked, ASKED)
-
+    chosen = partial(_chosen, options)
     steps = chosen("steps", *((60, MEASURED) if parameters < TINY else (200, SHORT)))
     batch = chosen("batch_tokens", *_batch_tokens(parameters, target))
     row = _row_tokens(options, context, target)
@@ -144,6 +142,11 @@ def settings(
         keep_short=options.keep_short,
         context=context,
     )
+
+
+def _chosen(options: Training, name: str, default: Any, source: str) -> Setting:
+    asked = getattr(options, name)
+    return Setting(default, source) if asked is None else Setting(asked, ASKED)
 
 
 def _row_tokens(options: Training, context: int, target: int) -> Setting:
@@ -220,15 +223,12 @@ FIT_MEASURED = "measured on the bundled model (docs/fitting.md)"
 
 def fit_settings(options: Fit, context: int, target: int) -> Settings:
     """The settings of a fit: in windows of the target's length or in short rows."""
-    rate = Setting(FIT_LEARNING_RATE, FIT_MEASURED)
-    if options.learning_rate is not None:
-        rate = Setting(options.learning_rate, ASKED)
     row = _row_tokens(options, context, target)
     return Settings(
         row_tokens=row,
         rows=Setting(max(1, round(options.batch_tokens / row.value)), "--batch-tokens"),
         steps=Setting(options.steps, "--steps"),
-        learning_rate=rate,
+        learning_rate=_chosen(options, "learning_rate", FIT_LEARNING_RATE, FIT_MEASURED),
         warmup=Setting(max(1, options.steps // FIT_WARMUP_SHARE), FIT_MEASURED),
         schedule=Setting(FIT_SCHEDULE, FIT_MEASURED),
         lora=None,

@@ -256,8 +256,8 @@ def prepare(model: str, source: str, options: Finetune) -> PreparedFinetune:
         options,
         encoder,
         origin.target,
+        strategy.length,
         wanted_tokens=most if options.epochs is None else NO_LIMIT,
-        row=strategy.length,
         judging=options.eval_documents if options.evaluate is None else 0,
     )
     documents = list(found.documents)

@@ -14,12 +14,12 @@ from ropext.options.training import WITHIN, Fit
 from ropext.planning import Plan, PlannedSite, make_plan, require_help
 from ropext.results.overlap import as_json
 from ropext.tasks import check_amount
-from ropext.training import data, defaults, models, sharing
+from ropext.training import data, defaults, models, search, sharing
 from ropext.training.data import TrainingData
 from ropext.training.judge import Judge, few, judge_of
 from ropext.training.rows import FitQuestions, Full, Pose, Rows, WithShort
 from ropext.training.run import PlannedTraining, PreparedTraining, encoder_of, taken
-from ropext.training.search import DOCUMENTS, Trial, attention_tokens, most_tokens
+from ropext.training.search import DOCUMENTS, Trial
 from ropext.training.spectrum import Space, space_of
 
 # Which methods may be the start of what moves: by default those that factor and target determine.
@@ -91,9 +91,11 @@ class PlannedFit(PlannedTraining):
         questions = 2 * len(judge.far) * target + len(judge.near) * context
         searched = 0
         if options.search:
-            searched, judgements = most_tokens(prepared.data.documents, target), 1
+            windows, judgements = search.passages(prepared.data.documents, target), 1
+            searched = search.TRIALS * windows.tokens  # at the most
         if options.strategy == "pose":
-            searched = judgements * attention_tokens(prepared.data.documents, target)
+            windows = search.attention_passages(prepared.data.documents, target)
+            searched = judgements * search.ATTENTION_TRIALS * windows.tokens  # usually
         passes = len(prepared.starts) + judgements + 1
         return passes * judged * target + base + questions + searched
 

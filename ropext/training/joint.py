@@ -5,8 +5,7 @@ own, extended like any other, and the adapter is merged into that one and saved 
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,27 +27,21 @@ FILE = "spectrum.safetensors"  # in a checkpoint, beside the adapter
 CEILING = 4.0  # on every pair factor, in factors: that of a fit
 
 
-@dataclass(frozen=True)
-class JointSpectrum:
-    """A spectrum that learns inside of a model with a LoRA."""
+def join(model: Any, space: EveryPair) -> None:
+    """Make a spectrum's numbers the model's own, so that they are trained with the adapter."""
+    space.requires_grad_(True)
+    model.add_module("ropext_spectrum", space)
 
-    space: EveryPair
-    plan: Plan  # of the start
 
-    def join(self, model: Any) -> None:
-        """Make its numbers the model's own, so that they are trained with the adapter."""
-        self.space.requires_grad_(True)
-        model.add_module("ropext_spectrum", self.space)
+def save(space: EveryPair, checkpoint: Path) -> None:
+    """Keep what Trainer, which saves the adapter alone, does not."""
+    state = {name: own.contiguous().cpu() for name, own in space.state_dict().items()}
+    save_file(state, checkpoint / FILE)
 
-    def parameters(self) -> Iterable[Any]:
-        return self.space.parameters()
 
-    def save(self, checkpoint: Path) -> None:
-        state = {name: own.contiguous().cpu() for name, own in self.space.state_dict().items()}
-        save_file(state, checkpoint / FILE)
-
-    def load(self, checkpoint: Path) -> None:
-        self.space.load_state_dict(load_file(checkpoint / FILE))
+def load(space: EveryPair, checkpoint: Path) -> None:
+    """Take up what was saved."""
+    space.load_state_dict(load_file(checkpoint / FILE))
 
 
 def start_plan(origin: Origin) -> Plan:
@@ -78,27 +71,26 @@ def _plan(origin: Origin, factors: tuple[float, ...], attention: float) -> Plan:
     return make_plan(origin.base_config(), request, str(origin.record.base.get("name") or "MODEL"))
 
 
-def joint_spectrum(origin: Origin, rate: float) -> JointSpectrum:
-    """At its start, as an optimiser of this learning rate moves it at a fit's own."""
-    plan = start_plan(origin)
-    gain = FIT_LEARNING_RATE / rate
-    return JointSpectrum(EveryPair(plan.main, CEILING * plan.factor, gain=gain), plan)
+def _space(plan: Plan, rate: float) -> EveryPair:
+    """What moves, at its start, as an optimiser of this learning rate moves it at a fit's own."""
+    return EveryPair(plan.main, CEILING * plan.factor, gain=FIT_LEARNING_RATE / rate)
 
 
-def begin(model: Any, origin: Origin, rate: float) -> JointSpectrum:
+def begin(model: Any, origin: Origin, rate: float) -> EveryPair:
     """Make the spectrum of a loaded model move, before PEFT wraps it."""
-    moving = joint_spectrum(origin, rate)
-    apply_config(model, moving.plan.config)
-    make_live(model, moving.plan.sites, moving.plan.target, moving.space)
-    return moving
+    plan = start_plan(origin)
+    space = _space(plan, rate)
+    apply_config(model, plan.config)
+    make_live(model, plan.sites, plan.target, space)
+    return space
 
 
 def settle(origin: Origin, checkpoint: Path, rate: float, folder: Path) -> Origin:
     """Write the base that carries the final spectrum; the adapter belongs to that one. Tokenizer
     edits stay as the extension made them."""
-    moving = joint_spectrum(origin, rate)
-    moving.load(checkpoint)
-    made = _plan(origin, *moving.space.values())
+    space = _space(start_plan(origin), rate)
+    load(space, checkpoint)
+    made = _plan(origin, *space.values())
     old, new = origin.record, record_of(made, origin.record.base)
     others = tuple(edit for edit in old.edits if edit.get("file") != "config.json")
     write_checkpoint(

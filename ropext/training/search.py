@@ -117,16 +117,6 @@ def attention_passages(documents: Sequence[TrainingDocument], target: int) -> Pa
     return passages(documents, target, max(2, ATTENTION_TOKENS // target))
 
 
-def attention_tokens(documents: Sequence[TrainingDocument], target: int) -> int:
-    """Forward tokens that it usually takes to set the attention factor."""
-    return ATTENTION_TRIALS * attention_passages(documents, target).tokens
-
-
-def most_tokens(documents: Sequence[TrainingDocument], target: int) -> int:
-    """Forward tokens of a search at the most."""
-    return TRIALS * passages(documents, target).tokens
-
-
 @dataclass
 class Search:
     """What was read is kept in `file`, so that an interrupted search goes on. Of the space all

@@ -41,7 +41,7 @@ from ropext.training.loss import use_sliced_loss
 from ropext.training.rows import ControlRows, Row, WithShort
 from ropext.training.run import PlannedTraining
 from ropext.training.sharing import is_main
-from ropext.training.spectrum import Learner, LeftGuards, Space
+from ropext.training.spectrum import EveryPair, Learner, LeftGuards, Space
 from ropext.training.trainer import Evaluate, History, Job, LossNotFinite
 from ropext.training.writing import writing_errors
 
@@ -231,7 +231,7 @@ class FinetuneSession(Session):
         model: Any,
         rows: Sequence[Row],
         pieces: int,
-        beside: joint.JointSpectrum | None = None,
+        beside: EveryPair | None = None,
         **more: Any,
     ) -> History:
         """Train a LoRA on a model; a row is read in so many pieces."""
@@ -239,7 +239,7 @@ class FinetuneSession(Session):
         torch.manual_seed(self.options.seed)
         joined = models.add_adapter(model, self.options, self.prepared.lora)
         if beside is not None:
-            beside.join(joined)
+            joint.join(joined, beside)
         longest = self.origin.context if label == CONTROL else self.origin.target
         steps = more.get("until") or settings.steps.value
         tokens = settings.tokens // settings.steps.value

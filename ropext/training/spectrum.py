@@ -308,15 +308,12 @@ def make_live(model: Any, sites: Sequence[PlannedSite], target: int, space: Spac
     if after.requires_grad:
         gradients = torch.autograd.grad(after.float().square().mean(), wanted, allow_unused=True)
     if not any(own is not None and bool(own.abs().sum() > 0) for own in gradients):
+        packed = getattr(model, "hf_quantizer", None)
+        named = f"{kind}, {type(packed).__name__}" if packed is not None else kind
         raise InputError(
-            f"no gradient reaches the frequencies of this model ({kind}{_quantiser(model)}); fit "
+            f"no gradient reaches the frequencies of this model ({named}); fit "
             "the unquantised model, or take a closed form with ropext extend"
         )
-
-
-def _quantiser(model: Any) -> str:
-    own = getattr(model, "hf_quantizer", None)
-    return f", {type(own).__name__}" if own is not None else ""
 
 
 def _probe(model: Any, target: int) -> torch.Tensor:

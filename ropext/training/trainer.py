@@ -16,11 +16,11 @@ from torch.utils.data import SequentialSampler
 from ropext.errors import Interrupted, NothingKept, Stopped
 from ropext.evaluation.forward import NanInLogits
 from ropext.narration import STOPPING, Pace, Say, interruptible
-from ropext.training import defaults, models
-from ropext.training.joint import JointSpectrum
+from ropext.training import defaults, joint, models
 from ropext.training.rows import Collator, Row
 from ropext.training.run import PlannedTraining
 from ropext.training.sharing import WAITING, from_first, keep_float32, readers
+from ropext.training.spectrum import EveryPair
 
 TAIL = "eval_tail_nll"  # under this name in Trainer's log and its trackers
 COMPLETE = "complete"  # written into a checkpoint after all else; without it a kill came first
@@ -175,7 +175,7 @@ class _Watch(transformers.TrainerCallback):
         if state.is_world_process_zero:
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             if self.job.beside is not None:
-                self.job.beside.save(checkpoint)
+                joint.save(self.job.beside, checkpoint)
             (checkpoint / COMPLETE).touch()
 
 
@@ -190,7 +190,7 @@ class Job:
     rows_per_step: int
     row_tokens: int
     evaluate: Evaluate | None = None
-    beside: JointSpectrum | None = None  # learns too, and is no part of what Trainer saves
+    beside: EveryPair | None = None  # learns too, and is no part of what Trainer saves
     until: int | None = None  # ends after this step, with the schedule of all of them
     patience: int = 0
     save_every: int | None = None
@@ -312,7 +312,7 @@ def train(job: Job, say: Say) -> History:
     watch.trainer = trainer
     trainer.job, trainer.say = job, say
     if start is not None and job.beside is not None:
-        job.beside.load(start)
+        joint.load(job.beside, start)
     sentence = "stopping after this step and saving (again: ends at once)"
     with interruptible(say, sentence, STOPPING) as asked:
         watch.asked = asked

@@ -150,7 +150,7 @@ def test_the_held_loss_is_that_of_two_models_side_by_side(extended, base, storie
     moving = joint.begin(model, origin, 2e-3) if spectrum else None
     tuned = models.add_adapter(model, options, prepared.lora)
     if moving is not None:
-        moving.join(tuned)
+        joint.join(tuned, moving)
     torch.manual_seed(3)
     learned = {name: own for name, own in tuned.named_parameters() if own.requires_grad}
     with torch.no_grad():
