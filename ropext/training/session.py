@@ -35,8 +35,8 @@ from ropext.training import (
     writing,
 )
 from ropext.training.divergence import Hold
-from ropext.training.finetune import Finetuned, PlannedFinetune
-from ropext.training.fit import Fitted, PlannedFit, pair_factors
+from ropext.training.finetune import Finetuned, PlannedFinetune, PreparedFinetune
+from ropext.training.fit import Fitted, PlannedFit, PreparedFit, pair_factors
 from ropext.training.loss import use_sliced_loss
 from ropext.training.rows import ControlRows, Row, WithShort
 from ropext.training.run import PlannedTraining
@@ -64,6 +64,7 @@ class Session:
     out_of_memory = "out of memory"
 
     def __post_init__(self) -> None:
+        self.prepared, self.judge = self.planned.prepared, self.planned.prepared.judge
         self.notes: list[str] = []
         self.show = told(self.say)
 
@@ -91,10 +92,9 @@ class Session:
 
     def check_jumps(self, model: Any) -> None:
         """Refuse short rows where their second chunk would not see the first."""
-        prepared = self.planned.prepared
-        if prepared.options.strategy != "pose":
+        if self.prepared.options.strategy != "pose":
             return
-        jump = prepared.target - loss.PROBE
+        jump = self.prepared.target - loss.PROBE
         if not sharing.by_first(lambda: loss.chunks_are_joined(model, jump)):
             raise InputError(
                 "--strategy pose: in this model's attention the second chunk of a row sees "
@@ -110,6 +110,7 @@ class FinetuneSession(Session):
     """A LoRA is trained, and merged at the end; `origin` changes where its spectrum learns too."""
 
     planned: PlannedFinetune
+    prepared: PreparedFinetune
     out_of_memory = (
         "out of memory; three options help most: --micro-rows 1, --strategy pose (memory does not "
         f"depend on the target), and --dtype bfloat16 (on a GPU also --qlora). {LAST_KEPT}"
@@ -117,9 +118,8 @@ class FinetuneSession(Session):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.prepared = self.planned.prepared
         self.options, self.settings = self.prepared.options, self.prepared.settings
-        self.origin, self.judge = self.prepared.origin, self.prepared.judge
+        self.origin = self.prepared.origin
 
     def run(self) -> Finetuned:
         self._say_beforehand()
@@ -342,6 +342,8 @@ class FitSession(Session):
     """The numbers of a spectrum are moved, the weights frozen, and the best step is written."""
 
     planned: PlannedFit
+    prepared: PreparedFit
+    judge: judge.Judge
     out_of_memory = (
         "out of memory; three options help most: --micro-rows 1, --dtype bfloat16, and a smaller "
         f"--factor. {LAST_KEPT}"
@@ -349,8 +351,6 @@ class FitSession(Session):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.prepared = self.planned.prepared
-        self.judge = self.prepared.judge
         self.steps = judge.JudgedSteps(self.folder / "steps")
         self.readings: dict[str, Reading] = {}  # of base, start and what was fitted
         self.closed: dict[str, Reading] = {}  # of every closed form to start from
@@ -461,10 +461,10 @@ class FitSession(Session):
 
     def _search(self, model: Any, pause: Show) -> None:
         """Try knobs on the documents to fit on; the best of them is judged as a step would be."""
-        space = self.prepared.space(self.start)
+        space, frame = self.prepared.space(self.start), self.judge.frame
         passages = search.passages(self.prepared.data.documents, self.prepared.target)
-        file, bootstrap = self.folder / "trials.json", self.judge.frame.bootstrap
-        own = search.Search(space, passages, bootstrap, file, self.say)
+        file = self.folder / "trials.json"
+        own = search.Search(space, passages, frame.bootstrap, file, self.say)
 
         def apply(knobs: Mapping[str, Any]) -> None:
             self._apply(model, space.method, knobs)
