@@ -29,12 +29,12 @@ def device(options: Training) -> torch.device:
     return torch.device("cuda", local_rank())
 
 
-def dtype(options: Training, where: torch.device) -> torch.dtype:
+def dtype(options: Training) -> torch.dtype:
     """Of the frozen weights: bfloat16 on a GPU, float32 on a CPU, which emulates the other."""
     if options.dtype != "auto":
         found: torch.dtype = getattr(torch, options.dtype)
         return found
-    return torch.bfloat16 if where.type == "cuda" else torch.float32
+    return torch.bfloat16 if device(options).type == "cuda" else torch.float32
 
 
 def skeleton(snapshot: Snapshot, attention: str = "eager", **keywords: Any) -> Any:
@@ -80,7 +80,7 @@ def load(snapshot: Snapshot, options: Training) -> Any:
     where, qlora = device(options), isinstance(options, Finetune) and options.qlora
     # Neither code from the model nor a pickle beside its weights.
     keywords = {
-        "dtype": dtype(options, where),
+        "dtype": dtype(options),
         "trust_remote_code": False,
         "use_safetensors": True,
     }

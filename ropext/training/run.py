@@ -124,7 +124,7 @@ def taken(
     device = models.device(options)
     shape = replace(
         shape_of(model),
-        dtype_bytes=torch.empty((), dtype=models.dtype(options, device)).element_size(),
+        dtype_bytes=torch.empty((), dtype=models.dtype(options)).element_size(),
         eager=models.is_eager(model, options.attn_implementation),
         masks=options.attn_implementation in (None, "sdpa"),
     )
@@ -184,8 +184,7 @@ def _timed(planned: PlannedTraining) -> Timed:
 
     prepared, estimate = planned.prepared, planned.estimate
     options, target = prepared.options, prepared.target
-    device = models.device(options)
-    dtype = models.dtype(options, device)
+    device, dtype = models.device(options), models.dtype(options)
 
     def work(shape: Shape) -> float:
         reading = planned.forward_tokens * shape.flops(target) / target

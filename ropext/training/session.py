@@ -304,14 +304,13 @@ class FinetuneSession(Session):
         trackers = {str(path.relative_to(folder)): path.read_bytes() for path in written}
         try:
             writing.write_tuned(
+                done,
                 self.origin,
                 adapter,
                 report.finetune_files(done) | trackers,
                 report.finetune_story(done),
-                self.output,
                 control=control,
                 force=self.force,
-                link=self.options.link,
                 show=told_of_files(self.say),
             )
         except KeyboardInterrupt:
@@ -626,10 +625,8 @@ class FitSession(Session):
         self.say("writing, and proving what stock transformers builds from it")
         story = report.fit_story(done)
         try:
-            writing.write_fitted(
-                self.prepared, done.plan, files, story, self.output, command=command,
-                force=self.force, show=told_of_files(self.say),
-            )  # fmt: skip
+            show = told_of_files(self.say)
+            writing.write_fitted(done, files, story, command=command, force=self.force, show=show)
         except KeyboardInterrupt as error:
             raise Interrupted(
                 f"interrupted; the fit is kept in {self.folder}, and the same command writes it"

@@ -207,8 +207,8 @@ def arguments(job: Job) -> transformers.TrainingArguments:
     share = job.rows_per_step // processes
     micro = defaults.micro_rows(options, job.row_tokens, share)
     steps = settings.steps.value
-    on_cpu = options.device == "cpu" or not torch.cuda.is_available()
-    dtype = models.dtype(options, models.device(options))  # what is trained is float32 all the same
+    on_cpu = models.device(options).type == "cpu"
+    dtype = models.dtype(options)  # what is trained is float32 all the same
     return transformers.TrainingArguments(
         output_dir=str(job.folder),
         max_steps=steps,

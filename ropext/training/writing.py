@@ -35,11 +35,10 @@ from ropext.errors import Stopped
 from ropext.files import dump, os_errors
 from ropext.narration import Show, unseen
 from ropext.options.fields import Link
-from ropext.planning import Plan
 from ropext.results.overlap import HASHES
 from ropext.table import Table
-from ropext.training.finetune import Origin
-from ropext.training.fit import PreparedFit
+from ropext.training.finetune import Finetuned, Origin
+from ropext.training.fit import Fitted
 
 BASE, ADAPTER, TRAINING = "base", "adapter", "training"
 CONTROL = "control"
@@ -70,17 +69,16 @@ class Story:
 
 
 def write_fitted(
-    prepared: PreparedFit,
-    made: Plan,
+    done: Fitted,
     extras: Mapping[str, bytes],
     story: Story,
-    output: Path,
     *,
     command: Sequence[str],
     force: bool,
     show: Show,
 ) -> None:
     """Write OUT as a whole or not at all, and prove it; `extras` are files of OUT."""
+    prepared, made, output = done.planned.prepared, done.plan, done.output
     snapshot = prepared.snapshot
 
     def prove(directory: Path) -> dict[str, Any]:
@@ -108,15 +106,14 @@ def write_fitted(
 
 
 def write_tuned(
+    done: Finetuned,
     origin: Origin,
     adapter: Path,
     extras: Mapping[str, bytes],
     story: Story,
-    output: Path,
     *,
     control: Path | None,
     force: bool,
-    link: Link,
     show: Show,
 ) -> None:
     """Write OUT as a whole or not at all; what stock transformers builds from it is proved first.
@@ -124,7 +121,7 @@ def write_tuned(
     `adapter` and `control` are the folders of the checkpoints whose weights count, `extras` are
     files of OUT/training.
     """
-    snapshot = origin.snapshot
+    snapshot, output, link = origin.snapshot, done.output, done.planned.prepared.options.link
     weights = sum(snapshot.files[name] for name in snapshot.weight_files)
     check_space(output, weights if link != "copy" else 2 * weights)
     inputs = [snapshot.directory, *map(snapshot.path, snapshot.files)]
@@ -133,13 +130,11 @@ def write_tuned(
         with os_errors(output):
             _carry(snapshot, stage.directory, weights=False)
             _write_base(snapshot, stage.directory / BASE, link, show)
-            _write_adapter(origin, adapter, stage.directory / ADAPTER)
-            (stage.directory / ADAPTER / HASHES).write_bytes(dump(story.trained_on))
+            _write_adapter(origin, adapter, stage.directory / ADAPTER, story)
             if control is not None:
-                base = origin.record.base
-                name, place = str(base.get("hub_id") or base.get("name")), stage.directory / CONTROL
-                _copy_adapter(control, place, name, base.get("commit"))
-                (place / HASHES).write_bytes(dump(story.trained_on))
+                base, place = origin.record.base, stage.directory / CONTROL
+                name = str(base.get("hub_id") or base.get("name"))
+                _copy_adapter(control, place, name, base.get("commit"), story)
             for name, content in extras.items():
                 written = stage.directory / TRAINING / name
                 written.parent.mkdir(parents=True, exist_ok=True)
@@ -201,15 +196,18 @@ def _write_base(snapshot: Snapshot, directory: Path, link: Link, show: Show) -> 
             copy_file(snapshot.path(name), directory / name)
 
 
-def _write_adapter(origin: Origin, adapter: Path, directory: Path) -> None:
+def _write_adapter(origin: Origin, adapter: Path, directory: Path, story: Story) -> None:
     """PEFT's two files, with a base that is found from anywhere, and how to load them."""
     hub_id = origin.snapshot.hub_id
-    _copy_adapter(adapter, directory, hub_id or f"../{BASE}", origin.snapshot.commit)
+    _copy_adapter(adapter, directory, hub_id or f"../{BASE}", origin.snapshot.commit, story)
     (directory / README).write_text(_adapter_card(hub_id, origin), encoding="utf-8")
 
 
-def _copy_adapter(adapter: Path, directory: Path, base: str, revision: str | None) -> None:
+def _copy_adapter(
+    adapter: Path, directory: Path, base: str, revision: str | None, story: Story
+) -> None:
     directory.mkdir()
+    (directory / HASHES).write_bytes(dump(story.trained_on))
     shutil.copyfile(adapter / "adapter_model.safetensors", directory / "adapter_model.safetensors")
     config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
     config["base_model_name_or_path"] = base

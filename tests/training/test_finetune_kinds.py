@@ -134,7 +134,8 @@ def test_the_adapter_of_a_base_on_the_hub_names_the_extended_one_there(extended,
     (adapter / "adapter_config.json").write_text(
         json.dumps({"base_model_name_or_path": str(tmp_path), "r": 4})
     )
-    writing._write_adapter(replace(origin, snapshot=there), adapter, tmp_path / "out")
+    story = writing.Story({}, (), (), {})
+    writing._write_adapter(replace(origin, snapshot=there), adapter, tmp_path / "out", story)
     found = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     wanted = {"base_model_name_or_path": "org/extended-model", "revision": "0123abc", "r": 4}
     assert found == wanted
