@@ -216,15 +216,8 @@ class Inspection:
 
     def spectra(self) -> dict[str, Spectrum]:
         """What three well-known methods would make of it, for the picture."""
-        rope, out = self.main.rope, {}
-        for method in ("pi", "ntk", "yarn"):
-            try:
-                knobs = scaling.find(method).knobs()
-                scaled = scaling.scale(rope, method, self.target, knobs, None)
-                out[method] = scaling.compose(rope, scaled, self.target)
-            except UsageError:
-                continue  # a single pair has no NTK
-        return out
+        rope, known = self.main.rope, scaling.well_known(self.main.rope, self.target)
+        return {name: scaling.compose(rope, own, self.target) for name, own in known.items()}
 
     def to_json(self) -> dict[str, Any]:
         sites = []

@@ -20,7 +20,7 @@ METHODS: dict[str, Method] = {
     )
 }
 
-__all__ = ["METHODS", "Method", "Scaling", "compose", "find", "native", "scale"]
+__all__ = ["METHODS", "Method", "Scaling", "compose", "find", "native", "scale", "well_known"]
 
 
 def find(name: str, flag: str = "--method") -> Method:
@@ -75,3 +75,14 @@ def scale(rope: Rope, method: str, target: int, knobs: object, attention: float 
     """Run a method; an attention factor that was asked for takes the place of the method's own."""
     scaling = find(method).scale(rope, target, knobs)
     return scaling if attention is None else replace(scaling, attention_factor=attention)
+
+
+def well_known(rope: Rope, target: int) -> dict[str, Scaling]:
+    """What PI, NTK-aware and YaRN make of a rope, to show others beside them."""
+    found = {}
+    for method in ("pi", "ntk", "yarn"):
+        try:
+            found[method] = scale(rope, method, target, find(method).knobs(), None)
+        except UsageError:
+            continue  # a single pair has no NTK
+    return found

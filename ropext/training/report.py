@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ropext import scaling
-from ropext.errors import UsageError, listed
+from ropext.errors import listed
 from ropext.lengths import length_text, octaves
 from ropext.planning import Plan
 from ropext.planning.plan import WRONG, newest
@@ -36,7 +36,6 @@ FIT_ROWS = {"base": "base", "start": "{start}", "fitted": FITTED}
 # Options that the record repeats.
 TUNED_BY = ("train_norms", "train_embeddings", "retrieval_share", "keep_short", "hold", "seed")
 FITTED_BY = ("ceiling", "retrieval_share", "keep_short", "packing", "seed")
-BESIDE = ("pi", "ntk", "yarn")  # closed forms that a fit is shown beside
 
 
 def _plan_text(title: str, settings: "Mapping[str, Setting]", *lines: str) -> str:
@@ -422,30 +421,19 @@ def _fit_numbers(done: "Fitted") -> Table:
 
 
 def _fit_factors(done: "Fitted") -> Table:
-    site, forms = done.plan.main, _closed_forms(done.plan)
-    columns = {"written": done.pair_factors} | {name: own[0] for name, own in forms.items()}
+    site = done.plan.main
+    forms = scaling.well_known(site.rope, done.plan.target)
+    columns = {"written": done.pair_factors}
+    columns |= {name: own.pair_factors for name, own in forms.items()}
     rows = [
         (f"{pair}", f"{wavelength:.4g}", *(f"{own[pair]:.3f}" for own in columns.values()))
         for pair, wavelength in enumerate(site.rope.spectrum.wavelengths)
     ]
     attention = [done.attention_factor / site.rope.attention_factor]
-    attention += [own[1] for own in forms.values()]
+    attention += [own.attention_factor for own in forms.values()]
     rows.append(("attention factor", "", *(f"{own:.4f}" for own in attention)))
     title = "Pair factors (by how much each pair is slowed)"
     return Table(title, "", ("pair", "wavelength", *columns), tuple(rows))
-
-
-def _closed_forms(plan: Plan) -> dict[str, tuple[tuple[float, ...], float]]:
-    """Pair factors and attention factor of the forms that a fit is shown beside."""
-    found = {}
-    for method in BESIDE:
-        try:
-            knobs = scaling.find(method).knobs()
-            own = scaling.scale(plan.main.rope, method, plan.target, knobs, None)
-        except UsageError:
-            continue  # a single pair has no NTK
-        found[method] = (own.pair_factors, own.attention_factor)
-    return found
 
 
 def fit_story(done: "Fitted") -> "Story":
@@ -510,11 +498,11 @@ def _factors_picture(done: "Fitted") -> bytes:
     from ropext.report import plots
 
     axis = plots.axes("Pair factors", "by how much each pair is slowed", "pair")
-    forms = _closed_forms(done.plan)
+    forms = scaling.well_known(done.plan.main.rope, done.plan.target)
     styled = plots.styles([*forms, FITTED])
     for name, own in forms.items():
         label = f"{name}, the start" if name == done.start else name
-        plots.by_pair(axis, own[0], label, styled[name])
+        plots.by_pair(axis, own.pair_factors, label, styled[name])
     plots.by_pair(axis, done.pair_factors, "written", styled[FITTED])
     axis.set_yscale("log")
     plain = FuncFormatter(lambda value, _: f"{value:g}")
