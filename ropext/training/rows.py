@@ -321,8 +321,10 @@ class FitQuestions:
         """One item as a row: the loss on its answer alone."""
         rng = np.random.default_rng((self.seed, FITTED, number))
         around = self.around[number // len(TASKS) % len(self.around)]
-        task, depths, seed = TASKS[number % len(TASKS)], (float(rng.random()),), self.seed + FITTED
-        (item,) = self._items(task, around, self.strategy.length, depths, number, seed)
+        room, depths = self.strategy.length - len(self.before), (float(rng.random()),)
+        how: dict[str, Any] = {"depths": depths, "index": number, "seed": self.seed + FITTED}
+        task = find_task(TASKS[number % len(TASKS)])
+        (item,) = task.build(self.encoder, around, length=room, **how)
         ids = np.asarray([*self.before, *item.prompt, *item.answer], np.int32)
         scored = np.zeros(len(ids), bool)
         scored[-len(item.answer) :] = True
@@ -332,24 +334,12 @@ class FitQuestions:
 
     def measured(self, length: int, count: int) -> list[Item]:
         """Keys among repeated sentences, which no fitted item has around it."""
-        around = repetition(self.encoder)
+        around, room = repetition(self.encoder), length - len(self.before)
+        how: dict[str, Any] = {"length": room, "depths": DEPTHS, "seed": self.seed}
         items: list[Item] = []
         for index in range(-(-count // len(DEPTHS))):
-            items += self._items(MEASURED, around, length, DEPTHS, index, self.seed)
+            items += find_task(MEASURED).build(self.encoder, around, index=index, **how)
         return items[:count]
-
-    def _items(
-        self,
-        task: str,
-        around: Haystack,
-        length: int,
-        depths: Sequence[float],
-        index: int,
-        seed: int,
-    ) -> Sequence[Item]:
-        room = length - len(self.before)
-        build = find_task(task).build
-        return build(self.encoder, around, length=room, depths=depths, index=index, seed=seed)
 
     def why_none(self, length: int) -> str | None:
         """Why no item of this length can be made."""
