@@ -75,21 +75,37 @@ def is_eager(skeleton: Any, asked: str | None) -> bool:
 
 
 def load(snapshot: Snapshot, options: Training) -> Any:
-    """The model with its weights. Under FSDP they stay in the first process's memory, and
-    accelerate shares them out from there (its cpu_ram_efficient_loading)."""
+    """The model with its weights, and the attention that was asked for, or one that it has. Under
+    FSDP the first process alone holds them, and accelerate shares them out from there (its
+    cpu_ram_efficient_loading)."""
+    import transformers
+    from safetensors import SafetensorError
+
     where, qlora = device(options), isinstance(options, Finetune) and options.qlora
     # Neither code from the model nor a pickle beside its weights.
-    keywords = {
-        "dtype": dtype(options),
-        "trust_remote_code": False,
-        "use_safetensors": True,
-    }
+    keywords = {"dtype": dtype(options), "trust_remote_code": False, "use_safetensors": True}
     if qlora:
         keywords["quantization_config"] = four_bits(where)
-    packed = qlora or bool(snapshot.quantisation)
+    packed, asked = qlora or bool(snapshot.quantisation), options.attn_implementation
     if packed:
         keywords["device_map"] = {"": where}
-    model = _with_attention(snapshot, options.attn_implementation, keywords)
+
+    def build(kind: str) -> Any:
+        if sharing.is_fsdp() and processes()[0] != 0:
+            return skeleton(snapshot, kind, dtype=keywords["dtype"])
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            snapshot.directory, attn_implementation=kind, **keywords
+        )
+
+    try:
+        model = with_attention(asked, build)
+    except (ValueError, ImportError, SafetensorError) as error:
+        reason = str(error).strip().splitlines()[0]
+        if asked and ("attn_implementation" in str(error) or isinstance(error, ImportError)):
+            raise UsageError(f"--attn-implementation {asked}: {reason}") from error
+        raise InputError(
+            f"{snapshot.name} cannot be loaded as a causal language model: {reason}"
+        ) from error
     if sharing.is_fsdp():
         _share_dtypes(model)
     elif not packed:  # packed weights cannot be moved once they are loaded
@@ -103,30 +119,6 @@ def _share_dtypes(model: Any) -> None:
     dtypes = sharing.by_first(lambda: {name: own.dtype for name, own in model.named_parameters()})
     for name, own in model.named_parameters():
         own.data = own.data.to(dtypes[name])
-
-
-def _with_attention(snapshot: Snapshot, asked: str | None, keywords: dict[str, Any]) -> Any:
-    """Loaded with the attention that was asked for, or one that the model has. FSDP takes all
-    weights from the first process; the others hold none."""
-    import transformers
-    from safetensors import SafetensorError
-
-    def build(kind: str) -> Any:
-        if sharing.is_fsdp() and processes()[0] != 0:
-            return skeleton(snapshot, kind, dtype=keywords["dtype"])
-        return transformers.AutoModelForCausalLM.from_pretrained(
-            snapshot.directory, attn_implementation=kind, **keywords
-        )
-
-    try:
-        return with_attention(asked, build)
-    except (ValueError, ImportError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0]
-        if asked and ("attn_implementation" in str(error) or isinstance(error, ImportError)):
-            raise UsageError(f"--attn-implementation {asked}: {reason}") from error
-        raise InputError(
-            f"{snapshot.name} cannot be loaded as a causal language model: {reason}"
-        ) from error
 
 
 def check_tracker(name: str) -> None:
