@@ -155,7 +155,7 @@ def main() -> None:
     )
     print(f"| method | attention factor | tail perplexity | gain | short tax | {kept} |")
     print("|---|---|---|---|---|---|")
-    found = {own.label: own for own in ranking.standings}
+    found = {own.method: own for own in ranking.standings}
 
     def score(label: str) -> str:
         if not asked.chat:

@@ -34,7 +34,7 @@ from ropext.results.perplexity import (
     verdicts,
 )
 from ropext.results.retrieval import ItemScore, heat_map, not_measurable, retrieval_values
-from ropext.results.values import Value
+from ropext.results.values import Value, values_json
 from ropext.workdir import MANIFEST, Workdir
 
 
@@ -286,11 +286,9 @@ def _measured(
     name = marked(own.label, overlap.mark if overlap else "")
     values |= retrieval_values(scores, frame.context, frame.bootstrap) if scores else {}
     return {
-        "metrics": {name: value.to_json() for name, value in values.items()},
-        "positions": [_plain(row) for row in positions],
-        "retrieval": {
-            task: [_plain(cell) for cell in cells] for task, cells in heat_map(scores).items()
-        },
+        "metrics": values_json(values),
+        "positions": values_json(positions),
+        "retrieval": values_json(heat_map(scores)),
         "overlap": None if overlap is None else overlap.to_json() | {"questions": in_text},
         "verdicts": [] if own.reads_short else verdicts(frame, values, name),
     }
@@ -310,7 +308,3 @@ def _strides(
             weights.append(float(weight))
         found[length] = sums, weights
     return found
-
-
-def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: v.to_json() if isinstance(v, Value) else v for key, v in row.items()}

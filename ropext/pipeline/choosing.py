@@ -54,7 +54,7 @@ from ropext.results.comparison import item_differences
 from ropext.results.overlap import trained
 from ropext.results.perplexity import Frame, Reading
 from ropext.results.rounds import ROUNDS, UNTOUCHED, Round, because, halve, tied
-from ropext.results.values import FEWEST_DOCUMENTS
+from ropext.results.values import FEWEST_DOCUMENTS, values_json
 from ropext.tasks import Item, find_task, repetition
 from ropext.workdir import Ledger, Workdir
 
@@ -325,7 +325,7 @@ class AutoChoice:
             "target": own.target,
             "documents": own.able,
             "verdict_documents": len(own.to_judge),
-            "rounds": [round.to_json() for round in self.rounds],
+            "rounds": values_json(self.rounds),
             "left_out": self.left_out,
             "forward_tokens": self.spent,
             "budget": own.recipe.choosing.budget,

@@ -26,6 +26,7 @@ from ropext.results import rundir
 from ropext.results.gates import Outcome
 from ropext.results.overlap import overlap_in
 from ropext.results.rounds import AutoVerdict, verdict
+from ropext.results.values import values_json
 from ropext.table import Table, as_text, columns
 from ropext.workdir import Flat, beside
 
@@ -223,7 +224,7 @@ def _choice(work: CellWork, found: Evidence) -> dict[str, Any]:
     if work.job.choice is None:
         return {}
     made = {k: v for k, v in work.job.choice.items() if k != "recipe"}
-    return {"choice": made | {"verdict": found.verdict and found.verdict.to_json()}}
+    return {"choice": made | {"verdict": values_json(found.verdict)}}
 
 
 def _numbers(results: Mapping[str, Any]) -> dict[str, Any]:
@@ -371,7 +372,7 @@ class CellRan:
             "stages": dict(self.stages),
             "evaluation": results and {"variants": results["variants"]},
             "gates": [vars(gate) for gate in self.evidence.gates],
-            "verdict": self.evidence.verdict and self.evidence.verdict.to_json(),
+            "verdict": values_json(self.evidence.verdict),
         }
 
     def to_text(self) -> str:

@@ -15,7 +15,7 @@ from ropext.results import comparison, rundir
 from ropext.results.comparison import Comparison, Contender, difference
 from ropext.results.perplexity import Frame, Reading
 from ropext.results.retrieval import heat_map
-from ropext.results.values import Value
+from ropext.results.values import Value, values_json
 from ropext.table import Table
 
 if TYPE_CHECKING:
@@ -196,10 +196,7 @@ class Compared:
         return {
             "text": comparison.to_json(self.text) if self.text else None,
             **({"keys": self.keys.to_json()} if self.keys else {}),
-            "retrieval": {
-                label: {name: value.to_json() for name, value in own.items()}
-                for label, own in self.items.items()
-            },
+            "retrieval": values_json(self.items),
         }
 
     def __repr__(self) -> str:

@@ -221,16 +221,12 @@ def _positions(results: Results) -> Table | None:
     for label, variant in results["variants"].items():
         if variant["positions"]:
             header = ("", *(f"{row['start']}…{row['stop']}" for row in variant["positions"]))
-            cells = [number(_read(row["nll"]).value) for row in variant["positions"]]
+            cells = [number(Value.from_json(row["nll"]).value) for row in variant["positions"]]
             rows.append((_row_name(results, label), *cells))
     if header is None:
         return None
     note = "nats per token at positions [start, stop); octaves split at the trained context"
     return Table("NLL by position", note, header, tuple(rows))
-
-
-def _read(data: Mapping[str, Any]) -> Value:
-    return Value.from_json(dict(data))
 
 
 def retrieval_tables(results: Results) -> list[Table]:
@@ -307,16 +303,14 @@ def harness_table(results: Results) -> Table | None:
 
 def comparison_tables(compared: Comparison) -> list[Table]:
     """Tails with their winner, and paired differences to the first run."""
-    labels = list(compared.rows[0].tails)
+    labels = list(compared.rows[0].tail)
     lengths = tuple(length_text(row.length) for row in compared.rows)
     others = [label for label in labels if label != compared.reference]
     names = {label: marked(label, compared.marks.get(label, "")) for label in labels}
-    tails = [
-        (names[label], *(shown(row.tails[label]) for row in compared.rows)) for label in labels
-    ]
+    tails = [(names[label], *(shown(row.tail[label]) for row in compared.rows)) for label in labels]
     tails.append(("winner", *(row.winner or NOTHING for row in compared.rows)))
     deltas = [
-        (names[label], *(shown(row.differences[label], 4, sign=True) for row in compared.rows))
+        (names[label], *(shown(row.difference[label], 4, sign=True) for row in compared.rows))
         for label in others
     ]
     short = [(names[label], shown(compared.short[label], 4, sign=True)) for label in others]
@@ -403,7 +397,7 @@ def ranking_table(ranking: Ranking, mark: str = "") -> Table:
     """A row per method, the lowest tail first, the base's short window at the end."""
     rows = [
         (
-            own.label + ("*" if own.label == ranking.taken else ""),
+            own.method + ("*" if own.method == ranking.taken else ""),
             shown(own.tail),
             NOTHING if own is ranking.best else shown(own.behind, 4, sign=True),
             NOTHING if own.share_lowest is None else f"{own.share_lowest:.0%}",
@@ -429,33 +423,35 @@ def ranking_verdict(ranking: Ranking) -> str:
     """Which one to take, and how sure that is."""
     best, others = ranking.best, ranking.standings[1:]
     if not others:
-        return f"{best.label} is the only method that can be written as asked"
-    second = min(others, key=lambda own: -math.inf if own.at_least is None else own.at_least)
+        return f"{best.method} is the only method that can be written as asked"
+    second = min(
+        others, key=lambda own: -math.inf if own.behind_at_least is None else own.behind_at_least
+    )
     if best.behind.ci95 is None:
         return (
-            f"take {best.label}, the lowest by {number(second.behind.value, 4)} nats a token: how "
+            f"take {best.method}, the lowest by {number(second.behind.value, 4)} nats a token: how "
             f"sure that is cannot be said of {ranking.documents} documents"
         )
     if ranking.sure:
         return (
-            f"take {best.label}: surely the lowest, {_least(second)} below {second.label}"
+            f"take {best.method}: surely the lowest, {_least(second)} below {second.method}"
             f"{_allowed_for(ranking)}"
         )
     if len(ranking.tied) == 1:
         return (
-            f"take {best.label}: the lowest, below each other one by more than its interval, but "
-            f"not surely below {second.label}: {_least(second)}{_allowed_for(ranking)}"
+            f"take {best.method}: the lowest, below each other one by more than its interval, but "
+            f"not surely below {second.method}: {_least(second)}{_allowed_for(ranking)}"
         )
     alike = ", ".join(ranking.tied)
-    if ranking.taken == best.label:
+    if ranking.taken == best.method:
         return (
-            f"take {best.label}: the lowest, and of those that cannot be told apart here ({alike}) "
-            "the one that most loaders read, in the plainest form"
+            f"take {best.method}: the lowest, and of those that cannot be told apart here ({alike})"
+            " the one that most loaders read, in the plainest form"
         )
-    taken = next(own for own in others if own.label == ranking.taken)
+    taken = next(own for own in others if own.method == ranking.taken)
     return (
-        f"take {taken.label}: {alike} cannot be told apart here ({_distance(taken)} between it and "
-        f"the lowest), and more loaders read it, or its form is plainer"
+        f"take {taken.method}: {alike} cannot be told apart here ({_distance(taken)} between it and"
+        f" the lowest), and more loaders read it, or its form is plainer"
     )
 
 
@@ -465,7 +461,7 @@ def _distance(own: Standing) -> str:
 
 
 def _least(own: Standing) -> str:
-    least = math.nan if own.at_least is None else own.at_least
+    least = math.nan if own.behind_at_least is None else own.behind_at_least
     return f"{number(own.behind.value, 4)} nats a token ({number(least, 4)} at least)"
 
 

@@ -16,7 +16,7 @@ from ropext.errors import InputError
 from ropext.lengths import length_text, octaves
 from ropext.results.perplexity import Documents, Frame, Reading
 from ropext.results.retrieval import ItemScore, mean_of, mean_of_tasks
-from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Value
+from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Value, values_json
 from ropext.tasks import RULER, TASKS, THIRTEEN
 
 _TASKS = frozenset((RULER, *(task.name for task in TASKS)))
@@ -47,8 +47,8 @@ class LengthRow:
     """One length: each one's tail, each one's paired difference to the first, and the winner."""
 
     length: int
-    tails: Mapping[str, Value]
-    differences: Mapping[str, Value]  # nats, against the reference
+    tail: Mapping[str, Value]
+    difference: Mapping[str, Value]  # nats, against the reference
     winner: str | None
 
 
@@ -69,30 +69,23 @@ class Comparison:
 
 def to_json(compared: Comparison) -> dict[str, Any]:
     """As `ropext compare --json` prints it."""
-    return {
-        "reference": compared.reference,
-        "documents": compared.paired,
-        "left_out": dict(compared.left_out),
-        "tail_tokens": compared.frame.tail,
-        "lengths": [
-            {
-                "length": row.length,
-                "tail": {label: value.to_json() for label, value in row.tails.items()},
-                "difference": {label: value.to_json() for label, value in row.differences.items()},
-                "winner": row.winner,
-            }
-            for row in compared.rows
-        ],
-        "positions": {
-            label: [
-                {"start": start, "stop": stop, "difference": value.to_json()}
-                for start, stop, value in rows
-            ]
-            for label, rows in compared.positions.items()
-        },
-        "short": {label: value.to_json() for label, value in compared.short.items()},
-        "marks": dict(compared.marks),
-    }
+    names = ("start", "stop", "difference")
+    found: dict[str, Any] = values_json(
+        {
+            "reference": compared.reference,
+            "documents": compared.paired,
+            "left_out": compared.left_out,
+            "tail_tokens": compared.frame.tail,
+            "lengths": compared.rows,
+            "positions": {
+                label: [dict(zip(names, row, strict=True)) for row in rows]
+                for label, rows in compared.positions.items()
+            },
+            "short": compared.short,
+            "marks": compared.marks,
+        }
+    )
+    return found
 
 
 def pair(contenders: Sequence[Contender]) -> tuple[Frame, dict[str, Reading], dict[str, int]]:
@@ -267,11 +260,11 @@ class Standing:
     """One contender's numbers at the longest length; `gain` and `short_tax` are against the base
     through its short window, and None where there was no base."""
 
-    label: str
+    method: str
     tail: Value  # perplexity
     tail_nll: Value
     behind: Value  # nats a token against the lowest, on the same tokens
-    at_least: float | None  # so far behind, all comparisons with the lowest allowed for
+    behind_at_least: float | None  # so far behind, all comparisons with the lowest allowed for
     share_lowest: float | None  # of the bootstrap's resamples; None without an interval
     gain: Value | None
     short_tax: Value | None
@@ -296,7 +289,7 @@ class Ranking:
     @property
     def sure(self) -> bool:
         """Whether the lowest is below every other one, all comparisons allowed for."""
-        leads = [own.at_least for own in self.standings[1:]]
+        leads = [own.behind_at_least for own in self.standings[1:]]
         return all(lead is not None and lead > 0 for lead in leads)
 
     def to_json(self) -> dict[str, Any]:
@@ -306,25 +299,12 @@ class Ranking:
             "context": self.frame.context,
             "tail_tokens": self.frame.tail,
             "documents": self.documents,
-            "in_window": self.in_window and self.in_window.to_json(),
-            "ranking": [_standing_json(own) for own in self.standings],
+            "in_window": values_json(self.in_window),
+            "ranking": values_json(self.standings),
             "tied": list(self.tied),
             "sure": self.sure,
             "taken": self.taken,
         }
-
-
-def _standing_json(own: Standing) -> dict[str, Any]:
-    return {
-        "method": own.label,
-        "tail": own.tail.to_json(),
-        "tail_nll": own.tail_nll.to_json(),
-        "behind": own.behind.to_json(),
-        "behind_at_least": own.at_least,
-        "share_lowest": own.share_lowest,
-        "gain": own.gain and own.gain.to_json(),
-        "short_tax": own.short_tax and own.short_tax.to_json(),
-    }
 
 
 def rank_readings(
@@ -360,7 +340,7 @@ def rank_readings(
             tail=frame.bootstrap.ratio(*readings[label].sums(*span), np.exp),
             tail_nll=frame.bootstrap.ratio(*readings[label].sums(*span)),
             behind=behind[label],
-            at_least=leads.get(label),
+            behind_at_least=leads.get(label),
             share_lowest=share,
             gain=difference(frame, base, readings[label], span) if base else None,
             short_tax=difference(frame, readings[label], base, inside) if base else None,

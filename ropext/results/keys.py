@@ -20,7 +20,7 @@ import numpy as np
 from ropext.errors import UsageError
 from ropext.results.comparison import Contender, pair
 from ropext.results.gates import BASE
-from ropext.results.values import Value
+from ropext.results.values import Value, values_json
 
 MARGIN = 2.0  # nats, as LongPPL's
 
@@ -39,10 +39,10 @@ class Keys:
     def to_json(self) -> dict[str, Any]:
         """As `ropext compare --keys --json` prints it."""
         losses = {
-            label: {"keys": keys.to_json(), "whole": whole.to_json()}
-            for label, (keys, whole) in self.losses.items()
+            label: {"keys": keys, "whole": whole} for label, (keys, whole) in self.losses.items()
         }
-        return vars(self) | {"span": list(self.span), "losses": losses}
+        found: dict[str, Any] = values_json(vars(self) | {"losses": losses})
+        return found
 
 
 def key_tokens(contenders: Mapping[str, Contender], reference: str) -> Keys:

@@ -26,10 +26,6 @@ class Round:
     behind: Mapping[str, Value]
     stay: tuple[str, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        behind = {label: value.to_json() for label, value in self.behind.items()}
-        return {"documents": self.documents, "behind": behind, "stay": list(self.stay)}
-
 
 def halve(frame: Frame, readings: Mapping[str, Reading]) -> Round:
     """Who goes into the next round: of few documents the better half, two at the least; where there
@@ -68,13 +64,6 @@ class AutoVerdict:
     gain: Value | None  # nats a token over the base's short window, at the target
     short_tax: Value | None  # nats a token lost inside the context
     sentence: str
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "gain": self.gain and self.gain.to_json(),
-            "short_tax": self.short_tax and self.short_tax.to_json(),
-            "sentence": self.sentence,
-        }
 
 
 def verdict(choice: Mapping[str, Any], results: Mapping[str, Any], final: str) -> AutoVerdict:

@@ -5,8 +5,8 @@ So sums and counts are kept per document, and whole documents are resampled.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,17 @@ class Value:
     def excludes_zero(self) -> bool:
         """Whether the interval lies on one side of zero (False without an interval)."""
         return self.ci95 is not None and (self.ci95[0] > 0 or self.ci95[1] < 0)
+
+
+def values_json(data: Any) -> Any:
+    """Write values as JSON wherever they stand: in mappings, in sequences, as fields."""
+    if isinstance(data, Value):
+        return data.to_json()
+    if is_dataclass(data):
+        data = vars(data)
+    if isinstance(data, Mapping):
+        return {key: values_json(own) for key, own in data.items()}
+    return [values_json(own) for own in data] if isinstance(data, list | tuple) else data
 
 
 def _finite(number: float | None) -> float | None:

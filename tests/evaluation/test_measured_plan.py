@@ -55,11 +55,11 @@ def test_the_numbers_are_those_of_eval(place, found):
         method="pi,ntk,dynamic,by-parts,llama3,yarn",
         factor="4",
     )
-    assert {own.label for own in ranking.standings} == {
+    assert {own.method for own in ranking.standings} == {
         *("pi", "ntk", "dynamic", "by-parts", "llama3", "yarn")
     }
     for own in ranking.standings:
-        metrics = done.results["variants"][f"{own.label}-4x"]["metrics"]
+        metrics = done.results["variants"][f"{own.method}-4x"]["metrics"]
         assert own.tail.to_json() == metrics["tail@256"]
         assert own.tail_nll.to_json() == metrics["tail_nll@256"]
         assert own.gain.to_json() == metrics["gain@256"]
@@ -109,7 +109,7 @@ def test_a_spectrum_spoilt_on_purpose_ranks_last_and_the_model_comes_back_as_it_
         with torch.no_grad():
             assert torch.equal(reader.model(ids).logits, before)
         reader.model(ids, labels=ids).loss.backward()  # and it can be trained
-    assert ranking.standings[-1].label == "spoilt"
+    assert ranking.standings[-1].method == "spoilt"
     assert ranking.standings[-1].behind.ci95[0] > 1
     assert ranking.taken != "spoilt"
     assert reader.tokens == expected_tokens(reader.frame, 8, 3)
@@ -122,7 +122,7 @@ def test_below_eight_documents_there_is_a_warning_and_no_interval(place):
     )
     assert said[0].startswith("warning: only 7 documents reach 256 tokens")
     assert done.ranking.standings[1].behind.ci95 is None
-    assert done.ranking.taken == done.ranking.best.label
+    assert done.ranking.taken == done.ranking.best.method
 
 
 def test_short_documents_can_be_glued_and_it_is_said(place):

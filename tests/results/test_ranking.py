@@ -32,7 +32,7 @@ def ranked(preference=(), base=None, **tails):
 def test_a_clear_winner_is_taken_whatever_is_preferred():
     levels = np.linspace(2, 5, 10)  # documents differ far more than the contenders do
     found = ranked(("worse", "better"), worse=levels + 0.2, better=levels)
-    assert [own.label for own in found.standings] == ["better", "worse"]
+    assert [own.method for own in found.standings] == ["better", "worse"]
     assert (found.taken, found.sure, found.tied) == ("better", True, ("better",))
     assert found.standings[1].behind.value == pytest.approx(0.2, abs=1e-6)
     assert found.standings[1].behind.ci95 == pytest.approx((0.2, 0.2), abs=1e-6)
@@ -44,13 +44,13 @@ def test_a_tie_is_said_and_the_preferred_one_taken():
     levels, sway = np.linspace(2, 5, 10), np.array([0.3, -0.3] * 5)
     contenders = {"odd": levels, "plain": levels + sway + 0.01, "far": levels + 1}
     found = ranked(("plain", "far", "odd"), **contenders)
-    assert found.best.label == "odd"
+    assert found.best.method == "odd"
     assert found.tied == ("odd", "plain")
     assert not found.sure
     assert found.taken == "plain"
     # "far" is preferred to "odd", but surely worse: it is no part of the tie.
     assert ranked(("far", "odd", "plain"), **contenders).taken == "odd"
-    shares = {own.label: own.share_lowest for own in found.standings}
+    shares = {own.method: own.share_lowest for own in found.standings}
     assert shares["far"] == 0
     assert 0.3 < shares["odd"] < 0.7
     assert sum(shares.values()) == pytest.approx(1)
@@ -79,7 +79,7 @@ def test_a_lead_that_one_comparison_makes_sure_may_not_be_sure_among_many():
     among = ranked(**losses, **crowd)
     assert not among.sure
     assert (among.tied, among.taken) == (("low",), "low")  # what is used is a choice, no claim
-    assert among.standings[1].at_least < 0 < among.standings[1].behind.ci95[0]
+    assert among.standings[1].behind_at_least < 0 < among.standings[1].behind.ci95[0]
 
 
 def test_below_eight_documents_nothing_is_sure_and_the_lowest_is_taken():

@@ -201,9 +201,9 @@ def test_pairing_makes_the_error_bar_smaller_and_follows_the_hash_not_the_order(
         ]
     )
     last = compared.rows[-1]
-    delta = last.differences["b"]
+    delta = last.difference["b"]
     assert delta.value == pytest.approx(0.05, abs=0.01)
-    unpaired = math.hypot(last.tails["a"].se / last.tails["a"].value, 0)
+    unpaired = math.hypot(last.tail["a"].se / last.tail["a"].value, 0)
     assert delta.se < 0.1 * unpaired
     assert last.winner == "a"
     assert compared.paired == 12
@@ -218,7 +218,7 @@ def test_no_winner_where_an_interval_holds_zero(setting):
     compared = compare_text(
         [contender("a", frame, own, list(left)), contender("b", frame, own, list(right))]
     )
-    assert not compared.rows[-1].differences["b"].excludes_zero
+    assert not compared.rows[-1].difference["b"].excludes_zero
     assert compared.rows[-1].winner is None
 
 

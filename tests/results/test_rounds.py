@@ -5,7 +5,7 @@ import pytest
 
 from ropext.results.perplexity import Frame, Reading
 from ropext.results.rounds import UNTOUCHED, because, halve, tied, verdict
-from ropext.results.values import Bootstrap
+from ropext.results.values import Bootstrap, values_json
 
 FRAME = Frame(8, (16,), 4, Bootstrap(0))
 
@@ -80,4 +80,4 @@ def test_the_verdict_follows_the_gain(taken, gain, ci95, said):
     found = verdict(choice, results(gain, ci95, tax=0.02), "fitted")
     assert said in found.sentence
     assert found.gain.value == gain
-    assert found.to_json()["short_tax"]["value"] == 0.02
+    assert values_json(found)["short_tax"]["value"] == 0.02
