@@ -60,7 +60,7 @@ def load_tokenizer(snapshot: Snapshot, trust_remote_code: bool) -> Any:
         return AutoTokenizer.from_pretrained(
             snapshot.directory, trust_remote_code=trust_remote_code
         )
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:  # tokenizers raises this very class for a file it cannot read
         raise InputError(
             f"{snapshot.name} has no tokenizer that transformers can load: {_first_line(error)}"
         ) from error

@@ -49,8 +49,10 @@ from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.pipeline.extending import WriteOptions, write_extension
 from ropext.pipeline.job import Recipe
 from ropext.pipeline.stages import Hashes
+from ropext.pipeline.steps import CONTROL, LABELS, READ_ALWAYS
 from ropext.planning import Plan, make_plan, require_help
 from ropext.results.comparison import item_differences
+from ropext.results.gates import Metrics
 from ropext.results.overlap import trained
 from ropext.results.perplexity import Frame, Reading
 from ropext.results.rounds import ROUNDS, UNTOUCHED, Round, because, halve, tied
@@ -127,6 +129,14 @@ class Prospect:
                 "give that much at the least"
             )
 
+    def check_gates(self) -> None:
+        """A gate about what the verdict will not measure is told before anything is read."""
+        options = Evaluate(**vars(self.reading) | {"tasks": (TASK,)} | self.recipe.evaluation())
+        labels = (*READ_ALWAYS, *LABELS.values(), CONTROL)
+        gates = [own for own in self.recipe.gates if own.run is None]
+        with self.recipe.told(EVALUATE):
+            Metrics.of(options, labels, options.lengths or (self.target,)).check(gates)
+
     def to_json(self) -> dict[str, Any]:
         """What --dry-run tells."""
         most = self.documents * len(self.plans) * self.target
@@ -182,6 +192,7 @@ def prospect(asked: Recipe) -> Prospect:
         to_judge=judged,
         able=len(chosen),
     )
+    found.check_gates()
     budget = asked.choosing.budget
     if budget and parse_budget(budget).unit == "tokens":
         found.check_budget(int(parse_budget(budget).amount))

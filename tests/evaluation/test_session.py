@@ -417,6 +417,15 @@ def test_a_tokenizer_of_another_model(place, tmp_path):
         evaluate(str(tmp_path / "model"), data=str(place / "docs.jsonl"), lengths="64")
 
 
+def test_a_tokenizer_file_that_is_too_new(place, tmp_path):
+    write_checkpoint(tmp_path / "model")
+    path = tmp_path / "model/tokenizer.json"
+    held = json.loads(path.read_text())
+    path.write_text(json.dumps(held | {"model": held["model"] | {"type": "Newer"}}))
+    with pytest.raises(InputError, match=r"no tokenizer that transformers can load: data did not"):
+        evaluate(str(tmp_path / "model"), data=str(place / "docs.jsonl"), lengths="64")
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

@@ -64,6 +64,8 @@ def test_a_budget_that_is_none_is_refused(text):
         (("--data", "missing.jsonl"), "no such file"),
         (("--data", "ropext://held-out", "--target", "9000"), "none of its documents reaches"),
         (("--data", "ropext://held-out", "--for", "nobody"), "nobody"),
+        (("--data", "ropext://held-out", "evaluate.fail_if=gain@9k < 0"), "none of the lengths"),
+        (("--data", "ropext://held-out", "evaluate.fail_if=no:tail@512 > 9"), "no variant 'no'"),
     ],
 )
 def test_what_a_choice_cannot_do_is_refused_and_nothing_is_written(
