@@ -20,7 +20,7 @@ from ropext.results.comparison import Contender, pair
 from ropext.results.gates import check_gate, parse_gate
 from ropext.results.overlap import marked
 from ropext.results.retrieval import share_of
-from ropext.results.values import Value
+from ropext.results.values import Value, values_json
 from ropext.table import Table, as_text
 
 RECIPE, REPORT = "recipe.yaml", "report.html"
@@ -105,7 +105,7 @@ class Shown:
         return {
             "output": str(self.folder),
             "models": {
-                label: {name: value.to_json() for name, value in own.metrics.items()}
+                label: values_json(own.metrics)
                 for label, own in self.read.items()
                 if not label.startswith(f"{FAR}/")
             },

@@ -56,11 +56,7 @@ class Spent:
         return Spent(self.forward + other.forward, self.trained + other.trained)
 
     def to_json(self) -> dict[str, int]:
-        return {
-            "forward": self.forward,
-            "trained": self.trained,
-            "equivalents": self.equivalents,
-        }
+        return vars(self) | {"equivalents": self.equivalents}
 
 
 @contextmanager

@@ -137,6 +137,7 @@ def compare_text(contenders: Sequence[Contender]) -> Comparison:
     """Work out tails, differences to the first contender by length and position, and winners."""
     frame, readings, left_out = pair(contenders)
     reference = readings[contenders[0].label]
+    others = {label: reading for label, reading in readings.items() if reading is not reference}
     rows = []
     for length in frame.lengths:
         span = frame.tail_span(length)
@@ -150,13 +151,11 @@ def compare_text(contenders: Sequence[Contender]) -> Comparison:
                 tails,
                 {
                     label: difference(frame, reading, reference, span)
-                    for label, reading in readings.items()
-                    if reading is not reference
+                    for label, reading in others.items()
                 },
                 _winner(frame, readings, span),
             )
         )
-    others = {label: reading for label, reading in readings.items() if reading is not reference}
     inside = (1, min(frame.context, frame.longest))
     return Comparison(
         reference=contenders[0].label,
@@ -324,7 +323,8 @@ def rank_readings(
     order = sorted(readings, key=lambda label: totals[label])
     lowest = readings[order[0]]
     behind = {label: difference(frame, readings[label], lowest, span) for label in order}
-    shares = _shares_lowest(frame, [readings[label] for label in order])
+    sums = [readings[label].sums(*span)[0] for label in order]
+    shares: Sequence[float | None] = frame.bootstrap.shares_lowest(sums) or [None] * len(order)
     documents = len(lowest.sums(*span)[0])
     leads: dict[str, float | None] = {
         label: lead(frame, lowest, readings[label], span, len(order) - 1) for label in order[1:]
@@ -349,9 +349,3 @@ def rank_readings(
     )
     in_window = frame.bootstrap.ratio(*base.sums(*span), np.exp) if base else None
     return Ranking(frame, documents, standings, in_window, tuple(tied), taken)
-
-
-def _shares_lowest(frame: Frame, readings: Sequence[Reading]) -> list[float | None]:
-    span = frame.tail_span(frame.longest)
-    shares = frame.bootstrap.shares_lowest([reading.sums(*span)[0] for reading in readings])
-    return [None] * len(readings) if shares is None else list(shares)
