@@ -57,9 +57,12 @@ def load_tokenizer(snapshot: Snapshot, trust_remote_code: bool) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(
+        tokenizer = AutoTokenizer.from_pretrained(
             snapshot.directory, trust_remote_code=trust_remote_code
         )
+        if len(tokenizer) <= len(set(tokenizer.all_special_tokens)):  # what some classes make of it
+            raise ValueError("its files are missing")
+        return tokenizer
     except Exception as error:  # tokenizers raises this very class for a file it cannot read
         raise InputError(
             f"{snapshot.name} has no tokenizer that transformers can load: {_first_line(error)}"
