@@ -48,8 +48,10 @@ class OverPassages:
     def __call__(self, order: Order) -> list[Asked]:
         rng = order.rng
         own = [known for known in self.known if known.hops == self.hops]
+        # One question of a passage: planted for two, it would stand at two depths.
+        apart = {known.passages: known for known in rng.sample(own, len(own))}
         made_here = [made(self.hops, rng) for _ in order.depths]
-        asked = rng.sample(own, len(order.depths)) if self.known else made_here
+        asked = list(apart.values())[: len(order.depths)] if self.known else made_here
         gold = [text for known in asked for text in known.passages]
         # What a question needs first stands at its depth, the rest anywhere.
         places = [
@@ -131,12 +133,12 @@ def over(task: Task, known: tuple[KnownAnswer, ...]) -> Task:
     if task.name not in HOPS:
         return task
     hops, size = HOPS[task.name], task.per_haystack
-    own = [each for each in known if each.hops == hops]
+    own = {each.passages for each in known if each.hops == hops}
     texts = {text for each in known for text in each.passages}
-    most = len(texts) - sum(sorted(len(each.passages) for each in own)[-size:])
+    most = len(texts) - sum(sorted(map(len, own))[-size:])
     if len(own) < size or most < 1:
         raise UsageError(
-            f"--passages holds {len(own)} questions that need {('one passage', 'two')[hops - 1]}, "
-            f"and {len(texts)} passages; the task {task.name} asks {size} at least, among others"
+            f"--passages asks about {len(own)} different {('passages', 'pairs')[hops - 1]}, and "
+            f"holds {len(texts)} passages; the task {task.name} asks {size} at least, among others"
         )
     return replace(task, build=Worded(task.name, OverPassages(hops, known), ROOM, most=most))

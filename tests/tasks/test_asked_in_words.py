@@ -3,6 +3,7 @@
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from test_tasks import Characters, Pieces
@@ -280,11 +281,23 @@ def test_passages_of_the_user_are_asked_each_at_most_once_in_an_item():
         task.build(Asking(Characters()), None, length=9000, depths=DEPTHS * 2, index=0, seed=0)
 
 
+def test_of_questions_over_one_passage_one_is_asked_in_an_item():
+    twice = KNOWN + tuple(replace(own, question=f"{own.question} Say it.") for own in KNOWN)
+    task = passages.over(find_task("passages"), twice)
+    for index in range(3):
+        items = task.build(
+            Asking(Characters()), None, length=4000, depths=DEPTHS * 2, index=index, seed=0
+        )
+        text = "".join(map(chr, items[0].prompt))
+        assert max(text.count(f"Of {k}:") for k in range(30)) == 1
+        assert len({item.references for item in items}) == 10
+
+
 def test_too_few_questions_of_the_user_are_refused():
-    with pytest.raises(UsageError, match="9 questions that need one passage"):
+    with pytest.raises(UsageError, match="asks about 9 different passages"):
         passages.over(find_task("passages"), KNOWN[:9])
     with pytest.raises(UsageError, match="1 passages; the task qa_1 asks 1 at least, among others"):
         passages.over(find_task("qa_1"), KNOWN[:1])
-    with pytest.raises(UsageError, match="0 questions that need two"):
+    with pytest.raises(UsageError, match="asks about 0 different pairs"):
         passages.over(find_task("qa_2"), KNOWN)
     assert passages.over(find_task("vt"), KNOWN) is find_task("vt")
