@@ -168,8 +168,14 @@ def _claim(
     if against is not None and Path(against).is_file() and not against.lower().endswith(".gguf"):
         return _planned(Path(against)), None
     base = open_model(against) if against is not None else None
-    if base is not None and bool(base.container) != bool(snapshot.container):
-        raise UsageError(f"--against {against}: a GGUF is compared with a GGUF or a saved plan")
+    if base is not None and base.container != snapshot.container:
+        kinds = [
+            f"a GGUF of {c}" if c else "a directory" for c in (base.container, snapshot.container)
+        ]
+        raise UsageError(
+            f"--against {against} is {kinds[0]}, and {snapshot.name} is {kinds[1]}; name one of its"
+            " kind, or a saved plan"
+        )
     if base is not None and not base.container:
         base = open_snapshot(base.name, weights=True)
     before = base.config if base is not None else None

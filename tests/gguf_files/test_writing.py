@@ -267,6 +267,9 @@ def test_verify_sees_what_somebody_changed(base, tmp_path):
     assert [check.what for check in spoilt.failures()] == ["tensors"]
     with pytest.raises(UsageError, match="--against"):
         verifying.check_directory(out, against="ropext://demo")
+    making.write(tmp_path / "other.gguf", "granite")  # of the same tensors
+    with pytest.raises(UsageError, match="is a GGUF of granite, and"):
+        verifying.check_directory(out, against=str(tmp_path / "other.gguf"), deep=True)
 
 
 EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "fcntl.flock", "os.truncate")
