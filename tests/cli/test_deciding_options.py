@@ -32,7 +32,7 @@ BEGUN = {
 }
 # Of this very call, or what a run is of; the latter is told by the digest of what is read.
 OF_THE_CALL = {
-    *("output", "force", "dry_run", "time", "as_json", "quiet", "push_to_hub", "public", "fail_if"),
+    *("output", "force", "dry_run", "time", "out", "push_to_hub", "public", "fail_if"),
     "full",
     *("directory", "model", "data", "revision", "trust_remote_code"),
 }

@@ -31,7 +31,7 @@ ELSEWHERE = {
 }
 # Of `ropext extend`, but about this very call: they decide nothing about what is made.
 OF_THE_CALL = {
-    *("output", "force", "dry_run", "time", "as_json", "quiet", "words", "push_to_hub", "public"),
+    *("output", "force", "dry_run", "time", "out", "words", "push_to_hub", "public"),
     "like",  # of a GGUF, of which no run is made
 }
 
