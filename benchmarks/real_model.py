@@ -250,7 +250,7 @@ def picture(folder: Path, length: int, dtype: str, path: Path) -> None:
         axis.plot(at, curve, label=f"{variant}, {len(own)} books", lw=1.5, marker=".")
     axis.axhline(0, color="0.5", lw=0.8)
     axis.axvline(CONTEXT, color="0.7", lw=0.8)
-    axis.set_ylim(-0.06, 0.13)
+    axis.set_ylim(top=0.13)
     axis.set(xlabel="position", ylabel="nats a token above the base in its own window")
     axis.set_title("SmolLM2-135M-Instruct, 8,192 to 16,384 tokens", loc="left", fontsize=10)
     axis.legend(frameon=False, fontsize=8, ncols=2)
