@@ -57,6 +57,7 @@ def test_every_public_function_is_called_on_the_page():
     assert [name for name in names if f"ropext.{name}(" not in called] == []
 
 
+@pytest.mark.slow
 def test_what_the_page_says_is_what_python_answers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     failed, tried = doctest.testfile(str(PAGE), module_relative=False, encoding="utf-8")

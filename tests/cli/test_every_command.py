@@ -102,6 +102,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.slow
 def test_a_mistake_exits_2_with_one_sentence_on_stderr(tmp_path):
     for words, (code, out, err) in zip(MISTAKES, drive(tmp_path, MISTAKES), strict=True):
         assert (code, out) == (2, ""), (words, err)

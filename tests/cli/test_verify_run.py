@@ -94,6 +94,7 @@ def row(out: str) -> dict:
     return found["engines"][0]
 
 
+@pytest.mark.slow
 def test_transformers_itself_reads_it_the_same(ropext, checkpoint, no_proof):
     code, out, err = ropext("verify", checkpoint, "--run", "transformers", "--json")
     assert code == 0, err
@@ -121,6 +122,7 @@ def test_shifted_numbers_are_different(ropext, checkpoint, told):
     assert "the table says same, which is not what was measured here: please report it" in out
 
 
+@pytest.mark.slow
 def test_an_engine_that_ignores_the_scaling_is_different(ropext, checkpoint, told):
     python = fake(
         told,
@@ -315,6 +317,7 @@ def test_long_texts_straddle_the_original_context(checkpoint):
     assert text.ids == engines.text_for(checkpoint, 96, 8192, 32768).ids
 
 
+@pytest.mark.slow
 def test_a_long_text_is_told_at_its_end(checkpoint, tmp_path):
     """More tokens than positions told: the same numbers as from all logits at once."""
     import torch
