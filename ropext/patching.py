@@ -3,14 +3,15 @@
 Two skeletons without weights are built, from the model's config and from the new one. What differs
 between them is what the new config changes, and that alone is carried over: rotary buffers (always
 in float32, whatever the model's dtype), softmax scales, attributes, and the configs that modules
-hold. Parameters, hooks, device placement and every reference to the model stay as they are.
+hold. Parameters (but a learned position table), hooks, device placement and every reference to the
+model stay as they are.
 """
 
 import copy
 import json
 import os
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +23,8 @@ from ropext.checkpoint.weights import weigh
 from ropext.errors import InputError, OutputExists, UsageError
 from ropext.inspecting import record_of
 from ropext.options.extend import parse_extend
-from ropext.planning import Plan, make_plan, require_help
+from ropext.planning import Plan, TablePlan, plan_config, require_help
+from ropext.scaling.tables import Growth
 
 Model = TypeVar("Model")
 
@@ -30,6 +32,9 @@ Model = TypeVar("Model")
 RUNTIME = {"architectures", "dtype", "quantization_config", "transformers_version", "use_cache"}
 PLAIN = (bool, int, float, str, tuple, list, dict, type(None), types.FunctionType)
 ORIGINAL = "_ropext_original"  # attribute of a patched model: its config before the first patch
+ROWS = "_ropext_rows"  # attribute of an embedding whose rows were patched: its weight before
+STORED = {"torch.float64": "F64", "torch.float32": "F32"}
+STORED |= {"torch.float16": "F16", "torch.bfloat16": "BF16"}
 
 
 def base_model(model: Any) -> Any:
@@ -102,9 +107,52 @@ def _renew_rotary(live: Any, new: Any) -> None:
             setattr(live, key, copy.deepcopy(value))
 
 
-def _check_same_weights(old: Any, new: Any) -> None:
-    before = {(name, tensor.shape) for name, tensor in old.state_dict().items()}
-    after = {(name, tensor.shape) for name, tensor in new.state_dict().items()}
+def _renew_buffers(live: Any, old: Any, new: Any) -> None:
+    """What is made anew at another length: a causal mask, position numbers."""
+    for key in new._non_persistent_buffers_set & live._buffers.keys():
+        made = new._buffers[key]
+        if made is not None and made.shape != old._buffers[key].shape:
+            live.register_buffer(key, made.to(live._buffers[key].device), persistent=False)
+
+
+def _tables(live: Any, growth: Growth | None) -> dict[str, Any]:
+    """The position tables that were given other rows, or will be: modules by their names."""
+    return {
+        name: module
+        for name, module in live.named_modules()
+        if ROWS in vars(module)
+        or (growth is not None and growth.positions.is_table(f"{name}.weight"))
+    }
+
+
+def _set_rows(table: Any, growth: Growth | None) -> None:
+    """Give a table other rows, made of those before any patch; without a growth, those."""
+    import torch
+
+    from ropext.checkpoint.tables import grown  # late: no rotary model needs it
+
+    old = vars(table).pop(ROWS, table.weight)
+    table.weight = old
+    if growth is None:
+        return
+    if len(old) != growth.positions.rows:
+        raise InputError(
+            f"the position table in memory has {len(old)} rows, not the {growth.positions.rows} "
+            "that its config says"
+        )
+    data = old.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    made = bytearray(grown(data, STORED[str(old.dtype)], growth))
+    rows = torch.frombuffer(made, dtype=old.dtype).view(-1, old.shape[1]).to(old.device)
+    vars(table)[ROWS] = old
+    table.weight = torch.nn.Parameter(rows, requires_grad=old.requires_grad)
+
+
+def _check_same_weights(old: Any, new: Any, tables: Iterable[str]) -> None:
+    others = {f"{name}.weight" for name in tables}
+    before, after = (
+        {(name, own.shape) for name, own in model.state_dict().items() if name not in others}
+        for model in (old, new)
+    )
     if before != after:
         raise InputError(
             "the new config wants other weights than the model in memory has "
@@ -113,10 +161,12 @@ def _check_same_weights(old: Any, new: Any) -> None:
         )
 
 
-def _apply(model: Any, config: Any) -> None:
+def _apply(model: Any, config: Any, growth: Growth | None = None) -> None:
     live = base_model(model)
-    old, new = _skeleton(live, live.config), _skeleton(live, config)
-    _check_same_weights(old, new)
+    old, new, tables = _skeleton(live, live.config), _skeleton(live, config), _tables(live, growth)
+    _check_same_weights(old, new, tables)
+    for table in tables.values():
+        _set_rows(table, growth)
     if not hasattr(live, ORIGINAL):
         setattr(live, ORIGINAL, copy.deepcopy(live.config))
     before, after = dict(old.named_modules()), dict(new.named_modules())
@@ -132,12 +182,14 @@ def _apply(model: Any, config: Any) -> None:
             _renew_rotary(module, after[name])
         else:
             _update_attributes(module, before[name], after[name])
+            _renew_buffers(module, before[name], after[name])
 
 
-def apply_config(model: Model, config: Mapping[str, Any]) -> Model:
+def apply_config(model: Model, config: Mapping[str, Any], growth: Growth | None = None) -> Model:
     """Make a loaded model compute as if it had been loaded with this config dict; returns it.
 
-    Again with another config, and it computes as that one says: nothing adds up.
+    Again with another config, and it computes as that one says: nothing adds up. `growth` is what
+    becomes of a learned position table, whose weight alone changes.
     """
     live = base_model(model)
     kind = config.get("model_type")
@@ -146,7 +198,7 @@ def apply_config(model: Model, config: Mapping[str, Any]) -> Model:
             f"the config is of type {kind!r}, the model in memory of type "
             f"{live.config.model_type!r}"
         )
-    _apply(model, type(live.config).from_dict(copy.deepcopy(dict(config))))
+    _apply(model, type(live.config).from_dict(copy.deepcopy(dict(config))), growth)
     return model
 
 
@@ -203,12 +255,12 @@ def _name(live: Any) -> str:
     return str(getattr(live.config, "_name_or_path", ""))
 
 
-def plan_of(model: Any, **options: Any) -> Plan:
+def plan_of(model: Any, **options: Any) -> Plan | TablePlan:
     """The plan for a loaded model, from the config it had before any patch."""
     live = base_model(model)
     # As save_pretrained would write it: without what the library fills in.
     config = json.loads(getattr(live, ORIGINAL, live.config).to_json_string())
-    return make_plan(config, parse_extend(options), _name(live) or type(live).__name__)
+    return plan_config(config, parse_extend(options), _name(live) or type(live).__name__)
 
 
 def patch(model: Model, **options: Any) -> Model:
@@ -218,8 +270,9 @@ def patch(model: Model, **options: Any) -> Model:
     A second call replaces the first; `ropext.patching.unpatch` takes it back.
     """
     made = plan_of(model, **options)
-    require_help(made)
-    apply_config(model, made.config)
+    if isinstance(made, Plan):
+        require_help(made)
+    apply_config(model, made.config, made.growth)
     setattr(base_model(model), PLANNED, made)
     return model
 

@@ -5,12 +5,16 @@ two rows in front of the first). Every other scheme here is computed from a leng
 distance of two tokens, and no weight holds it.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal[
     "learned", "sinusoidal", "buckets", "disentangled", "mixed", "alibi", "transformer-xl"
 ]
+
+# Towers of other modalities, whose tables count patches or frames.
+NOT_TEXT = re.compile(r"vision|visual|image|audio|qformer")
 
 
 @dataclass(frozen=True)
@@ -26,8 +30,14 @@ class Positions:
     tensors: tuple[str, ...] = ()  # how the names of its tables end
     offset: int = 0  # the row that position 0 reads
     beyond: int = 0  # rows less what the length key says
+    causal: bool = False  # whether the family predicts the next token
 
     @property
     def rows(self) -> int:
         """Rows of a table that holds this context."""
         return self.offset + self.context
+
+    def is_table(self, name: str) -> bool:
+        """Whether a tensor of this name is one of its tables."""
+        ends = "|".join(map(re.escape, self.tensors))
+        return bool(re.search(rf"(^|\.)({ends})$", name)) and not NOT_TEXT.search(name)

@@ -24,7 +24,7 @@ from ropext.narration import Say, Show, silent, unseen
 from ropext.positions import Positions
 from ropext.proof import Expected
 from ropext.rope import Spectrum
-from ropext.scaling.tables import METHODS
+from ropext.scaling.tables import METHODS, growth
 
 if TYPE_CHECKING:
     from ropext.proof.engines import EngineRun
@@ -256,11 +256,9 @@ def _against(
     before = families.read_positions(base.config)
     if before is None or before.context != record.context:
         raise UsageError(f"--against {base.name} is not the base that ropext.json names")
-    old, method = tables.find_tables(base, before), METHODS[record.method]
-    kept = method.kept(record.context, record.target)
-    growth = tables.Growth(before, record.target, method.grow, kept)
+    old, how = tables.find_tables(base, before), growth(before, record.method, record.target)
     try:
-        found = tables.compare_tables(base, snapshot.directory, growth, old)
+        found = tables.compare_tables(base, snapshot.directory, how, old)
     except ProofFailed as failed:
         yield Check("base", False, str(failed))
         return

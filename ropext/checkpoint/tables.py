@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,14 +18,13 @@ from ropext.errors import InputError, ProofFailed
 from ropext.files import dump, open_regular, read_object
 from ropext.narration import Show, unseen
 from ropext.positions import Positions
+from ropext.scaling.tables import Growth
 
 if TYPE_CHECKING:
     import numpy as np
 
     Rows = np.ndarray[Any, np.dtype[np.float64]]
 
-# Towers of other modalities, whose tables count patches or frames.
-NOT_TEXT = re.compile(r"vision|visual|image|audio|qformer")
 # Buffers of a fixed length that old versions saved and stock makes anew: position numbers, and the
 # causal masks of GPT-2 and GPT-Neo.
 STALE = re.compile(r"(^|\.)(position_ids|token_type_ids|attn\.(attention\.)?(masked_)?bias)$")
@@ -43,20 +42,6 @@ class PositionTable:
     shape: tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Growth:
-    """What becomes of every table of a checkpoint."""
-
-    positions: Positions
-    target: int
-    grow: Callable[["Rows", int], "Rows"]
-    kept: Mapping[int, int]  # new row -> the old row that it equals, both counted from the offset
-
-    @property
-    def rows(self) -> int:
-        return self.positions.offset + self.target
-
-
 def _is_stale(name: str, tensor: Tensor) -> bool:
     """A bias of one dimension is a parameter, whatever its name."""
     return bool(STALE.search(name)) and (name.endswith("ids") or len(tensor.shape) != 1)
@@ -67,11 +52,10 @@ def find_tables(snapshot: Snapshot, positions: Positions) -> tuple[PositionTable
 
     Tables of one length under several names (an encoder's and a decoder's, a tied copy) all grow.
     """
-    ends = re.compile(rf"(^|\.)({'|'.join(map(re.escape, positions.tensors))})$")
     found = []
     for file in snapshot.weight_files:
         for name, tensor in read_header(snapshot.path(file)).tensors.items():
-            if ends.search(name) and not NOT_TEXT.search(name):
+            if positions.is_table(name):
                 found.append(_table(file, name, tensor))
     if not found:
         wanted = " or ".join(positions.tensors)
@@ -144,7 +128,9 @@ def rewrite(
             start, end = (begin_old + offset for offset in tensor.offsets)
             goal = begin_new + starts[name]
             if name in names:
-                _write(out, _grown(os.pread(descriptor, end - start, start), tensor, growth), goal)
+                _write(
+                    out, grown(os.pread(descriptor, end - start, start), tensor.dtype, growth), goal
+                )
             else:
                 copy_part(descriptor, out, start, end, goal - start, source, show)
         os.ftruncate(out, begin_new + place)
@@ -160,17 +146,17 @@ def _write(descriptor: int, data: bytes, place: int) -> None:
         data, place = data[done:], place + done
 
 
-def _grown(data: bytes, tensor: Tensor, growth: Growth) -> bytes:
+def grown(data: bytes, dtype: str, growth: Growth) -> bytes:
     """The bytes of the new table; rows that stay are copied as bytes."""
     import numpy as np
 
-    count, width = tensor.shape
-    offset, step = growth.positions.offset, len(data) // count
+    count, offset = growth.positions.rows, growth.positions.offset
+    step = len(data) // count
     old = [data[i * step : (i + 1) * step] for i in range(count)]
-    grown = growth.grow(decoded(data, tensor.dtype).reshape(count, width)[offset:], growth.target)
-    if not np.isfinite(grown).all():
+    rows = growth.grow(decoded(data, dtype).reshape(count, -1)[offset:], growth.target)
+    if not np.isfinite(rows).all():
         raise InputError("the position table holds values that are not finite")
-    flat = encoded(grown, tensor.dtype)
+    flat = encoded(rows, dtype)
     new = [flat[i * step : (i + 1) * step] for i in range(growth.target)]
     for row, same in growth.kept.items():
         new[row] = old[offset + same]
@@ -215,14 +201,14 @@ def grow_files(
     for table in tables:
         by_file.setdefault(table.file, []).append(table.name)
     stale: list[str] = []
-    grown = 0
+    more = 0
     for file, names in by_file.items():
         old, new = snapshot.path(file), directory / file
         stale += rewrite(old, new, growth, names, show)
-        grown += _data(read_header(new)) - _data(read_header(old))
+        more += _data(read_header(new)) - _data(read_header(old))
     if snapshot.index is not None:
         path = snapshot.path(INDEX)
-        (directory / INDEX).write_bytes(without_stale(read_object(path), stale, grown))
+        (directory / INDEX).write_bytes(without_stale(read_object(path), stale, more))
     return tuple(stale)
 
 

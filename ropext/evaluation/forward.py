@@ -170,7 +170,10 @@ class TokenScorer:
         import torch
 
         generator = torch.Generator().manual_seed(0)
-        ids = torch.randint(0, self.vocabulary, (PROBE_TOKENS,), generator=generator)
+        most = getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or -1
+        # A position table may have fewer rows.
+        tokens = min(PROBE_TOKENS, most) if most > 0 else PROBE_TOKENS
+        ids = torch.randint(0, self.vocabulary, (tokens,), generator=generator)
         truth = self.model(input_ids=self._row(ids.numpy()), use_cache=False).logits[0].float()
         if not torch.isfinite(truth).all():
             raise NanInLogits("the model's logits are not finite on a probe of random tokens")

@@ -8,7 +8,14 @@ from typing import Any
 
 from ropext import families
 from ropext.checkpoint import Snapshot, open_snapshot
-from ropext.checkpoint.provenance import SAVED, TRAININGS, Record, SiteRecord, read_record
+from ropext.checkpoint.provenance import (
+    SAVED,
+    TRAININGS,
+    Record,
+    SiteRecord,
+    base_config,
+    read_record,
+)
 from ropext.checkpoint.snapshot import with_weights
 from ropext.errors import InputError, RopextError, UnsupportedModel, UsageError
 from ropext.evaluation.pinning import PINNED
@@ -16,9 +23,11 @@ from ropext.files import read_object
 from ropext.inspecting import READ_FROM, record_of_config, scaled_by_config
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
-from ropext.planning import make_plan
+from ropext.planning import plan_config
 from ropext.results.overlap import HASHES, Trained, both, from_json, trained_in, unknown
 from ropext.rope import Spectrum
+from ropext.scaling import tables
+from ropext.scaling.tables import Growth, growth
 
 # The section of ropext.json that says that weights were trained after the extension.
 FITTED, TRAINED = TRAININGS
@@ -38,6 +47,7 @@ class Variant:
     kind: str  # "base", "control", "untouched", "extended"
     snapshot: Snapshot
     config: Mapping[str, Any] | None = None  # applied in memory
+    growth: Growth | None = None  # what becomes of a position table then
     original: Mapping[str, SiteRecord] = field(default_factory=dict)  # applied in memory
     adapter: str | None = None
     target: int | None = None
@@ -56,6 +66,7 @@ class Lineup:
     variants: tuple[Variant, ...]
     context: int
     limit: int  # the longest context that any of them was made for
+    rows: int = 0  # of the shortest position table among them, beyond which none reads; 0 = none
     warnings: tuple[str, ...] = ()
 
 
@@ -77,9 +88,12 @@ def line_up(model: str, revision: str | None, options: Evaluate) -> Lineup:
     """The variants of a command."""
     snapshot = open_snapshot(model, revision=revision)
     context, limit = _context(snapshot, options.context)
+    table = _has_table(snapshot)
     if options.method:
         return _in_memory(snapshot, options, context)
     record = read_record(snapshot.directory)
+    if table and options.context is not None:
+        record = None  # all its rows were trained
     if record is None and options.context is None:
         record = _by_config(snapshot, options)
     variants, warnings = list[Variant](), list[str]()
@@ -92,14 +106,14 @@ def line_up(model: str, revision: str | None, options: Evaluate) -> Lineup:
         variants.append(base)
     context = base_context
     if record is not None or limit > context:
-        if base is not None and (base.original or base.snapshot is not snapshot):
+        if base is not None and not table and (base.original or base.snapshot is not snapshot):
             variants.append(replace(base, label="untouched", kind="untouched", info={}))
         label, info = _label(record), _recorded(record)
         own = Variant(label, "extended", snapshot, target=limit, info=info)
     else:
         own = Variant("untouched", "untouched", snapshot)
     variants += _with_adapter(own, options.adapter)
-    return Lineup(tuple(variants), context, limit, tuple(warnings))
+    return Lineup(tuple(variants), context, limit, limit * table, tuple(warnings))
 
 
 def line_up_as(place: str, model: str, options: Mapping[str, Any]) -> Lineup:
@@ -188,6 +202,7 @@ def _with_adapter(variant: Variant, adapter: str | None) -> list[Variant]:
         "extended",
         variant.snapshot,
         config=variant.config,
+        growth=variant.growth,
         adapter=adapter,
         target=variant.target,
         info=info,
@@ -197,33 +212,38 @@ def _with_adapter(variant: Variant, adapter: str | None) -> list[Variant]:
 
 def _in_memory(snapshot: Snapshot, options: Evaluate, context: int) -> Lineup:
     """The table every paper prints: base, untouched, and a grid of methods and factors."""
-    base = Variant("base", "base", snapshot, info=_turning(snapshot))
-    variants = [base, Variant("untouched", "untouched", snapshot)]
+    table = _has_table(snapshot)
+    variants = [Variant("base", "base", snapshot, info=_turning(snapshot))]
+    variants += [] if table else [Variant("untouched", "untouched", snapshot)]
     warnings: list[str] = []
-    limit = context
+    targets = list[int]()
     for method in options.method:
         for factor in options.factor:
             recipe = Extend(method=method, factor=factor, context=options.context)
-            plan = make_plan(snapshot.config, recipe, snapshot.name)
-            limit = max(limit, plan.target)
+            plan = plan_config(snapshot.config, recipe, snapshot.name)
+            targets.append(plan.target)
+            wanted = [site.wanted for site in plan.sites]
+            scaled = [site.wanted for site in plan.sites if site.scaled] or wanted
             info = {
                 "method": method,
                 "factor": factor,
                 "target": plan.target,
-                "spectrum_sha256": [site.wanted.digest() for site in plan.sites],
-                "inv_freq": list(plan.main.wanted.inv_freq),
+                "spectrum_sha256": [own.digest() for own in wanted],
+                "inv_freq": list(scaled[0].inv_freq) if scaled else None,
             }
             own = Variant(
                 f"{method}-{factor:g}x",
                 "extended",
                 snapshot,
                 config=plan.config,
+                growth=plan.growth,
                 target=plan.target,
                 info=info,
             )
             variants += _with_adapter(own, options.adapter)
             warnings += [f"{own.label}: {text}" for text in plan.warnings]
-    return Lineup(tuple(variants), context, limit, tuple(dict.fromkeys(warnings)))
+    limit = min(targets) if table else max(context, *targets)
+    return Lineup(tuple(variants), context, limit, limit * table, tuple(dict.fromkeys(warnings)))
 
 
 def _by_config(snapshot: Snapshot, options: Evaluate) -> Record | None:
@@ -258,7 +278,10 @@ def _base(
             f"compare with, --context {record.target} says that this length was trained"
         )
         return None, context, warning
-    untrained = _untrained(snapshot, record)
+    untrained, before = _untrained(snapshot, record), dict[str, Any]()
+    if untrained is not None and _has_table(untrained):
+        before = _rows_of_before(untrained, record)
+        untrained = None if before["growth"] is None else untrained
     if untrained is not None:
         original = {
             site.label: replace(site, base=_at(site.base, context))
@@ -267,7 +290,8 @@ def _base(
         }
         first = next(iter(original.values()), None)
         info = {"inv_freq": list(first.base.inv_freq)} if first else {}
-        return Variant("base", "base", untrained, original=original, info=info), context, ""
+        own = Variant("base", "base", untrained, original=original, info=info)
+        return replace(own, **before), context, ""
     hub_id = record.base.get("hub_id")
     try:
         revision = str(record.base["commit"]) if hub_id and record.base.get("commit") else None
@@ -275,6 +299,15 @@ def _base(
     except RopextError as error:
         return None, context, f"no base to compare with ({error}); name it with --base MODEL"
     return Variant("base", "base", found, info=_turning(found)), context, ""
+
+
+def _rows_of_before(snapshot: Snapshot, record: Record) -> dict[str, Any]:
+    """The config before a table was lengthened, and the way back to its rows, where all stay."""
+    config = base_config(snapshot.config, record)
+    scheme = families.read_positions(config)
+    if scheme is None or record.method not in tables.METHODS:
+        raise InputError(f"{snapshot.name}: ropext.json tells of no position table; see verify")
+    return {"config": config, "growth": growth(scheme, record.method, record.target).undone()}
 
 
 def _at(spectrum: Spectrum, length: int) -> Spectrum:
@@ -310,21 +343,39 @@ def _context(snapshot: Snapshot, stated: int | None) -> tuple[int, int]:
     try:
         model = families.read(snapshot.config, context=stated)
     except UnsupportedModel:
-        # A model without rotary embeddings can be read all the same, unless it was extended: its
-        # rows of before, which the base would be read with, are not at hand.
-        if read_record(snapshot.directory) is not None:
-            raise
+        # A model without rotary embeddings can be read all the same.
+        scheme = families.read_positions(snapshot.config)
+        if scheme is not None and scheme.tensors:
+            if not scheme.causal:
+                raise _not_causal(
+                    snapshot, f"no causal language model ({scheme.model_type})"
+                ) from None
+            if stated is not None and stated > scheme.context:
+                raise UsageError(
+                    f"--context {stated}: {snapshot.name} has rows for {scheme.context} positions"
+                ) from None
+            return stated or scheme.context, scheme.context
         lengths = [snapshot.config.get(key) for key in LENGTH_KEYS]
         found = next((length for length in lengths if isinstance(length, int)), None)
         if stated is None and found is None:
             raise
         return stated or int(found or 0), int(found or stated or 0)
     if model.masked_lm:
-        raise UnsupportedModel(
-            f"{snapshot.name} is a masked language model ({model.model_type}); eval reads causal "
-            "ones only. inspect, plan, extend and verify work on it"
-        )
+        raise _not_causal(snapshot, f"a masked language model ({model.model_type})")
     return model.context, max(model.context, model.stated_context)
+
+
+def _not_causal(snapshot: Snapshot, what: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{snapshot.name} is {what}; eval reads causal ones only. "
+        "inspect, plan, extend and verify work on it"
+    )
+
+
+def _has_table(snapshot: Snapshot) -> bool:
+    """Whether its positions are rows of a learned table, beyond which it reads nothing."""
+    scheme = families.read_positions(snapshot.config)
+    return scheme is not None and bool(scheme.tensors)
 
 
 @contextmanager
@@ -336,7 +387,7 @@ def applied(model: Any, variant: Variant) -> Iterator[None]:
         if variant.adapter is None and hasattr(model, "disable_adapter"):
             stack.enter_context(model.disable_adapter())
         if variant.config is not None:
-            apply_config(model, variant.config)
+            apply_config(model, variant.config, variant.growth)
             stack.callback(unpatch, model)
         elif variant.original:
             stack.enter_context(recorded_spectrum(model, variant.original))

@@ -146,8 +146,8 @@ REFUSALS = {
     " scaled rope type; it takes a code patch",
     "twin": "keeps an unscaled rotary embedding beside the scaled one, for the layers that"
     " rope_scaling_layers leaves out; it takes a plan per layer",
-    "learned": "has a learned table of absolute positions, which inspect, plan, extend and verify"
-    " know and nothing else here does yet",
+    "learned": "has a learned table of absolute positions, which inspect, plan, extend, verify,"
+    " patch, eval and push know, and this does not yet",
     "sinusoidal": "adds fixed sinusoids to its embeddings; it takes a code patch that scales the"
     " positions",
     "alibi": "uses ALiBi, which has no rotation to scale; it takes other slopes, in code",

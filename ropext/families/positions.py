@@ -25,12 +25,13 @@ class TableRows:
     pad: int | None = None  # positions start behind pad_token_id, whose default this is
     # A key, and the value at which the family has a learned table at all.
     gate: tuple[str, object] = ("position_embedding_type", "absolute")
+    causal: bool = False  # predicts the next token, whatever `is_decoder` says
 
 
 BERT = TableRows()
 ROBERTA = TableRows(pad=1)
 CLIP = TableRows(tensors=("position_embedding.weight",), context=77)
-GPT = TableRows(tensors=("wpe.weight",), key="n_positions", context=1024)
+GPT = TableRows(tensors=("wpe.weight",), key="n_positions", context=1024, causal=True)
 BART = TableRows(tensors=("embed_positions.weight",), context=1024, offset=2, beyond=2)
 BLENDERBOT = replace(BART, context=512, offset=0, beyond=0)
 
@@ -77,8 +78,9 @@ TABLES: dict[str, TableRows] = {
     **_rows("gpt2 gpt-sw3 gpt_bigcode", GPT),
     "gpt_neo": replace(GPT, key="max_position_embeddings", context=2048),
     "openai-gpt": replace(GPT, tensors=("positions_embed.weight",), context=512),
-    **_rows("bart mbart mvp plbart biogpt", BART),
-    "opt": replace(BART, context=2048),
+    **_rows("bart mbart mvp plbart", BART),
+    "biogpt": replace(BART, causal=True),
+    "opt": replace(BART, context=2048, causal=True),
     "pp_formulanet_text": replace(BART, context=2560),
     "trocr": replace(BART, context=512, gate=("use_learned_position_embeddings", True)),
     "blenderbot": replace(BLENDERBOT, context=128),
@@ -160,7 +162,13 @@ def read_positions(config: dict[str, Any]) -> Positions | None:
             " in front of the first"
         )
     return replace(
-        found, context=context, key=key, tensors=row.tensors, offset=offset, beyond=row.beyond
+        found,
+        context=context,
+        key=key,
+        tensors=row.tensors,
+        offset=offset,
+        beyond=row.beyond,
+        causal=row.causal or part.get("is_decoder") is True,
     )
 
 

@@ -128,7 +128,7 @@ class Evaluate(Measuring):
     @model_validator(mode="after")
     def _models(self) -> Self:
         for method in self.method:
-            scaling.find(method)
+            scaling.check_known(method)
         if bool(self.method) != bool(self.factor):
             given, other = ("--method", "--factor 4") if self.method else ("--factor", "--method")
             raise UsageError(f"{given} alone does not say how to extend in memory; add {other}")

@@ -108,8 +108,8 @@ class _Extend(Reach):
                 "--method auto is for `ropext extend`, recipes and ropext.run, and chooses by "
                 "--data TEXTS; `ropext plan --measure TEXTS` ranks the methods"
             )
-        if self.method is not None and self.method not in tables.METHODS:
-            scaling.find(self.method)
+        if self.method is not None:
+            scaling.check_known(self.method)
         if self.attention_factor is not None and self.temperature is not None:
             raise UsageError("--attention-factor and --temperature say the same thing; give one")
         return self

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext.checkpoint import open_snapshot
-from ropext.inspecting import read_again
+from ropext.inspecting import positions_of, read_again
 from ropext.narration import SILENT, Say, silent
 from ropext.options.extend import AUTO, Choosing, Extend
 from ropext.options.fields import EXTEND, FINETUNE, TextsOrPlace, as_place
@@ -125,7 +125,8 @@ def push(
     from ropext.pipeline import outcome
 
     there = replace(open_snapshot(directory), name=repository, hub_id=repository)
-    lines = [(own.loader, own.command) for own in read_again(there).serving if own.command]
+    served = read_again(there).serving if positions_of(there) is None else ()
+    lines = [(own.loader, own.command) for own in served if own.command]
     found = figures(directory, [str(run) for run in results])
     head = pushing.Head(found, lines, license, base_model)
     note = outcome.owner(Path(directory))

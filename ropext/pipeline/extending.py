@@ -169,8 +169,7 @@ def _write_table(
     from ropext.checkpoint import tables  # late: no rotary model needs it
 
     found = tables.find_tables(snapshot, made.positions)
-    kept = made.how.kept(made.context, made.target)
-    growth = tables.Growth(made.positions, made.target, made.how.grow, kept)
+    growth = made.growth
     path, trusted = made.positions.path, how.trust_remote_code
 
     def write_anew(directory: Path) -> list[str]:

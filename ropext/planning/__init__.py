@@ -6,7 +6,7 @@ The plan is the prediction; the proof compares it with what stock transformers b
 
 from ropext.planning.making import make_plan, require_help
 from ropext.planning.plan import Plan, PlannedSite, readings_of
-from ropext.planning.tables import TablePlan, make_table_plan
+from ropext.planning.tables import TablePlan, make_table_plan, plan_config
 
 __all__ = [
     "Plan",
@@ -14,6 +14,7 @@ __all__ = [
     "TablePlan",
     "make_plan",
     "make_table_plan",
+    "plan_config",
     "readings_of",
     "require_help",
 ]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import PurePath
-from typing import Any
+from typing import Any, ClassVar
 
 from ropext import families, forms, loaders, scaling
 from ropext.errors import NotExpressible, UsageError, listed
@@ -65,6 +65,7 @@ class Plan:
     recommendation: Recommendation
     warnings: tuple[str, ...]
     readings: tuple[loaders.LoaderReading, ...]
+    growth: ClassVar[None] = None  # as in a TablePlan: no tensor changes
 
     def __repr__(self) -> str:
         form, far = self.main.params["rope_type"], f"{self.context:,} -> {self.target:,} tokens"

@@ -9,10 +9,11 @@ from ropext import families
 from ropext.errors import UnsupportedModel, UsageError
 from ropext.options.extend import KNOBS, Extend, resolve_target
 from ropext.options.fields import flag
-from ropext.planning.plan import PlannedSite
+from ropext.planning.making import make_plan
+from ropext.planning.plan import Plan, PlannedSite
 from ropext.positions import Positions
 from ropext.scaling import tables
-from ropext.scaling.tables import TableMethod
+from ropext.scaling.tables import Growth, growth
 
 DEFAULT = "linear"
 
@@ -41,8 +42,8 @@ class TablePlan:
         return self.target / self.context
 
     @property
-    def how(self) -> TableMethod:
-        return tables.METHODS[self.method]
+    def growth(self) -> Growth:
+        return growth(self.positions, self.method, self.target)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as one JSON document."""
@@ -54,8 +55,8 @@ class TablePlan:
             "context": self.context,
             "target": self.target,
             "factor": self.factor,
-            "rows_kept": len(self.how.kept(self.context, self.target)),
-            "short_tax": self.how.short_tax,
+            "rows_kept": len(self.growth.kept),
+            "short_tax": tables.METHODS[self.method].short_tax,
             "edits": [edit.to_json() for edit in self.edits],
             "warnings": list(self.warnings),
             "config": self.config,
@@ -89,6 +90,12 @@ def make_table_plan(config: Mapping[str, Any], recipe: Extend, name: str = "MODE
         edits=tuple(families.diff(dict(config), written)),
         warnings=tuple(_warnings(found, target, method)),
     )
+
+
+def plan_config(config: Mapping[str, Any], recipe: Extend, name: str = "MODEL") -> Plan | TablePlan:
+    """The plan for a config dict, by the scheme that it has."""
+    rotates = families.read_positions(dict(config)) is None
+    return (make_plan if rotates else make_table_plan)(config, recipe, name)
 
 
 def _check_options(recipe: Extend) -> None:

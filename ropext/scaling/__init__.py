@@ -20,7 +20,17 @@ METHODS: dict[str, Method] = {
     )
 }
 
-__all__ = ["METHODS", "Method", "Scaling", "compose", "find", "native", "scale", "well_known"]
+__all__ = [
+    "METHODS",
+    "Method",
+    "Scaling",
+    "check_known",
+    "compose",
+    "find",
+    "native",
+    "scale",
+    "well_known",
+]
 
 
 def find(name: str, flag: str = "--method") -> Method:
@@ -34,6 +44,12 @@ def find(name: str, flag: str = "--method") -> Method:
     near = difflib.get_close_matches(name, METHODS, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(METHODS)}"
     raise UsageError(f"{flag} {name[:60]!r} is not a method; {hint}")
+
+
+def check_known(name: str) -> None:
+    """Refuse a method of neither list."""
+    if name not in tables.METHODS:
+        find(name)
 
 
 def compose(rope: Rope, scaling: Scaling, target: int) -> Spectrum:

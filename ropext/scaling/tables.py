@@ -3,9 +3,11 @@
 A method makes rows of rows. It sees those that positions read; rows in front of the first stay.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from ropext.positions import Positions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,3 +82,33 @@ METHODS = {
         ),
     )
 }
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What becomes of every table of a checkpoint."""
+
+    positions: Positions
+    target: int
+    grow: Callable[["Rows", int], "Rows"]
+    kept: Mapping[int, int]  # new row -> the old row that it equals, both counted from the offset
+
+    @property
+    def rows(self) -> int:
+        return self.positions.offset + self.target
+
+    def undone(self) -> "Growth | None":
+        """The way back to the old rows; None where not all of them were kept."""
+        count = self.positions.context
+        at = {old: new for new, old in reversed(list(self.kept.items()))}  # the first of equals
+        if len(at) < count:
+            return None
+        grown = replace(self.positions, context=self.target)
+        places = [at[row] for row in range(count)]
+        return Growth(grown, count, lambda rows, _: rows[places], dict(enumerate(places)))
+
+
+def growth(positions: Positions, method: str, target: int) -> Growth:
+    """What a method makes of the tables of such a model."""
+    how = METHODS[method]
+    return Growth(positions, target, how.grow, how.kept(positions.context, target))

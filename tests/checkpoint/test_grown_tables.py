@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import ropext
 from ropext.errors import InputError, ProofFailed, UnsupportedModel, UsageError
+from ropext.pipeline.calling import push
 from ropext.scaling.tables import METHODS
 
 KEYS = {
@@ -173,7 +174,7 @@ def test_what_is_written_wrong_gets_no_name(base, tmp_path, monkeypatch):
     from ropext.checkpoint import tables
 
     rows = tables.encoded
-    monkeypatch.setattr(tables, "_grown", lambda *given: rows(np.zeros((66, 16)), "BF16"))
+    monkeypatch.setattr(tables, "grown", lambda *given: rows(np.zeros((66, 16)), "BF16"))
     with pytest.raises(ProofFailed, match="has other rows than the plan says"):
         ropext.extend(base, tmp_path / "out", factor=2)
     assert not (tmp_path / "out").exists()
@@ -198,10 +199,9 @@ def test_inspect_names_the_table_and_its_rows(base):
     assert seen.rows().shape == (32, 16)
 
 
-def test_eval_takes_no_grown_table_for_the_base(base, tmp_path):
-    out = tmp_path / "out"
-    ropext.extend(base, out, factor=2)
-    with pytest.raises(UnsupportedModel, match="nothing else here does yet"):
-        ropext.evaluate(out, data=["a text"])
-    with pytest.raises(UsageError, match="moves no rotary embedding"):
-        ropext.evaluate(base, method=["linear"], factor=[2], data=["a text"])
+def test_an_encoder_is_pushed_and_not_read_as_a_causal_model(grown):
+    with pytest.raises(UnsupportedModel, match=r"no causal language model \(roberta\)"):
+        ropext.evaluate(grown.output, data=["a text"])
+    done = push(grown.output, "me/longer", dry_run=True)
+    assert {"model.safetensors.index.json", "ropext.json", "README.md"} <= set(done.files)
+    assert "lengthened from 32 to 128 positions by linear" in done.card
