@@ -266,12 +266,12 @@ def _task_table(results: Results, task: str, title: str = "", note: str = "") ->
     header = ["", *(length_text(length) for length in results["lengths"]), "effective"]
     named = task != RULER and find_task(task).in_words
     right = (
-        "what greedy decoding says names (the share of) what was asked for"
+        "share of what the questions ask for that greedy decoding names"
         if named
-        else "every answer token is the model's first choice"
+        else "share of questions whose every answer token is the model's first choice"
     )
     note = note or (
-        f"share of questions whose {right}, with its 95 % Wilson interval (questions over one "
+        f"{right}, with its 95 % Wilson interval (questions over one "
         "haystack count for fewer where haystacks differ); effective: longest length at 85 % of "
         "the short score" + (f"; {RULERS}" if task in THIRTEEN else "")
     )
