@@ -25,6 +25,8 @@ from ropext.options.extend import Extend, parse_extend, resolve_target
 from ropext.planning import Plan, TablePlan, make_plan, make_table_plan, readings_of
 from ropext.positions import Positions
 from ropext.rope import Spectrum
+from ropext.scaling import tables
+from ropext.scaling.tables import Growth, growth
 from ropext.table import Table
 
 if TYPE_CHECKING:
@@ -63,6 +65,16 @@ def record_of(
         command=provenance.clean_command(command) if command else (),
         versions=provenance.versions(),
     )
+
+
+def growth_of(snapshot: Snapshot, record: Record) -> Growth:
+    """What the recorded extension made of a checkpoint's position tables."""
+    before = families.read_positions(provenance.base_config(snapshot.config, record))
+    if before is None or record.method not in tables.METHODS:
+        raise InputError(
+            f"{snapshot.name}: ropext.json tells of no position table; see ropext verify"
+        )
+    return growth(before, record.method, record.target)
 
 
 def scaled_by_config(model: Model) -> str:

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from ropext import families, forms, proof
 from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.checkpoint.provenance import NAME as RECORD
-from ropext.checkpoint.provenance import Record, base_config, read_record, record_in
+from ropext.checkpoint.provenance import TRAININGS, Record, base_config, read_record, record_in
 from ropext.checkpoint.staging import replace_file
 from ropext.checkpoint.tokenizer import length_edits
 from ropext.checkpoint.weights import WeightFile, compare_weights, content_digest, weigh
@@ -257,6 +257,8 @@ def _against(
     if before is None or before.context != record.context:
         raise UsageError(f"--against {base.name} is not the base that ropext.json names")
     old, how = tables.find_tables(base, before), growth(before, record.method, record.target)
+    if any(record.more.get(name) for name in TRAININGS):  # of equal rows the first is the old one
+        how = replace(how, kept={new: row for row, new in how.old_rows.items()})
     try:
         found = tables.compare_tables(base, snapshot.directory, how, old)
     except ProofFailed as failed:

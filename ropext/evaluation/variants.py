@@ -20,14 +20,13 @@ from ropext.checkpoint.snapshot import with_weights
 from ropext.errors import InputError, RopextError, UnsupportedModel, UsageError
 from ropext.evaluation.pinning import PINNED
 from ropext.files import read_object
-from ropext.inspecting import READ_FROM, record_of_config, scaled_by_config
+from ropext.inspecting import READ_FROM, growth_of, record_of_config, scaled_by_config
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
 from ropext.planning import plan_config
 from ropext.results.overlap import HASHES, Trained, both, from_json, trained_in, unknown
 from ropext.rope import Spectrum
-from ropext.scaling import tables
-from ropext.scaling.tables import Growth, growth
+from ropext.scaling.tables import Growth
 
 # The section of ropext.json that says that weights were trained after the extension.
 FITTED, TRAINED = TRAININGS
@@ -280,8 +279,9 @@ def _base(
         return None, context, warning
     untrained, before = _untrained(snapshot, record), dict[str, Any]()
     if untrained is not None and _has_table(untrained):
-        before = _rows_of_before(untrained, record)
-        untrained = None if before["growth"] is None else untrained
+        back = growth_of(untrained, record).undone()
+        before = {"config": base_config(untrained.config, record), "growth": back}
+        untrained = None if back is None else untrained
     if untrained is not None:
         original = {
             site.label: replace(site, base=_at(site.base, context))
@@ -299,15 +299,6 @@ def _base(
     except RopextError as error:
         return None, context, f"no base to compare with ({error}); name it with --base MODEL"
     return Variant("base", "base", found, info=_turning(found)), context, ""
-
-
-def _rows_of_before(snapshot: Snapshot, record: Record) -> dict[str, Any]:
-    """The config before a table was lengthened, and the way back to its rows, where all stay."""
-    config = base_config(snapshot.config, record)
-    scheme = families.read_positions(config)
-    if scheme is None or record.method not in tables.METHODS:
-        raise InputError(f"{snapshot.name}: ropext.json tells of no position table; see verify")
-    return {"config": config, "growth": growth(scheme, record.method, record.target).undone()}
 
 
 def _at(spectrum: Spectrum, length: int) -> Spectrum:

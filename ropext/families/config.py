@@ -146,8 +146,9 @@ REFUSALS = {
     " scaled rope type; it takes a code patch",
     "twin": "keeps an unscaled rotary embedding beside the scaled one, for the layers that"
     " rope_scaling_layers leaves out; it takes a plan per layer",
-    "learned": "has a learned table of absolute positions, which inspect, plan, extend, verify,"
-    " patch, eval and push know, and this does not yet",
+    "learned": "has a learned table of absolute positions; inspect, plan, extend, verify, eval,"
+    " finetune and push take it, each as a command of its own, and fit, run and plan --measure do"
+    " not yet",
     "sinusoidal": "adds fixed sinusoids to its embeddings; it takes a code patch that scales the"
     " positions",
     "alibi": "uses ALiBi, which has no rotation to scale; it takes other slopes, in code",

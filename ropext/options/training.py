@@ -95,6 +95,11 @@ class Training(Options):
 class Finetune(Training):
     """One fine-tuning; None means the default for this model and factor (`--dry-run` shows it)."""
 
+    train: Literal["lora", "new-rows", "both"] | None = wanted(
+        None,
+        "a LoRA, the rows that a position table had not before its extension, or both [lora; of a "
+        "position table new-rows]",
+    )
     epochs: Positive | None = wanted(None, "passes over the data, in the place of --steps")
     warmup: CountOrNone | None = wanted(
         None, "steps of linear warm-up [20, pose 10; at most a twentieth of all]"

@@ -97,10 +97,14 @@ class Growth:
     def rows(self) -> int:
         return self.positions.offset + self.target
 
+    @property
+    def old_rows(self) -> dict[int, int]:
+        """Where each old row that stays stands, the first time where it does so again."""
+        return {old: new for new, old in reversed(list(self.kept.items()))}
+
     def undone(self) -> "Growth | None":
         """The way back to the old rows; None where not all of them were kept."""
-        count = self.positions.context
-        at = {old: new for new, old in reversed(list(self.kept.items()))}  # the first of equals
+        count, at = self.positions.context, self.old_rows
         if len(at) < count:
             return None
         grown = replace(self.positions, context=self.target)

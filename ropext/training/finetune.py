@@ -1,7 +1,7 @@
 """A fine-tuning before its session: the checkpoint it starts from, its preparation, its plan."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,23 +19,31 @@ from ropext.checkpoint.weights import read_header
 from ropext.corpus.selection import NO_LIMIT, REMEDY
 from ropext.errors import InputError, UnsupportedModel, UsageError
 from ropext.families import Model
-from ropext.families.config import named
-from ropext.inspecting import READ_FROM, record_of_config, scaled_by_config
+from ropext.families.config import named, text_part
+from ropext.inspecting import READ_FROM, growth_of, record_of_config, scaled_by_config
+from ropext.options.fields import flag
 from ropext.options.training import Finetune
 from ropext.results.overlap import as_json
+from ropext.scaling.tables import Growth
 from ropext.training import data, defaults, models, sharing
 from ropext.training.data import LARGEST_SHARE
-from ropext.training.defaults import LoraSettings
 from ropext.training.judge import Judge, judge_of
 from ropext.training.rows import Full, KeyRows, Pose, Rows, glue, rows_in
 from ropext.training.run import PlannedTraining, PreparedTraining, encoder_of, taken
 
 # Options that decide the numbers, beside the settings.
 DECIDING = (
-    "strategy", "packing", "dropout", "targets", "train_norms", "train_embeddings",
+    "train", "strategy", "packing", "dropout", "targets", "train_norms", "train_embeddings",
     "train_spectrum", "qlora", "retrieval_share", "keep_short", "hold", "seed",
     "dtype", "attn_implementation", "eval_every", "eval_documents", "patience",
 )  # fmt: skip
+
+
+NEW_ROWS = " new rows of "  # among what is trained
+OF_A_LORA = (
+    *("rank", "alpha", "dropout", "targets"),
+    *("train_norms", "train_embeddings", "qlora"),
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,8 @@ class Origin:
 
     snapshot: Snapshot
     record: Record
-    model: Model  # its position scheme
+    model: Model | None  # its position scheme; None where that is ...
+    table: Growth | None = None  # ... a learned table, and what became of that
 
     @property
     def context(self) -> int:
@@ -58,13 +67,13 @@ class Origin:
     def two_sets_up_to(self) -> int:
         """Positions up to which a longrope with two sets of factors reads the short one; 0 = no
         such thing."""
-        ropes = [site.rope for site in self.model.scaled_sites]
+        ropes = [site.rope for site in self.model.scaled_sites] if self.model else []
         return max((r.original_context for r in ropes if r.short_pair_factors), default=0)
 
     @property
     def told(self) -> str:
         """How it came to its length."""
-        if self.record.more.get(READ_FROM):
+        if self.record.more.get(READ_FROM) and self.model:
             return scaled_by_config(self.model)
         return f"extended from {self.context} to {self.target} tokens"
 
@@ -72,10 +81,42 @@ class Origin:
         """The config before the extension: the recorded edits taken back."""
         return base_config(self.snapshot.config, self.record)
 
+    @property
+    def path(self) -> tuple[str, ...]:
+        """Where the text part stands inside the config."""
+        found = self.model or (self.table and self.table.positions)
+        return found.path if found else ()
+
+    def trains(self, options: Finetune) -> str:
+        """What is trained; refused where this model has no such thing, or an option is for another
+        kind."""
+        if self.table is None:
+            if options.train not in (None, "lora"):
+                raise UsageError(
+                    f"--train {options.train} is for a learned table of positions, and "
+                    f"{self.snapshot.name} rotates; leave it out"
+                )
+            return "lora"
+        for name in ("train_spectrum", "hold"):
+            if getattr(options, name):
+                raise UsageError(f"{flag(name)} is for rotary embeddings; leave it out")
+        kind = options.train or "new-rows"
+        if kind != "lora" and options.control:
+            raise UsageError("--control trains the base, which has no new rows; add --train lora")
+        given = [name for name in OF_A_LORA if getattr(options, name)]
+        if kind == "new-rows" and given:
+            raise UsageError(
+                f"{flag(given[0])} goes with a LoRA; add --train both, or --train lora"
+            )
+        return kind
+
 
 def _never_extended(snapshot: Snapshot) -> str:
     """Why a directory without a record is not trained; a scaled one is not to be extended twice."""
-    if any(site.rope.is_scaled for site in families.as_read(snapshot.config).scaled_sites):
+    rotates = families.read_positions(snapshot.config) is None
+    if rotates and any(
+        site.rope.is_scaled for site in families.as_read(snapshot.config).scaled_sites
+    ):
         return (
             f"{snapshot.name} is scaled by its config, which leaves open from how many tokens, and "
             "has no record (ropext.json) of it; finetune what `ropext extend` or ropext.save wrote"
@@ -96,13 +137,19 @@ def open_origin(model: str) -> Origin:
             "--like OUT`"
         )
     snapshot = open_snapshot(model, weights=True)
-    record = read_record(snapshot.directory) or record_of_config(snapshot)
+    scheme = families.read_positions(snapshot.config)
+    rotary = families.read(snapshot.config) if scheme is None or not scheme.tensors else None
+    record = read_record(snapshot.directory)
+    if record is None and rotary is not None:
+        record = record_of_config(snapshot)
     if record is None:
         raise InputError(_never_extended(snapshot))
-    found = families.read(snapshot.config)
-    if found.masked_lm:
+    found = rotary or scheme
+    assert found is not None
+    if rotary.masked_lm if rotary else scheme is None or not scheme.causal:
         raise UnsupportedModel(
-            f"{model} is a masked language model ({found.model_type}); finetune trains causal ones"
+            f"{model} is {'a masked' if rotary else 'no causal'} language model "
+            f"({found.model_type}); finetune trains causal ones"
         )
     if snapshot.quantisation:
         raise InputError(
@@ -120,7 +167,15 @@ def open_origin(model: str) -> Origin:
             f"{model}: ropext.json says that it was extended to {record.target} tokens, but its "
             f"config reads {found.context}; see ropext verify {model}"
         )
-    return Origin(snapshot, record, found)
+    if rotary is not None:
+        return Origin(snapshot, record, rotary)
+    table = growth_of(snapshot, record)
+    if table.undone() is None:
+        raise InputError(
+            f"{model}: of {record.context} old rows {len(table.old_rows)} are in its table, and "
+            f"its base cannot be read from it; extend the base to a multiple of {record.context}"
+        )
+    return Origin(snapshot, record, None, table)
 
 
 @dataclass(frozen=True)
@@ -131,12 +186,6 @@ class PreparedFinetune(PreparedTraining):
     options: Finetune
     origin: Origin
     rows: Rows
-
-    @property
-    def lora(self) -> LoraSettings:
-        """The size of its LoRA, which a fine-tuning always has."""
-        assert self.settings.lora is not None
-        return self.settings.lora
 
     @property
     def evaluated(self) -> int:
@@ -235,18 +284,24 @@ class Finetuned:
 def prepare(model: str, source: str, options: Finetune) -> PreparedFinetune:
     """Read model, tokenizer and data; settle the settings."""
     origin = open_origin(model)
+    kind = origin.trains(options)
+    options = options.model_copy(update={"train": kind})
     sizes = _stored_parameters(origin.snapshot), origin.context, origin.target
     settings = defaults.settings(options, *sizes)
     sharing.check_rows(settings.rows.value, settings.row_tokens.value, options.keep_short)
     sharing.check_fsdp(
-        qlora=options.qlora, train_spectrum=options.train_spectrum, hold=options.hold > 0
+        qlora=options.qlora,
+        train_spectrum=options.train_spectrum,
+        hold=options.hold > 0,
+        **{f"train {kind}": kind != "lora"},
     )
     if options.keep_short and origin.two_sets_up_to:
         raise UsageError(
             f"--keep-short: {model} reads its original length with a set of factors of its own, "
             "which rows that reach further do not change; leave it out"
         )
-    encoder = encoder_of(origin.snapshot, origin.model.vocab_size, options.seed)
+    vocabulary = text_part(origin.snapshot.config, origin.path).get("vocab_size")
+    encoder = encoder_of(origin.snapshot, vocabulary, options.seed)
     strategy: Full | Pose = Full(settings.row_tokens.value)
     if options.strategy == "pose":
         strategy = Pose(strategy.length, origin.target, origin.two_sets_up_to)
@@ -264,6 +319,7 @@ def prepare(model: str, source: str, options: Finetune) -> PreparedFinetune:
     if options.packing == "glued":
         documents = glue(documents, encoder.tokenizer.eos_token_id, options.seed)
     settings = defaults.settings(options, *sizes, rows_in(documents, strategy), sharing.readers())
+    settings = settings if kind != "new-rows" else replace(settings, lora=None)
     count, share = settings.rows.value * settings.steps.value, options.retrieval_share
     questions = KeyRows(encoder, documents, share, options.seed) if share else None
     rows = Rows(documents, strategy, count, options.seed, questions)
@@ -320,9 +376,15 @@ def plan(prepared: PreparedFinetune) -> PlannedFinetune:
             "use GPUs, or the config that `ropext.training.launch` calls ddp"
         )
     model = models.skeleton(prepared.snapshot)
-    names = models.target_names(model, options.targets)
+    lora, table = prepared.settings.lora, prepared.origin.table
+    names = [] if lora is None else models.target_names(model, options.targets)
     with init_empty_weights(include_buffers=False):
-        joined = models.add_adapter(model, options, prepared.lora)
+        joined = models.add_adapter(model, options, lora, table)
     moving = sum(p.numel() for p in joined.parameters() if p.requires_grad)
+    if table is not None:
+        new = table.target - len(table.old_rows)
+        for name, rows in models.trained_tables(joined, table):
+            moving -= (len(rows) - new) * rows.shape[1]
+            names.append(f"{new}{NEW_ROWS}{name}")
     found, reason, tight = taken(prepared, joined.get_base_model(), moving)
     return PlannedFinetune(prepared, found, moving, reason, tight, tuple(names))

@@ -2,7 +2,8 @@
 
 import difflib
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from ropext.evaluation.forward import BENDING
 from ropext.evaluation.loading import local_rank, with_attention
 from ropext.evaluation.work import processes
 from ropext.options.training import Finetune, Training
+from ropext.scaling.tables import Growth
 from ropext.training import sharing
 from ropext.training.defaults import LoraSettings
 
@@ -154,22 +156,30 @@ def four_bits(where: torch.device) -> Any:
     )
 
 
-def add_adapter(model: Any, options: Finetune, lora: LoraSettings) -> Any:
-    """The model in PEFT, with the LoRA (and full copies of norms and embeddings) trainable."""
+def add_adapter(
+    model: Any, options: Finetune, lora: LoraSettings | None, table: Growth | None = None
+) -> Any:
+    """The model in PEFT, with the LoRA (and full copies of norms, embeddings, and of a position
+    table, whose new rows alone move) trainable."""
     import peft
+    from peft.utils.constants import DUMMY_TARGET_MODULES
 
-    names = target_names(model, options.targets)
-    check_rank(model, names, lora.rank.value)
-    names = _precise(model, names)
+    names: list[str] | str = DUMMY_TARGET_MODULES  # PEFT's word for none
+    if lora is not None:
+        found = target_names(model, options.targets)
+        check_rank(model, found, lora.rank.value)
+        names = _precise(model, found)
     saved = _norm_names(model) if options.train_norms else []
     if options.train_embeddings:
         embedding = model.get_input_embeddings()
         saved.append(next(name for name, module in model.named_modules() if module is embedding))
+    if table is not None and options.train != "lora":
+        held = (name for name, _ in model.named_parameters() if table.positions.is_table(name))
+        saved += [name.removesuffix(".weight") for name in held]
     tied = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
     config = peft.LoraConfig(
         task_type="CAUSAL_LM",
-        r=lora.rank.value,
-        lora_alpha=lora.alpha.value,
+        **({} if lora is None else {"r": lora.rank.value, "lora_alpha": lora.alpha.value}),
         lora_dropout=options.dropout,
         target_modules=names,
         modules_to_save=saved or None,
@@ -177,7 +187,26 @@ def add_adapter(model: Any, options: Finetune, lora: LoraSettings) -> Any:
         ensure_weight_tying=tied and options.train_embeddings,
         bias="none",
     )
-    return peft.get_peft_model(model, config)
+    joined = peft.get_peft_model(model, config)
+    if table is not None:
+        for _, rows in trained_tables(joined, table):
+            rows.register_hook(partial(_without_old, table))
+    return joined
+
+
+def _without_old(table: Growth, gradient: torch.Tensor) -> torch.Tensor:
+    """A gradient that moves the new rows alone: AdamW, its weight decay zero, leaves the others."""
+    offset = table.positions.offset
+    rows = [*range(offset), *(offset + row for row in table.old_rows.values())]
+    return gradient.index_fill(0, torch.tensor(rows, device=gradient.device), 0.0)
+
+
+def trained_tables(joined: Any, table: Growth) -> Iterator[tuple[str, nn.Parameter]]:
+    """The copies of a position table in which new rows are trained, by the names of the modules."""
+    for name, own in joined.named_parameters():
+        plain = name.removeprefix("base_model.model.").replace(".modules_to_save.default", "")
+        if own.requires_grad and table.positions.is_table(plain):
+            yield plain.removesuffix(".weight"), own
 
 
 def linear_names(model: Any) -> list[str]:

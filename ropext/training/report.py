@@ -209,6 +209,7 @@ def _apart(one: float, other: float) -> str:
 
 def finetune_story(done: "Finetuned") -> "Story":
     """For the record and the card."""
+    from ropext.training.finetune import NEW_ROWS
     from ropext.training.writing import Story
 
     prepared = done.planned.prepared
@@ -230,10 +231,13 @@ def finetune_story(done: "Finetuned") -> "Story":
         "overlap": done.overlap,
     }
     told = prepared.lineage
+    ways = [f"in {own}" for own in done.planned.targets if NEW_ROWS in own]
+    if settings.lora is not None:
+        rank = settings.lora.rank.value
+        ways.append(f"with a LoRA of rank {rank}, which is merged into the weights")
     summary = [
         f"It was then trained for {section['steps']} steps ({section['tokens']:,} tokens, strategy "
-        f"{options.strategy}) with a LoRA of rank {prepared.lora.rank.value}, which is "
-        "merged into the weights.",
+        f"{options.strategy}) {' and '.join(ways)}.",
         *_asked(options.retrieval_share),
         *_kept(options, prepared.context),
         *verdict(done.numbers, prepared.target),

@@ -181,6 +181,11 @@ class FinetuneSession(Session):
         torch.manual_seed(self.options.seed)
         return models.load(self.origin.snapshot, self.options)
 
+    def _make_base(self, model: Any) -> None:
+        """The same weights before the extension, a position table with its rows of then."""
+        table = self.origin.table
+        apply_config(model, self.origin.base_config(), table.undone() if table else None)
+
     def _before(self, pause: Show) -> dict[str, Reading]:
         """The base through its short window, and the extended model before it is trained."""
         if self.judge is None or not is_main():
@@ -191,7 +196,7 @@ class FinetuneSession(Session):
             self.say(f"reading {len(own.documents)} documents before the training")
             model = self._load().eval()
             untuned = own.read_long(model, UNTUNED, pause)
-            apply_config(model, self.origin.base_config())
+            self._make_base(model)
             base = own.read_short(model, BASE, pause)
             judge.keep(folder, base)
             judge.keep(folder, untuned)
@@ -220,7 +225,7 @@ class FinetuneSession(Session):
         """The base on the same tokens; after an early stop as many steps as are in the weights that
         count."""
         model = self._load()
-        apply_config(model, self.origin.base_config())
+        self._make_base(model)
         use_sliced_loss(model)
         rows = ControlRows(self.prepared.rows, self.origin.context)
         return self._train_lora(CONTROL, model, rows, rows.per_row, until=tuned.counted)
@@ -237,7 +242,9 @@ class FinetuneSession(Session):
         """Train a LoRA on a model; a row is read in so many pieces."""
         settings = self.settings
         torch.manual_seed(self.options.seed)
-        joined = models.add_adapter(model, self.options, self.prepared.lora)
+        joined = models.add_adapter(
+            model, self.options, settings.lora, None if label == CONTROL else self.origin.table
+        )
         if beside is not None:
             joint.join(joined, beside)
         longest = self.origin.context if label == CONTROL else self.origin.target
@@ -287,7 +294,7 @@ class FinetuneSession(Session):
         readings[TUNED] = own.read_long(self._with_adapter(tuned), TUNED, pause)
         if control is not None:
             model = self._with_adapter(control)
-            apply_config(model, self.origin.base_config())
+            self._make_base(model)
             readings[CONTROL] = own.read_short(model, CONTROL, pause)
         return {label: own.numbers(read, readings[BASE]) for label, read in readings.items()}
 

@@ -44,6 +44,9 @@ BASE, ADAPTER, TRAINING = "base", "adapter", "training"
 CONTROL = "control"
 INDEX = "model.safetensors.index.json"
 
+TRAINED = {"lora": "LoRA, merged", "new-rows": "new rows of the position table"}
+TRAINED["both"] = f"{TRAINED['new-rows']}, and a {TRAINED['lora']}"
+
 LOADING = """\
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
@@ -126,7 +129,11 @@ def write_tuned(
     check_space(output, weights if link != "copy" else 2 * weights)
     inputs = [snapshot.directory, *map(snapshot.path, snapshot.files)]
     with staged(output, force=force, inputs=inputs) as stage:
-        merge(snapshot, adapter, stage.directory)
+        rows: dict[str, Any] = {}
+        if done.planned.prepared.settings.lora is None:
+            rows = _write_rows(origin, adapter, stage.directory, link, show)
+        else:
+            merge(snapshot, adapter, stage.directory)
         with os_errors(output):
             _carry(snapshot, stage.directory, weights=False)
             _write_base(snapshot, stage.directory / BASE, link, show)
@@ -139,9 +146,10 @@ def write_tuned(
                 written = stage.directory / TRAINING / name
                 written.parent.mkdir(parents=True, exist_ok=True)
                 written.write_bytes(content)
-        record = _record(origin, stage.directory, story)
+        record = _record(origin, stage.directory, story, rows)
         with os_errors(output):
-            _write_card(origin, stage.directory, story, output.name)
+            what = TRAINED[done.planned.prepared.options.train or "lora"]
+            _write_card(origin, stage.directory, story, output.name, what)
             provenance.write(record, stage.directory)
 
 
@@ -163,6 +171,33 @@ def merge(snapshot: Snapshot, adapter: Path, directory: Path) -> None:
     largest = max(snapshot.files[name] for name in snapshot.weight_files)
     # Shards as large as the base's: one file stays one file.
     merged.save_pretrained(directory, max_shard_size=largest + (1 << 20))
+
+
+def _write_rows(
+    origin: Origin, adapter: Path, directory: Path, link: Link, show: Show
+) -> dict[str, Any]:
+    """The weights with the trained rows in their table, every other byte as it was; what was
+    compared."""
+    from safetensors.torch import load_file
+
+    from ropext.checkpoint import tables  # late: no rotary model needs it
+
+    snapshot, table = origin.snapshot, origin.table
+    assert table is not None
+    scheme, offset = replace(table.positions, context=table.target), table.positions.offset
+    (trained,) = load_file(adapter / "adapter_model.safetensors").values()
+    new = trained[offset:].double().numpy()
+    growth = replace(
+        table,
+        positions=scheme,
+        grow=lambda rows, count: new,
+        kept={row: row for row in table.old_rows.values()},
+    )
+    found = tables.find_tables(snapshot, scheme)
+    tables.grow_files(snapshot, directory, growth, found, show)
+    for name in set(snapshot.weight_files) - {own.file for own in found}:
+        place(snapshot.path(name), directory / name, link, show)
+    return tables.compare_tables(snapshot, directory, growth, found)
 
 
 def _carry(
@@ -226,10 +261,10 @@ def _adapter_card(hub_id: str | None, origin: Origin) -> str:
         "library_name: peft",
         "tags:",
         "- ropext",
-        "- lora",
+        *(["- lora"] if origin.table is None else []),
         "---",
         "",
-        "# LoRA of an extended model",
+        f"# {'LoRA' if origin.table is None else 'Adapter'} of an extended model",
         "",
         f"Trained on `{where}`, which was extended from {origin.context:,} to {origin.target:,} "
         "tokens. An adapter stores nothing about positions: on the model before its extension it "
@@ -247,32 +282,36 @@ def _adapter_card(hub_id: str | None, origin: Origin) -> str:
     return "\n".join(lines)
 
 
-def _record(origin: Origin, directory: Path, story: Story) -> Record:
-    """The base's record with the new weights, the run, and a proof of the merged checkpoint."""
-    record = origin.record
-    proved = proof.prove(
-        directory,
-        proof.recorded(record),
-        forward=proof.Forward(record.context, record.target, origin.base_config()),
-        text_path=origin.model.path,
-    )
+def _record(origin: Origin, directory: Path, story: Story, rows: Mapping[str, Any]) -> Record:
+    """The base's record with the new weights, the run, and a proof of the merged checkpoint, beside
+    what was compared of `rows`."""
+    record, path = origin.record, origin.path
+    if origin.table is not None:
+        proved = dict(rows) | proof.prove_table(directory, record.target, text_path=path)
+    else:
+        forward = proof.Forward(record.context, record.target, origin.base_config())
+        expected = proof.recorded(record)
+        proved = proof.prove(directory, expected, forward=forward, text_path=path).to_json()
     names = sorted(path.name for path in directory.glob("*.safetensors"))
     return replace(
         record,
         weights={name: weigh(directory / name) for name in names},
         versions=provenance.versions(),
-        proof=proved.to_json(),
+        proof=proved,
         more=dict(record.more) | story.sections("finetune"),
     )
 
 
-def _write_card(origin: Origin, directory: Path, story: Story, title: str) -> None:
+def _write_card(origin: Origin, directory: Path, story: Story, title: str, what: str) -> None:
     record = origin.record
     # Under its title: a command in a card tells nobody where the directory lies.
-    served = inspecting.read_again(replace(open_snapshot(str(directory)), name=title))
+    served = None
+    if origin.table is None:
+        served = inspecting.read_again(replace(open_snapshot(str(directory)), name=title))
     name = str(record.base.get("name", ""))
     base = str(record.base.get("hub_id") or (name if name in MODELS else Path(name).name))
-    rows = tuple((r.loader, r.versions, r.verdict, r.flag or r.why) for r in served.readings)
+    readings = served.readings if served else ()
+    rows = tuple((r.loader, r.versions, r.verdict, r.flag or r.why) for r in readings)
     text = Card(
         title=title,
         base=base,
@@ -287,12 +326,16 @@ def _write_card(origin: Origin, directory: Path, story: Story, title: str) -> No
                 ("method", record.method),
                 ("context", record.context),
                 ("target", record.target),
-                ("trained", "LoRA, merged; where it was made, `adapter` has it alone"),
+                ("trained", f"{what}; where it was made, `adapter` has it alone"),
             ]
         ),
         numbers=story.numbers,
-        readings=Table("", "", ("loader", "versions", "reads it", "note"), rows),
-        serving=tuple((line.loader, line.command) for line in served.serving if line.command),
+        readings=Table("", "", ("loader", "versions", "reads it", "note"), rows) if rows else None,
+        serving=tuple(
+            (line.loader, line.command)
+            for line in (served.serving if served else ())
+            if line.command
+        ),
     )
     readme, _ = card.read_readme(origin.snapshot.path(README))
     (directory / README).write_bytes(card.render(text, readme).encode(errors="replace"))

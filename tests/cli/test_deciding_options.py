@@ -126,7 +126,12 @@ DOES_NOT = {
 }
 # What another value needs that is not here, or means nothing for these data.
 ELSEWHERE = {
-    "finetune": {"qlora": "a GPU", "split": "a dataset", "report_to": "a tracker"},
+    "finetune": {
+        "train": "a position table",
+        "qlora": "a GPU",
+        "split": "a dataset",
+        "report_to": "a tracker",
+    },
     "fit": {
         "from_original": "a scaled model",
         "original_context": "a scaled model",
@@ -332,6 +337,7 @@ def test_every_key_of_a_recipe_is_said_to_decide_or_not():
     # What a run is of, by its content; and what means something for a scaled model alone.
     wanted -= {("", "model"), ("", "revision"), *((name, "data") for name in TABLE)}
     wanted -= {("extend", "original_context")}
+    wanted -= {("finetune", "train")}  # of a position table, which no run takes
     # What a choice of the method reads: tests/pipeline/test_choosing.py.
     wanted -= {("extend", "budget"), ("extend", "within")}
     assert sorted((section, key) for section, key, _, _ in KEYS) == sorted(wanted)
