@@ -314,10 +314,11 @@ def from_options(
     extend: Mapping[str, Any],
     later: Mapping[str, str | None],
     words: Sequence[str] = (),
+    where: str = "the command line",
 ) -> Recipe:
-    """The job of a command line: what stands above the sections, the fields of extend, and the data
-    of each later section; `key=value` words say the rest."""
-    given, where = Given(), "the command line"
+    """The job of a command line or call: what stands above the sections, the fields of extend, and
+    the data of each later section; `key=value` words say the rest."""
+    given = Given()
     for name, value in top.items():
         if value not in (None, False):
             given.put(name, value, where)

@@ -9,7 +9,7 @@ from command_line import run
 import ropext
 from ropext.bundled import DATA
 from ropext.checkpoint import open_snapshot
-from ropext.errors import UsageError
+from ropext.errors import InputError, UsageError
 from ropext.options.extend import Budget, parse_budget
 from ropext.pipeline import job
 from ropext.pipeline.choosing import _inputs
@@ -101,6 +101,7 @@ def test_its_options_go_with_it_alone(tmp_path, monkeypatch, capsys, words):
     ("options", "said"),
     [
         ({"method": "auto"}, "give --data TEXTS"),
+        ({"method": "auto", "data": "missing.jsonl"}, "^the call: "),
         ({"method": "yarn", "data": HELD_OUT}, "--data goes with --method auto"),
         ({"method": "auto", "data": HELD_OUT, "prove": False}, "a choice is a claim"),
         ({"method": "auto", "data": HELD_OUT, "facto": 2}, "unknown option 'facto'"),
@@ -108,7 +109,7 @@ def test_its_options_go_with_it_alone(tmp_path, monkeypatch, capsys, words):
     ],
 )
 def test_python_is_refused_what_the_command_line_is(tmp_path, options, said):
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises((InputError, UsageError), match=said):
         ropext.extend("ropext://demo", tmp_path / "out", factor=2, **options)
     assert list(tmp_path.iterdir()) == []
 
