@@ -148,7 +148,7 @@ def test_the_held_loss_is_that_of_two_models_side_by_side(extended, base, storie
     skeleton = apply_config(models.skeleton(origin.snapshot), origin.base_config())
     assert loss.use_sliced_loss(model, Hold(model, skeleton, options.hold)) is None
     moving = joint.begin(model, origin, 2e-3) if spectrum else None
-    tuned = models.add_adapter(model, options, prepared.lora)
+    tuned = models.add_adapter(model, options, prepared.settings.lora)
     if moving is not None:
         joint.join(tuned, moving)
     torch.manual_seed(3)

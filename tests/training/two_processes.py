@@ -38,7 +38,7 @@ def new_model(prepared, dtype):
     model = models.load(prepared.origin.snapshot, Finetune(device="cpu", dtype=dtype))
     assert use_sliced_loss(model) is None
     torch.manual_seed(0)
-    return models.add_adapter(model, prepared.options, prepared.lora).train()
+    return models.add_adapter(model, prepared.options, prepared.settings.lora).train()
 
 
 def sharded(model, dtype, alone):
