@@ -304,7 +304,7 @@ class FinetuneSession(Session):
         return peft.PeftModel.from_pretrained(self._load(), str(history.kept)).eval()
 
     def _write(self, done: Finetuned, adapter: Path, control: Path | None) -> None:
-        self.say("merging, and proving what stock transformers builds from it")
+        self.say("writing, and proving what stock transformers builds from it")
         # What --report-to tensorboard wrote.
         folder = self.folder / TUNED
         written = sorted(path for path in folder.glob("runs/**/*") if path.is_file())
