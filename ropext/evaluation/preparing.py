@@ -37,6 +37,7 @@ from ropext.tasks import (
     passages,
     repetition,
 )
+from ropext.tasks.item import TooShort
 from ropext.tasks.passages import KnownAnswer
 
 
@@ -199,7 +200,8 @@ def _questions(
 ) -> tuple[tuple[tuple[Item, ...], ...], list[str]]:
     """The question groups, and which lengths are too short for a task.
 
-    A length that the user asked for is never left out: an item that does not fit is an error.
+    A length that the user asked for is never left out: an item that does not fit is an error, that
+    of the task which needs most.
     """
     if not options.tasks:
         return (), []
@@ -225,11 +227,11 @@ def _questions(
                     )
                     groups.append(tuple(items))
             except UsageError as error:
-                if options.lengths:
+                if options.lengths and not isinstance(error, TooShort):
                     raise
                 left_out[f"{name} is left out at {length_text(length)}: {error}"] = error
-    if not groups:
-        raise next(iter(left_out.values()))
+    if left_out and (options.lengths or not groups):
+        raise max(left_out.values(), key=lambda error: getattr(error, "needed", 0))
     return tuple(groups), [*left_out]
 
 

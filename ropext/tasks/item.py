@@ -166,13 +166,21 @@ def occurs(needle: Sequence[int], hay: Sequence[int]) -> bool:
     )
 
 
+class TooShort(UsageError):
+    """A length that holds no item of a task."""
+
+    def __init__(self, task: str, length: int, needed: int) -> None:
+        super().__init__(
+            f"the task {task} was asked for at length {length}, but one item of it takes at least"
+            f" {needed} tokens of this tokenizer: give lengths of {needed} or more (--lengths)"
+        )
+        self.needed = needed
+
+
 def room_for_filler(task: str, length: int, fixed: int) -> int:
     """How many filler tokens a length leaves beside the `fixed` ones."""
     if length < fixed:
-        raise UsageError(
-            f"the task {task} was asked for at length {length}, but one item of it takes at least"
-            f" {fixed} tokens of this tokenizer: give lengths of {fixed} or more (--lengths)"
-        )
+        raise TooShort(task, length, fixed)
     return length - fixed
 
 

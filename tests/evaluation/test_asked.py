@@ -178,6 +178,15 @@ def test_the_users_passages_are_asked(model, tmp_path):
     assert settled.questions[0][0].references == (f"M{number}",)
 
 
+def test_of_lengths_that_are_too_short_the_longest_need_is_said(model):
+    needs = []
+    for name in ("copy,vt", "vt,copy", "vt"):
+        with pytest.raises(UsageError, match=r"the task vt .* at least (\d+) tokens") as caught:
+            settle(model, None, False, {"tasks": name, "lengths": "16"})
+        needs.append(str(caught.value))
+    assert len(set(needs)) == 1
+
+
 def test_a_window_that_holds_no_question_is_told(tmp_path):
     """Default lengths up to the model's 64 tokens: nothing fits, and the least length is said."""
     own = str(write_checkpoint(tmp_path))
