@@ -182,6 +182,13 @@ class DocumentEncoder:
         probe = self.tokenizer.encode("a", add_special_tokens=True)
         return int(bos) if probe and probe[0] == bos else None
 
+    def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The special tokens that this tokenizer puts before and after a text."""
+        coded = self.tokenizer("a", return_special_tokens_mask=True)
+        ids, special = coded["input_ids"], coded["special_tokens_mask"]
+        end = len(ids) - special[::-1].index(0)
+        return tuple(ids[: special.index(0)]), tuple(ids[end:])
+
     def text_of(self, raw: RawDocument) -> str:
         """Plain text as it is; messages through the chat template."""
         text = raw.content

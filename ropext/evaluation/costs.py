@@ -252,7 +252,7 @@ def estimate_evaluation(
     tells how long (`timing.timed_reading`)."""
     import torch
     from accelerate import init_empty_weights
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     settled = settle(model, revision, trust_remote_code, values, lineup, gates)
     _check_places(settled, output, force)
@@ -262,7 +262,7 @@ def estimate_evaluation(
     with init_empty_weights(include_buffers=False):
         skeleton = loading.with_attention(
             options.attn_implementation,
-            lambda kind: AutoModelForCausalLM.from_config(
+            lambda kind: loading.auto_class(settled.lineup.masked).from_config(
                 config,
                 dtype=dtype or torch.float32,
                 trust_remote_code=trust_remote_code,
@@ -300,6 +300,8 @@ def _check_places(settled: Settled, output: Path | None, force: bool) -> None:
 def _pass_lengths(settled: Settled, own: Variant, skeleton: Any) -> tuple[int, ...]:
     """The passes of a variant; without a skeleton to ask, one."""
     frame, config = settled.frame, own.config or own.snapshot.config
+    if settled.masking is not None:
+        return masked_lengths(frame, own.reads_short)
     if skeleton is None or not any(f'"{kind}"' in json.dumps(config) for kind in LENGTH_DEPENDENT):
         return (frame.longest,)
     apply_config(skeleton, config)
@@ -314,19 +316,25 @@ def asked_lengths(frame: Frame) -> list[int]:
     return [*frame.lengths, *([frame.context] if frame.context < frame.longest else [])]
 
 
+def masked_lengths(frame: Frame, short: bool) -> tuple[int, ...]:
+    """The windows of a masked language model, or of a base, which reads no longer than its own."""
+    reach = frame.context if short else frame.longest
+    return tuple(length for length in sorted({*asked_lengths(frame)}) if length <= reach)
+
+
 def work_of(settled: Settled, skeleton: Any = None) -> list[Passes]:
     """Passes by kind, from configs alone."""
     frame, options = settled.frame, settled.options
     num = len(settled.documents or ())
     work = list[Passes]()
     for own in settled.lineup.variants if num else ():
-        if own.reads_short:
+        if own.reads_short and settled.masking is None:
             windows = sum(1 for _ in short_windows(frame.longest, frame.context))
             size = min(frame.context, frame.longest)
             work.append(Passes(f"{own.label}, short window", num * windows, size))
             continue
         for length in _pass_lengths(settled, own, skeleton):
-            work.append(Passes(f"{own.label}, whole", num, length))
+            work.append(Passes(f"{own.label}, whole", num * (frame.mask_stride or 1), length))
         for length in frame.lengths if options.protocol == "hf-stride" else ():
             count = sum(1 for _ in strided_windows(frame.longest, length, hf_stride(length)))
             work.append(Passes(f"{own.label}, strided at {length}", num * count, length))

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ropext.errors import InputError
+from ropext.results.perplexity import MASK_STRIDE
 
 if TYPE_CHECKING:
     import torch
@@ -157,7 +158,7 @@ class TokenScorer:
         self.device = self.model.get_input_embeddings().weight.device
         self.manner = manner
         settings = getattr(self.model, "generation_config", None) or self.model.config
-        end = settings.eos_token_id
+        end = getattr(settings, "eos_token_id", None)
         self.ends = frozenset(end if isinstance(end, list) else [end])  # tokens that end a text
 
     @property
@@ -273,6 +274,22 @@ class TokenScorer:
                     begin + 1,
                     torch.nn.functional.cross_entropy(rows, wanted, reduction="none"),
                 )
+
+    def masked_nll(self, ids: Ids, places: range, mask: int) -> TokenNll:
+        """NLL of the tokens at `places`, each masked in one of MASK_STRIDE passes, float32."""
+        import torch
+
+        nll = np.empty(len(places), np.float32)
+        for first in range(min(MASK_STRIDE, len(places))):
+            own = places[first::MASK_STRIDE]
+            read = np.where(np.isin(np.arange(len(ids)), own), mask, ids)
+            logits = self.last_logits(read, len(ids) - own[0])[::MASK_STRIDE][: len(own)]
+            wanted = self._row(ids[own])[0].to(logits.device)
+            found = torch.nn.functional.cross_entropy(logits, wanted, reduction="none")
+            nll[first::MASK_STRIDE] = found.cpu().numpy()
+        if not np.isfinite(nll).all():
+            raise NanInLogits("the logits are not finite at masked tokens")
+        return nll
 
     def last_logits(self, ids: Ids, count: int) -> "torch.Tensor":
         """Logits at the last `count` positions, float32, (count, vocabulary)."""

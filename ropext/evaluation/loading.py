@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext.checkpoint import Snapshot
-from ropext.errors import InputError, Stopped, UsageError
+from ropext.errors import InputError, Stopped, UnsupportedModel, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -69,11 +69,28 @@ def load_tokenizer(snapshot: Snapshot, trust_remote_code: bool) -> Any:
         ) from error
 
 
-def load_model(snapshot: Snapshot, options: "Evaluate", trust_remote_code: bool) -> Any:
-    """The causal language model, in evaluation mode."""
+def headless(snapshot: Snapshot) -> UnsupportedModel:
+    """The error of a model that predicts no tokens."""
+    what = ", ".join(snapshot.config.get("architectures") or ["by its weights"])
+    return UnsupportedModel(
+        f"{snapshot.name} has no head that predicts masked tokens ({what}); a sentence encoder is "
+        f"measured by MTEB (pip install mteb): mteb run -m {snapshot.name} -b LongEmbed"
+    )
+
+
+def auto_class(masked: bool) -> Any:
+    """The stock class that loads causal or masked language models."""
+    import transformers
+
+    return transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
+
+
+def load_model(
+    snapshot: Snapshot, options: "Evaluate", trust_remote_code: bool, masked: bool = False
+) -> Any:
+    """The causal or masked language model, in evaluation mode."""
     import torch
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
 
     placement: dict[str, Any] = (
         {"device_map": options.device_map}
@@ -82,21 +99,25 @@ def load_model(snapshot: Snapshot, options: "Evaluate", trust_remote_code: bool)
     )
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
     try:
-        model = with_attention(
+        model, found = with_attention(
             options.attn_implementation,
-            lambda kind: AutoModelForCausalLM.from_pretrained(
+            lambda kind: auto_class(masked).from_pretrained(
                 snapshot.directory,
                 dtype=dtype,
                 trust_remote_code=trust_remote_code,
                 use_safetensors=True,  # a pickle beside them is never opened
                 attn_implementation=kind,
+                output_loading_info=True,
                 **placement,
             ),
         )
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise InputError(
-            f"{snapshot.name} cannot be loaded as a causal language model: {_first_line(error)}"
+            f"{snapshot.name} cannot be loaded as a {'masked' if masked else 'causal'} language "
+            f"model: {_first_line(error)}"
         ) from error
+    if masked and found["missing_keys"]:
+        raise headless(snapshot)
     return model.eval()
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from ropext.checkpoint import provenance
 from ropext.evaluation.preparing import Settled
 from ropext.results import rundir
-from ropext.results.perplexity import PROTOCOLS
 from ropext.workdir import Workdir
 
 LIBRARIES = ("ropext", "torch", "transformers", "tokenizers", "peft", "numpy")
@@ -36,8 +35,9 @@ def workdir_of(output: Path, settled: Settled, command: Sequence[str] = ()) -> W
     longest = settled.frame.longest if settled.documents else 0
     decides = {
         "schema": rundir.SCHEMA,
-        "protocol": options.protocol,
-        "protocol_text": PROTOCOLS[options.protocol].text,
+        "protocol": settled.protocol.name,
+        "protocol_text": settled.protocol.text,
+        **({"masking": asdict(settled.masking)} if settled.masking else {}),
         "settings": settings,
         "context": lineup.context,
         "lengths": list(settled.frame.lengths),

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,13 @@ from ropext.corpus import (
 from ropext.corpus.selection import REMEDY, WINDOWS
 from ropext.errors import InputError, UsageError
 from ropext.evaluation import harness, loading
+from ropext.evaluation.reading import Masking
 from ropext.evaluation.variants import Lineup, line_up, trained_on
 from ropext.lengths import doubling_grid, length_text, lengths_text, tail_tokens
 from ropext.options.evaluate import Evaluate
 from ropext.results.gates import Gate, Metrics
 from ropext.results.overlap import Overlap, overlap
-from ropext.results.perplexity import Documents, Frame
+from ropext.results.perplexity import MASK_STRIDE, PROTOCOLS, Documents, Frame, Protocol
 from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap
 from ropext.tasks import (
     Haystack,
@@ -55,6 +56,8 @@ class Settled:
     questions: tuple[tuple[Item, ...], ...]
     bos: int | None
     decode: Callable[[Sequence[int]], str]
+    protocol: Protocol
+    masking: Masking | None  # of masked language models
     warnings: tuple[str, ...]
     overlaps: Mapping[str, Overlap]  # of the variants that were trained, by label
 
@@ -77,25 +80,47 @@ def settle(
     config = lineup.variants[-1].snapshot.config
     vocabulary = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
     encoder = DocumentEncoder(tokenizer, vocabulary, options.seed, options.chat)
+    masking = _masking(options, lineup, encoder) if lineup.masked else None
     corpus, grid, warnings = _corpus(lineup, options, encoder)
     overlaps = overlaps_of(lineup, corpus)
     questions, left_out = _questions(options, grid, encoder, corpus)
     labels = [own.label for own in lineup.variants]
-    Metrics.of(options, labels, grid).check(gates)
+    replace(Metrics.of(options, labels, grid), masked=lineup.masked).check(gates)
+    tail, stride = tail_tokens(lineup.context), 0
+    if masking is not None:
+        # Every length scores the same tokens, in one piece, for all tokens see one another.
+        tail, stride = min(tail, masking.text_in(grid[0])), MASK_STRIDE
+        options = options.model_copy(update={"chunk": grid[-1]})
     return Settled(
         options,
         lineup,
         tokenizer,
         trust_remote_code,
-        Frame(lineup.context, grid, tail_tokens(lineup.context), Bootstrap(options.seed)),
+        Frame(lineup.context, grid, tail, Bootstrap(options.seed), stride),
         corpus,
         _documents(corpus, grid) if corpus is not None else None,
         questions,
         encoder.bos,
         encoder.decode,
+        PROTOCOLS["pseudo-perplexity" if masking else options.protocol],
+        masking,
         (*lineup.warnings, *warnings, *_overlap_warnings(overlaps), *left_out),
         overlaps,
     )
+
+
+def _masking(options: Evaluate, lineup: Lineup, encoder: DocumentEncoder) -> Masking:
+    """What masked language models are read with; options of causal ones are refused."""
+    name, protocol = lineup.variants[-1].snapshot.name, options.protocol != "ropext"
+    asked = {"--tasks": options.tasks, "--lm-eval": options.lm_eval, "--chunk": options.chunk}
+    for flag in [own for own, given in (asked | {"--protocol": protocol}).items() if given]:
+        raise UsageError(
+            f"{flag} is for models that predict the next token, and {name} fills in masked ones: "
+            "--data TEXTS alone measures its pseudo-perplexity"
+        )
+    if (token := encoder.tokenizer.mask_token_id) is None:
+        raise InputError(f"the tokenizer of {name} has no mask token")
+    return Masking(int(token), *encoder.around())
 
 
 def _corpus(

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ropext.corpus import Document
+from ropext.errors import UsageError
 from ropext.evaluation.forward import Ids, NanInLogits, TokenNll, TokenScorer
 from ropext.evaluation.loading import memory_errors, out_of_memory
 from ropext.evaluation.pinning import pinned
 from ropext.files import write_json
 from ropext.results import rundir
+from ropext.results.perplexity import MASK_STRIDE
 from ropext.results.retrieval import ItemScore
 from ropext.tasks import Item
 from ropext.tasks.asking import match
@@ -238,6 +240,34 @@ def read_strided(scorer: TokenScorer, model: Any, ids: Ids, size: int) -> tuple[
     return total, weight
 
 
+@dataclass(frozen=True)
+class Masking:
+    """A mask, and the special tokens that a tokenizer puts before and after a text."""
+
+    token: int
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+    def text_in(self, length: int) -> int:
+        """Tokens of text in a window of a length."""
+        room = length - len(self.before) - len(self.after)
+        if room < 1:
+            raise UsageError(f"--lengths {length} has no room for text beside special tokens")
+        return room
+
+
+def read_masked(
+    scorer: TokenScorer, model: Any, ids: Ids, length: int, masking: Masking, tail: int
+) -> TokenNll:
+    """NLL of the last tokens, each masked once, in a window that ends there; NaN before them."""
+    text = ids[-masking.text_in(length) :]
+    row = np.concatenate([masking.before, text, masking.after]).astype(np.int32)
+    end, nll = len(row) - len(masking.after), np.full(len(ids), np.nan, np.float32)
+    with pinned(model, length):
+        nll[-tail:] = scorer.masked_nll(row, range(end - tail, end), masking.token)
+    return nll
+
+
 class UnitMaker:
     """Makes the units of one variant whose model is loaded and set."""
 
@@ -267,14 +297,16 @@ class UnitMaker:
             lambda: read_short(self.scorer, self.model, document.ids, context),
         )
 
-    def whole(self, document: Document, length: int) -> Unit:
-        """A pass of one length."""
-        return self._array_unit(
-            document,
-            f"pass-{length}",
-            length,
-            lambda: read_pass(self.scorer, self.model, document.ids, length),
-        )
+    def whole(self, document: Document, length: int, masking: Masking | None, tail: int) -> Unit:
+        """A pass of one length; with a mask those over the tail in such a window."""
+
+        def compute() -> TokenNll:
+            if masking is None:
+                return read_pass(self.scorer, self.model, document.ids, length)
+            return read_masked(self.scorer, self.model, document.ids, length, masking, tail)
+
+        tokens = length if masking is None else MASK_STRIDE * length
+        return self._array_unit(document, f"pass-{length}", tokens, compute)
 
     def strided(self, document: Document, size: int) -> Unit:
         """The strided loop with windows of one length."""

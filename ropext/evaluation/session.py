@@ -12,7 +12,7 @@ import numpy as np
 
 from ropext.errors import UsageError
 from ropext.evaluation import harness, loading, work
-from ropext.evaluation.costs import asked_lengths, manner_of, work_of
+from ropext.evaluation.costs import asked_lengths, manner_of, masked_lengths, work_of
 from ropext.evaluation.forward import Manner, TokenScorer
 from ropext.evaluation.manifest import workdir_of
 from ropext.evaluation.pinning import pass_lengths
@@ -26,7 +26,6 @@ from ropext.results import rundir
 from ropext.results.gates import Gate
 from ropext.results.overlap import marked
 from ropext.results.perplexity import (
-    PROTOCOLS,
     Reading,
     by_position,
     strided_values,
@@ -130,7 +129,9 @@ def _read_all(
         what = f"the weights of {own.snapshot.name}"
         with loading.memory_errors(loading.out_of_memory(what)):
             hooks.say(f"loading {own.snapshot.name}")
-            loaded = loading.load_model(own.snapshot, settled.options, settled.trust_remote_code)
+            loaded = loading.load_model(
+                own.snapshot, settled.options, settled.trust_remote_code, settled.lineup.masked
+            )
         for variant in others:
             if variant.adapter is not None and not hasattr(loaded, "disable_adapter"):
                 loaded = loading.add_adapter(loaded, variant.adapter)
@@ -167,6 +168,8 @@ def _passes(settled: Settled, variant: Variant, loaded: Any, hooks: Hooks) -> di
     frame = settled.frame
     if settled.documents is None:
         return {}
+    if settled.masking is not None:
+        return {f"pass-{at}": at for at in masked_lengths(frame, variant.reads_short)}
     if variant.reads_short:
         return {"short": frame.longest}
     lengths = pass_lengths(loaded, asked_lengths(frame))
@@ -183,11 +186,11 @@ def _units(
 ) -> Iterator[Unit]:
     frame, corpus = settled.frame, settled.corpus
     for document in corpus.documents if corpus else ():
-        if variant.reads_short:
+        if variant.reads_short and settled.masking is None:
             yield reader.short(document, frame.context)
             continue
         for length in passes.values():
-            yield reader.whole(document, length)
+            yield reader.whole(document, length, settled.masking, frame.tail)
         if settled.options.protocol == "hf-stride":
             for length in frame.lengths:
                 yield reader.strided(document, length)
@@ -214,7 +217,7 @@ def assemble(
     more: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Write items.jsonl and results.json; the numbers depend on the units' files alone."""
-    options, lineup, frame = settled.options, settled.lineup, settled.frame
+    lineup, frame = settled.lineup, settled.frame
     readings = dict[str, Reading]()
     if (documents := settled.documents) is not None:
         rundir.write_documents(path, documents, frame.longest)
@@ -232,13 +235,14 @@ def assemble(
     }
     results = {
         "schema": rundir.SCHEMA,
-        "protocol": options.protocol,
-        "protocol_text": PROTOCOLS[options.protocol].text,
-        "headline": PROTOCOLS[options.protocol].headline,
+        "protocol": settled.protocol.name,
+        "protocol_text": settled.protocol.text,
+        "headline": settled.protocol.headline,
+        **({"mask_stride": frame.mask_stride} if frame.mask_stride else {}),
         "context": frame.context,
         "lengths": list(frame.lengths),
         "tail_tokens": frame.tail,
-        "seed": options.seed,
+        "seed": settled.options.seed,
         "resamples": frame.bootstrap.resamples,
         "documents": settled.corpus.to_json() if settled.corpus else None,
         "warnings": [*settled.warnings, *left_out.values()],

@@ -18,6 +18,7 @@ from ropext.checkpoint.provenance import (
 )
 from ropext.checkpoint.snapshot import with_weights
 from ropext.errors import InputError, RopextError, UnsupportedModel, UsageError
+from ropext.evaluation import loading
 from ropext.evaluation.pinning import PINNED
 from ropext.files import read_object
 from ropext.inspecting import READ_FROM, growth_of, record_of_config, scaled_by_config
@@ -34,6 +35,8 @@ LATER = {FITTED: "fitted", TRAINED: "tuned"}  # section of ropext.json -> what t
 CONTROL = "control"
 SHORT = ("base", CONTROL)  # kinds that read through the short window
 BESIDE = "base"  # the extended, untuned checkpoint inside of a tuned one
+# How the names of classes end that predict masked tokens.
+MASKED_HEADS = ("ForMaskedLM", "ForPreTraining", "WithLMHeadModel")
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
 
@@ -67,6 +70,7 @@ class Lineup:
     limit: int  # the longest context that any of them was made for
     rows: int = 0  # of the shortest position table among them, beyond which none reads; 0 = none
     warnings: tuple[str, ...] = ()
+    masked: bool = False  # they fill in masked tokens, where others predict the next
 
 
 def trained_on(variant: Variant) -> Trained | None:
@@ -86,10 +90,10 @@ def trained_on(variant: Variant) -> Trained | None:
 def line_up(model: str, revision: str | None, options: Evaluate) -> Lineup:
     """The variants of a command."""
     snapshot = open_snapshot(model, revision=revision)
-    context, limit = _context(snapshot, options.context)
+    context, limit, masked = _context(snapshot, options.context)
     table = _has_table(snapshot)
     if options.method:
-        return _in_memory(snapshot, options, context)
+        return replace(_in_memory(snapshot, options, context), masked=masked)
     record = read_record(snapshot.directory)
     if table and options.context is not None:
         record = None  # all its rows were trained
@@ -112,7 +116,7 @@ def line_up(model: str, revision: str | None, options: Evaluate) -> Lineup:
     else:
         own = Variant("untouched", "untouched", snapshot)
     variants += _with_adapter(own, options.adapter)
-    return Lineup(tuple(variants), context, limit, limit * table, tuple(warnings))
+    return Lineup(tuple(variants), context, limit, limit * table, tuple(warnings), masked)
 
 
 def line_up_as(place: str, model: str, options: Mapping[str, Any]) -> Lineup:
@@ -266,7 +270,7 @@ def _base(
     """The base, its context, and a warning where there is none."""
     if options.base is not None:
         found = open_snapshot(options.base)
-        own_context, _ = _context(found, options.context)
+        own_context, *_ = _context(found, options.context)
         return Variant("base", "base", found, info=_turning(found)), own_context, ""
     if record is None:
         return Variant("base", "base", snapshot, info=_turning(snapshot)), context, ""
@@ -329,38 +333,34 @@ def _untrained(snapshot: Snapshot, record: Record) -> Snapshot | None:
     return open_snapshot(str(beside)) if (beside / "config.json").is_file() else None
 
 
-def _context(snapshot: Snapshot, stated: int | None) -> tuple[int, int]:
-    """(trained context, longest length the config is made for)."""
+def _context(snapshot: Snapshot, stated: int | None) -> tuple[int, int, bool]:
+    """(trained context, longest length the config is made for, whether it fills in masks)."""
     try:
         model = families.read(snapshot.config, context=stated)
     except UnsupportedModel:
         # A model without rotary embeddings can be read all the same.
         scheme = families.read_positions(snapshot.config)
         if scheme is not None and scheme.tensors:
-            if not scheme.causal:
-                raise _not_causal(
-                    snapshot, f"no causal language model ({scheme.model_type})"
-                ) from None
             if stated is not None and stated > scheme.context:
                 raise UsageError(
                     f"--context {stated}: {snapshot.name} has rows for {scheme.context} positions"
                 ) from None
-            return stated or scheme.context, scheme.context
+            return stated or scheme.context, scheme.context, _fills_in(snapshot, not scheme.causal)
         lengths = [snapshot.config.get(key) for key in LENGTH_KEYS]
         found = next((length for length in lengths if isinstance(length, int)), None)
         if stated is None and found is None:
             raise
-        return stated or int(found or 0), int(found or stated or 0)
-    if model.masked_lm:
-        raise _not_causal(snapshot, f"a masked language model ({model.model_type})")
-    return model.context, max(model.context, model.stated_context)
+        return stated or int(found or 0), int(found or stated or 0), False
+    longest = max(model.context, model.stated_context)
+    return model.context, longest, _fills_in(snapshot, model.masked_lm)
 
 
-def _not_causal(snapshot: Snapshot, what: str) -> UnsupportedModel:
-    return UnsupportedModel(
-        f"{snapshot.name} is {what}; eval reads causal ones only. "
-        "inspect, plan, extend and verify work on it"
-    )
+def _fills_in(snapshot: Snapshot, masked: bool) -> bool:
+    """Whether it is a masked language model, as its family is; without a head it is refused."""
+    names = snapshot.config.get("architectures") or ()
+    if masked and names and not any(name.endswith(MASKED_HEADS) for name in names):
+        raise loading.headless(snapshot)
+    return masked
 
 
 def _has_table(snapshot: Snapshot) -> bool:

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext.files import write_bytes
-from ropext.lengths import octaves
 from ropext.report import html, plots, tables
 from ropext.report.plots import BASE, Curve, Style
 from ropext.results import comparison, rundir
 from ropext.results.comparison import Comparison, Contender, difference
-from ropext.results.perplexity import Frame, Reading
+from ropext.results.perplexity import Frame, Reading, Span
 from ropext.results.retrieval import heat_map
 from ropext.results.values import Value, values_json
 from ropext.table import Table
@@ -96,16 +95,16 @@ def _text_pictures(readers: Sequence[Contender], styled: Mapping[str, Style]) ->
     tails = {float(length): frame.tail_span(length) for length in frame.lengths}
     for name, what, spans in (
         ("nll-by-position", "by position", _by_position(frame)),
-        ("tail", f"of {tables.tail_text(frame.tail, frame.lengths)}", tails),
+        ("tail", f"of {tables.tail_text(frame.tail, frame.lengths, frame.mask_stride)}", tails),
     ):
         if len(spans) < 2:
             continue  # points above one another, which the table says better
         caption, lines = f"Loss {what}: lower is better", losses(readers, spans)
         drawn[name] = caption, plots.lines(caption, y, lines, *shape, False, READS, styled)
     base = next((own for own in readers if own.label == BASE), None)
-    if base is not None and len(readers) > 1:
+    if base is not None and len(readers) > 1 and not frame.mask_stride:
 
-        def gain(own: Contender, span: tuple[int, int]) -> Value:
+        def gain(own: Contender, span: Span) -> Value:
             return difference(frame, _reading(base), _reading(own), span)
 
         others = [own for own in readers if own is not base]
@@ -116,11 +115,11 @@ def _text_pictures(readers: Sequence[Contender], styled: Mapping[str, Style]) ->
     return drawn
 
 
-Spans = Mapping[float, tuple[int, int]]  # by their place on the axis
+Spans = Mapping[float, Span]  # by their place on the axis
 
 
 def _by_position(frame: Frame) -> Spans:
-    spans = octaves(frame.context, frame.longest, PARTS)
+    spans = frame.octaves(PARTS)
     spans = spans[1:] or spans  # the first, all early tokens together, has no place on the axis
     return {math.sqrt(start * stop): (start, stop) for start, stop in spans}
 
@@ -129,7 +128,7 @@ def losses(readers: Sequence[Contender], spans: Spans | None = None) -> list[Cur
     """The loss of each model, by position or over other spans."""
     frame = readers[0].frame
 
-    def mean(own: Contender, span: tuple[int, int]) -> Value:
+    def mean(own: Contender, span: Span) -> Value:
         return frame.bootstrap.ratio(*_reading(own).sums(*span))
 
     return _curves(readers, _by_position(frame) if spans is None else spans, mean)
@@ -138,7 +137,7 @@ def losses(readers: Sequence[Contender], spans: Spans | None = None) -> list[Cur
 def _curves(
     readers: Sequence[Contender],
     spans: Spans,
-    value: Callable[[Contender, tuple[int, int]], Value],
+    value: Callable[[Contender, Span], Value],
 ) -> list[Curve]:
     return [
         Curve(
@@ -207,7 +206,7 @@ class Compared:
     ) -> None:
         """Write report.md, report.html and the pictures; `runs` are those compared, by name."""
         drawn, styled = Pictures(), plots.styles([*self.contenders, *spectra])
-        if self.text is not None:
+        if self.text is not None and not self.text.frame.mask_stride:
             drawn |= _difference_picture(self.text.frame, self.text, styled)
         drawn |= heat_pictures(self.contenders)
         if spectra:

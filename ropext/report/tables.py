@@ -75,17 +75,27 @@ def _per_length(
     return Table(title, note, ("", *(length_text(length) for length in lengths)), tuple(rows))
 
 
-def tail_text(tail: int, lengths: Sequence[int]) -> str:
+def tail_text(tail: int, lengths: Sequence[int], stride: int = 0) -> str:
     """Which tokens a tail has; a length shorter than it has no more than its own."""
+    if stride:
+        return f"the last {tail} tokens of each document, every {stride}th masked in one pass"
     short = [length_text(length) for length in lengths if length < tail]
     fewer = f" (before {', '.join(short)} all there are)" if short else ""
     return f"the last {tail} tokens before each length{fewer}"
 
 
+def _measured(results: Results) -> tuple[str, str]:
+    """What the numbers of a tail are, and of which tokens."""
+    stride = results.get("mask_stride", 0)
+    tail = tail_text(results["tail_tokens"], results["lengths"], stride)
+    return "pseudo-perplexity" if stride else "perplexity", tail
+
+
 def headline(results: Results) -> Table | None:
     """The number that the protocol is about."""
+    kind, tail = _measured(results)
     names = {
-        "tail": f"Tail perplexity: {tail_text(results['tail_tokens'], results['lengths'])}",
+        "tail": f"Tail {kind}: {tail}",
         "yarn": "Perplexity, protocol yarn (mean over documents of one truncated window)",
         "hf_stride": "Perplexity, protocol hf-stride (windows of the length, over whole documents)",
     }
@@ -145,7 +155,8 @@ def _by_length(results: Results) -> Table | None:
                 first = ""
     if not rows:
         return None
-    what = {"tail": f"Perplexity of {tail_text(results['tail_tokens'], results['lengths'])}"}
+    kind, tail = _measured(results)
+    what = {"tail": f"{kind.capitalize()} of {tail}"}
     return Table(
         what.get(name, f"Perplexity, protocol {results['protocol']}"),
         f"gain: nats a token over the base that sees its last {length_text(results['context'])} "
@@ -314,10 +325,11 @@ def comparison_tables(compared: Comparison) -> list[Table]:
         for label in others
     ]
     short = [(names[label], shown(compared.short[label], 4, sign=True)) for label in others]
+    stride, inside = compared.frame.mask_stride, compared.frame.context
     return [
         Table(
-            f"Tail perplexity, {compared.paired} paired documents",
-            f"last {compared.frame.tail} tokens before each length; a winner only where it is "
+            f"Tail {'pseudo-' if stride else ''}perplexity, {compared.paired} paired documents",
+            f"{tail_text(compared.frame.tail, (), stride)}; a winner only where it is "
             "surely below every other one, paired, all comparisons allowed for",
             ("", *lengths),
             tuple(tails),
@@ -330,7 +342,7 @@ def comparison_tables(compared: Comparison) -> list[Table]:
         ),
         Table(
             f"NLL difference to {compared.reference} inside the trained context",
-            f"positions before {compared.frame.context}",
+            f"the tail in windows of {inside}" if stride else f"positions before {inside}",
             ("", "difference"),
             tuple(short),
         ),

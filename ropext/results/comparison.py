@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ropext.errors import InputError
-from ropext.lengths import length_text, octaves
-from ropext.results.perplexity import Documents, Frame, Reading
+from ropext.lengths import length_text
+from ropext.results.perplexity import Documents, Frame, Reading, Span
 from ropext.results.retrieval import ItemScore, mean_of, mean_of_tasks
 from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Value, values_json
 from ropext.tasks import RULER, TASKS, THIRTEEN
@@ -100,6 +100,8 @@ def pair(contenders: Sequence[Contender]) -> tuple[Frame, dict[str, Reading], di
             f"{c.label} {','.join(map(length_text, c.frame.lengths))}" for c in contenders
         )
         raise InputError(f"these runs have no length in common ({lists}); give both one --lengths")
+    if len({own.mask_stride and (own.mask_stride, own.tail, own.longest) for own in frames}) > 1:
+        raise InputError("pseudo-perplexities of other tokens: give both runs the same --lengths")
     longest = max(common)
     keys = [_keys(contender, longest) for contender in contenders]
     shared = [key for key in keys[0] if all(key in other for other in keys[1:])]
@@ -156,7 +158,6 @@ def compare_text(contenders: Sequence[Contender]) -> Comparison:
                 _winner(frame, readings, span),
             )
         )
-    inside = (1, min(frame.context, frame.longest))
     return Comparison(
         reference=contenders[0].label,
         frame=frame,
@@ -166,26 +167,26 @@ def compare_text(contenders: Sequence[Contender]) -> Comparison:
         positions={
             label: tuple(
                 (*span, difference(frame, reading, reference, span))
-                for span in octaves(frame.context, frame.longest, parts=4)
+                for span in frame.octaves(parts=4)
             )
             for label, reading in others.items()
         },
         short={
-            label: difference(frame, reading, reference, inside)
+            label: difference(frame, reading, reference, frame.inside)
             for label, reading in others.items()
         },
         marks={each.label: each.mark for each in contenders if each.mark},
     )
 
 
-def difference(frame: Frame, left: Reading, right: Reading, span: tuple[int, int]) -> Value:
+def difference(frame: Frame, left: Reading, right: Reading, span: Span) -> Value:
     """Return the NLL of `left` minus NLL of `right` on the same tokens, in nats per token."""
     sums, counts = left.sums(*span)
     return frame.bootstrap.ratio(sums - right.sums(*span)[0], counts)
 
 
 def lead(
-    frame: Frame, lowest: Reading, other: Reading, span: tuple[int, int], comparisons: int
+    frame: Frame, lowest: Reading, other: Reading, span: Span, comparisons: int
 ) -> float | None:
     """Nats per token that `lowest` is below `other` at the least; None below eight documents.
 
@@ -200,7 +201,7 @@ def lead(
     return None if highest is None else -highest
 
 
-def _winner(frame: Frame, readings: Mapping[str, Reading], span: tuple[int, int]) -> str | None:
+def _winner(frame: Frame, readings: Mapping[str, Reading], span: Span) -> str | None:
     """The lowest tail, if it is surely below every other one, all comparisons allowed for."""
     totals = {label: float(reading.sums(*span)[0].sum()) for label, reading in readings.items()}
     finite = {label: total for label, total in totals.items() if math.isfinite(total)}
@@ -224,9 +225,9 @@ def differences(left: Contender, right: Contender) -> dict[str, Value]:
         for length in frame.lengths:
             tail = difference(frame, first, second, frame.tail_span(length))
             values[f"tail@{length}"] = values[f"tail_nll@{length}"] = tail
-            values[f"cumulative@{length}"] = difference(frame, first, second, (1, length))
-        inside = min(frame.context, frame.longest)
-        values["short_tax"] = difference(frame, first, second, (1, inside))
+            if not frame.mask_stride:
+                values[f"cumulative@{length}"] = difference(frame, first, second, (1, length))
+        values["short_tax"] = difference(frame, first, second, frame.inside)
     return values | item_differences(left.items, right.items, left.frame.bootstrap)
 
 
@@ -333,7 +334,6 @@ def rank_readings(
     taken = order[0]
     if documents >= FEWEST_DOCUMENTS:
         taken = next((label for label in preference if label in tied), taken)
-    inside = (1, min(frame.context, frame.longest))
     standings = tuple(
         Standing(
             label,
@@ -343,7 +343,7 @@ def rank_readings(
             behind_at_least=leads.get(label),
             share_lowest=share,
             gain=difference(frame, base, readings[label], span) if base else None,
-            short_tax=difference(frame, readings[label], base, inside) if base else None,
+            short_tax=difference(frame, readings[label], base, frame.inside) if base else None,
         )
         for label, share in zip(order, shares, strict=True)
     )

@@ -161,6 +161,7 @@ class Metrics:
     has_text: bool
     tasks: tuple[str, ...] = ()
     is_strided: bool = False
+    masked: bool = False
 
     @classmethod
     def of(cls, options: Evaluate, labels: Sequence[str], lengths: Sequence[int]) -> "Metrics":
@@ -208,8 +209,8 @@ class Metrics:
         alone = run is None
         beside_base = BASE in self.labels and variant != BASE
         if self.has_text:
-            at += ["tail", "tail_nll", "cumulative"]
-            at += ["yarn", "bpb"] if alone else []
+            at += ["tail", "tail_nll"]
+            at += [] if self.masked else ["cumulative", *(["yarn", "bpb"] if alone else [])]
             at += ["in_window", "in_window_nll", "gain"] if alone and beside_base else []
             at += ["hf_stride"] if alone and self.is_strided and variant != BASE else []
             whole += ["short_tax"] if beside_base or not alone else []

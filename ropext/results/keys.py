@@ -56,7 +56,8 @@ def key_tokens(contenders: Mapping[str, Contender], reference: str) -> Keys:
         others = ", ".join(name for name in names if name != base)
         raise UsageError(f"--keys names one of what is compared ({others}), was {reference!r}")
     frame, readings, _ = pair(readers)
-    span = (frame.context, frame.longest)
+    start = frame.longest - frame.tail if frame.mask_stride else frame.context
+    span = (start, frame.longest)
     if frame.longest <= frame.context:
         raise UsageError("--keys is about tokens beyond the trained context, and none was measured")
     falls = [

@@ -1,8 +1,8 @@
 """Perplexities from the NLL of every token: named protocols, readings, and the numbers in results.
 
 An array holds one float32 per token: the NLL of token t given all tokens before it; position 0 is
-not-a-number, for nothing precedes it. Sums are float64. Numbers of different protocols do not
-compare.
+not-a-number, for nothing precedes it. Sums are float64. Of a masked language model the tail alone
+is scored, the same tokens in windows of each length. Numbers of different protocols do not compare.
 
 Names in results: `tail@C` and `in_window@C` are perplexities, `tail_nll@C`, `in_window_nll@C`,
 `gain@C` and `short_tax` are nats per token, `cumulative@C` is a perplexity over all tokens before
@@ -21,6 +21,8 @@ from ropext.lengths import length_at_least, length_text, lengths_text, octaves
 from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Floats, Value
 
 TokenNll = npt.NDArray[np.float32]
+Span = tuple[int, int] | tuple[int, int, int]  # positions [start, stop), read at a length [stop]
+MASK_STRIDE = 8  # every so many tokens of a tail are masked in one pass
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,13 @@ PROTOCOLS = {
             "as the loop in the transformers documentation: windows of the length, stride 512 (or "
             "half a shorter window), new tokens scored, its token weights; each document by itself",
         ),
+        Protocol(
+            "pseudo-perplexity",
+            "tail",
+            f"each of a document's last N tokens is masked once, every {MASK_STRIDE}th in one pass;"
+            " windows of all lengths end with the document, between the special tokens that the "
+            "tokenizer puts around a text; token-weighted, error bars over documents",
+        ),
     )
 }
 
@@ -117,15 +126,28 @@ class Frame:
     lengths: tuple[int, ...]
     tail: int
     bootstrap: Bootstrap
+    mask_stride: int = 0  # of masked language models: the tail is the same tokens at every length
 
     @property
     def longest(self) -> int:
         """Tokens of each document that are read."""
         return self.lengths[-1]
 
-    def tail_span(self, length: int) -> tuple[int, int]:
+    def tail_span(self, length: int) -> Span:
         """Positions of the last N tokens before a length."""
+        if self.mask_stride:
+            return self.longest - self.tail, self.longest, length
         return max(1, length - self.tail), length
+
+    @property
+    def inside(self) -> Span:
+        """What is scored inside the trained context."""
+        reach = min(self.context, self.longest)
+        return self.tail_span(reach) if self.mask_stride else (1, reach)
+
+    def octaves(self, parts: int = 1) -> tuple[tuple[int, int], ...]:
+        """Position buckets; none where a tail is all that is scored."""
+        return () if self.mask_stride else octaves(self.context, self.longest, parts)
 
 
 def text_values(
@@ -134,17 +156,18 @@ def text_values(
     """Every number of one model on text, by its name."""
     boot, values = frame.bootstrap, dict[str, Value]()
     for length in frame.lengths:
-        start, stop = frame.tail_span(length)
-        sums, counts = reading.sums(start, stop)
+        span = frame.tail_span(length)
+        sums, counts = reading.sums(*span)
         values[f"tail@{length}"] = boot.ratio(sums, counts, np.exp)
         values[f"tail_nll@{length}"] = boot.ratio(sums, counts)
-        all_sums, all_counts = reading.sums(1, length)
-        values[f"cumulative@{length}"] = boot.ratio(all_sums, all_counts, np.exp)
-        values[f"yarn@{length}"] = boot.ratio(all_sums / all_counts, np.ones(len(sums)), np.exp)
-        num_bytes = documents.bytes_before(length)
-        values[f"bpb@{length}"] = boot.ratio(all_sums / math.log(2), num_bytes)
+        if not frame.mask_stride:
+            all_sums, all_counts = reading.sums(1, length)
+            values[f"cumulative@{length}"] = boot.ratio(all_sums, all_counts, np.exp)
+            values[f"yarn@{length}"] = boot.ratio(all_sums / all_counts, np.ones(len(sums)), np.exp)
+            num_bytes = documents.bytes_before(length)
+            values[f"bpb@{length}"] = boot.ratio(all_sums / math.log(2), num_bytes)
         if base is not None:
-            base_sums, _ = base.sums(start, stop)
+            base_sums, _ = base.sums(*span)
             values[f"in_window@{length}"] = boot.ratio(base_sums, counts, np.exp)
             values[f"in_window_nll@{length}"] = boot.ratio(base_sums, counts)
             values[f"gain@{length}"] = boot.ratio(base_sums - sums, counts)
@@ -154,9 +177,8 @@ def text_values(
 
 
 def _against_base(frame: Frame, reading: Reading, base: Reading) -> dict[str, Value]:
-    inside = min(frame.context, frame.longest)
-    sums, counts = reading.sums(1, inside)
-    base_sums, _ = base.sums(1, inside)
+    sums, counts = reading.sums(*frame.inside)
+    base_sums, _ = base.sums(*frame.inside)
     return {
         "short_tax": frame.bootstrap.ratio(sums - base_sums, counts),
         "effective_context": effective_context(frame, reading, base),
@@ -174,9 +196,9 @@ def effective_context(frame: Frame, reading: Reading, base: Reading) -> Value:
     reached, n = 0, len(reading.sums(1, 2)[0])
     whole = [length for length in frame.lengths if length >= frame.tail]
     for length in whole or frame.lengths:
-        start, stop = frame.tail_span(length)
-        sums, counts = reading.sums(start, stop)
-        excess = sums - base.sums(start, stop)[0]
+        span = frame.tail_span(length)
+        sums, counts = reading.sums(*span)
+        excess = sums - base.sums(*span)[0]
         worst = frame.bootstrap.upper(excess, counts)
         if worst is None:
             worst = float(excess.sum() / counts.sum())
@@ -191,7 +213,7 @@ def effective_context(frame: Frame, reading: Reading, base: Reading) -> Value:
 def by_position(frame: Frame, reading: Reading, base: Reading | None) -> list[dict[str, Any]]:
     """NLL in each octave of positions, beside the base's through the short window."""
     rows = []
-    for start, stop in octaves(frame.context, frame.longest):
+    for start, stop in frame.octaves():
         sums, counts = reading.sums(start, stop)
         row: dict[str, Any] = {"start": start, "stop": stop}
         row["nll"] = frame.bootstrap.ratio(sums, counts)

@@ -96,6 +96,7 @@ def _contenders(path: Path, results: Mapping[str, Any]) -> dict[str, Contender]:
         tuple(int(length) for length in results["lengths"]) or (2,),
         int(results["tail_tokens"]),
         Bootstrap(int(results["seed"])),
+        int(results.get("mask_stride", 0)),
     )
     documents = _read_documents(path, frame) if (path / "documents.json").exists() else None
     items: dict[str, list[ItemScore]] = {}

@@ -19,7 +19,7 @@ from ropext.lengths import tail_tokens
 from ropext.narration import Hooks, Show, unseen
 from ropext.results import rundir
 from ropext.results.comparison import difference
-from ropext.results.perplexity import Documents, Frame, Reading, text_values
+from ropext.results.perplexity import Documents, Frame, Reading, Span, text_values
 from ropext.results.retrieval import ItemScore
 from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Value, wilson
 from ropext.tasks import Item
@@ -89,7 +89,7 @@ class Judge:
         """Nats per token of the last N tokens before the target; what early stopping watches."""
         return self._mean(reading, self.frame.tail_span(self.frame.longest))
 
-    def _mean(self, reading: Reading, span: tuple[int, int]) -> float:
+    def _mean(self, reading: Reading, span: Span) -> float:
         sums, counts = reading.sums(*span)
         return float(sums.sum() / counts.sum())
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 
 import ropext
 from ropext import patching
-from ropext.errors import UnsupportedModel, UsageError
+from ropext.errors import UsageError
 from ropext.evaluation.variants import line_up
 from ropext.options.evaluate import Evaluate
 from ropext.pipeline.extending import evaluate
@@ -134,11 +134,3 @@ def test_what_no_row_reads_is_refused(place):
         evaluate(str(place / "base"), **asked(place, context=33))
     with pytest.raises(UsageError, match="there are linear and copy"):
         evaluate(str(place / "base"), **asked(place, method="yarn", factor="2"))
-
-
-def test_an_encoder_is_refused(place, tmp_path):
-    from transformers import BertConfig
-
-    BertConfig(architectures=["BertForMaskedLM"]).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModel, match=r"no causal language model \(bert\)"):
-        line_up(str(tmp_path), None, Evaluate(data="any"))

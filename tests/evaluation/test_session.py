@@ -21,7 +21,6 @@ from ropext.errors import (
     NothingKept,
     OutputExists,
     Stopped,
-    UnsupportedModel,
     UsageError,
 )
 from ropext.evaluation.costs import estimate_evaluation
@@ -397,16 +396,6 @@ def test_the_estimate_counts_what_is_then_done(place):
     assert units[-1] == (estimate.tokens, estimate.tokens)
     assert len(setting.corpus.documents) == 9
     assert estimate.passes == sum(part.passes for part in estimate.work)
-
-
-def test_masked_language_models_are_refused_by_name(tmp_path):
-    from transformers import ModernBertConfig
-
-    ModernBertConfig(
-        vocab_size=300, hidden_size=32, num_hidden_layers=2, num_attention_heads=2
-    ).save_pretrained(tmp_path / "bert")
-    with pytest.raises(UnsupportedModel, match=r"masked language model \(modernbert\)"):
-        evaluate(str(tmp_path / "bert"), tasks="copy")
 
 
 def test_a_tokenizer_of_another_model(place, tmp_path):

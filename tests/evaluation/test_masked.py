@@ -1,0 +1,204 @@
+"""Masked language models, evaluated: against a literal loop over stock models on the disk."""
+
+import json
+
+import pytest
+import torch
+from checkpoints import write_documents
+from small_tokenizer import make_tokenizer
+from tokenizers import processors
+from transformers import (
+    AutoModelForMaskedLM,
+    BertConfig,
+    BertForMaskedLM,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
+
+import ropext
+from ropext.errors import InputError, UnsupportedModel, UsageError
+from ropext.evaluation.costs import estimate_evaluation
+from ropext.pipeline.extending import evaluate
+from ropext.report.evaluation import compare_runs
+from ropext.report.tables import headline, main_tables
+from ropext.results.gates import parse_gate
+
+CONTEXT, TARGET, TAIL, STRIDE = 64, 256, 16, 8
+LENGTHS = [32, CONTEXT, TARGET]
+KEYS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+KEYS |= {"intermediate_size": 64, "type_vocab_size": 1, "pad_token_id": 1}
+
+
+def wrapping_tokenizer():
+    """A text stands between the two special tokens; the third is the mask."""
+    tokenizer = make_tokenizer(bos=False)
+    tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    return tokenizer
+
+
+def write(path, kind, config):
+    torch.manual_seed(0)
+    tokenizer = wrapping_tokenizer()
+    model = kind(config(vocab_size=len(tokenizer)))
+    with torch.no_grad():
+        for own in model.parameters():
+            own.mul_(4)  # loud enough that its rows are heard
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A BERT, and a RoBERTa whose first position reads row 2, with what each method makes."""
+    path = tmp_path_factory.mktemp("masked")
+    kinds = {"bert": (BertForMaskedLM, BertConfig, CONTEXT)}
+    kinds["roberta"] = RobertaForMaskedLM, RobertaConfig, CONTEXT + 2
+    for name, (kind, config, rows) in kinds.items():
+        keys = KEYS | {"max_position_embeddings": rows}
+        write(path / name, kind, lambda config=config, keys=keys, **more: config(**keys, **more))
+        for method in ("linear", "copy"):
+            out = path / f"{name}-{method}"
+            ropext.extend(path / name, out, method=method, factor=4, prove=False)
+    write_documents(path / "docs.jsonl", count=8)
+    return path
+
+
+def asked(place, **changes):
+    return {"data": str(place / "docs.jsonl"), "lengths": ",".join(map(str, LENGTHS))} | changes
+
+
+def nll(done, label, length):
+    return done.results["variants"][label]["metrics"][f"tail_nll@{length}"]["value"]
+
+
+def texts(place):
+    lines = (place / "docs.jsonl").read_text().splitlines()
+    encode = wrapping_tokenizer().encode
+    # Documents are cut at the longest length; a BOS counts, where the tokenizer puts one.
+    return [encode(json.loads(line)["text"], add_special_tokens=False) for line in lines]
+
+
+@torch.no_grad()
+def literal(model, place, length, bos=1):
+    """Mean NLL of each document's last tokens, each masked once, in windows of a length."""
+    model.eval()
+    found, mask = [], wrapping_tokenizer().mask_token_id
+    for text in texts(place):
+        end = TARGET - bos
+        window = [0, *text[end - (length - 2) : end], 1]
+        assert len(window) == length
+        for first in range(STRIDE):
+            at = [len(window) - 1 - TAIL + first + STRIDE * k for k in range(TAIL // STRIDE)]
+            masked = [mask if k in at else own for k, own in enumerate(window)]
+            logits = model(input_ids=torch.tensor([masked])).logits[0].log_softmax(-1)
+            found += [-float(logits[k, window[k]]) for k in at]
+    assert len(found) == 8 * TAIL
+    return sum(found) / len(found)
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+@pytest.mark.parametrize("method", ["linear", "copy"])
+def test_both_are_what_stock_reads_from_the_base_and_from_the_output(place, name, method):
+    load = AutoModelForMaskedLM.from_pretrained
+    base, grown = load(place / name), load(place / f"{name}-{method}")
+    saved = evaluate(str(place / f"{name}-{method}"), **asked(place))
+    memory = evaluate(str(place / name), **asked(place, method=method, factor="4"))
+    assert list(saved.results["variants"]) == ["base", "extended"]
+    assert list(memory.results["variants"]) == ["base", f"{method}-4x"]
+    for length in LENGTHS:
+        short = literal(base, place, min(length, CONTEXT))
+        whole = literal(grown, place, length)
+        for done in (saved, memory):
+            assert nll(done, "base", length) == pytest.approx(short, abs=1e-5)
+            label = [*done.results["variants"]][1]
+            assert nll(done, label, length) == pytest.approx(whole, abs=1e-5)
+    gain = saved.results["variants"]["extended"]["metrics"][f"gain@{TARGET}"]
+    assert gain["value"] == pytest.approx(short - whole, abs=1e-5)
+
+
+def test_a_rotary_encoder_is_read_by_the_same_protocol(place, tmp_path):
+    more = {"max_position_embeddings": CONTEXT, "local_attention": 16, "num_hidden_layers": 4}
+    base = write(
+        tmp_path / "modern",
+        ModernBertForMaskedLM,
+        lambda **own: ModernBertConfig(
+            **KEYS
+            | more
+            | {"bos_token_id": 0, "eos_token_id": 1, "cls_token_id": 0, "sep_token_id": 1}
+            | own
+        ),
+    )
+    ropext.extend(base, tmp_path / "yarn", method="yarn", factor=4, prove=False)
+    done = evaluate(str(tmp_path / "yarn"), **asked(place))
+    assert list(done.results["variants"]) == ["base", "untouched", "extended"]
+    stock = AutoModelForMaskedLM.from_pretrained(base)
+    for length in LENGTHS:
+        assert nll(done, "base", length) == pytest.approx(
+            literal(stock, place, min(length, CONTEXT)), abs=1e-5
+        )
+    assert nll(done, "untouched", TARGET) == pytest.approx(literal(stock, place, TARGET), abs=1e-5)
+    grown = AutoModelForMaskedLM.from_pretrained(tmp_path / "yarn")
+    assert nll(done, "extended", TARGET) == pytest.approx(literal(grown, place, TARGET), abs=1e-5)
+
+
+def test_tables_say_what_is_measured_and_other_tails_do_not_compare(place, tmp_path):
+    linear, copy = str(place / "bert-linear"), str(place / "bert-copy")
+    first = evaluate(linear, tmp_path / "linear", **asked(place))
+    evaluate(copy, tmp_path / "copy", **asked(place))
+    evaluate(copy, tmp_path / "longer", **asked(place, lengths="32,64,128"))
+    said = "of the last 16 tokens of each document, every 8th masked in one pass"
+    assert main_tables(first.results)[0].title == f"Pseudo-perplexity {said}"
+    assert headline(first.results).title.startswith("Tail pseudo-perplexity: the last 16 tokens")
+    assert first.results["protocol"] == "pseudo-perplexity"
+    assert (first.results["mask_stride"], first.results["tail_tokens"]) == (8, 16)
+    names = first.results["variants"]["extended"]["metrics"].keys()
+    assert not {name.partition("@")[0] for name in names} & {"cumulative", "yarn", "bpb"}
+    assert (tmp_path / "linear" / "plots" / "tail.png").is_file()
+    compared = compare_runs([str(tmp_path / "linear"), str(tmp_path / "copy")], tmp_path / "c")[1]
+    assert compared.tables[0].title == "Tail pseudo-perplexity, 8 paired documents"
+    row = compared.text.rows[-1]
+    assert row.difference["copy:extended"].value == pytest.approx(
+        nll(evaluate(copy, **asked(place)), "extended", TARGET) - nll(first, "base", TARGET)
+    )
+    with pytest.raises(InputError, match="pseudo-perplexities of other tokens"):
+        compare_runs([str(tmp_path / "linear"), str(tmp_path / "longer")])
+
+
+def test_a_dry_run_counts_every_pass(place):
+    _, estimate = estimate_evaluation(str(place / "bert-copy"), **asked(place))
+    # Of eight documents eight passes at each length, the base's no longer than its own.
+    assert estimate.passes == 8 * 8 * 5
+    assert estimate.tokens == 8 * 8 * (2 * (32 + CONTEXT) + TARGET)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tasks": "copy"}, "--tasks is for models that predict the next token"),
+        ({"chunk": 16}, "--chunk is for models"),
+        ({"protocol": "yarn"}, "--protocol is for models"),
+        ({"lengths": "2,64"}, "--lengths 2 has no room for text"),
+        ({"lengths": "512"}, "a position table of 256 rows is among"),
+        ({"gates": [parse_gate("bpb@64 > 1")]}, "no such metric; there are tail@LENGTH"),
+    ],
+)
+def test_what_is_not_measured_is_refused(place, changes, said):
+    with pytest.raises(UsageError, match=said):
+        evaluate(str(place / "bert-copy"), **asked(place, **changes))
+
+
+def test_what_has_no_head_is_sent_to_its_benchmark(place, tmp_path):
+    body = AutoModelForMaskedLM.from_pretrained(place / "bert").bert
+    body.save_pretrained(tmp_path)
+    wrapping_tokenizer().save_pretrained(tmp_path)
+    for names in (["BertModel"], ["BertForMaskedLM"], None):  # by its config, then by its weights
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": names}))
+        with pytest.raises(UnsupportedModel, match=f"mteb run -m {tmp_path} -b LongEmbed"):
+            evaluate(str(tmp_path), **asked(place, lengths="32,64"))
