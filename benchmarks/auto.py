@@ -69,7 +69,7 @@ def searched(
     spent = documents * len(found) * target
     for start in STARTS:
         output = folder / f"fit-{start}"
-        asked = {"factor": factor, "start": start, "steps": steps}
+        asked: dict[str, Any] = {"factor": factor, "start": start, "steps": steps}
         plan = plan_fit(model, str(choosing), **asked)
         spent += TRAINED * plan.tokens + plan.forward_tokens
         ropext.fit(model, str(choosing), output, say=told, **asked)

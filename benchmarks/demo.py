@@ -19,6 +19,7 @@ import transformers
 
 from ropext import demo
 from ropext.narration import Hooks
+from ropext.pipeline.series import run_series
 from ropext.table import as_markdown
 
 
@@ -47,8 +48,8 @@ def main() -> None:
             told(sentence)
             begun_at[sentence.split("] ", 1)[1]] = processor()
 
-        shown = demo.run_demo(recipe, folder, Hooks(say=say))
-        done = shown.done
+        done = run_series(recipe.steps, folder, Hooks(say=say))
+        shown = demo.show(recipe, done, folder)
         ended = processor()
         minutes = (time.monotonic() - begun) / 60
         if options.picture is not None:

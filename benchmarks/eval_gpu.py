@@ -12,6 +12,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +41,8 @@ def seconds_of(work: Callable[[], object], rounds: int) -> list[float]:
 def measure(tokens: int, rounds: int) -> None:
     config = LlamaConfig(max_position_embeddings=tokens)  # its other defaults are Llama-2-7B's
     with torch.device("cuda"):
-        model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+        model: Any = LlamaForCausalLM(config)
+    model = model.to(torch.bfloat16).eval()
     shape = shape_of(model)
     free = torch.cuda.mem_get_info()[0]
     scorer = TokenScorer(model, choose_manner(shape, tokens, free, None, SLICE_BYTES))

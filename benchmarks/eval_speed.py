@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def text_round(model: Any, scorer: TokenScorer, ids: np.ndarray) -> dict[str, fl
     lengths = [len(ids) * k // POINTS for k in range(1, POINTS + 1)]
     took: dict[str, float] = {}
     took["ours"], ours = clock(lambda: one_pass(scorer, ids, lengths))
-    forwards = {n: clock(lambda n=n: truncated(model, row, n)) for n in lengths}
+    forwards = {n: clock(partial(truncated, model, row, n)) for n in lengths}
     took["grid"] = sum(seconds for seconds, _ in forwards.values())
     took["step"] = sum(seconds for n, (seconds, _) in forwards.items() if n % STEP == 0)
     grid = [loss for _, loss in forwards.values()]

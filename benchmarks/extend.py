@@ -104,10 +104,10 @@ def linked(folder: Path, rounds: int) -> None:
     print("|---|---|---|---|---|")
     for name, runs in rows.items():
         ratios = sorted(row[0] / unit for row in runs)
-        peak = max(row[1] for row in runs)
+        most = max(row[1] for row in runs)
         spread = f"{ratios[0]:.2f}-{ratios[-1]:.2f}"
         print(
-            f"| {name} | {statistics.median(ratios):.2f} | {spread} | {peak:.0f} | {runs[0][2]} |"
+            f"| {name} | {statistics.median(ratios):.2f} | {spread} | {most:.0f} | {runs[0][2]} |"
         )
 
 

@@ -5,7 +5,8 @@ plain Trainer + PEFT with the same adapter, rows, optimiser and recomputation. N
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal
 
 PLAIN, ROPEXT = "plain", "ropext"
 
@@ -50,7 +51,7 @@ class Run:
     steps: int = 1
     window: int = 0
     recompute: bool = True
-    device: str = "cpu"
+    device: Literal["cpu", "cuda"] = "cpu"
 
     @property
     def row_tokens(self) -> int:
@@ -91,19 +92,19 @@ def trainer(engine: str, model: Any, vocabulary: int, run: Run, folder: Path) ->
     ids = np.random.default_rng(0).integers(0, vocabulary, length)
     strategy = Pose(run.window, run.tokens) if run.window else Full(run.tokens)
     rows = Rows([TrainingDocument(ids)], strategy, run.rows * run.steps, 0)
+    prepared = SimpleNamespace(settings=settings, options=options, padding=0)
+    estimate = SimpleNamespace(recompute=run.recompute)
+    planned: Any = SimpleNamespace(prepared=prepared, estimate=estimate)
     job = ours.Job(
+        planned=planned,
         model=joined,
         rows=rows,
+        folder=folder,
         rows_per_step=run.rows,
         row_tokens=run.row_tokens,
-        padding=0,
-        settings=settings,
-        options=options,
-        folder=folder,
-        recompute=run.recompute,
     )
     kind = ours._Trainer if engine == ROPEXT else transformers.Trainer
-    made = kind(
+    made: Any = kind(
         model=joined,
         args=ours.arguments(job),
         train_dataset=rows,

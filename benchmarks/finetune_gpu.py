@@ -31,7 +31,7 @@ def one_step(engine: str, shape: Model, run: Run, folder: Path) -> Callable[[], 
 
     dtype = torch.bfloat16 if run.device == "cuda" else torch.float32
     model = shape.build(dtype, run.device)
-    runner = trainer(trainer, model, shape.vocabulary, run, folder)
+    runner = trainer(engine, model, shape.vocabulary, run, folder)
     inputs = Collator(0)([runner.train_dataset[0]])
     count = torch.tensor(run.tokens - 1, device=run.device)
     optimiser = runner.create_optimizer()
@@ -66,7 +66,7 @@ def peak_of(engine: str, shape: Model, run: Run, folder: Path) -> tuple[float, f
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    step = one_step(trainer, shape, run, folder)
+    step = one_step(engine, shape, run, folder)
     weights = torch.cuda.memory_allocated() / 2**30
     step()
     step()  # the optimiser's moments are there from the second one on
@@ -80,10 +80,10 @@ def measure(shape: Model, run: Run, rounds: int) -> None:
         folder = Path(name)
         if run.device == "cuda":
             for engine in times:
-                peak, weights = peak_of(trainer, shape, run, folder)
+                peak, weights = peak_of(engine, shape, run, folder)
                 print(f"{engine}: peak {peak:.2f} GiB, of which weights {weights:.2f} GiB")
         for engine in times:
-            steps[engine] = one_step(trainer, shape, run, folder)
+            steps[engine] = one_step(engine, shape, run, folder)
             print(f"{engine}: first loss {steps[engine]():.5f}")
         for _ in range(rounds):
             for engine, step in steps.items():

@@ -27,7 +27,7 @@ VOCABULARIES = (1024, 131072)
 
 def one_peak(engine: str, vocabulary: int, tokens: int, folder: Path) -> None:
     """In a process of its own: print the peak above what the model itself takes."""
-    runner = trainer(trainer, Model(vocabulary).build(), vocabulary, Run(tokens), folder)
+    runner = trainer(engine, Model(vocabulary).build(), vocabulary, Run(tokens), folder)
     before = status("VmRSS")
     runner.train()
     losses = [entry["loss"] for entry in runner.state.log_history if "loss" in entry]
@@ -59,7 +59,7 @@ def peaks(tokens: int) -> None:
     small, large = VOCABULARIES
     shapes = [(e, v, tokens) for v in VOCABULARIES for e in ("plain", "ropext")]
     for engine, vocabulary, size in [*shapes, ("ropext", 32768, tokens // 2)]:
-        told = measured(trainer, vocabulary, size)
+        told = measured(engine, vocabulary, size)
         found[engine, vocabulary] = told["peak"]
         said = f"{guess(vocabulary, size):.0f}" if engine == "ropext" else ""
         print(
@@ -80,11 +80,11 @@ def speed(tokens: int, rounds: int) -> None:
 
     from ropext.training.rows import Collator
 
-    steps: dict[str, Callable[[], None]] = {}
+    steps: dict[str, Callable[..., None]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for engine in ("plain", "ropext"):
             large = VOCABULARIES[1]
-            runner = trainer(trainer, Model(large).build(), large, Run(tokens), Path(folder))
+            runner = trainer(engine, Model(large).build(), large, Run(tokens), Path(folder))
             inputs = Collator(0)([runner.train_dataset[0]])
             count = torch.tensor(tokens - 1)
 

@@ -36,6 +36,7 @@ from ropext.evaluation.loading import load_tokenizer
 from ropext.options.extend import Extend
 from ropext.options.training import Fit
 from ropext.planning import make_plan
+from ropext.results.comparison import difference
 from ropext.results.perplexity import Reading
 from ropext.results.retrieval import ItemScore
 from ropext.training import judge as judges
@@ -162,7 +163,7 @@ def compared(
 ) -> str:
     """Paired, on the same tokens and the same questions."""
     frame = judge.frame
-    tail = judges.difference(frame, mine[0], other[0], frame.tail_span(frame.longest))
+    tail = difference(frame, mine[0], other[0], frame.tail_span(frame.longest))
     half = judge.change(mine[0], other[0])
     shares = [float(a.exact) - float(b.exact) for a, b in zip(mine[1], other[1], strict=True)]
     asked = frame.bootstrap.mean(shares)

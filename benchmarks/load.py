@@ -112,7 +112,7 @@ def reading_case(folder: Path, count: int, tokens: int) -> dict[str, Any]:
     model, path = str(folder / "model"), folder / f"{count}-{tokens}.jsonl"
     write_corpus(folder / "small.jsonl", 1, 520)
     write_corpus(path, count, tokens + 8)
-    more = {"max_docs": count, "device": "cpu"}
+    more: dict[str, Any] = {"max_docs": count, "device": "cpu"}
     warm = folder / f"warm-{count}-{tokens}"
     evaluate(model, warm, data=str(folder / "small.jsonl"), lengths=(512,), **more)
     more |= {"data": str(path), "lengths": (tokens,)}

@@ -18,6 +18,7 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -72,23 +73,28 @@ def build(scheme: str) -> nn.Module:
     import transformers as hf
 
     torch.manual_seed(SEED)
-    none = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    none: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     if scheme == "learned":
-        sizes = {"n_embd": WIDTH, "n_layer": DEPTH, "n_head": HEADS, "n_positions": LENGTH}
+        sizes: dict[str, Any] = {
+            "n_embd": WIDTH,
+            "n_layer": DEPTH,
+            "n_head": HEADS,
+            "n_positions": LENGTH,
+        }
         return Logits(hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=VOCAB, **sizes, **none)))
     if scheme == "sinusoidal":
-        config = hf.XGLMConfig(
+        xglm = hf.XGLMConfig(
             vocab_size=VOCAB, d_model=WIDTH, num_layers=DEPTH, attention_heads=HEADS,
             ffn_dim=4 * WIDTH, max_position_embeddings=LENGTH, dropout=0.0, attention_dropout=0.0,
             layerdrop=0.0, scale_embedding=True,
         )  # fmt: skip
-        return Logits(hf.XGLMForCausalLM(config))
+        return Logits(hf.XGLMForCausalLM(xglm))
     if scheme == "buckets":
-        config = hf.T5Config(
+        t5 = hf.T5Config(
             vocab_size=VOCAB, d_model=WIDTH, d_kv=WIDTH // HEADS, num_layers=DEPTH,
             num_heads=HEADS, d_ff=4 * WIDTH, dropout_rate=0.0, is_decoder=True, use_cache=False,
         )  # fmt: skip
-        return T5Decoder(config)
+        return T5Decoder(t5)
     config = hf.FalconConfig(
         vocab_size=VOCAB, hidden_size=WIDTH, num_hidden_layers=DEPTH, num_attention_heads=HEADS,
         alibi=scheme == "alibi", multi_query=False, parallel_attn=False, bias=True,
@@ -111,7 +117,8 @@ def tokens_of(folder: Path, work: Path) -> np.ndarray[Any, Any]:
         texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.txt"))]
         rows = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
         np.save(kept, np.concatenate([np.array(row, dtype=np.int32) for row in rows]))
-    return np.load(kept)
+    tokens: np.ndarray[Any, Any] = np.load(kept)
+    return tokens
 
 
 def batches(tokens: np.ndarray[Any, Any], steps: int, rows: int, length: int) -> Iterator[Any]:
@@ -199,7 +206,7 @@ def sloped(model: Any, factor: int, method: str) -> None:
     factor^((h - 1)/(H - 1)), NTK-ALiBi (github.com/keezen/ntk_alibi)."""
     powers = torch.ones(HEADS) if method == "interpolated" else torch.arange(HEADS) / (HEADS - 1)
     ratios = (factor**-powers)[None, :, None, None]
-    module = import_module(type(model.model).__module__)
+    module: Any = import_module(type(model.model).__module__)
     stock = module.build_alibi_tensor
     transformer = model.model.transformer
     forward = transformer.forward
@@ -304,19 +311,19 @@ def readings(texts: Any, held_out: Any, work: Path) -> dict[str, dict[str, list[
     """Every reading by its name, in the order of what is asked first."""
     out = {}
     for scheme in SCHEMES:
-        out[scheme] = piece(work, scheme, lambda s=scheme: read_untouched(s, texts, held_out, work))
+        out[scheme] = piece(work, scheme, partial(read_untouched, scheme, texts, held_out, work))
     for scheme, method in TUNED:
         out[f"{scheme}, {method}, tuned"] = piece(
             work,
             f"{scheme}-{method}-tuned",
-            lambda s=scheme, m=method: read_tuned(s, m, texts, held_out, work),
+            partial(read_tuned, scheme, method, texts, held_out, work),
         )
     for scheme, (_, methods) in EXTENSIONS.items():
         for method in methods:
             out[f"{scheme}, {method}"] = piece(
                 work,
                 f"{scheme}-{method}",
-                lambda s=scheme, m=method: read_extended(s, m, texts, held_out, work),
+                partial(read_extended, scheme, method, texts, held_out, work),
             )
     return out
 

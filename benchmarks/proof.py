@@ -27,7 +27,7 @@ from ropext.rope import Rope
 
 ROUNDS = 3
 PLAIN = {"rope_type": "default", "rope_theta": 5e5}
-YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e5}
+YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e5}
 YARN |= {"original_max_position_embeddings": 8192}
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

@@ -62,7 +62,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(LLAMA))
         table = commands(folder)
-        times: dict[str, list[float]] = {name: [] for name in table} | {"import typer": []}
+        times: dict[str, list[float]] = {name: [] for name in (*table, "import typer")}
         for _ in range(rounds):
             times["import typer"].append(run(["-c", "import typer"]))
             for name, (arguments, _) in table.items():

@@ -168,10 +168,11 @@ def main() -> None:
     if ranking.in_window is not None:
         cells = ["base, in its window", "", shown(ranking.in_window), "", "", score("base")]
         print("| " + " | ".join(cells) + " |")
-    for label in sorted(plans, key=lambda label: found[label].short_tax.value):
-        own, factor = found[label], plans[label].main.wanted.attention_factor
-        cells = [label, number(factor, 4), shown(own.tail), shown(own.gain, 4, sign=True)]
-        cells += [shown(own.short_tax, 4, sign=True), score(label)]
+    taxes = {label: found[label].short_tax for label in plans}
+    for label in sorted(plans, key=lambda label: tax.value if (tax := taxes[label]) else 0.0):
+        standing, factor = found[label], plans[label].main.wanted.attention_factor
+        cells = [label, number(factor, 4), shown(standing.tail), shown(standing.gain, 4, sign=True)]
+        cells += [shown(taxes[label], 4, sign=True), score(label)]
         print("| " + " | ".join(cells) + " |")
 
 

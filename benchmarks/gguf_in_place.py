@@ -4,14 +4,11 @@ Claims: of six forms on the bundled model as an F32 GGUF, llama.cpp's perplexity
 context equals that of stock transformers on the extended directory to 4 digits, and the unscaled
 file is far off; a 20-GB file is extended in at most 1.1 times the time of `cp` and in under 100 MB.
 
-    python benchmarks/gguf.py forms --engine PYTHON_WITH_LLAMA_CPP [--documents 4]
-    python benchmarks/gguf.py real --engine PYTHON --model Q4_1.gguf --text BOOK.txt [--like FITTED]
-    python benchmarks/gguf.py copy [--gigabytes 20 --filled 2 --rounds 3] [--room DIR]
+    python benchmarks/gguf_in_place.py forms --engine PYTHON_WITH_LLAMA_CPP [--documents 4]
+    python benchmarks/gguf_in_place.py real --engine PYTHON --model Q4_1.gguf --text BOOK.txt
+        [--like FITTED]
+    python benchmarks/gguf_in_place.py copy [--gigabytes 20 --filled 2 --rounds 3] [--room DIR]
 """
-
-import sys
-
-sys.path.pop(0)  # this file has the name of the package that writes the files
 
 import argparse
 import json
@@ -19,6 +16,7 @@ import os
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -123,11 +121,13 @@ def real(engine: str, model: Path, text: Path, tokens: int, like: Path | None, k
     tokens of one text, inside the window and at its end. Each cell is kept, and not read again."""
     from transformers import AutoTokenizer
 
-    from ropext.inspecting import inspect
+    from ropext.inspecting import Inspection, inspect
     from ropext.proof.dequantising import directory_of
 
     kept.mkdir(parents=True, exist_ok=True)
-    context = inspect(str(model)).model.context
+    found = inspect(str(model))
+    assert isinstance(found, Inspection)
+    context = found.model.context
     with tempfile.TemporaryDirectory() as folder, directory_of(str(model)) as untouched:
         files = {"untouched": model, "yarn": Path(folder, "yarn.gguf")}
         ropext.extend(str(model), files["yarn"], target=tokens, method="yarn")
