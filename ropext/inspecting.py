@@ -70,7 +70,7 @@ def record_of(
 def growth_of(snapshot: Snapshot, record: Record) -> Growth:
     """What the recorded extension made of a checkpoint's position tables."""
     before = families.read_positions(provenance.base_config(snapshot.config, record))
-    if before is None or record.method not in tables.METHODS:
+    if before is None or record.method not in tables.methods_for(before):
         raise InputError(
             f"{snapshot.name}: ropext.json tells of no position table; see ropext verify"
         )
@@ -171,26 +171,36 @@ def card_of(plan: Plan, snapshot: Snapshot, title: str, proof: Mapping[str, Any]
     )
 
 
+def proved_of(proof: Mapping[str, Any]) -> str:
+    """What was proved of a model that rotates nothing, in one sentence."""
+    same = (
+        f"{proof['tensors_unchanged']} of the rewritten file in every byte the base's, "
+        f"{proof['rows_bit_exact']} old rows in every bit; "
+    )
+    return (
+        f"transformers {proof['transformers']} loads it: {proof['tensors_compared']} tensors with "
+        f"the shapes of {proof['model_class']}, {same if proof['rows_bit_exact'] else ''}"
+        f"{proof['forward']}"
+    )
+
+
 def card_of_table(
     plan: TablePlan, snapshot: Snapshot, title: str, proof: Mapping[str, Any] | None
 ) -> Card:
-    """The section of a card for a grown table."""
-    said = (
-        f"transformers {proof['transformers']} loads it: {proof['tensors_compared']} tensors with "
-        f"the shapes of its class, {proof['tensors_unchanged']} of the rewritten file in every "
-        f"byte the base's, {proof['rows_bit_exact']} old rows in every bit; {proof['forward']}."
-        if proof
-        else "It was not proved with stock transformers (--no-verify)."
-    )
+    """The section of a card for a model that rotates nothing."""
+    done, rest = "The position table of {} was lengthened from", "All other weights are"
+    if not plan.positions.tensors:
+        done, rest = "The distance that {} tells apart was raised from", "The weights are"
+    unproved = "It was not proved with stock transformers (--no-verify)."
     return Card(
         title=title,
         base=snapshot.short_name,
         base_is_hub_id=snapshot.hub_id is not None,
         summary=(
-            f"The position table of {snapshot.short_name} was lengthened from {plan.context:,} to "
-            f"{plan.target:,} positions by {plan.method} (factor {plan.factor:g}).",
-            "All other weights are those of the base.",
-            said,
+            f"{done.format(snapshot.short_name)} {plan.context:,} to {plan.target:,} tokens by "
+            f"{plan.method} (factor {plan.factor:g}).",
+            f"{rest} those of the base.",
+            f"{proved_of(proof)}." if proof else unproved,
         ),
         facts=card.facts(
             [("method", plan.method), ("context", plan.context), ("target", plan.target)]
@@ -255,7 +265,7 @@ class Unrotated:
     @property
     def advice(self) -> str:
         """What extends it, or why nothing does."""
-        return "" if self.positions.tensors else families.refusal(self.positions)
+        return "" if self.positions.key else families.refusal(self.positions)
 
     def rows(self) -> "np.ndarray[Any, Any]":
         """The rows of its first table that positions read."""
@@ -314,10 +324,15 @@ def positions_of(snapshot: Snapshot) -> Positions | None:
 
 def plan(model: str | Path, *, revision: str | None = None, **options: Any) -> Plan | TablePlan:
     """What `extend` would do; `options` are the fields of ropext.options.Extend."""
-    snapshot = open_model(model, revision=revision)
+    return planned(open_model(model, revision=revision), str(model), options)
+
+
+def planned(snapshot: Snapshot, name: str, options: Mapping[str, Any]) -> Plan | TablePlan:
+    """The plan for a model, by the scheme that it has."""
+    request = parse_extend(options, read_text)
     if positions_of(snapshot) is not None:
-        return make_table_plan(snapshot.config, parse_extend(options, read_text), str(model))
-    return plan_of(snapshot, parse_extend(options, read_text), str(model))
+        return make_table_plan(snapshot.config, request, name)
+    return plan_of(snapshot, request, name)
 
 
 def open_model(model: str | Path, *, revision: str | None = None) -> Snapshot:

@@ -7,11 +7,16 @@ distance of two tokens, and no weight holds it.
 
 import re
 from dataclasses import dataclass
-from typing import Literal
 
-Kind = Literal[
-    "learned", "sinusoidal", "buckets", "disentangled", "mixed", "alibi", "transformer-xl"
-]
+SCHEMES = {
+    "learned": "a learned table of absolute positions",
+    "sinusoidal": "sinusoids added to the embeddings",
+    "buckets": "T5's relative buckets",
+    "disentangled": "DeBERTa's relative positions",
+    "mixed": "absolute and relative positions",
+    "alibi": "ALiBi, a slope per head",
+    "transformer-xl": "Transformer-XL's relative positions",
+}
 
 # Towers of other modalities, whose tables count patches or frames.
 NOT_TEXT = re.compile(r"vision|visual|image|audio|qformer")
@@ -24,13 +29,14 @@ class Positions:
     model_type: str
     text_type: str
     path: tuple[str, ...]  # where the text part stands inside the config
-    kind: Kind
-    context: int  # tokens it reads now; 0 = its config names no length
-    key: str = ""  # the length key as the config spells it
+    kind: str  # of SCHEMES
+    context: int  # tokens it reads, or tells apart, now; 0 = its config names no length
+    key: str = ""  # the key that an extension raises, as the config spells it; none = no extension
     tensors: tuple[str, ...] = ()  # how the names of its tables end
     offset: int = 0  # the row that position 0 reads
     beyond: int = 0  # rows less what the length key says
     causal: bool = False  # whether the family predicts the next token
+    buckets: int = 0  # into which relative distances fall
 
     @property
     def rows(self) -> int:
@@ -40,4 +46,4 @@ class Positions:
     def is_table(self, name: str) -> bool:
         """Whether a tensor of this name is one of its tables."""
         ends = "|".join(map(re.escape, self.tensors))
-        return bool(re.search(rf"(^|\.)({ends})$", name)) and not NOT_TEXT.search(name)
+        return bool(ends and re.search(rf"(^|\.)({ends})$", name)) and not NOT_TEXT.search(name)

@@ -202,13 +202,13 @@ def _table(
     trust_remote_code: bool,
     show: Show,
 ) -> Iterable[Check]:
-    """Check a directory with a learned position table: its lengths, its rows, its other tensors."""
+    """Check a directory that rotates nothing: its lengths, its rows, its other tensors."""
     from ropext.checkpoint import tables  # late: no rotary model needs it
 
-    if not positions.tensors:
+    if not positions.key:
         raise UnsupportedModel(families.refusal(positions))
     target = record.target if record else positions.context
-    said = f"{positions.key} gives {positions.context} positions"
+    said = f"{positions.key} gives {positions.context} tokens"
     right = positions.context == target
     yield Check("length", right, said + ("" if right else f", the record says {target}"))
     try:
@@ -216,7 +216,7 @@ def _table(
     except InputError as error:
         yield Check("rows", False, str(error))
         return
-    names = ", ".join(f"{own.name} {own.shape[0]}" for own in found)
+    names = ", ".join(f"{own.name} {own.shape[0]}" for own in found) or "no table"
     yield Check("rows", True, f"{names}, {positions.offset} of them in front of the first position")
     yield from _limits(snapshot, record.context if record else target, target)
     base = open_snapshot(against, weights=True) if against is not None else None
@@ -229,8 +229,7 @@ def _table(
     try:
         proved = proof.prove_table(
             snapshot.directory,
-            target,
-            text_path=positions.path,
+            replace(positions, context=target),
             trust_remote_code=trust_remote_code,
         )
     except ProofFailed as failed:

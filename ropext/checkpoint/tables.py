@@ -51,13 +51,14 @@ def find_tables(snapshot: Snapshot, positions: Positions) -> tuple[PositionTable
     """The tables of a checkpoint, from the headers; refused where they are not as the config says.
 
     Tables of one length under several names (an encoder's and a decoder's, a tied copy) all grow.
+    Relative positions have none.
     """
     found = []
     for file in snapshot.weight_files:
         for name, tensor in read_header(snapshot.path(file)).tensors.items():
             if positions.is_table(name):
                 found.append(_table(file, name, tensor))
-    if not found:
+    if positions.tensors and not found:
         wanted = " or ".join(positions.tensors)
         raise InputError(
             f"{snapshot.name} has no tensor {wanted}, which holds the positions of"

@@ -340,6 +340,8 @@ def _context(snapshot: Snapshot, stated: int | None) -> tuple[int, int, bool]:
     except UnsupportedModel:
         # A model without rotary embeddings can be read all the same.
         scheme = families.read_positions(snapshot.config)
+        if scheme is not None and scheme.key and not scheme.tensors:
+            raise  # what is told of distances is not measured yet
         if scheme is not None and scheme.tensors:
             if stated is not None and stated > scheme.context:
                 raise UsageError(

@@ -149,14 +149,15 @@ REFUSALS = {
     "learned": "has a learned table of absolute positions; inspect, plan, extend, verify, eval,"
     " finetune and push take it, each as a command of its own, and fit, run and plan --measure do"
     " not yet",
-    "sinusoidal": "adds fixed sinusoids to its embeddings; it takes a code patch that scales the"
-    " positions",
-    "alibi": "uses ALiBi, which has no rotation to scale; it takes other slopes, in code",
-    "buckets": "uses T5's relative buckets, which run at any length; it takes a larger maximum"
-    " distance and fine-tuning",
-    "mixed": "mixes absolute positions with relative ones; it takes a longer table in the weights",
-    "disentangled": "uses DeBERTa's relative tables; it takes longer tables in the weights",
-    "transformer-xl": "uses Transformer-XL's relative positions, which have no trained limit",
+    "sinusoidal": "adds fixed sinusoids to its embeddings, which stock computes; no key does",
+    "alibi": "uses ALiBi: its slopes are hard-coded in stock transformers and follow from the"
+    " number of heads alone, so that no config and no weight can carry others; it reads any length"
+    " as it is",
+    "buckets": "uses T5's relative buckets; inspect, plan, extend, verify and patch take them",
+    "mixed": "mixes absolute positions with relative ones, of which no key tells both",
+    "disentangled": "uses DeBERTa's relative positions; inspect, plan, extend, verify and patch"
+    " take those in buckets",
+    "transformer-xl": "uses Transformer-XL's relative positions; plan and extend take a clamp_len",
     "recurrent": "keeps its state recurrently and has no positions to scale",
     "none": "rotates nothing, so there is no rotary embedding to scale",
     "two towers": "is made of two models with positions of their own; extend the one that reads the"

@@ -1,16 +1,15 @@
-"""The position schemes other than rotation: one table of where each family keeps its rows.
+"""The position schemes other than rotation: where each family keeps its rows, and which key says
+how far it tells relative distances apart.
 
 Taken from stock transformers: what grows when the length key grows, and which row a position reads.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, cast, get_args
+from typing import Any
 
 from ropext.errors import InputError
-from ropext.families.config import Dict, locate_any, shown, text_part
-from ropext.positions import Kind, Positions
-
-KINDS = get_args(Kind)
+from ropext.families.config import LONGEST_LIST, REFUSALS, Dict, locate_any, shown, text_part
+from ropext.positions import SCHEMES, Positions
 
 
 @dataclass(frozen=True)
@@ -96,15 +95,17 @@ TABLES: dict[str, TableRows] = {
 # nystromformer states 510 tokens, and 512 rows with the two in front.
 TABLES["nystromformer"] = replace(TABLES["nystromformer"], context=510)
 
-# Types with a table that is not of tokens alone, or that stock sizes by more than a length key.
-OTHER_TABLES = {
+# Types whose positions are not of tokens alone, or that stock sizes by more than a length key.
+OTHERS = {
     "bark": "holds three models with tables of their own",
     "blip_2_qformer": "reads queries of images, which have no length to extend",
     "canary_decoder": "reads its length from a model of speech",
     "canine": "hashes its positions into buckets",
     "clap_text_model": "saves position numbers beside its table, which have the old length",
     "clvp_decoder": "counts tokens of speech",
+    "deberta": "sizes its table of relative positions by the length: longer, it needs new rows",
     "decision_transformer": "counts steps of a game",
+    "funnel": "pools its tokens, and no key says how far it tells distances apart",
     "ibert": "keeps a second, quantised copy of its table",
     "imagegpt": "counts pixels",
     "instructblip_qformer": "reads queries of images, which have no length to extend",
@@ -113,23 +114,40 @@ OTHER_TABLES = {
     "luke": "has a second table for entities, which starts at another row",
     "mra": "saves position numbers beside its table, which have the old length",
     "perceiver": "reads its inputs through latents",
+    "pop2piano": "counts frames of audio",
     "sam3_lite_text_text_model": "stretches its table to any length by itself",
+    "sew-d": "counts frames of audio",
+    "udop": "takes its buckets' distances from relative_bias_args, for places on a page too",
     "whisper": "counts frames of audio",
 }
 
-# What keeps a scheme from being extended here, and what can be done.
-ADVICE: dict[str, str] = {
-    "sinusoidal": "adds fixed sinusoids to its embeddings, which stock computes: no key scales"
-    " them",
-    "buckets": "uses T5's relative buckets, which run at any length; tokens further apart than "
-    "relative_attention_max_distance share one bucket",
-    "disentangled": "uses DeBERTa's relative positions, clamped at max_relative_positions or in "
-    "position_buckets, and runs at any length up to its key",
-    "mixed": "mixes absolute positions with relative ones, of which no key tells both",
-    "alibi": "uses ALiBi: its slopes are hard-coded in stock transformers and follow from the"
-    " number of heads alone, so that no config and no weight can carry others; it reads any length"
-    " as it is",
-    "transformer-xl": "uses Transformer-XL's relative positions, which have no trained limit",
+
+@dataclass(frozen=True)
+class Distances:
+    """One row: the key up to which a family tells distances apart, which sizes no tensor."""
+
+    keys: tuple[str, ...] = ("relative_attention_max_distance",)  # the first above 0 counts
+    context: int = 128  # what absent keys mean
+    buckets: tuple[str, int] = ("relative_attention_num_buckets", 32)  # with what absence means
+    gate: tuple[tuple[str, bool], ...] = ()  # keys and the values that the class needs for it
+    only: str = "that is above half its buckets"  # where the keys do that, in words
+
+
+DISTANCES: dict[str, Distances] = {
+    **dict.fromkeys(
+        ("longt5", "mt5", "pix2struct_text_model", "switch_transformers", "t5", "umt5"), Distances()
+    ),
+    "deberta-v2": Distances(
+        ("max_relative_positions", "max_position_embeddings"),
+        512,
+        ("position_buckets", -1),
+        (("relative_attention", True), ("position_biased_input", False)),
+        only="position_buckets is above 0, relative_attention true and position_biased_input false:"
+        " else that sizes a tensor, or a table of absolute positions stands beside it",
+    ),
+    "xlnet": Distances(
+        ("clamp_len",), -1, ("", 0), only="that is above 0: else nothing is clamped"
+    ),
 }
 
 
@@ -139,11 +157,13 @@ def read_positions(config: dict[str, Any]) -> Positions | None:
     part = text_part(config, path)
     if text_type == "falcon" and part.get("alibi") is True:
         scheme = "alibi"
-    if scheme not in KINDS:
+    if scheme not in SCHEMES:
         return None
     text = Dict(part, ".".join(path))
     row = TABLES.get(text_type)
-    found = Positions(model_type, text_type, path, cast(Kind, scheme), 0)
+    found = Positions(model_type, text_type, path, scheme, 0)
+    if text_type in DISTANCES:
+        return _distances(found, text, DISTANCES[text_type])
     if row is None or not _has_table(text, row):
         length = text.integer("max_position_embeddings", low=-1) or text.integer("max_seq_len") or 0
         return replace(found, context=max(0, length))
@@ -172,6 +192,19 @@ def read_positions(config: dict[str, Any]) -> Positions | None:
     )
 
 
+def _distances(found: Positions, text: Dict, row: Distances) -> Positions:
+    """A scheme with the key that says how far it tells tokens apart, where it has one."""
+    buckets = text.integer(row.buckets[0], low=-1, high=LONGEST_LIST) or row.buckets[1]
+    stated = {key: text.integer(key, low=-1) or 0 for key in row.keys}
+    key = next((key for key, length in stated.items() if length > 0), row.keys[-1])
+    found = replace(found, context=stated[key] or row.context, key=key, buckets=buckets)
+    gated = any(text.values.get(gate) is not value for gate, value in row.gate)
+    single = buckets // 2 + 1 if buckets else 0  # distances with a bucket of their own
+    if gated or 0 != buckets < 4 or found.context <= single:
+        return replace(found, context=max(0, found.context), key="")
+    return found
+
+
 def _has_table(text: Dict, row: TableRows) -> bool:
     key, wanted = row.gate
     return text.values.get(key, wanted) in (wanted, None)
@@ -179,9 +212,12 @@ def _has_table(text: Dict, row: TableRows) -> bool:
 
 def refusal(found: Positions) -> str:
     """Why a scheme is not extended, and what can be done."""
+    if found.text_type in DISTANCES:
+        own = DISTANCES[found.text_type]
+        return f"{found.text_type!r} is extended by its {' or '.join(own.keys)} where {own.only}"
     if found.text_type in TABLES:
         key, wanted = TABLES[found.text_type].gate
         return f"{found.text_type!r} has a learned table only where {key} is {shown(wanted)}"
-    if found.text_type in OTHER_TABLES:
-        return f"{found.text_type!r} {OTHER_TABLES[found.text_type]}, so its table is not extended"
-    return f"{found.text_type!r} {ADVICE[found.kind]}; there is nothing here to write"
+    if found.text_type in OTHERS:
+        return f"{found.text_type!r} {OTHERS[found.text_type]}, so it is not extended"
+    return f"{found.text_type!r} {REFUSALS[found.kind]}; there is nothing here to write"

@@ -86,7 +86,7 @@ class _Extend(Reach):
         None,
         "how to scale: "
         + ", ".join(scaling.METHODS)
-        + "; of a learned table: "
+        + "; where nothing rotates: "
         + ", ".join(tables.METHODS)
         + " [what plan recommends]",
     )

@@ -10,19 +10,10 @@ from ropext.checkpoint import Snapshot, provenance, with_weights
 from ropext.checkpoint.provenance import inherited_training
 from ropext.checkpoint.snapshot import INDEX
 from ropext.checkpoint.writing import Written, check_writable, write_checkpoint
-from ropext.inspecting import (
-    card_of,
-    card_of_table,
-    open_model,
-    plan_of,
-    positions_of,
-    read_text,
-    record_of,
-)
+from ropext.inspecting import card_of, card_of_table, open_model, planned, record_of
 from ropext.narration import SILENT, Hooks, Say, silent, told_of_files
-from ropext.options.extend import parse_extend
 from ropext.options.fields import Link
-from ropext.planning import Plan, TablePlan, make_table_plan, require_help
+from ropext.planning import Plan, TablePlan, require_help
 
 if TYPE_CHECKING:
     from ropext.evaluation.session import Evaluation
@@ -81,7 +72,8 @@ def extend(
     **options: Any,
 ) -> Extended:
     """Write an extended checkpoint and prove it; `options` are the fields of a Recipe."""
-    snapshot, made = _planned(model, revision, options)
+    snapshot = open_model(model, revision=revision)
+    made = planned(snapshot, str(model), options)
     if isinstance(made, Plan):
         require_help(made)
     for warning in made.warnings:
@@ -101,7 +93,8 @@ def plan_extend(
     **options: Any,
 ) -> Plan | TablePlan:
     """What `extend` would write; an output that it would refuse is refused."""
-    snapshot, made = _planned(model, revision, options)
+    snapshot = open_model(model, revision=revision)
+    made = planned(snapshot, str(model), options)
     if output is not None and snapshot.container:
         from ropext.gguf import GgufFile, writing
 
@@ -112,16 +105,6 @@ def plan_extend(
     if output is not None and is_here:  # else the weights are fetched first
         check_writable(snapshot, Path(output), link=link, force=force)
     return made
-
-
-def _planned(
-    model: str | Path, revision: str | None, options: Mapping[str, Any]
-) -> tuple[Snapshot, Plan | TablePlan]:
-    request = parse_extend(options, read_text)
-    snapshot = open_model(model, revision=revision)
-    if positions_of(snapshot) is not None:
-        return snapshot, make_table_plan(snapshot.config, request, str(model))
-    return snapshot, plan_of(snapshot, request, str(model))
 
 
 def write_extension(
@@ -165,12 +148,11 @@ def write_extension(
 def _write_table(
     snapshot: Snapshot, made: TablePlan, output: Path, how: WriteOptions, common: Mapping[str, Any]
 ) -> Written:
-    """Write a checkpoint with a longer position table."""
+    """Write a checkpoint that rotates nothing: with a longer position table, or another key."""
     from ropext.checkpoint import tables  # late: no rotary model needs it
 
     found = tables.find_tables(snapshot, made.positions)
     growth = made.growth
-    path, trusted = made.positions.path, how.trust_remote_code
 
     def write_anew(directory: Path) -> list[str]:
         stale = tables.grow_files(snapshot, directory, growth, found, common["show"])
@@ -181,18 +163,19 @@ def _write_table(
         how.say("proving: every other tensor's bytes, then stock transformers loads the result")
         compared = tables.compare_tables(snapshot, directory, growth, found)
         return compared | proof.prove_table(
-            directory, made.target, text_path=path, trust_remote_code=trusted
+            directory, growth.extended, trust_remote_code=how.trust_remote_code
         )
 
-    files = dict.fromkeys(table.file for table in found)
+    files = list(dict.fromkeys(table.file for table in found))
+    files += [INDEX] if files and snapshot.index is not None else []
     return write_checkpoint(
         snapshot,
         output,
         config=made.config,
         card=lambda proved: card_of_table(made, snapshot, output.name, proved),
         prove=run_proof if how.prove else None,
-        anew=[*files, *([INDEX] if snapshot.index is not None else [])],
-        write_anew=write_anew,
+        anew=files,
+        write_anew=write_anew if files else None,
         **common,
     )
 

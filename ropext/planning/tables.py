@@ -1,8 +1,8 @@
-"""The plan for a learned table of absolute positions: how far, by which rows, which keys."""
+"""The plan for a model that rotates nothing: how far, by which rows of a table, which keys."""
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ropext import families
@@ -11,16 +11,14 @@ from ropext.options.extend import KNOBS, Extend, resolve_target
 from ropext.options.fields import flag
 from ropext.planning.making import make_plan
 from ropext.planning.plan import Plan, PlannedSite
-from ropext.positions import Positions
+from ropext.positions import SCHEMES, Positions
 from ropext.scaling import tables
-from ropext.scaling.tables import Growth, growth
-
-DEFAULT = "linear"
+from ropext.scaling.tables import Growth, alike, growth
 
 
 @dataclass(frozen=True)
 class TablePlan:
-    """What `extend` does to a table: the new config, the rows, and what a user must know."""
+    """What `extend` does to such a model: the new config, the rows, and what a user must know."""
 
     name: str  # the model as the user named it
     positions: Positions
@@ -35,7 +33,7 @@ class TablePlan:
     sites: tuple[PlannedSite, ...] = ()  # ... of either
 
     def __repr__(self) -> str:
-        return f"<Plan for {self.name}: {self.context:,} -> {self.target:,} rows by {self.method}>"
+        return f"<Plan for {self.name}: {self.context:,} -> {self.target:,} by {self.method}>"
 
     @property
     def factor(self) -> float:
@@ -64,19 +62,19 @@ class TablePlan:
 
 
 def make_table_plan(config: Mapping[str, Any], recipe: Extend, name: str = "MODEL") -> TablePlan:
-    """The plan for a config with a learned table; other schemes are refused with the reason."""
+    """The plan for a config that rotates nothing; one that no config carries is refused."""
     found = families.read_positions(dict(config))
     assert found is not None  # the caller has asked whether it rotates
-    if not found.tensors:
+    if not found.key:
         raise UnsupportedModel(families.refusal(found))
-    _check_options(recipe)
+    _check_options(recipe, found)
     target = resolve_target(recipe, found.context)
-    method = recipe.method or DEFAULT
-    if method not in tables.METHODS:
-        known = " and ".join(tables.METHODS)
+    known = tables.methods_for(found)
+    method = recipe.method or next(iter(known))
+    if method not in known:
         raise UsageError(
-            f"--method {method} scales a rotary embedding, and {found.text_type!r} has a learned"
-            f" table of absolute positions; for that there are {known}"
+            f"--method {method} is for other models: {found.text_type!r} has"
+            f" {SCHEMES[found.kind]}; known for that: {', '.join(known)}"
         )
     written = lengthened(config, found, target)
     return TablePlan(
@@ -98,14 +96,14 @@ def plan_config(config: Mapping[str, Any], recipe: Extend, name: str = "MODEL") 
     return (make_plan if rotates else make_table_plan)(config, recipe, name)
 
 
-def _check_options(recipe: Extend) -> None:
+def _check_options(recipe: Extend, found: Positions) -> None:
     """Refuse the options that speak of a rotation."""
     rotary = ("original_context", "attention_factor", "temperature", "like", "context", *KNOBS)
     given = [name for name in rotary if getattr(recipe, name) is not None]
     given += ["from_original"] * recipe.from_original + ["for_loaders"] * bool(recipe.for_loaders)
     if given:
         name = "--for" if given[0] == "for_loaders" else flag(given[0])
-        raise UsageError(f"{name} is for rotary embeddings; this model has a learned table")
+        raise UsageError(f"{name} is for rotary embeddings; this model has {SCHEMES[found.kind]}")
 
 
 def lengthened(config: Mapping[str, Any], found: Positions, target: int) -> dict[str, Any]:
@@ -132,7 +130,12 @@ def _warnings(found: Positions, target: int, method: str) -> Iterator[str]:
         )
     if found.text_type in ("longformer", "led", "big_bird", "bigbird_pegasus"):
         yield "its attention window stays as it is, so that far tokens are reached over layers"
+    if not found.tensors:
+        after = alike(replace(found, context=target))
+        yield f"tokens {alike(found)} or more apart look alike; after it those {after} or more"
+    if found.text_type == "longt5":
+        yield "its encoder attends within local_radius, where only near distances change buckets"
     yield (
-        "rows that were never trained: what it does beyond the old length is to be measured, and"
-        " some training is usual"
+        f"{'rows' if found.tensors else 'distances'} that were never trained: what it does beyond"
+        " the old length is to be measured, and some training is usual"
     )

@@ -19,7 +19,8 @@ from typing import Any
 from ropext import forms
 from ropext.checkpoint.provenance import Record
 from ropext.errors import ProofFailed
-from ropext.proof.comparing import Expected, Proof, compare, compare_tensors
+from ropext.positions import Positions
+from ropext.proof.comparing import Expected, Proof, compare, compare_tensors, compare_told
 from ropext.rope import Spectrum
 
 __all__ = ["Expected", "Proof", "compare"]
@@ -71,18 +72,20 @@ def build(
     text_paths: Sequence[Sequence[str]] | None = None,
     forwards: Sequence[tuple[Forward, Sequence[Expected]] | None] = (),
     last: int = 0,
+    listen: bool = False,
     tensors: bool = True,
     trust_remote_code: bool = False,
     timeout: float = TIMEOUT,
 ) -> list[dict[str, Any]]:
     """Build each directory with stock transformers, in one process for all of them.
 
-    An entry whose build failed holds `error`. With `last`, a model with a table of so many
-    positions is asked for its last one, and for no rotary module.
+    An entry whose build failed holds `error`. With `last`, a model that rotates nothing is asked
+    to read so many tokens, and for no rotary module; with `listen`, what its attention is told of
+    their distances.
     """
     entries: list[dict[str, Any]] = [{"directory": str(directory)} for directory in directories]
     for entry, path in zip(entries, text_paths or [()] * len(entries), strict=True):
-        entry |= {"text_path": list(path), "last": last}
+        entry |= {"text_path": list(path), "last": last, "listen": listen}
     for entry, wanted in zip(entries, forwards, strict=False):
         if wanted is not None:
             sites = [asdict(site) | {"bound": site.bound} for site in wanted[1]]
@@ -139,17 +142,15 @@ def prove(
 
 
 def prove_table(
-    directory: Path,
-    target: int,
-    *,
-    text_path: Sequence[str] = (),
-    trust_remote_code: bool = False,
+    directory: Path, positions: Positions, *, trust_remote_code: bool = False
 ) -> dict[str, Any]:
-    """Prove a directory with a grown position table: every tensor in its place with its shape, and
-    its first layers, with their weights, read an input up to the last position."""
-    (built,) = build(
-        [directory], text_paths=[text_path], last=target, trust_remote_code=trust_remote_code
-    )
+    """Prove a directory that rotates nothing: every tensor in its place with its shape, and its
+    first layers, with their weights, read an input up to the last position; relative distances are
+    told apart where stock's formula has them with this key."""
+    listen = not positions.tensors
+    target = positions.context + 2 * listen  # so that the last distance has one behind it
+    how: dict[str, Any] = {"listen": listen, "trust_remote_code": trust_remote_code}
+    (built,) = build([directory], text_paths=[positions.path], last=target, **how)
     if built["error"]:
         raise ProofFailed(
             f"proof: transformers {built['transformers']} cannot build {directory}:"
@@ -167,7 +168,7 @@ def prove_table(
         "model_class": built["model_class"],
         "tensors_compared": compared,
         "tensors_not_compared": packed,
-        "forward": last["said"],
+        "forward": last["said"] + (compare_told(last, positions) if listen else ""),
     }
 
 

@@ -8,6 +8,8 @@ from typing import Any
 from pydantic import FiniteFloat
 
 from ropext.errors import ProofFailed
+from ropext.positions import Positions
+from ropext.scaling.tables import starts
 
 LISTED = 3  # names shown of a longer list
 # Of a forward pass's largest output. The two models compute in the same order: mostly bit-equal.
@@ -220,3 +222,21 @@ def compare(built: Mapping[str, Any], sites: Sequence[Expected], *, tensors: boo
         worst,
         _compare_forward(built),
     )
+
+
+def compare_told(last: Mapping[str, Any], positions: Positions) -> str:
+    """Hold the distances at which stock's attention was told something new against the formula's.
+    One more or less is float32's, where a border is a whole number."""
+    formulas = [starts(positions, causal=causal) for causal in (False, True)]
+    wanted = [[own for own in formula if own < last["read"] - 1] for formula in formulas]
+    for name, told in last["told"].items():
+        pairs = [list(zip(told, own, strict=True)) for own in wanted if len(own) == len(told)]
+        if not any(all(abs(a - b) <= 1 for a, b in own) for own in pairs):
+            raise ProofFailed(
+                f"proof: {name} tells tokens apart up to a distance of {told[-1]}, which is not"
+                f" what {positions.key} {positions.context} gives"
+            )
+    if not last["told"]:
+        raise ProofFailed(f"proof: no attention was told distances; {last['said']}")
+    ends = sorted({told[-1] for told in last["told"].values()})
+    return f"; tokens {' and '.join(map(str, ends))} or more apart look alike, as planned"

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from ropext.families import ABSENT, Edit, Model, Site
 from ropext.families.config import named
-from ropext.inspecting import scaled_by_config
+from ropext.inspecting import proved_of, scaled_by_config
+from ropext.positions import SCHEMES
 from ropext.rope import phase_ratio, turns
 from ropext.scaling import tables
+from ropext.scaling.tables import alike
 from ropext.table import columns
 
 if TYPE_CHECKING:
@@ -138,24 +140,15 @@ def inspection(name: str, model: Model, limits: Mapping[str, Any], target: int) 
     return "\n".join(parts)
 
 
-_SCHEMES = {
-    "learned": "a learned table of absolute positions",
-    "sinusoidal": "sinusoids added to the embeddings",
-    "buckets": "T5's relative buckets",
-    "disentangled": "DeBERTa's relative positions",
-    "mixed": "absolute and relative positions",
-    "alibi": "ALiBi, a slope per head",
-    "transformer-xl": "Transformer-XL's relative positions",
-}
-
-
 def unrotated(seen: "Unrotated") -> str:
     """`ropext inspect` of a model without a rotary embedding, as text."""
     own = seen.positions
     kind = own.model_type
     kind += f" (text part: {own.text_type})" if own.text_type != kind else ""
-    facts = [("type", kind), ("positions", _SCHEMES[own.kind])]
-    if own.context:
+    facts = [("type", kind), ("positions", SCHEMES[own.kind])]
+    if own.key and not own.tensors:
+        facts.append(("distances", f"alike from {alike(own)} on; {own.key} {own.context}"))
+    elif own.context:
         facts.append(("context", f"{own.context:,} tokens"))
     if own.tensors:
         front = f", {own.offset} in front of the first position" if own.offset else ""
@@ -173,14 +166,16 @@ def unrotated(seen: "Unrotated") -> str:
 
 
 def table_plan(made: "TablePlan") -> str:
-    """`ropext plan` for a learned table as text."""
+    """`ropext plan` for a model that rotates nothing as text."""
     rows = []
-    for method in tables.METHODS.values():
+    for method in tables.methods_for(made.positions).values():
         kept = len(method.kept(made.context, made.target))
         mark = "*" if method.name == made.method else ""
         rows.append([method.name + mark, str(kept), str(made.target - kept), method.summary])
-    head = f"{made.name}: {made.context:,} -> {made.target:,} positions by {made.method} at "
-    parts = [f"{head}{made.factor:g}x", "", columns(["method", "rows kept", "new", ""], rows)]
+    head = f"{made.name}: {made.context:,} -> {made.target:,} tokens by {made.method} at "
+    parts = [f"{head}{made.factor:g}x"]
+    if made.positions.tensors:
+        parts += ["", columns(["method", "rows kept", "new", ""], rows)]
     parts += ["", "config.json", edit_lines(made.edits)]
     return "\n".join([*parts, *(f"\nwarning: {warning}" for warning in made.warnings)])
 
@@ -322,13 +317,7 @@ def extended(made: "Plan | TablePlan", written: "Written") -> str:
             f"were, and ggml's formula on its keys within {proved['error']:.1e} of the plan"
         )
     elif proved and "rows_bit_exact" in proved:
-        parts.append(
-            f"proved with transformers {proved['transformers']}: {proved['tensors_compared']} "
-            f"tensors in the shapes of {proved['model_class']}, {proved['tensors_unchanged']} in "
-            f"the rewritten file with the base's bytes, {proved['rows_bit_exact']} old rows "
-            "bit-exact"
-        )
-        parts.append(proved["forward"])
+        parts.append(f"proved: {proved_of(proved)}")
     elif proved:
         worst = proved["worst"]
         parts.append(

@@ -39,7 +39,7 @@ def find(name: str, flag: str = "--method") -> Method:
         return METHODS[name]
     if name in tables.METHODS:
         raise UsageError(
-            f"{flag} {name} lengthens a learned table of positions and moves no rotary embedding"
+            f"{flag} {name} is for models that rotate nothing, and moves no rotary embedding"
         )
     near = difflib.get_close_matches(name, METHODS, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(METHODS)}"

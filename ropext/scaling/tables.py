@@ -1,9 +1,11 @@
-"""How a learned table of absolute positions grows: the methods for Rope's sister.
+"""The methods for Rope's sisters: how a learned table grows, how far distances are told apart.
 
 A method makes rows of rows. It sees those that positions read; rows in front of the first stay.
+Relative positions have no rows: there the new key does it all.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +16,20 @@ if TYPE_CHECKING:
 
     Rows = np.ndarray[Any, np.dtype[np.float64]]
 
+NEAR = 1e-9  # a border between distances that is a whole number, but for rounding
+
 
 @dataclass(frozen=True)
-class TableMethod:
+class PositionMethod:
     """One entry of the list; what a user sees of it comes from here."""
 
     name: str
     summary: str
     paper: str
     short_tax: str  # what it does to inputs within the old length, in words
-    grow: Callable[["Rows", int], "Rows"]  # (old rows, how many are wanted)
-    kept: Callable[[int, int], dict[int, int]]  # (old count, new count): new row -> equal old row
+    grow: Callable[["Rows", int], "Rows"] = lambda rows, _: rows  # (old ones, how many are wanted)
+    kept: Callable[[int, int], dict[int, int]] = lambda *_: {}  # (old, new count): new -> old row
+    kinds: tuple[str, ...] = ("learned",)
 
 
 def grow_linear(rows: "Rows", target: int) -> "Rows":
@@ -62,7 +67,7 @@ def grow_copy(rows: "Rows", target: int) -> "Rows":
 METHODS = {
     method.name: method
     for method in (
-        TableMethod(
+        PositionMethod(
             "linear",
             "Old row i moves to i times the factor, rows between are interpolated.",
             "Zhu et al. 2024, arXiv 2404.12096",
@@ -71,7 +76,7 @@ METHODS = {
             grow_linear,
             kept_by_linear,
         ),
-        TableMethod(
+        PositionMethod(
             "copy",
             "The old table again and again: short inputs read what they read before.",
             "Beltagy et al. 2020, arXiv 2004.05150",
@@ -80,8 +85,27 @@ METHODS = {
             grow_copy,
             lambda count, target: {new: new % count for new in range(target)},
         ),
+        PositionMethod(
+            "max-distance",
+            "The buckets reach further, so that more distances are told apart.",
+            "Raffel et al. 2020, arXiv 1910.10683; He et al. 2021, arXiv 2111.09543",
+            "distances fall into nearer buckets than in training, so short inputs change as well",
+            kinds=("buckets", "disentangled"),
+        ),
+        PositionMethod(
+            "clamp",
+            "Distances are clamped later: those in between were never trained.",
+            "Yang et al. 2019, arXiv 1906.08237",
+            "none: distances up to the old clamp are told as they were",
+            kinds=("transformer-xl",),
+        ),
     )
 }
+
+
+def methods_for(found: Positions) -> dict[str, PositionMethod]:
+    """The methods of such a model, the default first."""
+    return {name: own for name, own in METHODS.items() if found.kind in own.kinds}
 
 
 @dataclass(frozen=True)
@@ -102,17 +126,51 @@ class Growth:
         """Where each old row that stays stands, the first time where it does so again."""
         return {old: new for new, old in reversed(list(self.kept.items()))}
 
+    @property
+    def extended(self) -> Positions:
+        """The scheme as the new config has it."""
+        return replace(self.positions, context=self.target)
+
     def undone(self) -> "Growth | None":
         """The way back to the old rows; None where not all of them were kept."""
         count, at = self.positions.context, self.old_rows
         if len(at) < count:
             return None
-        grown = replace(self.positions, context=self.target)
         places = [at[row] for row in range(count)]
-        return Growth(grown, count, lambda rows, _: rows[places], dict(enumerate(places)))
+        return Growth(self.extended, count, lambda rows, _: rows[places], dict(enumerate(places)))
 
 
 def growth(positions: Positions, method: str, target: int) -> Growth:
     """What a method makes of the tables of such a model."""
     how = METHODS[method]
     return Growth(positions, target, how.grow, how.kept(positions.context, target))
+
+
+def starts(found: Positions, *, causal: bool = False) -> Sequence[int]:
+    """The distances at which attention is told something new; from the last one on all are alike.
+
+    T5: b(d) = e + floor(log(d/e) / log(D/e) (n - e)) from e = n/2 on, at most n - 1 (Raffel et al.
+    2020, section 2.1; n is half of the buckets where both sides are seen). DeBERTa: b(d) = e +
+    ceil(log(d/e) / log((D-1)/e) (e - 1)) beyond e, at most n (He et al. 2021, arXiv 2111.09543).
+    """
+    far, count = found.context, found.buckets
+    if found.kind == "transformer-xl":
+        return range(far + 1)
+    if found.kind == "buckets":
+        count = count if causal else count // 2
+        exact = count // 2
+        steps = ((far / exact) ** (k / (count - exact)) for k in range(count - exact))
+        later = {math.ceil(exact * step - NEAR) for step in steps}
+    else:
+        exact = count // 2
+        steps = (((far - 1) / exact) ** (k / (exact - 1)) for k in range(count - exact))
+        later = {math.floor(exact * step + NEAR) + 1 for step in steps}
+    return sorted({*range(exact + 1), *later})
+
+
+def alike(found: Positions) -> str:
+    """From which distance on all tokens look equally far."""
+    if found.kind != "buckets":
+        return f"{starts(found)[-1]:,}"
+    both, one = starts(found)[-1], starts(found, causal=True)[-1]
+    return f"{both:,} (in a decoder {one:,})"

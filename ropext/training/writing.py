@@ -287,7 +287,7 @@ def _record(origin: Origin, directory: Path, story: Story, rows: Mapping[str, An
     what was compared of `rows`."""
     record, path = origin.record, origin.path
     if origin.table is not None:
-        proved = dict(rows) | proof.prove_table(directory, record.target, text_path=path)
+        proved = dict(rows) | proof.prove_table(directory, origin.table.extended)
     else:
         forward = proof.Forward(record.context, record.target, origin.base_config())
         expected = proof.recorded(record)
