@@ -216,8 +216,10 @@ def _table(
     except InputError as error:
         yield Check("rows", False, str(error))
         return
-    names = ", ".join(f"{own.name} {own.shape[0]}" for own in found) or "no table"
-    yield Check("rows", True, f"{names}, {positions.offset} of them in front of the first position")
+    if found:
+        names = ", ".join(f"{own.name} {own.shape[0]}" for own in found)
+        front = f"{positions.offset} of them in front of the first position"
+        yield Check("rows", True, f"{names}, {front}")
     yield from _limits(snapshot, record.context if record else target, target)
     base = open_snapshot(against, weights=True) if against is not None else None
     if base is not None:
@@ -263,8 +265,9 @@ def _against(
     except ProofFailed as failed:
         yield Check("base", False, str(failed))
         return
-    said = f"{found['rows_bit_exact']} old rows in every bit"
-    yield Check("base", True, f"{said}, {found['tensors_unchanged']} tensors beside them")
+    if old:
+        said = f"{found['rows_bit_exact']} old rows in every bit"
+        yield Check("base", True, f"{said}, {found['tensors_unchanged']} tensors beside them")
     grown = {own.file for own in old}
     for finding in compare_weights(base, snapshot.directory, deep=deep, show=show):
         if finding.file not in grown:
