@@ -265,7 +265,7 @@ class Unrotated:
     @property
     def advice(self) -> str:
         """What extends it, or why nothing does."""
-        return "" if self.positions.key else families.refusal(self.positions)
+        return "" if self.positions.carried else families.refusal(self.positions)
 
     def rows(self) -> "np.ndarray[Any, Any]":
         """The rows of its first table that positions read."""

@@ -20,7 +20,8 @@ from ropext.checkpoint import provenance
 from ropext.checkpoint.provenance import SAVED, Record
 from ropext.checkpoint.staging import staged
 from ropext.checkpoint.weights import weigh
-from ropext.errors import InputError, OutputExists, UsageError
+from ropext.errors import InputError, OutputExists, UnsupportedModel, UsageError
+from ropext.families import refusal
 from ropext.inspecting import record_of
 from ropext.options.extend import parse_extend
 from ropext.planning import Plan, TablePlan, plan_config, require_help
@@ -33,6 +34,8 @@ RUNTIME = {"architectures", "dtype", "quantization_config", "transformers_versio
 PLAIN = (bool, int, float, str, tuple, list, dict, type(None), types.FunctionType)
 ORIGINAL = "_ropext_original"  # attribute of a patched model: its config before the first patch
 ROWS = "_ropext_rows"  # attribute of an embedding whose rows were patched: its weight before
+SLOPES = "_ropext_slopes"  # attribute of a model whose ALiBi slopes were patched: its hooks
+SLOPED = ("BloomBlock", "FalconDecoderLayer", "MptBlock")  # layers that are handed ALiBi's bias
 STORED = {"torch.float64": "F64", "torch.float32": "F32"}
 STORED |= {"torch.float16": "F16", "torch.bfloat16": "BF16"}
 
@@ -147,6 +150,37 @@ def _set_rows(table: Any, growth: Growth | None) -> None:
     table.weight = torch.nn.Parameter(rows, requires_grad=old.requires_grad)
 
 
+def _set_slopes(live: Any, growth: Growth | None) -> None:
+    """Scale the slopes in the bias that each layer is handed; without a growth, as stock."""
+    import torch
+
+    for hook in vars(live).pop(SLOPES, ()):
+        hook.remove()
+    if growth is None or growth.slopes is None:
+        return
+    factor = growth.target / growth.positions.context
+    factors = torch.tensor(growth.slopes(live.config.num_attention_heads, factor))
+
+    def scale(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        name = "position_bias" if "position_bias" in kwargs else "alibi"
+        bias = kwargs[name]
+        by_head = bias.reshape(-1, len(factors), bias.shape[-1])[0]
+        steepest = (by_head.amax(1) - by_head.amin(1)).argsort(descending=True)
+        ratios = torch.empty_like(by_head[:, 0])
+        ratios[steepest] = factors.to(ratios)
+        ratios = ratios.repeat(1 if bias.dim() == 4 else len(bias) // len(factors))[:, None, None]
+        changed = {name: bias * ratios}
+        if bias.dim() == 4:  # Falcon holds it in its mask as well
+            mask = kwargs["attention_mask"]
+            hidden = mask == torch.finfo(mask.dtype).min
+            changed["attention_mask"] = torch.where(hidden, mask, mask * ratios)
+        return args, kwargs | changed
+
+    layers = (module for module in live.modules() if type(module).__name__ in SLOPED)
+    hooks = [layer.register_forward_pre_hook(scale, with_kwargs=True) for layer in layers]
+    setattr(live, SLOPES, hooks)
+
+
 def _check_same_weights(old: Any, new: Any, tables: Iterable[str]) -> None:
     others = {f"{name}.weight" for name in tables}
     before, after = (
@@ -167,6 +201,7 @@ def _apply(model: Any, config: Any, growth: Growth | None = None) -> None:
     _check_same_weights(old, new, tables)
     for table in tables.values():
         _set_rows(table, growth)
+    _set_slopes(live, growth)
     if not hasattr(live, ORIGINAL):
         setattr(live, ORIGINAL, copy.deepcopy(live.config))
     before, after = dict(old.named_modules()), dict(new.named_modules())
@@ -284,6 +319,8 @@ def save(model: Any, directory: str | os.PathLike[str]) -> Path:
     made = getattr(live, PLANNED, None)
     if made is None:
         raise UsageError("save wants a model that ropext.patch extended; call ropext.patch first")
+    if isinstance(made, TablePlan) and not made.positions.carried:
+        raise UnsupportedModel(refusal(made.positions))
     # What a trainer did to the weights since the patch is not known.
     record = replace(record_of(made, _base_of(live)), more={SAVED: True})
     return write_model(model, directory, made.config, record)

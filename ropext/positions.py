@@ -39,6 +39,11 @@ class Positions:
     buckets: int = 0  # into which relative distances fall
 
     @property
+    def carried(self) -> bool:
+        """Whether a stock checkpoint can say of its scheme that it was extended."""
+        return bool(self.key) and self.kind != "alibi"
+
+    @property
     def rows(self) -> int:
         """Rows of a table that holds this context."""
         return self.offset + self.context

@@ -205,7 +205,7 @@ def _table(
     """Check a directory that rotates nothing: its lengths, its rows, its other tensors."""
     from ropext.checkpoint import tables  # late: no rotary model needs it
 
-    if not positions.key:
+    if not positions.carried:
         raise UnsupportedModel(families.refusal(positions))
     target = record.target if record else positions.context
     said = f"{positions.key} gives {positions.context} tokens"

@@ -215,7 +215,7 @@ def _with_adapter(variant: Variant, adapter: str | None) -> list[Variant]:
 
 def _in_memory(snapshot: Snapshot, options: Evaluate, context: int) -> Lineup:
     """The table every paper prints: base, untouched, and a grid of methods and factors."""
-    table = _has_table(snapshot)
+    table, scheme = _has_table(snapshot), families.read_positions(snapshot.config)
     variants = [Variant("base", "base", snapshot, info=_turning(snapshot))]
     variants += [] if table else [Variant("untouched", "untouched", snapshot)]
     warnings: list[str] = []
@@ -246,6 +246,9 @@ def _in_memory(snapshot: Snapshot, options: Evaluate, context: int) -> Lineup:
             variants += _with_adapter(own, options.adapter)
             warnings += [f"{own.label}: {text}" for text in plan.warnings]
     limit = min(targets) if table else max(context, *targets)
+    if scheme is not None and not table:  # stock MPT reads no further than its config says
+        longest = max(variants, key=lambda own: own.target or 0)
+        variants[1] = replace(variants[1], config=longest.config)
     return Lineup(tuple(variants), context, limit, limit * table, tuple(dict.fromkeys(warnings)))
 
 
@@ -340,7 +343,7 @@ def _context(snapshot: Snapshot, stated: int | None) -> tuple[int, int, bool]:
     except UnsupportedModel:
         # A model without rotary embeddings can be read all the same.
         scheme = families.read_positions(snapshot.config)
-        if scheme is not None and scheme.key and not scheme.tensors:
+        if scheme is not None and scheme.carried and not scheme.tensors:
             raise  # what is told of distances is not measured yet
         if scheme is not None and scheme.tensors:
             if stated is not None and stated > scheme.context:
@@ -350,6 +353,7 @@ def _context(snapshot: Snapshot, stated: int | None) -> tuple[int, int, bool]:
             return stated or scheme.context, scheme.context, _fills_in(snapshot, not scheme.causal)
         lengths = [snapshot.config.get(key) for key in LENGTH_KEYS]
         found = next((length for length in lengths if isinstance(length, int)), None)
+        found = scheme.context or found if scheme is not None else found
         if stated is None and found is None:
             raise
         return stated or int(found or 0), int(found or stated or 0), False

@@ -145,6 +145,10 @@ DISTANCES: dict[str, Distances] = {
         only="position_buckets is above 0, relative_attention true and position_biased_input false:"
         " else that sizes a tensor, or a table of absolute positions stands beside it",
     ),
+    # ALiBi's keys say what was trained; stock MPT reads no input beyond its own.
+    "bloom": Distances(("seq_length",), 0, ("", 0)),
+    "falcon": Distances(("max_position_embeddings",), 2048, ("", 0)),
+    "mpt": Distances(("max_seq_len",), 2048, ("", 0)),
     "xlnet": Distances(
         ("clamp_len",), -1, ("", 0), only="that is above 0: else nothing is clamped"
     ),
@@ -212,7 +216,7 @@ def _has_table(text: Dict, row: TableRows) -> bool:
 
 def refusal(found: Positions) -> str:
     """Why a scheme is not extended, and what can be done."""
-    if found.text_type in DISTANCES:
+    if found.text_type in DISTANCES and found.kind != "alibi":
         own = DISTANCES[found.text_type]
         return f"{found.text_type!r} is extended by its {' or '.join(own.keys)} where {own.only}"
     if found.text_type in TABLES:

@@ -61,13 +61,16 @@ class TablePlan:
         }
 
 
-def make_table_plan(config: Mapping[str, Any], recipe: Extend, name: str = "MODEL") -> TablePlan:
-    """The plan for a config that rotates nothing; one that no config carries is refused."""
+def make_table_plan(
+    config: Mapping[str, Any], recipe: Extend, name: str = "MODEL", *, in_memory: bool = False
+) -> TablePlan:
+    """The plan for a config that rotates nothing; one that no config carries is refused, but for a
+    model `in_memory` where that has a method."""
     found = families.read_positions(dict(config))
     assert found is not None  # the caller has asked whether it rotates
-    if not found.key:
+    if not (found.carried or (in_memory and found.kind == "alibi")):
         raise UnsupportedModel(families.refusal(found))
-    _check_options(recipe, found)
+    found = _check_options(recipe, found)
     target = resolve_target(recipe, found.context)
     known = tables.methods_for(found)
     method = recipe.method or next(iter(known))
@@ -91,19 +94,29 @@ def make_table_plan(config: Mapping[str, Any], recipe: Extend, name: str = "MODE
 
 
 def plan_config(config: Mapping[str, Any], recipe: Extend, name: str = "MODEL") -> Plan | TablePlan:
-    """The plan for a config dict, by the scheme that it has."""
-    rotates = families.read_positions(dict(config)) is None
-    return (make_plan if rotates else make_table_plan)(config, recipe, name)
+    """The plan for a model in memory, by the scheme that its config has."""
+    if families.read_positions(dict(config)) is None:
+        return make_plan(config, recipe, name)
+    return make_table_plan(config, recipe, name, in_memory=True)
 
 
-def _check_options(recipe: Extend, found: Positions) -> None:
-    """Refuse the options that speak of a rotation."""
-    rotary = ("original_context", "attention_factor", "temperature", "like", "context", *KNOBS)
+def _check_options(recipe: Extend, found: Positions) -> Positions:
+    """Refuse the options that speak of a rotation; the scheme with the context that they say."""
+    rotary = ("original_context", "attention_factor", "temperature", "like", *KNOBS)
+    if found.kind == "alibi":
+        found = replace(found, context=recipe.context or found.context)
+        if not found.context:
+            raise UsageError(
+                "its config names no length: --context N, the tokens it was trained on"
+            )
+    else:
+        rotary += ("context",)
     given = [name for name in rotary if getattr(recipe, name) is not None]
     given += ["from_original"] * recipe.from_original + ["for_loaders"] * bool(recipe.for_loaders)
     if given:
         name = "--for" if given[0] == "for_loaders" else flag(given[0])
         raise UsageError(f"{name} is for rotary embeddings; this model has {SCHEMES[found.kind]}")
+    return found
 
 
 def lengthened(config: Mapping[str, Any], found: Positions, target: int) -> dict[str, Any]:
@@ -114,7 +127,7 @@ def lengthened(config: Mapping[str, Any], found: Positions, target: int) -> dict
         part = part[key]
     stated = found.rows - found.beyond
     for key in (found.key, "n_ctx"):
-        if key == found.key or part.get(key) == stated:
+        if key and (key == found.key or part.get(key) == stated):
             part[key] = target + stated - found.context
     return out
 
@@ -130,6 +143,8 @@ def _warnings(found: Positions, target: int, method: str) -> Iterator[str]:
         )
     if found.text_type in ("longformer", "led", "big_bird", "bigbird_pegasus"):
         yield "its attention window stays as it is, so that far tokens are reached over layers"
+    if found.kind == "alibi":
+        return
     if not found.tensors:
         after = alike(replace(found, context=target))
         yield f"tokens {alike(found)} or more apart look alike; after it those {after} or more"

@@ -146,7 +146,7 @@ def unrotated(seen: "Unrotated") -> str:
     kind = own.model_type
     kind += f" (text part: {own.text_type})" if own.text_type != kind else ""
     facts = [("type", kind), ("positions", SCHEMES[own.kind])]
-    if own.key and not own.tensors:
+    if own.carried and not own.tensors:
         facts.append(("distances", f"alike from {alike(own)} on; {own.key} {own.context}"))
     elif own.context:
         facts.append(("context", f"{own.context:,} tokens"))

@@ -30,6 +30,8 @@ class PositionMethod:
     grow: Callable[["Rows", int], "Rows"] = lambda rows, _: rows  # (old ones, how many are wanted)
     kept: Callable[[int, int], dict[int, int]] = lambda *_: {}  # (old, new count): new -> old row
     kinds: tuple[str, ...] = ("learned",)
+    # (heads, factor): what multiplies the slopes of ALiBi's heads, the steepest first
+    slopes: Callable[[int, float], list[float]] | None = None
 
 
 def grow_linear(rows: "Rows", target: int) -> "Rows":
@@ -62,6 +64,12 @@ def grow_copy(rows: "Rows", target: int) -> "Rows":
     import numpy as np
 
     return rows[np.arange(target) % len(rows)]
+
+
+def ntk_slopes(heads: int, factor: float) -> list[float]:
+    """s^(-(h-1)/(H-1)) for head h of H: near tokens keep their penalty, the farthest reach grows by
+    s (NTK-ALiBi, github.com/keezen/ntk_alibi, which counts the heads as they stand)."""
+    return [factor ** (-head / max(heads - 1, 1)) for head in range(heads)]
 
 
 METHODS = {
@@ -99,6 +107,22 @@ METHODS = {
             "none: distances up to the old clamp are told as they were",
             kinds=("transformer-xl",),
         ),
+        PositionMethod(
+            "interpolated",
+            "ALiBi's slopes are divided by the factor, in memory alone.",
+            "Al-Khateeb et al. 2023, arXiv 2310.13017",
+            "every penalty shrinks, so short inputs change",
+            kinds=("alibi",),
+            slopes=lambda heads, factor: [1 / factor] * heads,
+        ),
+        PositionMethod(
+            "ntk-alibi",
+            "The flatter ALiBi's slope, the more it is divided, in memory alone.",
+            "github.com/keezen/ntk_alibi",
+            "the penalties of all heads but the steepest shrink, so short inputs change",
+            kinds=("alibi",),
+            slopes=ntk_slopes,
+        ),
     )
 }
 
@@ -110,12 +134,13 @@ def methods_for(found: Positions) -> dict[str, PositionMethod]:
 
 @dataclass(frozen=True)
 class Growth:
-    """What becomes of every table of a checkpoint."""
+    """What becomes of every table of a checkpoint, or of the slopes of a model in memory."""
 
     positions: Positions
     target: int
     grow: Callable[["Rows", int], "Rows"]
     kept: Mapping[int, int]  # new row -> the old row that it equals, both counted from the offset
+    slopes: Callable[[int, float], list[float]] | None = None  # of a method for ALiBi
 
     @property
     def rows(self) -> int:
@@ -143,7 +168,7 @@ class Growth:
 def growth(positions: Positions, method: str, target: int) -> Growth:
     """What a method makes of the tables of such a model."""
     how = METHODS[method]
-    return Growth(positions, target, how.grow, how.kept(positions.context, target))
+    return Growth(positions, target, how.grow, how.kept(positions.context, target), how.slopes)
 
 
 def starts(found: Positions, *, causal: bool = False) -> Sequence[int]:
