@@ -132,5 +132,5 @@ def test_what_no_row_reads_is_refused(place):
         evaluate(str(place / "copy"), **asked(place, lengths="256"))
     with pytest.raises(UsageError, match="has rows for 32 positions"):
         evaluate(str(place / "base"), **asked(place, context=33))
-    with pytest.raises(UsageError, match="there are linear and copy"):
+    with pytest.raises(UsageError, match="known for that: linear, copy"):
         evaluate(str(place / "base"), **asked(place, method="yarn", factor="2"))
