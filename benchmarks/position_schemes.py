@@ -19,7 +19,6 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -197,32 +196,8 @@ def grown(model: Any, factor: int, method: str) -> None:
     model.model.transformer.wpe = nn.Embedding.from_pretrained(rows, freeze=False)
 
 
-def rotated(model: Any, factor: int, method: str) -> None:
+def patched(model: Any, factor: int, method: str) -> None:
     ropext.patch(model.model, method=method, factor=factor)
-
-
-def sloped(model: Any, factor: int, method: str) -> None:
-    """Falcon's ALiBi with other slopes: all divided by the factor, or head h of H (from 1) by
-    factor^((h - 1)/(H - 1)), NTK-ALiBi (github.com/keezen/ntk_alibi)."""
-    powers = torch.ones(HEADS) if method == "interpolated" else torch.arange(HEADS) / (HEADS - 1)
-    ratios = (factor**-powers)[None, :, None, None]
-    module: Any = import_module(type(model.model).__module__)
-    stock = module.build_alibi_tensor
-    transformer = model.model.transformer
-    forward = transformer.forward
-
-    def scaled(mask: torch.Tensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
-        alibi: torch.Tensor = stock(mask, heads, dtype)
-        return (alibi.view(-1, heads, 1, alibi.shape[-1]) * ratios).view_as(alibi)
-
-    def around(*given: Any, **named: Any) -> Any:
-        module.build_alibi_tensor = scaled
-        try:
-            return forward(*given, **named)
-        finally:
-            module.build_alibi_tensor = stock
-
-    transformer.forward = around
 
 
 def slowed(model: Any, factor: int, method: str) -> None:
@@ -237,11 +212,11 @@ def slowed(model: Any, factor: int, method: str) -> None:
 
 def bucketed(model: Any, factor: int, method: str) -> None:
     """T5's buckets with a larger maximum distance, or of distances divided by the factor."""
+    if method == "max-distance":
+        ropext.patch(model.stack, method=method, factor=factor)
+        return
     for module in model.modules():
         if not hasattr(module, "relative_attention_max_distance"):
-            continue
-        if method == "max distance":
-            module.relative_attention_max_distance *= factor
             continue
         stock = module._relative_position_bucket
 
@@ -255,10 +230,10 @@ def bucketed(model: Any, factor: int, method: str) -> None:
 
 EXTENSIONS: dict[str, tuple[Callable[[Any, int, str], None], tuple[str, ...]]] = {
     "learned": (grown, ("linear", "copy", "random")),
-    "rope": (rotated, ("yarn", "ntk", "pi")),
-    "alibi": (sloped, ("interpolated", "ntk")),
+    "rope": (patched, ("yarn", "ntk", "pi")),
+    "alibi": (patched, ("interpolated", "ntk-alibi")),
     "sinusoidal": (slowed, ("interpolated",)),
-    "buckets": (bucketed, ("divided", "max distance")),
+    "buckets": (bucketed, ("divided", "max-distance")),
 }
 TUNED = (
     ("learned", "linear"), ("learned", "copy"), ("rope", "yarn"), ("alibi", "interpolated"),

@@ -355,7 +355,11 @@ def _context(snapshot: Snapshot, stated: int | None) -> tuple[int, int, bool]:
         found = next((length for length in lengths if isinstance(length, int)), None)
         found = scheme.context or found if scheme is not None else found
         if stated is None and found is None:
-            raise
+            if scheme is None or scheme.kind != "alibi":
+                raise
+            raise UsageError(
+                f"{snapshot.name} names no length: --context N, the tokens it was trained on"
+            ) from None
         return stated or int(found or 0), int(found or stated or 0), False
     longest = max(model.context, model.stated_context)
     return model.context, longest, _fills_in(snapshot, model.masked_lm)

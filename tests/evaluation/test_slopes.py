@@ -23,7 +23,7 @@ NTK_OF_FOUR = [4.0 ** (-k / 3) for k in (0, 1, 2, 3)]
 NTK_OF_SIX = [4.0 ** (-k / 5) for k in (1, 3, 4, 5, 0, 2)]  # by the order of the slopes
 
 
-def tiny(kind, heads=4):
+def tiny(kind, heads=4, attention=None):
     import transformers as hf
 
     torch.manual_seed(0)
@@ -32,11 +32,13 @@ def tiny(kind, heads=4):
         config = hf.BloomConfig(
             vocab_size=300, hidden_size=width, n_layer=2, n_head=heads, seq_length=CONTEXT
         )
+        config._attn_implementation = attention
         model = hf.BloomForCausalLM(config)
     elif kind == "mpt":
         config = hf.MptConfig(
             vocab_size=300, d_model=width, n_layers=2, n_heads=heads, max_seq_len=CONTEXT
         )
+        config._attn_implementation = attention
         model = hf.MptForCausalLM(config)
     else:
         config = hf.FalconConfig(
@@ -48,6 +50,7 @@ def tiny(kind, heads=4):
             new_decoder_architecture=False,
             max_position_embeddings=CONTEXT,
         )
+        config._attn_implementation = attention
         model = hf.FalconForCausalLM(config)
     for weight in model.parameters():  # so that attention looks at what it reads
         weight.data *= 4 if weight.dim() > 1 else 1
@@ -91,14 +94,12 @@ def logits(model, length, padded=0):
     [("bloom", "eager"), ("mpt", "eager"), ("falcon", "eager"), ("falcon", "sdpa")],
 )
 def test_stock_with_literal_slopes_computes_the_same(kind, attention):
-    model = tiny(kind)
-    model.set_attn_implementation(attention)
+    model = tiny(kind, attention=attention)
     length = FACTOR * CONTEXT
     for method, scaled in (("interpolated", [1 / 4] * 4), ("ntk-alibi", NTK_OF_FOUR)):
         ropext.patch(model, method=method, factor=FACTOR)
         for padded in (0, 7):
-            plain = tiny(kind)
-            plain.set_attn_implementation(attention)
+            plain = tiny(kind, attention=attention)
             plain.config.max_seq_len = length
             with pytest.MonkeyPatch.context() as patch:
                 # Falcon rounds its slopes and its bias to bfloat16 before ropext sees them.
@@ -180,6 +181,22 @@ def test_eval_reads_plain_and_scaled_slopes_beside_the_base(place, kind):
     assert list(results["variants"]) == labels
     model = AutoModelForCausalLM.from_pretrained(place / kind)
     assert model.config.to_dict().get("max_seq_len", CONTEXT) == CONTEXT
+
+
+def test_a_config_without_a_length_asks_for_it(place, tmp_path, capsys):
+    import shutil
+
+    lost = shutil.copytree(place / "bloom", tmp_path / "lost")
+    config = json.loads((lost / "config.json").read_text())
+    del config["seq_length"]
+    (lost / "config.json").write_text(json.dumps(config))
+    words = ["eval", lost, "--method", "interpolated", "--factor", 4, "--dry-run"]
+    words += ["--data", place / "data.jsonl"]
+    code, said = run(*words, capsys=capsys)
+    assert (code, said.err.count("\n")) == (2, 1)
+    assert "lost names no length: --context N, the tokens it was trained on" in said.err
+    code, said = run(*words, "--context", CONTEXT, "--lengths", "256", capsys=capsys)
+    assert code == 0
 
 
 def test_a_stock_checkpoint_is_refused_in_words(place, tmp_path, capsys):
