@@ -20,3 +20,16 @@ def make_tokenizer(bos=True):
             single="<s> $A", special_tokens=[("<s>", 0)]
         )
     return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>")
+
+
+def wrapping_tokenizer():
+    """As RoBERTa's: a text stands between two special tokens, and 1 fills up rows."""
+    from tokenizers import processors
+
+    tokenizer = make_tokenizer(bos=False)
+    tokenizer.add_special_tokens({"mask_token": "<mask>", "sep_token": "<sep>"})
+    after = tokenizer.sep_token_id
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A <sep>", special_tokens=[("<s>", 0), ("<sep>", after)]
+    )
+    return tokenizer

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ropext import families
 from ropext.checkpoint import Snapshot
 from ropext.errors import InputError, Stopped, UnsupportedModel, UsageError
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
     from ropext.options.evaluate import Evaluate
 
+# How the names of classes end that predict masked tokens.
+MASKED_HEADS = ("ForMaskedLM", "ForPreTraining", "WithLMHeadModel")
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
@@ -76,6 +79,21 @@ def headless(snapshot: Snapshot) -> UnsupportedModel:
         f"{snapshot.name} has no head that predicts masked tokens ({what}); a sentence encoder is "
         f"measured by MTEB (pip install mteb): mteb run -m {snapshot.name} -b LongEmbed"
     )
+
+
+def fills_in(snapshot: Snapshot, masked: bool) -> bool:
+    """Whether it is a masked language model, as its family is; without a head it is refused."""
+    names = snapshot.config.get("architectures") or ()
+    if masked and names and not any(name.endswith(MASKED_HEADS) for name in names):
+        raise headless(snapshot)
+    return masked
+
+
+def is_masked(snapshot: Snapshot) -> bool:
+    """Whether a model with a position table fills in masked tokens."""
+    scheme = families.read_positions(snapshot.config)
+    has_table = scheme is not None and bool(scheme.tensors) and not scheme.causal
+    return fills_in(snapshot, has_table)
 
 
 def auto_class(masked: bool) -> Any:

@@ -118,8 +118,14 @@ def _masking(options: Evaluate, lineup: Lineup, encoder: DocumentEncoder) -> Mas
             f"{flag} is for models that predict the next token, and {name} fills in masked ones: "
             "--data TEXTS alone measures its pseudo-perplexity"
         )
+    return masking_of(encoder, name)
+
+
+def masking_of(encoder: DocumentEncoder, name: str) -> Masking:
+    """What a masked language model is read with; documents are then text alone."""
     if (token := encoder.tokenizer.mask_token_id) is None:
         raise InputError(f"the tokenizer of {name} has no mask token")
+    encoder.bos = None  # every window has its own
     return Masking(int(token), *encoder.around())
 
 

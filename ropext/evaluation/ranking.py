@@ -6,7 +6,7 @@ The readings are those of `ropext eval`, and nothing is written.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,11 +29,17 @@ from ropext.errors import (
     UsageError,
 )
 from ropext.evaluation import loading
-from ropext.evaluation.costs import manner_of
+from ropext.evaluation.costs import asked_lengths, manner_of
 from ropext.evaluation.forward import Ids, NanInLogits, TokenScorer
 from ropext.evaluation.pinning import pass_lengths
 from ropext.evaluation.preparing import read_corpus
-from ropext.evaluation.reading import read_pass, read_short, short_windows
+from ropext.evaluation.reading import (
+    Masking,
+    read_masked,
+    read_pass,
+    read_short,
+    short_windows,
+)
 from ropext.inspecting import read_text
 from ropext.lengths import length_text, tail_tokens
 from ropext.narration import SILENT, Hooks
@@ -65,27 +71,32 @@ class DocumentReader:
     frame: Frame
     documents: Sequence[Ids]
     hooks: Hooks = field(default_factory=Hooks)
+    masking: Masking | None = None  # of a masked language model
     total: int = 0  # forward tokens expected, for the progress shown
     tokens: int = 0  # forward tokens spent
 
     def whole(self, label: str, config: Mapping[str, Any] | None) -> Reading:
         """Every document in one pass, the model computing as `config` says (None: as it is)."""
         with computing(self.model, config):
-            longest, inside = self.frame.longest, self.frame.context
-            wanted = [longest, *([inside] if inside < longest else [])]
             # A spectrum that depends on the length has another one inside the context.
-            lengths = pass_lengths(self.model, wanted)
-            self._begin(sum(lengths), label)
-            passes = {
-                length: [
-                    self._read(ids, length, label, self._pass(length)) for ids in self.documents
-                ]
-                for length in lengths
-            }
+            wanted = asked_lengths(replace(self.frame, lengths=(self.frame.longest,)))
+            return self._passes(label, wanted if self.masking else pass_lengths(self.model, wanted))
+
+    def _passes(self, label: str, lengths: Sequence[int]) -> Reading:
+        times = self.frame.mask_stride or 1
+        self._begin(times * sum(lengths), label)
+        passes = {
+            length: [
+                self._read(ids, times * length, label, self._pass(length)) for ids in self.documents
+            ]
+            for length in lengths
+        }
         return Reading(label, passes)
 
     def short_window(self, label: str = "base") -> Reading:
         """Every document through the short window by the model as it is."""
+        if self.masking is not None:
+            return self._passes(label, [self.frame.context])
         longest, cost = self.frame.longest, base_tokens(self.frame)
 
         def compute(ids: Ids) -> TokenNll:
@@ -102,7 +113,12 @@ class DocumentReader:
         self.hooks.show(self.tokens, self.total, f"documents read by {label}")
 
     def _pass(self, length: int) -> Callable[[Ids], TokenNll]:
-        return lambda ids: read_pass(self.scorer, self.model, ids, length)
+        frame, own = self.frame, self.masking
+        if own is None:
+            return lambda ids: read_pass(self.scorer, self.model, ids, length)
+        return lambda ids: read_masked(
+            self.scorer, self.model, ids[: frame.longest], length, own, frame.tail
+        )
 
     def _read(
         self, ids: Ids, cost: int, label: str, compute: Callable[[Ids], TokenNll]
@@ -142,6 +158,7 @@ def document_reader(
     frame: Frame,
     options: DocumentOptions | None = None,
     hooks: Hooks = SILENT,
+    masking: Masking | None = None,
 ) -> DocumentReader:
     """Set up a loaded model (in PEFT or not), which is read as `ropext eval` reads it."""
     import torch
@@ -151,7 +168,7 @@ def document_reader(
     with torch.no_grad():
         scorer.self_check()
     arrays = [np.asarray(ids, np.int32) for ids in documents]
-    return DocumentReader(base, scorer, frame, arrays, hooks)
+    return DocumentReader(base, scorer, frame, arrays, hooks, masking)
 
 
 # From the plainest stock form to the least: where a tie has to be broken.

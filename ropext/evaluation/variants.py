@@ -35,8 +35,6 @@ LATER = {FITTED: "fitted", TRAINED: "tuned"}  # section of ropext.json -> what t
 CONTROL = "control"
 SHORT = ("base", CONTROL)  # kinds that read through the short window
 BESIDE = "base"  # the extended, untuned checkpoint inside of a tuned one
-# How the names of classes end that predict masked tokens.
-MASKED_HEADS = ("ForMaskedLM", "ForPreTraining", "WithLMHeadModel")
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
 
@@ -350,7 +348,7 @@ def _context(snapshot: Snapshot, stated: int | None) -> tuple[int, int, bool]:
                 raise UsageError(
                     f"--context {stated}: {snapshot.name} has rows for {scheme.context} positions"
                 ) from None
-            return stated or scheme.context, scheme.context, _fills_in(snapshot, not scheme.causal)
+            return stated or scheme.context, scheme.context, loading.is_masked(snapshot)
         lengths = [snapshot.config.get(key) for key in LENGTH_KEYS]
         found = next((length for length in lengths if isinstance(length, int)), None)
         found = scheme.context or found if scheme is not None else found
@@ -362,15 +360,7 @@ def _context(snapshot: Snapshot, stated: int | None) -> tuple[int, int, bool]:
             ) from None
         return stated or int(found or 0), int(found or stated or 0), False
     longest = max(model.context, model.stated_context)
-    return model.context, longest, _fills_in(snapshot, model.masked_lm)
-
-
-def _fills_in(snapshot: Snapshot, masked: bool) -> bool:
-    """Whether it is a masked language model, as its family is; without a head it is refused."""
-    names = snapshot.config.get("architectures") or ()
-    if masked and names and not any(name.endswith(MASKED_HEADS) for name in names):
-        raise loading.headless(snapshot)
-    return masked
+    return model.context, longest, loading.fills_in(snapshot, model.masked_lm)
 
 
 def _has_table(snapshot: Snapshot) -> bool:

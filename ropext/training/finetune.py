@@ -18,6 +18,9 @@ from ropext.checkpoint.provenance import (
 from ropext.checkpoint.weights import read_header
 from ropext.corpus.selection import NO_LIMIT, REMEDY
 from ropext.errors import InputError, UnsupportedModel, UsageError
+from ropext.evaluation.loading import is_masked
+from ropext.evaluation.preparing import masking_of
+from ropext.evaluation.reading import Masking
 from ropext.families import Model
 from ropext.families.config import named, text_part
 from ropext.inspecting import READ_FROM, growth_of, record_of_config, scaled_by_config
@@ -54,6 +57,7 @@ class Origin:
     record: Record
     model: Model | None  # its position scheme; None where that is ...
     table: Growth | None = None  # ... a learned table, and what became of that
+    is_masked: bool = False  # it fills in masked tokens
 
     @property
     def context(self) -> int:
@@ -100,6 +104,10 @@ class Origin:
         for name in ("train_spectrum", "hold"):
             if getattr(options, name):
                 raise UsageError(f"{flag(name)} is for rotary embeddings; leave it out")
+        asked = {"--strategy pose": options.strategy == "pose"}
+        asked["--retrieval-share"] = options.retrieval_share > 0
+        for name in [own for own, given in asked.items() if given and self.is_masked]:
+            raise UsageError(f"{name} is for models that predict the next token; leave it out")
         kind = options.train or "new-rows"
         if kind != "lora" and options.control:
             raise UsageError("--control trains the base, which has no new rows; add --train lora")
@@ -146,10 +154,11 @@ def open_origin(model: str) -> Origin:
         raise InputError(_never_extended(snapshot))
     found = rotary or scheme
     assert found is not None
-    if rotary.masked_lm if rotary else scheme is None or not scheme.causal:
+    masked = is_masked(snapshot)  # without a head it is refused
+    if rotary is not None and rotary.masked_lm:
         raise UnsupportedModel(
-            f"{model} is {'a masked' if rotary else 'no causal'} language model "
-            f"({found.model_type}); finetune trains causal ones"
+            f"{model} is a masked language model with rotary embeddings ({found.model_type}); of "
+            "masked ones finetune trains those with a learned table"
         )
     if snapshot.quantisation:
         raise InputError(
@@ -175,7 +184,7 @@ def open_origin(model: str) -> Origin:
             f"{model}: of {record.context} old rows {len(table.old_rows)} are in its table, and "
             f"its base cannot be read from it; extend the base to a multiple of {record.context}"
         )
-    return Origin(snapshot, record, None, table)
+    return Origin(snapshot, record, None, table, masked)
 
 
 @dataclass(frozen=True)
@@ -236,7 +245,8 @@ class PlannedFinetune(PlannedTraining):
         judgements = -(-steps // defaults.eval_every(prepared.options, steps))
         # Before and after too; the base and the control through the short window, which is twice.
         passes = judgements + 2 + 2 * self.trainings
-        return int(passes * prepared.evaluated * prepared.target)
+        stride = prepared.judge.frame.mask_stride if prepared.judge else 0
+        return int(passes * prepared.evaluated * prepared.target * (stride or 1))
 
     def facts(self) -> dict[str, Any]:
         prepared = self.prepared
@@ -301,7 +311,9 @@ def prepare(model: str, source: str, options: Finetune) -> PreparedFinetune:
             "which rows that reach further do not change; leave it out"
         )
     vocabulary = text_part(origin.snapshot.config, origin.path).get("vocab_size")
-    encoder = encoder_of(origin.snapshot, vocabulary, options.seed)
+    encoder, masking = encoder_of(origin.snapshot, vocabulary, options.seed), None
+    if origin.is_masked:
+        masking = masking_of(encoder, model)
     strategy: Full | Pose = Full(settings.row_tokens.value)
     if options.strategy == "pose":
         strategy = Pose(strategy.length, origin.target, origin.two_sets_up_to)
@@ -331,7 +343,8 @@ def prepare(model: str, source: str, options: Finetune) -> PreparedFinetune:
         settings=settings,
         data=found,
         encoder=encoder,
-        judge=_judge(origin, options, found, encoder),
+        judge=_judge(origin, options, found, encoder, masking),
+        masking=masking,
         origin=origin,
         rows=rows,
     )
@@ -344,7 +357,11 @@ def _stored_parameters(snapshot: Snapshot) -> int:
 
 
 def _judge(
-    origin: Origin, options: Finetune, found: data.TrainingData, encoder: corpus.DocumentEncoder
+    origin: Origin,
+    options: Finetune,
+    found: data.TrainingData,
+    encoder: corpus.DocumentEncoder,
+    masking: Masking | None,
 ) -> Judge | None:
     """Over the documents of --eval that reach the target, or those held out of DATA; None where
     there is none, or none is to be read."""
@@ -358,7 +375,7 @@ def _judge(
         judging = corpus.choose_documents(parts, encoder, wanted).documents
     if not judging or sharing.is_fsdp():
         return None
-    return judge_of(judging, (origin.context, target), options.seed)
+    return judge_of(judging, (origin.context, target), options.seed, masking=masking)
 
 
 def plan(prepared: PreparedFinetune) -> PlannedFinetune:

@@ -13,13 +13,14 @@ import torch
 from ropext import corpus
 from ropext.evaluation.forward import TokenNll, TokenScorer
 from ropext.evaluation.ranking import DocumentReader, document_reader
-from ropext.evaluation.reading import score_items
+from ropext.evaluation.reading import Masking, score_items
 from ropext.files import write_json
 from ropext.lengths import tail_tokens
 from ropext.narration import Hooks, Show, unseen
+from ropext.options.evaluate import DocumentOptions
 from ropext.results import rundir
 from ropext.results.comparison import difference
-from ropext.results.perplexity import Documents, Frame, Reading, Span, text_values
+from ropext.results.perplexity import MASK_STRIDE, Documents, Frame, Reading, Span, text_values
 from ropext.results.retrieval import ItemScore
 from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Value, wilson
 from ropext.tasks import Item
@@ -43,6 +44,7 @@ class Judge:
     near: tuple[Item, ...] = ()  # inside the context, for the base
     far: tuple[Item, ...] = ()  # at the target
     bos: int | None = None
+    masking: Masking | None = None  # of a masked language model
 
     # Not inference_mode: buffers that a pinned embedding makes anew would be inference tensors,
     # which the training that follows cannot share among processes.
@@ -61,7 +63,9 @@ class Judge:
 
     def _reader(self, model: Any, pause: Show = unseen) -> DocumentReader:
         documents = [own.ids for own in self.documents]
-        return document_reader(model, documents, self.frame, hooks=Hooks(show=pause))
+        options = DocumentOptions(chunk=self.frame.longest) if self.masking else None
+        show = Hooks(show=pause)
+        return document_reader(model, documents, self.frame, options, show, self.masking)
 
     @torch.no_grad()
     def ask(self, model: Any, items: Sequence[Item], pause: Show) -> list[ItemScore]:
@@ -148,10 +152,12 @@ def judge_of(
     near: Sequence[Item] = (),
     far: Sequence[Item] = (),
     bos: int | None = None,
+    masking: Masking | None = None,
 ) -> Judge:
     """Over documents of the target's length; `lengths` are the context and the target."""
-    frame = Frame(lengths[0], lengths, tail_tokens(lengths[0]), Bootstrap(seed))
-    return Judge(tuple(documents), frame, tuple(near), tuple(far), bos)
+    stride = 0 if masking is None else MASK_STRIDE
+    frame = Frame(lengths[0], lengths, tail_tokens(lengths[0]), Bootstrap(seed), stride)
+    return Judge(tuple(documents), frame, tuple(near), tuple(far), bos, masking)
 
 
 def few(documents: Sequence[corpus.Document]) -> str | None:

@@ -12,7 +12,13 @@ from torch import nn
 from ropext.checkpoint import Snapshot
 from ropext.errors import InputError, UnsupportedModel, UsageError
 from ropext.evaluation.forward import BENDING
-from ropext.evaluation.loading import local_rank, with_attention
+from ropext.evaluation.loading import (
+    auto_class,
+    headless,
+    is_masked,
+    local_rank,
+    with_attention,
+)
 from ropext.evaluation.work import processes
 from ropext.options.training import Finetune, Training
 from ropext.scaling.tables import Growth
@@ -45,7 +51,7 @@ def skeleton(snapshot: Snapshot, attention: str = "eager", **keywords: Any) -> A
     from accelerate import init_empty_weights
 
     config = transformers.AutoConfig.from_pretrained(snapshot.directory, trust_remote_code=False)
-    build: Any = transformers.AutoModelForCausalLM.from_config
+    build: Any = auto_class(is_masked(snapshot)).from_config
     try:
         with init_empty_weights(include_buffers=False):
             model = build(config, attn_implementation=attention, **keywords)
@@ -80,7 +86,6 @@ def load(snapshot: Snapshot, options: Training) -> Any:
     """The model with its weights, and the attention that was asked for, or one that it has. Under
     FSDP the first process alone holds them, and accelerate shares them out from there (its
     cpu_ram_efficient_loading)."""
-    import transformers
     from safetensors import SafetensorError
 
     where, qlora = device(options), isinstance(options, Finetune) and options.qlora
@@ -95,9 +100,13 @@ def load(snapshot: Snapshot, options: Training) -> Any:
     def build(kind: str) -> Any:
         if sharing.is_fsdp() and processes()[0] != 0:
             return skeleton(snapshot, kind, dtype=keywords["dtype"])
-        return transformers.AutoModelForCausalLM.from_pretrained(
-            snapshot.directory, attn_implementation=kind, **keywords
+        masked = is_masked(snapshot)
+        model, found = auto_class(masked).from_pretrained(
+            snapshot.directory, attn_implementation=kind, output_loading_info=True, **keywords
         )
+        if masked and found["missing_keys"]:
+            raise headless(snapshot)
+        return model
 
     try:
         model = with_attention(asked, build)
@@ -178,7 +187,8 @@ def add_adapter(
         saved += [name.removesuffix(".weight") for name in held]
     tied = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
     config = peft.LoraConfig(
-        task_type="CAUSAL_LM",
+        # Of PEFT's kinds none is a masked language model.
+        task_type="CAUSAL_LM" if hasattr(model, "prepare_inputs_for_generation") else None,
         **({} if lora is None else {"r": lora.rank.value, "lora_alpha": lora.alpha.value}),
         lora_dropout=options.dropout,
         target_modules=names,

@@ -244,7 +244,8 @@ def finetune_story(done: "Finetuned") -> "Story":
         *([f"{told[0].upper()}{told[1:]}."] if told else []),
     ]
     caption = (
-        f"Loss over the last tokens before {prepared.target:,}, in nats a token, on the same "
+        f"Loss over the last {'masked ' if prepared.masking else ''}tokens before "
+        f"{prepared.target:,}, in nats a token, on the same "
         f"tokens of {overlap.of_documents if overlap else 'documents'}"
     )
     table = finetune_table(done.numbers, prepared.target, done.overlap, caption)

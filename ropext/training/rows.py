@@ -16,6 +16,7 @@ import torch
 
 from ropext.corpus import DocumentEncoder
 from ropext.errors import InputError, UsageError
+from ropext.evaluation.reading import Masking
 from ropext.options.training import Finetune, Training
 from ropext.tasks import Haystack, Item, Text, find_task, mkey, noise, repetition
 from ropext.tasks.item import derived_rng, occurs, until_unambiguous
@@ -47,6 +48,7 @@ class Row:
     scored: Flags
     weight: float = 1.0  # of its mean loss, where rows count and not tokens (a fit)
     held: bool = False  # to what the base says of it (finetune --hold)
+    labels: Ids | None = None  # of masked tokens
 
 
 @dataclass(frozen=True)
@@ -293,7 +295,7 @@ DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 # noisy, pooled by tokens it would be drowned (docs/fitting.md).
 QUESTION_WEIGHT = 0.25
 # Seeds of what is drawn, apart from one another.
-FITTED, SHORT = 1, 2
+FITTED, SHORT, MASKED = 1, 2, 3
 
 
 class FitQuestions:
@@ -380,6 +382,27 @@ class WithShort(Sequence[Row]):
         return self.rows[step * self.long + at - self.short]
 
 
+class MaskedRows(Sequence[Row]):
+    """Rows of a masked language model: each between special tokens, which take the place of its
+    last ones, and with what the stock collator masks, by the seed and its number alone."""
+
+    def __init__(self, rows: Sequence[Row], tokenizer: Any, masking: Masking, seed: int) -> None:
+        self.rows, self.tokenizer, self.masking, self.seed = rows, tokenizer, masking, seed
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, number: int) -> Row:  # type: ignore[override]
+        from transformers import DataCollatorForLanguageModeling
+
+        row, own = self.rows[number], self.masking
+        text = row.ids[: own.text_in(len(row.ids))]
+        drawn = int(np.random.default_rng((self.seed, MASKED, number)).integers(2**32))
+        mask = DataCollatorForLanguageModeling(self.tokenizer, mlm=True, seed=drawn)
+        made = mask([[*own.before, *text.tolist(), *own.after]])
+        return replace(row, ids=made["input_ids"][0].numpy(), labels=made["labels"][0].numpy())
+
+
 IGNORED = -100  # the label that stock losses leave out
 
 
@@ -403,15 +426,19 @@ class Collator:
                 out[at, : len(part)] = torch.from_numpy(part.astype("int64"))
             return out
 
-        labels = [np.where(row.scored, row.ids, IGNORED) for row in rows]
+        labels = [
+            np.where(row.scored, row.ids, IGNORED) if row.labels is None else row.labels
+            for row in rows
+        ]
         weights = [row.weight for row in rows]
         more = {"row_weights": torch.tensor(weights)} if any(w != 1 for w in weights) else {}
+        if rows[0].labels is None:  # RoBERTa counts its positions behind its padding
+            more["position_ids"] = padded([row.positions for row in rows], 0)
         if any(row.held for row in rows):
             more["held"] = torch.tensor([row.held for row in rows])
         return {
             "input_ids": padded([row.ids for row in rows], self.padding),
             "labels": padded(labels, IGNORED),
             "attention_mask": padded([np.ones(len(row.ids)) for row in rows], 0),
-            "position_ids": padded([row.positions for row in rows], 0),
             **more,
         }

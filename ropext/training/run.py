@@ -17,6 +17,7 @@ from ropext.corpus import DocumentEncoder
 from ropext.evaluation import work
 from ropext.evaluation.costs import Shape, Timed
 from ropext.evaluation.loading import load_tokenizer, memory_errors, silenced, with_attention
+from ropext.evaluation.reading import Masking
 from ropext.narration import Say, silent
 from ropext.options.training import Finetune, Training
 from ropext.results.overlap import Overlap, Trained, overlap, trained_in
@@ -41,6 +42,7 @@ class PreparedTraining:
     data: TrainingData
     encoder: DocumentEncoder
     judge: Judge | None  # None where no document is read
+    masking: Masking | None = field(default=None, kw_only=True)  # of masked language models
 
     @property
     def padding(self) -> int:
@@ -131,6 +133,7 @@ def taken(
     share = settings.per_step // sharing.readers()
     micro = defaults.micro_rows(options, settings.longest, share)
     reason, free = models.caps_logits(model), free_memory(device)
+    reason = reason if prepared.masking is None else "a masked language model takes its own"
     sliced = reason is None
     found = estimates.estimate(
         shape, settings, moving, micro, free=free, sliced=sliced, four_bits=four_bits, lora=lora

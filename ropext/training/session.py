@@ -20,7 +20,7 @@ from ropext.narration import Say, Show, pausing, told, told_of_files
 from ropext.patching import apply_config, unpatch
 from ropext.planning import Plan
 from ropext.results.overlap import as_json
-from ropext.results.perplexity import Reading
+from ropext.results.perplexity import MASK_STRIDE, Reading
 from ropext.results.retrieval import ItemScore
 from ropext.training import (
     joint,
@@ -38,7 +38,7 @@ from ropext.training.divergence import Hold
 from ropext.training.finetune import Finetuned, PlannedFinetune, PreparedFinetune
 from ropext.training.fit import Fitted, PlannedFit, PreparedFit, pair_factors
 from ropext.training.loss import use_sliced_loss
-from ropext.training.rows import ControlRows, Row, WithShort
+from ropext.training.rows import ControlRows, MaskedRows, Row, WithShort
 from ropext.training.run import PlannedTraining
 from ropext.training.sharing import is_main
 from ropext.training.spectrum import EveryPair, Learner, LeftGuards, Space
@@ -148,6 +148,11 @@ class FinetuneSession(Session):
                 f"{prepared.snapshot.name} is {self.origin.told}: the base is these weights "
                 "without that scaling"
             )
+        if prepared.masking is not None:
+            self.note(
+                "losses on held-out documents are of a pseudo-perplexity: of the last tokens every "
+                f"{MASK_STRIDE}th masked in one pass"
+            )
         if prepared.lineage:
             self.note(prepared.lineage)
         if prepared.rows.passes > 1:
@@ -210,7 +215,7 @@ class FinetuneSession(Session):
             before = models.skeleton(self.origin.snapshot)
             apply_config(before, self.origin.base_config())
             hold = Hold(model, before, self.options.hold)
-        reason = use_sliced_loss(model, hold)
+        reason = None if self.prepared.masking else use_sliced_loss(model, hold)
         if reason is not None:
             if hold is not None:
                 raise UnsupportedModel(f"--hold needs plain logits, and of this model {reason}")
@@ -226,7 +231,8 @@ class FinetuneSession(Session):
         count."""
         model = self._load()
         self._make_base(model)
-        use_sliced_loss(model)
+        if self.prepared.masking is None:
+            use_sliced_loss(model)
         rows = ControlRows(self.prepared.rows, self.origin.context)
         return self._train_lora(CONTROL, model, rows, rows.per_row, until=tuned.counted)
 
@@ -253,10 +259,13 @@ class FinetuneSession(Session):
         self.say(f"training {label}: {steps} steps of {tokens} tokens")
         documents, context = self.prepared.rows.documents, self.origin.context
         mixed = WithShort(rows, settings.rows.value * pieces, documents, context, self.options)
+        made: Sequence[Row] = mixed
+        if (own := self.prepared.masking) is not None:
+            made = MaskedRows(mixed, self.prepared.encoder.tokenizer, own, self.options.seed)
         return self.train(
             label,
             joined,
-            mixed,
+            made,
             rows_per_step=mixed.per_step,
             row_tokens=min(settings.longest, longest),
             beside=beside,

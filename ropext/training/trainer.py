@@ -128,6 +128,16 @@ class _Trainer(transformers.Trainer):
         return {TAIL: value}
 
 
+def _masked_loss(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+    """Stock's, but the mean of all masked tokens of a step: BERT's own takes that of each batch."""
+    from transformers.loss.loss_utils import ForMaskedLMLoss
+
+    loss: torch.Tensor = ForMaskedLMLoss(
+        outputs.logits, labels, outputs.logits.shape[-1], num_items_in_batch
+    )
+    return loss
+
+
 def _no_better(values: Sequence[float], patience: int) -> bool:
     """Whether the last `patience` values are no better than the best before them."""
     return bool(patience and values and len(values) - 1 - values.index(min(values)) >= patience)
@@ -303,6 +313,7 @@ def train(job: Job, say: Say) -> History:
         train_dataset=job.rows,
         eval_dataset=(),  # evaluate() reads whole documents instead
         data_collator=Collator(job.planned.prepared.padding),
+        compute_loss_func=_masked_loss if job.planned.prepared.masking else None,
         callbacks=[watch],
     )
     keep_float32(getattr(trainer.accelerator.state, "fsdp_plugin", None))

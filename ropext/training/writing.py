@@ -32,6 +32,7 @@ from ropext.checkpoint.staging import check_space, staged
 from ropext.checkpoint.weights import weigh
 from ropext.checkpoint.writing import write_checkpoint
 from ropext.errors import Stopped
+from ropext.evaluation.loading import auto_class, is_masked
 from ropext.files import dump, os_errors
 from ropext.narration import Show, unseen
 from ropext.options.fields import Link
@@ -49,10 +50,10 @@ TRAINED["both"] = f"{TRAINED['new-rows']}, and a {TRAINED['lora']}"
 
 LOADING = """\
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import {kind}
 
 folder = "path/to/this/folder"
-base = AutoModelForCausalLM.from_pretrained({base}, dtype="auto")
+base = {kind}.from_pretrained({base}, dtype="auto")
 model = PeftModel.from_pretrained(base, folder)
 """
 
@@ -156,10 +157,9 @@ def write_tuned(
 def merge(snapshot: Snapshot, adapter: Path, directory: Path) -> None:
     """Base and adapter as one checkpoint, in the dtype that the base is stored in."""
     import peft
-    import transformers
 
     # No attention is computed, and the config of a stranger does not choose it.
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    model = auto_class(is_masked(snapshot)).from_pretrained(
         snapshot.directory,
         dtype="auto",
         trust_remote_code=False,
@@ -270,7 +270,9 @@ def _adapter_card(hub_id: str | None, origin: Origin) -> str:
         "tokens. An adapter stores nothing about positions: on the model before its extension it "
         "gives wrong results.",
         "",
-        card.code_block(LOADING.format(base=base), "python"),
+        card.code_block(
+            LOADING.format(base=base, kind=auto_class(origin.is_masked).__name__), "python"
+        ),
         "",
     ]
     if not hub_id:

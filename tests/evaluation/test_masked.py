@@ -5,8 +5,7 @@ import json
 import pytest
 import torch
 from checkpoints import write_documents
-from small_tokenizer import make_tokenizer
-from tokenizers import processors
+from small_tokenizer import wrapping_tokenizer
 from transformers import (
     AutoModelForMaskedLM,
     BertConfig,
@@ -29,16 +28,6 @@ CONTEXT, TARGET, TAIL, STRIDE = 64, 256, 16, 8
 LENGTHS = [32, CONTEXT, TARGET]
 KEYS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 KEYS |= {"intermediate_size": 64, "type_vocab_size": 1, "pad_token_id": 1}
-
-
-def wrapping_tokenizer():
-    """A text stands between the two special tokens; the third is the mask."""
-    tokenizer = make_tokenizer(bos=False)
-    tokenizer.add_special_tokens({"mask_token": "<mask>"})
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
-    )
-    return tokenizer
 
 
 def write(path, kind, config):
@@ -80,18 +69,17 @@ def nll(done, label, length):
 def texts(place):
     lines = (place / "docs.jsonl").read_text().splitlines()
     encode = wrapping_tokenizer().encode
-    # Documents are cut at the longest length; a BOS counts, where the tokenizer puts one.
     return [encode(json.loads(line)["text"], add_special_tokens=False) for line in lines]
 
 
 @torch.no_grad()
-def literal(model, place, length, bos=1):
+def literal(model, place, length):
     """Mean NLL of each document's last tokens, each masked once, in windows of a length."""
     model.eval()
-    found, mask = [], wrapping_tokenizer().mask_token_id
+    found, tokenizer = [], wrapping_tokenizer()
+    mask, after = tokenizer.mask_token_id, tokenizer.sep_token_id
     for text in texts(place):
-        end = TARGET - bos
-        window = [0, *text[end - (length - 2) : end], 1]
+        window = [0, *text[TARGET - (length - 2) : TARGET], after]
         assert len(window) == length
         for first in range(STRIDE):
             at = [len(window) - 1 - TAIL + first + STRIDE * k for k in range(TAIL // STRIDE)]

@@ -17,7 +17,7 @@ from transformers import (
 
 import ropext
 from ropext.checkpoint.provenance import read_record
-from ropext.errors import InputError, UnsupportedModel, UsageError
+from ropext.errors import InputError, UsageError
 from ropext.options.training import Finetune
 from ropext.training import models
 from ropext.training.finetune import open_origin
@@ -143,19 +143,7 @@ def test_what_has_no_new_rows_is_refused(place, tmp_path):
     ropext.extend(place / "gpt2", tmp_path / "odd", method="linear", target=80, prove=False)
     with pytest.raises(InputError, match="of 32 old rows 16 are in its table"):
         ropext.finetune(tmp_path / "odd", place / "data.jsonl", tmp_path / "x")
-    ropext.extend(encoder(tmp_path), tmp_path / "bert-long", factor=2, prove=False)
-    with pytest.raises(UnsupportedModel, match="no causal language model"):
-        ropext.finetune(tmp_path / "bert-long", place / "data.jsonl", tmp_path / "x")
 
 
 def rotary(path):
     return ropext.extend("ropext://demo", path / "rotary", method="yarn", factor=2).output
-
-
-def encoder(path):
-    from transformers import BertConfig, BertForMaskedLM
-
-    keys = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 90}
-    keys |= {"intermediate_size": 16, "max_position_embeddings": 16}
-    BertForMaskedLM(BertConfig(**keys)).save_pretrained(path / "bert")
-    return path / "bert"
