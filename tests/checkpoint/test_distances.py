@@ -217,6 +217,17 @@ def test_a_model_in_memory_computes_as_the_checkpoint(made, model_type):
         assert torch.equal(unpatch(model)(**inputs).logits, before)
 
 
+def test_more_than_is_read_is_not_claimed(tmp_path):
+    from transformers import XLNetConfig, XLNetLMHeadModel
+
+    model = XLNetLMHeadModel(XLNetConfig(**XLNET | {"clamp_len": 1000}))
+    model.save_pretrained(tmp_path / "base")
+    done = ropext.extend(tmp_path / "base", tmp_path / "out", factor=4)
+    said = done.written.proof["forward"]
+    assert "reads 2048 tokens" in said
+    assert said.endswith("; distances up to 2046 are told apart as planned")
+
+
 def test_a_key_that_stock_does_not_read_gets_no_name(made, tmp_path, monkeypatch):
     from ropext.planning import tables
 
