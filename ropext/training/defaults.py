@@ -215,7 +215,8 @@ def eval_every(options: Training, steps: int) -> int:
 
 # A fit, measured on the bundled model (docs/fitting.md): the peak of a cosine after a short
 # warm-up. Steps and tokens of a step are the options' own defaults.
-FIT_LEARNING_RATE = 0.02
+FIT_LEARNING_RATE = 0.05
+SMALL_LEARNING_RATE = 0.02  # in short rows, and of a spectrum beside a LoRA
 FIT_WARMUP_SHARE = 10  # of all steps, one in so many
 FIT_SCHEDULE = "cosine"
 FIT_MEASURED = "measured on the bundled model (docs/fitting.md)"
@@ -224,11 +225,12 @@ FIT_MEASURED = "measured on the bundled model (docs/fitting.md)"
 def fit_settings(options: Fit, context: int, target: int) -> Settings:
     """The settings of a fit: in windows of the target's length or in short rows."""
     row = _row_tokens(options, context, target)
+    rate = FIT_LEARNING_RATE if options.strategy == "full" else SMALL_LEARNING_RATE
     return Settings(
         row_tokens=row,
         rows=Setting(max(1, round(options.batch_tokens / row.value)), "--batch-tokens"),
         steps=Setting(options.steps, "--steps"),
-        learning_rate=_chosen(options, "learning_rate", FIT_LEARNING_RATE, FIT_MEASURED),
+        learning_rate=_chosen(options, "learning_rate", rate, FIT_MEASURED),
         warmup=Setting(max(1, options.steps // FIT_WARMUP_SHARE), FIT_MEASURED),
         schedule=Setting(FIT_SCHEDULE, FIT_MEASURED),
         lora=None,

@@ -503,7 +503,8 @@ class FitSession(Session):
             self.note(f"the loss needs whole logits: {reason}")
         self.check_jumps(model)
         spectrum.make_live(model, prepared.starts[self.start].sites, prepared.target, space)
-        learner = Learner(model, space, sliced=reason is None)
+        tail = self.judge.frame.tail_span(prepared.target)[0]
+        learner = Learner(model, space, sliced=reason is None, tail=tail)
 
         def evaluate(_: Any, step: int) -> float:
             if (left := space.outside()) is not None:

@@ -333,13 +333,15 @@ class Learner(nn.Module):
     """Its state is the spectrum's alone, so that a checkpoint holds a few numbers.
 
     Windows weigh the same, however many of their tokens are scored; questions less (Row.weight).
+    The tokens from `tail` on, which no row of less than the target's length has, weigh as much as
+    all that are scored in a row: a mean over its far half hides what its end loses.
     """
 
     accepts_loss_kwargs = False  # Trainer then divides the mean by the accumulation steps
 
-    def __init__(self, model: Any, space: Space, *, sliced: bool) -> None:
+    def __init__(self, model: Any, space: Space, *, sliced: bool, tail: int) -> None:
         super().__init__()
-        self.model, self.space, self.sliced = model, space, sliced
+        self.model, self.space, self.sliced, self.tail = model, space, sliced, tail
 
     def forward(
         self,
@@ -351,28 +353,28 @@ class Learner(nn.Module):
         reason = self.space.outside()
         if reason is not None:
             raise LeftGuards(reason)
-        wanted = shift(labels)
-        rows = torch.stack(self._rows(input_ids, wanted, inputs))
+        model = self.model.base_model if self.sliced else self.model
+        read = model(input_ids=input_ids, use_cache=False, **inputs)
+        each = read.last_hidden_state if self.sliced else read.logits
+        rows = torch.stack(
+            [self._mean(own, wanted) for own, wanted in zip(each, shift(labels), strict=True)]
+        )
         return {"loss": (rows if row_weights is None else rows * row_weights).mean()}
 
-    def _rows(
-        self, ids: torch.Tensor, wanted: torch.Tensor, inputs: dict[str, Any]
-    ) -> list[torch.Tensor]:
-        """The mean loss of every row; 0 where nothing is scored."""
-        if not self.sliced:
-            logits = self.model(input_ids=ids, use_cache=False, **inputs).logits
-            return [
-                functional.cross_entropy(own.float(), labels, ignore_index=IGNORED, reduction="sum")
-                / (labels != IGNORED).sum().clamp(min=1)
-                for own, labels in zip(logits, wanted, strict=True)
-            ]
-        hidden = self.model.base_model(input_ids=ids, use_cache=False, **inputs).last_hidden_state
-        rows = []
-        for own, labels in zip(hidden, wanted, strict=True):
-            # Only what is scored goes through the head: half of a window, a few tokens of an item.
-            at = (labels != IGNORED).nonzero()[:, 0]
-            rows.append(head_loss(self.model, own[at], labels[at]) / max(1, len(at)))
-        return rows
+    def _mean(self, own: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """The mean loss of a row and that of its tail, in equal parts; 0 where nothing is scored.
+        Only what is scored goes through the head: half of a window, a few tokens of an item."""
+        scored = (wanted != IGNORED).nonzero()[:, 0]
+        tail = scored[scored >= self.tail - 1]  # what is read at one place is told at the next
+        parts = [scored, tail] if len(tail) else [scored]
+        return torch.stack(
+            [self._sum(own[at], wanted[at]) / max(1, len(at)) for at in parts]
+        ).mean()
+
+    def _sum(self, own: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        if self.sliced:
+            return head_loss(self.model, own, wanted)
+        return functional.cross_entropy(own.float(), wanted, reduction="sum")
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         return self.space.state_dict()
