@@ -108,6 +108,10 @@ class Judge:
         """Nats a token over the far half."""
         return self._mean(reading, self.far_half)
 
+    def objective(self, reading: Reading) -> float:
+        """What a fit lowers: the losses over the far half and over the tail, in equal parts."""
+        return (self.loss(reading) + self.tail(reading)) / 2
+
     def change(self, reading: Reading, start: Reading) -> Value:
         """The same tokens read by both: nats a token over the far half, negative = better."""
         return difference(self.frame, reading, start, self.far_half)

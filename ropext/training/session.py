@@ -425,13 +425,13 @@ class FitSession(Session):
         self.readings[BASE] = self.kept(BASE, by_base)
         for method, plan in prepared.starts.items():
             self.closed[method] = self.kept(method, partial(by_form, method, plan))
-        losses = {method: own.loss(reading) for method, reading in self.closed.items()}
+        losses = {method: own.objective(reading) for method, reading in self.closed.items()}
         allowed = {m: loss for m, loss in losses.items() if prepared.space(m).outside() is None}
         allowed = allowed or losses  # else all lie outside of the guards
         self.start = min(allowed, key=lambda method: allowed[method])
         if len(losses) > 1:
             shown = ", ".join(f"{method} {loss:.4f}" for method, loss in losses.items())
-            self.say(f"far half, nats a token: {shown}; starting from {self.start}")
+            self.say(f"far half and tail, nats a token: {shown}; starting from {self.start}")
         self.readings[START] = self.closed[self.start]
 
     def _ask_before(self, model: Any, pause: Show) -> None:
@@ -472,7 +472,7 @@ class FitSession(Session):
         reading = self.judge.read_long(model, "step", pause)
         if is_main():
             self.steps.keep(step, space.knobs(), reading)
-        return self.judge.loss(reading)
+        return self.judge.objective(reading)
 
     def _search(self, model: Any, pause: Show) -> None:
         """Try knobs on the documents to fit on; the best of them is judged as a step would be."""
@@ -573,7 +573,7 @@ class FitSession(Session):
 
         if not found:
             return keep_start("nothing was found to judge")
-        step = min(found, key=lambda number: own.loss(found[number]))
+        step = min(found, key=lambda number: own.objective(found[number]))
         # Once more, by stock arithmetic from the config that is written.
         method = self.prepared.space(self.start).method
         plan = self._apply(model, method, self.steps.knobs(step))
