@@ -181,7 +181,8 @@ class FitSettings(Training):
     steps: Count = wanted(40, "optimiser steps")
     batch_tokens: Count = wanted(8192, "tokens of one optimiser step, rounded to whole rows")
     learning_rate: Positive | None = wanted(
-        None, "peak learning rate, in relative change per step [0.05; pose: 0.02]"
+        None,
+        "peak learning rate, in relative change per step [0.02; of fewer than 16 pairs up to 0.05]",
     )
     window: Annotated[Whole, Field(ge=4, le=LARGEST)] | None = wanted(
         None, "pose: tokens of a row [the context, at most 2048 and half the target]"

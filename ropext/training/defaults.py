@@ -215,17 +215,18 @@ def eval_every(options: Training, steps: int) -> int:
 
 # A fit, measured on the bundled model (docs/fitting.md): the peak of a cosine after a short
 # warm-up. Steps and tokens of a step are the options' own defaults.
-FIT_LEARNING_RATE = 0.05
-SMALL_LEARNING_RATE = 0.02  # in short rows, and of a spectrum beside a LoRA
+FIT_LEARNING_RATE = 0.02  # of 16 pairs and more
+# The noise that all pairs add in a step is held where fewer turn, each of which has further to go.
+FEW_PAIRS, MOST_FIT_LEARNING_RATE = 16, 0.05
 FIT_WARMUP_SHARE = 10  # of all steps, one in so many
 FIT_SCHEDULE = "cosine"
 FIT_MEASURED = "measured on the bundled model (docs/fitting.md)"
 
 
-def fit_settings(options: Fit, context: int, target: int) -> Settings:
+def fit_settings(options: Fit, context: int, target: int, pairs: int) -> Settings:
     """The settings of a fit: in windows of the target's length or in short rows."""
     row = _row_tokens(options, context, target)
-    rate = FIT_LEARNING_RATE if options.strategy == "full" else SMALL_LEARNING_RATE
+    rate = min(MOST_FIT_LEARNING_RATE, FIT_LEARNING_RATE * max(1, FEW_PAIRS / pairs))
     return Settings(
         row_tokens=row,
         rows=Setting(max(1, round(options.batch_tokens / row.value)), "--batch-tokens"),

@@ -301,7 +301,8 @@ def prepare(
     require_help(plan)
     _check_geometry(plan)
     snapshot = with_weights(snapshot)
-    settings = defaults.fit_settings(options, plan.context, plan.target)
+    pairs = plan.main.rope.dim // 2
+    settings = defaults.fit_settings(options, plan.context, plan.target, pairs)
     length, per_step = settings.row_tokens.value, settings.rows.value
     sharing.check_rows(per_step, length, options.keep_short)
     strategy: Full | Pose = Full(length)

@@ -19,7 +19,7 @@ from ropext.inspecting import card_of, record_of
 from ropext.options.extend import Extend
 from ropext.patching import apply_config
 from ropext.planning import Plan, make_plan
-from ropext.training.defaults import SMALL_LEARNING_RATE
+from ropext.training.defaults import FIT_LEARNING_RATE
 from ropext.training.finetune import Origin, open_origin
 from ropext.training.spectrum import EveryPair, make_live
 
@@ -73,7 +73,7 @@ def _plan(origin: Origin, factors: tuple[float, ...], attention: float) -> Plan:
 
 def _space(plan: Plan, rate: float) -> EveryPair:
     """What moves, at its start, as an optimiser of this learning rate moves it at a fit's own."""
-    return EveryPair(plan.main, CEILING * plan.factor, gain=SMALL_LEARNING_RATE / rate)
+    return EveryPair(plan.main, CEILING * plan.factor, gain=FIT_LEARNING_RATE / rate)
 
 
 def begin(model: Any, origin: Origin, rate: float) -> EveryPair:

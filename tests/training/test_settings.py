@@ -220,8 +220,13 @@ def in_brackets(options, name):
 
 
 def test_the_help_says_the_defaults_that_are_taken():
-    rate = in_brackets(Fit, "learning_rate")
-    assert float(rate) == defaults.fit_settings(Fit(), 256, 1024).learning_rate.value
+    many, ten, few = (
+        defaults.fit_settings(Fit(), 256, 1024, pairs).learning_rate.value for pairs in (16, 10, 4)
+    )
+    assert many == defaults.fit_settings(Fit(), 256, 1024, 64).learning_rate.value
+    assert ten == pytest.approx(many * 16 / 10)
+    said = f"{many}; of fewer than 16 pairs up to {few}"
+    assert in_brackets(Fit, "learning_rate") == said
     small, large = (settings(own).learning_rate.value for own in (1e6, 70e9))
     rates = in_brackets(Finetune, "learning_rate").removeprefix("by size: ").split(" to ")
     assert [float(own) for own in rates] == [small, large]
