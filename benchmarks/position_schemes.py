@@ -4,7 +4,7 @@ Claim: what each scheme does beyond the trained length, and what its extension g
 untrained and after a short training.
 
     python benchmarks/position_schemes.py TEXTS HELD_OUT --work DIR
-        [--report FILE.md] [--plot FILE.png]
+        [--schemes learned rope] [--steps 500] [--tune-rows 1] [--report FILE.md] [--plot FILE.png]
 
 TEXTS and HELD_OUT are folders of .txt files. Each of the five is a stock class (XGLM, GPT-2, T5's
 decoder, Falcon with ALiBi and with RoPE) of the same width, depth, heads and vocabulary (that of
@@ -17,7 +17,8 @@ and a run that was stopped goes on with the first that is missing.
 import argparse
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,24 @@ import ropext
 from ropext.scaling.tables import METHODS as TABLES
 
 WIDTH, DEPTH, HEADS, LENGTH, VOCAB = 96, 2, 4, 256, 1024
-BATCH, STEPS, RATE, SEED = 8, 500, 3e-3, 7
-TUNE_BATCH, TUNE_STEPS, TUNE_RATE, TUNE_FACTOR = 1, 200, 1e-3, 4
+BATCH, RATE, SEED = 8, 3e-3, 7
+TUNE_STEPS, TUNE_RATE, TUNE_FACTOR = 200, 1e-3, 4
 FACTORS, TAIL, WINDOWS = (1, 2, 4, 8), 64, 48
 SCHEMES = ("learned", "rope", "alibi", "sinusoidal", "buckets")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all models are trained and read on, and where the pieces are kept."""
+
+    texts: np.ndarray[Any, Any]
+    held_out: np.ndarray[Any, Any]
+    work: Path
+    steps: int
+    tune_rows: int  # of a step
+
+    def tails(self, model: nn.Module, factor: int) -> list[float]:
+        return tails(model, self.held_out, LENGTH * factor)
 
 
 class T5Decoder(nn.Module):
@@ -170,14 +185,14 @@ def tails(model: nn.Module, tokens: np.ndarray[Any, Any], length: int) -> list[f
     return out
 
 
-def trained(scheme: str, texts: np.ndarray[Any, Any], work: Path) -> nn.Module:
+def trained(scheme: str, bench: Bench) -> nn.Module:
     """The model of a scheme after its training, which runs once."""
-    model, kept = build(scheme), work / f"{scheme}.pt"
+    model, kept = build(scheme), bench.work / f"{scheme}.pt"
     if not kept.exists():
         size = sum(p.numel() for p in model.parameters())
         print(f"{scheme}: {type(model).__name__}, {size:,} parameters", flush=True)
-        losses = train(model, texts, STEPS, BATCH, LENGTH, RATE)
-        (work / f"{scheme}.losses.json").write_text(json.dumps(losses))
+        losses = train(model, bench.texts, bench.steps, BATCH, LENGTH, RATE)
+        (bench.work / f"{scheme}.losses.json").write_text(json.dumps(losses))
         torch.save(model.state_dict(), kept.with_suffix(".part"))
         kept.with_suffix(".part").rename(kept)
     model.load_state_dict(torch.load(kept))
@@ -252,54 +267,45 @@ def piece(work: Path, name: str, make: Callable[[], Any]) -> Any:
     return json.loads(kept.read_text())
 
 
-def read_untouched(scheme: str, texts: Any, held_out: Any, work: Path) -> dict[str, list[float]]:
-    model = trained(scheme, texts, work)
-    return {str(f): tails(model, held_out, LENGTH * f) for f in FACTORS}
+def read_untouched(scheme: str, bench: Bench) -> dict[str, list[float]]:
+    model = trained(scheme, bench)
+    return {str(f): bench.tails(model, f) for f in FACTORS}
 
 
-def read_extended(
-    scheme: str, method: str, texts: Any, held_out: Any, work: Path
-) -> dict[str, list[float]]:
+def read_extended(scheme: str, method: str, bench: Bench) -> dict[str, list[float]]:
     """The tail at each length by the extension to it, and at 1x by the one to 4x: its short tax."""
     extend, out = EXTENSIONS[scheme][0], {}
     for factor in FACTORS[1:]:
-        model = trained(scheme, texts, work)
+        model = trained(scheme, bench)
         extend(model, factor, method)
-        out[str(factor)] = tails(model, held_out, LENGTH * factor)
+        out[str(factor)] = bench.tails(model, factor)
         if factor == TUNE_FACTOR:
-            out["1"] = tails(model, held_out, LENGTH)
+            out["1"] = bench.tails(model, 1)
     return out
 
 
-def read_tuned(
-    scheme: str, method: str, texts: Any, held_out: Any, work: Path
-) -> dict[str, list[float]]:
+def read_tuned(scheme: str, method: str, bench: Bench) -> dict[str, list[float]]:
     """The extension to 4x after its training there, at every length up to it."""
-    model = trained(scheme, texts, work)
+    model = trained(scheme, bench)
     EXTENSIONS[scheme][0](model, TUNE_FACTOR, method)
-    train(model, texts, TUNE_STEPS, TUNE_BATCH, LENGTH * TUNE_FACTOR, TUNE_RATE)
-    torch.save(model.state_dict(), work / f"{scheme}-{method}-tuned.pt")
-    return {str(f): tails(model, held_out, LENGTH * f) for f in FACTORS if f <= TUNE_FACTOR}
+    train(model, bench.texts, TUNE_STEPS, bench.tune_rows, LENGTH * TUNE_FACTOR, TUNE_RATE)
+    torch.save(model.state_dict(), bench.work / f"{scheme}-{method}-tuned.pt")
+    return {str(f): bench.tails(model, f) for f in FACTORS if f <= TUNE_FACTOR}
 
 
-def readings(texts: Any, held_out: Any, work: Path) -> dict[str, dict[str, list[float]]]:
+def readings(schemes: Sequence[str], bench: Bench) -> dict[str, dict[str, list[float]]]:
     """Every reading by its name, in the order of what is asked first."""
     out = {}
-    for scheme in SCHEMES:
-        out[scheme] = piece(work, scheme, partial(read_untouched, scheme, texts, held_out, work))
+    for scheme in schemes:
+        out[scheme] = piece(bench.work, scheme, partial(read_untouched, scheme, bench))
     for scheme, method in TUNED:
-        out[f"{scheme}, {method}, tuned"] = piece(
-            work,
-            f"{scheme}-{method}-tuned",
-            partial(read_tuned, scheme, method, texts, held_out, work),
-        )
-    for scheme, (_, methods) in EXTENSIONS.items():
-        for method in methods:
-            out[f"{scheme}, {method}"] = piece(
-                work,
-                f"{scheme}-{method}",
-                partial(read_extended, scheme, method, texts, held_out, work),
-            )
+        if scheme in schemes:
+            make = partial(read_tuned, scheme, method, bench)
+            out[f"{scheme}, {method}, tuned"] = piece(bench.work, f"{scheme}-{method}-tuned", make)
+    for scheme in schemes:
+        for method in EXTENSIONS[scheme][1]:
+            make = partial(read_extended, scheme, method, bench)
+            out[f"{scheme}, {method}"] = piece(bench.work, f"{scheme}-{method}", make)
     return out
 
 
@@ -323,7 +329,7 @@ def report(found: dict[str, dict[str, list[float]]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def draw(found: dict[str, dict[str, list[float]]], path: Path, work: Path, texts: Any) -> None:
+def draw(found: dict[str, dict[str, list[float]]], path: Path, bench: Bench) -> None:
     """The loss by length: untouched, extended, tuned; and how alike positions are."""
     from matplotlib.figure import Figure
 
@@ -331,11 +337,12 @@ def draw(found: dict[str, dict[str, list[float]]], path: Path, work: Path, texts
 
     figure = Figure(figsize=(16, 9), dpi=100)
     figure.set_layout_engine("constrained")
-    panels = figure.subplots(2, 5, squeeze=False)
+    schemes = [scheme for scheme in SCHEMES if scheme in found]
+    panels = figure.subplots(2, len(schemes), squeeze=False)
     lengths = [LENGTH * factor for factor in FACTORS]
     means = [float(np.mean(own)) for one in found.values() for own in one.values() if own]
     least, most = min(means), max(means)
-    for axis, scheme in zip(panels[0], SCHEMES, strict=True):
+    for axis, scheme in zip(panels[0], schemes, strict=True):
         for name, own in found.items():
             if name.split(",")[0] != scheme:
                 continue
@@ -349,8 +356,8 @@ def draw(found: dict[str, dict[str, list[float]]], path: Path, work: Path, texts
         axis.set_xlabel("tokens")
         axis.legend(fontsize=8)
     panels[0][0].set_ylabel("loss of the last 64 tokens (nats)")
-    for axis, scheme in zip(panels[1], SCHEMES, strict=True):
-        alike, title = likeness(scheme, trained(scheme, texts, work), similarity)
+    for axis, scheme in zip(panels[1], schemes, strict=True):
+        alike, title = likeness(scheme, trained(scheme, bench), similarity)
         axis.imshow(alike, cmap="RdBu_r", extent=(0, LENGTH, LENGTH, 0))
         axis.set_title(title, fontsize=9)
     figure.savefig(path)
@@ -382,19 +389,23 @@ def main() -> None:
     parser.add_argument("texts", type=Path)
     parser.add_argument("held_out", type=Path)
     parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=SCHEMES)
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--tune-rows", type=int, default=1)
     parser.add_argument("--report", type=Path)
     parser.add_argument("--plot", type=Path)
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    texts = tokens_of(given.texts, given.work)
-    found = readings(texts, tokens_of(given.held_out, given.work), given.work)
+    texts, held_out = (tokens_of(own, given.work) for own in (given.texts, given.held_out))
+    bench = Bench(texts, held_out, given.work, given.steps, given.tune_rows)
+    found = readings(given.schemes, bench)
     table = report(found)
     print(table)
     if given.report is not None:
         given.report.write_text(table, encoding="utf-8")
     if given.plot is not None:
-        draw(found, given.plot, given.work, texts)
+        draw(found, given.plot, bench)
 
 
 if __name__ == "__main__":
