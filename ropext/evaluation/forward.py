@@ -172,8 +172,8 @@ class TokenScorer:
 
         generator = torch.Generator().manual_seed(0)
         most = getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or -1
-        # A position table may have fewer rows.
-        tokens = min(PROBE_TOKENS, most) if most > 0 else PROBE_TOKENS
+        # A position table may have fewer rows, and two of RoBERTa's are in front of the first.
+        tokens = min(PROBE_TOKENS, most - 2) if most > 2 else PROBE_TOKENS
         ids = torch.randint(0, self.vocabulary, (tokens,), generator=generator)
         truth = self.model(input_ids=self._row(ids.numpy()), use_cache=False).logits[0].float()
         if not torch.isfinite(truth).all():

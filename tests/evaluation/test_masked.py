@@ -19,6 +19,7 @@ from transformers import (
 import ropext
 from ropext.errors import InputError, UnsupportedModel, UsageError
 from ropext.evaluation.costs import estimate_evaluation
+from ropext.evaluation.forward import Manner, TokenScorer
 from ropext.pipeline.extending import evaluate
 from ropext.report.evaluation import compare_runs
 from ropext.report.tables import headline, main_tables
@@ -156,6 +157,13 @@ def test_tables_say_what_is_measured_and_other_tails_do_not_compare(place, tmp_p
     )
     with pytest.raises(InputError, match="pseudo-perplexities of other tokens"):
         compare_runs([str(tmp_path / "linear"), str(tmp_path / "longer")])
+
+
+@torch.no_grad()
+def test_a_table_shorter_than_the_probe_is_read():
+    config = RobertaConfig(vocab_size=90, max_position_embeddings=34, **KEYS)
+    scorer = TokenScorer(RobertaForMaskedLM(config).eval(), Manner(None, 16))
+    assert scorer.self_check().split
 
 
 def test_a_dry_run_counts_every_pass(place):
