@@ -90,10 +90,9 @@ def fills_in(snapshot: Snapshot, masked: bool) -> bool:
 
 
 def is_masked(snapshot: Snapshot) -> bool:
-    """Whether a model with a position table fills in masked tokens."""
+    """Whether a model that does not rotate fills in masked tokens."""
     scheme = families.read_positions(snapshot.config)
-    has_table = scheme is not None and bool(scheme.tensors) and not scheme.causal
-    return fills_in(snapshot, has_table)
+    return fills_in(snapshot, scheme is not None and scheme.carried and not scheme.causal)
 
 
 def auto_class(masked: bool) -> Any:

@@ -35,6 +35,8 @@ LATER = {FITTED: "fitted", TRAINED: "tuned"}  # section of ropext.json -> what t
 CONTROL = "control"
 SHORT = ("base", CONTROL)  # kinds that read through the short window
 BESIDE = "base"  # the extended, untuned checkpoint inside of a tuned one
+# Schemes that a config or a weight carries, and whose models predict tokens as `eval` asks.
+READ = ("learned", "disentangled")
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
 
@@ -107,7 +109,8 @@ def line_up(model: str, revision: str | None, options: Evaluate) -> Lineup:
         variants.append(base)
     context = base_context
     if record is not None or limit > context:
-        if base is not None and not table and (base.original or base.snapshot is not snapshot):
+        other = base is not None and (base.original or base.config or base.snapshot is not snapshot)
+        if base is not None and other and not table:
             variants.append(replace(base, label="untouched", kind="untouched", info={}))
         label, info = _label(record), _recorded(record)
         own = Variant(label, "extended", snapshot, target=limit, info=info)
@@ -244,7 +247,7 @@ def _in_memory(snapshot: Snapshot, options: Evaluate, context: int) -> Lineup:
             variants += _with_adapter(own, options.adapter)
             warnings += [f"{own.label}: {text}" for text in plan.warnings]
     limit = min(targets) if table else max(context, *targets)
-    if scheme is not None and not table:  # stock MPT reads no further than its config says
+    if scheme is not None and scheme.kind == "alibi":  # stock MPT reads as far as its config says
         longest = max(variants, key=lambda own: own.target or 0)
         variants[1] = replace(variants[1], config=longest.config)
     return Lineup(tuple(variants), context, limit, limit * table, tuple(dict.fromkeys(warnings)))
@@ -283,10 +286,11 @@ def _base(
         )
         return None, context, warning
     untrained, before = _untrained(snapshot, record), dict[str, Any]()
-    if untrained is not None and _has_table(untrained):
-        back = growth_of(untrained, record).undone()
-        before = {"config": base_config(untrained.config, record), "growth": back}
-        untrained = None if back is None else untrained
+    if untrained is not None and families.read_positions(untrained.config) is not None:
+        before["config"] = base_config(untrained.config, record)
+        if _has_table(untrained):
+            before["growth"] = growth_of(untrained, record).undone()
+            untrained = None if before["growth"] is None else untrained
     if untrained is not None:
         original = {
             site.label: replace(site, base=_at(site.base, context))
@@ -341,10 +345,10 @@ def _context(snapshot: Snapshot, stated: int | None) -> tuple[int, int, bool]:
     except UnsupportedModel:
         # A model without rotary embeddings can be read all the same.
         scheme = families.read_positions(snapshot.config)
-        if scheme is not None and scheme.carried and not scheme.tensors:
-            raise  # what is told of distances is not measured yet
-        if scheme is not None and scheme.tensors:
-            if stated is not None and stated > scheme.context:
+        if scheme is not None and scheme.carried and scheme.kind not in READ:
+            raise
+        if scheme is not None and scheme.carried:
+            if scheme.tensors and stated is not None and stated > scheme.context:
                 raise UsageError(
                     f"--context {stated}: {snapshot.name} has rows for {scheme.context} positions"
                 ) from None

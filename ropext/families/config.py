@@ -155,8 +155,8 @@ REFUSALS = {
     " as it is, and ropext.patch and eval --method scale its slopes in memory",
     "buckets": "uses T5's relative buckets; inspect, plan, extend, verify and patch take them",
     "mixed": "mixes absolute positions with relative ones, of which no key tells both",
-    "disentangled": "uses DeBERTa's relative positions; inspect, plan, extend, verify and patch"
-    " take those in buckets",
+    "disentangled": "uses DeBERTa's relative positions; inspect, plan, extend, verify, patch"
+    " and eval take those in buckets",
     "transformer-xl": "uses Transformer-XL's relative positions; plan and extend take a clamp_len",
     "recurrent": "keeps its state recurrently and has no positions to scale",
     "none": "rotates nothing, so there is no rotary embedding to scale",

@@ -10,6 +10,8 @@ from transformers import (
     AutoModelForMaskedLM,
     BertConfig,
     BertForMaskedLM,
+    DebertaV2Config,
+    DebertaV2ForMaskedLM,
     ModernBertConfig,
     ModernBertForMaskedLM,
     RobertaConfig,
@@ -198,3 +200,26 @@ def test_what_has_no_head_is_sent_to_its_benchmark(place, tmp_path):
         (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": names}))
         with pytest.raises(UnsupportedModel, match=f"mteb run -m {tmp_path} -b LongEmbed"):
             evaluate(str(tmp_path), **asked(place, lengths="32,64"))
+
+
+def test_relative_positions_told_apart_by_a_key(place):
+    """DeBERTa reads any length as it is: its base is also read untouched beyond its own."""
+    keys = {"relative_attention": True, "position_buckets": 32, "pos_att_type": ["c2p", "p2c"]}
+    keys |= KEYS | {"position_biased_input": False, "max_position_embeddings": CONTEXT}
+    base, out = place / "deberta", place / "deberta-long"
+    write(base, DebertaV2ForMaskedLM, lambda **more: DebertaV2Config(**keys, **more))
+    ropext.extend(base, out, factor=4, prove=False)
+    done = ropext.evaluate(out, **asked(place))
+    assert list(done.results["variants"]) == ["base", "untouched", "extended"]
+    old, new = (AutoModelForMaskedLM.from_pretrained(path) for path in (base, out))
+    for length in LENGTHS:
+        own = literal(old, place, min(length, CONTEXT))
+        assert nll(done, "base", length) == pytest.approx(own, abs=1e-5)
+        for label, model in (("untouched", old), ("extended", new)):
+            own = literal(model, place, length)
+            assert nll(done, label, length) == pytest.approx(own, abs=1e-5)
+    changes = {nll(done, label, TARGET) for label in ("base", "untouched", "extended")}
+    assert len(changes) == 3
+    more = ropext.evaluate(base, **asked(place, method="max-distance", factor="4"))
+    for label, like in (("untouched", "untouched"), ("max-distance-4x", "extended")):
+        assert nll(more, label, TARGET) == pytest.approx(nll(done, like, TARGET), abs=1e-6)
