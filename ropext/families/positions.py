@@ -46,12 +46,12 @@ TABLES: dict[str, TableRows] = {
         "megatron-bert mobilebert rembert roc_bert splinter squeezebert",
         BERT,
     ),
+    # They store sinusoids too, where they have those: rows like others.
+    **_rows("distilbert flaubert xlm", BERT),
     "big_bird": replace(BERT, context=4096),
     "git": replace(BERT, context=1024),
     "tapas": replace(BERT, context=1024),
     "vilt": replace(BERT, context=40),
-    "distilbert": replace(BERT, gate=("sinusoidal_pos_embds", False)),
-    **_rows("flaubert xlm", replace(BERT, gate=("sinusoidal_embeddings", False))),
     "visual_bert": replace(
         BERT, tensors=("position_embeddings.weight", "visual_position_embeddings.weight")
     ),

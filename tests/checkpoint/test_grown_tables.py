@@ -203,3 +203,21 @@ def test_an_encoder_is_pushed_with_what_was_done_to_it(grown):
     done = push(grown.output, "me/longer", dry_run=True)
     assert {"model.safetensors.index.json", "ropext.json", "README.md"} <= set(done.files)
     assert "lengthened from 32 to 128 tokens by linear" in done.card
+
+
+def test_stored_sinusoids_are_rows_like_others(tmp_path):
+    """Stock takes them from the checkpoint, and makes none anew; between two rows the sinusoid of
+    the position between them is met but for the curve: d²/8 of the fastest, one radian a step."""
+    from transformers import AutoModelForMaskedLM, DistilBertConfig, DistilBertForMaskedLM
+
+    keys = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32, "vocab_size": 99}
+    config = DistilBertConfig(**keys, max_position_embeddings=32, sinusoidal_pos_embds=True)
+    DistilBertForMaskedLM(config).save_pretrained(tmp_path / "base")
+    out = ropext.extend(tmp_path / "base", tmp_path / "out", method="linear", factor=4).output
+    table = AutoModelForMaskedLM.from_pretrained(out).distilbert.embeddings.position_embeddings
+    channel = np.arange(16)
+    angles = np.arange(128)[:, None] / 4 / 10000.0 ** (2 * (channel // 2) / 16)
+    sinusoids = np.where(channel % 2, np.cos(angles), np.sin(angles))
+    rows = table.weight.detach().numpy()
+    assert np.abs(rows[::4] - sinusoids[::4]).max() < 1e-6
+    assert np.abs(rows[:125] - sinusoids[:125]).max() < 1 / 8
