@@ -30,6 +30,7 @@ KEPT = {"loaders": 400}  # lines of a log
 COVERED = {
     "floors": (FLOORS,),
     "lm-eval": (PINS, EXTRAS),
+    "encoders": (PINS,),
     "readme": (README, PINS),
     "oracle": (PINS, CENSUS, DEFAULTS),
     "loaders": (ENGINES, CHECKPOINTS),

@@ -30,7 +30,7 @@ def parts(root):
 @pytest.mark.parametrize(
     ("name", "old", "new", "red"),
     [
-        ("constraints.txt", "typer==", "typer==9", ["lm-eval", "readme", "oracle"]),
+        ("constraints.txt", "typer==", "typer==9", ["lm-eval", "encoders", "readme", "oracle"]),
         ("constraints.txt", "# The versions", "# Versions", []),
         ("README.md", "ropext verify long", "ropext verify long --deep", ["readme"]),
         ("README.md", "    ropext extend ./model", "    ropext extend ./other", ["readme"]),
