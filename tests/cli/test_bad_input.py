@@ -48,7 +48,7 @@ def test_invalid_json(refused, llama, text):
         ({"rope_theta": "10000"}, "rope_theta"),
         ({"max_position_embeddings": "4096"}, "max_position_embeddings"),
         ({"model_type": "no_such_model"}, "no_such_model"),
-        ({"model_type": "t5"}, "relative buckets"),
+        ({"model_type": "xglm"}, "fixed sinusoids"),
         ({"model_type": "bloom"}, "ALiBi"),
         ({"rope_scaling": {"type": "marvel", "factor": 2.0}}, "marvel"),
         ({"rope_scaling": {"type": "yarn"}}, "factor"),

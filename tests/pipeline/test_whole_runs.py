@@ -79,7 +79,14 @@ def test_the_output_is_tuned_measured_and_stock(straight):
 
 
 def test_killed_at_any_stage_it_goes_on_and_ends_with_the_same_bytes(straight, tmp_path):
-    for line in ("extend", "step 1 of 3", "merging", "evaluate", "loading out.run/tuned", "report"):
+    for line in (
+        "extend",
+        "step 1 of 3",
+        "writing, and",
+        "evaluate",
+        "loading out.run/tuned",
+        "report",
+    ):
         process = start(tmp_path)
         found = any(said.startswith(line) for said in process.stderr)  # up to there it is read
         process.kill()
