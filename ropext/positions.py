@@ -18,7 +18,7 @@ SCHEMES = {
     "transformer-xl": "Transformer-XL's relative positions",
 }
 
-# Towers of other modalities, whose tables count patches or frames.
+# Towers of other modalities in a composite, whose tables count patches or frames.
 NOT_TEXT = re.compile(r"vision|visual|image|audio|qformer")
 
 
@@ -51,4 +51,5 @@ class Positions:
     def is_table(self, name: str) -> bool:
         """Whether a tensor of this name is one of its tables."""
         ends = "|".join(map(re.escape, self.tensors))
-        return bool(ends and re.search(rf"(^|\.)({ends})$", name)) and not NOT_TEXT.search(name)
+        other = self.path and NOT_TEXT.search(name)
+        return bool(ends and re.search(rf"(^|\.)({ends})$", name)) and not other

@@ -57,12 +57,13 @@ TABLES: dict[str, TableRows] = {
     ),
     **_rows("nystromformer yoso", replace(BERT, offset=2, beyond=2, context=4096)),
     **_rows(
-        "camembert data2vec-text longformer mpnet roberta roberta-prelayernorm xlm-roberta xmod",
+        "camembert data2vec-text longformer roberta roberta-prelayernorm xlm-roberta xmod",
         ROBERTA,
     ),
     **_rows(
         "altclip_text_model bridgetower_text_model xlm-roberta-xl", replace(ROBERTA, context=514)
     ),
+    "mpnet": replace(BERT, offset=2),  # whatever its pad_token_id
     "markuplm": replace(ROBERTA, pad=0),
     "lilt": replace(
         ROBERTA, pad=0, tensors=("position_embeddings.weight", "box_position_embeddings.weight")

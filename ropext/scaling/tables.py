@@ -29,7 +29,7 @@ class PositionMethod:
     short_tax: str  # what it does to inputs within the old length, in words
     grow: Callable[["Rows", int], "Rows"] = lambda rows, _: rows  # (old ones, how many are wanted)
     kept: Callable[[int, int], dict[int, int]] = lambda *_: {}  # (old, new count): new -> old row
-    kinds: tuple[str, ...] = ("learned",)
+    kinds: tuple[str, ...] = ("learned", "mixed")
     # (heads, factor): what multiplies the slopes of ALiBi's heads, the steepest first
     slopes: Callable[[int, float], list[float]] | None = None
 
