@@ -122,13 +122,15 @@ def _check_options(recipe: Extend, found: Positions) -> Positions:
 def lengthened(config: Mapping[str, Any], found: Positions, target: int) -> dict[str, Any]:
     """The config whose length keys say the target; a second key that held the old length too."""
     out = copy.deepcopy(dict(config))
-    part = out
+    part, over = out, None
     for key in found.path:
-        part = part[key]
+        part, over = part[key], part.get(f"{key}_dict")
     stated = found.rows - found.beyond
     for key in (found.key, "n_ctx"):
         if key and (key == found.key or part.get(key) == stated):
             part[key] = target + stated - found.context
+    if isinstance(over, dict):  # of old CLIPs, with class defaults for what it does not name
+        over[found.key] = part[found.key]
     return out
 
 

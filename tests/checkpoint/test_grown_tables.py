@@ -12,7 +12,9 @@ from safetensors.torch import load_file, save_file
 
 import ropext
 from ropext.errors import InputError, ProofFailed, UnsupportedModel, UsageError
+from ropext.options.extend import Extend
 from ropext.pipeline.calling import push
+from ropext.planning import plan_config
 from ropext.scaling.tables import METHODS
 
 KEYS = {
@@ -221,3 +223,13 @@ def test_stored_sinusoids_are_rows_like_others(tmp_path):
     rows = table.weight.detach().numpy()
     assert np.abs(rows[::4] - sinusoids[::4]).max() < 1e-6
     assert np.abs(rows[:125] - sinusoids[:125]).max() < 1 / 8
+
+
+def test_an_old_clip_is_lengthened_where_stock_reads_its_length():
+    """Its text_config_dict, class defaults filled in, takes the place of its text_config."""
+    from transformers import CLIPConfig
+
+    config = {"model_type": "clip", "text_config": {"max_position_embeddings": 77}}
+    config["text_config_dict"] = {"hidden_size": 768}
+    made = plan_config(config, Extend(method="copy", factor=4)).config
+    assert CLIPConfig(**made).text_config.max_position_embeddings == 308
