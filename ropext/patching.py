@@ -164,9 +164,10 @@ def _set_slopes(live: Any, growth: Growth | None) -> None:
     def scale(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         name = "position_bias" if "position_bias" in kwargs else "alibi"
         bias = kwargs[name]
-        by_head = bias.reshape(-1, len(factors), bias.shape[-1])[0]
-        steepest = (by_head.amax(1) - by_head.amin(1)).argsort(descending=True)
-        ratios = torch.empty_like(by_head[:, 0])
+        by_head = bias.reshape(-1, len(factors), bias.shape[-1])
+        slopes = (by_head.amax(2) - by_head.amin(2)).amax(0)  # of the row with most tokens
+        steepest = slopes.argsort(descending=True)
+        ratios = torch.empty_like(slopes)
         ratios[steepest] = factors.to(ratios)
         ratios = ratios.repeat(1 if bias.dim() == 4 else len(bias) // len(factors))[:, None, None]
         changed = {name: bias * ratios}

@@ -120,10 +120,11 @@ def test_heads_that_are_no_power_of_two_are_taken_by_their_slopes(kind):
     plain.config.max_seq_len = FACTOR * CONTEXT
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "bfloat16", lambda own: own)
-        ours = logits(model, 150)
+        rows = {padded: logits(model, 150, padded) for padded in (0, 149)}  # of one token, too
         scaled = [a * b for a, b in zip(OF_SIX, NTK_OF_SIX, strict=True)]
         literal(kind, scaled, patch)
-        assert torch.allclose(ours, logits(plain, 150), atol=1e-4, rtol=1e-4)
+        for padded, ours in rows.items():
+            assert torch.allclose(ours[1], logits(plain, 150, padded)[1], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["bloom", "mpt", "falcon"])
