@@ -108,20 +108,20 @@ METHODS = {
             kinds=("transformer-xl",),
         ),
         PositionMethod(
-            "interpolated",
-            "ALiBi's slopes are divided by the factor, in memory alone.",
-            "Al-Khateeb et al. 2023, arXiv 2310.13017",
-            "every penalty shrinks, so short inputs change",
-            kinds=("alibi",),
-            slopes=lambda heads, factor: [1 / factor] * heads,
-        ),
-        PositionMethod(
             "ntk-alibi",
             "The flatter ALiBi's slope, the more it is divided, in memory alone.",
             "github.com/keezen/ntk_alibi",
             "the penalties of all heads but the steepest shrink, so short inputs change",
             kinds=("alibi",),
             slopes=ntk_slopes,
+        ),
+        PositionMethod(
+            "interpolated",
+            "ALiBi's slopes are divided by the factor, in memory alone.",
+            "Al-Khateeb et al. 2023, arXiv 2310.13017",
+            "every penalty shrinks, so short inputs change",
+            kinds=("alibi",),
+            slopes=lambda heads, factor: [1 / factor] * heads,
         ),
     )
 }

@@ -137,7 +137,7 @@ def test_a_factor_of_one_and_taking_it_back_are_stock(kind):
         assert torch.equal(logits(model, CONTEXT), stock)
     ropext.patch(model, method="interpolated", factor=FACTOR)
     assert not torch.equal(logits(model, CONTEXT), stock)
-    ropext.patch(model, method="interpolated", factor=FACTOR)  # a second time adds nothing
+    ropext.patch(model, method="ntk-alibi", factor=FACTOR)  # a second time adds nothing
     twice = logits(model, CONTEXT)
     assert torch.equal(logits(ropext.patch(tiny(kind), factor=FACTOR), CONTEXT), twice)
     assert torch.equal(logits(unpatch(model), CONTEXT), stock)
@@ -216,7 +216,7 @@ def test_a_stock_checkpoint_is_refused_in_words(place, tmp_path, capsys):
 
 
 def test_what_does_not_fit_is_refused_in_one_sentence():
-    with pytest.raises(UsageError, match="known for that: interpolated, ntk-alibi"):
+    with pytest.raises(UsageError, match="known for that: ntk-alibi, interpolated"):
         ropext.patch(tiny("mpt"), method="ntk", factor=FACTOR)
     with pytest.raises(UsageError, match="--theta is for rotary embeddings; this model has ALiBi"):
         ropext.patch(tiny("mpt"), factor=FACTOR, theta=1e6)
