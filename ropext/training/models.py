@@ -200,6 +200,9 @@ def add_adapter(
     joined = peft.get_peft_model(model, config)
     if table is not None:
         for _, rows in trained_tables(joined, table):
+            (module,) = (own for own in joined.modules() if own._parameters.get("weight") is rows)
+            kind, rows.data = rows.dtype, rows.data.float()  # as a LoRA is: small steps would round
+            module.register_forward_hook(lambda _, __, read, kind=kind: read.to(kind))
             rows.register_hook(partial(_without_old, table))
     return joined
 

@@ -121,6 +121,13 @@ def test_gradients_of_old_rows_are_zero(place):
     assert [p for p in joined.parameters() if p.requires_grad] == [rows]
 
 
+def test_steps_below_the_rounding_of_bfloat16_are_not_lost(place):
+    out = finetune(place, "opt", "opt-bfloat16", dtype="bfloat16", learning_rate=1e-6)
+    (rows,) = load_file(out / "adapter" / "adapter_model.safetensors").values()
+    moved = (rows.float() != weights(place / "opt-long")[OPT_TABLE].float()).all(1)
+    assert moved.nonzero()[:, 0].tolist() == [2 + k for k in range(TARGET - 1) if k % 4]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
