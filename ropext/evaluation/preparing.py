@@ -135,10 +135,11 @@ def _corpus(
     """The documents, the lengths at which they are read, and what must be said of either."""
     corpus, warnings = None, list[str]()
     grid = options.lengths or doubling_grid(lineup.context, lineup.limit)
-    if lineup.rows and grid[-1] > lineup.rows:
+    if lineup.most and grid[-1] > lineup.most:
         raise UsageError(
-            f"--lengths {length_text(grid[-1])}: a position table of {lineup.rows:,} rows is among "
-            "the models, and has nothing beyond them; extend further, or give shorter --lengths"
+            f"--lengths {length_text(grid[-1])}: one of the models reads {lineup.most:,} tokens "
+            "and no more (its position table or max_seq_len ends); extend further, or give shorter "
+            "--lengths"
         )
     if options.data is not None:
         wanted = Wanted(grid, bool(options.lengths), options.max_docs)

@@ -68,7 +68,7 @@ class Lineup:
     variants: tuple[Variant, ...]
     context: int
     limit: int  # the longest context that any of them was made for
-    rows: int = 0  # of the shortest position table among them, beyond which none reads; 0 = none
+    most: int = 0  # tokens that one of them reads, as a position table has rows; 0 = any number
     warnings: tuple[str, ...] = ()
     masked: bool = False  # they fill in masked tokens, where others predict the next
 
@@ -117,7 +117,8 @@ def line_up(model: str, revision: str | None, options: Evaluate) -> Lineup:
     else:
         own = Variant("untouched", "untouched", snapshot)
     variants += _with_adapter(own, options.adapter)
-    return Lineup(tuple(variants), context, limit, limit * table, tuple(warnings), masked)
+    most = limit * (table or _is_mpt(snapshot))
+    return Lineup(tuple(variants), context, limit, most, tuple(warnings), masked)
 
 
 def line_up_as(place: str, model: str, options: Mapping[str, Any]) -> Lineup:
@@ -216,7 +217,7 @@ def _with_adapter(variant: Variant, adapter: str | None) -> list[Variant]:
 
 def _in_memory(snapshot: Snapshot, options: Evaluate, context: int) -> Lineup:
     """The table every paper prints: base, untouched, and a grid of methods and factors."""
-    table, scheme = _has_table(snapshot), families.read_positions(snapshot.config)
+    table, mpt = _has_table(snapshot), _is_mpt(snapshot)
     variants = [Variant("base", "base", snapshot, info=_turning(snapshot))]
     variants += [] if table else [Variant("untouched", "untouched", snapshot)]
     warnings: list[str] = []
@@ -247,10 +248,11 @@ def _in_memory(snapshot: Snapshot, options: Evaluate, context: int) -> Lineup:
             variants += _with_adapter(own, options.adapter)
             warnings += [f"{own.label}: {text}" for text in plan.warnings]
     limit = min(targets) if table else max(context, *targets)
-    if scheme is not None and scheme.kind == "alibi":  # stock MPT reads as far as its config says
-        longest = max(variants, key=lambda own: own.target or 0)
-        variants[1] = replace(variants[1], config=longest.config)
-    return Lineup(tuple(variants), context, limit, limit * table, tuple(dict.fromkeys(warnings)))
+    if mpt:
+        longest = max(variants, key=lambda own: own.target or 0).config
+        variants[1:] = [replace(own, config=longest) for own in variants[1:]]
+    most = limit * (table or mpt)
+    return Lineup(tuple(variants), context, limit, most, tuple(dict.fromkeys(warnings)))
 
 
 def _by_config(snapshot: Snapshot, options: Evaluate) -> Record | None:
@@ -371,6 +373,12 @@ def _has_table(snapshot: Snapshot) -> bool:
     """Whether its positions are rows of a learned table, beyond which it reads nothing."""
     scheme = families.read_positions(snapshot.config)
     return scheme is not None and bool(scheme.tensors)
+
+
+def _is_mpt(snapshot: Snapshot) -> bool:
+    """Whether it is an MPT, of which stock reads as far as its config says and no further."""
+    scheme = families.read_positions(snapshot.config)
+    return scheme is not None and scheme.text_type == "mpt"
 
 
 @contextmanager

@@ -182,7 +182,7 @@ def test_a_dry_run_counts_every_pass(place):
         ({"chunk": 16}, "--chunk is for models"),
         ({"protocol": "yarn"}, "--protocol is for models"),
         ({"lengths": "2,64"}, "--lengths 2 has no room for text"),
-        ({"lengths": "512"}, "a position table of 256 rows is among"),
+        ({"lengths": "512"}, "reads 256 tokens and no more"),
         ({"gates": [parse_gate("bpb@64 > 1")]}, "no such metric; there are tail@LENGTH"),
     ],
 )

@@ -173,15 +173,24 @@ def test_eval_reads_plain_and_scaled_slopes_beside_the_base(place, kind):
         place / kind,
         place / f"{kind}-run",
         method=["interpolated", "ntk-alibi"],
-        factor=[FACTOR],
+        factor=[2, FACTOR],
         data=str(place / "data.jsonl"),
         lengths=[CONTEXT, FACTOR * CONTEXT],
     )
     results = json.loads((place / f"{kind}-run" / "results.json").read_text())
-    labels = ["base", "untouched", "interpolated-4x", "ntk-alibi-4x"]
-    assert list(results["variants"]) == labels
+    scaled = [
+        f"{method}-{factor}x" for method in ("interpolated", "ntk-alibi") for factor in (2, 4)
+    ]
+    assert list(results["variants"]) == ["base", "untouched", *scaled]
     model = AutoModelForCausalLM.from_pretrained(place / kind)
     assert model.config.to_dict().get("max_seq_len", CONTEXT) == CONTEXT
+
+
+@pytest.mark.parametrize("options", [{}, {"method": ["interpolated"], "factor": [2]}])
+def test_what_stock_mpt_does_not_read_is_refused(place, options):
+    lengths = [CONTEXT, FACTOR * CONTEXT]
+    with pytest.raises(UsageError, match=r"--lengths 256: .*; extend further, or give shorter"):
+        ropext.evaluate(place / "mpt", data=str(place / "data.jsonl"), lengths=lengths, **options)
 
 
 def test_a_config_without_a_length_asks_for_it(place, tmp_path, capsys):
