@@ -50,14 +50,10 @@ class PreparedFit(PreparedTraining):
         """Any of the starts: what they share (context, target, geometry)."""
         return next(iter(self.starts.values()))
 
-    @property
-    def ceiling(self) -> float:
-        """On every pair factor."""
-        return self.options.ceiling * self.plan.factor
-
     def space(self, start: str) -> Space:
         """What moves, beginning at a closed form."""
-        return space_of(self.within, self.starts[start].main, self.target, self.ceiling)
+        ceiling = self.options.ceiling * self.plan.factor
+        return space_of(self.within, self.starts[start].main, self.target, ceiling)
 
     def planned(self, method: str, knobs: Mapping[str, Any]) -> Plan:
         """The plan of a spectrum that was found."""

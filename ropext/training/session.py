@@ -599,7 +599,7 @@ class FitSession(Session):
         own, prepared, base = self.judge, self.prepared, self.readings[BASE]
         step, reason, plan = verdict
         self.note(reason)
-        held = spectrum.held(pair_factors(plan.main), prepared.ceiling)
+        held = spectrum.held(pair_factors(plan.main), prepared.space(self.start).ceiling)
         if step and held:
             self.note(f"held at a guard: pair {', '.join(map(str, held))}")
         label = FITTED if step else START

@@ -17,7 +17,6 @@ from torch.nn import functional
 from ropext.errors import InputError, Stopped, UnsupportedModel, UsageError
 from ropext.forms import LARGEST_THETA, yarn_bounds
 from ropext.planning import PlannedSite
-from ropext.rope import Rope
 from ropext.training.loss import head_loss, probe_ids, shift
 from ropext.training.rows import IGNORED
 
@@ -38,10 +37,14 @@ class Space(nn.Module):
 
     method: str  # by which the result is planned and written
 
-    def __init__(self, rope: Rope, ceiling: float) -> None:
+    def __init__(self, site: PlannedSite, ceiling: float) -> None:
         super().__init__()
-        self.rope = rope
-        self.ceiling = ceiling  # on every pair factor
+        self.rope = site.rope
+        pairs = zip(site.rope.spectrum.inv_freq, site.wanted.inv_freq, strict=True)
+        self.began = [trained / start for trained, start in pairs]
+        # On every pair factor. Frozen dynamic NTK slows the last pair by more than --ceiling's 4
+        # times a large factor: a start is inside of its own guards.
+        self.ceiling = max(ceiling, *self.began)
 
     def forward(self) -> Moved:
         raise NotImplementedError
@@ -84,14 +87,12 @@ class EveryPair(Space):
     start: torch.Tensor
 
     def __init__(self, site: PlannedSite, ceiling: float, gain: float = 1.0) -> None:
-        super().__init__(site.rope, ceiling)
+        super().__init__(site, ceiling)
         self.gain = gain
-        now, start = site.rope.spectrum, site.wanted
-        factors = [f / w for f, w in zip(now.inv_freq, start.inv_freq, strict=True)]
-        attention = start.attention_factor / now.attention_factor
-        self.register_buffer("start", torch.tensor(factors, dtype=torch.float64).log(), False)
+        attention = site.wanted.attention_factor / site.rope.spectrum.attention_factor
+        self.register_buffer("start", torch.tensor(self.began, dtype=torch.float64).log(), False)
         self.start_attention = math.log(attention)
-        self.offsets = _zeros(len(factors))
+        self.offsets = _zeros(len(self.began))
         self.attention = _zeros()
 
     def forward(self) -> Moved:
@@ -117,7 +118,7 @@ class Ramp(Space):
     method = "yarn"
 
     def __init__(self, site: PlannedSite, target: int, ceiling: float) -> None:
-        super().__init__(site.rope, ceiling)
+        super().__init__(site, ceiling)
         rope, params = site.rope, site.params
         self.s = target / rope.context
         self.low, high = yarn_bounds(
@@ -176,7 +177,7 @@ class Theta(Space):
     method = "abf"
 
     def __init__(self, site: PlannedSite, ceiling: float) -> None:
-        super().__init__(site.rope, ceiling)
+        super().__init__(site, ceiling)
         self.start = math.log(float(site.params["rope_theta"]) / site.rope.theta)
         self.offset = _zeros()
 

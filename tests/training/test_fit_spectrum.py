@@ -168,6 +168,19 @@ def test_a_pair_is_held_at_its_guard_and_comes_back():
     assert float(space.offsets.grad[3]) == pytest.approx(6.0)  # still moved by the gradient
 
 
+def test_a_start_beyond_the_ceiling_is_where_the_fit_begins():
+    """Frozen dynamic NTK slows its last pair by (s^2 - s + 1), 57 at 8 times: above 4 times 8."""
+    model = wide_llama(max_position_embeddings=TARGET // 8)
+    space, plan, config = live(model, method="dynamic", ceiling=32.0)
+    factors, _ = space.values()
+    assert max(factors) == pytest.approx(57)
+    assert space.outside() is None
+    with torch.no_grad():
+        began = model(ids_of(model)).logits
+        stock = apply_config(wide_llama(**config), plan.config)
+        assert torch.allclose(began, stock(ids_of(model)).logits, atol=1e-4 * float(began.std()))
+
+
 def test_spectra_outside_of_the_guards_are_told_and_stop_the_training():
     model = new_llama(max_position_embeddings=1024)
     config = config_of(model)
