@@ -13,6 +13,7 @@ kept in DIR.
 
 import argparse
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +51,13 @@ def train(model: nn.Module) -> None:
     """AdamW with a warm-up in both halves; the loss is on what can be known."""
     random = np.random.default_rng(SEED)
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.01)
-    for steps, rate, asked in (
-        (PERIODIC_STEPS, 3e-3, LENGTH // 4),
-        (REPEAT_STEPS, 1e-3, PASSAGE - CUE),
-    ):
+    parts: tuple[tuple[Callable[[], Any], int, float, int], ...] = (
+        (lambda: periodic(random), PERIODIC_STEPS, 3e-3, LENGTH // 4),
+        (lambda: repeated(random, 8, LENGTH), REPEAT_STEPS, 1e-3, PASSAGE - CUE),
+    )
+    for draw, steps, rate, asked in parts:
         for step in range(steps):
-            is_periodic = steps == PERIODIC_STEPS
-            rows = periodic(random) if is_periodic else repeated(random, 8, LENGTH)
+            rows = draw()
             optimiser.param_groups[0]["lr"] = rate * min(1, (step + 1) / 50)
             logits, wanted = model(rows[:, :-1])[:, -asked:], rows[:, -asked:]
             loss = functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())

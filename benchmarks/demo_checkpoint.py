@@ -16,6 +16,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ import numpy as np
 import torch
 import transformers
 
-from ropext.tasks import Haystack, Item, Text, copy, mkey, noise, passkey, repetition
+from ropext.tasks import Haystack, Item, copy, mkey, noise, passkey, repetition, running_text
+from ropext.tasks.item import Request
 from scripts.demo_checkpoint import rows
 from scripts.demo_checkpoint.tokenizer import CachedEncoder, load_encoder
 
@@ -137,20 +139,17 @@ class Measurement:
         )
         self.tokens = documents(DEMO / "data", self.encoder, max(factors) * self.context)
         stream = [token for row in self.tokens for token in row]
-        self.held_out_text = Text(stream, name="held-out text")
+        self.held_out_text = running_text(stream)
 
     def items(
         self,
-        build: Callable[..., list[Item]],
+        make: Callable[[CachedEncoder, Haystack, Request], list[Item]],
         haystack: Haystack,
         length: int,
-        **wording: Any,
     ) -> list[Item]:
         """One item at each of 100 depths, evenly from 0 to 1."""
-        depths = [i / (ITEMS - 1) for i in range(ITEMS)]
-        return build(
-            self.encoder, haystack, length=length, depths=depths, index=0, seed=SEED, **wording
-        )
+        depths = tuple(i / (ITEMS - 1) for i in range(ITEMS))
+        return make(self.encoder, haystack, Request(length, depths, 0, SEED))
 
     def by_position(self) -> str:
         nats = losses(load(self.checkpoint, self.all[0]), self.tokens[:, : self.context])
@@ -178,7 +177,7 @@ class Measurement:
     def passkeys(self) -> str:
         short = [64, 128, 192, 256]
         lengths = short + [self.context * s for s in (2, 4, 8)]
-        sets = [self.items(passkey.build, repetition(self.encoder), n) for n in lengths]
+        sets = [self.items(passkey.make, repetition(self.encoder), n) for n in lengths]
         lines = []
         for spectrum in self.all:
             model = load(self.checkpoint, spectrum)
@@ -189,29 +188,29 @@ class Measurement:
     def formats(self) -> str:
         """Trained and held-out wordings and fillers; untouched in the window, YaRN 4× at 4×."""
         sentences = repetition(self.encoder, rows.HELD_OUT_SENTENCES)
-        words, held = noise(self.encoder), {"template": rows.HELD_OUT_PASSKEY}
-        many = [i / 15 for i in range(16)]
+        words = noise(self.encoder)
+        held = partial(passkey.make, template=rows.HELD_OUT_PASSKEY)
+        many = tuple(i / 15 for i in range(16))
         cases: list[tuple[str, Callable[[int], list[Item]]]] = [
             ("passkey, repeated sentences", lambda n: self.items(
-                passkey.build, repetition(self.encoder), n)),
+                passkey.make, repetition(self.encoder), n)),
             ("passkey, held-out packages as filler", lambda n: self.items(
-                passkey.build, self.held_out_text, n)),
+                passkey.make, self.held_out_text, n)),
             ("passkey, random words (filler held out)", lambda n: self.items(
-                passkey.build, words, n)),
+                passkey.make, words, n)),
             ("held-out wording, held-out sentences", lambda n: self.items(
-                passkey.build, sentences, n, **held)),
+                held, sentences, n)),
             ("held-out wording, held-out packages", lambda n: self.items(
-                passkey.build, self.held_out_text, n, **held)),
+                held, self.held_out_text, n)),
             ("held-out wording, random words", lambda n: self.items(
-                passkey.build, words, n, **held)),
+                held, words, n)),
             ("copy of 20 random-word tokens, repeated sentences", lambda n: self.items(
-                copy.build, repetition(self.encoder), n)),
+                copy.make, repetition(self.encoder), n)),
             ("copy, held-out packages as filler", lambda n: self.items(
-                copy.build, self.held_out_text, n)),
+                copy.make, self.held_out_text, n)),
             ("mkey, 4 keys, held-out packages", lambda n: [
-                item for index in range(25) for item in mkey.build(
-                    self.encoder, self.held_out_text, length=n, depths=many[1::4], index=index,
-                    seed=SEED)]),
+                item for index in range(25) for item in mkey.make(
+                    self.encoder, self.held_out_text, Request(n, many[1::4], index, SEED))]),
         ]  # fmt: skip
         chosen = [s for s in self.all if s.name in ("untouched", "YaRN 4×")]
         models = [(load(self.checkpoint, s), s.target) for s in chosen]
@@ -224,7 +223,7 @@ class Measurement:
     def far_passkeys(self) -> str:
         lines = []
         for s in self.far:
-            items = self.items(passkey.build, repetition(self.encoder), s * self.context)
+            items = self.items(passkey.make, repetition(self.encoder), s * self.context)
             wanted = ("dynamic, frozen", "YaRN")
             for spectrum in spectra(10000.0, 32, self.context, [s]):
                 if spectrum.name.startswith(wanted):
