@@ -15,10 +15,10 @@ def parse_length(text: str, flag: str = "--lengths") -> int:
     """`4096`, `4k` (4 x 1024) or `1m` (1024 x 1024) tokens."""
     match = _LENGTH.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"{flag} {text!r} is not a number of tokens; write 4096, 4k or 1m")
+        raise UsageError(f"{flag} {text[:60]!r} is not a number of tokens; write 4096, 4k or 1m")
     tokens = float(match[1]) * {"": 1, "k": 1024, "m": 1024**2}[match[2].lower()]
     if not tokens.is_integer() or tokens < 2:
-        raise UsageError(f"{flag} {text!r} must be a whole number of tokens, at least 2")
+        raise UsageError(f"{flag} {text[:60]!r} must be a whole number of tokens, at least 2")
     return int(tokens)
 
 

@@ -3,7 +3,7 @@
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,6 @@ Clock = Callable[[], float]
 
 SECONDS = 30.0  # between two lines of a log
 FILES_PATIENCE = 5.0  # seconds of copying or hashing before the first one
-STOPPING = (signal.SIGINT, signal.SIGTERM)  # what ends a training at its next good moment
 
 
 def silent(sentence: str) -> None:
@@ -106,13 +105,10 @@ def duration(seconds: float) -> str:
 
 @contextmanager
 def interruptible(
-    say: Say,
-    sentence: str,
-    kinds: Sequence[signal.Signals] = (signal.SIGINT,),
-    *,
-    at_once: bool = False,
+    say: Say, sentence: str, *, at_once: bool = False
 ) -> Iterator[Callable[[], bool]]:
-    """Answer the first Ctrl-C with a sentence, and yield whether it came; a second one ends now.
+    """Answer the first Ctrl-C, or a scheduler's SIGTERM, with a sentence, and yield whether it
+    came; a second one ends now.
 
     With `at_once` it is raised as a KeyboardInterrupt; else the work asks, after each of its units.
     """
@@ -127,6 +123,7 @@ def interruptible(
 
     before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
+        kinds = (signal.SIGINT, signal.SIGTERM)
         before = {kind: signal.getsignal(kind) for kind in kinds}
     for kind, handler in before.items():
         if handler is not signal.SIG_IGN:  # as a script's background has Ctrl-C
@@ -142,7 +139,7 @@ def interruptible(
 def pausing(say: Say, show: Show = unseen) -> Iterator[Show]:
     """Raise an interrupt while documents are read after the one in hand, as KeyboardInterrupt."""
     sentence = "stopping after the document in hand (again: ends at once)"
-    with interruptible(say, sentence, STOPPING) as asked:
+    with interruptible(say, sentence) as asked:
 
         def pause(done: int, total: int, what: str) -> None:
             show(done, total, what)

@@ -15,6 +15,7 @@ from typing import Any
 
 from ropext.errors import InputError, UsageError
 from ropext.files import read_bytes
+from ropext.lengths import parse_length
 from ropext.options.fields import Key
 
 DEPTH_LIMIT = 4  # sections hold keys, keys hold lists
@@ -328,6 +329,11 @@ def _single(key: Key, dotted: str, node: Node, where: str) -> Any:
         if float(digits).is_integer():
             # Digits as they stand: a float holds no more than sixteen of them.
             return int(digits) if digits.lstrip("+-").isdecimal() else int(float(digits))
+    if key.length:
+        try:
+            return parse_length(text, f"{where}: {dotted}")
+        except UsageError as error:
+            raise InputError(str(error)) from None
     shown = repr(text[:60]) if node.quoted else text[:60]
     raise InputError(f"{where}: {dotted} takes {_wanted(key)}, was {shown}")
 

@@ -137,9 +137,9 @@ def phase_ratio(rope: Rope, wanted: Spectrum, target: int) -> tuple[float, ...]:
     return tuple(ratios)
 
 
-def compression(rope: Rope, wanted: Spectrum) -> tuple[float, ...]:
+def compression(trained: Spectrum, wanted: Spectrum) -> tuple[float, ...]:
     """By how much each pair is slowed down against what the model was trained with."""
-    pairs = zip(rope.spectrum.inv_freq, wanted.inv_freq, strict=True)
+    pairs = zip(trained.inv_freq, wanted.inv_freq, strict=True)
     return tuple(now / new if new else (1.0 if not now else math.inf) for now, new in pairs)
 
 
@@ -156,7 +156,7 @@ def explain(rope: Rope, wanted: Spectrum, target: int) -> Explanation:
     """Count the pairs pushed beyond their trained phase, and average the compression."""
     # 1e-3: (T-1)/(L-1) against T/L makes a fully interpolated pair look extrapolated by 1/L.
     ratios = [r for r in phase_ratio(rope, wanted, target) if r > 1 + 1e-3 + 1 / rope.context]
-    turning = zip(compression(rope, wanted), rope.spectrum.inv_freq, strict=True)
+    turning = zip(compression(rope.spectrum, wanted), rope.spectrum.inv_freq, strict=True)
     logs = [math.log(c) for c, now in turning if now and c < math.inf]
     mean = math.exp(sum(logs) / len(logs)) if logs else 1.0
     return Explanation(len(ratios), max(ratios, default=1.0), mean)

@@ -21,6 +21,11 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
 
+def with_rows(tables: Iterable[Table]) -> list[Table]:
+    """Those that show anything."""
+    return [own for own in tables if own.rows]
+
+
 def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Columns padded to their widest cell, numbers to the right, words to the left; a header of
     nothing is left out."""

@@ -7,6 +7,7 @@ import pytest
 from ropext.errors import InputError, UsageError
 from ropext.options import extend
 from ropext.options.extend import Extend
+from ropext.options.training import Fit
 from ropext.scaling import pair_factors
 
 
@@ -41,6 +42,28 @@ def test_a_target_must_be_above_the_context():
         with pytest.raises(UsageError, match="4096"):
             extend.resolve_target(Extend(target=target), 4096)
     assert extend.resolve_target(Extend(target=4097), 4096) == 4097
+
+
+@pytest.mark.parametrize("given", [131072, 131072.0, "131072", "128k", "0.125M", " 128K "])
+def test_a_length_is_a_number_or_one_with_a_k(given):
+    assert Extend(target=given, context=given).target == 128 * 1024
+    fit = Fit(target=131072, strategy="pose", window=given, batch_tokens=given)
+    assert fit.window == fit.batch_tokens == 128 * 1024
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"target": "128kb"}, "--target '128kb' is not a number of tokens; write 4096, 4k or 1m"),
+        ({"context": "1"}, "--context '1' must be a whole number of tokens, at least 2"),
+        ({"context": "1e400"}, "--context '1e400' is not a number of tokens"),
+        ({"original_context": "4096m"}, "--original-context must be at most 2147483647"),
+        ({"target": True}, "--target must be a whole number, was True"),
+    ],
+)
+def test_what_is_no_length_is_refused_by_its_flag(given, words):
+    with pytest.raises(UsageError, match=words):
+        Extend(**given)
 
 
 def test_targets_beyond_32_bit_positions_are_refused():

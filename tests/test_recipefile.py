@@ -67,6 +67,7 @@ def test_a_word_that_yaml_takes_for_something_else_stays_a_text(tmp_path):
         ("model: {a: b}\n", ["line 1", "model takes a text"]),
         ("extend:\n  factor: four\n", ["line 2", "extend.factor takes a number or a list", "four"]),
         ("extend:\n  factor: '4'\n", ["line 2", "extend.factor takes a number", "'4'"]),
+        ("extend:\n  target: 4kb\n", ["line 2", "extend.target '4kb' is not a number of tokens"]),
         ("finetune:\n  steps: 1.5\n", ["line 2", "finetune.steps takes a whole number", "1.5"]),
         ("finetune:\n  steps: true\n", ["finetune.steps takes a whole number", "true"]),
         ("finetune:\n  train_norms: yes\n", ["finetune.train_norms takes true or false", "yes"]),

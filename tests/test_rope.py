@@ -115,8 +115,10 @@ def test_phase_ratio() -> None:
 
 def test_compression() -> None:
     rope = Rope(4, 100.0, 628)
-    assert_close(compression(rope, Spectrum((1.0, 0.025))), [1.0, 4.0], 1e-12, "compression")
-    assert compression(rope, Spectrum((1.0, 0.0)))[1] == math.inf
+    assert_close(
+        compression(rope.spectrum, Spectrum((1.0, 0.025))), [1.0, 4.0], 1e-12, "compression"
+    )
+    assert compression(rope.spectrum, Spectrum((1.0, 0.0)))[1] == math.inf
 
 
 def test_explain() -> None:

@@ -19,7 +19,7 @@ from ropext.checkpoint import card, provenance
 from ropext.checkpoint.hub import hub_errors
 from ropext.checkpoint.snapshot import Snapshot, open_snapshot, take_inventory
 from ropext.errors import InputError, Interrupted, RopextError, Stopped, UsageError
-from ropext.files import write_text
+from ropext.files import replace_whole
 from ropext.narration import Say, silent
 
 if TYPE_CHECKING:
@@ -302,7 +302,7 @@ def _commit(
 def _keep_card(path: Path, text: str) -> list[str]:
     """The card here as it is there; what is noted where it cannot be written."""
     try:
-        write_text(path, text)
+        replace_whole(path, lambda stream: stream.write(text.encode()))
     except OSError as error:
         return [f"{path} is as it was, without the hub's name ({error.strerror})"]
     return []

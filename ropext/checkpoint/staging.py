@@ -40,6 +40,11 @@ def check_output(
     `inputs` are directories and files that are read: none may lie in the output, nor the output in
     one of the directories.
     """
+    if not file and output.suffix.lower() == ".gguf":
+        raise UsageError(
+            f"{output} (--output) is named as a GGUF file, and a directory would be written; name"
+            " a directory (llama.cpp's convert_hf_to_gguf.py makes a GGUF of it)"
+        )
     real = check_apart(output, inputs)
     if not os.path.lexists(real):
         return real

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,6 +10,7 @@ import typer
 
 from ropext.cli.output import Out
 from ropext.errors import UsageError
+from ropext.lengths import parse_length
 from ropext.options.fields import Key, Options, flag, keys, shown_default
 
 ModelArg = Annotated[
@@ -63,7 +65,14 @@ def option(key: Key) -> inspect.Parameter:
     if key.item is bool and key.default is None:
         names[0] += f"/--no-{names[0].removeprefix('--')}"
     is_switch = key.item is bool and key.default is False
-    info = typer.Option(*names, metavar=key.metavar, help=key.help + _default(key))
+    counts = key.length and not key.is_list
+    metavar = key.metavar or ("TOKENS" if counts else None)
+    info = typer.Option(
+        *names,
+        metavar=metavar,
+        help=key.help + _default(key),
+        parser=partial(parse_length, flag=names[0]) if counts else None,
+    )
     return inspect.Parameter(
         key.field,
         inspect.Parameter.KEYWORD_ONLY,

@@ -2,7 +2,6 @@
 
 import hashlib
 import heapq
-import itertools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -59,31 +58,9 @@ class Corpus:
 
 
 @dataclass
-class _Pool:
-    """The documents with the smallest keys among those that reach one length."""
-
-    size: int
-    heap: list[tuple[int, int, Document]] = field(default_factory=list)
-    seen: int = 0
-    ticket: Iterator[int] = field(default_factory=itertools.count)
-
-    def admits(self, key: str) -> bool:
-        return len(self.heap) < self.size or -int(key, 16) > self.heap[0][0]
-
-    def add(self, document: Document) -> None:
-        entry = (-int(document.key, 16), next(self.ticket), document)
-        if len(self.heap) < self.size:
-            heapq.heappush(self.heap, entry)
-        else:
-            heapq.heappushpop(self.heap, entry)
-
-    def documents(self) -> list[Document]:
-        return sorted((document for _, _, document in self.heap), key=lambda own: own.key)
-
-
-@dataclass
 class Basket(Generic[T]):
-    """What has the smallest keys (hexadecimal) and together so many tokens."""
+    """What has the smallest keys (hexadecimal) and together so many tokens; where each counts as
+    one, so many documents."""
 
     wanted: int
     heap: list[tuple[int, int]] = field(default_factory=list)
@@ -122,7 +99,8 @@ def choose_documents(
     """
     limit = wanted.lengths[-1]
     useful = limit if wanted.given else wanted.lengths[0]
-    pools = {length: _Pool(wanted.max_documents) for length in wanted.lengths}
+    pools = {length: Basket[Document](wanted.max_documents) for length in wanted.lengths}
+    reaching = dict.fromkeys(wanted.lengths, 0)
     longest_text, num_read, num_duplicates = ("", ""), 0, 0
     for own in raw:
         num_read += 1
@@ -133,37 +111,37 @@ def choose_documents(
         if size < useful:
             continue
         key = encoder.key(text)
-        if any(key == other.key for pool in pools.values() for _, _, other in pool.heap):
+        if any(key in pool for pool in pools.values()):
             num_duplicates += 1
             continue
         document = encoder.document(own.name, text, limit)
         for length, pool in pools.items():
             if len(document) >= length:
-                pool.seen += 1
+                reaching[length] += 1
                 if pool.admits(key):
-                    pool.add(document)
+                    pool.add(key, document, 1)
     if not num_read:
         raise InputError("--data holds no document")
-    longest = _reached(pools, wanted)
+    longest = _reached(reaching, wanted)
     if longest is None:
         raise _too_short(encoder, wanted, longest_text, num_read)
-    pool = pools[longest]
-    taken = tuple(document.cut(longest) for document in pool.documents())
+    taken = tuple(document.cut(longest) for document in pools[longest].in_order())
     return Corpus(
         documents=taken,
         lengths=tuple(length for length in wanted.lengths if length <= longest),
         num_read=num_read,
-        num_short=num_read - num_duplicates - pool.seen,
+        num_short=num_read - num_duplicates - reaching[longest],
         num_duplicates=num_duplicates,
-        num_spare=pool.seen - len(taken),
+        num_spare=reaching[longest] - len(taken),
     )
 
 
-def _reached(pools: dict[int, _Pool], wanted: Wanted) -> int | None:
+def _reached(reaching: dict[int, int], wanted: Wanted) -> int | None:
+    """The longest length that is read, by the number of documents that reach each."""
     if wanted.given:
-        return wanted.lengths[-1] if pools[wanted.lengths[-1]].seen else None
-    enough = min(FEWEST_DOCUMENTS, wanted.max_documents, pools[wanted.lengths[0]].seen)
-    reached = [length for length, pool in pools.items() if pool.seen >= max(enough, 1)]
+        return wanted.lengths[-1] if reaching[wanted.lengths[-1]] else None
+    enough = min(FEWEST_DOCUMENTS, wanted.max_documents, reaching[wanted.lengths[0]])
+    reached = [length for length, count in reaching.items() if count >= max(enough, 1)]
     return max(reached, default=None)
 
 

@@ -109,7 +109,8 @@ def shape_of(model: Any) -> Shape:
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
     share = (getattr(config, "num_experts_per_tok", 1) or 1) / experts if experts else 1.0
     body, total = 0.0, 0
-    tables = {id(model.get_input_embeddings().weight), id(_head_weight(model))}
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
+    tables = {id(embedding), id(getattr(head, "weight", None))}
     for name, parameter in model.named_parameters():
         count = _numel(parameter)
         total += count
@@ -126,28 +127,19 @@ def shape_of(model: Any) -> Shape:
         vocabulary=int(config.vocab_size),
         body_parameters=int(body),
         all_parameters=total,
-        dtype_bytes=_dtype_bytes(model),
+        dtype_bytes=int(embedding.element_size()),
         eager=getattr(model.config, "_attn_implementation", "") == "eager",
         plain_head=plain_head(model) is not None and not bends_logits(config),
-        device=model.get_input_embeddings().weight.device.type,
+        device=embedding.device.type,
         parts=layers_of(model),
         masks=getattr(model.config, "_attn_implementation", "sdpa") == "sdpa",
     )
-
-
-def _head_weight(model: Any) -> Any:
-    head = model.get_output_embeddings()
-    return None if head is None else head.weight
 
 
 def _numel(parameter: Any) -> int:
     # bitsandbytes packs two 4-bit weights into a byte.
     packed = type(parameter).__name__ == "Params4bit"
     return int(parameter.numel()) * (2 if packed else 1)
-
-
-def _dtype_bytes(model: Any) -> int:
-    return int(model.get_input_embeddings().weight.element_size())
 
 
 def choose_manner(
@@ -346,7 +338,7 @@ def _questions_work(settled: Settled) -> list[Passes]:
     largest takes; every variant but the base answers them."""
     readers = [own.label for own in settled.lineup.variants if not own.reads_short]
     who = readers[0] if len(readers) == 1 else f"each of {len(readers)} variants"
-    sizes, extra = dict[str, list[int]](), 0 if settled.bos is None else 1
+    sizes, extra = dict[str, list[int]](), 0 if settled.encoder.bos is None else 1
     for group in settled.questions:
         shared = group[0].shared if len(group) > 1 else 0
         tokens = shared + sum(item.most_read - shared for item in group)

@@ -350,12 +350,10 @@ class TokenScorer:
     def fill_cache(self, ids: Ids) -> Any:
         """A cache that holds the tokens; no logits are kept."""
         cache, size = self.new_cache(), self.manner.chunk or len(ids)
+        read = self.body if self.manner.split else self.model
         for begin in range(0, len(ids), size):
             row = self._row(ids[begin : begin + size])
-            if self.manner.split:
-                self.body(input_ids=row, past_key_values=cache, use_cache=True)
-            else:
-                self.model(input_ids=row, past_key_values=cache, use_cache=True)
+            read(input_ids=row, past_key_values=cache, use_cache=True)
         return cache
 
 

@@ -67,8 +67,11 @@ def load_tokenizer(snapshot: Snapshot, trust_remote_code: bool) -> Any:
             raise ValueError("its files are missing")
         return tokenizer
     except Exception as error:  # tokenizers raises this very class for a file it cannot read
+        reason = " ".join(str(error).split())
+        if "tokenizer.json" not in snapshot.files:
+            reason = f"there is no tokenizer.json, and {reason}"
         raise InputError(
-            f"{snapshot.name} has no tokenizer that transformers can load: {_first_line(error)}"
+            f"{snapshot.name} has no tokenizer that transformers can load: {reason}"
         ) from error
 
 
@@ -109,12 +112,8 @@ def load_model(
     import torch
     from safetensors import SafetensorError
 
-    placement: dict[str, Any] = (
-        {"device_map": options.device_map}
-        if options.device_map
-        else {"device_map": {"": device_of(options)}}
-    )
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
+    place = options.device_map or {"": device_of(options)}
     try:
         model, found = with_attention(
             options.attn_implementation,
@@ -125,7 +124,7 @@ def load_model(
                 use_safetensors=True,  # a pickle beside them is never opened
                 attn_implementation=kind,
                 output_loading_info=True,
-                **placement,
+                device_map=place,
             ),
         )
     except (OSError, ValueError, ImportError, SafetensorError) as error:

@@ -46,7 +46,7 @@ def workdir_of(output: Path, settled: Settled, command: Sequence[str] = ()) -> W
                 "kind": own.kind,
                 "model": identities[own.snapshot.directory],
                 "adapter_sha256": _adapter_digest(own.adapter),
-                **{key: value for key, value in own.info.items() if key != "adapter"},
+                **own.info,
             }
             for own in lineup.variants
         },
@@ -56,8 +56,8 @@ def workdir_of(output: Path, settled: Settled, command: Sequence[str] = ()) -> W
         "questions_sha256": provenance.digest(
             [asdict(item) for group in settled.questions for item in group]
         ),
-        "tokenizer_sha256": _tokenizer_digest(settled.tokenizer),
-        "bos": settled.bos,
+        "tokenizer_sha256": _tokenizer_digest(settled.encoder.tokenizer),
+        "bos": settled.encoder.bos,
         "packed": settled.corpus.packed if settled.corpus else False,
         "versions": provenance.installed(LIBRARIES),
     }

@@ -6,7 +6,6 @@ chunked differs from whole by tenths of a nat. A pinned module keeps what one fo
 sequence would use.
 """
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -49,7 +48,8 @@ def pinned(model: "torch.nn.Module", length: int) -> Iterator[None]:
         yield
     finally:
         for module, state in zip(modules, saved, strict=True):
-            _restore(module, state)
+            for name, value in state.items():
+                put(module, name, value)
 
 
 def _settle(module: Any, length: int) -> None:
@@ -63,9 +63,7 @@ def _settle(module: Any, length: int) -> None:
         prefix = "" if layer_type is None else f"{layer_type}_"
         first = getattr(module, f"{prefix}original_inv_freq")
         buffer = getattr(module, f"{prefix}inv_freq")
-        module.register_buffer(
-            f"{prefix}inv_freq", first.to(buffer.device).clone(), persistent=False
-        )
+        put(module, f"{prefix}inv_freq", first.to(buffer.device).clone())
         if hasattr(module, "original_max_seq_len"):
             setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
         position = torch.tensor([[length - 1]], device=buffer.device)
@@ -88,29 +86,26 @@ def _state(module: Any) -> dict[str, Any]:
     return {name: v.clone() if hasattr(v, "clone") else v for name, v in state.items()}
 
 
-def _restore(module: Any, state: dict[str, Any]) -> None:
-    for name, value in state.items():
-        if name in module._buffers:
-            module.register_buffer(name, value, persistent=False)
-        else:
-            setattr(module, name, value)
+def put(module: Any, name: str, value: Any) -> None:
+    """Set a buffer that no checkpoint holds, or an attribute."""
+    if name in module._buffers:
+        module.register_buffer(name, value, persistent=False)
+    else:
+        setattr(module, name, value)
 
 
-def spectrum_digest(model: "torch.nn.Module", length: int) -> str:
-    """SHA-256 of every rotary module's inverse frequencies and scaling, as used at a length."""
-    digest = hashlib.sha256()
+def _spectrum(model: "torch.nn.Module", length: int) -> list[Any]:
+    """Every rotary module's inverse frequencies and scaling, as used at a length."""
+    found = list[Any]()
     with pinned(model, length):
         for name, module in model.named_modules():
-            for key, buffer in sorted(module._buffers.items()):
+            for key, buffer in module._buffers.items():
                 if key.endswith("inv_freq") and "original" not in key and buffer is not None:
-                    digest.update(f"{name}.{key}".encode())
-                    digest.update(buffer.detach().cpu().double().numpy().tobytes())
-                    scaling = getattr(module, key[: -len("inv_freq")] + "attention_scaling", None)
-                    scaling = (
-                        getattr(module, "attention_scaling", None) if scaling is None else scaling
-                    )
-                    digest.update(repr(scaling).encode())
-    return digest.hexdigest()
+                    whole = getattr(module, "attention_scaling", None)
+                    scaling = getattr(module, f"{key[: -len('inv_freq')]}attention_scaling", whole)
+                    values = buffer.detach().cpu().double().numpy().tobytes()
+                    found.append((name, key, values, scaling))
+    return found
 
 
 def pass_lengths(model: "torch.nn.Module", lengths: Sequence[int]) -> tuple[int, ...]:
@@ -122,9 +117,9 @@ def pass_lengths(model: "torch.nn.Module", lengths: Sequence[int]) -> tuple[int,
     ordered = sorted(set(lengths))
     if not _length_dependent(model):
         return (ordered[-1],)
-    digests = [spectrum_digest(model, length) for length in ordered]
+    spectra = [_spectrum(model, length) for length in ordered]
     return tuple(
         length
         for k, length in enumerate(ordered)
-        if k + 1 == len(ordered) or digests[k + 1] != digests[k]
+        if k + 1 == len(ordered) or spectra[k + 1] != spectra[k]
     )

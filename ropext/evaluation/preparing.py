@@ -1,14 +1,13 @@
 """What is read, settled before any weight is loaded: documents and questions."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ropext.corpus import (
     Corpus,
-    Document,
     DocumentEncoder,
     Source,
     Wanted,
@@ -31,12 +30,12 @@ from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap
 from ropext.tasks import (
     Haystack,
     Item,
-    Text,
     check_amount,
     find_task,
     noise,
     passages,
     repetition,
+    running_text,
 )
 from ropext.tasks.item import TooShort
 from ropext.tasks.passages import KnownAnswer
@@ -48,14 +47,12 @@ class Settled:
 
     options: Evaluate
     lineup: Lineup
-    tokenizer: Any
+    encoder: DocumentEncoder
     trust_remote_code: bool
     frame: Frame
     corpus: Corpus | None
     documents: Documents | None
     questions: tuple[tuple[Item, ...], ...]
-    bos: int | None
-    decode: Callable[[Sequence[int]], str]
     protocol: Protocol
     masking: Masking | None  # of masked language models
     warnings: tuple[str, ...]
@@ -85,7 +82,7 @@ def settle(
     overlaps = overlaps_of(lineup, corpus)
     questions, left_out = _questions(options, grid, encoder, corpus)
     labels = [own.label for own in lineup.variants]
-    replace(Metrics.of(options, labels, grid), masked=lineup.masked).check(gates)
+    Metrics(options, labels, grid, lineup.masked).check(gates)
     tail, stride = tail_tokens(lineup.context), 0
     if masking is not None:
         # Every length scores the same tokens, in one piece, for all tokens see one another.
@@ -94,14 +91,12 @@ def settle(
     return Settled(
         options,
         lineup,
-        tokenizer,
+        encoder,
         trust_remote_code,
         Frame(lineup.context, grid, tail, Bootstrap(options.seed), stride),
         corpus,
         _documents(corpus, grid) if corpus is not None else None,
         questions,
-        encoder.bos,
-        encoder.decode,
         PROTOCOLS["pseudo-perplexity" if masking else options.protocol],
         masking,
         (*lineup.warnings, *warnings, *_overlap_warnings(overlaps), *left_out),
@@ -300,9 +295,5 @@ def _haystack(name: str, encoder: DocumentEncoder, corpus: Corpus | None) -> Hay
         return noise(encoder)
     if corpus is None:
         raise UsageError("--haystack text is made of --data; give it, or another haystack")
-    stream = [int(token) for document in corpus.documents for token in _text_ids(document)]
-    return Text(stream)
-
-
-def _text_ids(document: Document) -> Any:
-    return document.ids[1:] if document.has_bos else document.ids
+    texts = [document.ids[int(document.has_bos) :] for document in corpus.documents]
+    return running_text([int(token) for text in texts for token in text])

@@ -4,6 +4,7 @@ closed forms ranked on a user's own text, the steps of a training judged.
 The readings are those of `ropext eval`, and nothing is written.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -35,7 +36,7 @@ from ropext.evaluation.pinning import pass_lengths
 from ropext.evaluation.preparing import read_corpus
 from ropext.evaluation.reading import (
     Masking,
-    read_masked,
+    forward_tokens,
     read_pass,
     read_short,
     short_windows,
@@ -59,14 +60,13 @@ def frame_of(context: int, target: int, seed: int = 0) -> Frame:
 
 def base_tokens(frame: Frame) -> int:
     """Forward tokens of one document read through the short window."""
-    return sum(own.end - own.begin for own in short_windows(frame.longest, frame.context))
+    return forward_tokens(short_windows(frame.longest, frame.context))
 
 
 @dataclass
 class DocumentReader:
-    """`documents` are token ids, each at least `frame.longest` long; what follows is not read."""
+    """`documents` are token ids, each `frame.longest` long."""
 
-    model: Any
     scorer: TokenScorer
     frame: Frame
     documents: Sequence[Ids]
@@ -77,65 +77,52 @@ class DocumentReader:
 
     def whole(self, label: str, config: Mapping[str, Any] | None) -> Reading:
         """Every document in one pass, the model computing as `config` says (None: as it is)."""
-        with computing(self.model, config):
+        model = self.scorer.model
+        with computing(model, config):
             # A spectrum that depends on the length has another one inside the context.
             wanted = asked_lengths(replace(self.frame, lengths=(self.frame.longest,)))
-            return self._passes(label, wanted if self.masking else pass_lengths(self.model, wanted))
+            return self._passes(label, wanted if self.masking else pass_lengths(model, wanted))
 
     def _passes(self, label: str, lengths: Sequence[int]) -> Reading:
+        def compute(ids: Ids, length: int) -> TokenNll:
+            tail = self.frame.tail
+            return read_pass(self.scorer, ids, length, self.masking, tail)
+
         times = self.frame.mask_stride or 1
-        self._begin(times * sum(lengths), label)
-        passes = {
-            length: [
-                self._read(ids, times * length, label, self._pass(length)) for ids in self.documents
-            ]
-            for length in lengths
-        }
-        return Reading(label, passes)
+        return self._read(label, {length: times * length for length in lengths}, compute)
 
     def short_window(self, label: str = "base") -> Reading:
         """Every document through the short window by the model as it is."""
         if self.masking is not None:
             return self._passes(label, [self.frame.context])
-        longest, cost = self.frame.longest, base_tokens(self.frame)
 
-        def compute(ids: Ids) -> TokenNll:
-            return read_short(self.scorer, self.model, ids[:longest], self.frame.context)
+        def compute(ids: Ids, _: int) -> TokenNll:
+            return read_short(self.scorer, ids, self.frame.context)
 
-        self._begin(cost, label)
-        return Reading(
-            label, {longest: [self._read(ids, cost, label, compute) for ids in self.documents]}
-        )
-
-    def _begin(self, cost: int, label: str) -> None:
-        """Of each document so many forward tokens come."""
-        self.total = max(self.total, self.tokens + cost * len(self.documents))
-        self.hooks.show(self.tokens, self.total, f"documents read by {label}")
-
-    def _pass(self, length: int) -> Callable[[Ids], TokenNll]:
-        frame, own = self.frame, self.masking
-        if own is None:
-            return lambda ids: read_pass(self.scorer, self.model, ids, length)
-        return lambda ids: read_masked(
-            self.scorer, self.model, ids[: frame.longest], length, own, frame.tail
-        )
+        return self._read(label, {self.frame.longest: base_tokens(self.frame)}, compute)
 
     def _read(
-        self, ids: Ids, cost: int, label: str, compute: Callable[[Ids], TokenNll]
-    ) -> TokenNll:
+        self, label: str, costs: Mapping[int, int], compute: Callable[[Ids, int], TokenNll]
+    ) -> Reading:
+        """Every document by each pass length; `costs` are the forward tokens that each takes."""
         import torch
 
-        if self.hooks.stop():
-            raise NothingKept("interrupted; a measurement keeps nothing")
-        # Not inference_mode: buffers made in it could not be trained through afterwards.
-        with torch.no_grad():
-            try:
-                nll = compute(ids)
-            except NanInLogits as error:
-                raise NanInLogits(f"{label}: {error}") from error
-        self.tokens += cost
-        self.hooks.show(self.tokens, self.total, f"documents read by {label}")
-        return nll
+        cost = sum(costs.values()) * len(self.documents)
+        self.total, what = max(self.total, self.tokens + cost), f"documents read by {label}"
+        self.hooks.show(self.tokens, self.total, what)
+        passes: dict[int, list[TokenNll]] = {length: [] for length in costs}
+        for length, ids in itertools.product(costs, self.documents):
+            if self.hooks.stop():
+                raise NothingKept("interrupted; a measurement keeps nothing")
+            # Not inference_mode: buffers made in it could not be trained through afterwards.
+            with torch.no_grad():
+                try:
+                    passes[length].append(compute(ids, length))
+                except NanInLogits as error:
+                    raise NanInLogits(f"{label}: {error}") from error
+            self.tokens += costs[length]
+            self.hooks.show(self.tokens, self.total, what)
+        return Reading(label, passes)
 
 
 @contextmanager
@@ -160,40 +147,35 @@ def document_reader(
     hooks: Hooks = SILENT,
     masking: Masking | None = None,
 ) -> DocumentReader:
-    """Set up a loaded model (in PEFT or not), which is read as `ropext eval` reads it."""
+    """Set up a loaded model (in PEFT or not), which is read as `ropext eval` reads it; what follows
+    a document's first `frame.longest` tokens is not read."""
     import torch
 
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     scorer = TokenScorer(model, manner_of(base, frame.longest, options or DocumentOptions()))
     with torch.no_grad():
         scorer.self_check()
-    arrays = [np.asarray(ids, np.int32) for ids in documents]
-    return DocumentReader(base, scorer, frame, arrays, hooks, masking)
+    arrays = [np.asarray(ids, np.int32)[: frame.longest] for ids in documents]
+    return DocumentReader(scorer, frame, arrays, hooks, masking)
 
 
 # From the plainest stock form to the least: where a tie has to be broken.
 PLAINEST = ("default", "linear", "yarn", "llama3", "longrope")
 
 
-@dataclass(frozen=True)
-class Forms:
-    """The plan of every method that can be written as asked, and why the others cannot."""
-
-    plans: Mapping[str, Plan]
-    left_out: Mapping[str, str]
-
-
-def closed_forms(config: Mapping[str, Any], recipe: Extend, name: str = "MODEL") -> Forms:
-    """Every method that needs no input of its own; the one that the recipe names, with its knobs.
-
-    A named method that cannot be written is an error; of the others it is said.
+def closed_forms(
+    config: Mapping[str, Any], recipe: Extend, name: str = "MODEL"
+) -> tuple[dict[str, Plan], dict[str, str]]:
+    """The plan of every method that needs no input of its own, of the one that the recipe names
+    with its knobs; and why the others cannot be written as asked. Of a named one that is an error.
     """
     plans, left_out = dict[str, Plan](), dict[str, str]()
     first: RopextError | None = None
+    no_knobs: dict[str, Any] = dict.fromkeys(KNOBS)
     for method in scaling.METHODS:
         if method in ("abf", "longrope") and method != recipe.method:
             continue  # needs a theta or a file of factors
-        wish = recipe if method == recipe.method else _without_knobs(recipe, method)
+        wish = recipe if method == recipe.method else recipe.changed(method=method, **no_knobs)
         try:
             plans[method] = make_plan(config, wish, name)
         except (NotExpressible, UsageError) as error:
@@ -203,12 +185,7 @@ def closed_forms(config: Mapping[str, Any], recipe: Extend, name: str = "MODEL")
             left_out[method] = str(error)
     if not plans and first is not None:
         raise first
-    return Forms(plans, left_out)
-
-
-def _without_knobs(recipe: Extend, method: str) -> Extend:
-    none: dict[str, Any] = dict.fromkeys(KNOBS)
-    return recipe.changed(method=method, **none)
+    return plans, left_out
 
 
 def preference(plans: Mapping[str, Plan]) -> list[str]:
@@ -278,8 +255,8 @@ def measure(
     """Rank the closed forms on documents; `extend` are the fields of Extend, `reading` those of
     evaluation's Options that say how documents are read (column, max_docs, dtype, device ...)."""
     snapshot = open_snapshot(model, revision=revision)
-    forms = closed_forms(snapshot.config, parse_extend(extend, read_text), model)
-    first = next(iter(forms.plans.values()))
+    plans, left_out = closed_forms(snapshot.config, parse_extend(extend, read_text), model)
+    first = next(iter(plans.values()))
     if first.model.masked_lm:
         raise UnsupportedModel(
             f"{model} is a masked language model ({first.model.model_type}): it has no perplexity "
@@ -292,7 +269,7 @@ def measure(
     found = overlap(known, [own.known_by for own in corpus.documents])
     if found and found.sentence:
         hooks.say(f"warning: {found.sentence}")
-    _announce(hooks, frame, corpus, forms)
+    _announce(hooks, frame, corpus, list(plans))
     snapshot = with_weights(snapshot)
     said = loading.out_of_memory(model, "a measurement keeps nothing")
     with loading.silenced(), loading.memory_errors(said):
@@ -305,8 +282,8 @@ def measure(
         hooks,
     )
     with loading.silenced(), loading.memory_errors(said):
-        ranking = rank(reader, forms.plans)
-    return Measured(ranking, forms.plans, forms.left_out, corpus, reader.tokens, found)
+        ranking = rank(reader, plans)
+    return Measured(ranking, plans, left_out, corpus, reader.tokens, found)
 
 
 def _documents(
@@ -323,7 +300,7 @@ def _documents(
         raise InputError(str(error).replace("--data", "--measure")) from error
 
 
-def _announce(hooks: Hooks, frame: Frame, corpus: Corpus, forms: Forms) -> None:
+def _announce(hooks: Hooks, frame: Frame, corpus: Corpus, methods: Sequence[str]) -> None:
     """What it takes, before it begins."""
     num = len(corpus.documents)
     if num < 8:
@@ -337,8 +314,8 @@ def _announce(hooks: Hooks, frame: Frame, corpus: Corpus, forms: Forms) -> None:
             "positions, nothing about the use of far text; its intervals are over the glued "
             "sequences, no two of which share a document"
         )
-    tokens = expected_tokens(frame, num, len(forms.plans))
+    tokens = expected_tokens(frame, num, len(methods))
     hooks.say(
-        f"measuring {', '.join(forms.plans)} on {num} documents of {length_text(frame.longest)} "
+        f"measuring {', '.join(methods)} on {num} documents of {length_text(frame.longest)} "
         f"tokens, and the base through its short window: {tokens:,} forward tokens"
     )

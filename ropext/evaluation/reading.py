@@ -9,7 +9,7 @@ greedy decoding would produce, so nothing is generated. Where an answer need onl
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,6 @@ from ropext.evaluation.loading import memory_errors, out_of_memory
 from ropext.evaluation.pinning import pinned
 from ropext.files import write_json
 from ropext.results import rundir
-from ropext.results.perplexity import MASK_STRIDE
 from ropext.results.retrieval import ItemScore
 from ropext.tasks import Item
 from ropext.tasks.asking import match
@@ -186,6 +185,11 @@ def short_windows(num_tokens: int, context: int) -> Iterator[Window]:
     return strided_windows(num_tokens, context, max(1, context // 2))
 
 
+def forward_tokens(windows: Iterable[Window]) -> int:
+    """How many tokens are read in windows."""
+    return sum(own.end - own.begin for own in windows)
+
+
 def hf_stride(size: int) -> int:
     """The documentation's stride, or half of a window that is shorter."""
     return min(HF_STRIDE, max(1, size // 2))
@@ -210,26 +214,20 @@ def read_windows(scorer: TokenScorer, ids: Ids, windows: Iterator[Window]) -> To
     return nll
 
 
-def read_short(scorer: TokenScorer, model: Any, ids: Ids, context: int) -> TokenNll:
+def read_short(scorer: TokenScorer, ids: Ids, context: int) -> TokenNll:
     """Through the short window; a length-dependent spectrum is that of the window's length."""
-    with pinned(model, context):
+    with pinned(scorer.model, context):
         return read_windows(scorer, ids, short_windows(len(ids), context))
 
 
-def read_pass(scorer: TokenScorer, model: Any, ids: Ids, length: int) -> TokenNll:
-    """One pass over the first `length` tokens."""
-    with pinned(model, length):
-        return scorer.token_nll(ids[:length])
-
-
-def read_strided(scorer: TokenScorer, model: Any, ids: Ids, size: int) -> tuple[float, float]:
+def read_strided(scorer: TokenScorer, ids: Ids, size: int) -> tuple[float, float]:
     """Weighted sum and weight of the loop in the transformers documentation.
 
     The loop multiplies a window's mean NLL by one less than its number of scored labels, although
     only the first window loses a label to the shift; it is kept as it is.
     """
     total = weight = 0.0
-    with pinned(model, size):
+    with pinned(scorer.model, size):
         for window in strided_windows(len(ids), size, hf_stride(size)):
             nll = scorer.token_nll(ids[window.begin : window.end]).astype(np.float64)
             scored = nll[window.first - window.begin :]
@@ -256,67 +254,43 @@ class Masking:
         return room
 
 
-def read_masked(
-    scorer: TokenScorer, model: Any, ids: Ids, length: int, masking: Masking, tail: int
+def read_pass(
+    scorer: TokenScorer, ids: Ids, length: int, masking: Masking | None = None, tail: int = 0
 ) -> TokenNll:
-    """NLL of the last tokens, each masked once, in a window that ends there; NaN before them."""
+    """One pass over the first `length` tokens; with a mask the NLL of the last `tail` tokens, each
+    masked once, in a window that ends with them, and NaN before them."""
+    if masking is None:
+        with pinned(scorer.model, length):
+            return scorer.token_nll(ids[:length])
     text = ids[-masking.text_in(length) :]
     row = np.concatenate([masking.before, text, masking.after]).astype(np.int32)
     end, nll = len(row) - len(masking.after), np.full(len(ids), np.nan, np.float32)
-    with pinned(model, length):
+    with pinned(scorer.model, length):
         nll[-tail:] = scorer.masked_nll(row, range(end - tail, end), masking.token)
     return nll
 
 
+@dataclass(frozen=True)
 class UnitMaker:
     """Makes the units of one variant whose model is loaded and set."""
 
-    def __init__(self, path: Path, label: str, model: Any, scorer: TokenScorer) -> None:
-        self.path, self.label, self.model, self.scorer = path, label, model, scorer
+    path: Path
+    label: str
+    scorer: TokenScorer
 
-    def _array_unit(
-        self,
-        document: Document,
-        regime: str,
-        tokens: int,
-        compute: Callable[[], "np.ndarray[Any, Any]"],
+    def array(
+        self, document: Document, regime: str, tokens: int, read: Callable[..., Any], *how: Any
     ) -> Unit:
+        """What `read` makes of a document, one of the functions above."""
         longest = len(document)
         name = document.prefix_hashes([longest])[longest]
         path = rundir.unit_path(self.path, self.label, regime, name)
-        what = f"{document.name} ({self.label}, {regime})"
-        return Unit(path, what, tokens, lambda: rundir.write_array(path, compute()))
 
-    def short(self, document: Document, context: int) -> Unit:
-        """The base's reading."""
-        tokens = sum(w.end - w.begin for w in short_windows(len(document), context))
-        return self._array_unit(
-            document,
-            "short",
-            tokens,
-            lambda: read_short(self.scorer, self.model, document.ids, context),
-        )
+        def compute() -> None:
+            found = read(self.scorer, document.ids, *how)
+            rundir.write_array(path, np.asarray(found))
 
-    def whole(self, document: Document, length: int, masking: Masking | None, tail: int) -> Unit:
-        """A pass of one length; with a mask those over the tail in such a window."""
-
-        def compute() -> TokenNll:
-            if masking is None:
-                return read_pass(self.scorer, self.model, document.ids, length)
-            return read_masked(self.scorer, self.model, document.ids, length, masking, tail)
-
-        tokens = length if masking is None else MASK_STRIDE * length
-        return self._array_unit(document, f"pass-{length}", tokens, compute)
-
-    def strided(self, document: Document, size: int) -> Unit:
-        """The strided loop with windows of one length."""
-        windows = strided_windows(len(document), size, hf_stride(size))
-        return self._array_unit(
-            document,
-            f"stride-{size}",
-            sum(w.end - w.begin for w in windows),
-            lambda: np.array(read_strided(self.scorer, self.model, document.ids, size)),
-        )
+        return Unit(path, f"{document.name} ({self.label}, {regime})", tokens, compute)
 
     def questions(self, items: Sequence[Item], bos: int | None, decode: Decode) -> Unit:
         """The items of one task, length and index."""
@@ -326,7 +300,7 @@ class UnitMaker:
         path = self.path / "variants" / self.label / "items" / name
 
         def compute() -> None:
-            with pinned(self.model, length):
+            with pinned(self.scorer.model, length):
                 scores = score_items(self.scorer, items, bos, decode)
             rows = [score.to_json() | {"length": length} for score in scores]
             write_json(path, rows)

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ropext.errors import UsageError
 from ropext.evaluation import harness, loading, work
 from ropext.evaluation.costs import asked_lengths, manner_of, masked_lengths, work_of
@@ -17,9 +15,19 @@ from ropext.evaluation.forward import Manner, TokenScorer
 from ropext.evaluation.manifest import workdir_of
 from ropext.evaluation.pinning import pass_lengths
 from ropext.evaluation.preparing import Settled, settle
-from ropext.evaluation.reading import Unit, UnitMaker
+from ropext.evaluation.reading import (
+    Unit,
+    UnitMaker,
+    forward_tokens,
+    hf_stride,
+    read_pass,
+    read_short,
+    read_strided,
+    short_windows,
+    strided_windows,
+)
 from ropext.evaluation.variants import Lineup, Variant, applied, fetched
-from ropext.evaluation.work import Progress, Worker, processes, wait_for
+from ropext.evaluation.work import Worker, processes, wait_for
 from ropext.files import write_json, write_text
 from ropext.narration import SILENT, Hooks
 from ropext.results import rundir
@@ -85,7 +93,8 @@ def evaluate(
         else:
             wait_for(path / MANIFEST, place.has_begun, hooks.stop)
         worker = Worker(
-            Progress(_expected_tokens(settled), hooks.show if rank == 0 else Hooks.show),
+            sum(part.passes * part.tokens for part in work_of(settled)),
+            hooks.show if rank == 0 else Hooks.show,
             hooks.stop,
             Path(output) if output is not None else None,
         )
@@ -112,10 +121,6 @@ def _claimed(
             yield place
 
 
-def _expected_tokens(settled: Settled) -> int:
-    return sum(part.passes * part.tokens for part in work_of(settled))
-
-
 def _read_all(
     settled: Settled, path: Path, worker: Worker, hooks: Hooks
 ) -> tuple[dict[str, dict[str, int]], dict[str, Any]]:
@@ -125,7 +130,8 @@ def _read_all(
     passes, more = dict[str, dict[str, int]](), dict[str, Any]()
     longest = settled.frame.longest
     manner: Manner | None = None
-    for own, others in _by_weights(settled.lineup):
+    for others in _by_weights(settled.lineup):
+        own = others[0]
         what = f"the weights of {own.snapshot.name}"
         with loading.memory_errors(loading.out_of_memory(what)):
             hooks.say(f"loading {own.snapshot.name}")
@@ -140,27 +146,24 @@ def _read_all(
                 scorer = TokenScorer(loaded, manner)
                 if not scorer.self_check().split:
                     hooks.say(f"{variant.label}: this architecture is read whole, in chunks")
-                reader = UnitMaker(path, variant.label, loaded, scorer)
+                maker = UnitMaker(path, variant.label, scorer)
                 passes[variant.label] = _passes(settled, variant, loaded, hooks)
-                worker.do(_units(settled, variant, reader, passes[variant.label]))
+                worker.do(_units(settled, variant, maker, passes[variant.label]))
         if settled.options.lm_eval and worker.rank == 0 and any(not v.reads_short for v in others):
             found = harness.run_tasks(
-                loaded, settled.tokenizer, settled.options, longest, others, path
+                loaded, settled.encoder.tokenizer, settled.options, longest, others, path
             )
             more["lm_eval"] = more.get("lm_eval", {}) | found
     ordered = {own.label: passes[own.label] for own in settled.lineup.variants}
     return ordered, more
 
 
-def _by_weights(lineup: Lineup) -> list[tuple[Variant, list[Variant]]]:
+def _by_weights(lineup: Lineup) -> list[list[Variant]]:
     """Variants grouped by the weights they need, adapters last (they change the model object)."""
     groups: dict[str, list[Variant]] = {}
     for own in lineup.variants:
         groups.setdefault(str(own.snapshot.directory), []).append(own)
-    return [
-        (group[0], sorted(group, key=lambda own: own.adapter is not None))
-        for group in groups.values()
-    ]
+    return [sorted(group, key=lambda own: own.adapter is not None) for group in groups.values()]
 
 
 def _passes(settled: Settled, variant: Variant, loaded: Any, hooks: Hooks) -> dict[str, int]:
@@ -182,21 +185,22 @@ def _passes(settled: Settled, variant: Variant, loaded: Any, hooks: Hooks) -> di
 
 
 def _units(
-    settled: Settled, variant: Variant, reader: UnitMaker, passes: Mapping[str, int]
+    settled: Settled, variant: Variant, maker: UnitMaker, passes: Mapping[str, int]
 ) -> Iterator[Unit]:
-    frame, corpus = settled.frame, settled.corpus
-    for document in corpus.documents if corpus else ():
-        if variant.reads_short and settled.masking is None:
-            yield reader.short(document, frame.context)
+    frame, masking = settled.frame, settled.masking
+    for document in settled.corpus.documents if settled.corpus else ():
+        if variant.reads_short and masking is None:
+            tokens = forward_tokens(short_windows(frame.longest, frame.context))
+            yield maker.array(document, "short", tokens, read_short, frame.context)
             continue
-        for length in passes.values():
-            yield reader.whole(document, length, settled.masking, frame.tail)
-        if settled.options.protocol == "hf-stride":
-            for length in frame.lengths:
-                yield reader.strided(document, length)
-    if not variant.reads_short:
-        for group in settled.questions:
-            yield reader.questions(group, settled.bos, settled.decode)
+        for regime, length in passes.items():
+            tokens = length * (frame.mask_stride or 1)
+            yield maker.array(document, regime, tokens, read_pass, length, masking, frame.tail)
+        for size in frame.lengths if settled.options.protocol == "hf-stride" else ():
+            tokens = forward_tokens(strided_windows(frame.longest, size, hf_stride(size)))
+            yield maker.array(document, f"stride-{size}", tokens, read_strided, size)
+    for group in settled.questions if not variant.reads_short else ():
+        yield maker.questions(group, settled.encoder.bos, settled.encoder.decode)
 
 
 def read_items(path: Path, label: str) -> list[ItemScore]:
@@ -250,7 +254,7 @@ def assemble(
         "variants": {
             own.label: {"kind": own.kind, "model": own.snapshot.name, "target": own.target}
             | {"adapter": own.adapter}
-            | {key: value for key, value in own.info.items() if key not in ("target", "adapter")}
+            | {key: value for key, value in own.info.items() if key != "target"}
             | {"passes": dict(passes[own.label])}
             | _measured(settled, path, own, readings, items[own.label])
             for own in lineup.variants
@@ -285,7 +289,11 @@ def _measured(
         values = text_values(frame, settled.documents, reading, base)
         positions = by_position(frame, reading, base)
         if options.protocol == "hf-stride" and not own.reads_short:
-            values |= strided_values(frame, _strides(settled, path, own))
+            regimes = {f"stride-{length}": length for length in frame.lengths}
+            strides = rundir.read_reading(
+                path, own.label, settled.documents, regimes, frame.longest
+            )
+            values |= strided_values(frame, strides.passes)
     overlap, in_text = settled.overlaps.get(own.label), options.haystack == "text"
     name = marked(own.label, overlap.mark if overlap else "")
     values |= retrieval_values(scores, frame.context, frame.bootstrap) if scores else {}
@@ -296,19 +304,3 @@ def _measured(
         "overlap": None if overlap is None else overlap.to_json() | {"questions": in_text},
         "verdicts": [] if own.reads_short else verdicts(frame, values, name),
     }
-
-
-def _strides(
-    settled: Settled, path: Path, own: Variant
-) -> dict[int, tuple[list[float], list[float]]]:
-    frame, documents = settled.frame, settled.documents
-    found: dict[int, tuple[list[float], list[float]]] = {}
-    for length in frame.lengths:
-        sums, weights = list[float](), list[float]()
-        for hashes in documents.prefix_hashes if documents else ():
-            regime, name = f"stride-{length}", hashes[frame.longest]
-            total, weight = np.load(rundir.unit_path(path, own.label, regime, name))
-            sums.append(float(total))
-            weights.append(float(weight))
-        found[length] = sums, weights
-    return found

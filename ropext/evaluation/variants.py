@@ -19,7 +19,7 @@ from ropext.checkpoint.provenance import (
 from ropext.checkpoint.snapshot import with_weights
 from ropext.errors import InputError, RopextError, UnsupportedModel, UsageError
 from ropext.evaluation import loading
-from ropext.evaluation.pinning import PINNED
+from ropext.evaluation.pinning import PINNED, put
 from ropext.files import read_object
 from ropext.inspecting import READ_FROM, growth_of, record_of_config, scaled_by_config
 from ropext.options.evaluate import Evaluate
@@ -201,18 +201,8 @@ def _recorded(record: Record | None) -> dict[str, Any]:
 def _with_adapter(variant: Variant, adapter: str | None) -> list[Variant]:
     if adapter is None:
         return [variant]
-    label, info = f"{variant.label}+adapter", dict(variant.info) | {"adapter": adapter}
-    on_top = Variant(
-        label,
-        "extended",
-        variant.snapshot,
-        config=variant.config,
-        growth=variant.growth,
-        adapter=adapter,
-        target=variant.target,
-        info=info,
-    )
-    return [variant, on_top]
+    label = f"{variant.label}+adapter"
+    return [variant, replace(variant, label=label, kind="extended", adapter=adapter)]
 
 
 def _in_memory(snapshot: Snapshot, options: Evaluate, context: int) -> Lineup:
@@ -403,54 +393,42 @@ def recorded_spectrum(model: Any, original: Mapping[str, SiteRecord]) -> Iterato
     import torch
 
     undo: list[tuple[Any, str, Any]] = []
-    for module in list(model.modules()):
+
+    def change(module: Any, name: str, value: Any) -> None:
+        undo.append((module, name, getattr(module, name)))
+        put(module, name, value)
+
+    for module in model.modules():
         for name in [n for n in module._buffers if n.endswith("inv_freq")]:
             label = name.removesuffix("inv_freq").removesuffix("_")
             site, buffer = original.get(label), module._buffers[name]
             if site is None or buffer is None or len(site.base.inv_freq) != buffer.numel():
                 continue
-            base = site.base
-            undo.append((module, name, buffer))
-            values = torch.tensor(base.inv_freq, dtype=torch.float64)
-            module.register_buffer(
-                name, values.to(torch.float32).to(buffer.device), persistent=False
-            )
+            values = torch.tensor(site.base.inv_freq, dtype=torch.float64)
+            change(module, name, values.to(torch.float32).to(buffer.device))
             scaling = f"{label}_attention_scaling" if label else "attention_scaling"
             if hasattr(module, scaling):
-                undo.append((module, scaling, getattr(module, scaling)))
-                setattr(module, scaling, base.attention_factor)
-            if isinstance(getattr(module, "rope_type", None), str):
-                undo.append((module, "rope_type", module.rope_type))
-                module.rope_type = PINNED
-            elif isinstance(getattr(module, "rope_type", None), dict):
-                undo.append((module, "rope_type", module.rope_type))
-                module.rope_type = module.rope_type | {label: PINNED}
+                change(module, scaling, site.base.attention_factor)
+            kind = getattr(module, "rope_type", None)
+            if isinstance(kind, str):
+                change(module, "rope_type", PINNED)
+            elif isinstance(kind, dict):
+                change(module, "rope_type", kind | {label: PINNED})
     if not undo:
         raise InputError(
             "the original spectrum in ropext.json fits no rotary embedding of this model; name the "
             "base with --base MODEL"
         )
-    undo += _softmax_scales(model, original)
+    # Where the extension changed the softmax scales too (DeepSeek's mscale_all_dim).
+    first = next(iter(original.values()))
+    ratio = first.base.softmax_factor / first.spectrum.softmax_factor
+    for module in model.modules() if ratio != 1 else ():
+        for name in ("scaling", "softmax_scale"):
+            scale = getattr(module, name, None)
+            if "Attention" in type(module).__name__ and isinstance(scale, float):
+                change(module, name, scale * ratio)
     try:
         yield
     finally:
         for module, name, value in reversed(undo):
-            if name in module._buffers:
-                module.register_buffer(name, value, persistent=False)
-            else:
-                setattr(module, name, value)
-
-
-def _softmax_scales(model: Any, original: Mapping[str, SiteRecord]) -> list[tuple[Any, str, Any]]:
-    """Set the softmax scales of before, where the extension changed them (DeepSeek's
-    mscale_all_dim); what was there."""
-    undo: list[tuple[Any, str, Any]] = []
-    site = next(iter(original.values()))
-    ratio = site.base.softmax_factor / site.spectrum.softmax_factor
-    for module in model.modules() if ratio != 1 else ():
-        for name in ("scaling", "softmax_scale"):
-            found = getattr(module, name, None)
-            if "Attention" in type(module).__name__ and isinstance(found, float):
-                undo.append((module, name, found))
-                setattr(module, name, found * ratio)
-    return undo
+            put(module, name, value)

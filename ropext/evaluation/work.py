@@ -26,35 +26,15 @@ def processes() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-class Progress:
-    """How much of this process's own share is done, in forward tokens."""
-
-    def __init__(self, total: int, show: Show) -> None:
-        self.world = processes()[1]
-        self.total, self.done, self.show = total // self.world, 0, show
-
-    def begin(self, what: str) -> None:
-        """The first unit begins, and the clock of the time left."""
-        if not self.done:
-            self.show(0, self.total, what)
-
-    def skip(self, tokens: int) -> None:
-        """So many were read before, by whichever process."""
-        self.total -= tokens // self.world
-
-    def add(self, tokens: int, what: str) -> None:
-        """So many tokens more."""
-        self.done += tokens
-        self.total = max(self.total, self.done)
-        self.show(self.done, self.total, what)
-
-
 class Worker:
-    """This process's share of the units."""
+    """This process's share of the units; `total` are the forward tokens of all processes."""
 
-    def __init__(self, progress: Progress, stop: Callable[[], bool], kept_in: Path | None) -> None:
+    def __init__(
+        self, total: int, show: Show, stop: Callable[[], bool], kept_in: Path | None
+    ) -> None:
         self.rank, self.world = processes()
-        self.progress, self.stop, self.kept_in = progress, stop, kept_in
+        self.total, self.done, self.show = total // self.world, 0, show
+        self.stop, self.kept_in = stop, kept_in
         self.finished, self.resumed, self.begun = 0, 0, time.time()
         self.waiting: list[Path] = []
 
@@ -65,14 +45,17 @@ class Worker:
             if unit.path.exists():
                 # What another process finishes meanwhile was not found here.
                 self.resumed += unit.path.stat().st_mtime < self.begun
-                self.progress.skip(unit.tokens)
+                self.total -= unit.tokens // self.world
             elif number % self.world == self.rank:
                 if self.stop():
                     raise self.stopped()
-                self.progress.begin(unit.what)
+                if not self.done:  # the clock of the time left begins
+                    self.show(0, self.total, unit.what)
                 complete(unit)
                 self.finished += 1
-                self.progress.add(unit.tokens, unit.what)
+                self.done += unit.tokens
+                self.total = max(self.total, self.done)
+                self.show(self.done, self.total, unit.what)
 
     def stopped(self) -> Interrupted:
         """The error of an interrupt, with what was kept."""
@@ -108,15 +91,11 @@ def borrow(path: Path, decides: Mapping[str, Any], other: Path) -> None:
         return  # not begun, or of another kind
     theirs = found["decides"]
     mine = json.loads(json.dumps(decides))  # tuples as the file has them
-    if _without_variants(theirs) != _without_variants(mine):
+    if {**theirs, "variants": {}} != {**mine, "variants": {}}:
         return
     for label, variant in mine["variants"].items():
         if theirs["variants"].get(label) == variant:
             _link_all(other / "variants" / label, path / "variants" / label)
-
-
-def _without_variants(run: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in run.items() if key != "variants"}
 
 
 def _link_all(source: Path, target: Path) -> None:

@@ -152,7 +152,8 @@ REFUSALS = {
     "sinusoidal": "adds fixed sinusoids to its embeddings, which stock computes; no key does",
     "alibi": "uses ALiBi: its slopes are hard-coded in stock transformers and follow from the"
     " number of heads alone, so that no config and no weight can carry others; it reads any length"
-    " as it is, and ropext.patch and eval --method scale its slopes in memory",
+    " as it is (MPT to the max_seq_len of its config, which may be raised by hand), and"
+    " ropext.patch and eval --method scale its slopes in memory",
     "buckets": "uses T5's relative buckets; inspect, plan, extend, verify and patch take them",
     "mixed": "mixes absolute positions with relative ones, of which no key tells both",
     "disentangled": "uses DeBERTa's relative positions; inspect, plan, extend, verify, patch"

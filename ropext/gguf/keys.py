@@ -1,7 +1,6 @@
 """The keys and tensors of a GGUF file that a plan changes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ropext.checkpoint import Snapshot
@@ -12,17 +11,12 @@ from ropext.gguf.header import FLOAT32, STRING, UINT32
 from ropext.loaders.gguf import GgufRope, architecture, carry
 from ropext.planning import Plan
 
-
-@dataclass(frozen=True)
-class Changes:
-    """What is written: keys with the kind and value of each, and the tensors of divisors."""
-
-    keys: dict[str, tuple[int, Any]]
-    tensors: Mapping[str, tuple[float, ...]]
+Values = Mapping[str, tuple[int, Any]]  # of a file's keys: the kind and value of each
 
 
-def changes(model: Snapshot, plan: Plan) -> Changes:
-    """What llama.cpp needs to compute the plan's spectrum from this file."""
+def changes(model: Snapshot, plan: Plan) -> tuple[Values, Mapping[str, tuple[float, ...]]]:
+    """What llama.cpp needs to compute the plan's spectrum from this file: keys, and the tensors of
+    divisors."""
     assert isinstance(model, GgufFile)  # nothing else has a container
     site = plan.main
     own = carry(model.container, site.rope, site.wanted, site.params)
@@ -48,7 +42,7 @@ def changes(model: Snapshot, plan: Plan) -> Changes:
     old = f"{prefix}.scale_linear"  # read where scaling.factor is absent
     if old in model.head.entries:
         keys[old] = (FLOAT32, own.factor)
-    return Changes(keys, _tensors(model, own, site.rope.dim // 2))
+    return keys, _tensors(model, own, site.rope.dim // 2)
 
 
 def _tensors(model: GgufFile, own: GgufRope, pairs: int) -> dict[str, tuple[float, ...]]:
@@ -63,13 +57,14 @@ def _tensors(model: GgufFile, own: GgufRope, pairs: int) -> dict[str, tuple[floa
 def key_edits(model: Snapshot, plan: Plan) -> tuple[Edit, ...]:
     """What a plan changes in the file, for people."""
     assert isinstance(model, GgufFile)
-    made, edits = changes(model, plan), []
-    for key, (_, value) in made.keys.items():
+    keys, tensors = changes(model, plan)
+    edits = []
+    for key, (_, value) in keys.items():
         entry = model.head.entries.get(key)
         before = ABSENT if entry is None else entry.value
         if before != value:
             edits.append(Edit((key,), before, value))
-    for name, values in made.tensors.items():
+    for name, values in tensors.items():
         known = model.head.floats(name)
         before = list(known) if known else ABSENT
         if before != list(values):

@@ -1,22 +1,18 @@
 """The spectrum of an extended or fitted directory, for a GGUF of the same model."""
 
-import os
 import re
 import shlex
-import struct
-from pathlib import Path
 
 from ropext import families, forms, scaling
 from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.checkpoint.provenance import SAVED, TRAININGS, Record, read_record
 from ropext.checkpoint.weights import read_header
 from ropext.errors import InputError, UsageError
-from ropext.files import open_regular
 from ropext.gguf.file import GgufFile
 from ropext.gguf.header import F32
 from ropext.loaders.gguf import STORED, alike
 from ropext.options.extend import KNOBS, Extend, knobs_for
-from ropext.rope import Rope
+from ropext.rope import Rope, compression
 
 NORM = re.compile(r"(?:.*\.)?layers\.(\d+)\.input_layernorm\.weight")
 _TRAINED = (TRAININGS[1], SAVED)
@@ -47,13 +43,12 @@ def request_like(model: Snapshot, request: Extend) -> Extend:
     own = _by_method(request.changed(**lengths), record, read.scaled_sites[0].rope)
     if own is not None:
         return own
-    pairs = zip(now[0].inv_freq, wanted.inv_freq, strict=True)
     short = wanted.short_inv_freq and tuple(
         a / b for a, b in zip(now[0].inv_freq, wanted.short_inv_freq, strict=True)
     )
     return request.changed(
         method="longrope",
-        pair_factors=tuple(a / b for a, b in pairs),
+        pair_factors=compression(now[0], wanted),
         short_pair_factors=short,
         **lengths,
     )
@@ -126,14 +121,9 @@ def _close(a: tuple[float, ...], b: list[float]) -> bool:
 
 
 def _floats(source: Snapshot, file: str, key: str) -> list[float]:
-    """The numbers of a row in a safetensors file."""
-    path = source.path(file)
-    header = read_header(path)
-    own = header.tensors[key]
-    first, last = own.offsets
-    with open(open_regular(Path(path)), "rb") as stream:
-        raw = os.pread(stream.fileno(), last - first, 8 + len(header.raw) + first)
-    if own.dtype == "BF16":  # the upper half of a float32
-        raw = b"".join(b"\0\0" + raw[i : i + 2] for i in range(0, len(raw), 2))
-    form = {"F32": "f", "BF16": "f", "F16": "e"}.get(own.dtype)
-    return list(struct.unpack(f"<{len(raw) // struct.calcsize(form)}{form}", raw)) if form else []
+    """The numbers of a row in a safetensors file; none where it is quantised."""
+    from ropext.checkpoint import tables  # late: it loads numpy, and only this asks for it
+
+    raw, own = tables.read_tensor(source.path(file), key)
+    known = own.dtype in tables.FLOATS or own.dtype == "BF16"
+    return tables.decoded(raw, own.dtype).tolist() if known else []

@@ -19,7 +19,7 @@ from ropext.errors import InputError, ProofFailed, UsageError
 from ropext.files import open_regular, os_errors
 from ropext.gguf.file import DIVISORS, RECORD, GgufFile, open_gguf, rope_of
 from ropext.gguf.header import F32, FORMATS, STRING, UINT32, GgufHeader
-from ropext.gguf.keys import changes
+from ropext.gguf.keys import Values, changes
 from ropext.loaders.gguf import STORED, architecture, farthest
 from ropext.loaders.gguf import read as ggml_read
 from ropext.narration import Show, unseen
@@ -30,8 +30,6 @@ from ropext.rope import Spectrum
 FILLER = "ropext.filler"
 PAGE = 4096  # bytes; tensors moved by whole pages keep their holes, and share blocks on btrfs, XFS
 PIECE = 4 << 20  # bytes read at once
-
-Values = Mapping[str, tuple[int, Any]]
 
 
 def _is_one(output: Path) -> bool:
@@ -67,7 +65,7 @@ def write_gguf(
 ) -> Written:
     """Write `output`, one file or a directory, as a whole or not at all."""
     check_writable(model, output, link=link, force=force)
-    made, one = changes(model, plan), _is_one(output)
+    (keys, tensors), one = changes(model, plan), _is_one(output)
     weights = weigh_parts(model, content=hash_weights, show=show)
     full = replace(record, weights=weights)
     notes: list[str] = []
@@ -78,7 +76,7 @@ def write_gguf(
             for path in paths[1:]:
                 note = place(path, stage.directory / path.name, link, show)
                 notes += [f"{path.name}: {note}"] if note else []
-            _write(model.head, target, made.keys | _provenance(full), made.tensors, show)
+            _write(model.head, target, {**keys, **_provenance(full)}, tensors, show)
         proof = _prove(target, model, plan.main.wanted, plan.target) if prove else None
     return Written(output, full, (*stage.notes, *notes), {}, proof)
 

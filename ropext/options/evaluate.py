@@ -12,6 +12,7 @@ from ropext.options.fields import (
     LONGEST_TARGET,
     Count,
     Documents,
+    Length,
     Lengths,
     Numbers,
     Options,
@@ -115,7 +116,7 @@ class Evaluate(Measuring):
         (), "extend in memory by these methods, e.g. pi,ntk,yarn, without saving", "LIST"
     )
     factor: Numbers = wanted((), "factors of the methods, e.g. 2,4,8", "LIST")
-    context: Whole | None = wanted(
+    context: Length | None = wanted(
         None, "tokens the model was trained on, where its config misstates it"
     )
     base: Place | None = wanted(

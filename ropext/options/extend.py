@@ -12,12 +12,12 @@ from ropext import scaling
 from ropext.errors import UsageError
 from ropext.options.fields import (
     LONGEST_TARGET,
+    Length,
     Numbers,
     Options,
     Place,
     Positive,
     Tokens,
-    Whole,
     flag,
     plain,
     shown_default,
@@ -53,7 +53,7 @@ class Reach(Options):
     """How far, from where, and for whom."""
 
     factor: float | None = wanted(None, "how many times the context, e.g. 4 (or give the target)")
-    target: Whole | None = wanted(None, "tokens wanted, e.g. 131072 (or give the factor)")
+    target: Length | None = wanted(None, "tokens wanted, e.g. 128k (or give the factor)")
     context: Tokens | None = wanted(
         None, "tokens the model was trained on, where its config misstates it"
     )

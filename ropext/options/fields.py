@@ -13,11 +13,12 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     WrapValidator,
 )
 
 from ropext.errors import UsageError
-from ropext.lengths import parse_lengths
+from ropext.lengths import parse_length, parse_lengths
 
 # Positions are 32-bit integers in most engines.
 LONGEST_TARGET = 2**31 - 1
@@ -49,7 +50,7 @@ def _words(value: Any) -> Any:
     return tuple(part for part in parts if part != "")
 
 
-def _numbers(value: Any) -> Any:
+def _numbers(value: Any, info: ValidationInfo) -> Any:
     """A list of numbers, also as one number, or as one text with commas."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return (value,)
@@ -58,13 +59,20 @@ def _numbers(value: Any) -> Any:
     try:
         return tuple(float(part) for part in _words(value))
     except ValueError:
-        raise UsageError(f"{value[:60]!r} is not a list of numbers; write e.g. 2,4,8") from None
+        name = flag(str(info.field_name))
+        raise UsageError(
+            f"{name} {value[:60]!r} is not a list of numbers; write e.g. 2,4,8"
+        ) from None
 
 
 def _lengths(value: Any) -> Any:
     if isinstance(value, list | tuple):
         value = ",".join(map(str, value))
     return parse_lengths(value) if isinstance(value, str) else value
+
+
+def _length(value: Any, info: ValidationInfo) -> Any:
+    return parse_length(value, flag(str(info.field_name))) if isinstance(value, str) else value
 
 
 def _whole(value: Any) -> Any:
@@ -100,7 +108,8 @@ Whole = Annotated[int, BeforeValidator(_whole)]
 Count = Annotated[Whole, Field(ge=1, le=LARGEST)]
 CountOrNone = Annotated[Whole, Field(ge=0, le=LARGEST)]
 Seed = Annotated[Whole, Field(ge=0, le=LARGEST_SEED)]
-Tokens = Annotated[Whole, Field(ge=1, le=LONGEST_TARGET)]
+Length = Annotated[Whole, BeforeValidator(_length)]
+Tokens = Annotated[Length, Field(ge=1, le=LONGEST_TARGET)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Place = Annotated[str, BeforeValidator(lambda v: str(v) if isinstance(v, Path) else v)]
@@ -172,6 +181,8 @@ def _shown(value: Any) -> str:
 # Options that name a file, a folder, a model or a dataset.
 LOCAL_PLACES = ("output", "pair_factors", "passages")
 PLACES = ("model", "data", "evaluate", *LOCAL_PLACES)
+# Options that count tokens, which may be said as 4k or 1m.
+LENGTHS = ("target", "context", "original_context", "window", "batch_tokens", "lengths")
 
 
 @dataclass(frozen=True)
@@ -199,6 +210,11 @@ class Key:
         return self.field in LOCAL_PLACES
 
     @property
+    def length(self) -> bool:
+        """Whether it counts tokens: 4096 or 4k."""
+        return self.field in LENGTHS
+
+    @property
     def takes_list(self) -> bool:
         """Whether a list of values means something."""
         return self.matrix or self.is_list
@@ -221,8 +237,8 @@ def _key(name: str, info: Any, section: str | None) -> Key:
     is_list = get_origin(kind) is tuple
     item = get_args(kind)[0] if is_list else kind
     choices = get_args(item) if get_origin(item) is Literal else ()
-    if choices or name == "lengths":
-        item = str  # lengths: 4k and 4096 alike
+    if choices:
+        item = str
     return Key(
         name=spelled.get(name, name),
         field=name,

@@ -99,9 +99,7 @@ _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
 def _schema_of(key: Key) -> dict[str, Any]:
-    single: list[str] = [_TYPES[key.item]]
-    if key.field == "lengths":
-        single = ["integer", "string"]  # 4096 or 4k
+    single = [_TYPES[key.item], *(["string"] if key.length else [])]  # 4096 or 4k
     out: dict[str, Any] = {"description": key.help}
     if key.takes_list:
         # A list in one text, as on the command line; a grid is written out.

@@ -11,6 +11,7 @@ from ropext.options.fields import (
     Count,
     CountOrNone,
     Documents,
+    Length,
     Link,
     Options,
     Positive,
@@ -35,7 +36,7 @@ class Training(Options):
     steps: Count | None = wanted(
         None, "optimiser steps [at most two passes over the data, and 200; below 100M 60]"
     )
-    batch_tokens: Count | None = wanted(
+    batch_tokens: Annotated[Length, Field(ge=1, le=LARGEST)] | None = wanted(
         None, "tokens of one optimiser step, rounded to whole rows [by size: 8k or 256k]"
     )
     micro_rows: Annotated[Whole, Field(ge=1, le=2**16)] | None = wanted(
@@ -56,7 +57,7 @@ class Training(Options):
         "full: rows of the target length; pose: rows of --window tokens whose positions skip "
         "ahead, up to the target",
     )
-    window: Annotated[Whole, Field(ge=4, le=LARGEST)] | None = wanted(
+    window: Annotated[Length, Field(ge=4, le=LARGEST)] | None = wanted(
         None, "pose: tokens of a row [twice the context, at most 2048 and half the target]"
     )
     keep_short: CountOrNone = wanted(
@@ -179,12 +180,14 @@ class FitSettings(Training):
         "which no gradient flows",
     )
     steps: Count = wanted(40, "optimiser steps")
-    batch_tokens: Count = wanted(8192, "tokens of one optimiser step, rounded to whole rows")
+    batch_tokens: Annotated[Length, Field(ge=1, le=LARGEST)] = wanted(
+        8192, "tokens of one optimiser step, rounded to whole rows"
+    )
     learning_rate: Positive | None = wanted(
         None,
         "peak learning rate, in relative change per step [0.02; of fewer than 16 pairs up to 0.05]",
     )
-    window: Annotated[Whole, Field(ge=4, le=LARGEST)] | None = wanted(
+    window: Annotated[Length, Field(ge=4, le=LARGEST)] | None = wanted(
         None, "pose: tokens of a row [the context, at most 2048 and half the target]"
     )
     ceiling: Annotated[float, Field(ge=1, allow_inf_nan=False)] = wanted(

@@ -135,7 +135,7 @@ class Prospect:
         labels = (*READ_ALWAYS, *LABELS.values(), CONTROL)
         gates = [own for own in self.recipe.gates if own.run is None]
         with self.recipe.told(EVALUATE):
-            Metrics.of(options, labels, options.lengths or (self.target,)).check(gates)
+            Metrics(options, labels, options.lengths or (self.target,)).check(gates)
 
     def to_json(self) -> dict[str, Any]:
         """What --dry-run tells."""
@@ -155,8 +155,8 @@ def prospect(asked: Recipe) -> Prospect:
     """Read the config and the documents; whatever a choice would refuse is refused."""
     snapshot = open_snapshot(asked.model, revision=asked.value("revision"))
     request = parse_extend(asked.request, read_text)
-    forms = closed_forms(snapshot.config, request, asked.model)
-    example = next(iter(forms.plans.values()))
+    closed, left_out = closed_forms(snapshot.config, request, asked.model)
+    example = next(iter(closed.values()))
     if example.model.masked_lm:
         raise UsageError("--method auto measures causal language models; name a method")
     require_help(example)
@@ -184,8 +184,8 @@ def prospect(asked: Recipe) -> Prospect:
     found = Prospect(
         recipe=asked,
         snapshot=snapshot,
-        plans=plans | dict(forms.plans),
-        left_out=dict(forms.left_out),
+        plans=plans | closed,
+        left_out=left_out,
         reading=reading,
         encoder=encoder,
         to_choose=[*chosen, *(own for own, _ in short)],
@@ -435,7 +435,7 @@ class AutoChoice:
             items += ask(own.encoder, around, length=length, depths=DEPTHS, index=index, seed=seed)
         scores = {}
         for label in labels:
-            with torch.no_grad(), computing(reader.model, own.plans[label].config):
+            with torch.no_grad(), computing(reader.scorer.model, own.plans[label].config):
                 scores[label] = [
                     score for item in items for score in score_items(reader.scorer, [item], bos)
                 ]

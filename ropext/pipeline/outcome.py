@@ -27,7 +27,7 @@ from ropext.results.gates import Outcome
 from ropext.results.overlap import overlap_in
 from ropext.results.rounds import AutoVerdict, verdict
 from ropext.results.values import values_json
-from ropext.table import Table, as_text, columns
+from ropext.table import Table, as_text, columns, with_rows
 from ropext.workdir import Flat, beside
 
 SECTION = "run"  # of ropext.json
@@ -238,13 +238,13 @@ def _numbers(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _for_card(found: Evidence) -> tuple[list[str], list[Table]]:
-    shown: list[Table | None] = []
+    shown: list[Table] = []
     if found.results is not None:
         shown = [tables.headline(found.results), tables.summary(found.results)]
         shown += tables.retrieval_tables(found.results)
     sentences = [f"{found.verdict.sentence}."] if found.verdict else []
     sentences += [*(gate_line(gate) for gate in found.gates), *_overlaps(found)]
-    return sentences, [own for own in shown if own]
+    return sentences, with_rows(shown)
 
 
 def _overlaps(found: Evidence) -> list[str]:

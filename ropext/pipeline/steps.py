@@ -112,7 +112,7 @@ class CellWork:
         options = Evaluate(**self.job.evaluation())
         grid = options.lengths or doubling_grid(self.plan.context, self.limit)
         with self.job.told(EVALUATE):
-            Metrics.of(options, self.labels, grid).check(self.gates)
+            Metrics(options, self.labels, grid).check(self.gates)
 
     @property
     def evaluation(self) -> Path:

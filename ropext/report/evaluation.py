@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from ropext.results.comparison import Comparison, Contender, difference
 from ropext.results.perplexity import Frame, Reading, Span
 from ropext.results.retrieval import heat_map
 from ropext.results.values import Value, values_json
-from ropext.table import Table
+from ropext.table import Table, with_rows
 
 if TYPE_CHECKING:
     from ropext.results.keys import Keys
@@ -69,9 +69,17 @@ def write_pictures(folder: Path, drawn: Pictures) -> Pictures:
 
 def pictures(run: rundir.Run) -> Pictures:
     """Draw everything that was measured."""
-    found = {label: own.get("inv_freq") for label, own in run.results["variants"].items()}
-    spectra = {label: inv_freq for label, inv_freq in found.items() if inv_freq}
-    return draw(run.contenders, spectra, int(run.results["context"]))
+    return draw(run.contenders, _spectra([run]), int(run.results["context"]))
+
+
+def _spectra(runs: Sequence[rundir.Run]) -> dict[str, Sequence[float]]:
+    """The frequencies of every variant that rotates."""
+    return {
+        label: inv_freq
+        for run in runs
+        for label, own in run.results["variants"].items()
+        if (inv_freq := own.get("inv_freq"))
+    }
 
 
 def draw(
@@ -140,12 +148,7 @@ def _curves(
     value: Callable[[Contender, Span], Value],
 ) -> list[Curve]:
     return [
-        Curve(
-            own.label,
-            tuple(spans),
-            tuple(value(own, span) for span in spans.values()),
-            own.label == BASE,
-        )
+        Curve(own.label, tuple(spans), tuple(value(own, span) for span in spans.values()))
         for own in readers
     ]
 
@@ -164,7 +167,7 @@ def heat_pictures(contenders: Mapping[str, Contender]) -> Pictures:
     drawn = {}
     for task, own_maps in maps.items():
         caption = f"Retrieval, {task}: depth by length"
-        picture = plots.heat_maps(caption, own_maps, lambda cell: float(cell["exact"].value))
+        picture = plots.heat_maps(caption, own_maps)
         drawn[f"retrieval-{task}"] = caption, picture
     return drawn
 
@@ -179,16 +182,14 @@ class Compared:
     text: Comparison | None
     items: Mapping[str, Mapping[str, Value]]  # of answers, against `asked`
     asked: str  # the first that was asked any question; the base is asked none
-    keys: "Keys | None" = None
+    keys: "Keys | None"
 
     @property
     def tables(self) -> list[Table]:
         """What is printed, and stands in the reports."""
         found = tables.comparison_tables(self.text) if self.text else []
-        answered = {label: own for label, own in self.items.items() if own}
-        retrieval = tables.item_table(answered, self.asked)
         found += [tables.keys_table(self.keys)] if self.keys else []
-        return found + ([retrieval] if retrieval else [])
+        return with_rows([*found, tables.item_table(self.items, self.asked)])
 
     def to_json(self) -> dict[str, Any]:
         """As `ropext compare --json` prints it."""
@@ -225,13 +226,7 @@ def compare_runs(
     opened, contenders = rundir.gather(specs)
     compared = compare(contenders, keys)
     if output is not None:
-        spectra = {
-            label: inv_freq
-            for run in opened
-            for label, own in run.results["variants"].items()
-            if (inv_freq := own.get("inv_freq"))
-        }
-        compared.write(output, {str(run.path): run for run in opened}, spectra)
+        compared.write(output, {str(run.path): run for run in opened}, _spectra(opened))
     return opened, compared
 
 
@@ -245,12 +240,12 @@ def compare(contenders: Mapping[str, Contender], keys: str | None = None) -> Com
         own.label: comparison.item_differences(own.items, asked[0].items, asked[0].frame.bootstrap)
         for own in asked[1:]
     }
-    compared = Compared(contenders, text, items, asked[0].label if asked else "")
-    if keys is None:
-        return compared
-    from ropext.results.keys import key_tokens
+    found = None
+    if keys is not None:
+        from ropext.results.keys import key_tokens
 
-    return replace(compared, keys=key_tokens(contenders, keys))
+        found = key_tokens(contenders, keys)
+    return Compared(contenders, text, items, asked[0].label if asked else "", found)
 
 
 def _difference_picture(
@@ -260,8 +255,8 @@ def _difference_picture(
     deltas = [
         Curve(
             label,
-            tuple(math.sqrt(start * stop) for start, stop, _ in rows),
-            tuple(value for _, _, value in rows),
+            tuple(math.sqrt(row["start"] * row["stop"]) for row in rows),
+            tuple(row["difference"] for row in rows),
         )
         for label, rows in ((label, own[1:] or own) for label, own in compared.positions.items())
     ]

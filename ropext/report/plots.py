@@ -10,7 +10,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,7 +120,6 @@ class Curve:
     label: str
     places: tuple[float, ...]
     values: tuple[Value, ...]
-    reference: bool = False  # drawn grey, as what the others are held against
 
 
 def _positions(axis: "Axes", context: int, longest: int, places: Sequence[float]) -> None:
@@ -187,9 +186,9 @@ def _curves(
     headroom: float = HEADROOM_NATS,
 ) -> None:
     floor, ceiling = _limits(curves, zero, headroom)
-    styled = styled or styles(own.label for own in curves if not own.reference)
+    styled = styled or styles(own.label for own in curves)
     for curve in curves:
-        style = REFERENCE if curve.reference else styled[curve.label]
+        style = styled[curve.label]
         middle = [value.value for value in curve.values]
         outside = not any(floor <= value <= ceiling for value in middle)
         label = plain(curve.label) + (" (off the scale)" if outside else "")
@@ -217,10 +216,8 @@ def _limits(curves: Sequence[Curve], zero: bool, headroom: float) -> tuple[float
     return floor - margin, ceiling + margin
 
 
-def heat_maps(
-    title: str, maps: Mapping[str, Sequence[Mapping[str, Any]]], read: Callable[[Any], float]
-) -> bytes:
-    """Depth by length, one panel per model; `read` gives a cell's share answered exactly."""
+def heat_maps(title: str, maps: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
+    """Depth by length, one panel per model."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 
@@ -235,7 +232,7 @@ def heat_maps(
             axis.set_visible(False)
             continue
         label, cells = list(maps.items())[number]
-        image = _heat_map(axis, label, cells, read)
+        image = _heat_map(axis, label, cells)
     if image is not None:
         bar = figure.colorbar(image, ax=list(panels.flat), shrink=0.8)
         bar.set_label("share answered exactly", color=INK)
@@ -243,15 +240,13 @@ def heat_maps(
     return png(figure)
 
 
-def _heat_map(
-    axis: "Axes", label: str, cells: Sequence[Mapping[str, Any]], read: Callable[[Any], float]
-) -> Any:
+def _heat_map(axis: "Axes", label: str, cells: Sequence[Mapping[str, Any]]) -> Any:
     lengths = sorted({int(cell["length"]) for cell in cells})
     depths = sorted({cell["depth"] for cell in cells}, key=lambda depth: depth or 0.0)
     grid = [[float("nan")] * len(lengths) for _ in depths]
     for cell in cells:
         at = depths.index(cell["depth"]), lengths.index(int(cell["length"]))
-        grid[at[0]][at[1]] = read(cell)
+        grid[at[0]][at[1]] = cell["exact"].value
     # Cividis reads the same to colour-blind eyes and in grey.
     image = axis.imshow(grid, vmin=0, vmax=1, cmap="cividis", aspect="auto")
     for row, values in enumerate(grid):
@@ -382,7 +377,7 @@ def draw(rope: Rope, spectra: Mapping[str, Spectrum], target: int, title: str = 
     figure.suptitle(f"{letters(title)}   {heading}".strip(), fontsize=15, color=INK)
     waves = {name: own.wavelengths for name, own in everyone.items()}
     phases = {name: phase_ratio(rope, own, target) for name, own in everyone.items()}
-    slower = {name: compression(rope, own) for name, own in everyone.items()}
+    slower = {name: compression(rope.spectrum, own) for name, own in everyone.items()}
     for axis, rows in zip(panels, (waves, phases, slower), strict=False):
         for name, values in rows.items():
             by_pair(axis, values, "", styled[name])

@@ -9,9 +9,10 @@ from ropext.lengths import length_text
 from ropext.options.extend import Extend
 from ropext.options.fields import flag, keys
 from ropext.results.comparison import Comparison, Ranking, Standing
+from ropext.results.gates import metric_text
 from ropext.results.overlap import mark_of, marked
 from ropext.results.values import Value
-from ropext.table import Table, as_text
+from ropext.table import Table, as_text, with_rows
 from ropext.tasks import RULER, THIRTEEN, find_task
 
 if TYPE_CHECKING:
@@ -62,16 +63,14 @@ def _row_name(results: Results, label: str, *, questions: bool = False) -> str:
 
 def _per_length(
     results: Results, name: str, title: str, note: str, digits: int = 3, sign: bool = False
-) -> Table | None:
-    """A row per variant, a column per length; None where nothing was measured."""
+) -> Table:
+    """A row per variant, a column per length."""
     lengths, rows = results["lengths"], []
     for label in results["variants"]:
         values = metrics_of(results, label)
         if any(f"{name}@{length}" in values for length in lengths):
             cells = [shown(values.get(f"{name}@{length}"), digits, sign) for length in lengths]
             rows.append((_row_name(results, label), *cells))
-    if not rows:
-        return None
     return Table(title, note, ("", *(length_text(length) for length in lengths)), tuple(rows))
 
 
@@ -91,7 +90,7 @@ def _measured(results: Results) -> tuple[str, str]:
     return "pseudo-perplexity" if stride else "perplexity", tail
 
 
-def headline(results: Results) -> Table | None:
+def headline(results: Results) -> Table:
     """The number that the protocol is about."""
     kind, tail = _measured(results)
     names = {
@@ -111,7 +110,7 @@ def headline(results: Results) -> Table | None:
 
 def text_tables(results: Results) -> list[Table]:
     """Everything about text, the headline first."""
-    found = [
+    return [
         headline(results),
         _per_length(
             results,
@@ -132,17 +131,15 @@ def text_tables(results: Results) -> list[Table]:
         _per_length(results, "bpb", "Bits per byte", "comparable across tokenizers", digits=4),
         _positions(results),
     ]
-    return [part for part in found if part is not None]
 
 
 def main_tables(results: Results) -> list[Table]:
     """What a terminal shows of an evaluation: perplexity with the gain over truncation, retrieval.
     The rest is in `evaluation_tables`."""
-    found = (_by_length(results), _by_task(results), harness_table(results))
-    return [own for own in found if own]
+    return with_rows([_by_length(results), _by_task(results), harness_table(results)])
 
 
-def _by_length(results: Results) -> Table | None:
+def _by_length(results: Results) -> Table:
     """A row per length and variant."""
     rows, name = [], results["headline"]
     for length in results["lengths"]:
@@ -153,8 +150,6 @@ def _by_length(results: Results) -> Table | None:
                 gain = shown(values.get(f"gain@{length}"), 4, sign=True)
                 rows.append((first, _row_name(results, label), number(own.value), gain))
                 first = ""
-    if not rows:
-        return None
     kind, tail = _measured(results)
     what = {"tail": f"{kind.capitalize()} of {tail}"}
     return Table(
@@ -167,7 +162,7 @@ def _by_length(results: Results) -> Table | None:
     )
 
 
-def _by_task(results: Results) -> Table | None:
+def _by_task(results: Results) -> Table:
     """A row per task and variant, a column per length."""
     rows, asked = [], set[int]()
     tasks = [task for own in results["variants"].values() for task in own["retrieval"]]
@@ -182,8 +177,6 @@ def _by_task(results: Results) -> Table | None:
                 reach = length_text(int(values[f"effective_context.{task}"].value))
                 rows.append((first, _row_name(results, label, questions=True), *cells, reach))
                 first = ""
-    if not rows:
-        return None
     return Table(
         "Retrieval",
         f"share of {' or '.join(map(str, sorted(asked)))} questions answered exactly; effective: "
@@ -195,12 +188,11 @@ def _by_task(results: Results) -> Table | None:
 
 def evaluation_tables(results: Results) -> list[Table]:
     """Everything that an evaluation measured."""
-    harness = harness_table(results)
-    found = [*text_tables(results), *retrieval_tables(results)]
-    return found + ([harness] if harness else [])
+    found = [*text_tables(results), *retrieval_tables(results), harness_table(results)]
+    return with_rows(found)
 
 
-def summary(results: Results) -> Table | None:
+def summary(results: Results) -> Table:
     rows = []
     for label in results["variants"]:
         values = metrics_of(results, label)
@@ -214,8 +206,6 @@ def summary(results: Results) -> Table | None:
                     length_text(int(reach.value)) + sure,
                 )
             )
-    if not rows:
-        return None
     return Table(
         "Inside and outside the trained context",
         "short tax: NLL change inside the trained context, nats per token; effective context: the "
@@ -227,15 +217,13 @@ def summary(results: Results) -> Table | None:
     )
 
 
-def _positions(results: Results) -> Table | None:
-    rows, header = [], None
+def _positions(results: Results) -> Table:
+    rows, header = [], tuple[str, ...]()
     for label, variant in results["variants"].items():
         if variant["positions"]:
             header = ("", *(f"{row['start']}…{row['stop']}" for row in variant["positions"]))
             cells = [number(Value.from_json(row["nll"]).value) for row in variant["positions"]]
             rows.append((_row_name(results, label), *cells))
-    if header is None:
-        return None
     note = "nats per token at positions [start, stop); octaves split at the trained context"
     return Table("NLL by position", note, header, tuple(rows))
 
@@ -297,7 +285,7 @@ def share(value: Value | None) -> str:
     return f"{value.value:.2f} [{value.ci95[0]:.2f}, {value.ci95[1]:.2f}]"
 
 
-def harness_table(results: Results) -> Table | None:
+def harness_table(results: Results) -> Table:
     """What lm-evaluation-harness said, as it said it."""
     rows = [
         (label, task, name, number(float(score), 4))
@@ -306,8 +294,6 @@ def harness_table(results: Results) -> Table | None:
         for name, score in scores.items()
         if isinstance(score, int | float) and not isinstance(score, bool)
     ]
-    if not rows:
-        return None
     note = "scores of lm-evaluation-harness on the same loaded model"
     return Table("lm-eval", note, ("", "task", "metric", "value"), tuple(rows))
 
@@ -352,7 +338,7 @@ def comparison_tables(compared: Comparison) -> list[Table]:
 def keys_table(found: "Keys") -> Table:
     """Loss on key tokens beside that on all."""
     rows = [
-        (label + ("*" if label == found.reference else ""), *(shown(own) for own in both))
+        (label + ("*" if label == found.reference else ""), *map(shown, both.values()))
         for label, both in found.losses.items()
     ]
     start, stop = (length_text(place) for place in found.span)
@@ -367,24 +353,18 @@ def keys_table(found: "Keys") -> Table:
     )
 
 
-def item_table(runs: Mapping[str, Mapping[str, Value]], reference: str) -> Table | None:
+def item_table(runs: Mapping[str, Mapping[str, Value]], reference: str) -> Table:
     """Retrieval differences by task and length, from `item_differences` per label."""
     names = list(dict.fromkeys(name for values in runs.values() for name in values))
     names = [name for name in names if "_nll@" not in name]
-    if not names:
-        return None
     rows = [
         (label, *(shown(values.get(name), 3, sign=True) for name in names))
         for label, values in runs.items()
+        if values
     ]
-    header = tuple(_metric(name) for name in names)
+    header = tuple(map(metric_text, names))
     note = "difference of the share answered exactly, over the same questions"
     return Table(f"Retrieval, difference to {reference}", note, ("", *header), tuple(rows))
-
-
-def _metric(name: str) -> str:
-    task, _, length = name.partition("@")
-    return f"{task}@{length_text(int(length))}"
 
 
 def verdict_lines(results: Results, label: str = "") -> list[str]:

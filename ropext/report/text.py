@@ -202,20 +202,11 @@ def method_table(plan: "Plan") -> str:
     rows = []
     for row in plan.methods:
         mark = "*" if row.method == plan.method else ""
-        if row.explanation is None:
-            rows.append([row.method + mark, "-", "-", "-", _form(row.form), row.note])
-            continue
-        e = row.explanation
-        rows.append(
-            [
-                row.method + mark,
-                str(e.pairs_extrapolated),
-                f"{e.worst_extrapolation:.3g}",
-                f"{e.mean_compression:.3g}",
-                _form(row.form),
-                row.note,
-            ]
-        )
+        cells = ["-", "-", "-"]
+        if (own := row.explanation) is not None:
+            cells = [str(own.pairs_extrapolated), f"{own.worst_extrapolation:.3g}"]
+            cells += [f"{own.mean_compression:.3g}"]
+        rows.append([row.method + mark, *cells, _form(row.form), row.note])
     header = ["method", "pairs extrapolated", "worst", "mean compression", "written as", ""]
     return f"{columns(header, rows)}\n{LEGEND}"
 

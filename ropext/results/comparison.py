@@ -36,9 +36,8 @@ class Contender:
     mark: str = ""
     mark_of_questions: str = ""
 
-    def mark_at(self, metric: str) -> str:
-        """Say what stands beside a number."""
-        name = metric.partition("@")[0].removeprefix("effective_context.").removesuffix("_nll")
+    def mark_at(self, name: str) -> str:
+        """Say what stands beside a number of a task, or of a perplexity."""
         return self.mark_of_questions if name in _TASKS else self.mark
 
 
@@ -61,15 +60,14 @@ class Comparison:
     paired: int
     left_out: Mapping[str, int]
     rows: tuple[LengthRow, ...]
-    # Per label: (start, stop, difference to the reference in nats).
-    positions: Mapping[str, tuple[tuple[int, int, Value], ...]]
+    # Per label: start, stop, and the difference to the reference in nats.
+    positions: Mapping[str, Sequence[Mapping[str, Any]]]
     short: Mapping[str, Value]  # difference inside the trained context
     marks: Mapping[str, str]  # of those that were trained on these documents
 
 
 def to_json(compared: Comparison) -> dict[str, Any]:
     """As `ropext compare --json` prints it."""
-    names = ("start", "stop", "difference")
     found: dict[str, Any] = values_json(
         {
             "reference": compared.reference,
@@ -77,10 +75,7 @@ def to_json(compared: Comparison) -> dict[str, Any]:
             "left_out": compared.left_out,
             "tail_tokens": compared.frame.tail,
             "lengths": compared.rows,
-            "positions": {
-                label: [dict(zip(names, row, strict=True)) for row in rows]
-                for label, rows in compared.positions.items()
-            },
+            "positions": compared.positions,
             "short": compared.short,
             "marks": compared.marks,
         }
@@ -165,10 +160,10 @@ def compare_text(contenders: Sequence[Contender]) -> Comparison:
         left_out=left_out,
         rows=tuple(rows),
         positions={
-            label: tuple(
-                (*span, difference(frame, reading, reference, span))
-                for span in frame.octaves(parts=4)
-            )
+            label: [
+                {"start": a, "stop": b, "difference": difference(frame, reading, reference, (a, b))}
+                for a, b in frame.octaves(parts=4)
+            ]
             for label, reading in others.items()
         },
         short={
@@ -183,6 +178,15 @@ def difference(frame: Frame, left: Reading, right: Reading, span: Span) -> Value
     """Return the NLL of `left` minus NLL of `right` on the same tokens, in nats per token."""
     sums, counts = left.sums(*span)
     return frame.bootstrap.ratio(sums - right.sums(*span)[0], counts)
+
+
+def behind_lowest(frame: Frame, readings: Mapping[str, Reading]) -> dict[str, Value]:
+    """Nats a token of the longest length's tail above the lowest, by label, the lowest first."""
+    span = frame.tail_span(frame.longest)
+    totals = {label: float(reading.sums(*span)[0].sum()) for label, reading in readings.items()}
+    order = sorted(readings, key=lambda label: totals[label])
+    lowest = readings[order[0]]
+    return {label: difference(frame, readings[label], lowest, span) for label in order}
 
 
 def lead(
@@ -320,10 +324,8 @@ def rank_readings(
     documents there is no interval: nothing is sure, and the lowest is taken.
     """
     span = frame.tail_span(frame.longest)
-    totals = {label: float(reading.sums(*span)[0].sum()) for label, reading in readings.items()}
-    order = sorted(readings, key=lambda label: totals[label])
-    lowest = readings[order[0]]
-    behind = {label: difference(frame, readings[label], lowest, span) for label in order}
+    behind = behind_lowest(frame, readings)
+    order, lowest = list(behind), readings[next(iter(behind))]
     sums = [readings[label].sums(*span)[0] for label in order]
     shares: Sequence[float | None] = frame.bootstrap.shares_lowest(sums) or [None] * len(order)
     documents = len(lowest.sums(*span)[0])

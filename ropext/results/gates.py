@@ -120,7 +120,7 @@ def check_gate(gate: Gate, variant: str, values: "Mapping[str, Value]") -> Outco
             variant,
             False,
             None,
-            f"{variant}: {_label(gate.metric)} has no interval (n = {value.n}); "
+            f"{variant}: {metric_text(gate.metric)} has no interval (n = {value.n}); "
             "measure 8 documents or more, or ask for .value",
         )
     else:
@@ -135,18 +135,19 @@ def check_gate(gate: Gate, variant: str, values: "Mapping[str, Value]") -> Outco
         variant,
         not failed,
         looked_at,
-        f"{variant}: {what} of {_label(gate.metric)}{against} is {looked_at:.6g}, "
+        f"{variant}: {what} of {metric_text(gate.metric)}{against} is {looked_at:.6g}, "
         f"the gate fails at {gate.op} {gate.limit:g}",
     )
 
 
-def _label(metric: str) -> str:
+def metric_text(metric: str) -> str:
+    """A metric as a user writes it: `tail@32k`."""
     name, _, length = metric.partition("@")
     return f"{name}@{length_text(int(length))}" if length.isdigit() else metric
 
 
 def _names(values: "Mapping[str, Value]") -> str:
-    return ", ".join(dict.fromkeys(_label(name) for name in values)) or "none"
+    return ", ".join(dict.fromkeys(metric_text(name) for name in values)) or "none"
 
 
 BASE = "base"  # the label of the short window, which answers no questions
@@ -156,23 +157,10 @@ BASE = "base"  # the label of the short window, which answers no questions
 class Metrics:
     """What an evaluation is going to measure, as far as it is known before anything is read."""
 
-    labels: tuple[str, ...]
-    lengths: tuple[int, ...]
-    has_text: bool
-    tasks: tuple[str, ...] = ()
-    is_strided: bool = False
+    options: Evaluate
+    labels: Sequence[str]
+    lengths: Sequence[int]
     masked: bool = False
-
-    @classmethod
-    def of(cls, options: Evaluate, labels: Sequence[str], lengths: Sequence[int]) -> "Metrics":
-        """List what an evaluation with these options measures."""
-        return cls(
-            tuple(labels),
-            tuple(lengths),
-            has_text=options.data is not None,
-            tasks=options.tasks,
-            is_strided=options.protocol == "hf-stride",
-        )
 
     def check(self, gates: Sequence[Gate]) -> None:
         """Refuse a gate about what will not be there, before hours of work rather than after."""
@@ -205,20 +193,21 @@ class Metrics:
     def metrics(self, variant: str | None, run: str | None = None) -> tuple[list[str], list[str]]:
         """Name what is measured at every length, and what stands for all of them: of a
         variant, or of its differences to another run."""
-        at, whole = list[str](), list[str]()
+        at, whole, tasks = list[str](), list[str](), self.options.tasks
         alone = run is None
         beside_base = BASE in self.labels and variant != BASE
-        if self.has_text:
+        if self.options.data is not None:
             at += ["tail", "tail_nll"]
             at += [] if self.masked else ["cumulative", *(["yarn", "bpb"] if alone else [])]
             at += ["in_window", "in_window_nll", "gain"] if alone and beside_base else []
-            at += ["hf_stride"] if alone and self.is_strided and variant != BASE else []
+            strided = self.options.protocol == "hf-stride" and variant != BASE
+            at += ["hf_stride"] if alone and strided else []
             whole += ["short_tax"] if beside_base or not alone else []
             whole += ["effective_context"] if alone and beside_base else []
-        for task in self.tasks if BASE not in (variant, run) else ():
+        for task in tasks if BASE not in (variant, run) else ():
             at += [task, f"{task}_nll"]
             whole += [f"effective_context.{task}"] if alone else []
-        if len(set(self.tasks) & set(THIRTEEN)) > 1 and BASE not in (variant, run):
+        if len(set(tasks) & set(THIRTEEN)) > 1 and BASE not in (variant, run):
             at.append(RULER)
             whole += [f"effective_context.{RULER}", "ruler_context"] if alone else []
         return at, whole

@@ -34,14 +34,11 @@ class Keys:
     keys: int
     mirrored: int
     tokens: int
-    losses: Mapping[str, tuple[Value, Value]]
+    losses: Mapping[str, Mapping[str, Value]]  # `keys` and `whole`, by label
 
     def to_json(self) -> dict[str, Any]:
         """As `ropext compare --keys --json` prints it."""
-        losses = {
-            label: {"keys": keys, "whole": whole} for label, (keys, whole) in self.losses.items()
-        }
-        found: dict[str, Any] = values_json(vars(self) | {"losses": losses})
+        found: dict[str, Any] = values_json(self)
         return found
 
 
@@ -78,5 +75,7 @@ def key_tokens(contenders: Mapping[str, Contender], reference: str) -> Keys:
         keys=sum(int(mask.sum()) for mask in keys),
         mirrored=sum(int((own <= -MARGIN).sum()) for own in falls),
         tokens=sum(map(len, falls)),
-        losses={label: (loss(label, keys), loss(label, whole)) for label in readings},
+        losses={
+            label: {"keys": loss(label, keys), "whole": loss(label, whole)} for label in readings
+        },
     )

@@ -226,14 +226,13 @@ def by_position(frame: Frame, reading: Reading, base: Reading | None) -> list[di
 
 
 def strided_values(
-    frame: Frame, windows: Mapping[int, tuple[Sequence[float], Sequence[float]]]
+    frame: Frame, windows: Mapping[int, Sequence[npt.NDArray[Any]]]
 ) -> dict[str, Value]:
     """`hf_stride@C` from each document's weighted sum and weight under the strided loop."""
+    both = {length: np.transpose(documents) for length, documents in windows.items()}
     return {
-        f"hf_stride@{length}": frame.bootstrap.ratio(
-            np.asarray(sums, np.float64), np.asarray(weights, np.float64), np.exp
-        )
-        for length, (sums, weights) in windows.items()
+        f"hf_stride@{length}": frame.bootstrap.ratio(sums, weights, np.exp)
+        for length, (sums, weights) in both.items()
     }
 
 

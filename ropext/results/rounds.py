@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropext.lengths import length_text
-from ropext.results.comparison import difference
+from ropext.results.comparison import behind_lowest
 from ropext.results.perplexity import Frame, Reading
 from ropext.results.values import FEWEST_DOCUMENTS, Value
 
@@ -30,12 +30,9 @@ class Round:
 def halve(frame: Frame, readings: Mapping[str, Reading]) -> Round:
     """Who goes into the next round: of few documents the better half, two at the least; where there
     is an interval, all that are not surely behind the lowest; and whoever is as good as equal."""
-    span = frame.tail_span(frame.longest)
-    totals = {label: float(own.sums(*span)[0].sum()) for label, own in readings.items()}
-    order = sorted(readings, key=lambda label: totals[label])
-    lowest = readings[order[0]]
-    behind = {label: difference(frame, readings[label], lowest, span) for label in order}
-    documents = len(lowest.sums(*span)[0])
+    behind = behind_lowest(frame, readings)
+    order, lowest = list(behind), readings[next(iter(behind))]
+    documents = len(lowest.sums(*frame.tail_span(frame.longest))[0])
     if documents < FEWEST_DOCUMENTS:
         going_on = order[: max(2, -(-len(order) // 2))]
     else:

@@ -215,7 +215,7 @@ def judge(run: Run, gates: Sequence[Gate]) -> list[Outcome]:
                 values = differences(run.contenders[label], opponent)
             outcome = check_gate(gate, label, values)
             both = (run.contenders[label], *([opponent] if opponent else []))
-            marks = [f"{each.label}: {m}" for each in both if (m := each.mark_at(gate.metric))]
+            marks = [f"{each.label}: {m}" for each in both if (m := each.mark_at(gate.task))]
             marked = f" ({', '.join(marks)})" if marks else ""
             outcomes.append(replace(outcome, reason=f"{outcome.reason}{marked}"))
     return outcomes

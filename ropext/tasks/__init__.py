@@ -13,12 +13,11 @@ from ropext.tasks.item import (
     Encoder,
     Haystack,
     Item,
-    Noise,
     Task,
-    Text,
     check_amount,
     noise,
     repetition,
+    running_text,
 )
 
 TASKS: tuple[Task, ...] = (
@@ -57,12 +56,11 @@ __all__ = [
     "Encoder",
     "Haystack",
     "Item",
-    "Noise",
     "Task",
-    "Text",
     "all_named",
     "check_amount",
     "find_task",
     "noise",
     "repetition",
+    "running_text",
 ]

@@ -8,7 +8,7 @@ import functools
 import random
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 
 from ropext.errors import UsageError
@@ -16,9 +16,9 @@ from ropext.tasks.item import (
     Asker,
     Haystack,
     Item,
+    Request,
     Task,
     Tokens,
-    check_depths,
     common_prefix,
     derived_rng,
     room_for_filler,
@@ -49,9 +49,7 @@ class Asked:
     def after(self, example: "Asked") -> "Asked":
         """The same behind an example with its answer."""
         shown = f"{example.text}{example.question}\n{example.opening} {example.written}\n\n"
-        return Asked(
-            shown + self.text, self.question, self.opening, self.references, None, self.answer
-        )
+        return replace(self, text=shown + self.text)
 
 
 def match(said: str, references: Sequence[str], part: bool) -> float:
@@ -81,22 +79,13 @@ class Worded:
     least: int = 1  # units of context: sentences, words, lines, passages
     most: int = ENDLESS
 
-    def __call__(
-        self,
-        encoder: Asker,
-        haystack: Haystack,
-        *,
-        length: int,
-        depths: Sequence[float],
-        index: int,
-        seed: int,
-    ) -> list[Item]:
+    def __call__(self, encoder: Asker, haystack: Haystack, wanted: Request) -> list[Item]:
         """The questions over the longest context that fits; what they have in common is shared."""
-        check_depths(self.name, depths)
+        length, index, seed = wanted.length, wanted.index, wanted.seed
 
         def asked(units: int, index: int = index) -> Sequence[Asked]:
             rng = derived_rng(seed, self.name, length, index)
-            return self.make(Order(units, depths, length, rng))
+            return self.make(Order(units, wanted.depths, length, rng))
 
         def needed(units: int, index: int = index) -> int:
             return max(

@@ -5,12 +5,12 @@ fail at passkeys still give a signal here.
 """
 
 import random
-from collections.abc import Sequence
 
 from ropext.tasks.item import (
     Encoder,
     Haystack,
     Item,
+    Request,
     Task,
     Tokens,
     noise,
@@ -40,7 +40,7 @@ def one_item(
     room = room_for_filler(NAME, length, 2 * span)
 
     def draw() -> tuple[Tokens, list[int]]:
-        return tuple(source.tokens(span, rng)), haystack.tokens(room, rng)
+        return tuple(source(span, rng)), haystack(room, rng)
 
     def clear(drawn: tuple[Tokens, list[int]]) -> bool:
         planted, filler = drawn
@@ -52,21 +52,13 @@ def one_item(
     return (*filler[:cut], *planted, *filler[cut:], *planted[:cue]), planted[cue:]
 
 
-def build(
-    encoder: Encoder,
-    haystack: Haystack,
-    *,
-    length: int,
-    depths: Sequence[float],
-    index: int,
-    seed: int,
-) -> list[Item]:
+def make(encoder: Encoder, haystack: Haystack, wanted: Request) -> list[Item]:
     source = noise(encoder)
 
     def ask(depth: float, rng: random.Random) -> tuple[Tokens, Tokens]:
-        return one_item(haystack, source, length=length, depth=depth, rng=rng)
+        return one_item(haystack, source, length=wanted.length, depth=depth, rng=rng)
 
-    return one_per_depth(NAME, ask, length=length, depths=depths, index=index, seed=seed)
+    return one_per_depth(NAME, ask, wanted)
 
 
-TASK = Task(NAME, "a span of random words, to be repeated from its first tokens on", build)
+TASK = Task(NAME, "a span of random words, to be repeated from its first tokens on", make)

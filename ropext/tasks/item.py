@@ -38,15 +38,8 @@ class Asker(Encoder, Protocol):
         ...
 
 
-class Haystack(Protocol):
-    """What surrounds a needle."""
-
-    @property
-    def name(self) -> str: ...
-
-    def tokens(self, count: int, rng: random.Random) -> list[int]:
-        """Exactly `count` ids."""
-        ...
+Haystack = Callable[[int, random.Random], list[int]]
+"""What surrounds a needle: exactly so many ids."""
 
 
 @dataclass(frozen=True)
@@ -76,19 +69,14 @@ class Item:
         return len(self.prompt) + len(self.answer) + (again + self.room if self.room else 0)
 
 
-class Build(Protocol):
-    """Builds one item for each depth."""
+@dataclass(frozen=True)
+class Request:
+    """Which items to build: of a length, one for each depth; another index or seed, other items."""
 
-    def __call__(
-        self,
-        encoder: Asker,
-        haystack: Haystack,
-        *,
-        length: int,
-        depths: Sequence[float],
-        index: int,
-        seed: int,
-    ) -> list[Item]: ...
+    length: int
+    depths: tuple[float, ...]
+    index: int
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -97,7 +85,7 @@ class Task:
 
     name: str
     summary: str
-    build: Build
+    maker: Callable[[Asker, Haystack, Request], list[Item]]
     per_haystack: int = 0
     """Questions over one haystack at most, in a task asked in words; 0: each index asks at all
     depths."""
@@ -108,6 +96,25 @@ class Task:
     def in_words(self) -> bool:
         """Whether prompts are text, and answers are generated and matched."""
         return self.per_haystack > 0
+
+    def build(
+        self,
+        encoder: Asker,
+        haystack: Haystack,
+        *,
+        length: int,
+        depths: Sequence[float],
+        index: int,
+        seed: int,
+    ) -> list[Item]:
+        """Build one item for each depth."""
+        bad = [depth for depth in depths if not 0.0 <= depth <= 1.0]
+        if bad or not depths:
+            raise UsageError(
+                f"the task {self.name} places needles at depths between 0 (start) and 1 (end);"
+                f" found {bad[0] if bad else 'no depth'} (--depths)"
+            )
+        return self.maker(encoder, haystack, Request(length, tuple(depths), index, seed))
 
     def groups(self, depths: Sequence[float], items: int) -> list[tuple[int, tuple[float, ...]]]:
         """Index and depths of every haystack, each depth asked `items` times."""
@@ -126,7 +133,6 @@ class Template:
 
     statement: str
     ask: str
-    header: str = ""
 
     def state(self, encoder: Encoder, key: str, name: str = "") -> Tokens:
         return tuple(encoder.encode(self.statement.format(key=key, name=name)))
@@ -172,7 +178,8 @@ class TooShort(UsageError):
     def __init__(self, task: str, length: int, needed: int) -> None:
         super().__init__(
             f"the task {task} was asked for at length {length}, but one item of it takes at least"
-            f" {needed} tokens of this tokenizer: give lengths of {needed} or more (--lengths)"
+            f" {needed} tokens of this tokenizer: give lengths of {needed} or more (--lengths), or"
+            " leave it out of --tasks"
         )
         self.needed = needed
 
@@ -182,15 +189,6 @@ def room_for_filler(task: str, length: int, fixed: int) -> int:
     if length < fixed:
         raise TooShort(task, length, fixed)
     return length - fixed
-
-
-def check_depths(task: str, depths: Sequence[float]) -> None:
-    bad = [depth for depth in depths if not 0.0 <= depth <= 1.0]
-    if bad or not depths:
-        raise UsageError(
-            f"the task {task} places needles at depths between 0 (start) and 1 (end);"
-            f" found {bad[0] if bad else 'no depth'} (--depths)"
-        )
 
 
 def check_amount(tokens: int, remedy: str) -> None:
@@ -220,21 +218,17 @@ def until_unambiguous(
 
 
 def one_per_depth(
-    task: str,
-    ask: Callable[[float, random.Random], tuple[Tokens, Tokens]],
-    *,
-    length: int,
-    depths: Sequence[float],
-    index: int,
-    seed: int,
+    task: str, ask: Callable[[float, random.Random], tuple[Tokens, Tokens]], wanted: Request
 ) -> list[Item]:
     """An item of its own for each depth; `ask` gives prompt and answer."""
-    check_depths(task, depths)
-    items = []
-    for depth in depths:
-        prompt, answer = ask(depth, derived_rng(seed, task, length, depth, index))
-        items.append(Item(task, length, depth, index, seed, prompt, answer))
-    return items
+    length, index, seed = wanted.length, wanted.index, wanted.seed
+    return [
+        Item(
+            *(task, length, depth, index, seed),
+            *ask(depth, derived_rng(seed, task, length, depth, index)),
+        )
+        for depth in wanted.depths
+    ]
 
 
 _WORDS = """
@@ -267,50 +261,36 @@ SENTENCES = (
 """The filler of Mohtashami & Jaggi 2023 (Landmark Attention), which most passkey tests repeat."""
 
 
-@dataclass(frozen=True)
-class Repetition:
+def repetition(encoder: Encoder, sentences: Sequence[str] = SENTENCES) -> Haystack:
     """The same few sentences again and again, begun at a random one."""
+    parts = [encoder.encode(sentence) for sentence in sentences]
 
-    sentences: tuple[Tokens, ...]
-    name: str = "repeat"
-
-    def tokens(self, count: int, rng: random.Random) -> list[int]:
-        start = rng.randrange(len(self.sentences))
-        cycle = [t for s in self.sentences[start:] + self.sentences[:start] for t in s]
+    def tokens(count: int, rng: random.Random) -> list[int]:
+        start = rng.randrange(len(parts))
+        cycle = [token for part in parts[start:] + parts[:start] for token in part]
         return (cycle * (count // len(cycle) + 1))[:count]
 
+    return tokens
 
-@dataclass(frozen=True)
-class Noise:
+
+def noise(encoder: Encoder) -> Haystack:
+    """Tokens of common nouns, drawn one by one: ids that every tokenizer has."""
+    return drawn_from(sorted({own for noun in NOUNS for own in encoder.encode(" " + noun)}))
+
+
+def drawn_from(pool: Sequence[int]) -> Haystack:
     """Tokens drawn one by one from a pool."""
-
-    pool: Tokens
-    name: str = "noise"
-
-    def tokens(self, count: int, rng: random.Random) -> list[int]:
-        return rng.choices(self.pool, k=count)
+    return lambda count, rng: rng.choices(pool, k=count)
 
 
-@dataclass(frozen=True)
-class Text:
-    """A run of the user's text, from a random place on; beyond its end it begins again."""
+def running_text(stream: Sequence[int]) -> Haystack:
+    """A run of a text, from a random place on; beyond its end it begins again."""
 
-    stream: Sequence[int]
-    name: str = "text"
-
-    def tokens(self, count: int, rng: random.Random) -> list[int]:
-        start = rng.randrange(len(self.stream))
-        taken = [int(token) for token in self.stream[start : start + count]]
+    def tokens(count: int, rng: random.Random) -> list[int]:
+        start = rng.randrange(len(stream))
+        taken = [int(token) for token in stream[start : start + count]]
         while len(taken) < count:
-            taken += [int(token) for token in self.stream[: count - len(taken)]]
+            taken += [int(token) for token in stream[: count - len(taken)]]
         return taken
 
-
-def repetition(encoder: Encoder, sentences: Sequence[str] = SENTENCES) -> Repetition:
-    return Repetition(tuple(tuple(encoder.encode(sentence)) for sentence in sentences))
-
-
-def noise(encoder: Encoder) -> Noise:
-    """Noise out of the tokens of common nouns: ids that every tokenizer has."""
-    ids = {token for noun in NOUNS for token in encoder.encode(" " + noun)}
-    return Noise(tuple(sorted(ids)))
+    return tokens

@@ -14,10 +14,10 @@ from ropext.tasks.item import (
     Encoder,
     Haystack,
     Item,
+    Request,
     Task,
     Template,
     Tokens,
-    check_depths,
     derived_rng,
     occurs,
     room_for_filler,
@@ -33,16 +33,14 @@ Needle = tuple[Tokens, Tokens, Tokens]
 """Statement, question, answer."""
 
 
-def draw_needles(
-    encoder: Encoder, template: Template, count: int, rng: random.Random
-) -> list[Needle]:
+def draw_needles(encoder: Encoder, count: int, rng: random.Random) -> list[Needle]:
     """Needles with different names and keys whose questions all take the same number of tokens.
 
     Equal sizes keep every item at its exact length behind one shared prefix.
     """
     names = rng.sample(NOUNS, len(NOUNS))
     keys = [f"{key:0{DIGITS}d}" for key in rng.sample(range(10**DIGITS), len(names))]
-    asked = [template.question(encoder, key, name) for name, key in zip(names, keys, strict=True)]
+    asked = [PLAIN.question(encoder, key, name) for name, key in zip(names, keys, strict=True)]
     sizes = Counter(len(question) + len(answer) for question, answer in asked)
     size, available = max(sizes.items(), key=lambda entry: (entry[1], -entry[0]))
     if available < count:
@@ -51,7 +49,7 @@ def draw_needles(
             " names take equally many tokens of this tokenizer: give fewer depths (--depths)"
         )
     chosen = [i for i, (q, a) in enumerate(asked) if len(q) + len(a) == size][:count]
-    return [(template.state(encoder, keys[i], names[i]), *asked[i]) for i in chosen]
+    return [(PLAIN.state(encoder, keys[i], names[i]), *asked[i]) for i in chosen]
 
 
 def shared_prefix(
@@ -67,24 +65,15 @@ def shared_prefix(
     return (*prefix, *filler[done:])
 
 
-def build(
-    encoder: Encoder,
-    haystack: Haystack,
-    *,
-    length: int,
-    depths: Sequence[float],
-    index: int,
-    seed: int,
-    template: Template = PLAIN,
-) -> list[Item]:
-    check_depths(NAME, depths)
-    rng = derived_rng(seed, NAME, length, tuple(depths), index)
+def make(encoder: Encoder, haystack: Haystack, wanted: Request) -> list[Item]:
+    length, depths, index, seed = wanted.length, wanted.depths, wanted.index, wanted.seed
+    rng = derived_rng(seed, NAME, length, depths, index)
 
     def draw() -> tuple[list[Needle], list[int]]:
-        needles = draw_needles(encoder, template, len(depths), rng)
+        needles = draw_needles(encoder, len(depths), rng)
         statements = sum(len(stated) for stated, _, _ in needles)
         fixed = statements + len(needles[0][1]) + len(needles[0][2])
-        return needles, haystack.tokens(room_for_filler(NAME, length, fixed), rng)
+        return needles, haystack(room_for_filler(NAME, length, fixed), rng)
 
     def clear(drawn: tuple[list[Needle], list[int]]) -> bool:
         needles, filler = drawn
@@ -101,6 +90,6 @@ def build(
 TASK = Task(
     NAME,
     "several named four-digit keys in one haystack, asked for one by one",
-    build,
+    make,
     one_haystack=True,
 )

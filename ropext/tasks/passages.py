@@ -141,4 +141,4 @@ def over(task: Task, known: tuple[KnownAnswer, ...]) -> Task:
             f"--passages asks about {len(own)} different {('passages', 'pairs')[hops - 1]}, and "
             f"holds {len(texts)} passages; the task {task.name} asks {size} at least, among others"
         )
-    return replace(task, build=Worded(task.name, OverPassages(hops, known), ROOM, most=most))
+    return replace(task, maker=Worded(task.name, OverPassages(hops, known), ROOM, most=most))

@@ -5,12 +5,12 @@ the filler is cut by tokens and not by characters, and the depth is given rather
 """
 
 import random
-from collections.abc import Sequence
 
 from ropext.tasks.item import (
     Encoder,
     Haystack,
     Item,
+    Request,
     Task,
     Template,
     Tokens,
@@ -26,16 +26,6 @@ DIGITS = 5
 TERSE = Template("\nThe pass key is {key}.\n", "\nThe pass key is {key}")
 """Short enough for a window of 64 tokens of a small tokenizer."""
 
-LANDMARK = Template(
-    "\nThe pass key is {key}. Remember it. {key} is the pass key.\n",
-    "\nWhat is the pass key? The pass key is {key}",
-    header=(
-        "There is an important info hidden inside a lot of irrelevant text. Find it and memorize"
-        " it. I will quiz you about the important information there.\n"
-    ),
-)
-"""The wording of the original test."""
-
 
 def one_item(
     encoder: Encoder,
@@ -46,15 +36,14 @@ def one_item(
     depth: float,
     rng: random.Random,
 ) -> tuple[Tokens, Tokens]:
-    """Prompt and answer: header, filler, the key, filler, the question."""
-    header = tuple(encoder.encode(template.header)) if template.header else ()
+    """Prompt and answer: filler, the key, filler, the question."""
 
     def draw() -> tuple[Tokens, Tokens, Tokens, list[int]]:
         key = "".join(rng.choices("0123456789", k=DIGITS))
         stated = template.state(encoder, key)
         question, answer = template.question(encoder, key)
-        fixed = len(header) + len(stated) + len(question) + len(answer)
-        filler = haystack.tokens(room_for_filler(NAME, length, fixed), rng)
+        fixed = len(stated) + len(question) + len(answer)
+        filler = haystack(room_for_filler(NAME, length, fixed), rng)
         return stated, question, answer, filler
 
     def clear(drawn: tuple[Tokens, Tokens, Tokens, list[int]]) -> bool:
@@ -63,23 +52,16 @@ def one_item(
 
     stated, question, answer, filler = until_unambiguous(NAME, draw, clear)
     cut = round(depth * len(filler))
-    return (*header, *filler[:cut], *stated, *filler[cut:], *question), answer
+    return (*filler[:cut], *stated, *filler[cut:], *question), answer
 
 
-def build(
-    encoder: Encoder,
-    haystack: Haystack,
-    *,
-    length: int,
-    depths: Sequence[float],
-    index: int,
-    seed: int,
-    template: Template = TERSE,
+def make(
+    encoder: Encoder, haystack: Haystack, wanted: Request, template: Template = TERSE
 ) -> list[Item]:
     def ask(depth: float, rng: random.Random) -> tuple[Tokens, Tokens]:
-        return one_item(encoder, haystack, template, length=length, depth=depth, rng=rng)
+        return one_item(encoder, haystack, template, length=wanted.length, depth=depth, rng=rng)
 
-    return one_per_depth(NAME, ask, length=length, depths=depths, index=index, seed=seed)
+    return one_per_depth(NAME, ask, wanted)
 
 
-TASK = Task(NAME, "one five-digit key in a haystack, asked for at the end", build)
+TASK = Task(NAME, "one five-digit key in a haystack, asked for at the end", make)

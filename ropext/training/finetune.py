@@ -140,7 +140,7 @@ def open_origin(model: str) -> Origin:
     """Read the extended checkpoint; one that was never extended is refused."""
     if model.lower().endswith(".gguf"):
         raise UsageError(
-            f"finetune {model}: a quantised file takes no gradients and holds no adapter; "
+            f"finetune {model}: a GGUF file takes no gradients and holds no adapter; "
             "fine-tune the Hugging Face checkpoint, convert OUT, then run `ropext extend OUT.gguf "
             "--like OUT`"
         )

@@ -13,6 +13,7 @@ from ropext.inspecting import open_model
 from ropext.options.training import WITHIN, Fit
 from ropext.planning import Plan, PlannedSite, make_plan, require_help
 from ropext.results.overlap import as_json
+from ropext.rope import compression
 from ropext.tasks import check_amount
 from ropext.training import data, defaults, models, search, sharing
 from ropext.training.data import TrainingData
@@ -156,7 +157,7 @@ class Fitted:
 
     @property
     def pair_factors(self) -> tuple[float, ...]:
-        return pair_factors(self.plan.main)
+        return compression(self.plan.main.rope.spectrum, self.plan.main.wanted)
 
     @property
     def attention_factor(self) -> float:
@@ -186,12 +187,6 @@ class Fitted:
     def judged(self) -> list[dict[str, float]]:
         """The judgements as JSON."""
         return [{"step": step, "far_half_nll": own} for step, own in self.judgements.items()]
-
-
-def pair_factors(site: PlannedSite) -> tuple[float, ...]:
-    """By how much each pair is slowed against what the model was trained with."""
-    pairs = zip(site.rope.spectrum.inv_freq, site.wanted.inv_freq, strict=True)
-    return tuple(now / new for now, new in pairs)
 
 
 def _planned(snapshot: Snapshot, options: Fit, method: str, knobs: Mapping[str, Any]) -> Plan:

@@ -19,6 +19,7 @@ from ropext.inspecting import card_of, record_of
 from ropext.options.extend import Extend
 from ropext.patching import apply_config
 from ropext.planning import Plan, make_plan
+from ropext.rope import compression
 from ropext.training.defaults import FIT_LEARNING_RATE
 from ropext.training.finetune import Origin, open_origin
 from ropext.training.spectrum import EveryPair, make_live
@@ -54,8 +55,7 @@ def start_plan(origin: Origin) -> Plan:
             f"({', '.join(site.label or 'short and long' for site in scaled)})"
         )
     base, own = scaled[0].base, scaled[0].spectrum
-    factors = tuple(f / w for f, w in zip(base.inv_freq, own.inv_freq, strict=True))
-    return _plan(origin, factors, own.attention_factor / base.attention_factor)
+    return _plan(origin, compression(base, own), own.attention_factor / base.attention_factor)
 
 
 def _plan(origin: Origin, factors: tuple[float, ...], attention: float) -> Plan:
@@ -117,7 +117,7 @@ def moved_text(before: Origin, after: Origin) -> str:
     old, new = (
         next(site.spectrum for site in own.record.sites if site.scaled) for own in (before, after)
     )
-    ratios = [a / b for a, b in zip(old.inv_freq, new.inv_freq, strict=True)]
+    ratios = compression(old, new)
     pair = max(range(len(ratios)), key=lambda at: abs(math.log(ratios[at])))
     return (
         f"the spectrum was trained too: pair {pair} moved most (slowed {ratios[pair]:.3f} times), "

@@ -526,7 +526,6 @@ def _positions_picture(done: "Fitted", judge: "Judge", readings: Mapping[str, Re
             FIT_ROWS[label].format(start=done.start),
             middles,
             tuple(row["nll"] for row in by_position(frame, reading, None)),
-            reference=label == "base",
         )
         for label, reading in readings.items()
     ]

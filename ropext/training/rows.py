@@ -18,7 +18,7 @@ from ropext.corpus import DocumentEncoder
 from ropext.errors import InputError, UsageError
 from ropext.evaluation.reading import Masking
 from ropext.options.training import Finetune, Training
-from ropext.tasks import Haystack, Item, Text, find_task, mkey, noise, repetition
+from ropext.tasks import Haystack, Item, find_task, mkey, noise, repetition, running_text
 from ropext.tasks.item import derived_rng, occurs, until_unambiguous
 
 Ids = npt.NDArray[np.signedinteger[Any]]
@@ -147,7 +147,7 @@ class KeyRows:
         self, length: int, count: int, rng: random.Random
     ) -> tuple[list[mkey.Needle], list[int]]:
         def draw() -> tuple[list[mkey.Needle], list[int]]:
-            needles = mkey.draw_needles(self.encoder, mkey.PLAIN, count, rng)
+            needles = mkey.draw_needles(self.encoder, count, rng)
             fixed = sum(len(part) for needle in needles for part in needle)
             if length < fixed:
                 raise UsageError(
@@ -155,7 +155,7 @@ class KeyRows:
                     f"tokenizer, and rows have {length}; leave the option out, or give a larger "
                     "--window or target"
                 )
-            return needles, self._haystack(rng).tokens(length - fixed, rng)
+            return needles, self._haystack(rng)(length - fixed, rng)
 
         def clear(drawn: tuple[list[mkey.Needle], list[int]]) -> bool:
             needles, filler = drawn
@@ -165,7 +165,9 @@ class KeyRows:
 
     def _haystack(self, rng: random.Random) -> Haystack:
         """Words, or text of a document that is trained on."""
-        return self.words if rng.random() < 0.5 else Text(rng.choice(self.documents).ids.tolist())
+        if rng.random() < 0.5:
+            return self.words
+        return running_text(rng.choice(self.documents).ids.tolist())
 
 
 class Rows(Sequence[Row]):
@@ -311,7 +313,7 @@ class FitQuestions:
     ) -> None:
         self.encoder, self.strategy, self.seed, self.share = encoder, strategy, seed, share
         stream = np.concatenate([own.ids for own in documents])
-        self.around: tuple[Haystack, ...] = (Text(stream.tolist()), noise(encoder))
+        self.around: tuple[Haystack, ...] = (running_text(stream.tolist()), noise(encoder))
         self.before = [] if encoder.bos is None else [encoder.bos]
 
     def row(self, number: int, *_: Any) -> Row | None:

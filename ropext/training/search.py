@@ -102,7 +102,7 @@ def measuring(
             try:
                 # Not inference_mode: a fit in short rows may go on after it.
                 with torch.no_grad():
-                    nll = read_pass(scorer, scorer.model, ids, own.target)
+                    nll = read_pass(scorer, ids, own.target)
             except NanInLogits:
                 return None
             sums.append(float(nll[-len(scored) :][scored].astype(np.float64).sum()))

@@ -22,6 +22,7 @@ from ropext.planning import Plan
 from ropext.results.overlap import as_json
 from ropext.results.perplexity import MASK_STRIDE, Reading
 from ropext.results.retrieval import ItemScore
+from ropext.rope import compression
 from ropext.training import (
     joint,
     judge,
@@ -36,7 +37,7 @@ from ropext.training import (
 )
 from ropext.training.divergence import Hold
 from ropext.training.finetune import Finetuned, PlannedFinetune, PreparedFinetune
-from ropext.training.fit import Fitted, PlannedFit, PreparedFit, pair_factors
+from ropext.training.fit import Fitted, PlannedFit, PreparedFit
 from ropext.training.loss import use_sliced_loss
 from ropext.training.rows import ControlRows, MaskedRows, Row, WithShort
 from ropext.training.run import PlannedTraining
@@ -599,7 +600,8 @@ class FitSession(Session):
         own, prepared, base = self.judge, self.prepared, self.readings[BASE]
         step, reason, plan = verdict
         self.note(reason)
-        held = spectrum.held(pair_factors(plan.main), prepared.space(self.start).ceiling)
+        factors = compression(plan.main.rope.spectrum, plan.main.wanted)
+        held = spectrum.held(factors, prepared.space(self.start).ceiling)
         if step and held:
             self.note(f"held at a guard: pair {', '.join(map(str, held))}")
         label = FITTED if step else START

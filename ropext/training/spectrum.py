@@ -17,6 +17,7 @@ from torch.nn import functional
 from ropext.errors import InputError, Stopped, UnsupportedModel, UsageError
 from ropext.forms import LARGEST_THETA, yarn_bounds
 from ropext.planning import PlannedSite
+from ropext.rope import compression
 from ropext.training.loss import head_loss, probe_ids, shift
 from ropext.training.rows import IGNORED
 
@@ -40,11 +41,10 @@ class Space(nn.Module):
     def __init__(self, site: PlannedSite, ceiling: float) -> None:
         super().__init__()
         self.rope = site.rope
-        pairs = zip(site.rope.spectrum.inv_freq, site.wanted.inv_freq, strict=True)
-        self.began = [trained / start for trained, start in pairs]
+        self.start_factors = compression(site.rope.spectrum, site.wanted)
         # On every pair factor. Frozen dynamic NTK slows the last pair by more than --ceiling's 4
         # times a large factor: a start is inside of its own guards.
-        self.ceiling = max(ceiling, *self.began)
+        self.ceiling = max(ceiling, *self.start_factors)
 
     def forward(self) -> Moved:
         raise NotImplementedError
@@ -90,9 +90,11 @@ class EveryPair(Space):
         super().__init__(site, ceiling)
         self.gain = gain
         attention = site.wanted.attention_factor / site.rope.spectrum.attention_factor
-        self.register_buffer("start", torch.tensor(self.began, dtype=torch.float64).log(), False)
+        self.register_buffer(
+            "start", torch.tensor(self.start_factors, dtype=torch.float64).log(), False
+        )
         self.start_attention = math.log(attention)
-        self.offsets = _zeros(len(self.began))
+        self.offsets = _zeros(len(self.start_factors))
         self.attention = _zeros()
 
     def forward(self) -> Moved:

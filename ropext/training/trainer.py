@@ -15,7 +15,7 @@ from torch.utils.data import SequentialSampler
 
 from ropext.errors import Interrupted, NothingKept, Stopped
 from ropext.evaluation.forward import NanInLogits
-from ropext.narration import STOPPING, Pace, Say, interruptible
+from ropext.narration import Pace, Say, interruptible
 from ropext.training import defaults, joint, models
 from ropext.training.rows import Collator, Row
 from ropext.training.run import PlannedTraining
@@ -325,7 +325,7 @@ def train(job: Job, say: Say) -> History:
     if start is not None and job.beside is not None:
         joint.load(job.beside, start)
     sentence = "stopping after this step and saving (again: ends at once)"
-    with interruptible(say, sentence, STOPPING) as asked:
+    with interruptible(say, sentence) as asked:
         watch.asked = asked
         trainer.train(resume_from_checkpoint=str(start) if start else None)
     last = last_checkpoint(job.folder)

@@ -14,11 +14,11 @@ from ropext.tasks.item import (
     NOUNS,
     Encoder,
     Haystack,
-    Noise,
-    Repetition,
     Template,
-    Text,
     derived_rng,
+    drawn_from,
+    repetition,
+    running_text,
 )
 
 HELD_OUT_PASSKEY = Template(
@@ -83,17 +83,17 @@ class RowMaker:
     vocabulary: int
     lines: Sequence[str]
     """Lines of training text, to be repeated as filler."""
-    ordinary: Noise = field(init=False)
-    text: Text = field(init=False)
+    ordinary: Haystack = field(init=False)
+    text: Haystack = field(init=False)
 
     def __post_init__(self) -> None:
-        self.ordinary = Noise(tuple(range(1, self.vocabulary)))  # 0 is the end of text
-        self.text = Text(self.stream)
+        self.ordinary = drawn_from(range(1, self.vocabulary))  # 0 is the end of text
+        self.text = running_text(self.stream)
 
     def row(self, kind: str, window: int, progress: float, rng: random.Random) -> Row:
         """A row of exactly `window` tokens; `progress` goes from 0 to 1 over the training."""
         if kind == "text":
-            return Row(self.text.tokens(window, rng), list(range(1, window)))
+            return Row(self.text(window, rng), list(range(1, window)))
         if kind == "dense":
             return self.dense(window, rng)
         if kind == "passkey":
@@ -113,7 +113,7 @@ class RowMaker:
         template = rng.choice(MANY_KEYS)
         names = rng.sample(NOUNS, len(NOUNS))
         keys: dict[str, str] = {}  # stated and not asked for yet
-        tokens = self.filler(rng).tokens(rng.randrange(window // 4), rng)
+        tokens = self.filler(rng)(rng.randrange(window // 4), rng)
         scored: list[int] = []
         asking = rng.uniform(0.3, 0.7)
         while len(tokens) < window:
@@ -153,7 +153,7 @@ class RowMaker:
             return self.text
         if kind == 1:
             chosen = rng.sample(self.lines, rng.randrange(1, 5))
-            return Repetition(tuple(tuple(self.encoder.encode(line)) for line in chosen))
+            return repetition(self.encoder, chosen)
         return self.ordinary
 
 

@@ -22,6 +22,7 @@ import torch
 from torch.nn import functional
 
 from ropext.tasks import Encoder, Haystack, passkey, repetition
+from ropext.tasks.item import Request
 from scripts.demo_checkpoint.rows import Mixture, Row, RowMaker, batch_rows
 from scripts.demo_checkpoint.sources import library, read_documents, split
 from scripts.demo_checkpoint.tokenizer import VOCABULARY, CachedEncoder, train_tokenizer
@@ -113,8 +114,8 @@ def rows_loss(model: Any, body: Any, rows: list[Row]) -> torch.Tensor:
 @torch.no_grad()
 def find_rate(model: Any, encoder: Encoder, hay: Haystack, window: int, step: int) -> float:
     """The share of 64 fresh passkeys at `window` that greedy decoding would give."""
-    depths = [(i + 0.5) / 64 for i in range(64)]
-    items = passkey.build(encoder, hay, length=window, depths=depths, index=step, seed=-1)
+    depths = tuple((i + 0.5) / 64 for i in range(64))
+    items = passkey.make(encoder, hay, Request(window, depths, step, seed=-1))
     tokens = torch.tensor([[*item.prompt, *item.answer] for item in items])
     hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state
     size = len(items[0].answer)

@@ -17,7 +17,7 @@ from sample_checkpoint import card, make_model, record, tree, write_json
 
 from ropext.checkpoint import open_snapshot, provenance
 from ropext.checkpoint.card import render
-from ropext.checkpoint.push import Figure, with_figures
+from ropext.checkpoint.push import Figure, _keep_card, with_figures
 
 pytestmark = pytest.mark.slow  # every interpreter imports huggingface_hub
 
@@ -343,6 +343,12 @@ def test_a_run_whose_output_was_pushed_is_done_and_may_be_changed(hub, tmp_path)
     assert ropext(hub, tmp_path, *words, "4").returncode == 0
     (tmp_path / "out/README.md").write_text("by hand")
     assert ropext(hub, tmp_path, *words, "2").returncode == 2
+
+
+def test_a_card_that_cannot_be_written_here_is_noted_after_the_push(tmp_path):
+    (tmp_path / "file").write_text("")
+    (note,) = _keep_card(tmp_path / "file/README.md", "the card")
+    assert "is as it was, without the hub's name" in note
 
 
 def test_a_dry_run_shows_the_files_and_the_card_without_a_token(tmp_path):

@@ -153,6 +153,12 @@ def test_outputs_without_a_name(name: str):
         check_output(Path(name), force=True)
 
 
+def test_a_directory_is_not_named_as_a_gguf_file(tmp_path: Path):
+    with pytest.raises(UsageError, match="named as a GGUF file, and a directory"):
+        check_output(tmp_path / "model.GGUF", force=True)
+    assert check_output(tmp_path / "model.GGUF", force=True, file=True).name == "model.GGUF"
+
+
 # --- recovery ------------------------------------------------------------------------------------
 
 

@@ -118,7 +118,7 @@ def test_extend_without_proof_imports_no_heavy_library(llama, tmp_path):
     assert (tmp_path / "out/model.safetensors").samefile(llama / "model.safetensors")
 
 
-@pytest.mark.parametrize("moment", ["at once", "while it proves"])
+@pytest.mark.parametrize("moment", ["at once", "while it proves", "by a scheduler"])
 def test_an_interrupt_is_answered_and_leaves_nothing(llama, tmp_path, moment):
     words = [sys.executable, "-m", "ropext", "extend", str(llama), "--factor", "2", "-o"]
     if moment == "at once":
@@ -135,6 +135,9 @@ def test_an_interrupt_is_answered_and_leaves_nothing(llama, tmp_path, moment):
     if moment == "while it proves":
         assert "proving" in run.stderr.readline()
         os.killpg(run.pid, signal.SIGINT)
+    elif moment == "by a scheduler":
+        assert "proving" in run.stderr.readline()
+        os.kill(run.pid, signal.SIGTERM)  # the process alone
     said = run.communicate(timeout=60)[1]
     assert said.startswith("error: interrupted")
     assert "Traceback" not in said

@@ -8,7 +8,7 @@ from ropext import narration
 from ropext.checkpoint import copying, weights
 from ropext.cli.output import Bar, Out
 from ropext.evaluation.reading import Unit
-from ropext.evaluation.work import Progress, Worker
+from ropext.evaluation.work import Worker
 from ropext.files import write_text
 
 
@@ -64,9 +64,7 @@ def test_what_was_read_before_or_elsewhere_is_not_counted(now, tmp_path, monkeyp
     process finishes meanwhile was not found."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     said = []
-    worker = Worker(
-        Progress(80, narration.told(said.append, lambda: now[0])), lambda: False, tmp_path
-    )
+    worker = Worker(80, narration.told(said.append, lambda: now[0]), lambda: False, tmp_path)
 
     def unit(number):
         path = tmp_path / f"{number}"

@@ -49,7 +49,7 @@ def test_weights_are_complete_in_stock_transformers(model):
 def share_found(model, length):
     encoder = load_encoder(CHECKPOINT)
     depths = [i / 39 for i in range(40)]
-    items = passkey.build(
+    items = passkey.TASK.build(
         encoder, repetition(encoder), length=length, depths=depths, index=0, seed=99
     )
     ids = torch.tensor([[*item.prompt, *item.answer] for item in items])

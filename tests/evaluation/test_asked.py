@@ -7,7 +7,6 @@ from checkpoints import write_checkpoint, write_documents
 from small_tokenizer import make_tokenizer
 
 from ropext.errors import InputError, Interrupted, UsageError
-from ropext.evaluation import work
 from ropext.evaluation.costs import estimate_evaluation
 from ropext.evaluation.forward import TokenScorer
 from ropext.evaluation.preparing import settle
@@ -97,10 +96,8 @@ def test_the_forecast_is_what_is_read_at_most(model, monkeypatch):
             lambda self, *args, own=own: (seen.append(len(args[-1])), own(self, *args))[1],
         )
     expected = []
-    monkeypatch.setattr(
-        work.Progress, "begin", lambda self, what: expected.append(self.total), raising=True
-    )
-    evaluate(model, **ASKED)
+    hooks = Hooks(show=lambda done, total, what: expected.append(total))
+    evaluate(model, hooks=hooks, **ASKED)
     _, costs = estimate_evaluation(model, **ASKED)
     # One haystack of two questions, and four prompts alone.
     assert [part.passes for part in costs.work] == [2, 1, 2]
@@ -172,7 +169,7 @@ def test_the_users_passages_are_asked(model, tmp_path):
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in known))
     more = {"tasks": "qa_1", "passages": str(tmp_path / "own.jsonl")}
     settled = settle(model, None, False, {**ASKED, **more})
-    text = settled.decode(settled.questions[0][0].prompt)
+    text = settled.encoder.decode(settled.questions[0][0].prompt)
     number = text.rsplit("Who is ", 1)[1].partition("?")[0]
     assert f"M{number} is {number}." in text
     assert settled.questions[0][0].references == (f"M{number}",)

@@ -8,6 +8,7 @@ from checkpoints import write_checkpoint, write_documents
 from command_line import run
 
 from ropext.errors import RopextError
+from ropext.options.evaluate import Evaluate
 from ropext.results import rundir
 from ropext.results.comparison import differences
 from ropext.results.gates import Metrics, parse_gate
@@ -140,7 +141,8 @@ def test_what_gates_may_ask_is_what_is_measured(runs, tmp_path, capsys):
     assert run("eval", *arguments, capsys=capsys)[0] == 0
     done = read_run(tmp_path / "run")
     labels = tuple(done.contenders)
-    coming = Metrics(labels, (64, 256), has_text=True, tasks=("passkey",), is_strided=True)
+    options = Evaluate(data="docs.jsonl", tasks=("passkey",), protocol="hf-stride")
+    coming = Metrics(options, labels, (64, 256))
 
     def flat(at, whole):
         return {f"{name}@{length}" for name in at for length in (64, 256)} | {*whole}

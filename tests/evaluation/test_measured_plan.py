@@ -104,11 +104,11 @@ def test_a_spectrum_spoilt_on_purpose_ranks_last_and_the_model_comes_back_as_it_
         plans = {"spoilt": make_plan(config, extend.parse_extend(wish))} | plans
         ids = torch.as_tensor(reader.documents[0][:512], dtype=torch.long)[None]
         with torch.no_grad():
-            before = reader.model(ids).logits
+            before = reader.scorer.model(ids).logits
         ranking = rank(reader, plans)
         with torch.no_grad():
-            assert torch.equal(reader.model(ids).logits, before)
-        reader.model(ids, labels=ids).loss.backward()  # and it can be trained
+            assert torch.equal(reader.scorer.model(ids).logits, before)
+        reader.scorer.model(ids, labels=ids).loss.backward()  # and it can be trained
     assert ranking.standings[-1].method == "spoilt"
     assert ranking.standings[-1].behind.ci95[0] > 1
     assert ranking.taken != "spoilt"
@@ -137,30 +137,30 @@ def test_short_documents_can_be_glued_and_it_is_said(place):
 
 def test_only_what_the_named_loaders_read_exactly_takes_part(place):
     config = open_snapshot(str(place / "model")).config
-    forms = closed_forms(
+    plans, left_out = closed_forms(
         config, extend.parse_extend({"factor": 4.0, "for_loaders": ("ctranslate2",)})
     )
-    assert "llama3" in forms.left_out
-    assert {"ntk", "dynamic"} <= set(forms.plans)
-    assert "ctranslate2" in forms.left_out["llama3"]
+    assert "llama3" in left_out
+    assert {"ntk", "dynamic"} <= set(plans)
+    assert "ctranslate2" in left_out["llama3"]
     with pytest.raises(UsageError, match="--factor must be above 1"):
         closed_forms(config, extend.parse_extend({"factor": 0.5}))
 
 
 def test_the_named_method_takes_part_with_its_knobs(place):
     config = open_snapshot(str(place / "model")).config
-    forms = closed_forms(
+    plans, left_out = closed_forms(
         config, extend.parse_extend({"factor": 4.0, "method": "yarn", "beta_fast": 8.0})
     )
-    assert forms.plans["yarn"].knobs["beta_fast"] == 8.0
-    assert forms.plans["by-parts"].knobs["beta_fast"] == 32.0
-    assert "abf" not in forms.plans
-    assert "abf" not in forms.left_out
+    assert plans["yarn"].knobs["beta_fast"] == 8.0
+    assert plans["by-parts"].knobs["beta_fast"] == 32.0
+    assert "abf" not in plans
+    assert "abf" not in left_out
 
 
 def test_a_tie_goes_to_the_form_that_more_loaders_read(place):
     config = open_snapshot(str(place / "model")).config
-    order = preference(closed_forms(config, extend.parse_extend({"factor": 4.0})).plans)
+    order = preference(closed_forms(config, extend.parse_extend({"factor": 4.0}))[0])
     assert order.index("ntk") < order.index("yarn")
     assert order.index("pi") < order.index("llama3")
 

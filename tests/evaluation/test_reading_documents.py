@@ -69,7 +69,7 @@ def documents_of(texts):
 def test_strided_reading_is_the_documentations_loop(size, stride):
     model, ids = tiny(), random_ids(170)
     expected = hf_documentation_loop(model, torch.as_tensor(ids).long()[None], size, stride)
-    total, weight = read_strided(scorer_of(model), model, ids, size)
+    total, weight = read_strided(scorer_of(model), ids, size)
     assert weight == expected[1]
     assert total == pytest.approx(expected[0], rel=1e-5)
 
@@ -78,7 +78,7 @@ def test_yarn_protocol_comes_from_the_same_pass():
     model = tiny(max_position_embeddings=128, rope_parameters=rope("yarn", 2.0))
     texts = [random_ids(128, seed=k) for k in range(9)]
     scorer = scorer_of(model)
-    arrays = [read_pass(scorer, model, ids, 128) for ids in texts]
+    arrays = [read_pass(scorer, ids, 128) for ids in texts]
     frame = Frame(CONTEXT, LENGTHS, 16, Bootstrap())
     values = text_values(frame, documents_of(texts), Reading("m", {128: arrays}), None)
     for length in LENGTHS:
@@ -88,7 +88,7 @@ def test_yarn_protocol_comes_from_the_same_pass():
 
 def test_short_window_is_a_forward_per_window():
     model, ids = tiny(), random_ids(160)
-    found = read_short(scorer_of(model), model, ids, CONTEXT)
+    found = read_short(scorer_of(model), ids, CONTEXT)
     row = torch.as_tensor(ids).long()[None]
     for token in (1, 40, 63, 64, 95, 96, 130, 159):
         # The window that scores it, worked out here: the first one that reaches it.
@@ -103,8 +103,8 @@ def test_uniform_logits_have_the_vocabulary_as_perplexity_under_every_protocol()
     model.lm_head.weight.data.zero_()
     texts = [random_ids(128, seed=k) for k in range(9)]
     scorer = scorer_of(model)
-    whole = [read_pass(scorer, model, ids, 128) for ids in texts]
-    short = [read_short(scorer, model, ids, CONTEXT) for ids in texts]
+    whole = [read_pass(scorer, ids, 128) for ids in texts]
+    short = [read_short(scorer, ids, CONTEXT) for ids in texts]
     frame = Frame(CONTEXT, LENGTHS, 16, Bootstrap())
     values = text_values(
         frame, documents_of(texts), Reading("m", {128: whole}), Reading("base", {128: short})
@@ -112,7 +112,7 @@ def test_uniform_logits_have_the_vocabulary_as_perplexity_under_every_protocol()
     for length in LENGTHS:
         for name in ("tail", "cumulative", "yarn", "in_window"):
             assert values[f"{name}@{length}"].value == pytest.approx(VOCABULARY, rel=1e-5)
-        total, weight = read_strided(scorer, model, texts[0], length)
+        total, weight = read_strided(scorer, texts[0], length)
         assert math.exp(total / weight) == pytest.approx(VOCABULARY, rel=1e-5)
         # One byte per token here.
         assert values[f"bpb@{length}"].value == pytest.approx(math.log2(VOCABULARY), rel=1e-5)

@@ -409,6 +409,9 @@ def test_a_tokenizer_of_another_model(place, tmp_path):
 def test_a_tokenizer_that_is_not_there_is_not_made_up(place, tmp_path):
     write_checkpoint(tmp_path / "model")
     (tmp_path / "model/tokenizer.json").unlink()
+    (tmp_path / "model/tokenizer_config.json").unlink()
+    with pytest.raises(InputError, match=r"there is no tokenizer\.json, and .*slow tokenizer"):
+        evaluate(str(tmp_path / "model"), data=str(place / "docs.jsonl"), lengths="64")
     (tmp_path / "model/tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
     with pytest.raises(InputError, match="its files are missing"):
         evaluate(str(tmp_path / "model"), data=str(place / "docs.jsonl"), lengths="64")

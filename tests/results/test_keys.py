@@ -48,17 +48,17 @@ def test_planted_keys_are_found_and_no_others(planted):
     found = key_tokens(planted, "reference")
     assert (found.keys, found.mirrored, found.tokens) == (2 * NUM, 0, NUM * (LONG - CONTEXT))
     assert found.span == (CONTEXT, LONG)
-    losses = {label: own[0].value for label, own in found.losses.items()}
+    losses = {label: own["keys"].value for label, own in found.losses.items()}
     assert losses == pytest.approx({"base": 3.0, "reference": 0.5, "other": (3 + 0.25) / 2})
-    whole = found.losses["reference"][1].value
+    whole = found.losses["reference"]["whole"].value
     assert whole == pytest.approx(3 - 2 * 2.5 / (LONG - CONTEXT))
-    assert found.losses["other"][0].ci95 is not None
+    assert found.losses["other"]["keys"].ci95 is not None
 
 
 def test_blind_to_what_the_reference_does_not_find(planted):
     """The other run finds token 400, and gets credit only where it chooses the keys itself."""
-    by_reference = key_tokens(planted, "reference").losses["other"][0].value
-    by_itself = key_tokens(planted, "other").losses["other"][0].value
+    by_reference = key_tokens(planted, "reference").losses["other"]["keys"].value
+    by_itself = key_tokens(planted, "other").losses["other"]["keys"].value
     assert by_itself == pytest.approx(0.25) != by_reference
 
 
@@ -74,7 +74,7 @@ def test_blind_to_chance_but_for_the_mirrored_count():
     )
     assert found.keys == pytest.approx(found.mirrored, rel=0.2)
     assert found.keys > 200
-    assert found.losses["one"][0].value < 2 < 2.9 < found.losses["other"][0].value
+    assert found.losses["one"]["keys"].value < 2 < 2.9 < found.losses["other"]["keys"].value
 
 
 def test_the_table_and_the_json(planted):

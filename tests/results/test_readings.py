@@ -207,7 +207,8 @@ def test_pairing_makes_the_error_bar_smaller_and_follows_the_hash_not_the_order(
     assert delta.se < 0.1 * unpaired
     assert last.winner == "a"
     assert compared.paired == 12
-    assert [span[:2] for span in compared.positions["b"]] == list(octaves(64, 256, 4))
+    spans = [(row["start"], row["stop"]) for row in compared.positions["b"]]
+    assert spans == list(octaves(64, 256, 4))
 
 
 def test_no_winner_where_an_interval_holds_zero(setting):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ropext.errors import UsageError
+from ropext.options.evaluate import Evaluate
 from ropext.results.comparison import item_differences
 from ropext.results.gates import Metrics, parse_gate
 from ropext.results.retrieval import (
@@ -95,10 +96,10 @@ def test_what_no_model_can_do_in_its_window_is_not_measurable():
 
 
 def test_gates_about_the_mean():
-    metrics = Metrics(("yarn-4x",), (4096,), False, ("vt", "cwe"))
+    metrics = Metrics(Evaluate(tasks=("vt", "cwe")), ("yarn-4x",), (4096,))
     metrics.check([parse_gate("ruler@4k<0.85"), parse_gate("ruler_context < 4k")])
     with pytest.raises(UsageError, match="no such metric"):
-        Metrics(("yarn-4x",), (4096,), False, ("vt",)).check([parse_gate("ruler@4k<0.85")])
+        Metrics(Evaluate(tasks=("vt",)), ("yarn-4x",), (4096,)).check([parse_gate("ruler@4k<0.85")])
     with pytest.raises(UsageError, match="none of the lengths"):
         metrics.check([parse_gate("ruler@32k<0.85")])
 

@@ -208,7 +208,7 @@ def test_nobody_that_is_asked_for_is_told_of_twice(hops, monkeypatch):
 
 def test_more_lines_than_pairs_of_words_have_keys_of_their_own():
     (task,) = [own for own in TASKS if own.name == "niah_multikey_2"]
-    own = task.build.make(Order(len(NOUNS) ** 2, DEPTHS * 2, 2**20, random.Random(0)))[0]
+    own = task.maker.make(Order(len(NOUNS) ** 2, DEPTHS * 2, 2**20, random.Random(0)))[0]
     keys = re.findall(r"secret number of (\S+) is \d", own.text)
     assert len(keys) == len(set(keys)) == len(NOUNS) ** 2 + 10
 

@@ -6,9 +6,9 @@ import pytest
 
 from ropext.errors import UsageError
 from ropext.tasks import TASKS as EVERY
-from ropext.tasks import Noise, Text, find_task, mkey, noise, passkey, repetition
 from ropext.tasks import copy as copying
-from ropext.tasks.item import Template, derived_rng, occurs
+from ropext.tasks import find_task, mkey, noise, repetition, running_text
+from ropext.tasks.item import Template, derived_rng, drawn_from, occurs
 
 TASKS = [task for task in EVERY if not task.in_words]  # of ids; the others: test_asking.py
 DEPTHS = (0.0, 0.25, 0.5, 0.9, 1.0)
@@ -38,7 +38,7 @@ def text_of(tokens):
 
 def haystacks(encoder):
     prose = "It was a bright cold day in April, and the clocks were striking thirteen. " * 9
-    return repetition(encoder), noise(encoder), Text(encoder.encode(prose))
+    return repetition(encoder), noise(encoder), running_text(encoder.encode(prose))
 
 
 def build(task, encoder, haystack, length, depths=DEPTHS, index=0, seed=7):
@@ -77,7 +77,7 @@ def test_an_item_does_not_depend_on_the_other_depths(name):
 
 def test_passkey_reads_as_written():
     encoder = Characters()
-    hay = Text(encoder.encode("a" * 1000))
+    hay = running_text(encoder.encode("a" * 1000))
     for depth, before in ((0.0, 0), (0.5, 77), (1.0, 154)):
         (item,) = build(find_task("passkey"), encoder, hay, 200, depths=(depth,))
         key = text_of(item.answer)[1:]
@@ -85,23 +85,6 @@ def test_passkey_reads_as_written():
         # 200 - 24 (statement) - 16 (question) - 6 (answer) = 154 of filler, cut at the depth
         statement, question = f"\nThe pass key is {key}.\n", "\nThe pass key is"
         assert text_of(item.prompt) == ("a" * before + statement + "a" * (154 - before) + question)
-
-
-def test_the_original_wording_states_the_key_twice():
-    encoder = Characters()
-    (item,) = passkey.build(
-        encoder,
-        repetition(encoder),
-        length=600,
-        depths=(0.3,),
-        index=0,
-        seed=0,
-        template=passkey.LANDMARK,
-    )
-    text, key = text_of(item.prompt), text_of(item.answer)[1:]
-    assert text.startswith("There is an important info")
-    assert text.count(key) == 2
-    assert text.endswith("What is the pass key? The pass key is")
 
 
 def test_answer_is_what_joint_tokenization_gives():
@@ -137,7 +120,9 @@ def test_multi_key_items_share_their_prefix_and_hold_each_key_once():
 
 def test_multi_key_depths_are_places_in_the_filler():
     encoder = Characters()
-    items = build(find_task("mkey"), encoder, Text([ord("a")] * 50), 600, depths=(0.75, 0.25))
+    items = build(
+        find_task("mkey"), encoder, running_text([ord("a")] * 50), 600, depths=(0.75, 0.25)
+    )
     haystack = text_of(items[0].prompt[: items[0].shared])
     runs = [len(run) for run in re.findall(r"a{5,}", haystack)]
     filler = sum(runs)
@@ -182,7 +167,7 @@ def test_a_key_that_stands_in_the_haystack_is_drawn_again():
     """A haystack that holds thousands of keys: each item still has a key of its own."""
     encoder = Characters()
     taken = "".join(f"{key:05d} " for key in range(0, 100_000, 2))
-    hay = Text(encoder.encode(taken))
+    hay = running_text(encoder.encode(taken))
     for index in range(20):
         (item,) = build(find_task("passkey"), encoder, hay, 20_000, depths=(0.5,), index=index)
         key = text_of(item.answer)[1:]
@@ -190,17 +175,11 @@ def test_a_key_that_stands_in_the_haystack_is_drawn_again():
 
 
 def test_a_haystack_that_leaves_no_key_is_an_error():
-    class Everything:
-        name = "everything"
-
-        def tokens(self, count, rng):
-            return [ord("7")] * count
-
-    sevens = Noise((ord("7"),))
-    assert sevens.tokens(3, derived_rng(0)) == [ord("7")] * 3
+    sevens = drawn_from([ord("7")])
+    assert sevens(3, derived_rng(0)) == [ord("7")] * 3
     encoder = Characters()
     with pytest.raises(UsageError, match="haystack"):
-        copying_items(encoder, Everything())
+        copying_items(encoder, sevens)
 
 
 def copying_items(encoder, haystack):
@@ -231,12 +210,12 @@ def test_haystacks_give_exactly_what_is_asked():
     encoder = Characters()
     for haystack in haystacks(encoder):
         for count in (0, 1, 50, 2000):
-            assert len(haystack.tokens(count, derived_rng(1))) == count
-    text = text_of(repetition(encoder).tokens(300, derived_rng(3)))
+            assert len(haystack(count, derived_rng(1))) == count
+    text = text_of(repetition(encoder)(300, derived_rng(3)))
     cycle = "The grass is green. The sky is blue. The sun is yellow. Here we go."
     cycle += " There and back again."
     assert text in cycle * 6
-    wrapped = Text(encoder.encode("abcdef")).tokens(14, derived_rng(2))
+    wrapped = running_text(encoder.encode("abcdef"))(14, derived_rng(2))
     assert text_of(wrapped) in "abcdef" * 4
 
 
@@ -248,5 +227,5 @@ def test_occurs():
 
 def test_multi_key_needles_have_equal_question_sizes():
     encoder = Pieces()
-    needles = mkey.draw_needles(encoder, mkey.PLAIN, 16, derived_rng(0))
+    needles = mkey.draw_needles(encoder, 16, derived_rng(0))
     assert len({len(question) + len(answer) for _, question, answer in needles}) == 1

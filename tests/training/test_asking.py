@@ -88,7 +88,7 @@ def test_keys_and_haystacks_are_none_of_an_evaluation_with_the_same_seed():
     evaluated = {
         tuple(item.answer)
         for index in range(8)
-        for item in mkey.build(
+        for item in mkey.TASK.build(
             Characters(),
             repetition(Characters()),
             length=LENGTH,
