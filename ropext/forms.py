@@ -1,4 +1,4 @@
-"""The stock rope types: what a rope dict makes transformers compute, and which dict carries a wish.
+"""The stock rope types: the spectrum and attention factor of a rope dict, and the dict of a wish.
 
 A *form* is a `rope_type` with its keys in transformers-5 names. `read` transcribes transformers'
 arithmetic in float64 instead of its float32; `carry` looks for a form whose reading equals the

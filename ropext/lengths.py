@@ -1,4 +1,5 @@
-"""Lengths and positions: the grid that is measured, the tail before a length, the buckets."""
+"""Lengths and positions: `128k` as tokens, the grid that is measured, the tail before a length, the
+buckets."""
 
 import itertools
 import math

@@ -11,11 +11,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from ropext import families, forms, proof
 from ropext.checkpoint import Snapshot, open_snapshot
+from ropext.checkpoint.comparing_weights import compare_weights
 from ropext.checkpoint.provenance import NAME as RECORD
 from ropext.checkpoint.provenance import TRAININGS, Record, base_config, read_record, record_in
 from ropext.checkpoint.staging import replace_file
 from ropext.checkpoint.tokenizer import length_edits
-from ropext.checkpoint.weights import WeightFile, compare_weights, content_digest, weigh
+from ropext.checkpoint.weights import WeightFile, content_digest, weigh
 from ropext.errors import InputError, ProofFailed, UnsupportedModel, UsageError
 from ropext.families import Model
 from ropext.files import dump, read_object

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from ropext.checkpoint import provenance, tokenizer
 from ropext.checkpoint.card import README, Card, read_readme, render
+from ropext.checkpoint.comparing_weights import compare_weights
 from ropext.checkpoint.copying import copy_file, place
 from ropext.checkpoint.provenance import Record
 from ropext.checkpoint.snapshot import Snapshot, require_weights
@@ -19,7 +20,7 @@ from ropext.checkpoint.staging import (
     staged,
 )
 from ropext.checkpoint.tokenizer import TOKENIZER, LengthEdit
-from ropext.checkpoint.weights import compare_weights, weigh
+from ropext.checkpoint.weights import weigh
 from ropext.errors import InputError, UsageError
 from ropext.files import dump, os_errors
 from ropext.narration import Show, unseen

@@ -2,14 +2,13 @@
 
 import hashlib
 import heapq
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from ropext.corpus.encoding import CUT_MARGIN, Document, DocumentEncoder, joined
+from ropext.corpus.encoding import Document, DocumentEncoder, joined
 from ropext.corpus.sources import RawDocument
 from ropext.errors import InputError
 from ropext.lengths import length_text
@@ -222,47 +221,3 @@ def _joined(parts: list[Document]) -> Document:
         parts[0].has_bos,
         joined(part.fingerprint for part in parts),
     )
-
-
-BLANK_LINES, WINDOWS = "blank-lines", "windows"
-REMEDY = (
-    f"--split-documents makes several documents of one text ({BLANK_LINES}, a separator, or "
-    f"{WINDOWS})"
-)
-# More tokens than any text has.
-NO_LIMIT = 2**31 - 1
-
-
-def split_documents(
-    raw: Iterable[RawDocument], how: str | None, encoder: DocumentEncoder, length: int
-) -> Iterator[RawDocument]:
-    """Texts cut at blank lines, at a separator, or into windows of `length` tokens; with None, and
-    of conversations, what was found."""
-    for own in raw:
-        if how is None or not isinstance(own.content, str):
-            yield own
-            continue
-        pieces = [piece for piece in _pieces(own, how, encoder, length) if piece.strip()]
-        for number, piece in enumerate(pieces, 1):
-            yield RawDocument(f"{own.name}#{number}" if len(pieces) > 1 else own.name, piece)
-
-
-def _pieces(
-    own: RawDocument, how: str, encoder: DocumentEncoder, length: int
-) -> list[str] | Iterator[str]:
-    text = encoder.text_of(own)
-    if how == WINDOWS:
-        return _windows(own.name, text, encoder, length)
-    if how == BLANK_LINES:
-        return re.split(r"\n[^\S\n]*\n\s*", text)
-    return text.split(how.replace("\\n", "\n").replace("\\t", "\t"))
-
-
-def _windows(name: str, text: str, encoder: DocumentEncoder, length: int) -> Iterator[str]:
-    """Windows that follow one another; each a little longer, for a cut can change a token."""
-    coded = encoder.document(name, text, NO_LIMIT)
-    ends = np.concatenate([[0], np.cumsum(coded.token_bytes)])
-    data = text.encode("utf-8", "replace")
-    for start in range(0, max(1, len(coded) - length + 1), length):
-        stop = min(start + length + CUT_MARGIN, len(coded))
-        yield data[ends[start] : ends[stop]].decode("utf-8", "ignore")

@@ -22,7 +22,7 @@ from ropext import corpus
 from ropext.checkpoint import Snapshot, open_snapshot, provenance, with_weights
 from ropext.checkpoint.staging import check_output
 from ropext.corpus import Document, DocumentEncoder, RawDocument
-from ropext.corpus.selection import NO_LIMIT
+from ropext.corpus.splitting import NO_LIMIT
 from ropext.errors import InputError, RopextError, UsageError
 from ropext.evaluation import loading
 from ropext.evaluation.costs import shape_of
@@ -55,8 +55,9 @@ from ropext.results.comparison import item_differences
 from ropext.results.gates import Metrics
 from ropext.results.overlap import trained
 from ropext.results.perplexity import Frame, Reading
-from ropext.results.rounds import ROUNDS, UNTOUCHED, Round, because, halve, tied
+from ropext.results.rounds import ROUNDS, UNTOUCHED, Round, halve, tied
 from ropext.results.values import FEWEST_DOCUMENTS, values_json
+from ropext.results.verdict import because
 from ropext.tasks import Item, find_task, repetition
 from ropext.workdir import Ledger, Workdir
 

@@ -16,7 +16,7 @@ from ropext.checkpoint.provenance import (
     weights_digest,
 )
 from ropext.checkpoint.weights import read_header
-from ropext.corpus.selection import NO_LIMIT, REMEDY
+from ropext.corpus.splitting import NO_LIMIT, REMEDY
 from ropext.errors import InputError, UnsupportedModel, UsageError
 from ropext.evaluation.loading import is_masked
 from ropext.evaluation.preparing import masking_of

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from ropext.results.perplexity import Frame, Reading
-from ropext.results.rounds import UNTOUCHED, because, halve, tied, verdict
+from ropext.results.rounds import UNTOUCHED, halve, tied
 from ropext.results.values import Bootstrap, values_json
+from ropext.results.verdict import because, verdict
 
 FRAME = Frame(8, (16,), 4, Bootstrap(0))
 

@@ -1,0 +1,68 @@
+"""What `--method auto` says in the end: two numbers and a sentence, from documents that took no
+part in choosing; and why one was taken."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ropext.lengths import length_text
+from ropext.results.rounds import UNTOUCHED, Round
+from ropext.results.values import FEWEST_DOCUMENTS, Value
+
+
+@dataclass(frozen=True)
+class AutoVerdict:
+    """What came of a choice: two numbers and a sentence."""
+
+    gain: Value | None  # nats a token over the base's short window, at the target
+    short_tax: Value | None  # nats a token lost inside the context
+    sentence: str
+
+
+def verdict(choice: Mapping[str, Any], results: Mapping[str, Any], final: str) -> AutoVerdict:
+    """On the finished checkpoint, from an evaluation on documents that took no part in choosing."""
+    metrics: Mapping[str, Any] = results["variants"][final]["metrics"]
+    target = int(choice["target"])
+
+    def number(name: str) -> Value | None:
+        return Value.from_json(metrics[name]) if name in metrics else None
+
+    gain, tax = number(f"gain@{target}"), number("short_tax")
+    return AutoVerdict(gain, tax, _sentence(choice, gain, final, length_text(target)))
+
+
+def _sentence(choice: Mapping[str, Any], gain: Value | None, final: str, length: str) -> str:
+    taken = choice["taken"]
+    if gain is None:
+        return f"{taken} was taken; what it gains at {length} was not measured"
+    if gain.ci95 is None:
+        return (
+            f"{taken} was taken; {gain.n} documents that took no part in choosing are too few to "
+            f"say whether it gains anything over truncation ({FEWEST_DOCUMENTS} or more do)"
+        )
+    if gain.ci95[0] <= 0:
+        how = "better" if gain.ci95[1] < 0 else "as well"
+        return (
+            f"extending gains nothing on these texts: truncation predicts the last tokens before "
+            f"{length} {how}; written all the same"
+        )
+    if taken == UNTOUCHED:
+        return (
+            f"leave this model as it is: it reads {length} untouched as well as by any method "
+            "tried; what was written raises the stated length alone"
+        )
+    later = {"fitted": ", then a fitted spectrum", "tuned": ", then trained"}.get(final, "")
+    return f"extended by {taken}{later}: {choice['because']}"
+
+
+def because(last: Round, taken: str) -> str:
+    """Why one was taken, by the documents that chose."""
+    lowest, count = next(iter(last.behind)), last.documents
+    on = f"on {count} document{'s' if count > 1 else ''}"
+    others = [label for label in last.behind if label != taken]
+    if taken != lowest:
+        return f"as low as {lowest} {on}, and the plainer form"
+    if not others:
+        return f"lowest loss at the target {on}"
+    ahead = last.behind[others[0]].value
+    return f"lowest loss at the target {on}, {ahead:.4f} nats a token below {others[0]}"
