@@ -9,10 +9,9 @@
 So a command or recipe that uses them runs from any directory and records no path of this machine.
 """
 
-import difflib
 from pathlib import Path
 
-from ropext.errors import InputError
+from ropext.errors import InputError, did_you_mean
 
 SCHEME = "ropext://"
 _DEMO = Path(__file__).parent / "demo"
@@ -37,8 +36,7 @@ def find_recipe(name: str) -> Path:
     wanted = name.removesuffix(".yaml")
     if wanted in known:
         return known[wanted]
-    near = difflib.get_close_matches(wanted, known, 2, 0.4)
-    hint = f"did you mean {' or '.join(near)}?" if near else "`ropext recipes ls` lists them"
+    hint = did_you_mean(wanted, known, "`ropext recipes ls` lists them")
     if wanted != name:
         raise InputError(f"there is no file {name[:80]}, and no recipe of ropext's own; {hint}")
     raise InputError(f"no recipe of the name {name[:80]} comes with ropext; {hint}")
@@ -63,8 +61,7 @@ def _find(
         return known[name]
     if name in others:
         raise InputError(f"{name} names bundled {other}, no {kind}; bundled {kind}: {_list(known)}")
-    near = difflib.get_close_matches(name, known, 1)
-    ask = f"did you mean {near[0]}?" if near else f"known are {_list(known)}"
+    ask = did_you_mean(name, known, f"known are {_list(known)}")
     raise InputError(f"{name[:80]} names nothing that comes with ropext as {kind}; {ask}")
 
 

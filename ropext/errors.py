@@ -4,12 +4,19 @@ One sentence each: what was asked, what was found, what to do, with the flag or 
 A bug is never one of these; it keeps its traceback.
 """
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 
 
 def listed(words: Sequence[str]) -> str:
     """Words as a sentence lists them: a, b and c."""
     return " and ".join([part for part in (", ".join(words[:-1]), *words[-1:]) if part])
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Which of the known names was perhaps meant; where none is near, what to say otherwise."""
+    near = difflib.get_close_matches(word, list(known), 2, 0.5)
+    return f"did you mean {' or '.join(near)}?" if near else otherwise
 
 
 class RopextError(Exception):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ropext.errors import InputError, UsageError
+from ropext.errors import InputError, UsageError, did_you_mean
 from ropext.files import read_bytes
 from ropext.lengths import parse_length
 from ropext.options.fields import Key
@@ -259,10 +259,8 @@ def _known(
 
 
 def _near(word: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(word, [name for name in names if name], 3, 0.5)
-    if near:
-        return f"; did you mean {' or '.join(near)}?"
-    return f"; known are {', '.join(name for name in names if name)}"
+    known = [name for name in names if name]
+    return "; " + did_you_mean(word, known, f"known are {', '.join(known)}")
 
 
 def place(entry: Entry) -> str:

@@ -293,8 +293,8 @@ def _locate(model: str, revision: str | None, weights: bool) -> tuple[Path, str 
 def _a_file(path: Path) -> str:
     if path.suffix.lower() == ".gguf":
         return (
-            f"{path} is a GGUF file, which inspect, plan, extend, verify, eval and fit read, and "
-            "nothing else does: its weights are quantised"
+            f"{path} is a GGUF file, which inspect, plan, extend, verify, eval and fit read; "
+            "finetune, run, push and --method auto take Hugging Face checkpoints"
         )
     return f"{path} is a file; name the directory of a Hugging Face checkpoint or a hub id"
 

@@ -147,8 +147,8 @@ REFUSALS = {
     "twin": "keeps an unscaled rotary embedding beside the scaled one, for the layers that"
     " rope_scaling_layers leaves out; it takes a plan per layer",
     "learned": "has a learned table of absolute positions; inspect, plan, extend, verify, eval,"
-    " finetune and push take it, each as a command of its own, and fit, run and plan --measure do"
-    " not yet",
+    " finetune and push take it, each as a command of its own; fit, run, plan --measure and"
+    " --method auto do not yet",
     "sinusoidal": "adds fixed sinusoids to its embeddings, which stock computes; no key does",
     "alibi": "uses ALiBi: its slopes are hard-coded in stock transformers and follow from the"
     " number of heads alone, so that no config and no weight can carry others; it reads any length"

@@ -5,7 +5,6 @@ A cell says what one loader's version range makes of one kind of rope dict in on
 A family or a kind without a cell is "not measured"; nothing is inferred from a similar one.
 """
 
-import difflib
 import json
 import math
 import re
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ropext import forms
-from ropext.errors import UsageError
+from ropext.errors import UsageError, did_you_mean
 from ropext.forms import Params
 
 
@@ -361,9 +360,8 @@ def select(name: str) -> tuple[LoaderVersions, ...]:
     mine = [r for r in readers() if r.loader == loader]
     if not mine:
         known = [*dict.fromkeys(r.loader for r in readers()), "transformers4", *FILE_READERS]
-        near = difflib.get_close_matches(loader, [*known, *_ALIASES], n=2, cutoff=0.5)
-        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
-        raise UsageError(f"--for {name!r}: no such loader{hint}; known are {', '.join(known)}")
+        meant = did_you_mean(loader, [*known, *_ALIASES], "none has a name like it;")
+        raise UsageError(f"--for {name!r}: no such loader; {meant} known are {', '.join(known)}")
     if not version:
         return (mine[0],)
     fitting = tuple(r for r in mine if _covers(r, version))

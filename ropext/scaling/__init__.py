@@ -1,10 +1,9 @@
 """The methods, one list: choices of `--method`, its checks, docs and shared tests follow it."""
 
-import difflib
 from dataclasses import replace
 
 from ropext import forms
-from ropext.errors import UsageError
+from ropext.errors import UsageError, did_you_mean
 from ropext.rope import Rope, Spectrum
 from ropext.scaling import by_parts, longrope, ntk, pi, tables, yarn
 from ropext.scaling.method import Method, Scaling
@@ -41,8 +40,7 @@ def find(name: str, flag: str = "--method") -> Method:
         raise UsageError(
             f"{flag} {name} is for models that rotate nothing, and moves no rotary embedding"
         )
-    near = difflib.get_close_matches(name, METHODS, n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(METHODS)}"
+    hint = did_you_mean(name, METHODS, f"known are {', '.join(METHODS)}")
     raise UsageError(f"{flag} {name[:60]!r} is not a method; {hint}")
 
 

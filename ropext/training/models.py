@@ -1,6 +1,5 @@
 """The model in memory as training wants it: without weights, loaded, and with its LoRA."""
 
-import difflib
 import importlib.util
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 
 from ropext.checkpoint import Snapshot
-from ropext.errors import InputError, UnsupportedModel, UsageError
+from ropext.errors import InputError, UnsupportedModel, UsageError, did_you_mean
 from ropext.evaluation.forward import BENDING
 from ropext.evaluation.loading import (
     auto_class,
@@ -246,10 +245,9 @@ def target_names(model: Any, wanted: tuple[str, ...]) -> list[str]:
         raise InputError("--targets: this model has no linear layer inside its blocks")
     for name in wanted:
         if name not in found:
-            near = difflib.get_close_matches(name, found, 1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
+            meant = did_you_mean(name, found, "none has a name like it;")
             raise UsageError(
-                f"--targets {name} matches no linear layer{hint}; there are {', '.join(found)}"
+                f"--targets {name} matches no linear layer; {meant} there are {', '.join(found)}"
             )
     return list(wanted) or found
 
