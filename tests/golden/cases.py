@@ -44,10 +44,13 @@ class Case:
     words: tuple[str, ...]
     output: str | None = None
     processes: int = 1
+    trained: bool = False  # it writes or reads numbers that were learned here
 
 
-def _case(name: str, line: str, output: str | None = None, processes: int = 1) -> Case:
-    return Case(name, tuple(line.split()), output, processes)
+def _case(
+    name: str, line: str, output: str | None = None, processes: int = 1, trained: bool = False
+) -> Case:
+    return Case(name, tuple(line.split()), output, processes, trained)
 
 
 _TRAIN = "--data ropext://tuning --batch-tokens 1024"
@@ -92,9 +95,14 @@ CASES = (
     _case("finetune-pose", f"{_TUNE} --strategy pose --window 128 -o posed", "posed"),
     _case("finetune-glued", f"{_TUNE} --packing glued -o glued --json", "glued"),
     _case("finetune-questions", f"{_TUNE} --retrieval-share 0.5 -o asked", "asked"),
-    _case("finetune-spectrum", f"{_TUNE} --train-spectrum -o joint", "joint"),
+    _case("finetune-spectrum", f"{_TUNE} --train-spectrum -o joint", "joint", trained=True),
     _case("eval-dry", f"eval long {_EVAL} --dry-run"),
-    _case("eval", f"eval tuned {_EVAL} --tasks passkey,mkey --items 2 -o measured", "measured"),
+    _case(
+        "eval",
+        f"eval tuned {_EVAL} --tasks passkey,mkey --items 2 -o measured",
+        "measured",
+        trained=True,
+    ),
     _case(
         "eval-methods", f"eval ropext://demo --method pi,yarn --factor 2 {_EVAL} -o grid", "grid"
     ),
