@@ -185,7 +185,8 @@ class FitSettings(Training):
     )
     learning_rate: Positive | None = wanted(
         None,
-        "peak learning rate, in relative change per step [0.02; of fewer than 16 pairs up to 0.05]",
+        "peak learning rate, in relative change per step "
+        "[0.02, from 8 times on 0.03; of fewer than 16 pairs up to 0.1]",
     )
     window: Annotated[Length, Field(ge=4, le=LARGEST)] | None = wanted(
         None, "pose: tokens of a row [the context, at most 2048 and half the target]"

@@ -216,8 +216,10 @@ def eval_every(options: Training, steps: int) -> int:
 # A fit, measured on the bundled model (docs/fitting.md): the peak of a cosine after a short
 # warm-up. Steps and tokens of a step are the options' own defaults.
 FIT_LEARNING_RATE = 0.02  # of 16 pairs and more
-# The noise that all pairs add in a step is held where fewer turn, each of which has further to go.
-FEW_PAIRS, MOST_FIT_LEARNING_RATE = 16, 0.05
+# Over the number of pairs: the noise that all add in a step is less where fewer turn, and each has
+# further to go. From 8 times on all have.
+FEW_PAIRS, OF_FEW_PAIRS, MOST_FIT_LEARNING_RATE = 16, 0.4, 0.1
+FAR_FACTOR, FAR_SHARE = 8, 1.5
 FIT_WARMUP_SHARE = 10  # of all steps, one in so many
 FIT_SCHEDULE = "cosine"
 FIT_MEASURED = "measured on the bundled model (docs/fitting.md)"
@@ -226,7 +228,8 @@ FIT_MEASURED = "measured on the bundled model (docs/fitting.md)"
 def fit_settings(options: Fit, context: int, target: int, pairs: int) -> Settings:
     """The settings of a fit: in windows of the target's length or in short rows."""
     row = _row_tokens(options, context, target)
-    rate = min(MOST_FIT_LEARNING_RATE, FIT_LEARNING_RATE * max(1, FEW_PAIRS / pairs))
+    rate = FIT_LEARNING_RATE if pairs >= FEW_PAIRS else OF_FEW_PAIRS / pairs
+    rate = min(MOST_FIT_LEARNING_RATE, rate * (FAR_SHARE if target >= FAR_FACTOR * context else 1))
     return Settings(
         row_tokens=row,
         rows=Setting(max(1, round(options.batch_tokens / row.value)), "--batch-tokens"),

@@ -220,12 +220,14 @@ def in_brackets(options, name):
 
 
 def test_the_help_says_the_defaults_that_are_taken():
-    many, ten, few = (
-        defaults.fit_settings(Fit(), 256, 1024, pairs).learning_rate.value for pairs in (16, 10, 4)
-    )
-    assert many == defaults.fit_settings(Fit(), 256, 1024, 64).learning_rate.value
-    assert ten == pytest.approx(many * 16 / 10)
-    said = f"{many}; of fewer than 16 pairs up to {few}"
+    def rate(pairs, target=1024):
+        return defaults.fit_settings(Fit(), 256, target, pairs).learning_rate.value
+
+    many, few = rate(16), rate(4)
+    assert many == rate(64) == rate(16, 1792)
+    assert rate(10) == pytest.approx(0.04)
+    assert few == rate(2) == rate(4, 2048)
+    said = f"{many}, from 8 times on {rate(16, 2048)}; of fewer than 16 pairs up to {few}"
     assert in_brackets(Fit, "learning_rate") == said
     small, large = (settings(own).learning_rate.value for own in (1e6, 70e9))
     rates = in_brackets(Finetune, "learning_rate").removeprefix("by size: ").split(" to ")
