@@ -6,8 +6,10 @@ import pytest
 
 from ropext.errors import InputError, UsageError
 from ropext.options import extend
+from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
-from ropext.options.training import Fit
+from ropext.options.fields import keys
+from ropext.options.training import Finetune, Fit
 from ropext.scaling import pair_factors
 
 
@@ -49,6 +51,26 @@ def test_a_length_is_a_number_or_one_with_a_k(given):
     assert Extend(target=given, context=given).target == 128 * 1024
     fit = Fit(target=131072, strategy="pose", window=given, batch_tokens=given)
     assert fit.window == fit.batch_tokens == 128 * 1024
+
+
+WHOLE = [(kind, key) for kind in (Extend, Fit, Finetune, Evaluate) for key in keys(kind)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [
+        pytest.param(kind, key, id=f"{kind.__name__}.{key.field}")
+        for kind, key in WHOLE
+        if key.item is int and not key.is_list
+    ],
+)
+def test_what_reads_4k_is_what_the_flags_and_the_schema_say(kind, key):
+    try:
+        kind(**{key.field: "4k"})
+        reads = True
+    except UsageError as error:
+        reads = "must be a whole number" not in str(error)
+    assert reads == key.length
 
 
 @pytest.mark.parametrize(

@@ -228,13 +228,15 @@ FIT_MEASURED = "measured on the bundled model (docs/fitting.md)"
 def fit_settings(options: Fit, context: int, target: int, pairs: int) -> Settings:
     """The settings of a fit: in windows of the target's length or in short rows."""
     row = _row_tokens(options, context, target)
-    rate = FIT_LEARNING_RATE if pairs >= FEW_PAIRS else OF_FEW_PAIRS / pairs
+    rate, why = FIT_LEARNING_RATE, FIT_MEASURED
+    if pairs < FEW_PAIRS:
+        rate, why = OF_FEW_PAIRS / pairs, f"only {pairs} pairs rotate (docs/fitting.md)"
     rate = min(MOST_FIT_LEARNING_RATE, rate * (FAR_SHARE if target >= FAR_FACTOR * context else 1))
     return Settings(
         row_tokens=row,
         rows=Setting(max(1, round(options.batch_tokens / row.value)), "--batch-tokens"),
         steps=Setting(options.steps, "--steps"),
-        learning_rate=_chosen(options, "learning_rate", rate, FIT_MEASURED),
+        learning_rate=_chosen(options, "learning_rate", rate, why),
         warmup=Setting(max(1, options.steps // FIT_WARMUP_SHARE), FIT_MEASURED),
         schedule=Setting(FIT_SCHEDULE, FIT_MEASURED),
         lora=None,
