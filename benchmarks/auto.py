@@ -61,21 +61,25 @@ def losses(model: str, data: str, target: int, **options: Any) -> dict[str, floa
 
 def searched(
     model: str, data: str, factor: float, steps: int, folder: Path, choice: dict[str, Any]
-) -> tuple[dict[str, float], int]:
-    """Loss of everything that could be taken, and the tokens it took to know."""
+) -> tuple[dict[str, float], int, dict[str, dict[int, float]]]:
+    """Loss of everything that could be taken, the tokens it took to know, and how each fit was
+    judged on its way."""
     target, choosing = int(choice["target"]), folder / "out.run/choice/choosing.jsonl"
     found = losses(model, data, target, method=CLOSED, factor=str(factor))
     documents = choice["documents"] + choice["verdict_documents"]
     spent = documents * len(found) * target
+    judged = {}
     for start in STARTS:
         output = folder / f"fit-{start}"
         asked: dict[str, Any] = {"factor": factor, "start": start, "steps": steps}
         plan = plan_fit(model, str(choosing), **asked)
         spent += TRAINED * plan.tokens + plan.forward_tokens
-        ropext.fit(model, str(choosing), output, say=told, **asked)
+        done = ropext.fit(model, str(choosing), output, say=told, **asked)
+        assert done is not None  # the first process, and the only one
+        judged[start] = done.judgements
         own = losses(str(output), data, target)
         found |= {f"fit from {start}": own[label] for label in own if label != UNTOUCHED}
-    return found, spent
+    return found, spent, judged
 
 
 def row(model: str, data: str, factor: float, steps: int) -> str:
@@ -83,14 +87,14 @@ def row(model: str, data: str, factor: float, steps: int) -> str:
     with tempfile.TemporaryDirectory() as room:
         folder = Path(room)
         choice = chosen(model, data, factor, steps, folder)
-        found, spent = searched(model, data, factor, steps, folder, choice)
+        found, spent, judged = searched(model, data, factor, steps, folder, choice)
         own = list(losses(str(folder / "out"), data, int(choice["target"])).values())[-1]
     final = list(choice["variants"])[-1]
     best = min(found, key=lambda name: found[name])
     gain = choice["verdict"]["gain"]
     share = choice["forward_tokens"] / spent
     taken = choice["taken"] if choice["taken"] == UNTOUCHED else f"{choice['taken']}, {final}"
-    told(json.dumps({"losses": found, "own": own, "choice": choice}, indent=1))
+    told(json.dumps({"losses": found, "own": own, "judged": judged, "choice": choice}, indent=1))
     cells = [
         Path(model).name or model, f"{factor:g}", taken, f"{own:.4f}", f"{best}: {found[best]:.4f}",
         f"{100 * (own / found[best] - 1):+.2f} %", f"{100 * share:.0f} %",

@@ -97,7 +97,7 @@ def test_a_temperature_finds_a_form_that_carries_it():
 
 
 def test_for_a_loader_only_what_it_reads_exactly_is_carried():
-    assert plan(configs.LLAMA, for_loaders=("llama.cpp",)).main.params["rope_type"] == "llama3"
+    assert plan(configs.LLAMA, for_loaders=("llama.cpp",)).main.params["rope_type"] == "yarn"
     with pytest.raises(NotExpressible) as caught:
         plan(configs.LLAMA31, for_loaders=("llama.cpp",))
     assert "--for llama.cpp" in str(caught.value)
@@ -106,7 +106,7 @@ def test_for_a_loader_only_what_it_reads_exactly_is_carried():
 
 
 def test_a_refusal_names_what_the_loader_would_read():
-    with pytest.raises(NotExpressible, match="--from-original --target 524288 --method llama3"):
+    with pytest.raises(NotExpressible, match="--from-original --target 524288 --method yarn"):
         plan(configs.LLAMA31, for_loaders=("llama.cpp",))
     with pytest.raises(NotExpressible, match=r"these methods can: pi, ntk, dynamic$"):
         plan(configs.LLAMA, method="yarn", for_loaders=("ctranslate2",))
@@ -139,7 +139,8 @@ def test_a_loader_that_was_not_measured_is_refused_unless_even_so():
 
 def test_loaders_choose_where_no_method_is_named():
     """CTranslate2 and MLX-LM (in Qwen 3 MoE) read a theta and no ramp."""
-    assert plan(configs.LLAMA, for_loaders=("vllm",)).method == "llama3"
+    assert plan(configs.LLAMA, for_loaders=("vllm",)).method == "yarn"
+    assert plan(configs.LLAMA, for_loaders=("vllm", "exllamav2")).method == "llama3"
     assert plan(configs.LLAMA, for_loaders=("ctranslate2", "vllm")).method == "ntk"
     moe = configs.QWEN2 | {"model_type": "qwen3_moe", "head_dim": 128}
     assert plan(moe, for_loaders=("mlx",)).method == "ntk"
@@ -157,8 +158,16 @@ def test_what_is_taken_where_no_method_is_named_is_what_is_recommended():
     assert plan(configs.LLAMA, beta_fast=16.0).method == "yarn"
     assert plan(configs.LLAMA, low_freq_factor=1.5).method == "llama3"
     assert plan(configs.LLAMA, attention_factor=1.1).method == "yarn"
-    with pytest.raises(UsageError, match="theta is a knob of abf, not of --method llama3"):
+    with pytest.raises(UsageError, match="theta is a knob of abf, not of --method yarn"):
         plan(configs.LLAMA, theta=5e5)
+
+
+def test_up_to_twice_the_length_llama3_is_taken_and_beyond_it_yarn():
+    """Of a scaled model the whole factor counts, from its original length."""
+    assert plan(configs.LLAMA, factor=2.0).method == "llama3"
+    assert plan(configs.LLAMA, factor=2.01).method == "yarn"
+    for factor, method in ((2.0, "llama3"), (16.0, "yarn")):
+        assert plan(configs.LLAMA31, from_original=True, factor=factor).method == method
 
 
 def test_the_recommendation_differs_where_the_reasons_do():
@@ -167,17 +176,17 @@ def test_the_recommendation_differs_where_the_reasons_do():
         "finetuned": plan(configs.LLAMA, finetune="books.jsonl"),
         "scaled": plan(configs.LLAMA31),
         "scaled for llama.cpp": plan(
-            configs.LLAMA31, method="llama3", from_original=True, factor=64.0,
+            configs.LLAMA31, method="yarn", from_original=True, factor=64.0,
             for_loaders=("llama.cpp",),
         ),
         "windows": plan(configs.GEMMA2, method="pi"),
     }  # fmt: skip
     got = {name: made.recommendation for name, made in chosen.items()}
-    assert got["plain"].method == "llama3"
-    assert got["finetuned"].method == "llama3"
+    assert got["plain"].method == "yarn"
+    assert got["finetuned"].method == "yarn"
     assert got["scaled"].method == "by-parts"
     assert (got["scaled for llama.cpp"].method, got["scaled for llama.cpp"].from_original) == (
-        "llama3", True,
+        "yarn", True,
     )  # fmt: skip
     assert got["windows"].method == "by-parts"
     causes = {name: own.reason.split(";")[0] for name, own in got.items()}
@@ -223,14 +232,14 @@ def reason(config, **options):
 def test_reasons_say_what_is_written():
     gemma4 = reason(configs.GEMMA4, method="ntk")
     assert (
-        "llama3 and yarn: moves no pair here; ntk extrapolates no pair, slows them 1.19 times"
+        "yarn and llama3: moves no pair here; ntk extrapolates no pair, slows them 1.19 times"
         in gemma4
     )
     assert (
         "written as proportional, read as planned by transformers, measured in no other loader; "
         "what it costs inside the old window is not known of this model (--measure DATA)" in gemma4
     )
-    tuned = reason(configs.QWEN2, for_loaders=("llama.cpp",), finetune="books.jsonl")
+    tuned = reason(configs.QWEN2, factor=2.0, for_loaders=("llama.cpp",), finetune="books.jsonl")
     assert tuned.startswith(
         "it will be fine-tuned; llama3: cannot be written exactly for llama.cpp"
     )
@@ -265,7 +274,7 @@ def test_every_reason_agrees_with_the_plan_of_what_it_recommends(name):
 
 
 def test_a_refusal_names_the_form_that_works():
-    with pytest.raises(NotExpressible, match="--from-original --target 2097152 --method llama3"):
+    with pytest.raises(NotExpressible, match="--from-original --target 2097152 --method yarn"):
         plan(configs.MISTRAL4, factor=2.0)
     assert plan(configs.MISTRAL4, factor=None, target=2097152, from_original=True).main.scaled
     with pytest.raises(NotExpressible, match="that vllm and ctranslate2 read exactly"):

@@ -169,9 +169,10 @@ class FitSettings(Training):
         "what may move: longrope (every pair and the attention factor), yarn (the ramp's ends and "
         "the attention factor), ntk (theta) [the widest that --for reads exactly]",
     )
-    start: str | None = wanted(
+    start: Words | None = wanted(
         None,
-        "the closed form to start from, e.g. yarn [the best one on held-out documents; pose: yarn]",
+        "the closed form to start from, e.g. yarn; of several (yarn,llama3) the one that is "
+        "lowest after a few steps [the two lowest on held-out documents; pose: yarn]",
         "METHOD",
     )
     search: bool = wanted(

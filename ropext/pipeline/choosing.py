@@ -68,6 +68,8 @@ VERDICT = 32
 # Questions that decide between those whose loss is the same, and between how many at the most.
 QUESTIONS, FINALISTS = 16, 3
 TASK, DEPTHS = "passkey", (0.0, 0.25, 0.5, 0.75)
+# Closed forms from which a fit is tried.
+STARTS = 3
 # Of very much data so many tokens are kept.
 MOST_TOKENS = 2**26
 # The divided documents are plain: what it took to read the user's is not asked again.
@@ -462,13 +464,20 @@ class AutoChoice:
         recipe |= {"within": within} if (within := own.recipe.choosing.within) else {}
         recipe |= {"packing": "glued"} if own.reading.pack else {}
         recipe = {f"{FIT}.{key}": value for key, value in recipe.items()}
-        asked = own.recipe.chosen({"recipe": {f"{EXTEND}.method": taken} | recipe})
-        try:
-            found = plan_fit(own.snapshot.name, where, **asked.fitting(asked.cells()[0]))
-        except RopextError as error:
-            self.left_out[FIT] = str(error)
-            return {}
-        return recipe if self._afford(FIT, found.tokens, found.forward_tokens) else {}
+        order = [taken, *(label for part in reversed(self.rounds) for label in part.behind)]
+        starts = [label for label in dict.fromkeys(order) if label != UNTOUCHED][:STARTS]
+        named = own.recipe.value(f"{FIT}.start")
+        for start in [named] if named else dict.fromkeys((",".join(starts), taken)):
+            recipe[f"{FIT}.start"] = start
+            asked = own.recipe.chosen({"recipe": {f"{EXTEND}.method": taken} | recipe})
+            try:
+                found = plan_fit(own.snapshot.name, where, **asked.fitting(asked.cells()[0]))
+            except RopextError as error:
+                self.left_out[FIT] = str(error)
+                continue
+            self.left_out.pop(FIT, None)
+            return recipe if self._afford(FIT, found.tokens, found.forward_tokens) else {}
+        return {}
 
     def _afford(self, stage: str, trained_on: int, read: int = 0) -> bool:
         """Spend on a stage, or note that the budget does not hold it."""

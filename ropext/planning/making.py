@@ -166,7 +166,7 @@ def make_plan(
         edits=tuple(families.diff(dict(config), written)),
         methods=table,
         recommendation=recommend(
-            model, recipe, table, lambda: rows(recipe.changed(from_original=True))
+            model, recipe, target, table, lambda: rows(recipe.changed(from_original=True))
         ),
         warnings=(*warnings, *composed(model, recipe, main, method, target, readings)),
         readings=readings,

@@ -1,5 +1,6 @@
 """Which method, where none is named: what suits the model, and what is known of its price."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,9 +23,9 @@ PRICES = {
     "llama3": (0.013, 0.067),
     "yarn": (0.017, 0.075),
 }
-# Of those that hold at the target there, what takes least of short inputs comes first; on longer
-# ones YaRN takes less (benchmarks/results/real-model-2026-11-22.md).
-PREFERRED = ("llama3", "yarn", "ntk", "pi")
+# Up to so many times the length: llama3 takes least of short inputs, YaRN loses less far beyond
+# and answers more (benchmarks/results/real-model-2026-11-22.md, fit-quality-2026-11-23.md).
+PREFERRED = {2.0: ("llama3", "yarn", "ntk", "pi"), math.inf: ("yarn", "llama3", "ntk", "pi")}
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class _Case:
 def recommend(
     model: Model,
     recipe: Extend,
+    target: int,
     rows: Sequence[MethodRow],
     from_original: Callable[[], Sequence[MethodRow]],
 ) -> Recommendation:
@@ -45,13 +47,13 @@ def recommend(
     can, the first from its original spectrum (whose rows `from_original` makes)."""
     if model.obstacles:
         return Recommendation("none", False, "scaling cannot help this model, as the warnings say")
-    cases = _cases(model, recipe)
+    cases = _cases(model, recipe, target)
     found = _first(model, recipe, cases, rows)
     if found is not None:
         return Recommendation(found[0], recipe.from_original, found[1])
     scaled = any(site.rope.is_scaled for site in model.scaled_sites)
     if scaled and not recipe.from_original and not model.asks_original:
-        found = _first(model, recipe, _unscaled_cases(model, recipe), from_original())
+        found = _first(model, recipe, _unscaled_cases(model, recipe, target), from_original())
         if found is not None:
             why = f"nothing can be written{_for(recipe)} that scales its current wavelengths"
             return Recommendation(found[0], True, f"{why}; {found[1]}")
@@ -62,16 +64,16 @@ def _for(recipe: Extend) -> str:
     return f" for {listed(recipe.for_loaders)}" if recipe.for_loaders else ""
 
 
-def _cases(model: Model, recipe: Extend) -> list[_Case]:
+def _cases(model: Model, recipe: Extend, target: int) -> list[_Case]:
     """Every case that applies, the most specific first."""
-    cases = _unscaled_cases(model, recipe)
+    cases = _unscaled_cases(model, recipe, target)
     if recipe.from_original or not any(site.rope.is_scaled for site in model.scaled_sites):
         return cases
     said = "the model is scaled already, and this goes on from its current wavelengths"
     return [_Case(said, method) for method in ("by-parts", *(case.method for case in cases))]
 
 
-def _unscaled_cases(model: Model, recipe: Extend) -> list[_Case]:
+def _unscaled_cases(model: Model, recipe: Extend, target: int) -> list[_Case]:
     pairs = model.scaled_sites[0].rope.dim // 2
     windowed = any("sliding" in kind or "chunked" in kind for kind in model.layer_types)
     cases = []
@@ -83,7 +85,12 @@ def _unscaled_cases(model: Model, recipe: Extend) -> list[_Case]:
     if recipe.attention is not None:
         cases.append(_Case("an attention factor of your own is carried by yarn", "yarn"))
     said = "it will be fine-tuned" if recipe.finetune else "without fine-tuning"
-    return [*cases, *(_Case(said, method) for method in PREFERRED)]
+    return [*cases, *(_Case(said, method) for method in _preferred(model, target))]
+
+
+def _preferred(model: Model, target: int) -> tuple[str, ...]:
+    factor = target / model.scaled_sites[0].rope.original_context
+    return next(methods for most, methods in PREFERRED.items() if factor <= most)
 
 
 def _price(method: str) -> list[str]:
@@ -159,7 +166,8 @@ def default_method(model: Model, recipe: Extend, target: int) -> str:
     def takes(method: str) -> bool:
         return knobs <= {*scaling.find(method).knob_names()}
 
-    cases = [case for case in _cases(model, recipe) if takes(case.method)]
+    preferred = _preferred(model, target)
+    cases = [case for case in _cases(model, recipe, target) if takes(case.method)]
     rows = [method_row(model, each, "", target, recipe) for each in scaling.METHODS]
     found = _first(model, recipe, cases, rows)
-    return found[0] if found else next(filter(takes, PREFERRED), PREFERRED[0])
+    return found[0] if found else next(filter(takes, preferred), preferred[0])

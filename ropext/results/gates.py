@@ -165,7 +165,7 @@ class Metrics:
     def check(self, gates: Sequence[Gate]) -> None:
         """Refuse a gate about what will not be there, before hours of work rather than after."""
         for gate in gates:
-            reason = self._missing_model(gate) or self._missing_metric(gate)
+            reason = self._missing_model(gate) or self._missing_metric(gate) or self._unsure(gate)
             if reason is not None:
                 raise UsageError(f"--fail-if {gate.text!r}: {reason}")
 
@@ -189,6 +189,18 @@ class Metrics:
             return None
         there = ", ".join([*(f"{name}@LENGTH" for name in at), *whole])
         return f"no such metric; there are {there or 'none'}"
+
+    def _unsure(self, gate: Gate) -> str | None:
+        """Why a gate on a text's metric would find no interval to look at."""
+        from ropext.results.values import FEWEST_DOCUMENTS  # late: it loads numpy
+
+        count, questions = self.options.max_docs, (*self.options.tasks, RULER, "ruler_context")
+        if gate.point or count >= FEWEST_DOCUMENTS or gate.task in questions:
+            return None
+        return (
+            f"{count} documents give no interval: --max-docs {FEWEST_DOCUMENTS} or more, or ask "
+            "for .value"
+        )
 
     def metrics(self, variant: str | None, run: str | None = None) -> tuple[list[str], list[str]]:
         """Name what is measured at every length, and what stands for all of them: of a

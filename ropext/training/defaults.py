@@ -72,12 +72,22 @@ class Settings:
     # Beside the rows of a step, windows of the original length, and their tokens.
     keep_short: int = 0
     context: int = 0
+    rivals: int = 1  # starts of a fit that are tried
+    trial: int = 0  # steps by which each is
+
+    @property
+    def step_tokens(self) -> int:
+        return int(self.row_tokens.value * self.rows.value + self.context * self.keep_short)
 
     @property
     def tokens(self) -> int:
         """Trained in the whole run."""
-        rows = self.row_tokens.value * self.rows.value + self.context * self.keep_short
-        return int(rows * self.steps.value)
+        return self.step_tokens * (int(self.steps.value) + self.lost_steps)
+
+    @property
+    def lost_steps(self) -> int:
+        """Of the starts that were tried and left."""
+        return (self.rivals - 1) * self.trial
 
     @property
     def per_step(self) -> int:
@@ -225,8 +235,11 @@ FIT_SCHEDULE = "cosine"
 FIT_MEASURED = "measured on the bundled model (docs/fitting.md)"
 
 
-def fit_settings(options: Fit, context: int, target: int, pairs: int) -> Settings:
-    """The settings of a fit: in windows of the target's length or in short rows."""
+def fit_settings(options: Fit, context: int, target: int, pairs: int, starts: int) -> Settings:
+    """The settings of a fit: in windows of the target's length or in short rows. Of
+    several starts each is tried up to its first judgement, where that is early."""
+    until = eval_every(options, options.steps)
+    rivals = 1 if options.search or 4 * until > options.steps else starts
     row = _row_tokens(options, context, target)
     rate, why = FIT_LEARNING_RATE, FIT_MEASURED
     if pairs < FEW_PAIRS:
@@ -245,4 +258,6 @@ def fit_settings(options: Fit, context: int, target: int, pairs: int) -> Setting
         gradient_norm=Setting(GRADIENT_NORM, "usual"),
         keep_short=options.keep_short,
         context=context,
+        rivals=rivals,
+        trial=until,
     )

@@ -155,7 +155,7 @@ def estimate(
     bytes_each = 0.6 if four_bits else float(shape.dtype_bytes)
     return TrainingEstimate(
         tokens=settings.tokens,
-        flops=settings.steps.value
+        flops=(settings.steps.value + settings.lost_steps)
         * (
             settings.rows.value * row_flops(shape, settings.row_tokens.value, recompute)
             + settings.keep_short * row_flops(shape, settings.context, recompute)

@@ -26,6 +26,7 @@ from ropext.training.spectrum import Space, space_of
 # Which methods may be the start of what moves: by default those that factor and target determine.
 STARTS = {"yarn": ("yarn",), "ntk": ("ntk", "dynamic")}
 POSE_START = "yarn"
+RIVALS = 2  # of those that are not named, how many are tried for a few steps
 DETERMINED = tuple(name for name in scaling.METHODS if name not in ("abf", "longrope"))
 # Options that do not decide the numbers.
 UNDECIDING = (
@@ -84,6 +85,7 @@ class PlannedFit(PlannedTraining):
         target, context, judge = prepared.target, prepared.context, prepared.judge
         judged = len(judge.documents)
         judgements = -(-options.steps // defaults.eval_every(options, options.steps))
+        judgements += prepared.settings.rivals - 1
         base = judged * context * (2 * target // context)
         questions = 2 * len(judge.far) * target + len(judge.near) * context
         searched = 0
@@ -145,7 +147,8 @@ class Fitted:
     plan: Plan  # the one that was written
     kept: str  # "fitted" or "start"
     reason: str  # why that one
-    start: str  # the closed form it began at
+    start: str  # the closed form that it has to beat
+    begun: str  # the one that its steps began at
     steps: int  # the step that was kept; 0 = the start
     tokens: int  # read with gradients until the end
     numbers: dict[str, dict[str, Any]] = field(repr=False)  # base, start, fitted -> as JSON
@@ -170,6 +173,7 @@ class Fitted:
             "kept": self.kept,
             "reason": self.reason,
             "start": self.start,
+            "begun": self.begun,
             "step": self.steps,
             "tokens": self.tokens,
             "method": self.plan.method,
@@ -227,15 +231,16 @@ def _closed_forms(snapshot: Snapshot, options: Fit, within: str) -> dict[str, Pl
     allowed = STARTS.get(within, DETERMINED)
     if options.strategy == "pose" and options.start is None and POSE_START in allowed:
         # Reading every closed form at the target would cost more than the fit.
-        options = options.model_copy(update={"start": POSE_START})
-    if options.start is not None:
-        scaling.find(options.start, "--start")
-        if options.start not in allowed:
-            raise UsageError(
-                f"--start {options.start} is not inside of --within {within}, which begins at one "
-                f"of {', '.join(allowed)}"
-            )
-        return {options.start: _planned(snapshot, options, options.start, {})}
+        options = options.model_copy(update={"start": (POSE_START,)})
+    if options.start:
+        for start in options.start:
+            scaling.find(start, "--start")
+            if start not in allowed:
+                raise UsageError(
+                    f"--start {start} is not inside of --within {within}, which begins at one "
+                    f"of {', '.join(allowed)}"
+                )
+        return {start: _planned(snapshot, options, start, {}) for start in options.start}
     found: dict[str, Plan] = {}
     refusal: NotExpressible | UsageError | None = None
     for method in allowed:
@@ -293,7 +298,8 @@ def prepare(
     _check_geometry(plan)
     snapshot = with_weights(snapshot)
     pairs = plan.main.rope.dim // 2
-    settings = defaults.fit_settings(options, plan.context, plan.target, pairs)
+    rivals = len(starts) if options.start else min(len(starts), RIVALS)
+    settings = defaults.fit_settings(options, plan.context, plan.target, pairs, rivals)
     length, per_step = settings.row_tokens.value, settings.rows.value
     sharing.check_rows(per_step, length, options.keep_short)
     strategy: Full | Pose = Full(length)

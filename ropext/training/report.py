@@ -222,7 +222,7 @@ def finetune_story(done: "Finetuned") -> "Story":
         **{name: getattr(options, name) for name in TUNED_BY},
         "steps": done.steps,
         "stopped_early": done.stopped_early,
-        "tokens": done.steps * settings.tokens // settings.steps.value,
+        "tokens": done.steps * settings.step_tokens,
         "passes": prepared.rows.passes * done.steps / settings.steps.value,
         "data_sha256": prepared.data.digest(),
         "final_loss": done.losses[-1]["loss"] if done.losses else None,
@@ -318,7 +318,9 @@ def fit_plan(planned: "PlannedFit") -> str:
     prepared, found = planned.prepared, planned.estimate
     starts = list(prepared.starts)
     start = starts[0] if len(starts) == 1 else f"the best of {', '.join(starts)}"
-    settings = prepared.settings.named
+    settings, rivals = prepared.settings.named, prepared.settings.rivals
+    if rivals > 1:
+        start += f", {rivals} of which are tried for {prepared.settings.trial} steps"
     costs = [
         f"tokens: {planned.tokens:,} with gradients, {planned.forward_tokens:,} without; FLOPs of "
         f"the training: {found.flops:.2e}",
@@ -351,8 +353,10 @@ def fit_result(done: "Fitted") -> str:
     lines = [f"wrote {done.output}: {what}", "", as_text(fit_tables(done)), ""]
     lines += [f"note: {note}" for note in done.notes]
     at_most = "at most " if done.planned.search else ""
+    lost = done.planned.prepared.settings.lost_steps
+    left = f" and {lost} from starts that were left" if lost else ""
     lines += [
-        f"cost: {len(done.losses)} steps, {done.tokens:,} tokens with gradients, "
+        f"cost: {len(done.losses)} steps{left}, {done.tokens:,} tokens with gradients, "
         f"{at_most}{done.planned.forward_tokens:,} without",
         "",
         f"next: ropext verify {done.output}",
@@ -386,7 +390,7 @@ def _fit_summary(done: "Fitted") -> str:
     tried = f"{len(done.trials) - 1} settings tried by forward passes alone"
     return (
         f"Its spectrum was fitted on text with the weights frozen: {done.planned.moving} numbers, "
-        f"{tried if done.trials else f'{done.steps} steps'}, starting from {done.start}; "
+        f"{tried if done.trials else f'{done.steps} steps'}, starting from {done.begun}; "
         f"{done.reason}."
     )
 
@@ -451,6 +455,7 @@ def fit_story(done: "Fitted") -> "Story":
         "kept": done.kept,
         "reason": done.reason,
         "start": done.start,
+        "begun": done.begun,
         "within": prepared.within,
         "step": done.steps,
         "tokens": done.tokens,

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from ropext.checkpoint.staging import check_output
-from ropext.errors import InputError, Interrupted, UnsupportedModel
+from ropext.errors import InputError, Interrupted, UnsupportedModel, listed
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.loading import memory_errors
 from ropext.files import read_json, write_json
@@ -256,8 +256,7 @@ class FinetuneSession(Session):
             joint.join(joined, beside)
         longest = self.origin.context if label == CONTROL else self.origin.target
         steps = more.get("until") or settings.steps.value
-        tokens = settings.tokens // settings.steps.value
-        self.say(f"training {label}: {steps} steps of {tokens} tokens")
+        self.say(f"training {label}: {steps} steps of {settings.step_tokens} tokens")
         documents, context = self.prepared.rows.documents, self.origin.context
         mixed = WithShort(rows, settings.rows.value * pieces, documents, context, self.options)
         made: Sequence[Row] = mixed
@@ -429,10 +428,15 @@ class FitSession(Session):
         losses = {method: own.objective(reading) for method, reading in self.closed.items()}
         allowed = {m: loss for m, loss in losses.items() if prepared.space(m).outside() is None}
         allowed = allowed or losses  # else all lie outside of the guards
-        self.start = min(allowed, key=lambda method: allowed[method])
+        lowest = sorted(allowed, key=lambda method: allowed[method])
+        self.start = next(iter(losses)) if prepared.options.start else lowest[0]
+        count, self.begun = prepared.settings.rivals, self.start
+        self.rivals = lowest[:count] if count > 1 else [self.start]
         if len(losses) > 1:
             shown = ", ".join(f"{method} {loss:.4f}" for method, loss in losses.items())
-            self.say(f"far half and tail, nats a token: {shown}; starting from {self.start}")
+            self.say(
+                f"far half and tail, nats a token: {shown}; starting from {listed(self.rivals)}"
+            )
         self.readings[START] = self.closed[self.start]
 
     def _ask_before(self, model: Any, pause: Show) -> None:
@@ -494,16 +498,33 @@ class FitSession(Session):
             self._judge_step(model, step, space, pause)
 
     def _fit(self, model: Any) -> History:
-        """Train the spectrum; stopped at a guard or at a loss that is no number, what was judged
-        before that stays."""
-        prepared, steps = self.prepared, self.prepared.settings.steps.value
-        space = prepared.space(self.start)
+        """Train the spectrum, from the start that is lowest after a few steps."""
+        trial = self.prepared.settings.trial
+        if len(self.rivals) > 1:
+            found = {own: self._train_from(model, own, trial) for own in self.rivals}
+            ends = {
+                own: entry["tail_nll"]
+                for own, history in found.items()
+                for entry in history.evaluations
+                if entry["step"] == trial
+            }
+            self.begun = min(ends, key=lambda own: ends[own], default=self.start)
+            shown = ", ".join(f"from {own} {loss:.4f}" for own, loss in ends.items())
+            self.note(f"after {trial} steps {shown} nats a token: going on from {self.begun}")
+        return self._train_from(model, self.begun)
+
+    def _train_from(self, model: Any, start: str, until: int | None = None) -> History:
+        """Train the spectrum from a start; stopped at a guard or at a loss that is no number, what
+        was judged before that stays."""
+        prepared, settings = self.prepared, self.prepared.settings
+        space, label = prepared.space(start), f"{FITTED}-{start}"
+        self.steps = judge.JudgedSteps(self.folder / "steps" / start)
         self._apply(model, space.method, space.knobs())
         reason = loss.why_not_sliced(model)
-        if reason is not None:
+        if reason is not None and not until:
             self.note(f"the loss needs whole logits: {reason}")
         self.check_jumps(model)
-        spectrum.make_live(model, prepared.starts[self.start].sites, prepared.target, space)
+        spectrum.make_live(model, prepared.starts[start].sites, prepared.target, space)
         tail = self.judge.frame.tail_span(prepared.target)[0]
         learner = Learner(model, space, sliced=reason is None, tail=tail)
 
@@ -515,30 +536,31 @@ class FitSession(Session):
                 return self._judge_step(model, step, space, self.show)
 
         self.say(
-            f"fitting {self.planned.moving} numbers from {self.start}: {steps} steps of "
-            f"{prepared.settings.tokens // steps} tokens"
+            f"fitting {self.planned.moving} numbers from {start}: "
+            f"{until or settings.steps.value} steps of {settings.step_tokens} tokens"
         )
         try:
             return self.train(
-                FITTED,
+                label,
                 learner,
                 prepared.mixed,
-                rows_per_step=prepared.settings.per_step,
-                row_tokens=prepared.settings.longest,
+                rows_per_step=settings.per_step,
+                row_tokens=settings.longest,
                 evaluate=evaluate,
+                until=until,
             )
         except LeftGuards as error:
-            self.note(f"stopped: {error}; the steps judged before count")
+            self.note(f"stopped: {error} (from {start}); the steps judged before count")
         except LossNotFinite as error:
             self.note(
-                f"stopped: {error.where}; the steps judged before count (a lower --learning-rate "
-                "may go further)"
+                f"stopped: {error.where} (from {start}); the steps judged before count (a lower "
+                "--learning-rate may go further)"
             )
         finally:
             spectrum.remove(model)
             del learner
             gc.collect()
-        last = trainer.last_checkpoint(self.folder / FITTED)
+        last = trainer.last_checkpoint(self.folder / label)
         return History() if last is None else trainer.history_in(last, 0)
 
     @contextmanager
@@ -601,7 +623,7 @@ class FitSession(Session):
         step, reason, plan = verdict
         self.note(reason)
         factors = compression(plan.main.rope.spectrum, plan.main.wanted)
-        held = spectrum.held(factors, prepared.space(self.start).ceiling)
+        held = spectrum.held(factors, prepared.space(self.begun).ceiling)
         if step and held:
             self.note(f"held at a guard: pair {', '.join(map(str, held))}")
         label = FITTED if step else START
@@ -616,6 +638,7 @@ class FitSession(Session):
         distance = 0.0 if yarn is None else own.loss(yarn) - own.loss(kept)
         if readers := report.readers_note(plan, prepared.starts.get("yarn"), distance):
             self.note(readers)
+        lost = (len(self.rivals) - 1) * prepared.settings.trial
         fitted = self.readings.get(FITTED)
         change = None if fitted is None else own.change(fitted, self.readings[START])
         return Fitted(
@@ -625,8 +648,9 @@ class FitSession(Session):
             kept=label,
             reason=reason,
             start=self.start,
+            begun=self.begun,
             steps=step,
-            tokens=prepared.settings.tokens * history.steps // prepared.options.steps,
+            tokens=prepared.settings.step_tokens * (history.steps + lost),
             numbers={
                 label: own.fit_numbers(reading, base, self.scores.get(label, ()))
                 for label, reading in self.readings.items()

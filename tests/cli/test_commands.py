@@ -47,7 +47,7 @@ def test_plan_json_is_one_document_and_changes_nothing(ropext, llama):
     code, out, _ = ropext("plan", llama, "--factor", 4, "--json")
     assert code == 0
     data = json.loads(out)
-    assert (data["context"], data["target"], data["method"]) == (128, 512, "llama3")
+    assert (data["context"], data["target"], data["method"]) == (128, 512, "yarn")
     assert data["config"]["rope_parameters"]["factor"] == 4.0
     assert tree(llama) == before
 

@@ -106,7 +106,7 @@ CASES = (
     _case(
         "eval-methods", f"eval ropext://demo --method pi,yarn --factor 2 {_EVAL} -o grid", "grid"
     ),
-    _case("eval-gate", f"eval long {_EVAL} --fail-if short_tax>-1"),
+    _case("eval-gate", f"eval long {_EVAL} --fail-if short_tax.value>-1"),
     _case("compare", "compare measured grid"),
     _case("run-dry", "run recipe.yaml -o ran --dry-run"),
     _case("run", "run recipe.yaml -o ran", "ran"),

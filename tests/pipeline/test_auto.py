@@ -10,10 +10,13 @@ import ropext
 from ropext.bundled import DATA
 from ropext.checkpoint import open_snapshot
 from ropext.errors import InputError, UsageError
+from ropext.narration import Hooks
 from ropext.options.extend import Budget, parse_budget
 from ropext.pipeline import job
-from ropext.pipeline.choosing import _inputs
+from ropext.pipeline.choosing import AutoChoice, _inputs, prospect
 from ropext.pipeline.stages import Hashes
+from ropext.results.rounds import Round
+from ropext.results.values import Value
 
 HELD_OUT = [json.loads(line)["text"] for line in DATA["ropext://held-out"].read_text().splitlines()]
 AUTO = ("extend", "ropext://demo", "--factor", "2", "--method", "auto")
@@ -143,6 +146,23 @@ def test_another_value_chooses_again(tmp_path, word):
     before = _inputs(job.from_mapping(recipe), hashes)
     assert _inputs(job.from_mapping(recipe), hashes) == before
     assert _inputs(job.from_mapping(recipe, [word]), hashes) != before
+
+
+@pytest.mark.parametrize(
+    ("options", "starts"),
+    [({}, "yarn,ntk,llama3"), ({"within": "yarn"}, "yarn")],
+)
+def test_a_fit_is_tried_from_the_three_lowest_that_it_may_begin_at(tmp_path, options, starts):
+    """Whoever came into a later round is lower than who did not."""
+    data = write(tmp_path / "data.jsonl", HELD_OUT)
+    extend = {"method": "auto", "factor": 4, "data": data} | options
+    asked = job.from_mapping({"model": "ropext://demo", "extend": extend}, [])
+    own = AutoChoice(prospect(asked), tmp_path, Hooks())
+    write(tmp_path / "choosing.jsonl", [document.content for document in own.prospect.to_choose])
+    behind = [["llama3", "untouched", "ntk", "pi", "yarn"], ["untouched", "yarn", "ntk"]]
+    own.rounds = [Round(8, dict.fromkeys(names, Value(0, None, None, 8)), ()) for names in behind]
+    assert own._fitting("yarn")["fit.start"] == starts
+    assert "fit" not in own.left_out
 
 
 @pytest.fixture(scope="module")

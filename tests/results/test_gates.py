@@ -3,7 +3,8 @@
 import pytest
 
 from ropext.errors import UsageError
-from ropext.results.gates import check_gate, parse_gate
+from ropext.options.evaluate import Evaluate
+from ropext.results.gates import Metrics, check_gate, parse_gate
 from ropext.results.values import Value
 
 VALUES = {
@@ -71,3 +72,18 @@ def test_a_number_that_is_not_finite_fails():
     values = {"tail@4096": Value(float("inf"), None, (8.0, float("nan")), 9)}
     assert not check_gate(parse_gate("tail@4k > 100"), "m", values).passed
     assert not check_gate(parse_gate("tail@4k.value < 100"), "m", values).passed
+
+
+@pytest.mark.parametrize("gate", ["tail@64 > 9", "short_tax > 0", "effective_context < 64"])
+def test_a_gate_that_no_interval_can_answer_is_refused_before_anything_is_read(gate):
+    """Of a point, of questions and of eight documents there is something to look at."""
+
+    def check(text, count):
+        options = Evaluate(data="x.jsonl", tasks=("passkey",), max_docs=count)
+        Metrics(options, ("base", "m"), (64,)).check([parse_gate(text)])
+
+    with pytest.raises(UsageError, match="7 documents give no interval: --max-docs 8 or more"):
+        check(gate, 7)
+    check(gate, 8)
+    for text in ("tail@64.value > 9", "passkey@64 < 0.9", "effective_context.passkey < 64"):
+        check(text, 7)

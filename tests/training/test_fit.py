@@ -46,8 +46,8 @@ KNOWN = {
 # On random weights nothing is learned, and everything else is as in earnest.
 RANDOM = {
     "factor": 4,
-    "start": "yarn",
-    "steps": 6,
+    "start": "yarn,ntk",
+    "steps": 8,
     "batch_tokens": 1024,
     "eval_every": 2,
     "retrieval_share": 0.0,
@@ -87,6 +87,31 @@ def test_it_finds_the_true_spectrum_again(fitted):
     assert found - true < 0.1 * (start - true)
     # The fast pairs, which turn often inside of 256 tokens, go back to 1.
     assert np.mean(np.abs(np.log(done.pair_factors[:6]))) < 0.3 * np.log(2)
+
+
+def test_of_two_starts_the_one_that_is_lower_after_a_few_steps_goes_on(tmp_path):
+    """As if it had been the only one; the first that is named is what has to be beaten."""
+    short = KNOWN | {"steps": 8, "batch_tokens": 1024, "eval_every": 2}
+
+    def run(start):
+        told = []
+        done = run_fit(
+            DEMO / "checkpoint", str(DEMO / "data" / "tuning.jsonl"),
+            tmp_path / start, say=told.append, **short | {"start": start},
+        )  # fmt: skip
+        judged = next(line for line in told if line.startswith("step 2: held-out loss"))
+        return done, float(judged.split()[4])
+
+    alone = {start: run(start) for start in ("pi", "ntk")}
+    lower = min(alone, key=lambda start: alone[start][1])
+    own = alone[lower][0]
+    for named in ("pi,ntk", "ntk,pi"):
+        both, _ = run(named)
+        assert (both.start, both.begun) == (named.split(",")[0], lower)
+        assert (both.judgements, both.losses) == (own.judgements, own.losses)
+        assert both.tokens == both.planned.tokens == own.tokens + 2 * 1024
+        assert any(f"going on from {lower}" in note for note in both.notes)
+    assert own.pair_factors == both.pair_factors
 
 
 def losses_of(directory, done):
@@ -231,7 +256,7 @@ def test_a_killed_fit_goes_on_to_the_same_spectrum(plain, base, stories, tmp_pat
     )
     assert killed.returncode == -9, killed.stderr
     assert not output.exists()
-    kept = load_file(tmp_path / "out.run/fitted/checkpoint-4/model.safetensors")
+    kept = load_file(tmp_path / "out.run/fitted-yarn/checkpoint-4/model.safetensors")
     assert set(kept) == {"offsets", "attention"}  # the weights are in no checkpoint
     with pytest.raises(OutputExists, match=r"another run of ropext fit \(it differs in .*ceiling"):
         run_fit(base, str(stories), output, **RANDOM | {"ceiling": 3.0})
@@ -344,9 +369,10 @@ def test_a_loss_that_is_no_number_ends_the_fit_with_what_was_judged(
 
     monkeypatch.setattr(trainer._Trainer, "compute_loss", breaks)
     done = run_fit(base, str(stories), tmp_path / "out", **RANDOM)
-    assert any("the loss is nan at step 5; the steps judged" in note for note in done.notes)
+    said = f"the loss is nan at step 5 (from {done.begun}); the steps judged before count"
+    assert any(said in note for note in done.notes)
     assert list(done.judgements) == [2, 4]
-    assert done.tokens == 4 * 1024
+    assert done.tokens == (4 + 2) * 1024  # of the other start, too
 
 
 def test_a_judgement_that_is_no_number_ends_the_fit_with_what_was_judged(
@@ -357,16 +383,17 @@ def test_a_judgement_that_is_no_number_ends_the_fit_with_what_was_judged(
     def breaks(self, ids):
         nll = read(self, ids)
         count.append(len(ids))
-        # Of 24 documents 6 are held out: the base reads them in 7 windows each, the start once;
-        # then 2 steps do.
-        if len(count) == 6 * (7 + 1 + 2) + 3:
+        # Of 24 documents 6 are held out: the base reads them in 7 windows each, each of two starts
+        # once and after two steps; then one more judgement does.
+        if len(count) == 6 * (7 + 2 * (1 + 1) + 1) + 3:
             raise NanInLogits("the logits are not finite at token 200")
         return nll
 
     monkeypatch.setattr(TokenScorer, "token_nll", breaks)
     done = run_fit(base, str(stories), tmp_path / "out", **RANDOM)
     said = next(note for note in done.notes if note.startswith("stopped: after step 6 held-out"))
-    assert "the logits are not finite at token 200; the steps judged before count" in said
+    why = f"the logits are not finite at token 200 (from {done.begun}); the steps judged before"
+    assert f"{why} count" in said
     assert list(done.judgements) == [2, 4]
     assert (tmp_path / "out" / "config.json").is_file()
 
@@ -449,10 +476,10 @@ def test_an_interrupt_saves_and_the_same_command_goes_on(base, stories, tmp_path
         return step(self, *args, **kwargs)
 
     monkeypatch.setattr(trainer._Trainer, "training_step", asks)
-    with pytest.raises(Stopped, match=r"saved after step 3 of 6; the same command goes on"):
+    with pytest.raises(Stopped, match=r"saved after step 3 of 8; the same command goes on"):
         run_fit(base, str(stories), tmp_path / "out", **RANDOM)
     monkeypatch.undo()
-    assert run_fit(base, str(stories), tmp_path / "out", **RANDOM).judgements.keys() == {2, 4, 6}
+    assert run_fit(base, str(stories), tmp_path / "out", **RANDOM).judgements.keys() == {2, 4, 6, 8}
 
 
 def test_an_interrupt_while_documents_are_read_keeps_what_was_read(
@@ -498,7 +525,7 @@ def test_a_full_disk_is_told_in_a_sentence_and_the_same_command_goes_on(
     with pytest.raises(Stopped, match=r"out\.run cannot be written: No space left on device"):
         run_fit(base, str(stories), tmp_path / "out", **RANDOM)
     monkeypatch.undo()
-    assert run_fit(base, str(stories), tmp_path / "out", **RANDOM).judgements.keys() == {2, 4, 6}
+    assert run_fit(base, str(stories), tmp_path / "out", **RANDOM).judgements.keys() == {2, 4, 6, 8}
 
 
 def test_a_model_that_answers_nothing_is_not_asked_at_the_target(base, stories, tmp_path):

@@ -221,7 +221,7 @@ def in_brackets(options, name):
 
 def test_the_help_says_the_defaults_that_are_taken():
     def rate(pairs, target=1024):
-        return defaults.fit_settings(Fit(), 256, target, pairs).learning_rate.value
+        return defaults.fit_settings(Fit(), 256, target, pairs, 1).learning_rate.value
 
     many, few = rate(16), rate(4)
     assert many == rate(64) == rate(16, 1792)
