@@ -294,6 +294,7 @@ def main() -> None:
                 "steps": given.steps,
                 "learning_rate": given.learning_rate,
                 "packing": "glued" if given.glued else "documents",
+                "seed": given.seed,
             }
             one(given.model, data, table, options, given.within)
 
