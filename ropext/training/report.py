@@ -353,7 +353,7 @@ def fit_result(done: "Fitted") -> str:
     lines = [f"wrote {done.output}: {what}", "", as_text(fit_tables(done)), ""]
     lines += [f"note: {note}" for note in done.notes]
     at_most = "at most " if done.planned.search else ""
-    lost = done.planned.prepared.settings.lost_steps
+    lost = done.tokens // done.planned.prepared.settings.step_tokens - len(done.losses)
     left = f" and {lost} from starts that were left" if lost else ""
     lines += [
         f"cost: {len(done.losses)} steps{left}, {done.tokens:,} tokens with gradients, "
