@@ -111,6 +111,8 @@ def test_of_two_starts_the_one_that_is_lower_after_a_few_steps_goes_on(tmp_path)
         assert (both.judgements, both.losses) == (own.judgements, own.losses)
         assert both.tokens == both.planned.tokens == own.tokens + 2 * 1024
         assert any(f"going on from {lower}" in note for note in both.notes)
+        said = "cost: 8 steps and 2 from starts that were left, 10,240 tokens"
+        assert said in report.fit_result(both)
     assert own.pair_factors == both.pair_factors
 
 
