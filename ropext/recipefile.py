@@ -245,6 +245,11 @@ def _known(
     key: str, section: str, sections: Sections, where: str, kind: type[Exception] = InputError
 ) -> Key:
     """The key of that name; an unknown one is refused with its nearest neighbours."""
+    if key == "trust_remote_code":
+        raise kind(
+            f"{where}: no recipe allows a model's own code to run; where you trust the model, give "
+            "--trust-remote-code on the command line"
+        )
     for known in sections[section]:
         if known.name == key:
             return known

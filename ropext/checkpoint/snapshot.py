@@ -13,6 +13,7 @@ from typing import Any
 from ropext import bundled
 from ropext.errors import InputError, UsageError
 from ropext.files import INDEX_LIMIT, is_plain_name, parse_object, read_bytes, read_object
+from ropext.options.fields import TRUSTED_KERNEL
 
 # Folders that are never part of what a loader reads as this checkpoint. Exported graphs (onnx and
 # the like) and other formats have the old rotary embedding baked in.
@@ -158,10 +159,6 @@ INDEX_TENSORS = 1_000_000
 
 # JSON files with keys that an extension may have to raise.
 LENGTH_FILES = ("tokenizer_config", "generation_config", "sentence_bert_config")
-
-# transformers fetches kernels of its own organisation by itself; code of others, where a config
-# names it, is nobody's choice.
-TRUSTED_KERNEL = re.compile(r"(?:paged\|)?kernels-community/[\w.-]+(?:@[\w.-]+)?(?::\w+)?\Z")
 
 CACHED = re.compile(r"models--(?P<repo>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})")
 

@@ -65,14 +65,15 @@ def command(
     if output is None and not dry_run:
         raise UsageError("say where to: -o OUT (or --dry-run to see the plan)")
     push = asked_push(push_to_hub, public)
-    top = {"model": model, "revision": revision, "trust_remote_code": trust_remote_code}
+    top = {"model": model, "revision": revision}
     later = {"fit": fit, "finetune": given.get("finetune"), "evaluate": evaluate}
     if words or any(later.values()) or choosing or given.get("method") == AUTO:
         from ropext.pipeline import job  # late: it needs the options of all steps
 
         writing = {"link": link, "no_verify": no_verify, "hash": hash_weights}
         given.pop("finetune", None)
-        asked = job.from_options(top, given | choosing | writing, later, words or ())
+        wish = given | choosing | writing
+        asked = job.from_options(top, wish, later, words or (), trust_remote_code=trust_remote_code)
         run.do(out, asked, output, push, dry_run=dry_run, time=time, force=force)
         return
     if time:

@@ -57,13 +57,14 @@ def command(
     force: Force = False,
     dry_run: DryRun = False,
     time: options.Time = False,
+    trust_remote_code: options.TrustRemoteCode = False,
     push_to_hub: PushToHub = None,
     public: Public = False,
 ) -> None:
     """Do what a recipe says. Plan, extend, prove, fit, fine-tune, evaluate, report; resumable."""
     from ropext.pipeline import job
 
-    asked = job.from_file(recipe, words or ())
+    asked = job.from_file(recipe, words or (), trust_remote_code)
     push = asked_push(push_to_hub, public)
     choice = {"begin": begin, "only": only, "force": force}
     do(out, asked, output, push, dry_run=dry_run, time=time, **choice)

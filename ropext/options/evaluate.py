@@ -10,6 +10,7 @@ from ropext.errors import UsageError
 from ropext.options.fields import (
     LARGEST,
     LONGEST_TARGET,
+    Attention,
     Count,
     Documents,
     Length,
@@ -46,7 +47,9 @@ class DocumentOptions(Options):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = wanted("auto", "of the weights")
     device: str = wanted("auto", "auto, cpu, cuda or cuda:N", "NAME")
     device_map: str | None = wanted(None, "accelerate's placement over devices, e.g. auto", "NAME")
-    attn_implementation: str | None = wanted(None, "eager, sdpa, flash_attention_2 ...", "NAME")
+    attn_implementation: Attention | None = wanted(
+        None, "eager, sdpa, flash_attention_2 ...", "NAME"
+    )
     chunk: Annotated[Whole, Field(ge=16, le=LARGEST)] | None = wanted(
         None, "read in chunks of so many tokens with a KV cache [only where memory demands]"
     )

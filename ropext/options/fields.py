@@ -1,5 +1,6 @@
 """What an option is: a field that is a flag of a command and a key of a recipe."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from os import PathLike
@@ -8,6 +9,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -118,6 +120,22 @@ Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_numbers)]
 Lengths = Annotated[tuple[int, ...], BeforeValidator(_lengths)]
 Link = Literal["copy", "hard", "symlink"]
+
+# transformers fetches kernels of its own organisation by itself; a name of any other on the hub is
+# code of a stranger, which it would fetch and run too.
+TRUSTED_KERNEL = re.compile(r"(?:paged\|)?kernels-community/[\w.-]+(?:@[\w.-]+)?(?::\w+)?\Z")
+
+
+def _attention(name: str) -> str:
+    if "/" in name and not TRUSTED_KERNEL.match(name):
+        raise UsageError(
+            f"--attn-implementation {name[:80]!r} names a kernel on the hub, which transformers "
+            "would fetch and run; give a built-in one, such as sdpa"
+        )
+    return name
+
+
+Attention = Annotated[str, AfterValidator(_attention)]
 
 
 class Options(BaseModel):

@@ -26,7 +26,6 @@ class Top(Options):
 
     model: Place | None = wanted(None, "a directory, a hub id, or ropext://demo")
     revision: str | None = wanted(None, "branch, tag or commit of a hub model")
-    trust_remote_code: bool = wanted(False, "run Python code that comes with the model")
     seed: Seed | None = wanted(None, "seed of every section that names none of its own [0]")
     output: Place | None = wanted(None, "directory to write; -o on the command line wins")
 

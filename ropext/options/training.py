@@ -8,6 +8,7 @@ from ropext.errors import UsageError
 from ropext.options.extend import Extend, Reach
 from ropext.options.fields import (
     LARGEST,
+    Attention,
     Count,
     CountOrNone,
     Documents,
@@ -75,7 +76,7 @@ class Training(Options):
     seed: Seed = wanted(0, "seed of rows, questions, LoRA and dropout")
     dtype: Literal["auto", "float32", "bfloat16"] = wanted("auto", "of the frozen weights")
     device: Literal["auto", "cpu", "cuda"] = wanted("auto", "where the model is trained")
-    attn_implementation: str | None = wanted(
+    attn_implementation: Attention | None = wanted(
         None, "eager, sdpa, flash_attention_2 ... [sdpa, or eager where a model has none]"
     )
     report_to: str = wanted("none", "tensorboard, wandb or trackio")

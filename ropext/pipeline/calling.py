@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ropext.pipeline.outcome import Ran
     from ropext.training.fit import Fitted
 
-TOP = ("revision", "trust_remote_code")  # stand above the sections of a recipe
-
 
 def extend(
     model: str | Path,
@@ -46,13 +44,14 @@ def extend(
 
     with _as_file(choosing.get("data")) as data:
         given = {k: v for k, v in (options | choosing | {"data": data}).items() if v is not None}
-        top = {"model": str(model)} | {name: given.pop(name, None) for name in TOP}
+        top = {"model": str(model), "revision": given.pop("revision", None)}
+        trusted = given.pop("trust_remote_code", False)
         command, later = given.pop("command", ()), {FINETUNE: given.pop("finetune", None)}
         given |= {"no_verify": not given.pop("prove", True)}
         given |= {"hash": given.pop("hash_weights", False)}
         known = {key.field for key in TABLE[EXTEND]}
         Extend(**{name: given[name] for name in given if name not in known})  # refuses it
-        asked = job.from_options(top, given, later, where="the call")
+        asked = job.from_options(top, given, later, where="the call", trust_remote_code=trusted)
         return running.run(asked, output, force=force, command=command, say=say)
 
 

@@ -172,7 +172,7 @@ def prospect(asked: Recipe) -> Prospect:
     own = asked.evaluation() | {"data": place, "lengths": (example.target,)}
     reading = Evaluate(**own)
     with loading.silenced():
-        tokenizer = loading.load_tokenizer(snapshot, bool(asked.value("trust_remote_code")))
+        tokenizer = loading.load_tokenizer(snapshot, asked.trust_remote_code)
     encoder = DocumentEncoder(tokenizer, example.model.vocab_size, reading.seed)
     able, short = _documents(reading, encoder, example.target)
     elsewhere = bool(asked.value("evaluate.data"))
@@ -349,7 +349,7 @@ class AutoChoice:
 
     def _measure(self) -> tuple[str, str]:
         """The rounds, then questions among those that are equally good: who is taken, and why."""
-        own, trusted = self.prospect, bool(self.prospect.recipe.value("trust_remote_code"))
+        own, trusted = self.prospect, self.prospect.recipe.trust_remote_code
         files = own.reading.changed(data=str(self.folder / "choosing.jsonl"), **PLAIN)
         wanted = corpus.Wanted((own.target,), True, files.max_docs)
         documents = read_corpus(files, own.encoder, wanted).documents

@@ -36,6 +36,7 @@ class Recipe:
     name: str  # of the recipe, for messages: a file's name, or "the command line"
     text: str | None = None  # the file, verbatim
     choice: Mapping[str, Any] | None = None  # what `--method auto` has come to
+    trust_remote_code: bool = False  # given with the call; recipes come from strangers
 
     @property
     def model(self) -> str:
@@ -288,7 +289,9 @@ class Cell:
         return parse_extend(self.request, read_text)
 
 
-def from_file(path: str | Path, words: Sequence[str] = ()) -> Recipe:
+def from_file(
+    path: str | Path, words: Sequence[str] = (), trust_remote_code: bool = False
+) -> Recipe:
     """The job of a recipe file, with `key=value` overrides; where there is no such file, of the
     bundled recipe of that name, whose relative paths count from the working directory."""
     file, folder = Path(path), Path(path).parent
@@ -297,16 +300,19 @@ def from_file(path: str | Path, words: Sequence[str] = ()) -> Recipe:
             raise InputError(f"{path} does not exist; name a recipe file")
         file, folder = bundled.find_recipe(str(path)), Path()
     given, text = recipefile.read(file, TABLE, folder)
-    return _checked(Recipe(given, file.name, text), words)
+    recipe = Recipe(given, file.name, text, trust_remote_code=trust_remote_code)
+    return _checked(recipe, words)
 
 
-def from_mapping(values: Mapping[str, Any], words: Sequence[str] = ()) -> Recipe:
+def from_mapping(
+    values: Mapping[str, Any], words: Sequence[str] = (), trust_remote_code: bool = False
+) -> Recipe:
     """The job of a recipe that Python holds: the same sections as nested mappings."""
     import json
 
     text = json.dumps(values, indent=1)  # JSON is YAML: one reader checks both
     given = recipefile.from_text(text, "the recipe", TABLE, Path())
-    return _checked(Recipe(given, "the recipe"), words)
+    return _checked(Recipe(given, "the recipe", trust_remote_code=trust_remote_code), words)
 
 
 def from_options(
@@ -315,12 +321,13 @@ def from_options(
     later: Mapping[str, str | None],
     words: Sequence[str] = (),
     where: str = "the command line",
+    trust_remote_code: bool = False,
 ) -> Recipe:
     """The job of a command line or call: what stands above the sections, the fields of extend, and
     the data of each later section; `key=value` words say the rest."""
     given = Given()
     for name, value in top.items():
-        if value not in (None, False):
+        if value is not None:
             given.put(name, value, where)
     spelled = {key.field: key.name for key in TABLE[EXTEND]}
     given.sections[EXTEND] = where
@@ -329,7 +336,7 @@ def from_options(
     for section, data in later.items():
         if data is not None:
             given.put(f"{section}.data", data, where)
-    return _checked(Recipe(given, where), words)
+    return _checked(Recipe(given, where, trust_remote_code=trust_remote_code), words)
 
 
 def _checked(job: Recipe, words: Sequence[str]) -> Recipe:

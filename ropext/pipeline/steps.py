@@ -225,7 +225,7 @@ class CellWork:
                 force=True,
                 prove=not writing.no_verify,
                 hash_weights=writing.hash,
-                trust_remote_code=bool(self.job.value("trust_remote_code")),
+                trust_remote_code=self.job.trust_remote_code,
                 command=self.command,
                 say=self.say,
             )
@@ -319,7 +319,7 @@ class CellWork:
             evaluate(
                 str(self.job.model),
                 self.evaluation,
-                trust_remote_code=bool(self.job.value("trust_remote_code")),
+                trust_remote_code=self.job.trust_remote_code,
                 force=True,
                 command=self.command,
                 hooks=Hooks(say=self.say) if self.show is None else Hooks(self.say, self.show),

@@ -285,7 +285,6 @@ EXTENDING = {
 }
 TOP = {
     "seed": ("1", {"fit", "finetune", "evaluate"}),
-    "trust_remote_code": ("true", set()),
     "output": ("elsewhere", set()),
 }
 # What the table above leaves out, and what the run itself says by another key.

@@ -12,6 +12,9 @@ def recipe(tmp_path, monkeypatch):
     path.write_text(
         "model: ropext://demo\nextend:\n  method: yarn\n  factor: 2\n  no_verify: true\n"
     )
+    (tmp_path / "old.yaml").write_text(
+        "model: ropext://demo\ntrust_remote_code: true\nextend: {factor: 2}\n"
+    )
     return path
 
 
@@ -60,6 +63,16 @@ def test_the_help_names_the_stages(ropext):
         (["run", "r.yaml", "-o", "out", "extend.method=longrope"], "--pair-factors"),
         (["run", "r.yaml", "-o", "out", "model=.."], "is not a model directory"),
         (["run", "r.yaml", "-o", "out", "=4"], "a recipe has no key ''"),
+        (
+            ["run", "r.yaml", "-o", "out", "trust_remote_code=true"],
+            "no recipe allows a model's own code to run; where you trust the model, give "
+            "--trust-remote-code on the command line",
+        ),
+        (["run", "old.yaml", "-o", "out"], "old.yaml, line 2: no recipe allows a model's own code"),
+        (
+            ["run", "r.yaml", "-o", "out", "evaluate.attn_implementation=evil/kernel"],
+            "'evil/kernel' names a kernel on the hub, which transformers would fetch and run",
+        ),
         (["recipes"], "missing argument 'ls|cat'; see ropext recipes --help"),
         (["recipes", "list"], "recipes takes ls, or cat NAME, and not 'list'"),
         (["recipes", "ls", "grid"], "recipes ls takes no name"),
@@ -82,7 +95,7 @@ def test_a_mistake_is_one_sentence(ropext, recipe, tmp_path, words, said):
     assert said in err
     assert err.startswith("error: ")
     assert len(err.splitlines()) == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.yaml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["old.yaml", "r.yaml"]
 
 
 def test_a_grid_with_a_failed_cell_exits_4_and_names_it(ropext, recipe):
@@ -99,7 +112,6 @@ def test_extend_with_overrides_alone_is_a_run_too(ropext, recipe, tmp_path):
     assert code == 0, err
     assert json.loads((tmp_path / "out.run/run.json").read_text())["resolved"] == {
         "model": "ropext://demo",
-        "trust_remote_code": False,
         "seed": 3,
         "extend": {
             "factor": 2.0,
@@ -114,7 +126,7 @@ def test_extend_with_overrides_alone_is_a_run_too(ropext, recipe, tmp_path):
 
 def test_plain_extend_leaves_no_run_directory(ropext, recipe, tmp_path):
     assert ropext("extend", "ropext://demo", "--factor", "2", "--no-verify", "-o", "out")[0] == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "r.yaml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["old.yaml", "out", "r.yaml"]
 
 
 def test_recipes_are_listed_and_printed(ropext):

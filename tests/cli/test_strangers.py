@@ -152,6 +152,17 @@ def test_no_command_runs_the_models_code(tmp_path):
     ]
     for words, (code, _, err) in zip(runs, drive(tmp_path, runs), strict=True):
         assert code == 0, (words, err)
+    recipe = (
+        'model: base\nextend: {factor: 2}\nevaluate: {data: "ropext://held-out", max_docs: 1}\n'
+    )
+    (tmp_path / "r.yaml").write_text(recipe)
+    (tmp_path / "asks.yaml").write_text("trust_remote_code: true\n" + recipe)
+    runs = [("run", "asks.yaml", "-o", "never"), ("run", "r.yaml", "-o", "whole")]
+    (refused, _, err), (code, *_) = drive(tmp_path, runs)
+    assert (refused, code) == (2, 0)
+    assert "asks.yaml, line 1: no recipe allows" in err
     assert not ran.exists()
-    drive(tmp_path, [("eval", "out", *read, "--trust-remote-code")])
-    assert ran.exists()  # where it is asked for, it would have run
+    for words in (("eval", "out", *read), ("run", "r.yaml", "-o", "trusted")):
+        drive(tmp_path, [(*words, "--trust-remote-code")])
+        assert ran.exists()  # where it is asked for, it would have run
+        ran.unlink()

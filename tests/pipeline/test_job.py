@@ -32,6 +32,7 @@ ELSEWHERE = {
 # Of `ropext extend`, but about this very call: they decide nothing about what is made.
 OF_THE_CALL = {
     *("output", "force", "dry_run", "time", "out", "words", "push_to_hub", "public"),
+    "trust_remote_code",  # no recipe may ask for it
     "like",  # of a GGUF, of which no run is made
 }
 
@@ -94,7 +95,7 @@ def test_options_and_a_file_make_the_same_job(tmp_path):
         "model: ropext://demo\nextend: {method: yarn, factor: 2.0, for: [vllm], link: hard}\n"
         "finetune: {data: ropext://tuning, steps: 3}\nevaluate: {data: ropext://held-out}\n"
     )
-    top = {"model": "ropext://demo", "revision": None, "trust_remote_code": False}
+    top = {"model": "ropext://demo", "revision": None}
     wish = {"method": "yarn", "factor": 2.0, "for_loaders": ("vllm",), "link": "hard"}
     later = {"finetune": "ropext://tuning", "evaluate": "ropext://held-out", "fit": None}
     one = job.from_file(path)
