@@ -6,9 +6,11 @@ SGLang and llama-server.
 
 import json
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -262,27 +264,109 @@ def test_a_server_that_answers_nonsense(monkeypatch, models):
         endpoint.served_model(server, "http://localhost:8000")
 
 
-def test_a_key_is_not_sent_on_to_where_a_server_redirects(monkeypatch):
-    """A server that hands the request on to another must not hand on the key."""
-    seen = []
+@contextmanager
+def answering(answer) -> Iterator[endpoint.Server]:
+    """A server that answers every GET and POST by `answer(handler)`, and how it is reached."""
 
-    class Elsewhere(BaseHTTPRequestHandler):
+    class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            seen.append(self.headers.get("Authorization"))
-            self.send_response(200 if self.path == "/other" else 302)
-            if self.path != "/other":
-                self.send_header("Location", "/other")
-            self.end_headers()
-            self.wfile.write(b"{}")
+            with suppress(OSError):  # the other side had enough
+                answer(self)
+
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.do_GET()
 
         def log_message(self, *args):
-            pass
+            """Nothing on stderr."""
 
-    monkeypatch.setenv(endpoint.KEY, "secret")
-    with HTTPServer(("127.0.0.1", 0), Elsewhere) as stub:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as stub:
+        stub.daemon_threads = True
+        stub.block_on_close = False
         thread = threading.Thread(target=stub.serve_forever, daemon=True)
         thread.start()
-        server = endpoint.server_at(f"http://127.0.0.1:{stub.server_address[1]}")
-        assert server.get("/v1/models") == {}
+        yield endpoint.server_at(f"http://127.0.0.1:{stub.server_address[1]}")
         stub.shutdown()
-    assert seen == ["Bearer secret", None]
+
+
+def saying(body: bytes):
+    def answer(handler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return answer
+
+
+def test_a_key_is_not_sent_on_to_where_a_server_redirects(monkeypatch):
+    """A server that hands the request on to another is refused, and gets no second one."""
+    seen = []
+
+    def elsewhere(handler) -> None:
+        seen.append((handler.path, handler.headers.get("Authorization")))
+        handler.send_response(307 if handler.path == "/v1/models" else 200)
+        handler.send_header("Location", "/other\x1b[31m")
+        handler.end_headers()
+        handler.wfile.write(b"{}")
+
+    monkeypatch.setenv(endpoint.KEY, "secret")
+    with answering(elsewhere) as server, pytest.raises(InputError, match=r"redirects to .*/other"):
+        server.get("/v1/models")
+    assert seen == [("/v1/models", "Bearer secret")]
+
+
+HUGE = b"9" * 400
+
+
+@pytest.mark.parametrize(
+    ("models", "says"),
+    [
+        (b'{"data": [{"id": "x", "max_model_len": 1e999}]}', "1e999 is too large"),
+        (b'{"data": [{"id": "x", "max_model_len": NaN}]}', "NaN is not a JSON number"),
+        (b'{"data": [{"id": "x", "max_model_len": %b}]}' % HUGE, "no name and limit"),
+        (b'{"data": [{"id": "x", "max_model_len": -4}]}', "no name and limit"),
+        (b'{"data": [{"id": ["x"], "max_model_len": 4}]}', "no name and limit"),
+        (b'{"data": [{"id": "x\\nall right: y", "max_model_len": 4}]}', "no name and limit"),
+        (b'{"data": [{"id": "x"}, %b]}' % (b"[]," * 600_000 + b"[]"), "more than 500,000 objects"),
+        (b"[" * 100_000, "nested|cut short"),
+        (b" " * (endpoint.ANSWER_LIMIT + 1), "more than 4 MiB"),
+        (b'{"data": [{"id": "\xff"}]}', "not UTF-8"),
+    ],
+)
+def test_a_model_list_of_nonsense_is_one_sentence(models, says):
+    with answering(saying(models)) as server, pytest.raises(InputError, match=says) as caught:
+        endpoint.served_model(server, server.root)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("value", [HUGE.decode(), "1e300", '"-1"', "true", "null", "[]"])
+@pytest.mark.parametrize("shape", ['"content": [{"top_logprobs": [%s]}]', '"top_logprobs": [%s]'])
+def test_a_log_probability_that_is_none_is_one_sentence(shape, value):
+    one = '{"id": 3, "logprob": %s}' if "content" in shape else '{"token_id:3": %s}'
+    body = '{"choices": [{"logprobs": {%s}}]}' % (shape % (one % value))
+    with (
+        answering(saying(body.encode())) as server,
+        pytest.raises(InputError, match="tells no log-probabilities"),
+    ):
+        endpoint.compare(server, "tiny", [[3]], CONTEXT, lambda ids: [0.0] * 9)
+
+
+@pytest.mark.parametrize("where", ["status", "header", "body", "refusal"])
+def test_a_byte_now_and_then_ends_at_the_deadline_of_the_whole_answer(where):
+    """Each of its reads is far within the limit of a single one."""
+    whole = b"HTTP/1.1 200 OK\r\nX: y\r\nContent-Length: 999\r\n\r\n"
+    whole = whole.replace(b"200", b"500") if where == "refusal" else whole
+    begun = {"status": b"HT", "header": whole[:20]}.get(where, whole)
+
+    def drip(handler) -> None:
+        handler.wfile.write(begun)
+        for _ in range(600):
+            handler.wfile.write(b"x")
+            time.sleep(0.1)
+
+    with answering(drip) as server:
+        hasty = replace(server, deadline=1.0)
+        with pytest.raises(InputError, match=r"no answer from the server .*within 1 second"):
+            endpoint.served_model(hasty, hasty.root)
+        with pytest.raises(Stopped, match=r"went away during a prompt of 1 tokens .*within 1 s"):
+            endpoint.compare(hasty, "tiny", [[3]], CONTEXT, lambda ids: [0.0])

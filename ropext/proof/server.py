@@ -10,26 +10,32 @@ import json
 import os
 import random
 import re
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from ropext.errors import InputError, ProofFailed, Stopped
+from ropext.files import parse_object
 
 TOP = 5  # log-probabilities asked for; the most that every server gives
 TOLERANCE = 0.2  # nats: bfloat16 kernels differ by some hundredths, an ignored scaling by more
-TIMEOUT = 600.0  # seconds for one answer
+TIMEOUT = 600.0  # seconds for one whole answer
 KEY = "ROPEXT_ENDPOINT_KEY"  # environment variable with the server's key, if it wants one
 SPECIAL = ("bos", "eos", "pad")
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 # Token ids -> the log-probability of every next token.
 Reference = Callable[[Sequence[int]], Sequence[float]]
-ANSWER_LIMIT = 64 << 20  # bytes
+ANSWER_LIMIT = 4 << 20  # bytes; five candidates take a few hundred, a list of models some thousand
+MOST_TOKENS = 1 << 40
+LOWEST = -1e9  # what a server may write for the logarithm of 0
 
 
 @dataclass(frozen=True)
@@ -51,39 +57,72 @@ class Probe:
     prompts: tuple[Prompt, ...]
 
 
+class _Refusing(urllib.request.HTTPRedirectHandler):
+    """Takes no redirect: whoever answers there was not named, and gets no prompt."""
+
+    def redirect_request(
+        self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: str
+    ) -> None:
+        raise InputError(
+            f"--endpoint {req.full_url} redirects to {newurl[:100]!r}; give the final address"
+        )
+
+
 @dataclass(frozen=True)
 class Server:
     """A server's address, and how to talk to it."""
 
     root: str
     key: str | None = None
+    deadline: float = TIMEOUT
 
-    def get(self, path: str) -> Any:
-        """The JSON at a path, or None where this kind of server has no such path."""
+    def get(self, path: str) -> dict[str, Any] | None:
+        """The JSON object at a path, or None where this kind of server has no such path."""
+        status, body = self.call(path)
+        return None if status >= 400 else self.parsed(path, body)
+
+    def parsed(self, path: str, body: bytes) -> dict[str, Any]:
+        """The JSON object that an answer is."""
+        return parse_object(body, f"--endpoint {self.root}: the answer of {path}")
+
+    def call(self, path: str, question: Mapping[str, Any] | None = None) -> tuple[int, bytes]:
+        """The status and the answer, whole before the deadline: a byte a second passes every limit
+        of a single read."""
+        answer: Future[tuple[int, bytes]] = Future()
+
+        def read() -> None:
+            try:
+                answer.set_result(self._read(path, question))
+            except Exception as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=read, daemon=True).start()
         try:
-            return self._call(path, None)
-        except urllib.error.HTTPError:
-            return None
+            return answer.result(self.deadline)
+        except TimeoutError:
+            raise TimeoutError(f"no whole answer within {self.deadline:g} seconds") from None
 
-    def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The JSON answer to a JSON body."""
-        return self._call(path, json.dumps(body).encode())
-
-    def _call(self, path: str, data: bytes | None) -> Any:
+    def _read(self, path: str, question: Mapping[str, Any] | None) -> tuple[int, bytes]:
+        data = None if question is None else json.dumps(question).encode()
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self.root + path, data=data, headers=headers)
-        if self.key:  # never passed on to where a server redirects to
+        if self.key:
             request.add_unredirected_header("Authorization", f"Bearer {self.key}")
         is_here = urllib.parse.urlsplit(self.root).hostname in LOOPBACK
         proxies = [urllib.request.ProxyHandler({})] if is_here else []
-        with urllib.request.build_opener(*proxies).open(request, timeout=TIMEOUT) as answer:
-            body = answer.read(ANSWER_LIMIT + 1)
-        if len(body) > ANSWER_LIMIT:
-            raise ValueError(f"its answer has more than {ANSWER_LIMIT >> 20} MiB")
+        opener, end = urllib.request.build_opener(_Refusing, *proxies), monotonic() + self.deadline
         try:
-            return json.loads(body)
-        except RecursionError:
-            raise ValueError("its answer is nested too deeply") from None
+            answer = opener.open(request, timeout=self.deadline)
+        except urllib.error.HTTPError as error:
+            answer = error
+        body = b""
+        with answer:
+            while (piece := answer.read1(1 << 16)) and monotonic() < end:
+                body += piece
+                if len(body) > ANSWER_LIMIT:
+                    mib = ANSWER_LIMIT >> 20
+                    raise InputError(f"--endpoint {self.root}{path} answers more than {mib} MiB")
+        return answer.status, body
 
 
 def server_at(url: str) -> Server:
@@ -108,20 +147,20 @@ def served_model(server: Server, url: str) -> tuple[str, int | None]:
     """The model's name there, and the server's context limit."""
     try:
         models = server.get("/v1/models")
-    except (OSError, http.client.HTTPException, ValueError) as error:
+        if models is None or not models.get("data"):
+            raise InputError(f"--endpoint {url} is no OpenAI-compatible server: it lists no models")
+        name, limit = models["data"][0]["id"], _limit(server, models["data"][0])
+    except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise InputError(f"--endpoint {url}: no answer from the server ({reason})") from None
-    if not isinstance(models, dict) or not models.get("data"):
-        raise InputError(f"--endpoint {url} is no OpenAI-compatible server: it lists no models")
-    try:
-        entry = models["data"][0]
-        limit = _limit(server, entry)
-        return entry["id"], None if limit is None else int(limit)
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OSError) as error:
+    except (KeyError, IndexError, TypeError, AttributeError):
+        name = limit = None
+    is_plain = isinstance(name, str) and len(name) < 1000 and name.isprintable()
+    if not is_plain or not (limit is None or (type(limit) is int and 0 < limit < MOST_TOKENS)):
         raise InputError(
-            f"--endpoint {url} is no OpenAI-compatible server: its model has no name and limit "
-            f"({type(error).__name__})"
-        ) from None
+            f"--endpoint {url} is no OpenAI-compatible server: its model has no name and limit"
+        )
+    return name, limit
 
 
 def _limit(server: Server, entry: Mapping[str, Any]) -> Any:
@@ -148,7 +187,8 @@ def top_logprobs(answer: Any) -> list[tuple[int | None, float]]:
             pairs = [(entry.get("id"), entry["logprob"]) for entry in best]
         else:  # vLLM and SGLang: a dict from the token's text
             pairs = [(_token_id(k), v) for k, v in logprobs["top_logprobs"][0].items()]
-        pairs = [(token, float(value)) for token, value in pairs]
+        if not all(type(v) in (int, float) and LOWEST <= v <= 1 for _, v in pairs):
+            pairs = []
     except (KeyError, IndexError, TypeError, AttributeError, ValueError):
         pairs = []
     return sorted(pairs, key=lambda pair: -pair[1])[:TOP]
@@ -229,17 +269,17 @@ def _ask(server: Server, model: str, ids: Sequence[int]) -> list[tuple[int | Non
     body = {"model": model, "prompt": list(ids), "max_tokens": 1, "temperature": 0}
     body |= {"logprobs": TOP, "return_tokens_as_token_ids": True}
     try:
-        answer = server.post("/v1/completions", body)
-    except urllib.error.HTTPError as error:
-        reason = " ".join(error.read(300).decode(errors="replace").split())
-        raise ProofFailed(
-            f"endpoint: {url} refuses a prompt of {len(ids)} tokens (HTTP {error.code}: {reason})"
-        ) from None
-    except (OSError, http.client.HTTPException, ValueError) as error:
+        status, answer = server.call("/v1/completions", body)
+    except (OSError, http.client.HTTPException) as error:
         raise Stopped(
             f"endpoint: {url} went away during a prompt of {len(ids)} tokens ({error})"
         ) from None
-    pairs = top_logprobs(answer)
+    if status >= 400:
+        reason = " ".join(answer[:300].decode(errors="replace").split())
+        raise ProofFailed(
+            f"endpoint: {url} refuses a prompt of {len(ids)} tokens (HTTP {status}: {reason})"
+        )
+    pairs = top_logprobs(server.parsed("/v1/completions", answer))
     if not pairs:
         raise InputError(f"--endpoint {url} tells no log-probabilities for /v1/completions")
     return pairs
