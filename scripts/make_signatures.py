@@ -33,7 +33,7 @@ OPTIONS = {
 }  # fmt: skip
 # Of the functions that take the arguments of another.
 PASSED_ON = {
-    "evaluate": (evaluate, ("revision", "trust_remote_code", "force", "gates")),
+    "evaluate": (evaluate, ("revision", "trust_remote_code", "force", "gates", "losses")),
     "extend": (extend, ("revision", "link", "prove", "hash_weights", "trust_remote_code")),
 }
 ALWAYS = {

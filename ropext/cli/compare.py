@@ -19,19 +19,11 @@ FailIf = Annotated[
     typer.Option("--fail-if", metavar="GATE", help='e.g. "tail@32k > 0.01 vs OTHER" (exit 3)'),
 ]
 
-KeysOf = Annotated[
-    str | None,
-    typer.Option(
-        "--keys", metavar="NAME", help="loss on the key tokens of one of them, beside the whole"
-    ),
-]
-
 
 def command(
     out: Out,
     runs: Runs,
     output: Output = None,
-    keys: KeysOf = None,
     fail_if: FailIf = None,
 ) -> None:
     """Compare evaluations on the same tokens. Finished runs, with paired intervals."""
@@ -40,7 +32,7 @@ def command(
     from ropext.table import as_text
 
     wanted = [gates.parse_gate(text) for text in fail_if or ()]
-    opened, compared = compare_runs(runs, output, keys)
+    opened, compared = compare_runs(runs, output)
     for label, count in (compared.text.left_out if compared.text else {}).items():
         if count:
             out.say(f"{label}: {count} documents are not in all runs and are left out")

@@ -25,6 +25,12 @@ FailIf = Annotated[
         help='exit 3 when it holds, e.g. "tail@32k > 8.5", "short_tax > 0.02", "tail@32k > vs RUN"',
     ),
 ]
+Losses = Annotated[
+    Path | None,
+    typer.Option(
+        "--losses", metavar="FILE", help="write the loss of every token there too, as parquet"
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", help="replace RUN if it holds another run")]
 Full = Annotated[bool, typer.Option("--full", help="print every table of the report")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="passes, FLOPs, peak memory; runs nothing")]
@@ -37,6 +43,7 @@ def command(
     given: dict[str, Any],
     output: Output = None,
     fail_if: FailIf = None,
+    losses: Losses = None,
     force: Force = False,
     full: Full = False,
     dry_run: DryRun = False,
@@ -74,7 +81,14 @@ def command(
     with stoppable() as stop:
         hooks = Hooks(say=out.say, show=Bar(out).show, stop=stop)
         done = evaluate(
-            model, output, **common, force=force, command=sys.argv, hooks=hooks, **given
+            model,
+            output,
+            **common,
+            losses=losses,
+            force=force,
+            command=sys.argv,
+            hooks=hooks,
+            **given,
         )
     if processes()[0] == 0:
         _tell(out, done, gates, full)

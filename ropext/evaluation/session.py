@@ -32,6 +32,7 @@ from ropext.files import write_json, write_text
 from ropext.narration import SILENT, Hooks
 from ropext.results import rundir
 from ropext.results.gates import Gate
+from ropext.results.losses import write_losses
 from ropext.results.overlap import marked
 from ropext.results.perplexity import (
     Reading,
@@ -67,6 +68,7 @@ def evaluate(
     lineup: Lineup | None = None,
     earlier: Sequence[Path] = (),
     gates: Sequence[Gate] = (),
+    losses: str | Path | None = None,
     report: Callable[[rundir.Run], None] = lambda run: None,
     **values: Any,
 ) -> Evaluation:
@@ -75,13 +77,16 @@ def evaluate(
     With `output` every finished piece is kept there, and the same call goes on where it stopped.
     `lineup` names the models to be read, where they are not those that follow from `model`; what
     an `earlier` run directory has of the same model on the same tokens is not read again. `gates`
-    will be held against the result: one about what is not measured is refused here. `report` is
-    given the run that was kept, while nobody else may write into its folder.
+    will be held against the result: one about what is not measured is refused here. `losses` is a
+    parquet file for the loss of every token. `report` is given the run that was kept, while nobody
+    else may write into its folder.
     """
     rank, world = processes()
     if output is None and world > 1:
         raise UsageError("several processes share their work through a directory; give -o RUN")
     settled = settle(model, revision, trust_remote_code, values, lineup, gates)
+    if losses is not None and settled.corpus is None:
+        raise UsageError("--losses writes the loss of every token of --data; give documents")
     for warning in settled.warnings if rank == 0 else ():
         hooks.say(f"warning: {warning}")
     settled = replace(settled, lineup=fetched(settled.lineup))
@@ -104,6 +109,9 @@ def evaluate(
         worker.wait_for_others()
         results = assemble(settled, path, passes, more)
         run = rundir.read_run(path)
+        if losses is not None and settled.corpus is not None:
+            texts = ((document.name, document.ids) for document in settled.corpus.documents)
+            write_losses(Path(losses), texts, run.contenders)
         if output is None:
             return Evaluation(None, results, run, worker.resumed)
         report(run)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ropext.files import write_bytes
 from ropext.report import html, plots, tables
@@ -16,9 +16,6 @@ from ropext.results.perplexity import Frame, Reading, Span
 from ropext.results.retrieval import heat_map
 from ropext.results.values import Value, values_json
 from ropext.table import Table, with_rows
-
-if TYPE_CHECKING:
-    from ropext.results.keys import Keys
 
 Pictures = dict[str, tuple[str, bytes]]  # file name -> caption, PNG
 PARTS = 4  # steps of an octave in the pictures
@@ -182,20 +179,17 @@ class Compared:
     text: Comparison | None
     items: Mapping[str, Mapping[str, Value]]  # of answers, against `asked`
     asked: str  # the first that was asked any question; the base is asked none
-    keys: "Keys | None"
 
     @property
     def tables(self) -> list[Table]:
         """What is printed, and stands in the reports."""
         found = tables.comparison_tables(self.text) if self.text else []
-        found += [tables.keys_table(self.keys)] if self.keys else []
         return with_rows([*found, tables.item_table(self.items, self.asked)])
 
     def to_json(self) -> dict[str, Any]:
         """As `ropext compare --json` prints it."""
         return {
             "text": comparison.to_json(self.text) if self.text else None,
-            **({"keys": self.keys.to_json()} if self.keys else {}),
             "retrieval": values_json(self.items),
         }
 
@@ -220,19 +214,18 @@ class Compared:
 
 
 def compare_runs(
-    specs: Sequence[str], output: Path | None = None, keys: str | None = None
+    specs: Sequence[str], output: Path | None = None
 ) -> tuple[list[rundir.Run], Compared]:
     """Finished runs, opened, and set side by side; with `output` the report is written there."""
     opened, contenders = rundir.gather(specs)
-    compared = compare(contenders, keys)
+    compared = compare(contenders)
     if output is not None:
         compared.write(output, {str(run.path): run for run in opened}, _spectra(opened))
     return opened, compared
 
 
-def compare(contenders: Mapping[str, Contender], keys: str | None = None) -> Compared:
-    """The first is the reference; of the questions the first that was asked any. `keys` names the
-    one whose key tokens are taken."""
+def compare(contenders: Mapping[str, Contender]) -> Compared:
+    """Pair everyone with the first; answers with those of the first that was asked any."""
     readers = [own for own in contenders.values() if own.reading is not None]
     text = comparison.compare_text(readers) if len(readers) > 1 else None
     asked = [own for own in contenders.values() if own.items]
@@ -240,12 +233,7 @@ def compare(contenders: Mapping[str, Contender], keys: str | None = None) -> Com
         own.label: comparison.item_differences(own.items, asked[0].items, asked[0].frame.bootstrap)
         for own in asked[1:]
     }
-    found = None
-    if keys is not None:
-        from ropext.results.keys import key_tokens
-
-        found = key_tokens(contenders, keys)
-    return Compared(contenders, text, items, asked[0].label if asked else "", found)
+    return Compared(contenders, text, items, asked[0].label if asked else "")
 
 
 def _difference_picture(

@@ -17,7 +17,6 @@ from ropext.tasks import RULER, THIRTEEN, find_task
 
 if TYPE_CHECKING:
     from ropext.planning import Plan
-    from ropext.results.keys import Keys
 
 Results = Mapping[str, Any]
 RULERS = "in ropext's words and texts: not comparable with published RULER scores"
@@ -333,24 +332,6 @@ def comparison_tables(compared: Comparison) -> list[Table]:
             tuple(short),
         ),
     ]
-
-
-def keys_table(found: "Keys") -> Table:
-    """Loss on key tokens beside that on all."""
-    rows = [
-        (label + ("*" if label == found.reference else ""), *map(shown, both.values()))
-        for label, both in found.losses.items()
-    ]
-    start, stop = (length_text(place) for place in found.span)
-    return Table(
-        f"Key tokens of {found.reference}: {found.keys} of {found.tokens} from {start} to {stop}",
-        "nats per token on the tokens whose loss falls by two nats or more from the base's short "
-        f"window to {found.reference}, and on all; on {found.mirrored} it rises so far: as many "
-        "keys chance makes where far text helps and hurts alike; * chose the keys, so its own "
-        "loss on them is no score",
-        ("", "keys", "all"),
-        tuple(rows),
-    )
 
 
 def item_table(runs: Mapping[str, Mapping[str, Value]], reference: str) -> Table:

@@ -28,7 +28,8 @@ WITH_COMMANDS = (
 def lines(page):
     """The lines of the page's fenced and indented blocks; a continued one is one."""
     text = (ROOT / page).read_text("utf-8").replace("\\\n", " ")
-    blocks = re.findall(r"^```(?:sh)?\n(.*?)^```$", text, re.M | re.S)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
+    blocks = [block for language, block in fenced if language in ("", "sh")]
     indented = [line.strip() for line in text.splitlines() if line.startswith("    ")]
     return "\n".join(blocks).splitlines() + indented
 

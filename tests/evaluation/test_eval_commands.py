@@ -6,6 +6,7 @@ import pytest
 import torch
 from checkpoints import write_checkpoint, write_documents
 from command_line import run
+from pyarrow import parquet
 
 from ropext.errors import RopextError
 from ropext.options.evaluate import Evaluate
@@ -319,3 +320,37 @@ def test_what_would_be_ignored_or_crash_is_refused(runs, capsys, more, what):
     code, said = evaluated(runs, *more, capsys=capsys)
     assert code == 2
     assert what in said.err
+
+
+def test_losses_are_those_of_a_literal_loop_token_by_token(runs, tmp_path, capsys):
+    """Stock transformers, one document at a time, and its own cross entropy."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert evaluated(runs, "--losses", str(tmp_path / "x.parquet"), capsys=capsys)[0] == 0
+    rows = parquet.read_table(tmp_path / "x.parquet").to_pylist()
+    assert {row["variant"] for row in rows} == {"base", "untouched", "yarn-4x", "pi-4x"}
+    own = [row for row in rows if row["variant"] == "untouched"]
+    model = AutoModelForCausalLM.from_pretrained(runs / "model", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(runs / "model")
+    texts = [json.loads(line)["text"] for line in (runs / "docs.jsonl").read_text().splitlines()]
+    wanted = {}
+    for number, text in enumerate(texts, 1):
+        ids = torch.tensor([tokenizer(text)["input_ids"][:256]])
+        if ids.shape[1] < 256:
+            continue
+        logits = model(ids).logits[0, :-1].float()
+        nll = torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none")
+        for at, loss in enumerate(nll.tolist(), 1):
+            wanted[f"docs.jsonl:{number}", at] = (int(ids[0, at]), loss)
+    assert len(own) == len(wanted) == 9 * 255
+    for row in own:
+        token, loss = wanted[row["document"], row["position"]]
+        assert (row["token"], row["loss"]) == (token, pytest.approx(loss, abs=2e-5))
+
+
+def test_losses_without_documents_are_refused(runs, tmp_path, capsys):
+    words = ["--tasks", "passkey", "--lengths", "64", "--losses", str(tmp_path / "x.parquet")]
+    code, said = run("eval", str(runs / "model"), *words, capsys=capsys)
+    assert (code, said.out) == (2, "")
+    assert "--losses" in said.err
+    assert not (tmp_path / "x.parquet").exists()
