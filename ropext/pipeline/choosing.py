@@ -454,7 +454,7 @@ class AutoChoice:
 
     def _fitting(self, taken: str) -> dict[str, Any]:
         """The keys of a fit that starts from the closed form; {} with the reason noted."""
-        from ropext.training import plan_fit
+        from ropext.training import judge, plan_fit
 
         own, where = self.prospect, str(self.folder / "choosing.jsonl")
         if taken == UNTOUCHED:
@@ -476,6 +476,9 @@ class AutoChoice:
                 self.left_out[FIT] = str(error)
                 continue
             self.left_out.pop(FIT, None)
+            if reason := judge.few(found.prepared.judge.documents):
+                self.left_out[FIT] = reason
+                return {}
             return recipe if self._afford(FIT, found.tokens, found.forward_tokens) else {}
         return {}
 

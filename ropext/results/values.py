@@ -18,6 +18,8 @@ RESAMPLES = 2000
 # Below this, a bootstrap interval claims more than it knows: a range is printed instead.
 FEWEST_DOCUMENTS = 8
 Z95 = 1.959963984540054  # two-sided 95 % of the normal distribution
+# Nats a token, 1 % of a perplexity: a gain that is surely smaller is none.
+MARGIN = 0.01
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,31 @@ class Value:
     def excludes_zero(self) -> bool:
         """Whether the interval lies on one side of zero (False without an interval)."""
         return self.ci95 is not None and (self.ci95[0] > 0 or self.ci95[1] < 0)
+
+    @property
+    def gains(self) -> bool | None:
+        """Whether this gain in nats is surely one (True), surely smaller than MARGIN (False), or
+        not known (None)."""
+        if self.ci95 is None or (self.ci95[0] <= 0 and self.ci95[1] >= MARGIN):
+            return None
+        return self.ci95[0] > 0
+
+    @property
+    def why_not_known(self) -> str:
+        """Say how many documents would decide whether this is a gain.
+
+        If the truth is this value, its interval excludes zero or MARGIN once half its width, which
+        shrinks with the square root of the number of documents, is below the distance to it.
+        """
+        if self.ci95 is None or not self.se:
+            return f"{self.n} documents give no interval ({FEWEST_DOCUMENTS} or more do)"
+        distance = max(self.value, MARGIN - self.value)
+        least = max(self.n + 1, self.n * (Z95 * self.se / distance) ** 2)
+        half = (self.ci95[1] - self.ci95[0]) / 2
+        return (
+            f"{self.value:+.3f} ±{half:.3f} nats a token on {self.n} documents; about "
+            f"{float(f'{least:.2g}'):,.0f} would decide"
+        )
 
 
 def values_json(data: Any) -> Any:

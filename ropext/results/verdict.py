@@ -7,7 +7,7 @@ from typing import Any
 
 from ropext.lengths import length_text
 from ropext.results.rounds import UNTOUCHED, Round
-from ropext.results.values import FEWEST_DOCUMENTS, Value
+from ropext.results.values import MARGIN, Value
 
 
 @dataclass(frozen=True)
@@ -35,24 +35,26 @@ def _sentence(choice: Mapping[str, Any], gain: Value | None, final: str, length:
     taken = choice["taken"]
     if gain is None:
         return f"{taken} was taken; what it gains at {length} was not measured"
-    if gain.ci95 is None:
-        return (
-            f"{taken} was taken; {gain.n} documents that took no part in choosing are too few to "
-            f"say whether it gains anything over truncation ({FEWEST_DOCUMENTS} or more do)"
-        )
-    if gain.ci95[0] <= 0:
-        how = "better" if gain.ci95[1] < 0 else "as well"
-        return (
-            f"extending gains nothing on these texts: truncation predicts the last tokens before "
-            f"{length} {how}; written all the same"
-        )
-    if taken == UNTOUCHED:
+    worse = gain.ci95 is not None and gain.ci95[1] < 0
+    if taken == UNTOUCHED and not worse:
         return (
             f"leave this model as it is: it reads {length} untouched as well as by any method "
             "tried; what was written raises the stated length alone"
         )
     later = {"fitted": ", then a fitted spectrum", "tuned": ", then trained"}.get(final, "")
-    return f"extended by {taken}{later}: {choice['because']}"
+    extended = f"extended by {taken}{later}: {choice['because']}"
+    if gain.gains is None:
+        return (
+            f"not known whether extending gains anything over truncation at {length} "
+            f"({gain.why_not_known}); {extended}"
+        )
+    if gain.gains:
+        return extended
+    how = "better" if worse else f"as well, to within {MARGIN} nats a token"
+    return (
+        f"extending gains nothing on these texts: truncation predicts the last tokens before "
+        f"{length} {how}; written all the same"
+    )
 
 
 def because(last: Round, taken: str) -> str:

@@ -117,11 +117,9 @@ class Judge:
         return difference(self.frame, reading, start, self.far_half)
 
     def better(self, reading: Reading, start: Reading) -> bool:
-        """Whether it beats the start by more than the paired interval; without an interval, whether
-        it is lower at all."""
+        """Whether it beats the start by more than the paired interval; never without one."""
         change = self.change(reading, start)
-        highest = change.value if change.ci95 is None else change.ci95[1]
-        return highest < -ROUNDING
+        return change.ci95 is not None and change.ci95[1] < -ROUNDING
 
     def fit_numbers(
         self, reading: Reading, base: Reading, scores: Sequence[ItemScore]
@@ -169,8 +167,8 @@ def few(documents: Sequence[corpus.Document]) -> str | None:
     if len(documents) >= FEWEST_DOCUMENTS:
         return None
     return (
-        f"only {len(documents)} held-out documents: no interval, so that the lowest loss is taken "
-        f"as it is ({FEWEST_DOCUMENTS} give one; more or longer documents in --data)"
+        f"only {len(documents)} held-out documents give no interval, so that the start is written "
+        f"whatever is found ({FEWEST_DOCUMENTS} give one; more or longer documents in --data)"
     )
 
 

@@ -22,6 +22,7 @@ from ropext.planning import Plan
 from ropext.results.overlap import as_json
 from ropext.results.perplexity import MASK_STRIDE, Reading
 from ropext.results.retrieval import ItemScore
+from ropext.results.values import MARGIN
 from ropext.rope import compression
 from ropext.training import (
     joint,
@@ -610,7 +611,12 @@ class FitSession(Session):
         self._ask(FITTED, model, pause)
         said = report.change_text(own.change(fitted, before))
         if not own.better(fitted, before):
-            return keep_start(f"no {what} is surely better than {self.start} ({said})")
+            gain = own.change(before, fitted)
+            if gain.gains is None:
+                why = f"not known whether a {what} is better than {self.start}"
+                return keep_start(f"{why} over the far half ({gain.why_not_known})")
+            why = f"no {what} is better than {self.start} by {MARGIN} nats a token or more"
+            return keep_start(f"{why} ({said})")
         lost = own.lost(self.scores[FITTED], self.scores[START])
         if lost is not None:
             text = report.share_text(lost)

@@ -268,7 +268,7 @@ def test_a_model_that_nothing_helps_is_left_as_it_is(tmp_path, monkeypatch, caps
     written = json.loads((tmp_path / "out/config.json").read_text())
     assert written["max_position_embeddings"] == 512
     assert written["rope_parameters"] == {"rope_theta": 10000.0, "rope_type": "default"}
-    assert "extending gains nothing on these texts" in heard.out
+    assert "leave this model as it is: it reads 512 untouched" in heard.out
 
 
 @pytest.mark.slow
@@ -292,4 +292,6 @@ def test_few_documents_go_on_and_say_what_they_cannot_know(tmp_path, monkeypatch
     code, heard = run(*AUTO, "--data", data, "-o", "out", "evaluate.items=1", capsys=capsys)
     assert code == 0, heard.err
     assert "nothing is sure" in heard.err
-    assert "too few to say whether it gains anything over truncation" in heard.out
+    assert "not known whether extending gains anything over truncation" in heard.out
+    told = json.loads((tmp_path / "out.run/choice/choice.json").read_text())
+    assert "give no interval, so that the start is written" in told["left_out"]["fit"]

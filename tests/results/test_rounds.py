@@ -60,20 +60,37 @@ def test_why():
 
 
 def results(gain, ci95, tax=0.0):
-    value = {"value": gain, "se": 0.1, "ci95": ci95, "n": 9}
-    own = {"gain@4096": value, "short_tax": {"value": tax, "se": 0.1, "ci95": [0, 0], "n": 9}}
+    se = None if ci95 is None else (ci95[1] - ci95[0]) / 4
+    value = {"value": gain, "se": se, "ci95": ci95, "n": 8}
+    own = {"gain@4096": value, "short_tax": {"value": tax, "se": 0.1, "ci95": [0, 0], "n": 8}}
     return {"variants": {"fitted": {"metrics": own}}}
+
+
+LEAVE = "leave this model as it is: it reads 4k untouched"
 
 
 @pytest.mark.parametrize(
     ("taken", "gain", "ci95", "said"),
     [
         ("yarn", 0.1, [0.05, 0.15], "extended by yarn, then a fitted spectrum: because of that"),
-        (UNTOUCHED, 0.1, [0.05, 0.15], "leave this model as it is: it reads 4k untouched"),
-        ("yarn", 0.1, [-0.05, 0.25], "truncation predicts the last tokens before 4k as well;"),
-        (UNTOUCHED, 0.1, [-0.05, 0.25], "truncation predicts the last tokens before 4k as well;"),
+        # By hand: 8 * (1.96 * 0.089 / 0.048)^2 = 105.7.
+        (
+            "yarn",
+            0.048,
+            [-0.13, 0.226],
+            "0.048 ±0.178 nats a token on 8 documents; about 110 would",
+        ),
+        # The margin is farther from it than zero: 8 * (1.96 * 0.01 / 0.008)^2 = 48.
+        ("yarn", 0.002, [-0.018, 0.022], "about 48 would decide); extended by yarn"),
+        ("yarn", -0.02, [-0.05, 0.01], "about 9 would decide)"),
+        ("yarn", 0.001, [-0.005, 0.0099], "as well, to within 0.01 nats a token; written all"),
         ("yarn", -0.1, [-0.15, -0.05], "truncation predicts the last tokens before 4k better;"),
-        ("yarn", 0.1, None, "too few to say whether it gains anything"),
+        ("yarn", 0.1, None, "not known whether extending gains anything over truncation at 4k (8"),
+        (UNTOUCHED, 0.1, [0.05, 0.15], LEAVE),
+        (UNTOUCHED, 0.1, [-0.05, 0.25], LEAVE),
+        (UNTOUCHED, 0.0, [-0.005, 0.005], LEAVE),
+        (UNTOUCHED, 0.1, None, LEAVE),
+        (UNTOUCHED, -0.1, [-0.15, -0.05], "truncation predicts the last tokens before 4k better;"),
     ],
 )
 def test_the_verdict_follows_the_gain(taken, gain, ci95, said):
