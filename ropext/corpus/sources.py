@@ -1,17 +1,21 @@
 """Raw documents from local files or from a `datasets` id, one after the other."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ropext import bundled
 from ropext.errors import InputError
 from ropext.options.fields import Texts
 
+T = TypeVar("T")
 Messages = list[dict[str, Any]]
 DEFAULT_COLUMNS = ("text", "messages")
+NO_SPLIT = ""
+SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` of datasets leaves
 
 
 @dataclass(frozen=True)
@@ -20,8 +24,9 @@ class Source:
 
     data: str  # a file, a folder, or a datasets id, `ID:CONFIG` where it has configurations
     column: str | None = None
-    split: str = "test"
+    split: str | None = None  # as asked for
     revision: str | None = None
+    default_split: str = "test"
 
     @property
     def place(self) -> Path:
@@ -32,6 +37,17 @@ class Source:
     def is_streamed(self) -> bool:
         """Whether it may be a stream without an end."""
         return not isinstance(self.data, Texts) and not self.place.exists()
+
+    def part(self, splits: Mapping[str, T]) -> T:
+        """Return the split to read, of those that the data has."""
+        split = self.split or self.default_split
+        if self.split is None and NO_SPLIT in splits:
+            return splits[NO_SPLIT]
+        if split not in splits:
+            names = ", ".join(filter(None, splits))
+            remedy = f"--split takes one of {names}" if names else "it has none, leave --split out"
+            raise InputError(f"--data {self.data} has no split {split}: {remedy}")
+        return splits[split]
 
 
 @dataclass(frozen=True)
@@ -57,13 +73,17 @@ def read_documents(source: Source) -> Iterator[RawDocument]:
 def _documents(source: Source) -> Iterator[RawDocument]:
     path = source.place
     if isinstance(source.data, Texts):
+        source.part({NO_SPLIT: None})
         for number, row in enumerate(source.data.rows, 1):
             held = {source.column or DEFAULT_COLUMNS[0]: row} if isinstance(row, str) else row
             name = f"{source.data}:{number}"
             yield RawDocument(name, _content(held, source.column, name))
+    elif any((path / name).is_file() for name in SAVED):
+        yield from _read_dataset(source)
     elif path.is_dir():
-        yield from _read_folder(path, source.column)
+        yield from _read_folder(path, source)
     elif path.exists():
+        source.part({NO_SPLIT: None})
         yield from _read_file(path, path.name, source.column, named=True)
     elif path.suffix in READERS or source.data.startswith((".", "/", "~")):
         raise InputError(f"--data {source.data}: there is no such file or folder")
@@ -71,13 +91,43 @@ def _documents(source: Source) -> Iterator[RawDocument]:
         yield from _read_dataset(source)
 
 
-def _read_folder(folder: Path, column: str | None) -> Iterator[RawDocument]:
+# The words by which `datasets` knows a split: of a folder, else of a file (its data_files.py).
+SPLITS = {
+    "train": "train|training",
+    "validation": "validation|valid|dev|val",
+    "test": "test|testing|eval|evaluation",
+}
+SHARD = re.compile(r"data/([^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
+FOLDER, FILE = (rf"(^|[-._ 0-9/])({{}}){end}" for end in ("([-._ 0-9][^/]*)?/", "[-._ 0-9][^/]*$"))
+
+
+def splits_of(names: Sequence[str]) -> dict[str, Sequence[str]]:
+    """Divide the files of a folder into splits as `datasets` does; where no name says one, all are
+    NO_SPLIT."""
+    shards = [(match[1], name) for name in names if (match := SHARD.fullmatch(name))]
+    if shards:
+        return {split: [n for own, n in shards if own == split] for split, _ in shards}
+    for place in (FOLDER, FILE):
+        found = {
+            split: [name for name in names if re.search(place.format(words), name)]
+            for split, words in SPLITS.items()
+        }
+        if any(found.values()):
+            return {split: part for split, part in found.items() if part}
+    return {NO_SPLIT: names}
+
+
+def _read_folder(folder: Path, source: Source) -> Iterator[RawDocument]:
+    """A split, or the whole folder; never its card, nor what is hidden."""
     files = sorted(file for file in folder.rglob("*") if file.suffix in READERS and file.is_file())
-    if not files:
+    places = [file.relative_to(folder) for file in files if file.name != "README.md"]
+    hidden = (".", "__")
+    names = [own.as_posix() for own in places if not any(p.startswith(hidden) for p in own.parts)]
+    if not names:
         kinds = ", ".join(READERS)
         raise InputError(f"--data {folder}: the folder holds no file of a known kind ({kinds})")
-    for file in files:
-        yield from _read_file(file, file.relative_to(folder).as_posix(), column, named=False)
+    for name in source.part(splits_of(names)):
+        yield from _read_file(folder / name, name, source.column, named=False)
 
 
 def _read_file(path: Path, name: str, column: str | None, *, named: bool) -> Iterator[RawDocument]:
@@ -180,10 +230,15 @@ def _read_dataset(source: Source) -> Iterator[RawDocument]:
     import datasets
 
     name, _, config = source.data.partition(":")
+    split, place = source.split or source.default_split, source.place
     try:
-        rows = datasets.load_dataset(
-            name, config or None, split=source.split, revision=source.revision, streaming=True
-        )
+        if place.is_dir():
+            name, saved = place.name, datasets.load_from_disk(str(place))
+            rows = source.part(saved if isinstance(saved, dict) else {NO_SPLIT: saved})
+        else:
+            rows = datasets.load_dataset(
+                name, config or None, split=split, revision=source.revision, streaming=True
+            )
         for number, row in enumerate(rows):
             where = f"{source.data}, row {number}"
             yield RawDocument(f"{name}:{number}", _content(row, source.column, where))
@@ -191,5 +246,5 @@ def _read_dataset(source: Source) -> Iterator[RawDocument]:
         first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise InputError(
             f"--data {source.data}: neither a local file nor a dataset that can be read (split "
-            f"{source.split!r}): {first}"
+            f"{split!r}): {first}"
         ) from error

@@ -34,7 +34,7 @@ class DocumentOptions(Options):
     """Which documents are read, and how."""
 
     column: str | None = wanted(None, "column of the text [text, or messages]", "NAME")
-    split: str = wanted("test", "split of a datasets id", "NAME")
+    split: str | None = wanted(None, "split of a dataset, by id or in a folder [test]", "NAME")
     data_revision: str | None = wanted(None, "branch, tag or commit of a datasets id", "REV")
     split_documents: str | None = wanted(
         None,

@@ -66,7 +66,7 @@ class Training(Options):
     )
     eval_every: Count | None = wanted(None, "steps between evaluations [a fifth of the steps]")
     column: str | None = wanted(None, "column of the text [text, or messages]", "NAME")
-    split: str | None = wanted(None, "split of a dataset on the hub [train]", "NAME")
+    split: str | None = wanted(None, "split of a dataset, by id or in a folder [train]", "NAME")
     split_documents: str | None = wanted(
         None,
         "make several documents of one text: at blank-lines, at a separator, or windows (of the "

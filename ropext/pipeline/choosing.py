@@ -73,7 +73,7 @@ STARTS = 3
 # Of very much data so many tokens are kept.
 MOST_TOKENS = 2**26
 # The divided documents are plain: what it took to read the user's is not asked again.
-PLAIN: dict[str, Any] = dict.fromkeys(("column", "split_documents", "data_revision"))
+PLAIN: dict[str, Any] = dict.fromkeys(("column", "split", "split_documents", "data_revision"))
 
 Coded = tuple[RawDocument, Document]
 
@@ -460,7 +460,7 @@ class AutoChoice:
         if taken == UNTOUCHED:
             self.left_out[FIT] = "the model untouched is as good as the best closed form"
             return {}
-        recipe = {"data": where, "column": None, "split_documents": None}
+        recipe = {"data": where, "column": None, "split": None, "split_documents": None}
         recipe |= {"within": within} if (within := own.recipe.choosing.within) else {}
         recipe |= {"packing": "glued"} if own.reading.pack else {}
         recipe = {f"{FIT}.{key}": value for key, value in recipe.items()}

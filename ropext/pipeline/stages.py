@@ -76,7 +76,7 @@ class Hashes:
         if path.is_file():
             return self.of(path)
         if path.is_dir():
-            files = [file for file in _files(path) if file.suffix in READERS]
+            files = [file for file in _files(path) if file.suffix in (*READERS, ".arrow")]
             return digest({str(file.relative_to(path)): self.of(file) for file in files})
         return f"dataset {source}"
 

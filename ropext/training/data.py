@@ -77,7 +77,7 @@ def read(
     **how: Any,
 ) -> TrainingData:
     """Read DATA and divide it, `how` as `divide` says."""
-    place = corpus.Source(source, options.column, options.split or "train", None)
+    place = corpus.Source(source, options.column, options.split, default_split="train")
     found = corpus.read_documents(place)
     return divide(
         corpus.split_documents(found, options.split_documents, encoder, target),

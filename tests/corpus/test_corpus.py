@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import tracemalloc
 
 import numpy as np
@@ -264,6 +265,77 @@ def test_readers(tmp_path):
         ("d.parquet:1", "p"),
         ("d.parquet:2", "q"),
     ]
+
+
+FOLDERS = [
+    ("train.jsonl", "test.jsonl", "README.md", "notes.md"),
+    ("train_0.txt", "train_1.txt", "my-test.txt", "val-1.txt", "protrain.txt", "contrain.test.txt"),
+    ("data/train-00000-of-00002.jsonl", "data/train-00001-of-00002.jsonl", "test/a.txt",
+     "data/odd.name-00000-of-00001.txt"),
+    ("training/a.txt", "x/my_dev/b.txt", "valid 1/deep/er/c.txt", "evaluation/test.txt", "d.txt"),
+    ("train/validation.txt", "train/a.txt", "latest/b.txt"),
+    ("one.txt", "two.md", "sub/three.jsonl", "README.md", "sub/README.md", ".hidden/train.txt",
+     "__cache__/test.txt"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("names", FOLDERS)
+def test_a_folder_has_the_splits_that_datasets_finds_in_it(tmp_path, names):
+    from datasets.data_files import DataFilesDict, get_data_patterns
+
+    for name in names:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"text": name}) if path.suffix == ".jsonl" else name)
+    place = str(tmp_path)
+    expected = {
+        str(split): {os.path.relpath(file, tmp_path).replace(os.sep, "/") for file in files}
+        for split, files in DataFilesDict.from_patterns(get_data_patterns(place), place).items()
+    }
+    if "one.txt" in names:  # no split at all, which datasets calls train
+        assert {own.content for own in read_documents(Source(str(tmp_path)))} == expected["train"]
+        with pytest.raises(InputError, match="no split train: it has none"):
+            list(read_documents(Source(str(tmp_path), split="train")))
+        return
+    for split, files in expected.items():
+        found = [own.content for own in read_documents(Source(str(tmp_path), split=split))]
+        assert sorted(found) == sorted(files)
+    with pytest.raises(InputError, match="no split none: ") as caught:
+        list(read_documents(Source(str(tmp_path), split="none")))
+    assert set(str(caught.value).partition("one of ")[2].split(", ")) == set(expected)
+
+
+def test_what_save_to_disk_wrote_is_read_by_split(tmp_path):
+    import datasets
+
+    parts = {name: datasets.Dataset.from_dict({"text": [name, "x"]}) for name in ("train", "test")}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "both")
+    parts["train"].save_to_disk(tmp_path / "one")
+    for place, how, expected in (
+        ("both", {}, "test"),
+        ("both", {"default_split": "train"}, "train"),
+        ("both", {"split": "train"}, "train"),
+        ("one", {}, "train"),
+    ):
+        found = list(read_documents(Source(str(tmp_path / place), **how)))
+        assert [(own.name, own.content) for own in found] == [
+            (f"{place}:0", expected),
+            (f"{place}:1", "x"),
+        ]
+    with pytest.raises(InputError, match=r"no split dev: .* of train, test"):
+        list(read_documents(Source(str(tmp_path / "both"), split="dev")))
+    with pytest.raises(InputError, match="no split train: it has none"):
+        list(read_documents(Source(str(tmp_path / "one"), split="train")))
+    (tmp_path / "one" / "data-00000-of-00001.arrow").write_bytes(b"damaged")
+    with pytest.raises(InputError, match="one"):
+        list(read_documents(Source(str(tmp_path / "one"))))
+
+
+def test_a_split_of_what_has_none_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    for data in (str(tmp_path / "a.txt"), as_place(["text"])):
+        with pytest.raises(InputError, match="no split test: it has none"):
+            list(read_documents(Source(data, split="test")))
 
 
 def test_a_datasets_id_is_streamed(tmp_path, monkeypatch):
