@@ -183,13 +183,8 @@ def _claim(
     if record is not None:
         before = before or base_config(snapshot.config, record)
         return Claim(record.context, record.target, proof.recorded(record), before), base
-    sites = []
-    for site in model.sites:
-        rope = site.rope
-        factor = rope.context / rope.original_context
-        sites.append(proof.promise(site.label, rope.spectrum, site.params, factor, site.scaled))
     context = model.scaled_sites[0].rope.original_context
-    return Claim(context, model.context, sites, before), base
+    return Claim(context, model.context, proof.promised(model), before), base
 
 
 def _table(

@@ -3,12 +3,15 @@
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import transformers
 
-from ropext import proof
+from ropext import extend, proof
 from ropext.errors import ProofFailed
+from ropext.families import table
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
 
@@ -52,6 +55,31 @@ MINISTRAL3 = {
         "mscale_all_dim": 1.0,
         "llama_4_scaling_beta": 0.1,
     },
+}
+# Kimi K2 at its full size, as it was released; a million of millions of parameters.
+KIMI_K2 = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "n_routed_experts": 384,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "vocab_size": 163840,
+    "max_position_embeddings": 131072,
+    "rope_theta": 50000.0,
+    "rope_scaling": published.CONFIGS["DeepSeek-V3"]["rope_scaling"] | {"factor": 32.0},
 }
 GPTQ = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}
 SMALL = published.LLAMA | {"max_position_embeddings": 512}
@@ -120,6 +148,12 @@ WRONG = {
         lambda config: config.update(no_rope_layers=[0, 1, 1, 1]),
         "differs by",
     ),
+    "a layer that did not rotate": (  # its kind is in the base's config alone
+        typed("smollm3"),
+        {"factor": 4},
+        lambda config: config.update(no_rope_layers=[1, 1, 1, 1]),
+        "differs by",
+    ),
 }
 # Its forward wants embeddings of patches; it has no layer of attention; its config fails in stock.
 NOT_RUN = {
@@ -151,11 +185,13 @@ def built(tmp_path_factory):
         forwards.append((proof.Forward(plan.context, plan.target, base), sites))
     found = proof.build(directories, text_paths=paths, forwards=forwards, tensors=False)
     sites = [asked for _, asked in forwards]
-    return dict(zip([job[0] for job in jobs], zip(found, sites, strict=True), strict=True))
+    reads = [asked.read for asked, _ in forwards]
+    entries = zip(found, sites, reads, strict=True)
+    return dict(zip([job[0] for job in jobs], entries, strict=True))
 
 
 def compare(entry) -> str:
-    found, sites = entry
+    found, sites, _ = entry
     return proof.compare(found, sites, tensors=False).forward
 
 
@@ -180,6 +216,97 @@ def test_catches(built, name: str) -> None:
 @pytest.mark.parametrize("name", NOT_RUN)
 def test_what_cannot_be_made_small_is_no_failure(built, name: str) -> None:
     assert re.search(NOT_RUN[name], compare(built[name]))
+
+
+def base_of(entry, change=lambda read: read, departures=()) -> str:
+    """What is said of the base, where its config had been read as `change` says."""
+    found, sites, read = entry
+    wrong = [change(site) for site in proof.promised(read)]
+    out = proof.compare(found, sites, tensors=False, read=wrong, departures=departures)
+    return out.base
+
+
+def theta(read, value: float):
+    """The site read with another theta, by the formula."""
+    pairs = len(read.inv_freq)
+    inv_freq = tuple(value ** (-pair / pairs) for pair in range(pairs))
+    return replace(read, inv_freq=inv_freq, params=read.params | {"rope_theta": value})
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_stock_builds_the_base_that_was_read(built, name: str) -> None:
+    assert "modules are as its config was read" in base_of(built[name])
+
+
+# name -> the base, how it is misread, what is said of that
+MISREAD = {
+    "theta": (
+        "composite",
+        lambda read: theta(read, 2e4),
+        rf"rope_theta was read as 20000\.0, stock has {tiny.THETA}; .*frequency of pair",
+    ),
+    "two labels changed over": (
+        "Gemma 3",
+        lambda read: theta(read, tiny.LOCAL_THETA if read.scaled else tiny.THETA),
+        "rope_theta was read as",
+    ),
+    "temperature": (
+        "gpt-oss",
+        lambda read: replace(read, attention_factor=1.5),
+        r"attention factor is 1\.5 by what was read, 1\.346573",
+    ),
+    "softmax": (
+        "MLA, experts",
+        lambda read: replace(read, softmax_factor=1.0),
+        r"softmax factor is 1 by what was read, 1\.87",
+    ),
+    "share": (
+        "wide and deep",
+        lambda read: replace(read, inv_freq=read.inv_freq[::2]),
+        "number of pairs is 32 by what was read, 64 by stock",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISREAD)
+def test_a_base_that_was_misread_fails_unless_the_departure_is_known(built, name: str) -> None:
+    base, change, said = MISREAD[name]
+    with pytest.raises(ProofFailed, match=f"builds another base .*{said}.*report this") as caught:
+        base_of(built[base], change)
+    assert "\n" not in str(caught.value)
+    assert re.search(f"is another, as is known: .*{said}", base_of(built[base], change, ("known",)))
+
+
+def test_a_spelling_that_the_table_lacks_is_not_proved(tmp_path: Path, monkeypatch) -> None:
+    """GPT-NeoX without its row: rotary_emb_base and rotary_pct are read as nothing."""
+    directory, out = tmp_path / "base", tmp_path / "out"
+    transformers.set_seed(0)
+    config = tiny.legacy("gpt_neox") | {"rotary_pct": 1.0}
+    stock = transformers.AutoConfig.for_model(**config)
+    transformers.AutoModelForCausalLM.from_config(stock).save_pretrained(directory)
+    (directory / "config.json").write_text(json.dumps(config))
+    monkeypatch.setitem(table.FAMILIES, "gpt_neox", table.FLAT)
+    with pytest.raises(ProofFailed, match=f"rope_theta was read as .*, stock has {tiny.THETA}"):
+        extend(directory, out, method="yarn", factor=4)
+    assert not out.exists()
+
+
+def test_a_trillion_parameters_are_proved_within_4_gb(tmp_path: Path, monkeypatch) -> None:
+    """A layer's experts alone would take 45 GB; no weight is on the disk either."""
+    child = tmp_path / "child.py"
+    limit = f"resource.setrlimit(resource.RLIMIT_AS, ({4 << 30}, {4 << 30}))"
+    run = f"runpy.run_path({str(proof.CHILD)!r}, run_name='__main__')"
+    child.write_text(f"import resource, runpy\n{limit}\n{run}\n")
+    monkeypatch.setattr(proof, "CHILD", child)
+    plan = make_plan(KIMI_K2, Extend(factor=2))
+    (tmp_path / "config.json").write_text(json.dumps(plan.config))
+    sites = proof.expected(plan.sites, plan.factor)
+    asked = proof.Forward(plan.context, plan.target, KIMI_K2)
+    (found,) = proof.build([tmp_path], forwards=[(asked, sites)], tensors=False)
+    made = proof.compare(found, sites, tensors=False, read=proof.promised(asked.read))
+    assert made.attention_modules == 61
+    assert "modules are as its config was read" in made.base
+    assert "equals the base's with the planned numbers" in made.forward
 
 
 def test_without_the_base_the_pass_is_finite(built) -> None:

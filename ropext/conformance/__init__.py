@@ -61,8 +61,7 @@ def extended(plain: Config, form: str) -> Config:
     config = make_plan(plain, Extend(factor=FACTOR, **options)).config
     if form == "yarn-mscale":
         config |= {key: config[key] | MSCALE for key in ("rope_scaling", "rope_parameters")}
-    differs = [note for note in families.read(config).notes if "differs from the authors" in note]
-    if differs:
+    if differs := families.read(config).departures:
         raise NotExpressible(differs[0])
     return config
 

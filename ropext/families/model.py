@@ -67,6 +67,11 @@ class Model:
         return bytes_per_value * (self.kv_values_per_token * tokens + windowed)
 
     @property
+    def departures(self) -> tuple[str, ...]:
+        """Notes that say where stock transformers computes another spectrum than the authors."""
+        return tuple(note for note in self.notes if "differs from the authors" in note)
+
+    @property
     def kv_bytes_per_token(self) -> int | None:
         """The cache of one token at 2 bytes per value, while the sequence is inside the window."""
         return self.kv_bytes(1)

@@ -13,12 +13,14 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ropext import forms
+from ropext import families, forms
 from ropext.checkpoint.provenance import Record
 from ropext.errors import ProofFailed
+from ropext.families import Model
 from ropext.positions import Positions
 from ropext.proof.comparing import Expected, Proof, compare, compare_tensors, compare_told
 from ropext.rope import Spectrum
@@ -37,6 +39,11 @@ class Forward:
     target: int
     base: Mapping[str, Any] | None  # the config before; None where it is not at hand
 
+    @cached_property
+    def read(self) -> Model | None:
+        """The base as its config is read."""
+        return None if self.base is None else families.as_read(dict(self.base))
+
 
 def promise(
     label: str, spectrum: Spectrum, params: Mapping[str, Any], factor: float, scaled: bool
@@ -52,7 +59,18 @@ def promise(
         scaled,
         spectrum.short_inv_freq,
         forms.steepness(params),
+        params,
     )
+
+
+def promised(model: Model) -> list[Expected]:
+    """What a config promises, as it is read."""
+    return [
+        promise(
+            s.label, s.rope.spectrum, s.params, s.rope.context / s.rope.original_context, s.scaled
+        )
+        for s in model.sites
+    ]
 
 
 def expected(sites: Iterable[Any], factor: float) -> list[Expected]:
@@ -89,7 +107,10 @@ def build(
     for entry, wanted in zip(entries, forwards, strict=False):
         if wanted is not None:
             sites = [asdict(site) | {"bound": site.bound} for site in wanted[1]]
-            entry["forward"] = asdict(wanted[0]) | {"sites": sites}
+            entry["forward"] = {"sites": sites, "context": wanted[0].context}
+            entry["forward"]["target"] = wanted[0].target
+            if (read := wanted[0].read) is not None:
+                entry |= {"base": wanted[0].base, "base_context": read.context}
     job = {"directories": entries, "tensors": tensors, "trust_remote_code": trust_remote_code}
     # Nothing here runs on a GPU, and its driver costs seconds.
     offline = {} if trust_remote_code else {"HF_HUB_OFFLINE": "1"}
@@ -138,7 +159,10 @@ def prove(
         forwards=[None if forward is None else (forward, sites)],
         trust_remote_code=trust_remote_code,
     )
-    return compare(built, sites)
+    read = forward and forward.read
+    if read is None:
+        return compare(built, sites)
+    return compare(built, sites, read=promised(read), departures=read.departures)
 
 
 def prove_table(

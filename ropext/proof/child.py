@@ -29,6 +29,7 @@ AUTO = (
     *("AutoModelForSeq2SeqLM", "AutoModelForMultimodalLM", "AutoModel"),
 )
 INTEGER = re.compile(r"[UI]\d+|F4|F6.*|F8_E8M0")
+LARGE = 1 << 21  # values of a tensor; as float32 they take 8 MB
 
 
 class Blocked:
@@ -84,9 +85,25 @@ def model_class(config: Any, directory: str, trust_remote_code: bool) -> Any:
 
 def skeleton(cls: Any, config: Any) -> Any:
     """The model with real buffers, its inverse frequencies among them, and no parameters."""
+    import torch
     from accelerate import init_empty_weights
+    from torch.overrides import TorchFunctionMode
 
-    with init_empty_weights(include_buffers=False):
+    class OnMeta(TorchFunctionMode):
+        """Make a large tensor on the meta device at once: init_empty_weights moves it there only
+        after it was allocated, and the experts of one layer of Kimi K2 take 45 GB."""
+
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            if function in (torch.empty, torch.zeros, torch.rand, torch.randn):
+                made = function(*args, **kwargs | {"device": "meta"})
+                if made.numel() > LARGE:
+                    return made
+            return function(*args, **kwargs)
+
+    with OnMeta(), init_empty_weights(include_buffers=False):
         return cls(copy.deepcopy(config)).eval()
 
 
@@ -126,8 +143,9 @@ def turns(module: Any) -> bool:
     return hasattr(module, "config") or "Rotary" in type(module).__name__
 
 
-def rotary(modules: list[tuple[str, Any]]) -> list[dict[str, Any]]:
-    """Every rotary embedding's inverse frequencies and attention factor at the full length."""
+def rotary(modules: list[tuple[str, Any]], length: int | None = None) -> list[dict[str, Any]]:
+    """Every rotary embedding's inverse frequencies and attention factor at `length`, or at the
+    config's full length."""
     embeddings = []
     for name, module in modules:
         for buffer in [b for b in module._buffers if b.endswith("inv_freq")]:
@@ -137,7 +155,8 @@ def rotary(modules: list[tuple[str, Any]]) -> list[dict[str, Any]]:
             label = prefix.rstrip("_")
             first = getattr(module, buffer).clone()
             config = getattr(module, "config", None)
-            last = int(getattr(config, "max_position_embeddings", None) or 2) - 1
+            last = (length or int(getattr(config, "max_position_embeddings", None) or 2)) - 1
+            params = getattr(config, "rope_parameters", None) or {}
             attention = pinned_attention(module, label, last)
             if attention is None:
                 attention = float(getattr(module, f"{prefix}attention_scaling", 1.0))
@@ -149,6 +168,7 @@ def rotary(modules: list[tuple[str, Any]]) -> list[dict[str, Any]]:
                     "inv_freq": getattr(module, buffer).double().tolist(),
                     "short_inv_freq": first.double().tolist() if two_sets else None,
                     "attention_factor": attention,
+                    "params": params.get(label) or params,
                 }
             )
     return embeddings
@@ -200,6 +220,50 @@ def attention(
         {"module": name, "softmax_factor": scale / plain[name]}
         for name, (scale, _) in scales.items()
     ]
+
+
+def numbers(
+    model: Any, cls: Any, config: Any, path: list[str], length: int | None = None
+) -> dict[str, Any]:
+    """What the rotary and attention modules of a model compute."""
+    modules = text_modules(model, text_config(model.config, path))
+    return {
+        "rotary": rotary(modules, length),
+        "attention": attention(modules, cls, config, path),
+    }
+
+
+def changes(one: Any, other: Any, path: str = "") -> list[str]:
+    """The dotted paths at which two JSON objects differ."""
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return [] if type(one) is type(other) and one == other else [path]
+    keys = {**one, **other}
+    return [
+        each
+        for key in keys
+        for each in changes(one.get(key), other.get(key), f"{path}.{key}" if path else str(key))
+    ]
+
+
+def read_base(entry: dict[str, Any], cls: Any, config: Any) -> tuple[dict[str, Any], Any, Any]:
+    """What stock builds from the base's config, that config and its model; both are None where it
+    cannot be built."""
+    if entry.get("base") is None:
+        return {"error": "its config is not at hand"}, None, None
+    out: dict[str, Any] = {"error": None, "changed": None}
+    try:
+        base = plain_weights(type(config).from_dict(copy.deepcopy(entry["base"])))
+        out["changed"] = changes(base.to_dict(), config.to_dict())
+        if entry.get("last"):
+            return out, base, None
+        model = skeleton(cls, base)
+        return (
+            out | numbers(model, cls, base, entry["text_path"], entry["base_context"]),
+            base,
+            model,
+        )
+    except Exception as error:
+        return out | {"error": sentence_of(error)}, None, None
 
 
 def headers(directory: str) -> dict[str, tuple[str, list[int]]]:
@@ -307,13 +371,16 @@ def beside(name: str) -> Any:
     return module
 
 
-def forward(model: Any, config: Any, entry: dict[str, Any], rotating: list[Any]) -> dict[str, Any]:
-    """Run one pass of a small model."""
+def forward(
+    built: list[tuple[Any, Any]], entry: dict[str, Any], rotating: list[Any]
+) -> dict[str, Any]:
+    """Run one pass of a small model; `built` has the written config and its model, and the base's
+    where there is one."""
     mark = time.process_time()
     before = cost(mark)["peak_bytes"]
     child = sys.modules[__name__]
     job = entry | entry["forward"]
-    answer: dict[str, Any] = beside("forward").forward(child, model, config, job, rotating)
+    answer: dict[str, Any] = beside("forward").forward(child, built, job, rotating)
     return answer | {"cost": cost(mark) | {"peak_bytes_before": before}}
 
 
@@ -328,22 +395,26 @@ def build(job: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
     config = plain_weights(config)
     cls = model_class(config, directory, trust)
     table = headers(directory) if job["tensors"] else {}
+    base, base_config, base_model = read_base(entry, cls, config)
+    answer = {"model_class": cls.__name__, "base": base}
     if entry.get("last"):
-        return {
-            "model_class": cls.__name__,
+        return answer | {
             "tensors": tensors(cls, config, table, quantised),
             "last": beside("last").read_last(cls, config, directory, entry, trust),
         }
     model = skeleton(cls, config)
-    modules = text_modules(model, text_config(model.config, entry["text_path"]))
-    rotating = rotary(modules)
-    return {
-        "model_class": cls.__name__,
-        "attention": attention(modules, cls, config, entry["text_path"]),
-        "rotary": rotating,
-        "forward": forward(model, config, entry, rotating) if entry.get("forward") else None,
+    answer |= numbers(model, cls, config, entry["text_path"])
+    built = [(config, model)] + [(base_config, base_model)] * (base_model is not None)
+    return answer | {
+        "forward": forward(built, entry, answer["rotary"]) if entry.get("forward") else None,
         "tensors": tensors(cls, config, table, quantised) if table else None,
     }
+
+
+def sentence_of(error: Exception) -> str:
+    """The name of an exception, and the last line of what it says."""
+    lines = str(error).strip().splitlines() or ["no message"]
+    return f"{type(error).__name__}: {lines[-1].strip()}"
 
 
 def cost(since: float) -> dict[str, Any]:
@@ -369,8 +440,7 @@ def main() -> None:
             try:
                 answer |= build(job, entry) | {"error": None}
             except Exception as error:
-                message = str(error).strip() or "no message"
-                answer["error"] = f"{type(error).__name__}: {message.splitlines()[-1].strip()}"
+                answer["error"] = sentence_of(error)
             answer["cost"] = cost(mark)
             out.write(json.dumps(answer) + "\n")
             out.flush()

@@ -1,8 +1,8 @@
 """What a plan promises of a model, and what stock built held against it, with its bounds."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import takewhile
 from typing import Any
 
@@ -30,6 +30,8 @@ class Expected:
     scaled: bool = True  # False = the plan leaves it as the base has it
     short_inv_freq: tuple[FiniteFloat, ...] | None = None  # None = the same at every length
     steepness: FiniteFloat = 1.0  # of the form's ramp, forms.steepness
+    # The rope dict in transformers-5 names, to name the key of a difference by.
+    params: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def bound(self) -> float:
@@ -88,10 +90,14 @@ class Proof:
     tensors_not_compared: int
     worst: Difference
     forward: str = ""  # what one forward pass of a small model showed, or why it was not run
+    base: str = ""  # what stock builds from the base's config, beside what was read from it
+    # Dotted config keys that stock reads otherwise than the base's; None = the base is not known.
+    changed: tuple[str, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The section of ropext.json."""
-        return asdict(self) | {"worst": asdict(self.worst) | {"error": self.worst.error}}
+        """The section of ropext.json, whose edits say what was changed."""
+        out = asdict(self) | {"worst": asdict(self.worst) | {"error": self.worst.error}}
+        return {key: value for key, value in out.items() if key != "changed"}
 
 
 def _differences(built: Mapping[str, Any], site: Expected) -> list[Difference]:
@@ -202,18 +208,97 @@ def _compare_forward(built: Mapping[str, Any]) -> str:
     return f"{small} equals the base's with the planned numbers ({run['difference']:.1e} off)"
 
 
-def compare(built: Mapping[str, Any], sites: Sequence[Expected], *, tensors: bool = True) -> Proof:
-    """Hold what stock built against what the plan says; ProofFailed names the worst of it."""
+@dataclass(frozen=True)
+class _Match:
+    """A module of the base beside a site as it was read."""
+
+    difference: Difference
+    site: Expected
+    params: Mapping[str, Any]  # the rope dict that stock has for this module
+
+    def __str__(self) -> str:
+        own, far = self.site.params, self.difference
+        keys = [k for k in own if self.params.get(k) is not None and self.params[k] != own[k]]
+        said = [f"{key} was read as {own[key]}, stock has {self.params[key]}" for key in keys]
+        where = f"{far.module} {far.what}" + (f" of pair {far.pair}" if far.pair >= 0 else "")
+        numbers = f"{far.wanted:.9g} by what was read, {far.found:.9g} by stock"
+        return "; ".join([*said, f"{where} is {numbers}"])
+
+
+def _nearest(module: Mapping[str, Any], sites: Iterable[Expected]) -> _Match:
+    tried = [(max(_differences(module, s), key=lambda d: d.excess), s) for s in sites]
+    difference, site = min(tried, key=lambda pair: pair[0].error)
+    return _Match(difference, site, module["params"])
+
+
+def worst_of_base(
+    built: Mapping[str, Any], sites: Sequence[Expected], read: Sequence[Expected]
+) -> _Match:
+    """The module of the base, as stock builds it, that differs most from what was read.
+
+    A module is held against the site that it has in the written model; one that no layer uses (as
+    beside Granite's list of thetas) may have any.
+    """
+    base, strict = built["base"], list[tuple[_Match, Mapping[str, Any]]]()
+    written = {(m["module"], m["label"]): m for m in built["rotary"]}
+    for module in base["rotary"]:
+        twin = written.get((module["module"], module["label"]), module)
+        fits = [s.label for s in sites if not any(map(_bad, _differences(twin, s)))]
+        strict.append((_nearest(module, [s for s in read if s.label in fits] or read), module))
+    right = {own.site.label for own, _ in strict if not _bad(own.difference)}
+    found = [_nearest(module, read) if own.site.label in right else own for own, module in strict]
+    for module in base["attention"]:
+        place, factor = (module["module"], "softmax factor", -1), module["softmax_factor"]
+        tried = [_Match(Difference(*place, s.softmax_factor, factor, s.bound), s, {}) for s in read]
+        found.append(min(tried, key=lambda own: own.difference.error))
+    return max(found, key=lambda own: own.difference.excess)
+
+
+def _compare_base(
+    built: Mapping[str, Any],
+    sites: Sequence[Expected],
+    read: Sequence[Expected],
+    departures: Sequence[str],
+) -> str:
+    """What stock's own reading of the base showed; a departure from the authors' code that is known
+    and said stays a note."""
+    base = built["base"]
+    if base["error"]:
+        return f"the base was not compared: {base['error']}"
+    worst = worst_of_base(built, sites, read)
+    if not _bad(worst.difference):
+        modules = f"{len(base['rotary'])} rotary and {len(base['attention'])} attention modules"
+        return f"the base's {modules} are as its config was read ({worst.difference.error:.1e} off)"
+    if departures:
+        return f"the base as stock builds it is another, as is known: {worst}"
+    raise ProofFailed(
+        f"proof: transformers {built['transformers']} builds another base than its config was read"
+        f" as: {worst}; no plan for it can be right, please report this config.json"
+    )
+
+
+def compare(
+    built: Mapping[str, Any],
+    sites: Sequence[Expected],
+    *,
+    tensors: bool = True,
+    read: Sequence[Expected] = (),
+    departures: Sequence[str] = (),
+) -> Proof:
+    """Hold what stock built against what the plan says, and its base against what was `read` of
+    that; ProofFailed names the worst of it."""
     directory, version = built["directory"], built["transformers"]
     if built["error"]:
         raise ProofFailed(
             f"proof: transformers {version} cannot build {directory}: {built['error']}"
         )
+    base = _compare_base(built, sites, read, departures) if read else ""
     differences = [*_compare_rotary(built, sites), *_compare_softmax(built, sites)]
     worst = max(differences, key=lambda d: d.excess)
     if _bad(worst):
         raise ProofFailed(f"proof: with transformers {version}, {worst}")
     counts = compare_tensors(built, directory) if tensors else (0, 0)
+    changed = built["base"].get("changed")
     return Proof(
         version,
         built["model_class"],
@@ -222,6 +307,8 @@ def compare(built: Mapping[str, Any], sites: Sequence[Expected], *, tensors: boo
         *counts,
         worst,
         _compare_forward(built),
+        base,
+        None if changed is None else tuple(changed),
     )
 
 

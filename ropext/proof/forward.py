@@ -4,7 +4,6 @@ Loaded by child.py, by path: it imports nothing of ropext. A model keeps its rot
 and its first layers, as many as hold one of each kind; everything else is made narrow.
 """
 
-import copy
 import re
 from typing import Any
 
@@ -50,16 +49,16 @@ def kind(layer: Any) -> tuple[Any, ...]:
     return tuple(parts)
 
 
-def first_of_each_kind(layers: list[Any], config: Any) -> int:
-    """How many of the first layers hold one of each kind; lists with an entry for each tell too."""
+def kinds(layers: list[Any], config: Any) -> list[Any]:
+    """The kind of each layer; lists of the config with an entry for each layer tell too."""
     lists = [v for v in vars(config).values() if isinstance(v, list) and len(v) == len(layers)]
-    seen, last = set(), 0
-    for index, layer in enumerate(layers):
-        known = (kind(layer), str([values[index] for values in lists]))
-        if known not in seen:
-            seen.add(known)
-            last = index
-    return last + 1
+    return [(kind(own), str([v[index] for v in lists])) for index, own in enumerate(layers)]
+
+
+def first_of_each_kind(*models: list[Any]) -> int:
+    """How many of the first layers hold one of each kind, of the written model and of the base."""
+    pairs = list(zip(*models, strict=True))
+    return max(map(pairs.index, pairs)) + 1
 
 
 def _heads(key: str, value: int, values: dict[str, Any], names: dict[str, str]) -> int:
@@ -336,7 +335,7 @@ def attempt(
 
 
 def forward(
-    child: Any, model: Any, config: Any, entry: dict[str, Any], full: list[Any]
+    child: Any, built: list[tuple[Any, Any]], entry: dict[str, Any], full: list[Any]
 ) -> dict[str, Any]:
     """What one pass shows: `reason` where it was not run, `failed` where the written config fails.
 
@@ -345,14 +344,12 @@ def forward(
     path = entry["text_path"]
     answer: dict[str, Any] = {"reason": None, "failed": None, "layers": 0}
     try:
-        text = child.text_config(config, path)
-        part = owner(model, child.text_config(model.config, path))
-        base_text = None
-        if entry["base"] is not None:
-            base = type(config).from_dict(copy.deepcopy(entry["base"]))
-            base_text = child.text_config(child.plain_weights(base), path)
+        texts = [child.text_config(config, path) for config, _ in built]
+        parts = [owner(model, child.text_config(model.config, path)) for _, model in built]
+        text, base_text, part = texts[0], texts[1] if len(texts) > 1 else None, parts[0]
         count = text.num_hidden_layers
-        kept = first_of_each_kind(layers_of(part, count), text)
+        stacks = [layers_of(own, count) for own in parts]
+        kept = first_of_each_kind(*map(kinds, stacks, texts))
         last: Exception | None = None
         for heads_too in (True, False):
             both = [one and narrow(one, count, kept, heads_too) for one in (base_text, text)]
