@@ -17,7 +17,7 @@ import socket
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +340,14 @@ def _tagged(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_tagged(item) for item in value]
     return {"__float__": "Infinity"} if value == math.inf else value
+
+
+def limit_memory(most: int) -> None:
+    """Let this process have at most so many bytes of address space, where the system can."""
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def is_plain_name(name: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ropext.corpus.sandbox import ask
 from ropext.corpus.sources import Messages, RawDocument
 from ropext.errors import InputError
 from ropext.results.overlap import Hashes, unique
@@ -165,10 +166,7 @@ class DocumentEncoder:
             return f"{content}\n{opening}"
         if not getattr(self.tokenizer, "chat_template", None):
             raise InputError("--chat needs a chat template, and this tokenizer has none")
-        turn = [{"role": "user", "content": content}]
-        text = str(
-            self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-        )
+        text = self.converse([{"role": "user", "content": content}], opening=True)
         # The reader puts the BOS before it.
         return (text if self.bos is None else text.removeprefix(self.tokenizer.bos_token)) + opening
 
@@ -193,7 +191,12 @@ class DocumentEncoder:
         """Plain text as it is; messages through the chat template."""
         text = raw.content
         if not isinstance(text, str):
-            text = self._render(raw.name, text)
+            if not getattr(self.tokenizer, "chat_template", None):
+                raise InputError(
+                    f"{raw.name} is a conversation, but the tokenizer has no chat template; give a "
+                    "text column (--column) or a model with a template"
+                )
+            text = self.converse(text)
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -201,13 +204,14 @@ class DocumentEncoder:
             return text.encode("utf-8", "replace").decode()
         return text
 
-    def _render(self, name: str, messages: Messages) -> str:
-        if not getattr(self.tokenizer, "chat_template", None):
-            raise InputError(
-                f"{name} is a conversation, but the tokenizer has no chat template; give a text "
-                "column (--column) or a model with a template"
-            )
-        return str(self.tokenizer.apply_chat_template(messages, tokenize=False))
+    def converse(self, messages: Messages, opening: bool = False) -> str:
+        """Messages through the chat template; `opening` begins the next answer."""
+        how = {"words": self.tokenizer.special_tokens_map, "opening": opening}
+        try:
+            template = self.tokenizer.get_chat_template()
+            return str(ask("render", template=template, messages=messages, **how))
+        except (ValueError, TimeoutError) as error:
+            raise InputError(f"the tokenizer's chat template fails: {error}") from None
 
     def key(self, text: str) -> str:
         """What decides which documents are taken: the content, salted with the seed."""

@@ -16,6 +16,8 @@ from ropext.results.values import FEWEST_DOCUMENTS
 
 # A tokenizer may put a few tokens around a text; apart from them it gives at most one per byte.
 EXTRA_TOKENS = 8
+# Of a stream so many documents that are long enough are read for each that is taken.
+STREAMED = 16
 
 T = TypeVar("T")
 
@@ -30,6 +32,7 @@ class Wanted:
     max_documents: int
     # What to do where no document is long enough, in the options of the command that asks.
     remedy: str = "give shorter --lengths, longer documents, or --pack to glue them"
+    streamed: bool = False  # perhaps without an end
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,8 @@ def choose_documents(
                 reaching[length] += 1
                 if pool.admits(key):
                     pool.add(key, document, 1)
+        if wanted.streamed and reaching[limit] >= STREAMED * wanted.max_documents:
+            break
     if not num_read:
         raise InputError("--data holds no document")
     longest = _reached(reaching, wanted)
@@ -174,6 +179,8 @@ def pack_documents(raw: Iterable[RawDocument], encoder: DocumentEncoder, wanted:
         elif basket.admits(key):
             document = encoder.document(own.name, text, length)
             basket.add(key, document, len(document))
+        if wanted.streamed and basket.tokens >= basket.wanted:
+            break
     documents = basket.in_order()
     packs = glue_documents(documents, length, wanted.max_documents)
     if not packs:

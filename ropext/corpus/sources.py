@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from ropext import bundled
 from ropext.errors import InputError
+from ropext.files import open_regular
 from ropext.options.fields import Texts
 
 T = TypeVar("T")
@@ -16,6 +17,8 @@ Messages = list[dict[str, Any]]
 DEFAULT_COLUMNS = ("text", "messages")
 NO_SPLIT = ""
 SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` of datasets leaves
+LARGEST = 64  # MiB of one document, which take some twenty times as much memory
+PER_FILE = 1024  # times the largest document: what one file may unpack to
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Source:
     column: str | None = None
     split: str | None = None  # as asked for
     revision: str | None = None
+    largest: int = LARGEST  # MiB of one document
     default_split: str = "test"
 
     @property
@@ -58,6 +62,26 @@ class RawDocument:
     content: str | Messages
 
 
+def _too_large(what: str, mib: int) -> InputError:
+    return InputError(
+        f"--data {what} has more than {mib:,} MiB of text; split it, or raise --max-document-mib"
+    )
+
+
+def _within(documents: Iterator[RawDocument], place: str, source: Source) -> Iterator[RawDocument]:
+    """Documents of one file (or stream), while they and all of them are no larger than they may."""
+    left = source.largest * PER_FILE << 20
+    for own in documents:
+        text = own.content if isinstance(own.content, str) else repr(own.content)
+        size = len(text.encode("utf-8", "surrogatepass"))
+        if size > source.largest << 20:
+            raise _too_large(own.name, source.largest)
+        left -= size
+        if left < 0:
+            raise _too_large(place, source.largest * PER_FILE)
+        yield own
+
+
 def read_documents(source: Source) -> Iterator[RawDocument]:
     """Every document of a source, in its own order; one that holds no text at all is refused."""
     count, some = 0, False
@@ -79,16 +103,16 @@ def _documents(source: Source) -> Iterator[RawDocument]:
             name = f"{source.data}:{number}"
             yield RawDocument(name, _content(held, source.column, name))
     elif any((path / name).is_file() for name in SAVED):
-        yield from _read_dataset(source)
+        yield from _within(_read_dataset(source), source.data, source)
     elif path.is_dir():
         yield from _read_folder(path, source)
     elif path.exists():
         source.part({NO_SPLIT: None})
-        yield from _read_file(path, path.name, source.column, named=True)
+        yield from _read_file(path, path.name, source, named=True)
     elif path.suffix in READERS or source.data.startswith((".", "/", "~")):
         raise InputError(f"--data {source.data}: there is no such file or folder")
     else:
-        yield from _read_dataset(source)
+        yield from _within(_read_dataset(source), source.data, source)
 
 
 # The words by which `datasets` knows a split: of a folder, else of a file (its data_files.py).
@@ -127,10 +151,10 @@ def _read_folder(folder: Path, source: Source) -> Iterator[RawDocument]:
         kinds = ", ".join(READERS)
         raise InputError(f"--data {folder}: the folder holds no file of a known kind ({kinds})")
     for name in source.part(splits_of(names)):
-        yield from _read_file(folder / name, name, source.column, named=False)
+        yield from _read_file(folder / name, name, source, named=False)
 
 
-def _read_file(path: Path, name: str, column: str | None, *, named: bool) -> Iterator[RawDocument]:
+def _read_file(path: Path, name: str, source: Source, *, named: bool) -> Iterator[RawDocument]:
     """`named`: the user named this very file, so that any suffix is read as text."""
     if named and path.suffix in TABLES:
         raise InputError(
@@ -141,7 +165,7 @@ def _read_file(path: Path, name: str, column: str | None, *, named: bool) -> Ite
     if reader is None:
         return
     try:
-        yield from reader(path, name, column)
+        yield from _within(reader(path, name, source), name, source)
     except UnicodeDecodeError as error:
         raise InputError(
             f"--data {path} is not UTF-8 text (byte {error.start} of what was read); convert it, "
@@ -151,16 +175,20 @@ def _read_file(path: Path, name: str, column: str | None, *, named: bool) -> Ite
         raise InputError(f"--data {path} cannot be read: {error.strerror or error}") from error
 
 
-def _read_text(path: Path, name: str, column: str | None) -> Iterator[RawDocument]:
-    text = path.read_text(encoding="utf-8-sig")  # a byte-order mark is no text
+def _read_text(path: Path, name: str, source: Source) -> Iterator[RawDocument]:
+    with open(open_regular(path), encoding="utf-8-sig") as file:  # a byte-order mark is no text
+        text = file.read((source.largest << 20) + 1)
     if "\x00" in text:
         raise InputError(f"--data {path} is binary (it holds zero bytes), not a text")
     yield RawDocument(name, text)
 
 
-def _read_jsonl(path: Path, name: str, column: str | None) -> Iterator[RawDocument]:
-    with path.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, 1):
+def _read_jsonl(path: Path, name: str, source: Source) -> Iterator[RawDocument]:
+    most = 2 * source.largest << 20  # with what is not text
+    with open(open_regular(path), encoding="utf-8-sig") as file:
+        for number, line in enumerate(iter(lambda: file.readline(most + 1), ""), 1):
+            if len(line) > most:
+                raise _too_large(f"{path}, line {number}", source.largest)
             if not line.strip():
                 continue
             try:
@@ -169,29 +197,33 @@ def _read_jsonl(path: Path, name: str, column: str | None) -> Iterator[RawDocume
                 raise InputError(f"--data {path}, line {number}: not valid JSON: {error}") from None
             if not isinstance(row, dict):
                 raise InputError(f"--data {path}, line {number}: expected an object with columns")
-            yield RawDocument(f"{name}:{number}", _content(row, column, f"{path}, line {number}"))
+            where = f"{path}, line {number}"
+            yield RawDocument(f"{name}:{number}", _content(row, source.column, where))
 
 
-def _read_parquet(path: Path, name: str, column: str | None) -> Iterator[RawDocument]:
+def _read_parquet(path: Path, name: str, source: Source) -> Iterator[RawDocument]:
     import pyarrow
     import pyarrow.parquet
 
     try:
-        file = pyarrow.parquet.ParquetFile(path)
-        wanted = _column(dict.fromkeys(file.schema_arrow.names), column, str(path))
-        number = 0
-        for batch in file.iter_batches(batch_size=64, columns=[wanted]):
-            for row in batch.to_pylist():
-                number += 1
-                content = _content(row, wanted, f"{path}, row {number}")
+        with open(open_regular(path), "rb") as stream:
+            file = pyarrow.parquet.ParquetFile(stream)
+            wanted = _column(dict.fromkeys(file.schema_arrow.names), source.column, str(path))
+            # Row by row: sizes in the file can lie, and a page of some kilobytes can stand for
+            # gigabytes in each row. (Threads would cost ten times a row's time.)
+            rows = file.iter_batches(batch_size=1, columns=[wanted], use_threads=False)
+            for number, row in enumerate(rows, 1):
+                if row.nbytes > 2 * source.largest << 20:
+                    raise _too_large(f"{path}, row {number}", source.largest)
+                content = _content(row.to_pylist()[0], wanted, f"{path}, row {number}")
                 yield RawDocument(f"{name}:{number}", content)
-    except pyarrow.ArrowInvalid as error:
+    except pyarrow.ArrowException as error:
         raise InputError(f"--data {path} is not a parquet file: {error}") from None
 
 
 # Read as one long text, their syntax would be measured.
 TABLES = (".json", ".csv", ".tsv")
-Reader = Callable[[Path, str, str | None], Iterator[RawDocument]]
+Reader = Callable[[Path, str, Source], Iterator[RawDocument]]
 READERS: dict[str, Reader] = {
     ".txt": _read_text,
     ".md": _read_text,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropext import families
 from ropext.checkpoint import Snapshot
+from ropext.corpus.sandbox import try_tokenizer
 from ropext.errors import InputError, Stopped, UnsupportedModel, UsageError
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ def load_tokenizer(snapshot: Snapshot, trust_remote_code: bool) -> Any:
     """The tokenizer that lies beside the model."""
     from transformers import AutoTokenizer
 
+    if "tokenizer.json" in snapshot.files:
+        file = snapshot.path("tokenizer.json")
+        try_tokenizer(file, file.stat().st_mtime_ns)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             snapshot.directory, trust_remote_code=trust_remote_code

@@ -21,6 +21,7 @@ NOT_IN_KEY = (
     "adapter",
     "device_map",
     "slice_memory",
+    "max_document_mib",
     "chunk",
     "device",
 )

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ropext.errors import InputError, UsageError
 from ropext.evaluation import harness, loading
 from ropext.evaluation.reading import Masking
 from ropext.evaluation.variants import Lineup, line_up, trained_on
+from ropext.files import CONFIG_LIMIT, read_bytes
 from ropext.lengths import doubling_grid, length_text, lengths_text, tail_tokens
 from ropext.options.evaluate import Evaluate
 from ropext.results.gates import Gate, Metrics
@@ -152,7 +153,9 @@ def _corpus(
 
 def read_corpus(options: Evaluate, encoder: DocumentEncoder, wanted: Wanted) -> Corpus:
     """Read the documents that the options name; InputError where none is long enough."""
-    source = Source(options.data or "", options.column, options.split, options.data_revision)
+    where = options.column, options.split, options.data_revision, options.max_document_mib
+    source = Source(options.data or "", *where)
+    wanted = replace(wanted, streamed=source.is_streamed)
     take = pack_documents if options.pack else choose_documents
     longest = wanted.lengths[-1]
     raw = split_documents(read_documents(source), options.split_documents, encoder, longest)
@@ -264,7 +267,7 @@ def _questions(
 
 def read_passages(path: str) -> tuple[KnownAnswer, ...]:
     """Questions of a JSONL file: {"question": TEXT, "answers": [TEXT, ...], "passages": [...]}."""
-    lines = Path(path).read_bytes().splitlines() if Path(path).is_file() else None
+    lines = read_bytes(Path(path), CONFIG_LIMIT).splitlines() if Path(path).is_file() else None
     if lines is None:
         raise InputError(f"--passages {path} is no file")
     found = []

@@ -9,10 +9,12 @@ from ropext import scaling
 from ropext.errors import UsageError
 from ropext.options.fields import (
     LARGEST,
+    LARGEST_DOCUMENT,
     LONGEST_TARGET,
     Attention,
     Count,
     Documents,
+    LargestDocument,
     Length,
     Lengths,
     Numbers,
@@ -43,6 +45,7 @@ class DocumentOptions(Options):
         "HOW",
     )
     max_docs: Count = wanted(32, "documents to read at most")
+    max_document_mib: LargestDocument = LARGEST_DOCUMENT
     pack: bool = wanted(False, "glue documents up to the length; the result is labelled packed")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = wanted("auto", "of the weights")
     device: str = wanted("auto", "auto, cpu, cuda or cuda:N", "NAME")

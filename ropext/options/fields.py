@@ -120,6 +120,10 @@ Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_numbers)]
 Lengths = Annotated[tuple[int, ...], BeforeValidator(_lengths)]
 Link = Literal["copy", "hard", "symlink"]
+LargestDocument = Annotated[Whole, Field(ge=1, le=2**20)]
+LARGEST_DOCUMENT = wanted(
+    64, "largest document that is read, in MiB; a file may unpack to 1,024 times as much", "MIB"
+)
 
 # transformers fetches kernels of its own organisation by itself; a name of any other on the hub is
 # code of a stranger, which it would fetch and run too.

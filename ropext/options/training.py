@@ -8,10 +8,12 @@ from ropext.errors import UsageError
 from ropext.options.extend import Extend, Reach
 from ropext.options.fields import (
     LARGEST,
+    LARGEST_DOCUMENT,
     Attention,
     Count,
     CountOrNone,
     Documents,
+    LargestDocument,
     Length,
     Link,
     Options,
@@ -73,6 +75,7 @@ class Training(Options):
         "target's length)",
         "HOW",
     )
+    max_document_mib: LargestDocument = LARGEST_DOCUMENT
     seed: Seed = wanted(0, "seed of rows, questions, LoRA and dropout")
     dtype: Literal["auto", "float32", "bfloat16"] = wanted("auto", "of the frozen weights")
     device: Literal["auto", "cpu", "cuda"] = wanted("auto", "where the model is trained")

@@ -207,7 +207,8 @@ def _documents(
 ) -> tuple[list[Coded], list[Coded]]:
     """Those that reach the target, by keys that their content and the seed decide, and the others,
     which can be trained on."""
-    source = corpus.Source(str(options.data), options.column, options.split, options.data_revision)
+    where = options.column, options.split, options.data_revision, options.max_document_mib
+    source = corpus.Source(str(options.data), *where)
     raw = corpus.read_documents(source)
     kept = corpus.Basket[Coded](MOST_TOKENS)
     for own in corpus.split_documents(raw, options.split_documents, encoder, target):

@@ -31,7 +31,7 @@ EVALUATION = "evaluation"
 # Evaluated in every run, beside its checkpoints.
 READ_ALWAYS = ("base", "untouched")
 # Of the recipe, but no part of what a checkpoint or a number is.
-UNDECIDING = ("device", "device_map", "report_to", "chunk", "slice_memory")
+UNDECIDING = ("device", "device_map", "report_to", "chunk", "slice_memory", "max_document_mib")
 
 
 @dataclass

@@ -77,7 +77,8 @@ def read(
     **how: Any,
 ) -> TrainingData:
     """Read DATA and divide it, `how` as `divide` says."""
-    place = corpus.Source(source, options.column, options.split, default_split="train")
+    where = options.column, options.split, None, options.max_document_mib
+    place = corpus.Source(source, *where, default_split="train")
     found = corpus.read_documents(place)
     return divide(
         corpus.split_documents(found, options.split_documents, encoder, target),
@@ -224,7 +225,7 @@ def scored_tokens(
         return None
     ends = np.cumsum(coded.token_bytes)
     scored = np.zeros(len(coded), bool)
-    for begin, end in assistant_turns(raw, text, encoder.tokenizer):
+    for begin, end in assistant_turns(raw, text, encoder):
         first = len(text[:begin].encode("utf-8", "replace"))
         last = first + len(text[begin:end].encode("utf-8", "replace"))
         scored |= (ends > first) & (ends <= last)
@@ -232,7 +233,7 @@ def scored_tokens(
 
 
 def assistant_turns(
-    raw: corpus.RawDocument, text: str, tokenizer: Any
+    raw: corpus.RawDocument, text: str, encoder: corpus.DocumentEncoder
 ) -> Iterator[tuple[int, int]]:
     """Where each of the assistant's turns stands in the rendered text, its end mark included.
 
@@ -244,7 +245,7 @@ def assistant_turns(
     for index, message in enumerate(messages):
         if not isinstance(message, dict) or message.get("role") != "assistant":
             continue
-        begin, end = _by_rendering(messages, index, text, tokenizer)
+        begin, end = _by_rendering(messages, index, text, encoder)
         if end <= begin:
             words = str(message.get("content", "")).strip()
             begin = text.find(words, at)
@@ -258,14 +259,14 @@ def assistant_turns(
         yield begin, end
 
 
-def _by_rendering(messages: list[Any], index: int, text: str, tokenizer: Any) -> tuple[int, int]:
+def _by_rendering(
+    messages: list[Any], index: int, text: str, encoder: corpus.DocumentEncoder
+) -> tuple[int, int]:
     """Where a turn stands, as the template itself shows; (0, 0) where it does not."""
     if index == 0:
         return 0, 0  # templates refuse an empty conversation
-    before = tokenizer.apply_chat_template(
-        messages[:index], tokenize=False, add_generation_prompt=True
-    )
-    after = tokenizer.apply_chat_template(messages[: index + 1], tokenize=False)
+    before = encoder.converse(messages[:index], opening=True)
+    after = encoder.converse(messages[: index + 1])
     if text.startswith(before) and text.startswith(after):
         return len(before), len(after)
     return 0, 0

@@ -369,7 +369,9 @@ def _judge(
     judging: Sequence[corpus.Document] = found.judging(count, target)
     if count and options.evaluate is not None:
         # A datasets id is evaluated on its test split, as `ropext eval` does.
-        raw = corpus.read_documents(corpus.Source(options.evaluate, options.column))
+        largest = options.max_document_mib
+        place = corpus.Source(options.evaluate, options.column, largest=largest)
+        raw = corpus.read_documents(place)
         parts = list(corpus.split_documents(raw, options.split_documents, encoder, target))
         wanted = corpus.Wanted((target,), given=True, max_documents=count)
         judging = corpus.choose_documents(parts, encoder, wanted).documents

@@ -31,6 +31,7 @@ DETERMINED = tuple(name for name in scaling.METHODS if name not in ("abf", "long
 # Options that do not decide the numbers.
 UNDECIDING = (
     "link", "device", "report_to", "micro_rows", "column", "split", "ignore_memory",
+    "max_document_mib",
 )  # fmt: skip
 
 

@@ -119,10 +119,17 @@ DOES_NOT = {
         "save_every": "2",
         "device": "cpu",
         "ignore_memory": "",
+        "max_document_mib": "65",
         "link": "hard",
     },
-    "fit": {"micro_rows": "1", "device": "cpu", "ignore_memory": "", "link": "hard"},
-    "eval": {"device": "cpu", "chunk": "64", "slice_memory": "64"},
+    "fit": {
+        "micro_rows": "1",
+        "device": "cpu",
+        "ignore_memory": "",
+        "max_document_mib": "65",
+        "link": "hard",
+    },
+    "eval": {"device": "cpu", "chunk": "64", "slice_memory": "64", "max_document_mib": "65"},
 }
 # What another value needs that is not here, or means nothing for these data.
 ELSEWHERE = {

@@ -156,12 +156,12 @@ def test_a_template_that_renders_beginnings_otherwise_is_searched_for_the_turns(
     ]
     raw = corpus.RawDocument("chat", messages)
     text = encoder.text_of(raw)
-    turns = [text[a:b] for a, b in data.assistant_turns(raw, text, encoder.tokenizer)]
+    turns = [text[a:b] for a, b in data.assistant_turns(raw, text, encoder)]
     assert turns == ["good day", "good day again"]
     encoder.tokenizer.chat_template = "{{ messages[0]['content'] }}"
     text = encoder.text_of(raw)
     with pytest.raises(InputError, match="turn 3 so that it cannot be found"):
-        list(data.assistant_turns(raw, text, encoder.tokenizer))
+        list(data.assistant_turns(raw, text, encoder))
 
 
 def test_the_digest_tells_ids_and_what_is_scored(encoder):

@@ -1,0 +1,117 @@
+"""A process of its own for what strangers' chat templates and tokenizers do, within limits.
+
+A template is a program that can loop for ever, and a dozen of a tokenizer's normalizers can each
+double a text; nothing stops them from inside. Run as a script, this file is the child: each line of
+its stdin is a question in JSON, each line of its stdout the answer.
+"""
+
+import faulthandler
+import json
+import os
+import signal
+import string
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ropext.errors import InputError
+from ropext.files import limit_memory
+
+SECONDS = 20.0  # for one answer, which takes milliseconds
+MEMORY = 4 << 30  # bytes of address space, where the system limits them
+MOST_CHARACTERS = 1 << 26  # of a rendered conversation
+MOST_TOKENS = 100  # for one character: bytes make four at most, NFKC eighteen
+
+_idle: dict[tuple[str, int], "subprocess.Popen[str]"] = {}
+
+
+def ask(kind: str, **question: Any) -> Any:
+    """What a child answers; ValueError says why it does not, TimeoutError that it ended itself."""
+    # Taken out while it is asked: one that was left in the middle of an answer is not asked again.
+    key = kind, os.getpid()
+    child = _idle.pop(key, None) or subprocess.Popen(
+        # -P: neither the script's folder nor the working directory is importable.
+        [sys.executable, "-P", __file__, kind],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=Path(__file__).parent,
+        env=os.environ | {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"},
+        encoding="ascii",
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        child.stdin.write(json.dumps([SECONDS, MEMORY, question], default=str) + "\n")
+        child.stdin.flush()
+        answer = json.loads(child.stdout.readline() or "null")
+    except BrokenPipeError:
+        answer = None
+    if answer is None:
+        raise TimeoutError(f"it takes more than {SECONDS:g} seconds or {MEMORY >> 30} GiB")
+    _idle[key] = child
+    if "failed" in answer:
+        raise ValueError(answer["failed"])
+    return answer["made"]
+
+
+@cache
+def try_tokenizer(file: Path, changed: int) -> None:
+    """Refuse a tokenizer.json, `changed` then, that makes too much of a short text."""
+    try:
+        characters, tokens = ask("encode", file=str(file.absolute()))
+    except ValueError:
+        return  # transformers says why it cannot be loaded
+    except TimeoutError as error:
+        raise InputError(f"{file} cannot be used: of a text of a few lines {error}") from None
+    if tokens > MOST_TOKENS * characters:
+        raise InputError(
+            f"{file} cannot be used: it makes {tokens:,} tokens of {characters:,} characters"
+        )
+
+
+def encode(file: str) -> tuple[int, int]:
+    """Count the characters of a short text that has all that the normalizers look for, and its
+    tokens."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(file)
+    rules = json.loads(tokenizer.normalizer.__getstate__() if tokenizer.normalizer else "{}")
+    text = string.printable + json.dumps(rules, ensure_ascii=False)[:10_000]
+    return len(text), len(tokenizer.encode(text).ids)
+
+
+def render(template: str, messages: Any, words: dict[str, Any], opening: bool) -> str:
+    """Render a conversation through a chat template, as stock transformers does."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    words |= {"chat_template": template, "add_generation_prompt": opening}
+    text = str(render_jinja_template([messages], **words)[0][0])
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"it makes {len(text):,} characters of one")
+    return text
+
+
+def main() -> None:
+    """Answer until stdin ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    answer_to: Any = {"render": render, "encode": encode}[sys.argv[1]]
+    if answer_to is render:
+        render("", [], {}, False)  # imports what it needs before its time is counted
+    for line in sys.stdin:
+        seconds, memory, question = json.loads(line)
+        limit_memory(memory)
+        faulthandler.dump_traceback_later(seconds, exit=True)  # also inside of C
+        try:
+            answer = {"made": answer_to(**question)}
+        except Exception as error:
+            answer = {"failed": f"{type(error).__name__}: {error}"[:300]}
+        faulthandler.cancel_dump_traceback_later()
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

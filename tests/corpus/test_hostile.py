@@ -1,0 +1,203 @@
+"""Texts, templates and tokenizers that are made to hang or to fill the memory: a sentence each."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from small_tokenizer import make_tokenizer
+
+from ropext.checkpoint import open_snapshot
+from ropext.corpus import (
+    DocumentEncoder,
+    RawDocument,
+    Source,
+    Wanted,
+    choose_documents,
+    pack_documents,
+    read_documents,
+    sandbox,
+)
+from ropext.errors import InputError
+from ropext.evaluation.loading import load_tokenizer
+
+POSIX = pytest.mark.skipif(os.name != "posix", reason="FIFOs, devices and limits of POSIX")
+MIB = 1 << 20
+
+
+def bomb(path, size, rows, **how):
+    """A parquet of some kilobytes in which each row is the same long text."""
+    import pyarrow
+    import pyarrow.parquet
+
+    text = pyarrow.DictionaryArray.from_arrays(
+        pyarrow.array([0] * rows), pyarrow.array(["a" * size])
+    )
+    limit = {"store_schema": False, "dictionary_pagesize_limit": 1 << 30}
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": text}), path, compression="zstd", **limit, **how
+    )
+
+
+def lying(path):
+    """As above, and it says of itself that it is small."""
+    bomb(path, 110 * MIB, 70)
+    data = path.read_bytes()
+    true, said = (varint(size) for size in (110 * MIB + 55, MIB))
+    said = varint(MIB)
+    assert data.count(true)
+    path.write_bytes(data.replace(true, said))
+
+
+def varint(number):
+    """An integer as parquet's footer (Thrift's compact protocol) has it."""
+    out, number = b"", number * 2
+    while number > 127:
+        out, number = out + bytes([number & 127 | 128]), number >> 7
+    return out + bytes([number])
+
+
+def sparse(path):
+    with path.open("wb") as file:
+        file.truncate(60 << 30)
+
+
+def lines(path, size):
+    path.write_text(json.dumps({"text": "a" * size}))
+
+
+DATA = {
+    "bomb.parquet": (lambda path: bomb(path, 110 * MIB, 70), "more than 64 MiB"),
+    "many.parquet": (lambda path: bomb(path, 60 * MIB, 40), None),
+    "liar.parquet": (lying, "more than 64 MiB"),
+    "sparse.txt": (sparse, "binary"),
+    "sparse.jsonl": (sparse, "line 1 has more than 64 MiB"),
+    "fifo.txt": (os.mkfifo, "not a regular file"),
+    "fifo.jsonl": (os.mkfifo, "not a regular file"),
+    "fifo.parquet": (os.mkfifo, "not a regular file"),
+    "zero.txt": (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
+    "long.txt": (lambda path: path.write_text("é" * 40 * MIB, "utf-8"), "more than 64 MiB"),
+    "long.jsonl": (lambda path: lines(path, 129 * MIB), "line 1 has more than 64 MiB"),
+}
+READ = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+from ropext.corpus import Source, read_documents
+from ropext.errors import InputError
+try:
+    print(sum(len(own.content) for own in read_documents(Source(sys.argv[1]))))
+except InputError as error:
+    print(error)
+"""
+
+
+@POSIX
+@pytest.mark.parametrize("name", DATA)
+def test_data_that_would_hang_or_fill_the_memory(tmp_path, name):
+    """Read in two gigabytes of addresses, Python and pyarrow among them."""
+    make, says = DATA[name]
+    make(tmp_path / name)
+    words = [sys.executable, "-c", READ, str(tmp_path / name)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stderr == ""
+    assert (says or str(60 * MIB * 40)) in done.stdout
+    assert name in done.stdout or says is None
+    assert done.stdout.count("\n") == 1
+
+
+def test_the_limits_on_bytes_are_raised_by_one_option(tmp_path, monkeypatch):
+    lines(tmp_path / "long.jsonl", 2 * MIB)
+    with pytest.raises(InputError, match="raise --max-document-mib"):
+        list(read_documents(Source(str(tmp_path / "long.jsonl"), largest=1)))
+    assert len(list(read_documents(Source(str(tmp_path / "long.jsonl"), largest=2)))) == 1
+    row = json.dumps({"text": "a" * (MIB // 2)})
+    (tmp_path / "many.jsonl").write_text("\n".join([row] * 5))
+    monkeypatch.setattr("ropext.corpus.sources.PER_FILE", 2)
+    with pytest.raises(InputError, match=r"many.jsonl has more than 2 MiB of text"):
+        list(read_documents(Source(str(tmp_path / "many.jsonl"), largest=1)))
+    assert len(list(read_documents(Source(str(tmp_path / "many.jsonl"), largest=2)))) == 5
+
+
+@pytest.mark.parametrize("take", [choose_documents, pack_documents])
+def test_a_stream_without_an_end_is_read_until_there_is_enough(take):
+    def endless():
+        for number in range(10**9):
+            yield RawDocument(str(number), f"{number} the quick brown fox " * 9)
+
+    wanted = Wanted((16, 32), True, 4, streamed=True)
+    assert len(take(endless(), DocumentEncoder(make_tokenizer()), wanted).documents) == 4
+
+
+TEMPLATES = {
+    "{% for i in range(10**12) %}x{% endfor %}": "OverflowError: Range too big",
+    "{% for i in range(99999) %}" * 4 + "{% endfor %}" * 4: "more than 2 seconds",
+    "{{ 9 ** (9 ** 9) }}": "more than 2 seconds",
+    "{% for i in range(70000) %}{{ 'x' * 1000 }}{% endfor %}": "makes 70,000,000 characters",
+    "{{ 'x' * 10 ** 11 }}": "MemoryError",
+    "{{ messages.__class__.__mro__[1].__subclasses__() }}": "SecurityError",
+    "{{ raise_exception('roles must alternate') }}": "TemplateError: roles must alternate",
+    "{% for": "TemplateSyntaxError",
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@POSIX
+def test_a_template_that_never_ends_or_leaves_its_sandbox(template, monkeypatch):
+    monkeypatch.setattr(sandbox, "SECONDS", 2)
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = template
+    encoder, talk = DocumentEncoder(tokenizer), [{"role": "user", "content": "the fox"}]
+    with pytest.raises(InputError, match="chat template fails") as caught:
+        encoder.text_of(RawDocument("talk", talk))
+    assert TEMPLATES[template] in str(caught.value)
+    assert len(str(caught.value)) < 500
+    # The next one is rendered as if nothing had been.
+    tokenizer.chat_template = "{{ bos_token }}{{ messages[0].content }}"
+    assert encoder.text_of(RawDocument("talk", talk)) == "<s>the fox"
+
+
+def test_an_interrupted_answer_is_not_taken_for_the_next(monkeypatch):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    encoder = DocumentEncoder(tokenizer)
+    assert encoder.converse([{"role": "user", "content": "one"}]) == "one"
+
+    def interrupt(text):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sandbox.json, "loads", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            encoder.converse([{"role": "user", "content": "two"}])
+    assert encoder.converse([{"role": "user", "content": "three"}]) == "three"
+
+
+def doubling(times, letter="a"):
+    from tokenizers import normalizers
+
+    tokenizer = make_tokenizer()
+    twice = [normalizers.Replace(letter, 2 * letter) for _ in range(times)]
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(twice)
+    return tokenizer
+
+
+@POSIX
+@pytest.mark.parametrize("letter", ["a", "\N{ALCHEMICAL SYMBOL FOR GOLD}"])
+@pytest.mark.parametrize(
+    ("times", "says"), [(40, "takes more than 5 seconds or 2 GiB"), (12, "tokens of")]
+)
+def test_a_tokenizer_that_doubles_a_text(tmp_path, monkeypatch, times, says, letter):
+    monkeypatch.setattr(sandbox, "SECONDS", 5)
+    monkeypatch.setattr(sandbox, "MEMORY", 2 << 30)
+    doubling(times, letter).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(InputError, match=r"tokenizer.json cannot be used") as caught:
+        load_tokenizer(open_snapshot(tmp_path), False)
+    assert says in str(caught.value)
+
+
+def test_a_tokenizer_of_the_usual_kind_is_used(tmp_path):
+    doubling(2).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert load_tokenizer(open_snapshot(tmp_path), False).encode("a", add_special_tokens=False)
