@@ -22,12 +22,14 @@ VALUES = (
     "num_attention_heads",
     "num_key_value_heads",
     "num_hidden_layers",
+    "num_layers",
     "head_dim",
     "global_head_dim",
     "swa_head_dim",
     "kv_lora_rank",
     "qk_rope_head_dim",
     "qk_nope_head_dim",
+    "v_head_dim",
     "vocab_size",
     "sliding_window",
     "original_max_position_embeddings",
@@ -36,7 +38,20 @@ VALUES = (
     "max_window_layers",
     "attention_chunk_size",
     "no_rope_layer_interval",
+    "num_kv_shared_layers",
+    "attention_k_eq_v",
+    "H_cycles",
+    "L_cycles",
 )
+# Keys that say by an interval or a list which layers are of which type; two values of each.
+LAYERS_BY = {
+    "sliding_window_pattern": (2, 4),
+    "full_attention_interval": (2, 4),
+    "layer_group_size": (2, 4),
+    "global_attn_every_n_layers": (2, 4),
+    "full_attn_idxs": ([1, 3], [0]),
+    "attn_layer_indices": ([1, 3], [0]),
+}
 
 
 def field_default(cls: type, key: str) -> Any:
@@ -55,7 +70,7 @@ def attribute(config: Any, key: str) -> Any:
 
 def period(layer_types: list[str]) -> list[str]:
     """The shortest run of layer types that repeats over the default model."""
-    for n in range(1, len(layer_types)):
+    for n in range(1, len(layer_types) - 1):
         if all(t == layer_types[i % n] for i, t in enumerate(layer_types[: len(layer_types) - 1])):
             return layer_types[:n]
     return layer_types
@@ -66,14 +81,27 @@ def last_layer_type(cls: type, run: list[str]) -> str | None:
     name = cls.attribute_map.get("num_hidden_layers", "num_hidden_layers")
     if len(set(run)) == 1:
         return None
-    for layers in (2 * len(run) + 1, 2 * len(run) + 2):
+    counts = range(2 * len(run) + 1, 2 * len(run) + 7)
+    try:
+        made = [cls(**{name: layers}).layer_types[-1] for layers in counts]
+    except Exception:  # classes that tie other lists to the number of layers
+        return None
+    by_run = [run[(layers - 1) % len(run)] for layers in counts]
+    return made[0] if len(set(made)) == 1 and made != by_run else None
+
+
+def layers_by(cls: type) -> dict[str, list[str]]:
+    """Which of those keys the class reads, and the types of the first two layers by each."""
+    name, found = cls.attribute_map.get("num_hidden_layers", "num_hidden_layers"), {}
+    for key, values in LAYERS_BY.items():
         try:
-            made = cls(**{name: layers}).layer_types
+            made = [cls(**{name: 4, key: value}) for value in values]
         except Exception:  # classes that tie other lists to the number of layers
-            return None
-        if made[-1] != run[(layers - 1) % len(run)]:
-            return made[-1]
-    return None
+            continue
+        one, two = (attribute(m, "layer_types") or attribute(m, "layers_block_type") for m in made)
+        if one != two and one[:2] == one[2:]:
+            found[key] = one[:2]
+    return found
 
 
 def theta_when_scaled(cls: type) -> tuple[Any, Any]:
@@ -130,9 +158,10 @@ def defaults_of(model_type: str) -> dict[str, Any]:
     layer_types = attribute(config, "layer_types")
     if isinstance(layer_types, list) and layer_types:
         out["layer_types"] = run = period(layer_types)
-        last = last_layer_type(cls, run) if len(run) < len(layer_types) else None
-        if last:
+        if last := last_layer_type(cls, run):
             out["last_layer_type"] = last
+    if by := layers_by(cls):
+        out["layers_by"] = by
     return out
 
 

@@ -75,9 +75,11 @@ class TextConfig(Dict):
     def sizes(self) -> Sizes:
         """Every size, read and checked."""
         layers = self.size("num_hidden_layers", MOST_LAYERS)
+        if layers is None and (pairs := self.size("num_layers", MOST_LAYERS)):
+            layers = 2 * pairs  # LongCat: two attention layers in each
         hidden = self.size("hidden_size")
         heads = self.size("num_attention_heads")
-        kv_heads = self.size("num_key_value_heads") or heads
+        kv_heads = _kv_heads(self) or heads
         head_dim = derived_head_dim(hidden, heads)
         if self.row.head_multiple:
             head_dim = self.row.head_multiple * hidden // heads if hidden and heads else None
@@ -95,7 +97,7 @@ class TextConfig(Dict):
         thetas = None
         if self.row.layer_thetas:
             thetas = self.numbers("layer_rope_theta", zero=True, most=LARGEST_THETA)
-        vocab, nope_layers = self.size("vocab_size", 1 << 31), _nope_layers(self, layers)
+        vocab, nope_layers = self.size("vocab_size", 1 << 31), _rotates(self, layers).count(False)
         return Sizes(
             *(context, layers, hidden, heads, kv_heads, head_dim, vocab),
             *(layer_types, window, tuple(thetas or ()), nope_layers),
@@ -106,77 +108,111 @@ def derived_head_dim(hidden: int | None, heads: int | None) -> int | None:
     return hidden // heads if hidden and heads and hidden >= heads else None
 
 
+def _kv_heads(text: TextConfig) -> int | None:
+    """Heads of keys and values, where there are fewer of them than of queries."""
+    if text.row.kv_heads:
+        holder, key = text.at(text.row.kv_heads)
+        one = holder is text and text.flag("multi_query") is not False
+        if one and not text.flag("new_decoder_architecture"):  # Falcon's own rule
+            return 1
+        return holder.integer(key) or text.row.default_kv_heads
+    return text.size("num_key_value_heads")
+
+
 def _layer_types(text: TextConfig, layers: int | None) -> tuple[str, ...]:
-    """The type of each layer, where the config or the class gives one."""
+    """The type of each layer: as listed, or as the class makes it from a key or by itself."""
     given = text.strings("layer_types")
     if given is None:
         given = text.strings("layers_block_type")
     if given is not None:
-        return tuple(given)
+        return tuple(given[:layers])  # Step pads its lists with layers that predict further tokens
+    ratios = text.numbers("compress_ratios", zero=True) if text.row.compression else None
+    if ratios is not None:
+        kinds = {rate: kind for kind, (_, rate) in text.row.compression.items()}
+        return tuple(kinds.get(int(ratio), "sliding_attention") for ratio in ratios[:layers])
     run = text.defaults.get("layer_types")
-    every = text.integer("sliding_window_pattern", 1, MOST_LAYERS)
-    if every is not None:
-        run = ["sliding_attention"] * (every - 1) + ["full_attention"]
-    if not run or not layers:
+    if not layers:
         return ()
-    kinds = [run[i % len(run)] for i in range(layers)]
-    return (*kinds[:-1], text.defaults.get("last_layer_type", kinds[-1]))
+    for key, (first, second) in text.defaults.get("layers_by", {}).items():
+        if isinstance(text.values.get(key), list):
+            listed = text.numbers(key, zero=True) or []
+            return tuple(second if i in listed else first for i in range(layers))
+        every = text.integer(key, 1, MOST_LAYERS)
+        if every is not None:
+            full_first = first == "full_attention"
+            run = (
+                [first] + [second] * (every - 1) if full_first else [first] * (every - 1) + [second]
+            )
+    if not run:
+        return ()
+    made = [run[i % len(run)] for i in range(layers)]
+    return (*made[:-1], text.defaults.get("last_layer_type", made[-1]))
 
 
 def _window(text: TextConfig, layer_types: tuple[str, ...]) -> tuple[int | None, tuple[str, ...]]:
     """The window and the layers that have it, for the ways in which families say so."""
-    window = text.size("sliding_window", 1 << 40)
+    window, full = text.size("sliding_window", 1 << 40), "full_attention"
+    rotates = _rotates(text, len(layer_types)) if not text.has("layer_types") else []
+    if text.row.window is not None:
+        key, divisor, more, default = text.row.window
+        stated = text.integer(key) if window is None or (divisor, more) != (1, 0) else None
+        window = stated // divisor + more if stated else window or default
     if window is None:
-        return text.size("attention_chunk_size", 1 << 40), layer_types
+        chunk = text.size("attention_chunk_size", 1 << 40)
+        kinds = tuple("chunked_attention" if turns else full for turns in rotates)
+        return chunk, kinds if chunk and kinds else layer_types  # Llama 4
     used = text.flag("use_sliding_window")
     if used is None:
         used = text.defaults.get("use_sliding_window")
     if used is False:
         return None, layer_types
     first = text.size("max_window_layers", MOST_LAYERS)
-    if used and first is not None and not text.has("layer_types"):
-        # Qwen: the layers from max_window_layers on.
-        kinds = ("full_attention", "sliding_attention")
-        return window, tuple(kinds[i >= first] for i in range(len(layer_types)))
-    return window, layer_types
+    if first is None or text.has("layer_types") or "max_window_layers" not in text.defaults:
+        kinds = tuple(full if turns else "sliding_attention" for turns in rotates)
+        return window, kinds if used and kinds else layer_types  # SmolLM 3
+    count = range(len(layer_types))
+    if text.row.alternates:
+        return window, tuple(full if i % 2 or i >= first else "sliding_attention" for i in count)
+    # Qwen: the layers from max_window_layers on.
+    return window, tuple(full if i < first else "sliding_attention" for i in count)
 
 
-def _nope_layers(text: TextConfig, layers: int | None) -> int:
+def _rotates(text: TextConfig, layers: int | None) -> list[bool]:
     """SmolLM 3 and Llama 4 list 1 for a layer that rotates and 0 for one that does not."""
     given = text.numbers("no_rope_layers", zero=True)
     if given:
-        return sum(value == 0 for value in given)
+        return [value != 0 for value in given]
     every = text.size("no_rope_layer_interval", MOST_LAYERS)
-    return (layers or 0) // every if every and "no_rope_layer_interval" in text.defaults else 0
+    if not every or "no_rope_layer_interval" not in text.defaults:
+        return []
+    return [(i + 1) % every != 0 for i in range(layers or 0)]
 
 
-def label_head_dim(text: TextConfig, label: Label) -> int | None:
-    """The head size of the layers that use a label (Gemma 4's global layers have their own)."""
+def label_size(text: TextConfig, label: Label | None, key: str) -> int | None:
+    """A size of the layers that use a label (Gemma 4's full layers have wider heads): from
+    per_layer_config, then from the key of their own, then from what holds for all layers."""
     layered = text.object("per_layer_config")
-    key = "qk_rope_head_dim" if label.sizes_rotation else "head_dim"
-    if layered is not None:
+    if label is not None and layered is not None:
         for index, kind in enumerate(text.sizes.layer_types):
             layer = layered.object(str(index)) if kind in label.kinds else None
             if layer is not None and layer.has(key):
-                return layer.integer(key, 2, MOST_CHANNELS)
-    if label.head_dim == "head_dim":
-        return text.sizes.head_dim
-    stated = text.integer(label.head_dim, 2, MOST_CHANNELS)
-    return stated or label.default_head_dim or text.size(key)
+                return layer.integer(key, 1, MOST_CHANNELS)
+    name, default = label.sizes.get(key, ("", None)) if label else ("", None)
+    stated = text.integer(name, 1, MOST_CHANNELS) if name else None
+    general = {"head_dim": text.sizes.head_dim, "num_key_value_heads": text.sizes.kv_heads}
+    return stated or default or (general[key] if key in general else text.size(key))
 
 
 def rotary_dim(text: TextConfig, label: Label | None, params: Params) -> int:
     """How many channels of a head turn: head_dim times the partial factor where one is read."""
-    if text.row.dim != "head_dim":
-        head = text.size(text.row.dim) or text.sizes.head_dim
-    else:
-        head = label_head_dim(text, label) if label else text.sizes.head_dim
+    key = label.rotation if label else text.row.dim
+    head = label_size(text, label, key) or text.sizes.head_dim
     if head is None:
         raise InputError(
             "config.json: neither head_dim nor hidden_size and num_attention_heads are given, so"
             " the rotary dim is unknown"
         )
-    if params["rope_type"] == "proportional" or (label and label.sizes_rotation):
+    if params["rope_type"] == "proportional" or (label and label.rotation != "head_dim"):
         dim = head  # its pairs count over the whole head, also those that stand still
     else:
         dim = int(head * partial_factor(text, params))
@@ -212,26 +248,3 @@ def attends(layer_type: str) -> bool:
 
 def is_windowed(layer_type: str) -> bool:
     return "sliding" in layer_type or "chunked" in layer_type or "local" in layer_type
-
-
-def kv_values(text: TextConfig) -> tuple[int | None, int | None]:
-    """Numbers kept per token: over layers that keep all tokens, and over layers with a window.
-
-    Latent attention (MLA) keeps one compressed vector and one rotary key for all heads.
-    """
-    sizes = text.sizes
-    latent, rotary = text.size("kv_lora_rank"), text.size("qk_rope_head_dim")
-    if latent and rotary:
-        each = latent + rotary
-    elif sizes.kv_heads and sizes.head_dim:
-        each = 2 * sizes.kv_heads * sizes.head_dim
-    else:
-        return None, None
-    if not sizes.layers:
-        return None, None
-    listed = len(sizes.layer_types) == sizes.layers
-    kinds = [kind for kind in sizes.layer_types if attends(kind)] if listed else []
-    keeping = len(kinds) if listed else sizes.layers
-    windowed = keeping if text.row.every_layer_windowed else sum(map(is_windowed, kinds))
-    windowed = windowed if sizes.window else 0
-    return each * (keeping - windowed), each * windowed

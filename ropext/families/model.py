@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ropext.forms import Params
 from ropext.rope import Rope
@@ -17,6 +17,18 @@ class Site:
     params: Params  # the current dict in transformers-5 names, complete
     layers: int | None  # how many layers use it, where the config says so
     scaled: bool  # whether an extension scales it (full attention) or leaves it alone
+
+
+class CacheLayer(NamedTuple):
+    """What one layer keeps in the KV cache."""
+
+    values: int  # numbers per token
+    window: int | None  # only of so many last tokens
+    rate: int | None = None  # and one entry for every so many tokens, beside the window
+
+    def kept(self, tokens: int) -> int:
+        entries = min(tokens, self.window or tokens) + (tokens // self.rate if self.rate else 0)
+        return self.values * entries
 
 
 @dataclass(frozen=True)
@@ -43,8 +55,7 @@ class Model:
     forms: tuple[str, ...]  # stock rope types that this family computes correctly
     temperature: str  # "whole", "rotated channels" or "cancelled" (a norm after the rotation)
     reach: int | None  # tokens that a model of windows alone can see; None = unlimited
-    kv_values_per_token: int | None  # over all layers that keep one entry per token
-    kv_values_windowed: int | None  # the same over layers that keep `sliding_window` tokens
+    kv_layers: tuple[CacheLayer, ...] | None  # of the layers that keep anything
     notes: tuple[str, ...]
     obstacles: tuple[str, ...]  # why scaling cannot help here
     asks_context: str = ""  # a sentence where the config leaves open how many tokens it reads ...
@@ -61,10 +72,9 @@ class Model:
     def kv_bytes(self, tokens: int, bytes_per_value: int = 2) -> int | None:
         """The KV cache of one sequence of `tokens`; windowed layers keep their window only. A
         masked language model reads all at once and has none."""
-        if self.kv_values_per_token is None or self.masked_lm:
+        if self.kv_layers is None or self.masked_lm:
             return None
-        windowed = (self.kv_values_windowed or 0) * min(tokens, self.sliding_window or tokens)
-        return bytes_per_value * (self.kv_values_per_token * tokens + windowed)
+        return bytes_per_value * sum(layer.kept(tokens) for layer in self.kv_layers)
 
     @property
     def departures(self) -> tuple[str, ...]:

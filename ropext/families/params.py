@@ -12,7 +12,7 @@ from typing import Any
 
 from ropext import forms
 from ropext.errors import InputError
-from ropext.families.config import MOST, SMALLEST, Dict, named, shown
+from ropext.families.config import LONGEST_LIST, MOST, SMALLEST, Dict, named, shown
 from ropext.families.geometry import TextConfig
 from ropext.families.model import Problem
 from ropext.families.table import LOGIT_SCALES, Family, Label
@@ -185,15 +185,21 @@ def read_flat(text: TextConfig) -> tuple[dict[str, Params | None], list[Problem]
             first = _three_keys(text, first, second)
         conflicts += dict_conflicts(first, second, (winner, other))
     current = given[0][1] if given else defaults.get("rope", {"rope_type": "default"})
+    usual: dict[str, float | None] = {"rope_theta": defaults.get("theta", 10000.0)}
+    usual["partial_rotary_factor"] = defaults.get("partial") if row.partial else None
     for key, paths in (("rope_theta", row.theta), ("partial_rotary_factor", row.partial)):
         inside = [(f"{where}.{key}", params[key]) for where, params in given if key in params]
         beside = _beside(text, paths)
+        if key in row.partial and (share := _rotating_share(text)):
+            beside.append((f"{text.name(row.rotary_dim)} / head_dim", share))
         conflicts += scalar_conflicts(inside + beside)
-        if beside:
+        if len(paths) > 1 and "." not in paths[1] and not text.has(paths[0]) and not inside:
+            # GPT-NeoX: stock reads the family's own name alone.
+            unsaid = (f"{paths[0]} (absent, so the class default)", usual[key])
+            conflicts += scalar_conflicts([unsaid, *beside])
+        elif beside:
             current = _completed(current, **{key: beside[0][1]})
-    partial = defaults.get("partial") if row.partial else None
-    theta = defaults.get("theta", 10000.0)
-    current = _completed(current, rope_theta=theta, partial_rotary_factor=partial)
+    current = _completed(current, **usual)
     if len(given) == 2 and not conflicts:
         conflicts += _lost(given, current)
     return {"": current}, conflicts
@@ -235,14 +241,42 @@ def read_nested(text: TextConfig) -> tuple[dict[str, Params | None], list[Proble
         )
     params: dict[str, Params | None] = {}
     conflicts: list[Problem] = []
+    defaults = _defaults_by_label(text)
     for label in row.labels:
         flat = legacy if label.name in row.flat_into else None
-        current, clashes = _read_label(text, label, modern, flat)
+        current, clashes = _read_label(text, label, modern, flat, defaults.get(label.name) or {})
         if current and flat and row.flat_attention and current["rope_type"] == "yarn":
             current.setdefault("attention_factor", row.flat_attention)
         conflicts += clashes
         params[label.name] = current
     return params, conflicts
+
+
+def _rotating_share(text: TextConfig) -> float | None:
+    """The partial factor that follows from a number of rotating channels, where that is stated."""
+    channels = text.integer(text.row.rotary_dim) if text.row.rotary_dim else None
+    head = text.sizes.head_dim
+    return channels / head if channels and head else None
+
+
+def _defaults_by_label(text: TextConfig) -> dict[str, Params]:
+    """What a label's dict lacks: class defaults, and before them top-level keys that hold one
+    number for all layers or one for each."""
+    row, kinds = text.row, text.sizes.layer_types
+    out: dict[str, Params] = dict(text.defaults.get("rope", {}))
+    for label in row.labels if row.shared else ():
+        plain = {"rope_type": "default", "rope_theta": 10000.0} | (out.get(label.name) or {})
+        first = next((i for i, kind in enumerate(kinds) if kind in label.kinds), LONGEST_LIST)
+        if share := _rotating_share(text):
+            plain["partial_rotary_factor"] = share
+        for key, name in row.shared.items():
+            if isinstance(text.values.get(name), list):
+                value = next(iter((text.numbers(name) or [])[first:]), None)
+            else:
+                value = text.number(name, most=forms.LARGEST_THETA)
+            plain |= {key: value} if value is not None else {}
+        out[label.name] = plain
+    return out
 
 
 def _refuse_unread_type(flat: Dict) -> None:
@@ -257,9 +291,8 @@ def _refuse_unread_type(flat: Dict) -> None:
 
 
 def _read_label(
-    text: TextConfig, label: Label, modern: Dict | None, flat: Dict | None
+    text: TextConfig, label: Label, modern: Dict | None, flat: Dict | None, class_default: Params
 ) -> tuple[Params | None, list[Problem]]:
-    class_default: Params = text.defaults.get("rope", {}).get(label.name) or {}
     inner = modern.object(label.name) if modern else None
     null = modern is not None and label.name in modern.values and inner is None
     if null and text.row.legacy == "absent":

@@ -8,12 +8,12 @@ from typing import Any
 from ropext import forms
 from ropext.errors import InputError, UnsupportedModel
 from ropext.families import config
+from ropext.families.caching import kv_layers
 from ropext.families.config import Dict, added_by, locate, shown, text_part
 from ropext.families.geometry import (
     TextConfig,
     attends,
     is_windowed,
-    kv_values,
     partial_factor,
     rotary_dim,
 )
@@ -72,7 +72,18 @@ def departures(text: TextConfig, sites: tuple[Site, ...]) -> list[str]:
                 f"{stock}: it reads the short factors at every length, their code the long ones "
                 f"beyond {site.rope.original_context} tokens, which is what is extended"
             )
-    theta = text.number("rope_theta", most=forms.LARGEST_THETA)
+    unread = next((path for path in text.row.theta if "." in path), "")
+    listed = not (text.row.one_theta or unread)  # one theta for each layer, which all of them read
+    theta = None if listed else text.number("rope_theta", most=forms.LARGEST_THETA)
+    dicts = [text.object("rope_scaling"), text.object("rope_parameters")]
+    if unread and theta is None and not any(d and d.has("rope_theta") for d in dicts):
+        holder, key = text.at(unread)
+        if holder.has(key):
+            out.append(
+                f"{stock}: it ignores {unread} and runs the base at theta "
+                f"{text.defaults['theta']:g}, their code has {sites[0].rope.theta:g}, which is "
+                "what is extended"
+            )
     keyless = [label.name for label in text.row.labels if text.row.one_theta and not label.theta]
     for site in sites:
         if site.label in keyless and theta and site.rope.theta != theta:
@@ -127,7 +138,6 @@ def describe(
     more, obstacles, reach = observe(text, context)
     notes += [*more, *departures(text, sites), *logit_scales(text, sites)]
     allowed = _forms(text, sites, notes)
-    growing, windowed = kv_values(text)
     whole = all(partial_factor(text, s.params) == 1 for s in sites) and row.dim == "head_dim"
     temperature = row.temperature
     if temperature == "rotated channels" and whole:
@@ -154,8 +164,7 @@ def describe(
         forms=allowed,
         temperature=temperature,
         reach=reach,
-        kv_values_per_token=growing,
-        kv_values_windowed=windowed,
+        kv_layers=kv_layers(text),
         notes=tuple(dict.fromkeys(notes)),
         obstacles=tuple(obstacles),
         asks_context=next((span.asks_context for span in spans if span.asks_context), ""),

@@ -4,7 +4,8 @@ A family without a row keeps `rope_theta` and `rope_scaling` (transformers 4) or
 (5) flat in its text config, honours every stock rope type, and sizes its rotation by head_dim.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from ropext.forms import NAMES
 
@@ -21,14 +22,11 @@ class Label:
     name: str
     windowed: bool = False  # its layers see a window only, so that an extension leaves it alone
     theta: str = ""  # the name under which 4.x (or a class field) keeps its theta
-    # The key that sizes these layers' heads; a rope_head_dim sizes the rotation itself.
-    head_dim: str = "head_dim"
-    default_head_dim: int = 0  # what that key means when absent (0 = the class default)
+    rotation: str = "head_dim"  # the key that sizes the rotation
+    # A key -> the key that replaces it in these layers, and what that one means when absent.
+    sizes: Mapping[str, tuple[str, int | None]] = field(default_factory=dict)
+    kv_multiple: int = 1  # of num_key_value_heads, in these layers
     layer_types: tuple[str, ...] = ()  # layer types that use it (empty = its own name)
-
-    @property
-    def sizes_rotation(self) -> bool:
-        return self.head_dim.endswith("rope_head_dim")
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -45,8 +43,16 @@ class Family:
     flat_attention: float = 0.0  # the attention factor that a flat yarn gets when it names none
     theta: tuple[str, ...] = ("rope_theta",)  # legacy names of theta; the first is written
     partial: tuple[str, ...] = ()  # legacy names of the partial factor where the family reads one
+    rotary_dim: str = ""  # a key that gives the rotating channels in place of the partial factor
+    # Nested only: key of a dict -> the top-level key that states it for all layers, or one by one.
+    shared: Mapping[str, str] = field(default_factory=dict)
     fixed_partial: float = 0.0  # the class sets the factor itself, whatever the config says
     dim: str = "head_dim"  # the key that sizes the rotation
+    kv_heads: str = ""  # the key of the heads of keys and values, where it is one of its own
+    default_kv_heads: int | None = None
+    # Layer types that keep one vector for key and value, and one for every so many tokens
+    # compressed: each with the key for how many, and its default (which compress_ratios lists).
+    compression: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     head_multiple: int = 0  # heads are this many times hidden_size / heads, whatever head_dim says
     # What transformers 4.x wants in the legacy dict: "type" or "rope_type" for the type's name,
     # "three keys" where it takes longrope's type and factors alone, "theta" where it reads the
@@ -67,6 +73,10 @@ class Family:
     null_theta_stops: bool = False  # rope_theta null means no rotation
     rotates_only_windows: bool = False
     every_layer_windowed: bool = False  # sliding_window, where set, holds for all layers
+    alternates: bool = False  # every second layer below max_window_layers has the window
+    # A key that replaces sliding_window (or comes after it, where it means the same): what it is
+    # divided by, then what is added to it, and the window where neither stands.
+    window: tuple[str, int, int, int | None] | None = None
     layer_thetas: bool = False  # theta stands in the list layer_rope_theta
     mscale_keys: bool = False  # the forward pass reads short_mscale and long_mscale
     betas: bool = False  # vLLM fails on a yarn whose betas are not written out
@@ -134,6 +144,7 @@ MODERNBERT = Family(
         Label("full_attention", theta="global_rope_theta"),
     ),
     legacy="theta",
+    window=("local_attention", 2, 0, 64),
 )
 NESTED = Family(
     labels=(Label("sliding_attention", windowed=True), Label("full_attention")), legacy="absent"
@@ -142,7 +153,13 @@ NESTED_PARTIAL = replace(NESTED, temperature="rotated channels")
 GEMMA4 = Family(
     labels=(
         Label("sliding_attention", windowed=True),
-        Label("full_attention", head_dim="global_head_dim", default_head_dim=512),
+        Label(
+            "full_attention",
+            sizes={
+                "head_dim": ("global_head_dim", 512),
+                "num_key_value_heads": ("num_global_key_value_heads", None),
+            },
+        ),
     ),
     legacy="absent",
     forms=PROPORTIONAL,
@@ -158,10 +175,11 @@ def _rows(names: str, row: Family) -> dict[str, Family]:
 FAMILIES: dict[str, Family] = {
     # Partial rotation, under the names that the family reads.
     **_rows(
-        "glm4_moe glm4v_moe_text minimax_m2 minimax_m3_vl_text nemotron persimmon phi "
+        "glm4_moe glm4v_moe_text minimax_m3_vl_text nemotron persimmon phi "
         "qwen3_5_text qwen3_5_moe_text solar_open stablelm qwen4_exp_text",
         PARTIAL,
     ),
+    "minimax_m2": replace(PARTIAL, rotary_dim="rotary_dim"),
     "qwen3_next": replace(PARTIAL, legacy="rope_type"),
     **_rows("glm glm4 glm4v_text glm_ocr_text glm_image_text", replace(PARTIAL, interleaved=True)),
     "bamba": replace(PARTIAL, fixed_partial=0.5),
@@ -205,20 +223,35 @@ FAMILIES: dict[str, Family] = {
         ),
         flat_into=("compress",),
         flat_attention=1.0,
+        shared={"partial_rotary_factor": "partial_rotary_factor"},
+        rotary_dim="qk_rope_head_dim",
+        compression={
+            "heavily_compressed_attention": ("compress_rate_hca", 128),
+            "compressed_sparse_attention": ("compress_rate_csa", 4),
+        },
         legacy="absent",
         temperature="rotated channels",
         interleaved=True,
     ),
     "dots3_note_text": Family(
+        window=("sliding_window_size", 1, 0, 512),
         labels=(
             Label(
                 "sliding_attention",
                 windowed=True,
                 theta="swa_rope_theta",
-                head_dim="swa_qk_rope_head_dim",
-                default_head_dim=64,
+                rotation="qk_rope_head_dim",
+                sizes={
+                    "qk_rope_head_dim": ("swa_qk_rope_head_dim", 64),
+                    "kv_lora_rank": ("swa_kv_lora_rank", 1024),
+                },
             ),
-            Label("indexed_attention", theta="rope_theta", head_dim="qk_rope_head_dim"),
+            Label(
+                "indexed_attention",
+                theta="rope_theta",
+                rotation="qk_rope_head_dim",
+                layer_types=("indexed_attention", "full_attention"),
+            ),
         ),
         legacy="absent",
         # longrope's validator asks for one number of heads, which differs by layer type here.
@@ -252,11 +285,22 @@ FAMILIES: dict[str, Family] = {
     "embedding_gemma2_text": replace(GEMMA4, forms=("default", "linear", "yarn", "llama3")),
     "mellum": NESTED,
     "laguna": NESTED_PARTIAL,
-    "mimo_v2_flash": NESTED_PARTIAL,
-    "neomme": replace(NESTED_PARTIAL, masked_lm=True),
+    "mimo_v2_flash": replace(
+        NESTED_PARTIAL,
+        window=("sliding_window_size", 1, 1, None),
+        labels=(
+            Label("sliding_attention", windowed=True, kv_multiple=2),
+            Label("full_attention"),
+        ),
+    ),
+    "neomme": replace(NESTED_PARTIAL, masked_lm=True, shared={"rope_theta": "rope_theta"}),
     "ultrabert": replace(NESTED, masked_lm=True),
     "lfm3": replace(NESTED, forms=("default", "proportional", "longrope")),
-    "step3p5": replace(NESTED, flat_into=("full_attention",)),
+    "step3p5": replace(
+        NESTED,
+        flat_into=("full_attention",),
+        shared={"rope_theta": "rope_theta", "partial_rotary_factor": "partial_rotary_factors"},
+    ),
     "zaya": Family(
         labels=(Label("hybrid_sliding", windowed=True), Label("hybrid")),
         legacy="absent",
@@ -288,10 +332,15 @@ FAMILIES: dict[str, Family] = {
     **_rows("ernie4_5 ernie4_5_moe helium", replace(FLAT, interleaved=True)),
     # Conditions.
     "falcon": Family(
-        gate=("alibi", False, "uses ALiBi (alibi is true); its rotary module is built but idle")
+        kv_heads="num_kv_heads",
+        gate=("alibi", False, "uses ALiBi (alibi is true); its rotary module is built but idle"),
     ),
     "olmo_hybrid": Family(null_theta_stops=True),
-    "dbrx": Family(theta=("rope_theta", "attn_config.rope_theta")),
+    "dbrx": Family(
+        theta=("rope_theta", "attn_config.rope_theta"),
+        kv_heads="attn_config.kv_n_heads",
+        default_kv_heads=1,
+    ),
     "zamba2": Family(
         head_multiple=2,
         gate=("use_mem_rope", True, "rotates only where use_mem_rope is true"),
@@ -304,6 +353,7 @@ FAMILIES: dict[str, Family] = {
             'rotates only where position_embedding_type is "rope"',
         ),
     ),
+    "qwen2_moe": Family(alternates=True),
     "granite_swa": Family(layer_thetas=True),
     "granitemoe_swa": Family(layer_thetas=True),
     # Its local encoder and decoder see windows of bytes; the global part between them is scaled.
@@ -314,7 +364,7 @@ FAMILIES: dict[str, Family] = {
     "mistral": replace(WINDOWED, write_head_dim=True),
     **_rows(
         "mixtral starcoder2 moshi blt_patcher openai_privacy_filter voxtral_realtime_text "
-        "doge ministral3 qwen3_moe",
+        "doge ministral3 olmoe qwen3_moe",
         WINDOWED,
     ),
     **_rows("esmc eurobert gte jina_embeddings_v3 nomic_bert", MASKED),

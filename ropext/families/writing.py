@@ -159,7 +159,11 @@ def _write_nested(
         text["rope_scaling"] = _legacy(full, row, text.get("rope_scaling"))
     else:
         text.pop("rope_scaling", None)
-    if row.legacy == "absent" and not any(label.theta for label in row.labels):
+    thetas, kinds = text.get("rope_theta"), text.get("layer_types") or model.layer_types
+    if row.shared and isinstance(thetas, list):
+        pairs = zip(thetas, kinds, strict=False)  # what predicts further tokens may be unlisted
+        text["rope_theta"] = [(nested.get(k) or {}).get("rope_theta", t) for t, k in pairs]
+    elif row.legacy == "absent" and not any(label.theta for label in row.labels):
         text.pop("rope_theta", None)
     written: Params = nested[model.scaled_sites[0].label]
     return written

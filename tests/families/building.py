@@ -11,7 +11,7 @@ import tiny
 
 from ropext import families, forms, scaling
 from ropext.errors import NotExpressible
-from ropext.families.config import census
+from ropext.families.config import census, defaults_of
 from ropext.families.table import family
 
 STOCK = Path(__file__).with_name("stock.py")
@@ -133,7 +133,13 @@ class Stock:
             for model_type in head["types"][task]:
                 self.tasks.setdefault(model_type, task)
 
-    def build(self, case):
+    def ask(self, request):
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def build(self, case, tokens=0):
+        """What stock builds; with `tokens` also what its cache keeps of so many."""
         text_type, _ = tiny.text_part(case.model_type)
         request = {
             "id": case.id,
@@ -141,9 +147,11 @@ class Stock:
             "text_type": [text_type],
             "task": self.tasks[case.model_type],
         }
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
+        return self.ask(request | ({"tokens": tokens} if tokens else {}))
+
+    def keys(self, model_type):
+        """The keys that stock's code reads for a type, each with another value than the default."""
+        return self.ask({"id": model_type, "keys": model_type})["keys"]
 
     def has_head(self, model_type):
         return self.tasks[model_type] != "AutoModel"
@@ -151,6 +159,33 @@ class Stock:
     def close(self):
         self.process.stdin.close()
         self.process.wait()
+
+
+def spelled(model_type, keys):
+    """(key, config) for the bare config, and for each key set in it; only what the class reads."""
+    names = set(defaults_of(model_type).get("names", {}).values())
+    known = {"model_type", "rope_parameters", "max_position_embeddings", *keys, *names}
+    known |= {"intermediate_size", "moe_intermediate_size", "vocab_size", "hidden_size"}
+    known |= tiny.SMALL.keys() - {"num_key_value_heads"} | tiny.SPECIAL.get(model_type, {}).keys()
+    text = tiny.bare(model_type) or tiny.modern(model_type)
+    text = {key: value for key, value in text.items() if key in known}
+    short = {"sliding_window": 5, "attention_chunk_size": 5, "local_attention": 10}
+    text |= {key: value for key, value in short.items() if key in keys}
+    yield "", text
+    for key, value in keys.items():
+        if value is not None:
+            yield key, text | {key: value}
+
+
+def cache_differences(model, kept, tokens):
+    """Sentences about layers of which stock's cache keeps another amount; between two steps it
+    holds one token less than the window that a step sees."""
+    wanted = [
+        layer._replace(window=layer.window and layer.window - 1).kept(tokens)
+        for layer in model.kv_layers or ()
+    ]
+    kept = [numbers for numbers in kept if numbers]
+    return [] if kept == wanted else [f"stock's cache keeps {kept} by layer, we say {wanted}"]
 
 
 def rotary_types():

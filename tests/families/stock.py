@@ -1,7 +1,9 @@
 """What stock transformers builds from configs: run as a script in a process without ropext.
 
 stdin: JSON lines of {"id", "config", "text_type", "task"}; stdout: one JSON line per config with
-the inverse frequencies and attention factors of the text part's rotary modules, or the error.
+the inverse frequencies and attention factors of the text part's rotary modules, or the error. With
+"tokens" so many are read, and how many numbers a DynamicCache then keeps is told per layer. A
+line of {"id", "keys"} asks for the keys that stock reads for this model type (stock_keys.py).
 """
 
 import json
@@ -9,6 +11,8 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+
+import stock_keys
 
 
 class NoRopext:
@@ -65,13 +69,40 @@ def describe(model, text_type):
 def build(request, folder):
     import transformers
     from accelerate import init_empty_weights
+    from transformers.initialization import no_init_weights
 
     Path(folder, "config.json").write_text(json.dumps(request["config"]))
     config = transformers.AutoConfig.from_pretrained(folder)
     auto = getattr(transformers, request["task"])
-    with init_empty_weights(include_buffers=False):
-        model = auto.from_config(config)
-    return describe(model, request["text_type"])
+    tokens = request.get("tokens")
+    if not tokens:
+        with init_empty_weights(include_buffers=False):
+            model = auto.from_config(config)
+        return describe(model, request["text_type"])
+    with no_init_weights():  # what is computed does not matter, only how much is kept
+        model = auto.from_config(config).eval()
+    return describe(model, request["text_type"]) | {"cache": cached(model, tokens)}
+
+
+def cached(model, tokens):
+    """How many numbers each layer keeps after one forward pass; shared tensors count once."""
+    import torch
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=model.config)
+    ids = torch.arange(tokens)[None] % 8 + 3
+    with torch.no_grad():
+        model(input_ids=ids, past_key_values=cache, use_cache=True)
+    return [
+        sum(t.numel() for t in {t.data_ptr(): t for t in tensors(layer)}.values())
+        for layer in cache.layers
+    ]
+
+
+def tensors(layer):
+    compressed = getattr(layer, "compressed_kv", {}).get("compressor")
+    kept = [getattr(layer, "keys", None), getattr(layer, "values", None), compressed]
+    return [t for t in kept if t is not None and t.numel()]
 
 
 def main():
@@ -94,7 +125,11 @@ def main():
         for line in sys.stdin:
             request = json.loads(line)
             try:
-                answer = build(request, folder)
+                if "keys" in request:
+                    config = transformers.CONFIG_MAPPING[request["keys"]]
+                    answer = {"keys": stock_keys.keys_of(config)}
+                else:
+                    answer = build(request, folder)
             except Exception as error:  # every failure is reported under its type
                 answer = {"error": f"{type(error).__name__}: {error}"[:300]}
             print(json.dumps({"id": request["id"]} | answer), flush=True)

@@ -11,6 +11,8 @@ from published import CONFIGS, LLAMA, config
 
 from ropext import families
 from ropext.errors import InputError, RopextError, UnsupportedModel
+from ropext.options.extend import Extend
+from ropext.planning import make_plan
 
 BASE = LLAMA | {"model_type": "llama", "rope_theta": 50000.0, "max_position_embeddings": 256}
 YARN = {
@@ -350,6 +352,160 @@ def test_kv_cache_of_gemma_3_holds_a_window_in_five_of_six_layers():
     of_a_layer = 2 * 16 * 128 * 2
     assert model.kv_bytes(131072) == of_a_layer * (10 * 131072 + 52 * 1024)
     assert model.kv_bytes(1024) == of_a_layer * 62 * 1024
+
+
+# name: config, then per layer in bytes a token: those that keep every token, those with a window.
+BY_LAYER = {
+    "Falcon-7B": (
+        {"model_type": "falcon", "hidden_size": 4544, "num_attention_heads": 71}
+        | {"num_hidden_layers": 32, "num_kv_heads": 71, "multi_query": True},
+        32 * [4 * 64],
+        [],
+        0,
+    ),
+    "Falcon-40B": (
+        {"model_type": "falcon", "hidden_size": 8192, "num_attention_heads": 128}
+        | {"num_hidden_layers": 60, "num_kv_heads": 8, "new_decoder_architecture": True},
+        60 * [4 * 8 * 64],
+        [],
+        0,
+    ),
+    "Gemma 4": (
+        {"model_type": "gemma4_text", "num_hidden_layers": 12, "num_key_value_heads": 4},
+        2 * [4 * 4 * 512],
+        10 * [4 * 4 * 256],
+        512,
+    ),
+    "Gemma 4 with keys for values": (
+        {"model_type": "gemma4_text", "num_hidden_layers": 12, "num_key_value_heads": 16}
+        | {"num_global_key_value_heads": 4, "attention_k_eq_v": True, "num_kv_shared_layers": 6},
+        [4 * 4 * 512],
+        5 * [4 * 16 * 256],
+        512,
+    ),
+    "Gemma 3n E4B": ({"model_type": "gemma3n_text"}, 4 * [4 * 2 * 256], 16 * [4 * 2 * 256], 512),
+    "LFM2-1.2B": (
+        {"model_type": "lfm2", "hidden_size": 2048, "num_attention_heads": 32}
+        | {"num_hidden_layers": 16, "num_key_value_heads": 8}
+        | {"full_attn_idxs": [2, 5, 8, 10, 12, 14]},
+        6 * [4 * 8 * 64],
+        [],
+        0,
+    ),
+    "Qwen3-Next, every sixth": (
+        {"model_type": "qwen3_next", "full_attention_interval": 6, "num_hidden_layers": 48},
+        8 * [4 * 2 * 256],
+        [],
+        0,
+    ),
+    "Cohere 2, every second": (
+        {"model_type": "cohere2", "hidden_size": 4096, "num_attention_heads": 32}
+        | {"num_key_value_heads": 8, "num_hidden_layers": 8, "sliding_window_pattern": 2},
+        4 * [4 * 8 * 128],
+        4 * [4 * 8 * 128],
+        4096,
+    ),
+    "EXAONE 4, every fourth": (
+        {"model_type": "exaone4", "hidden_size": 4096, "num_attention_heads": 32}
+        | {"num_key_value_heads": 8, "num_hidden_layers": 8, "sliding_window": 1024}
+        | {"sliding_window_pattern": 4},
+        2 * [4 * 8 * 128],
+        6 * [4 * 8 * 128],
+        1024,
+    ),
+    "Llama 4, every second": (
+        {"model_type": "llama4_text", "num_hidden_layers": 8, "no_rope_layer_interval": 2},
+        4 * [4 * 8 * 128],
+        4 * [4 * 8 * 128],
+        8192,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_LAYER)
+def test_kv_cache_by_layer(name):
+    shape, whole, windowed, window = BY_LAYER[name]
+    model = families.read(shape)
+    assert model.kv_bytes(100) == 100 * sum(whole + windowed)
+    assert model.kv_bytes(1 << 20) == (1 << 20) * sum(whole) + window * sum(windowed)
+
+
+def test_deepseek_v4_keeps_a_window_and_compressed_entries():
+    """One vector of 512 a token in windows of 128, and one for every 4 or 128 tokens."""
+    shape = {"model_type": "deepseek_v4", "num_hidden_layers": 3, "compress_ratios": [128, 4, 0]}
+    model = families.read(shape | {"head_dim": 512, "qk_rope_head_dim": 64})
+    tokens = 1 << 20
+    heavy, sparse = 128 + tokens // 128, 128 + tokens // 4
+    assert model.kv_bytes(tokens) == 2 * 512 * (heavy + sparse + 2 * 128)
+    assert {site.rope.dim for site in model.sites} == {64}
+
+
+MINIMAX = {
+    "model_type": "minimax_m2", "head_dim": 128, "rotary_dim": 64, "rope_theta": 5000000,
+    "hidden_size": 3072, "num_attention_heads": 48, "max_position_embeddings": 196608,
+}  # fmt: skip
+
+
+def test_minimax_m2_as_released_turns_half_of_each_head():
+    made = make_plan(MINIMAX, Extend(method="ntk", factor=2))
+    assert made.main.rope.dim == 64
+    assert round(made.config["rope_theta"]) == 10_226_114  # 5e6 * 2^(64/62)
+    assert made.config["rope_parameters"]["partial_rotary_factor"] == 0.5
+    assert families.read(made.config).sites[0].rope.dim == 64
+    with pytest.raises(InputError, match=r"rotary_dim / head_dim"):
+        families.read(MINIMAX | {"partial_rotary_factor": 0.25})
+
+
+STEP = {
+    "model_type": "step3p5", "num_hidden_layers": 4, "num_nextn_predict_layers": 1,
+    "sliding_window": 512, "max_position_embeddings": 4096, "head_dim": 128,
+    "layer_types": ["full_attention", *["sliding_attention"] * 3, "full_attention"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("stated", "full", "sliding"),
+    [
+        ({}, (1e4, 128), (1e4, 128)),
+        ({"rope_theta": 5e6}, (5e6, 128), (5e6, 128)),
+        (
+            {"rope_theta": [5e6, 1e4, 1e4, 1e4, 5e6]}
+            | {"partial_rotary_factors": [0.5, 1.0, 1.0, 1.0, 0.5]},
+            (5e6, 64),
+            (1e4, 128),
+        ),
+    ],
+)
+def test_step_3_5_states_theta_once_or_by_layer(stated, full, sliding):
+    model = families.read(STEP | stated)
+    read = {site.label: (site.rope.theta, site.rope.dim) for site in model.sites}
+    assert read == {"full_attention": full, "sliding_attention": sliding}
+    new = families.write(STEP | stated, model, {"full_attention": {**YARN, "rope_theta": 7e6}}, 9)
+    assert new["rope_parameters"]["full_attention"]["rope_theta"] == 7e6
+    if isinstance(stated.get("rope_theta"), list):  # others read the list alone
+        assert new["rope_theta"] == [7e6, 1e4, 1e4, 1e4, 7e6]
+    else:
+        assert "rope_theta" not in new
+
+
+def test_neomme_gives_one_theta_to_every_layer_that_states_none():
+    theta = {"model_type": "neomme", "rope_theta": 3e5}
+    assert {site.rope.theta for site in families.read(theta).sites} == {3e5}
+    own = theta | {"rope_parameters": {"sliding_attention": {"rope_theta": 2e4}}}
+    assert [site.rope.theta for site in families.read(own).sites] == [2e4, 3e5]
+
+
+def test_a_theta_that_stock_dbrx_ignores_is_said():
+    attention = {"attn_config": {"rope_theta": 500000.0, "kv_n_heads": 8}}
+    dbrx = {"model_type": "dbrx", "max_seq_len": 2048, "d_model": 6144, "n_heads": 48} | attention
+    model = families.read(dbrx)
+    assert model.sites[0].rope.theta == 500000
+    assert model.kv_heads == 8
+    (note,) = [note for note in model.notes if "differs from the authors" in note]
+    assert "attn_config.rope_theta" in note
+    assert "10000" in note
+    assert "500000" in note
+    assert not families.read(dbrx | {"rope_theta": 500000.0}).notes
 
 
 WINDOWS_ALONE = ["mistral", "mixtral", "starcoder2", "phi3", "phimoe", "ministral3", "doge"]

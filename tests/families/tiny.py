@@ -22,6 +22,9 @@ SMALL = {
     "num_experts": 4,
     "n_routed_experts": 4,
     "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "vocab_size_per_layer_input": 256,
+    "hidden_size_per_layer_input": 8,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -56,10 +59,13 @@ SPECIAL = {
         "indexer_head_dim": 32,
     },
     "hunyuan_vl_text": {"head_dim": 32},
-    "dbrx": {"attn_config": {"rope_theta": THETA, "kv_n_heads": 2}},
+    "dbrx": {"attn_config": {"rope_theta": THETA, "kv_n_heads": 2, "clip_qkv": 8.0}},
     "esmc": {"num_key_value_heads": 4},
     "zamba2": {"num_hidden_layers": 54},
     "gemma3n_text": {"num_hidden_layers": 35},
+    "beam": {"n_group": 1, "topk_group": 1},
+    "deepseek_v4": {"num_key_value_heads": 1},
+    "zaya": {"num_experts_per_tok": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
 }
 
@@ -67,6 +73,7 @@ SPECIAL = {
 # Families that rotate rightly under a scaled type alone.
 ROPE = {
     "mistral4": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256},
+    "cosmos3_edge_text": {"mrope_section": [6, 5, 5]},
 }
 # Composites whose vision tower is tied to the default width of the text part.
 FULL_WIDTH = ("dots3_note",)
