@@ -185,7 +185,7 @@ def read_flat(text: TextConfig) -> tuple[dict[str, Params | None], list[Problem]
             first = _three_keys(text, first, second)
         conflicts += dict_conflicts(first, second, (winner, other))
     current = given[0][1] if given else defaults.get("rope", {"rope_type": "default"})
-    usual: dict[str, float | None] = {"rope_theta": defaults.get("theta", 10000.0)}
+    usual: dict[str, Any] = {"rope_theta": defaults.get("theta", 10000.0)}
     usual["partial_rotary_factor"] = defaults.get("partial") if row.partial else None
     for key, paths in (("rope_theta", row.theta), ("partial_rotary_factor", row.partial)):
         inside = [(f"{where}.{key}", params[key]) for where, params in given if key in params]
