@@ -4,6 +4,7 @@ composite keeps its text part.
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
@@ -13,6 +14,13 @@ from ropext.errors import InputError, UnsupportedModel
 
 LONGEST_LIST = 1 << 16  # pairs of a head, or layers of a model: far above any real one
 LARGEST = 1 << 40
+# What is built of a config, also of parts that nothing here reads; real models have at most 126
+# layers, 16,384 experts (Doge) and a million tokens.
+MOST_BUILT = {
+    re.compile(r"(layers|depth)$"): 1 << 10,
+    re.compile(r"experts$"): 1 << 16,
+    re.compile(r"(size|dim|_rank|_inner|^d_model|^d_ff|heads)$"): 1 << 24,
+}
 MOST = 1e12  # above it a sum with 1 loses the 1 (no factor or length is near)
 SMALLEST = 1e-12  # below it a logarithm or a quotient leaves the range of a float
 
@@ -38,7 +46,7 @@ class Dict:
     def name(self, key: str) -> str:
         return f"{self.where}.{named(key)}" if self.where else named(key)
 
-    def _wrong(self, key: str, wanted: str) -> InputError:
+    def wrong(self, key: str, wanted: str) -> InputError:
         value = shown(self.values[key])
         return InputError(f"config.json: {self.name(key)} must be {wanted}, was {value}")
 
@@ -57,7 +65,7 @@ class Dict:
         """A value of this type, or None where it is absent."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, kind):
-            raise self._wrong(key, wanted)
+            raise self.wrong(key, wanted)
         return value
 
     def integer(self, key: str, low: int = 1, high: int = LARGEST) -> int | None:
@@ -67,7 +75,7 @@ class Dict:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise self._wrong(key, f"a whole number of {low} to {high}")
+            raise self.wrong(key, f"a whole number of {low} to {high}")
         return value
 
     def number(
@@ -83,14 +91,14 @@ class Dict:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self._wrong(key, "a number")
+            raise self.wrong(key, "a number")
         # An integer of hundreds of digits does not fit a float (so no isfinite before the bound);
         # 1e300 does, and breaks powers. NaN fails every comparison.
         good = -most < value < most and float(value) < most  # 10**30 < 1e30 rounds up to it
         good = good and (value >= smallest or (zero and value == 0))
         if not good:
             since = "from" if zero else "above"
-            raise self._wrong(key, f"a number {since} 0 and below {most:g}")
+            raise self.wrong(key, f"a number {since} 0 and below {most:g}")
         return float(value)
 
     def text(self, key: str) -> str | None:
@@ -109,7 +117,7 @@ class Dict:
         wanted = f"a list of at most {LONGEST_LIST} {of}"
         values: list[Any] | None = self._typed(key, list, wanted)
         if values is not None and len(values) > LONGEST_LIST:
-            raise self._wrong(key, wanted)
+            raise self.wrong(key, wanted)
         return values
 
     def numbers(self, key: str, *, zero: bool = False, most: float = MOST) -> list[float] | None:
@@ -127,14 +135,14 @@ class Dict:
             item = Dict({f"{key}[{i}]": value}, self.where)
             number = item.number(f"{key}[{i}]", zero=zero, most=most)
             if number is None:
-                raise self._wrong(key, "a list of numbers without null")
+                raise self.wrong(key, "a list of numbers without null")
             out.append(number)
         return out
 
     def strings(self, key: str) -> list[str] | None:
         values = self._list(key, "strings")
         if values is not None and not all(isinstance(v, str) for v in values):
-            raise self._wrong(key, "a list of strings")
+            raise self.wrong(key, "a list of strings")
         return values
 
 
@@ -219,11 +227,22 @@ def locate(config: dict[str, Any]) -> tuple[str, str, tuple[str, ...]]:
     return model_type, kind, path
 
 
+def check_built(part: Dict) -> None:
+    """Refuse a size that would fill memory or time when the model is built for its proof."""
+    for key, value in part.values.items():
+        if isinstance(value, dict):
+            check_built(Dict(value, part.name(key)))
+        for kind, most in MOST_BUILT.items():
+            if type(value) in (int, float) and value > most and kind.search(key):
+                raise part.wrong(key, f"at most {most}")
+
+
 def locate_any(config: dict[str, Any]) -> tuple[str, str, tuple[str, ...], str]:
     """Model type, the type of its text part, where that stands, and its scheme in the census."""
     if not isinstance(config, dict):
         raise InputError(f"config.json must hold an object, held {shown(config)}")
     top = Dict(config)
+    check_built(top)
     model_type = top.text("model_type")
     if not model_type:
         raise InputError("config.json has no model_type, so its position scheme is unknown")

@@ -10,7 +10,7 @@ from ropext.families.config import Dict, defaults_of
 from ropext.families.table import Label, family
 from ropext.forms import LARGEST_THETA, Params
 
-MOST_LAYERS = 1 << 14
+MOST_LAYERS = 1 << 10
 MOST_CHANNELS = 1 << 24
 MOST_ROTARY = 1 << 13  # the widest real heads have 512
 NOT_ATTENTION = ("linear", "conv", "mamba", "recurrent", "moe", "ssm")

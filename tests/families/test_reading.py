@@ -29,6 +29,25 @@ def written(base, params, target=1024):
     return families.write(base, model, labels, target)
 
 
+@pytest.mark.parametrize("part", [(), ("vision_config",), ("quantization_config", "inner")])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *((key, 10**8) for key in ("vocab_size", "intermediate_size", "hidden_size", "d_ff")),
+        *((key, 10**5) for key in ("n_routed_experts", "encoder_layers", "depth")),
+        *((key, 10**8) for key in ("num_attention_heads", "head_dim", "q_lora_rank", "n_inner")),
+        ("hidden_size", 1e300),
+    ],
+)
+def test_a_size_that_no_model_has_is_refused_before_anything_is_built(part, key, value):
+    """By its name alone, for all parts of a composite are built for the proof."""
+    inner = {key: value}
+    for name in reversed(part):
+        inner = {name: inner}
+    with pytest.raises(InputError, match=rf"{'.'.join((*part, key))} must be at most \d+, was 1"):
+        families.read(BASE | inner)
+
+
 def test_yarn_is_written_as_measured():
     new = written(BASE | {"unknown": {"kept": [1]}}, YARN)
     said = {"factor": 4.0, "original_max_position_embeddings": 256}
