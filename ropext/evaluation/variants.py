@@ -79,6 +79,8 @@ def trained_on(variant: Variant) -> Trained | None:
     if variant.original and record is not None and record.more.get(FITTED):
         record = None  # the spectrum of before the fit
     before = trained_in(record)
+    if before is not None and variant.kind != "extended":  # nobody chose the base
+        before = replace(before, chose=None) if before.count or before.not_recorded else None
     if variant.adapter is None:
         return before
     hashes = Path(variant.adapter, HASHES)

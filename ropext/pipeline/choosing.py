@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import compress
+from operator import not_
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +51,11 @@ from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.pipeline.extending import WriteOptions, write_extension
 from ropext.pipeline.job import Recipe
 from ropext.pipeline.stages import Hashes
-from ropext.pipeline.steps import CONTROL, LABELS, READ_ALWAYS
+from ropext.pipeline.steps import CONTROL, LABELS, READ_ALWAYS, USED
 from ropext.planning import Plan, make_plan, require_help
 from ropext.results.comparison import item_differences
 from ropext.results.gates import Metrics
-from ropext.results.overlap import trained
+from ropext.results.overlap import NOTHING, Trained, trained
 from ropext.results.perplexity import Frame, Reading
 from ropext.results.rounds import ROUNDS, UNTOUCHED, Round, halve, tied
 from ropext.results.values import FEWEST_DOCUMENTS, values_json
@@ -89,7 +91,7 @@ class Prospect:
     reading: Evaluate
     encoder: DocumentEncoder
     to_choose: list[RawDocument]
-    to_judge: list[RawDocument]  # none where the recipe names other documents for the verdict
+    to_judge: list[Coded]  # none where the recipe names other documents for the verdict
     able: int  # of those that choose, how many reach the target
 
     @property
@@ -144,12 +146,13 @@ class Prospect:
         """What --dry-run tells."""
         most = self.documents * len(self.plans) * self.target
         forms, budget = ", ".join(self.plans), self.recipe.choosing.budget
+        count = len(self.to_judge)
         stages = {
             "choose": f"{forms}: {self.first_round:,} to {most:,} tokens, on {self.documents} "
             "documents",
             FIT: "from the closed form that is taken, if it can be written and the budget holds it",
             EVALUATE: f"about {self.verdict:,} tokens, on "
-            f"{len(self.to_judge) or 'the'} documents that take no part in choosing",
+            + (f"{count} documents that take no part in choosing" if count else "evaluate.data"),
         }
         return {"stages": stages, "left_out": self.left_out, "budget": budget, "least": self.least}
 
@@ -176,13 +179,13 @@ def prospect(asked: Recipe) -> Prospect:
     encoder = DocumentEncoder(tokenizer, example.model.vocab_size, reading.seed)
     able, short = _documents(reading, encoder, example.target)
     elsewhere = bool(asked.value("evaluate.data"))
-    judged, chosen = _divided(able, short, example.target, elsewhere)
-    if not chosen:
+    judged, chosen = (list[Coded](), able) if elsewhere else _divided(able, short, example.target)
+    if not chosen or not (judged or elsewhere):
         raise InputError(
             f"--data {place}: {len(able) or 'none'} of its documents reaches "
-            f"{length_text(example.target)} tokens, and two are needed at the least, one to choose "
-            "by and one for the verdict (eight of each give intervals): give more or longer "
-            "documents, a smaller --factor, or evaluate.split_documents=windows"
+            f"{length_text(example.target)} tokens, and two with no text in common are needed at "
+            "the least, one to choose by and one for the verdict (eight of each give intervals): "
+            "give more or longer documents, a smaller --factor, or evaluate.split_documents=windows"
         )
     found = Prospect(
         recipe=asked,
@@ -191,7 +194,7 @@ def prospect(asked: Recipe) -> Prospect:
         left_out=left_out,
         reading=reading,
         encoder=encoder,
-        to_choose=[*chosen, *(own for own, _ in short)],
+        to_choose=[own for own, _ in (*chosen, *short)],
         to_judge=judged,
         able=len(chosen),
     )
@@ -227,20 +230,20 @@ def _documents(
 
 
 def _divided(
-    able: Sequence[Coded], short: Sequence[Coded], target: int, judged_elsewhere: bool
-) -> tuple[list[RawDocument], list[RawDocument]]:
-    """Those of the verdict, and those that choose; one of the first that has parts in common with
-    what a fit may read is in neither."""
+    able: Sequence[Coded], short: Sequence[Coded], target: int
+) -> tuple[list[Coded], list[Coded]]:
+    """Those of the verdict, and those that choose. One that has parts in common with what a fit may
+    read chooses too, and the next takes its place."""
     share = min(len(able) // 2, max(FEWEST_DOCUMENTS, len(able) // 3), VERDICT)
-    if judged_elsewhere:
-        share = 0
-    elif not share:
-        return [], []
-    known = trained(coded.known_by[1:] for _, coded in (*able[share:], *short))
-    # As they will be read, by their beginnings.
-    read = [(own, coded.cut(target).known_by[1:]) for own, coded in able[:share]]
-    apart = [own for own, parts in read if not known.holds(*parts)]
-    return apart, [own for own, _ in able[share:]]
+    judged, queue, chosen, shared = list(able[:share]), list(able[share:]), list[Coded](), [True]
+    while any(shared):
+        known = trained(coded.known_by[1:] for _, coded in (*chosen, *queue, *short))
+        # As they will be read, by their beginnings.
+        shared = [known.holds(*coded.cut(target).known_by[1:]) for _, coded in judged]
+        chosen += compress(judged, shared)
+        judged = [*compress(judged, map(not_, shared)), *queue[: sum(shared)]]
+        queue = queue[sum(shared) :]
+    return judged, [*chosen, *queue]
 
 
 def settled(
@@ -280,9 +283,10 @@ def _inputs(asked: Recipe, hashes: Hashes) -> dict[str, Any]:
     """What decides a choice."""
     snapshot = with_weights(open_snapshot(asked.model, revision=asked.value("revision")))
     own, left = asked.resolved(), ("data", "eval", "fail_if", "link", "no_verify", "hash")
+    data = {name: asked.given.place(f"{name}.data") for name in (EXTEND, FINETUNE, EVALUATE)}
     return {
         "base": hashes.of_model(snapshot),
-        "data": hashes.of_data(str(asked.given.place("extend.data"))),
+        **{f"{name}.data": hashes.of_data(place) for name, place in data.items() if place},
         **{
             f"{name}.{key}": value
             for name in (EXTEND, FIT, FINETUNE, EVALUATE)
@@ -302,6 +306,7 @@ class AutoChoice:
     spent: int = 0  # tokens read forward
     budget: int | None = None  # the same
     rounds: list[Round] = field(default_factory=list)
+    chose: Trained = NOTHING
 
     def __post_init__(self) -> None:
         self.left_out = self.prospect.left_out
@@ -309,7 +314,8 @@ class AutoChoice:
     def made(self) -> dict[str, Any]:
         """Measure, and tell what came of it."""
         own = self.prospect
-        for name, documents in (("choosing", own.to_choose), ("verdict", own.to_judge)):
+        to_judge = [raw for raw, _ in own.to_judge]
+        for name, documents in (("choosing", own.to_choose), ("verdict", to_judge)):
             key = ["messages", "text"]
             rows = [json.dumps({key[isinstance(d.content, str)]: d.content}) for d in documents]
             write_text(self.folder / f"{name}.jsonl", "\n".join(rows) + "\n")
@@ -330,6 +336,8 @@ class AutoChoice:
             knobs = own.plans[UNTOUCHED].knobs
             stays = {"method": "abf", "theta": knobs["theta"], "even_so": True}
             recipe |= {f"{EXTEND}.{key}": value for key, value in stays.items()}
+        judged = trained(coded.cut(own.target).known_by[1:] for _, coded in own.to_judge)
+        used = replace(NOTHING, chose=self.chose, judged=judged)
         self._afford_tuning(taken)
         self.hooks.say(f"choose: {taken}: {why}")
         for name, reason in self.left_out.items():
@@ -340,6 +348,7 @@ class AutoChoice:
             "target": own.target,
             "documents": own.able,
             "verdict_documents": len(own.to_judge),
+            USED: used.to_json(),
             "rounds": values_json(self.rounds),
             "left_out": self.left_out,
             "forward_tokens": self.spent,
@@ -354,6 +363,7 @@ class AutoChoice:
         files = own.reading.changed(data=str(self.folder / "choosing.jsonl"), **PLAIN)
         wanted = corpus.Wanted((own.target,), True, files.max_docs)
         documents = read_corpus(files, own.encoder, wanted).documents
+        self.chose = trained(document.known_by[1:] for document in documents)
         model = loading.load_model(with_weights(own.snapshot), files, trusted)
         ids = [document.ids for document in documents]
         reader = document_reader(model, ids, own.frame, files, self.hooks)

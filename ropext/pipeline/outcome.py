@@ -20,7 +20,7 @@ from ropext.errors import GateFailed, OutputExists, Stopped, UsageError
 from ropext.files import os_errors, read_json, read_object, write_json
 from ropext.pipeline.job import REPORT, STAGES, Recipe
 from ropext.pipeline.stages import Hashes, Stage
-from ropext.pipeline.steps import CONTROL, EVALUATION, TUNED, CellWork
+from ropext.pipeline.steps import CONTROL, EVALUATION, TUNED, USED, CellWork
 from ropext.report import html, tables, text
 from ropext.results import rundir
 from ropext.results.gates import Outcome
@@ -223,7 +223,7 @@ def _choice(work: CellWork, found: Evidence) -> dict[str, Any]:
     """What `--method auto` tried, took, and came to."""
     if work.job.choice is None:
         return {}
-    made = {k: v for k, v in work.job.choice.items() if k != "recipe"}
+    made = {k: v for k, v in work.job.choice.items() if k not in ("recipe", USED)}
     return {"choice": made | {"verdict": values_json(found.verdict)}}
 
 

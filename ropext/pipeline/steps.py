@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
-from ropext.checkpoint.provenance import digest
+from ropext.checkpoint.provenance import TRAINED_ON, digest, read_record
+from ropext.checkpoint.provenance import write as write_record
 from ropext.checkpoint.staging import recover
 from ropext.files import dump, write_bytes
 from ropext.inspecting import plan_of
@@ -21,6 +22,7 @@ from ropext.pipeline.job import PLAN, Cell, Recipe
 from ropext.pipeline.stages import Hashes, Stage
 from ropext.planning import Plan, require_help
 from ropext.results.gates import Gate, Metrics
+from ropext.results.overlap import both, from_json, trained_in
 from ropext.workdir import Flat, Ledger, beside, release, remove
 
 # The folder of each stage's checkpoint, which is also its label in the evaluation.
@@ -30,6 +32,7 @@ CONTROL = "control"  # inside of the tuned one, and its label
 EVALUATION = "evaluation"
 # Evaluated in every run, beside its checkpoints.
 READ_ALWAYS = ("base", "untouched")
+USED = "documents_used"  # of a choice: which documents chose, and which are kept for the verdict
 # Of the recipe, but no part of what a checkpoint or a number is.
 UNDECIDING = ("device", "device_map", "report_to", "chunk", "slice_memory", "max_document_mib")
 
@@ -171,12 +174,22 @@ class CellWork:
         return tidy
 
     def _making(self, name: str, inputs: Callable[[], Flat], do: Callable[[], None]) -> Stage:
-        """A stage that makes a checkpoint; trainings take all processes."""
+        """A stage that makes a checkpoint; trainings take all processes. After a choice of the
+        method its record holds which documents chose, and which will give the verdict."""
+        used = self.job.choice and self.job.choice[USED]
+
+        def do_and_record() -> None:
+            do()
+            if used and (record := read_record(place := self.checkpoint(name))) is not None:
+                known = both(trained_in(record), from_json(used))
+                more = dict(record.more) | {TRAINED_ON: known and known.to_json()}
+                write_record(replace(record, more=more), place)
+
         return Stage(
             name,
-            inputs,
+            lambda: inputs() | ({USED: digest(used)} if used else {}),
             lambda: self._left(name),
-            do,
+            do_and_record,
             self._clear(name),
             self._tidy(name),
             everyone=name != EXTEND,

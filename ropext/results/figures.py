@@ -24,8 +24,7 @@ from ropext.tasks import TASKS
 _METRIC = re.compile(r"([a-z_-]+)@([0-9]+)")
 FILES = (".txt", ".md", ".jsonl", ".json", ".parquet")
 _DATASET_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-# The last stage that wrote numbers speaks; (section, the models in it that can be the output).
-SECTIONS = (("finetune", ("tuned",)), ("fit", ("fitted", "start")))
+NOT_TRAINED = Overlap(0, 0, (), is_complete=True)
 UNKNOWN = Overlap(0, 0, (), is_complete=False)  # of a record before there were hashes
 
 
@@ -37,17 +36,19 @@ def figures(directory: str | Path, runs: Sequence[str] = ()) -> list[Figure]:
 
 
 def _of_record(record: Record) -> Iterator[Figure]:
-    for section, labels in SECTIONS:
-        own = record.more.get(section)
-        numbers = own.get("numbers") if isinstance(own, Mapping) else None
-        if not isinstance(numbers, Mapping):
-            continue
-        kept = own.get("kept") if isinstance(own, Mapping) else None
-        label = kept if kept in labels else labels[0]
-        if isinstance(metrics := numbers.get(label), Mapping):
-            found = overlap_in((own or {}).get("overlap")) or UNKNOWN
-            yield from _of_metrics(metrics, found.of_documents, None, None)
-            return
+    """The evaluation of a run, else the numbers of a training on documents that did not choose its
+    step."""
+    run = record.more.get("run")
+    if isinstance(run, Mapping) and isinstance(measured := run.get("evaluation"), Mapping):
+        own = list(measured["variants"].values())[-1]
+        found = overlap_in(own.get("overlap")) or NOT_TRAINED
+        yield from _of_metrics(own["metrics"], found.of_documents, None, measured["tail_tokens"])
+        return
+    tuned = record.more.get("finetune")
+    numbers = tuned.get("numbers") if isinstance(tuned, Mapping) else None
+    if isinstance(numbers, Mapping) and isinstance(metrics := numbers.get("tuned"), Mapping):
+        found = overlap_in(tuned.get("overlap")) or UNKNOWN
+        yield from _of_metrics(metrics, found.of_documents, None, None)
 
 
 def _of_run(spec: str, directory: Path) -> Iterator[Figure]:

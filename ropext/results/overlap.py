@@ -1,4 +1,5 @@
-"""Whether what is measured on was trained on: the hashes that a record keeps, and what follows.
+"""What became of documents: whether they trained a checkpoint, chose it or judged it, by the hashes
+that its record keeps; and what follows for those that are measured on.
 
 "Trained on" holds for a fit too. Where a record does not say, nothing is claimed.
 """
@@ -23,6 +24,7 @@ MOST_DOCUMENTS, MOST_PASSAGES = 2**16, 2**16
 LEAST_SHARE, LEAST_PASSAGES = 1 / 8, 3
 HASHES = "trained_on.json"  # beside an adapter, which has no record
 SHOWN = 3  # names in a sentence
+ROLES = ("chose", "judged")
 
 
 def unique(parts: Sequence[npt.ArrayLike]) -> Hashes:
@@ -33,12 +35,15 @@ def unique(parts: Sequence[npt.ArrayLike]) -> Hashes:
 
 @dataclass(frozen=True)
 class Trained:
-    """What is known of the documents that a checkpoint was trained on."""
+    """What is known of the documents that a checkpoint was trained on, and of those that chose its
+    method or its step, or gave its verdict: the only place that holds either."""
 
     documents: Hashes
     passages: Hashes
     count: int  # documents, those included whose hashes are not kept
     not_recorded: tuple[str, ...] = ()  # trainings of which nothing is known
+    chose: "Trained | None" = None
+    judged: "Trained | None" = None  # kept out of every training
 
     @property
     def is_complete(self) -> bool:
@@ -57,12 +62,14 @@ class Trained:
         """What was trained on both."""
         documents = unique([self.documents, other.documents])
         passages = unique([self.passages, other.passages])[:MOST_PASSAGES]
-        both = len(self.documents) + len(other.documents) - len(documents)
+        common = len(self.documents) + len(other.documents) - len(documents)
         return Trained(
             documents[:MOST_DOCUMENTS],
             passages,
-            self.count + other.count - both,
+            self.count + other.count - common,
             tuple(dict.fromkeys((*self.not_recorded, *other.not_recorded))),
+            both(self.chose, other.chose),
+            both(self.judged, other.judged),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -72,7 +79,7 @@ class Trained:
             "document_hashes": _to_text(self.documents),
             "passage_hashes": _to_text(self.passages),
             "not_recorded": list(self.not_recorded),
-        }
+        } | {name: own.to_json() for name in ROLES if (own := getattr(self, name))}
 
 
 NOTHING = Trained(np.empty(0, np.uint64), np.empty(0, np.uint64), 0)
@@ -97,6 +104,12 @@ def trained_in(record: Record | None) -> Trained | None:
     return None if own is None else from_json(own)
 
 
+def kept_out_of(record: Record | None) -> Trained | None:
+    """Those that gave a verdict, which no later training reads."""
+    known = trained_in(record)
+    return known and known.judged
+
+
 def from_json(own: Any) -> Trained:
     """The inverse of `to_json`; it may come from anyone."""
     try:
@@ -105,6 +118,7 @@ def from_json(own: Any) -> Trained:
             _from_text(own.get("passage_hashes", "")),
             int(own.get("documents", 0)),
             tuple(map(str, own.get("not_recorded", ()))),
+            *(from_json({**own[k], **dict.fromkeys(ROLES)}) if own.get(k) else None for k in ROLES),
         )
     except (AttributeError, TypeError, ValueError, binascii.Error):
         raise InputError(f"the record is damaged: {TRAINED_ON} holds no hashes") from None
@@ -120,25 +134,29 @@ def _from_text(text: str) -> Hashes:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Of the documents that are measured on, those that were trained on."""
+    """Of the documents that are measured on, those that were trained on, or else chose."""
 
     documents: int
     count: int  # of them that were trained on
     names: tuple[str, ...]  # of the first of these
     is_complete: bool  # whether all that was trained on is known
+    chosen: int = 0  # of those not trained on, how many chose the method or the step
 
     @property
     def mark(self) -> str:
         """What stands beside every number over these documents."""
-        if self.count:
-            return f"{self._count} trained on"
-        return "" if self.is_complete else "training data not recorded"
+        trained = "" if self.is_complete else "training data not recorded"
+        trained = f"{self._count} trained on" if self.count else trained
+        chosen = f"{self.chosen} of {self.documents} chosen on" if self.chosen else ""
+        return ", ".join(filter(None, (trained, chosen)))
 
     @property
     def of_documents(self) -> str:
         """The documents, with what is known of them."""
         if self.count:
             return f"documents of which {self._count} were trained on"
+        if self.chosen:
+            return f"documents of which {self.chosen} of {self.documents} were chosen on"
         if self.is_complete:
             return "documents that were not trained on"
         return "documents (whether they were trained on is not recorded)"
@@ -146,18 +164,24 @@ class Overlap:
     @property
     def sentence(self) -> str:
         """What the mark means; empty where there is none."""
-        if not self.count:
-            return (
-                ""
-                if self.is_complete
-                else "what was trained on is not (wholly) recorded, so that nobody knows whether "
+        trained = chosen = ""
+        if self.count:
+            shown = ", ".join(self.names) + (", …" if self.count > len(self.names) else "")
+            trained = (
+                f"{self._count} documents were trained on, whole or in part ({shown}): numbers "
+                "over them show what is remembered, not how new text is read"
+            )
+        elif not self.is_complete:
+            trained = (
+                "what was trained on is not (wholly) recorded, so that nobody knows whether "
                 "these documents were among it"
             )
-        shown = ", ".join(self.names) + (", …" if self.count > len(self.names) else "")
-        return (
-            f"{self._count} documents were trained on, whole or in part ({shown}): numbers over "
-            "them show what is remembered, not how new text is read"
-        )
+        if self.chosen:
+            chosen = (
+                f"{self.chosen} of {self.documents} documents chose the method or the step: "
+                "numbers over them are better than over new text"
+            )
+        return "; ".join(filter(None, (trained, chosen)))
 
     @property
     def _count(self) -> str:
@@ -168,6 +192,7 @@ class Overlap:
         return {
             "documents": self.documents,
             "trained_on": self.count,
+            "chosen_on": self.chosen,
             "names": list(self.names),
             "complete": self.is_complete,
             "mark": self.mark,
@@ -182,7 +207,13 @@ def overlap(
     if known is None or not documents:
         return None
     names = tuple(name for name, content, own in documents if known.holds(content, own))
-    return Overlap(len(documents), len(names), names[:SHOWN], known.is_complete)
+    chosen = sum(
+        known.chose is not None
+        and known.chose.holds(content, own)
+        and not known.holds(content, own)
+        for _, content, own in documents
+    )
+    return Overlap(len(documents), len(names), names[:SHOWN], known.is_complete, chosen)
 
 
 def both(first: Trained | None, second: Trained | None) -> Trained | None:
@@ -199,8 +230,9 @@ def overlap_in(data: Mapping[str, Any] | None) -> Overlap | None:
     """Read what `to_json` wrote."""
     if not data:
         return None
-    documents, count = int(data["documents"]), int(data["trained_on"])
-    return Overlap(documents, count, tuple(map(str, data["names"])), bool(data["complete"]))
+    counts = int(data["documents"]), int(data["trained_on"])
+    more = bool(data["complete"]), int(data.get("chosen_on", 0))
+    return Overlap(*counts, tuple(map(str, data["names"])), *more)
 
 
 def mark_of(data: Mapping[str, Any], *, questions: bool = False) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropext.lengths import length_text
+from ropext.results.overlap import mark_of, marked
 from ropext.results.rounds import UNTOUCHED, Round
 from ropext.results.values import MARGIN, Value
 
@@ -17,10 +18,12 @@ class AutoVerdict:
     gain: Value | None  # nats a token over the base's short window, at the target
     short_tax: Value | None  # nats a token lost inside the context
     sentence: str
+    mark: str = ""  # which of its documents were trained or chosen on
 
 
 def verdict(choice: Mapping[str, Any], results: Mapping[str, Any], final: str) -> AutoVerdict:
-    """On the finished checkpoint, from an evaluation on documents that took no part in choosing."""
+    """On the finished checkpoint, from an evaluation; the share of its documents that trained or
+    chose it is said."""
     metrics: Mapping[str, Any] = results["variants"][final]["metrics"]
     target = int(choice["target"])
 
@@ -28,7 +31,11 @@ def verdict(choice: Mapping[str, Any], results: Mapping[str, Any], final: str) -
         return Value.from_json(metrics[name]) if name in metrics else None
 
     gain, tax = number(f"gain@{target}"), number("short_tax")
-    return AutoVerdict(gain, tax, _sentence(choice, gain, final, length_text(target)))
+    mark = mark_of(results["variants"][final])
+    said = marked(
+        _sentence(choice, gain, final, length_text(target)), mark and f"documents: {mark}"
+    )
+    return AutoVerdict(gain, tax, said, mark)
 
 
 def _sentence(choice: Mapping[str, Any], gain: Value | None, final: str, length: str) -> str:

@@ -50,6 +50,7 @@ class TrainingData:
     read: int
     longest: int = 0  # tokens
     trained: Trained = NOTHING  # what the record will keep of the documents
+    kept_out: int = 0  # documents that gave a verdict
 
     @property
     def tokens(self) -> int:
@@ -100,19 +101,20 @@ def divide(
     judging: int,
     joined: bool = False,
     streamed: bool = False,
+    apart: Trained | None = None,
 ) -> TrainingData:
     """All documents, each in one of the parts; of more than `wanted_tokens` and MOST_TOKENS, in
     whole rows of `row` tokens, those with the smallest keys.
 
     Those that reach the target can be held out, all of them where those that judge are `joined`.
     `judging`: windows of the target's length that will be read, 0 holds none out. A stream is read
-    until there is enough for both parts.
+    until there is enough for both parts. Documents of `apart` are in neither.
     """
     most = max(wanted_tokens, MOST_TOKENS)
     drawn, kept = corpus.Basket[_Coded](most), corpus.Basket[_Coded](most)
     least = 1 if joined else target
     seen: set[str] = set()
-    count = held = longest = 0
+    count = held = longest = kept_out = 0
     for own in raw:
         count += 1
         text = encoder.text_of(own)
@@ -125,6 +127,9 @@ def divide(
         if not is_drawn and not kept.admits(key):
             continue
         coded = encoder.document(own.name, text, NO_LIMIT)
+        if apart is not None and apart.holds(*coded.known_by[1:]):
+            kept_out += 1
+            continue
         longest = max(longest, len(coded))
         document = _Coded(count, key, coded, scored_tokens(own, text, coded, encoder))
         if is_drawn and len(coded) >= least:
@@ -147,6 +152,7 @@ def divide(
         count,
         longest,
         trained(own.coded.known_by[1:] for own in training),
+        kept_out,
     )
 
 
@@ -160,7 +166,12 @@ def _held_out(found: Sequence[_Coded], drawn: int, least: int, seen: int) -> lis
 
 
 def read_for_fit(
-    source: str, options: Fit, encoder: corpus.DocumentEncoder, target: int, wanted_tokens: int
+    source: str,
+    options: Fit,
+    encoder: corpus.DocumentEncoder,
+    target: int,
+    wanted_tokens: int,
+    apart: Trained | None = None,
 ) -> TrainingData:
     """The documents as `finetune` divides them; of those held out --held-out judge at most, each a
     window of the target's length."""
@@ -174,6 +185,7 @@ def read_for_fit(
         wanted_tokens=wanted_tokens,
         judging=options.held_out,
         joined=glued,
+        apart=apart,
     )
     if glued:
         return _glued(data, encoder, options, target)

@@ -26,7 +26,7 @@ from ropext.families.config import named, text_part
 from ropext.inspecting import READ_FROM, growth_of, record_of_config, scaled_by_config
 from ropext.options.fields import flag
 from ropext.options.training import Finetune
-from ropext.results.overlap import as_json
+from ropext.results.overlap import as_json, kept_out_of
 from ropext.scaling.tables import Growth
 from ropext.training import data, defaults, models, sharing
 from ropext.training.data import LARGEST_SHARE
@@ -326,6 +326,7 @@ def prepare(model: str, source: str, options: Finetune) -> PreparedFinetune:
         strategy.length,
         wanted_tokens=most if options.epochs is None else NO_LIMIT,
         judging=options.eval_documents if options.evaluate is None else 0,
+        apart=kept_out_of(origin.record),
     )
     documents = list(found.documents)
     if options.packing == "glued":

@@ -7,12 +7,12 @@ from typing import Any
 
 from ropext import corpus, scaling
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
-from ropext.checkpoint.provenance import digest, weights_digest
+from ropext.checkpoint.provenance import digest, read_record, weights_digest
 from ropext.errors import NotExpressible, UnsupportedModel, UsageError
 from ropext.inspecting import open_model
 from ropext.options.training import WITHIN, Fit
 from ropext.planning import Plan, PlannedSite, make_plan, require_help
-from ropext.results.overlap import as_json
+from ropext.results.overlap import as_json, kept_out_of
 from ropext.rope import compression
 from ropext.tasks import check_amount
 from ropext.training import data, defaults, models, search, sharing
@@ -308,7 +308,8 @@ def prepare(
         strategy = Pose(length, plan.target, plan.main.rope.spectrum.short_context or 0)
     encoder = encoder_of(snapshot, plan.model.vocab_size, options.seed)
     enough = max(options.steps * max(options.batch_tokens, plan.target), DOCUMENTS * plan.target)
-    found = data.read_for_fit(source, options, encoder, plan.target, enough)
+    apart = kept_out_of(read_record(snapshot.directory))
+    found = data.read_for_fit(source, options, encoder, plan.target, enough, apart)
     questions, notes = _questions(encoder, found, options, plan, strategy)
     count = per_step * options.steps
     rows = Rows(found.documents, strategy, count, options.seed, questions, far_half=True)

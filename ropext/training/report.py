@@ -249,7 +249,7 @@ def finetune_story(done: "Finetuned") -> "Story":
         f"tokens of {overlap.of_documents if overlap else 'documents'}"
     )
     table = finetune_table(done.numbers, prepared.target, done.overlap, caption)
-    return Story(section, tuple(summary), (table,) if table else (), prepared.trained_on.to_json())
+    return Story(section, tuple(summary), (table,) if table else (), prepared.used.to_json())
 
 
 def finetune_files(done: "Finetuned") -> dict[str, bytes]:
@@ -471,7 +471,7 @@ def fit_story(done: "Fitted") -> "Story":
         "notes": list(done.notes),
     }
     summary, tables = (_fit_summary(done),), fit_tables(done)
-    return Story(section, summary, tables, prepared.trained_on.to_json())
+    return Story(section, summary, tables, prepared.used.to_json())
 
 
 def fit_files(

@@ -20,7 +20,7 @@ from ropext.evaluation.loading import load_tokenizer, memory_errors, silenced, w
 from ropext.evaluation.reading import Masking
 from ropext.narration import Say, silent
 from ropext.options.training import Finetune, Training
-from ropext.results.overlap import Overlap, Trained, overlap, trained_in
+from ropext.results.overlap import NOTHING, Overlap, Trained, overlap, trained, trained_in
 from ropext.training import defaults, estimates, models, sharing
 from ropext.training.data import TrainingData
 from ropext.training.defaults import Settings
@@ -55,6 +55,12 @@ class PreparedTraining:
         before = trained_in(read_record(self.snapshot.directory))
         return before.with_more(self.data.trained) if before else self.data.trained
 
+    @property
+    def used(self) -> Trained:
+        """The same, and the documents that chose the step."""
+        chose = trained(own.known_by[1:] for own in self.judge.documents) if self.judge else None
+        return self.trained_on.with_more(replace(NOTHING, chose=chose))
+
     @cached_property
     def overlap(self) -> Overlap | None:
         """The documents that judge and were trained on; None where there are none."""
@@ -63,8 +69,11 @@ class PreparedTraining:
 
     @property
     def lineage(self) -> str:
-        """The sentence on documents that judge and were trained on; "" where none was."""
-        return self.overlap.sentence if self.overlap else ""
+        """What is said of documents that judge and were used before, and of those kept out."""
+        said = [self.overlap.sentence] if self.overlap and self.overlap.sentence else []
+        if self.data.kept_out:
+            said.append(f"{self.data.kept_out} documents of the verdict are kept out of training")
+        return "; ".join(said)
 
     def manifest(self) -> dict[str, Any]:
         """What decides the numbers."""

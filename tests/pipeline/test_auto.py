@@ -7,6 +7,7 @@ import pytest
 from command_line import run
 
 import ropext
+from benchmarks import counting_model
 from ropext.bundled import DATA
 from ropext.checkpoint import open_snapshot
 from ropext.errors import InputError, UsageError
@@ -15,6 +16,7 @@ from ropext.options.extend import Budget, parse_budget
 from ropext.pipeline import job
 from ropext.pipeline.choosing import AutoChoice, _inputs, prospect
 from ropext.pipeline.stages import Hashes
+from ropext.results.figures import figures
 from ropext.results.rounds import Round
 from ropext.results.values import Value
 
@@ -134,8 +136,10 @@ def test_a_dry_run_tells_what_would_be_tried_and_writes_nothing(tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    "word", ["extend.budget=20m", "extend.within=yarn", "extend.for=vllm", "fit.steps=3", "seed=1"]
-)
+    "word",
+    ["extend.budget=20m", "extend.within=yarn", "extend.for=vllm", "fit.steps=3", "seed=1",
+     "evaluate.data=ropext://tuning", "finetune.data=ropext://tuning"],
+)  # fmt: skip
 def test_another_value_chooses_again(tmp_path, word):
     recipe = {
         "model": "ropext://demo",
@@ -146,6 +150,32 @@ def test_another_value_chooses_again(tmp_path, word):
     before = _inputs(job.from_mapping(recipe), hashes)
     assert _inputs(job.from_mapping(recipe), hashes) == before
     assert _inputs(job.from_mapping(recipe, [word]), hashes) != before
+    section, key, *_ = word.replace("=", ".").split(".")
+    if key == "data":  # by its content
+        named = recipe | {section: {"data": write(tmp_path / "a.jsonl", ["one"])}}
+        before = _inputs(job.from_mapping(named), hashes)
+        write(tmp_path / "a.jsonl", ["another"])
+        assert _inputs(job.from_mapping(named), hashes) != before
+
+
+def test_documents_of_the_verdict_have_nothing_in_common_with_those_that_choose(tmp_path):
+    """One that has chooses too, and the next takes its place."""
+    recipe = {"model": "ropext://demo", "extend": {"method": "auto", "factor": 2}}
+
+    def divided(texts):
+        recipe["extend"]["data"] = write(tmp_path / "data.jsonl", texts)
+        found = prospect(job.from_mapping(recipe))
+        return [raw.content for raw, _ in found.to_judge], [raw.content for raw in found.to_choose]
+
+    judged, chosen = divided(HELD_OUT)
+    assert set(judged) | set(chosen) == set(HELD_OUT)
+    more = [f"{text} And so it ended, {k} times." for text in judged[:3] for k in range(4)]
+    judged_now, chosen = divided([*HELD_OUT, *more])
+    assert len(judged_now) >= len(judged)
+    assert set(judged_now) | set(chosen) == {*HELD_OUT, *more}
+    assert not any(text[:800] in other for text in judged_now for other in chosen)
+    with pytest.raises(InputError, match="two with no text in common"):
+        divided([judged[0], f"{judged[0]} And so it ended."])
 
 
 @pytest.mark.parametrize(
@@ -269,6 +299,70 @@ def test_a_model_that_nothing_helps_is_left_as_it_is(tmp_path, monkeypatch, caps
     assert written["max_position_embeddings"] == 512
     assert written["rope_parameters"] == {"rope_theta": 10000.0, "rope_type": "default"}
     assert "leave this model as it is: it reads 512 untouched" in heard.out
+
+
+def counting(folder, reach, last=0):
+    """A model that counts what it has read, with its documents: benchmarks/counting_model.py."""
+    counting_model.write_model(folder / "counts", reach)
+    return write(folder / "texts.jsonl", counting_model.documents(60, 128, 1, last))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reach", "last", "said"),
+    [
+        ("any", 0, "leave this model as it is"),
+        ("any", 40, "truncation predicts the last tokens before 128 better"),
+    ],
+)
+def test_a_verdict_is_what_is_known_of_the_model(tmp_path, monkeypatch, capsys, reach, last, said):
+    monkeypatch.chdir(tmp_path)
+    data = counting(tmp_path, reach, last)
+    words = ("extend", "counts", "--factor", "2", "--method", "auto", "--data", data)
+    code, heard = run(*words, "-o", "out", *CHEAP, capsys=capsys)
+    assert code == 0, heard.err
+    assert said in heard.out
+
+
+@pytest.mark.slow
+def test_a_model_that_extending_helps_with_one_file_for_all(tmp_path, monkeypatch, capsys):
+    """The verdict is positive and is that of documents that nothing else has read; a run again with
+    other documents for it, and again without, gives each its own."""
+    monkeypatch.chdir(tmp_path)
+    data = counting(tmp_path, "window")
+    words = ("extend", "counts", "--factor", "2", "--method", "auto", "--data", data, "-o", "out")
+    words += (*CHEAP, "--finetune", data, "finetune.steps=1", "finetune.rank=2")
+
+    def outcome(*more):
+        code, heard = run(*words, *more, capsys=capsys)
+        assert code == 0, heard.err
+        record = json.loads((tmp_path / "out/ropext.json").read_text())
+        final = list(record["run"]["evaluation"]["variants"].values())[-1]
+        return heard, record["run"]["choice"]["verdict"], final, record
+
+    heard, verdict, final, record = outcome()
+    judged = texts_of(tmp_path / "out.run/choice/verdict.jsonl")
+    assert "20 documents of the verdict are kept out of training" in heard.err
+    assert verdict["sentence"].startswith("extended by ")
+    assert verdict["gain"]["ci95"][0] > 0
+    assert verdict["gain"]["n"] == len(judged) == 20
+    assert verdict["mark"] == final["overlap"]["mark"] == ""
+    assert record["trained_on"]["documents"] + record["trained_on"]["chose"]["documents"] >= 40
+    values = {own.value for own in figures(tmp_path / "out") if own.metric == "perplexity"}
+    assert values == {final["metrics"]["tail@128"]["value"]}
+
+    heard, verdict, final, _ = outcome(f"evaluate.data={data}", "evaluate.max_docs=60")
+    assert "choose: done before" not in heard.err
+    assert verdict["gain"]["n"] == 60
+    assert final["overlap"]["trained_on"] + final["overlap"]["chosen_on"] == 60
+    assert final["overlap"]["chosen_on"] > 0
+    assert verdict["mark"] == final["overlap"]["mark"]
+    assert verdict["mark"].endswith(f"{final['overlap']['chosen_on']} of 60 chosen on")
+    assert verdict["sentence"].endswith(f"(documents: {verdict['mark']})")
+    assert "took no part" not in heard.out + (tmp_path / "out/README.md").read_text()
+
+    _, verdict, final, _ = outcome()
+    assert (verdict["gain"]["n"], verdict["mark"]) == (20, "")
 
 
 @pytest.mark.slow
