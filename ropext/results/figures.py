@@ -36,8 +36,8 @@ def figures(directory: str | Path, runs: Sequence[str] = ()) -> list[Figure]:
 
 
 def _of_record(record: Record) -> Iterator[Figure]:
-    """The evaluation of a run, else the numbers of a training on documents that did not choose its
-    step."""
+    """The evaluation of a run, else the numbers of a fine-tuning; those of a fit are over the
+    documents that chose its step."""
     run = record.more.get("run")
     if isinstance(run, Mapping) and isinstance(measured := run.get("evaluation"), Mapping):
         own = list(measured["variants"].values())[-1]
