@@ -2,9 +2,9 @@
 
 JSON from strangers is read strictly and within limits, and written as transformers writes it. A
 file is written beside its name and renamed, so that one that is there is complete. An output has
-one writer: `.OUT.lock` beside it, held by flock and naming its holder. The kernel drops an flock
-with the process that held it, so a lock file without one is stale whoever wrote it. On file systems
-without flock the holder that the file names is looked at instead.
+one writer: `.OUT.ropext-lock` beside it, held by flock and naming its holder. The kernel drops an
+flock with the process that held it, so a lock file without one is stale whoever wrote it. On file
+systems without flock the holder that the file names is looked at instead.
 """
 
 import errno
@@ -13,6 +13,7 @@ import json
 import math
 import os
 import re
+import secrets
 import socket
 import stat
 from collections import Counter
@@ -23,7 +24,8 @@ from typing import Any
 
 from ropext.errors import InputError, OutputExists
 
-_HALF_WRITTEN = re.compile(r"\..+\.[0-9]+\.tmp")
+HALF_WRITTEN = re.compile(r"(.*/)?\.[^/]+\.[0-9a-f]{16}\.ropext-tmp")
+_LOCK = b'{"ropext": "lock", "pid": '  # as every lock begins; one that is shorter was cut by a kill
 NO_FLOCK = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL}
 
 
@@ -38,18 +40,28 @@ def os_errors(output: Path) -> Iterator[None]:
         raise InputError(f"{output} cannot be written: {reason}{where}") from error
 
 
-def replace_whole(path: Path, write: Callable[[Any], object]) -> None:
-    """Write beside the name, flush to the disk, rename: a file is there whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
+def replace_whole(path: Path, write: Callable[[Any], object], *, keep: bool = False) -> None:
+    """Write beside the name, flush to the disk, rename: a file is there whole or not at all. `keep`
+    gives it the owner and the mode of the file that it replaces."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.ropext-tmp")
     try:
         with temporary.open("xb") as stream:
+            if keep and path.exists():
+                _keep_owner(path, temporary)
             write(stream)
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _keep_owner(path: Path, temporary: Path) -> None:
+    """Before there is any content. A change of owner would clear bits of the mode."""
+    old, new = path.stat(), temporary.stat()
+    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+        os.chown(temporary, old.st_uid, old.st_gid)
+    temporary.chmod(stat.S_IMODE(old.st_mode))
 
 
 def write_whole(path: Path, write: Callable[[Any], object]) -> None:
@@ -88,23 +100,15 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path} cannot be read: {error}") from error
 
 
-def is_empty(path: Path) -> bool:
-    """Whether a directory holds nothing but what killed writers left half-written, or is absent."""
-    if not path.exists():
-        return True
-    return path.is_dir() and all(_HALF_WRITTEN.fullmatch(file.name) for file in path.iterdir())
-
-
-def sweep(path: Path) -> None:
-    """Delete what killed writers left half-written; for when nobody writes any more."""
-    for stale in path.rglob(".*.tmp"):
-        stale.unlink(missing_ok=True)
+def lock_of(real: Path) -> Path:
+    """The lock of an output."""
+    return real.parent / f".{real.name}.ropext-lock"
 
 
 @contextmanager
 def locked(real: Path, output: Path) -> Iterator[None]:
     """Hold the lock of the output whose real path is `real`; refuse while another run has it."""
-    path = real.parent / f".{real.name}.lock"
+    path = lock_of(real)
     with os_errors(output):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _acquire(path, output)
@@ -120,6 +124,9 @@ def _acquire(path: Path, output: Path) -> int:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
+            start = os.pread(descriptor, len(_LOCK), 0)
+            if start != _LOCK[: len(start)]:
+                raise OutputExists(f"{path} is no lock of ropext, which needs that name; rename it")
             _take(descriptor, path, output)
             if _has_name(descriptor, path):
                 _sign(descriptor, path)
@@ -133,7 +140,7 @@ def _acquire(path: Path, output: Path) -> int:
 def _sign(descriptor: int, path: Path) -> None:
     """Write into a lock who holds it; without room for that there is no lock."""
     pid = os.getpid()
-    holder = {"pid": pid, "host": socket.gethostname(), "start": _start(pid)}
+    holder = {"ropext": "lock", "pid": pid, "host": socket.gethostname(), "start": _start(pid)}
     try:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(holder).encode(), 0)

@@ -268,7 +268,7 @@ def write_model(
     target = Path(directory)
     if target.exists():
         raise OutputExists(f"{target} is there already; save writes to a new directory")
-    with staged(target) as stage:
+    with staged(target, inputs=[_name(model)]) as stage:
         model.save_pretrained(stage.directory)
         path = stage.directory / "config.json"
         written = json.loads(path.read_text(encoding="utf-8"))

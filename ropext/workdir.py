@@ -7,25 +7,42 @@ It is OUT.run beside the output OUT of fit, finetune and run; of eval and demo t
     PIECE.json   in a folder of records (`Ledger`): what became of one piece of the work
 
 The same command with the same deciding values goes on in it. With other values it begins anew where
-that is asked for (--force), or where nothing is lost. The folder of another command is never taken.
+that is asked for (--force), or where nothing is lost. The folder of another command is never taken,
+and a file whose name is none of `OURS` never deleted: a user put it there.
 """
 
 import json
-import shutil
+import os
+import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ropext import guard
 from ropext.errors import InputError, OutputExists
-from ropext.files import is_empty, locked, read_json, sweep, write_json
+from ropext.files import HALF_WRITTEN, lock_of, locked, read_json, write_json
+from ropext.narration import Say, silent
 
 MANIFEST = "run.json"
-EARLIER = ("manifest.json", "demo.json")  # what eval's and the demo's had been called before
 BESIDE = ("fit", "finetune", "run")  # commands whose folder is OUT.run
 PASSING = ("fit", "finetune")  # commands whose folder is of no use once OUT is there
 ABSENT = object()
+# All names that ropext, transformers and accelerate give to files in the folder of a run.
+OURS = re.compile(
+    "|".join(
+        (
+            r"(run|documents|results|choice|budget|trials|attention-\d+)\.json",
+            r"(items|choosing|verdict)\.jsonl|report\.(md|html)|documents/[0-9a-f]+\.npy",
+            r"plots/(nll-by-position|tail|gain|spectra|difference-by-position|retrieval-.+)\.png",
+            r"(variants|readings|steps)/.+\.(npy|json|whole)|spectrum/.+",
+            r"[\w-]+/(tmp-)?checkpoint-\d+/(.+/)?"
+            r"(complete|README\.md|[^/]+\.(safetensors|json|pt|pth|bin|distcp|metadata))",
+            HALF_WRITTEN.pattern,
+        )
+    )
+)
 
 Flat = dict[str, Any]
 
@@ -38,7 +55,6 @@ class Workdir:
     command: str  # eval, fit, finetune, run or demo
     decides: Mapping[str, Any]  # with other values it is another run
     about: Mapping[str, Any] = field(default_factory=dict)  # of the manifest too; decides nothing
-    owns: tuple[str, ...] = ("*",)  # globs in the folder; what --force deletes for another run
 
     @property
     def folder(self) -> Path:
@@ -60,8 +76,9 @@ class Workdir:
         """Refuse a folder that this run may not take, and change nothing. `force` is None where the
         command has no such flag."""
         folder, found = self.folder, read(self.folder)
+        guard.check({}, {"a run's folder": folder})
         if found is None:
-            if not is_empty(folder):
+            if folder.is_file() or not all(map(HALF_WRITTEN.fullmatch, guard.listing(folder))):
                 raise OutputExists(
                     f"{folder} is where ropext {self.command} would keep its run, and holds "
                     "something else; give another -o"
@@ -80,7 +97,9 @@ class Workdir:
             )
 
     @contextmanager
-    def claimed(self, force: bool | None, rank: int = 0, world: int = 1) -> Iterator[None]:
+    def claimed(
+        self, force: bool | None, rank: int = 0, world: int = 1, say: Say = silent
+    ) -> Iterator[None]:
         """Hold the folder, new or as this run left it; of several processes the first one does. A
         run that fails before it has kept anything leaves no folder."""
         if rank != 0:
@@ -88,30 +107,26 @@ class Workdir:
             return
         with locked(self.folder.resolve(), self.output):
             self.check(force)
-            if not self.has_begun():
-                self._clear()
+            if not self.has_begun():  # the manifest stays: after a kill it says whose this is
+                self._say_left(remove(self.folder, but=MANIFEST), say)
             manifest = {"command": self.command, "decides": self.decides, **self.about}
-            write_json(self.folder / MANIFEST, manifest)
-            for name in EARLIER:
-                (self.folder / name).unlink(missing_ok=True)
+            write_json(self.folder / MANIFEST, guard.seal(_plain(manifest)))
             try:
                 yield
             except BaseException:
                 if world == 1 and not _has_work(self.folder):
                     remove(self.folder)
                 raise
-            if self.command in PASSING:
-                remove(self.folder)
+            if self.command not in PASSING:
+                for name in filter(HALF_WRITTEN.fullmatch, guard.listing(self.folder)):
+                    (self.folder / name).unlink()
             else:
-                sweep(self.folder)
+                self._say_left(remove(self.folder), say)
 
-    def _clear(self) -> None:
-        """Delete what another run kept, but for its manifest: after a kill on the way it is still
-        known whose folder this is."""
-        for pattern in self.owns:
-            for path in self.folder.glob(pattern):
-                if path.name not in (MANIFEST, *EARLIER):
-                    _delete(path)
+    def _say_left(self, names: list[str], say: Say) -> None:
+        if names:
+            said = "which ropext did not write"
+            say(f"{self.folder} keeps {guard.shown(names)}, {said}")
 
 
 def beside(output: Path) -> Path:
@@ -122,58 +137,40 @@ def beside(output: Path) -> Path:
 def release(folder: Path, output: Path) -> None:
     """Delete the lock that a killed run left; refuse while another one runs."""
     real = folder.resolve()
-    if (real.parent / f".{real.name}.lock").exists():
+    if lock_of(real).exists():
         with locked(real, output):
             pass
 
 
-def remove(folder: Path) -> None:
-    """Delete a run's folder, its manifest last."""
-    if not folder.is_dir():
-        return
-    for path in folder.iterdir():
-        if path.name != MANIFEST:
-            _delete(path)
-    _delete(folder)
+def strangers(folder: Path) -> list[str]:
+    """The files in a run's folder that a user put there."""
+    return [name for name in guard.listing(folder) if not OURS.fullmatch(name)]
 
 
-def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+def remove(folder: Path, but: str = "") -> list[str]:
+    """Delete what ropext wrote into a run's folder, its manifest last, and the folder where that
+    was all; the names of what is left."""
+    names = guard.listing(folder)
+    for name in sorted(names, key=MANIFEST.__eq__):
+        if name != but and OURS.fullmatch(name):
+            (folder / name).unlink(missing_ok=True)
+    for place, _, _ in os.walk(folder, topdown=False):
+        with suppress(OSError):  # it holds something
+            os.rmdir(place)
+    return strangers(folder)
 
 
 def _has_work(folder: Path) -> bool:
     """Whether there is more than a manifest. An option's mistake that is found late leaves none."""
-    known = (MANIFEST, *EARLIER)
-    return any(path.is_file() and path.name not in known for path in folder.rglob("*"))
+    return any(path.is_file() and path.name != MANIFEST for path in folder.rglob("*"))
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a folder; None where there is none, or none of a run."""
-    for name in (MANIFEST, *EARLIER):
-        if (folder / name).is_file():
-            found = read_json(folder / name)
-            return _as_written_now(found) if isinstance(found, dict) else None
-    return None
-
-
-def _as_written_now(found: dict[str, Any]) -> dict[str, Any] | None:
-    """A manifest; those of before, which named no command, are known by their keys."""
-    if isinstance(found.get("command"), str) and isinstance(found.get("decides"), dict):
-        return found
-    if "run_key" in found:
-        own = {"words": found.get("command"), "names": found.get("names")}
-        return {"command": "eval", "decides": found.get("run") or {}, **own}
-    if "resolved" in found:
-        return {"command": "run", "decides": {}}
-    if "steps" in found and "unfinished" in found:
-        return {"command": "demo", "decides": {k: found.get(k) for k in ("schema", "versions")}}
-    for key, command in (("fitted", "fit"), ("settings", "finetune")):
-        if key in found:
-            return {"command": command, "decides": found}
-    return None
+    """The manifest of a folder; None where there is none, or none that ropext wrote."""
+    if not (folder / MANIFEST).is_file():
+        return None
+    found = read_json(folder / MANIFEST)
+    return found if guard.is_sealed(found) else None
 
 
 def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

@@ -22,6 +22,7 @@ ABOVE_THE_LINE = (
     "errors",
     "narration",
     "files",
+    "guard",
     "workdir",
     "bundled",
     "rope",

@@ -1,19 +1,20 @@
 """One run's folder is never another's: claimed, gone on with, begun anew, or refused by name."""
 
+import json
 import shutil
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from marked import manifest
 
 import ropext
 from ropext import workdir
-from ropext.errors import InputError, OutputExists
-from ropext.files import write_json
+from ropext.errors import InputError, OutputExists, UsageError
 from ropext.workdir import Ledger, Workdir
 
 COMMANDS = ("eval", "fit", "finetune", "run", "demo")
-EARLIER = Path(__file__).parent / "earlier_runs"  # as ropext left them before 22 November 2026
+KEPT = "readings/base.whole"  # a name that a training gives
 
 
 def place(tmp_path, command, output="out", **decides):
@@ -23,7 +24,8 @@ def place(tmp_path, command, output="out", **decides):
 def work(own, force=False):
     """A run that keeps something and is interrupted."""
     with suppress(KeyboardInterrupt), own.claimed(force):
-        (own.folder / "kept").write_text("kept")
+        (own.folder / KEPT).parent.mkdir(exist_ok=True)
+        (own.folder / KEPT).write_text("kept")
         raise KeyboardInterrupt
 
 
@@ -50,7 +52,7 @@ def test_another_command_s_folder_is_refused_by_name(tmp_path, mine, theirs):
             own.check(force)
         with pytest.raises(OutputExists, match="delete the folder"), own.claimed(force):
             pytest.fail("it was claimed")
-    assert (old.folder / "kept").read_text() == "kept"
+    assert (old.folder / KEPT).read_text() == "kept"
     assert workdir.read(old.folder)["command"] == theirs
 
 
@@ -60,14 +62,14 @@ def test_the_same_run_goes_on_and_another_one_begins_anew_when_asked(tmp_path, c
     work(first)
     assert first.has_begun()
     work(first)  # goes on: it is there still, and its tuples are lists
-    assert (first.folder / "kept").is_file()
+    assert (first.folder / KEPT).is_file()
     other = place(tmp_path, command, data="a", sizes=(1, 2), model={"config": "c", "seed": 2})
     with pytest.raises(OutputExists, match=r"it differs in model\.seed\); repeat .*--force to"):
         other.check(False)
     with pytest.raises(OutputExists, match=r"give another -o$"):
         other.check(None)
     with other.claimed(True):
-        assert not (other.folder / "kept").exists()
+        assert not (other.folder / KEPT).exists()
     # What was of use until the output had its name goes; an evaluation, a run and a demo stay.
     assert other.folder.exists() == (command in ("eval", "run", "demo"))
 
@@ -79,7 +81,7 @@ def test_a_run_that_failed_before_it_kept_anything_leaves_no_folder(tmp_path):
         raise InputError("--rank 9 is above 8")
     assert list(tmp_path.iterdir()) == []
     # Killed instead, it left a manifest alone: the corrected command takes that.
-    write_json(own.folder / "run.json", {"command": "finetune", "decides": {"rank": 9}})
+    manifest(own.folder, "finetune", {"rank": 9})
     place(tmp_path, "finetune", rank=8).check(False)
 
 
@@ -92,25 +94,61 @@ def test_of_several_processes_the_first_claims_and_none_is_cleared_away(tmp_path
     assert own.has_begun()
 
 
-def test_force_leaves_what_is_not_the_run_s_own(tmp_path):
-    own = Workdir(tmp_path / "out", "eval", {"seed": 1}, owns=("variants", "report.*"))
-    with own.claimed(False):
-        (own.folder / "variants/base").mkdir(parents=True)
-        (own.folder / "report.md").write_text("")
-        (own.folder / "notes.txt").write_text("mine")
-    with Workdir(tmp_path / "out", "eval", {"seed": 2}, owns=own.owns).claimed(True):
-        assert {path.name for path in own.folder.iterdir()} == {"run.json", "notes.txt"}
+USERS = ("documents-2024/a.txt", "report.docx", "plots/mine", "plots/mine.png", "tuned/notes.md")
+
+
+@pytest.mark.parametrize("command", ["eval", "fit", "finetune"])
+@pytest.mark.parametrize("name", USERS)
+def test_force_keeps_and_names_what_a_user_put_there(tmp_path, command, name):
+    work(place(tmp_path, command, seed=1))
+    other, said = place(tmp_path, command, seed=2), []
+    (other.folder / name).parent.mkdir(exist_ok=True)
+    (other.folder / name).write_text("mine")
+    with other.claimed(True, say=said.append):
+        assert not (other.folder / KEPT).exists()
+        assert said == [f"{other.folder} keeps {name}, which ropext did not write"]
+    assert (other.folder / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize("command", ["fit", "finetune"])
+def test_notes_in_a_training_s_folder_outlive_it(tmp_path, command):
+    own, said = place(tmp_path, command), []
+    work(own)
+    (own.folder / "tuned/checkpoint-2").mkdir(parents=True)
+    (own.folder / "tuned/checkpoint-2/optimizer.pt").write_text("ropext's")
+    (own.folder / "tuned/checkpoint-2/notes.txt").write_text("mine")
+    (own.folder / "thoughts.md").symlink_to(tmp_path / "elsewhere")
+    with own.claimed(False, say=said.append):
+        pass
+    left = {p.relative_to(own.folder).as_posix() for p in own.folder.rglob("*") if not p.is_dir()}
+    assert left == {"tuned/checkpoint-2/notes.txt", "thoughts.md"}
+    assert "keeps thoughts.md and tuned/checkpoint-2/notes.txt, which" in said[0]
 
 
 def test_while_another_run_is_cleared_away_it_is_known_whose_folder_it_is(tmp_path, monkeypatch):
     work(place(tmp_path, "eval", seed=1))
-    names, delete = [], workdir._delete
-    monkeypatch.setattr(workdir, "_delete", lambda path: (names.append(path.name), delete(path)))
+    names, unlink = [], Path.unlink
+
+    def noted(path, **how):
+        names.append(path.name)
+        unlink(path, **how)
+
+    monkeypatch.setattr(Path, "unlink", noted)
     with place(tmp_path, "eval", seed=2).claimed(True):
-        assert names == ["kept"]
+        assert [name for name in names if not name.startswith(".")] == ["base.whole"]
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", '{"command": "eval"}', '{"command": 5}'])
+def test_a_folder_is_not_claimed_through_a_link(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OutputExists, match="is a link"), place(tmp_path, "eval").claimed(True):
+        pytest.fail("it was claimed")
+
+
+UNSEALED = '{"command": "eval", "decides": {}}'
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", UNSEALED, '{"ropext": "0", ' + UNSEALED[1:]])
 def test_what_is_no_manifest_of_ours_is_something_else(tmp_path, content):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/run.json").write_text(content)
@@ -121,37 +159,16 @@ def test_what_is_no_manifest_of_ours_is_something_else(tmp_path, content):
         place(tmp_path, "eval").check(True)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_folder_of_an_earlier_ropext_is_gone_on_with_or_refused(tmp_path, command):
-    folder = place(tmp_path, command).folder
-    shutil.copytree(EARLIER / command, folder)
-    (folder / "kept").write_text("kept")
-    found = workdir.read(folder)
-    assert found["command"] == command
-    with pytest.raises(OutputExists, match=f"holds a run of ropext {command}, which"):
-        Workdir(folder, "demo" if command == "eval" else "eval", {}).check(True)
-    own = place(tmp_path, command, **found["decides"])
-    with suppress(KeyboardInterrupt), own.claimed(False):
-        assert (folder / "kept").is_file()
-        assert [path.name for path in folder.glob("*.json")] == ["run.json"]
-        raise KeyboardInterrupt
-    assert own.has_begun()
-    if command != "run":  # in which the record of each stage decides
-        with pytest.raises(OutputExists, match="holds another run"):
-            place(tmp_path, command, **found["decides"], more=1).check(False)
-
-
-def test_a_demo_of_an_earlier_ropext_is_refused_in_a_sentence(tmp_path):
-    from ropext.narration import Hooks
-    from ropext.pipeline.series import run_series
-
-    shutil.copytree(EARLIER / "demo", tmp_path / "it")
-    (tmp_path / "it/yarn-4x").mkdir()
-    (tmp_path / "it/yarn-4x/config.json").write_text("{}")
-    with pytest.raises(
-        OutputExists, match=r"holds another run of ropext demo .*schema.*, give another -o$"
-    ):
-        run_series([], tmp_path / "it", Hooks())
+@pytest.mark.parametrize("key", ["settings", "resolved", "run_key", "fitted"])
+def test_a_stranger_s_manifest_makes_no_folder_ours(tmp_path, key):
+    folder = place(tmp_path, "run").folder
+    folder.mkdir()
+    (folder / "manifest.json").write_text(json.dumps({key: {}}))
+    (folder / "data.bin").write_text("mine")
+    for command in ("run", "fit", "finetune"):
+        with pytest.raises(OutputExists, match="holds something else"):
+            place(tmp_path, command).check(True)
+    assert (folder / "data.bin").is_file()
 
 
 def test_a_record_is_of_the_same_work_or_says_what_changed(tmp_path):
@@ -177,7 +194,7 @@ def test_a_record_is_of_the_same_work_or_says_what_changed(tmp_path):
 def interrupted(tmp_path, monkeypatch):
     """The folder of a fine-tuning that was stopped after its first checkpoint."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(EARLIER / "finetune", tmp_path / "X.run")
+    manifest(tmp_path / "X.run", "finetune")
     (tmp_path / "X.run/tuned/checkpoint-3").mkdir(parents=True)
     (tmp_path / "X.run/tuned/checkpoint-3/complete").touch()
     return tmp_path / "X.run"
@@ -206,6 +223,10 @@ def test_finetune_leaves_a_finished_run_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ropext.run(RECIPE, "X")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(OutputExists, match=r"^X\.run holds a run of ropext run, which ropext fine"):
+    with pytest.raises(UsageError, match=r"X\.run/extended/X \(DIR\) lies inside X\.run"):
         ropext.finetune("X.run/extended/X", "ropext://tuning", "X", steps=2, force=True)
+    shutil.copytree("X.run/extended/X", "copy")
+    with pytest.raises(OutputExists, match=r"^X\.run holds a run of ropext run, which ropext fine"):
+        ropext.finetune("copy", "ropext://tuning", "X", steps=2, force=True)
+    shutil.rmtree("copy")
     assert sorted(tmp_path.rglob("*")) == before

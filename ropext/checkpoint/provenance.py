@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
+from ropext import guard
 from ropext.checkpoint.snapshot import Snapshot
 from ropext.checkpoint.weights import Count, WeightFile, weigh
 from ropext.errors import InputError
@@ -24,7 +25,7 @@ from ropext.files import dump, is_plain_name, read_object
 from ropext.rope import Spectrum
 from ropext.version import __version__
 
-NAME = "ropext.json"
+NAME = guard.RECORD
 SAMPLES, SAMPLE_BYTES = 64, 65536  # blocks of a weight file that are hashed to know it again
 SCHEMA = 1
 SAVED = "saved_from_memory"  # section of a record whose weights may have been trained by anyone
@@ -208,7 +209,9 @@ def _spectrum_to_json(spectrum: Spectrum) -> dict[str, Any]:
 
 
 def write(record: Record, directory: Path) -> None:
-    (directory / NAME).write_bytes(dump(to_json(record)))
+    """Write ropext.json as the last file of a directory, all of whose files it names."""
+    files = {guard.FILES: guard.listing(directory, NAME)}
+    (directory / NAME).write_bytes(dump(to_json(record) | files))
 
 
 def base_config(config: Mapping[str, Any], record: Record) -> dict[str, Any]:
@@ -276,7 +279,7 @@ def _record(content: dict[str, Any], path: str) -> Record:
                 raise InputError(f"{path} is damaged: a spectrum does not have its digest")
     as_given = {key: content[key] for key in ("base", "knobs", "recipe", "proof")}
     edits, command = tuple(content["edits"]), tuple(content["command"])
-    more = {key: value for key, value in content.items() if key not in keys}
+    more = {key: value for key, value in content.items() if key not in (*keys, guard.FILES)}
     return replace(record, **as_given, edits=edits, command=command, more=more)
 
 

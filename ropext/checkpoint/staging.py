@@ -1,26 +1,26 @@
 """One directory, written as a whole or not at all.
 
-The output OUT is prepared in `.OUT.tmp-PID` beside it, flushed, and renamed in one step. While it
-is written, `.OUT.lock` is held. With force, the old OUT becomes `.OUT.old` first and is deleted
-last; a run that finds `.OUT.old` finishes that (OUT is there: the old one goes) or undoes it (OUT
-is not: the old one comes back) before anything else.
+The output OUT is prepared in `.OUT.ropext-TOKEN/new` beside it, flushed, and renamed in one step.
+While it is written, the lock of OUT is held. With force, the old OUT becomes `old` in that folder
+first; it is renamed to `deleted` before it is deleted, so that half of it is never taken for a
+whole. A later run that finds `old` beside `new` brings it back, as OUT did not get its name; what
+else a killed run left it deletes. Nothing is touched before all that can be refused is refused.
 """
 
 import os
-import re
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from ropext import guard
 from ropext.errors import InputError, OutputExists, UsageError
-from ropext.files import locked, os_errors, replace_whole
+from ropext.files import lock_of, locked, os_errors, replace_whole
 
-# What --force may replace: a directory that holds one of these (the last one: of `conformance`), or
-# nothing.
-CHECKPOINT_FILES = ("config.json", "ropext.json", "expected.json")
+NEW, OLD, DELETED = "new", "old", "deleted"
 
 
 @dataclass
@@ -32,64 +32,42 @@ class Staged:
 
 
 def check_output(
-    output: Path, *, force: bool, inputs: Iterable[Path] = (), file: bool = False
+    output: Path,
+    *,
+    force: bool,
+    inputs: Iterable[Path | str] = (),
+    file: bool = False,
+    written: guard.Written = guard.recorded,
 ) -> Path:
     """The real path of an output, a directory or one `file`, that may be written; changes nothing
     on the disk.
 
-    `inputs` are directories and files that are read: none may lie in the output, nor the output in
-    one of the directories.
+    `inputs` are directories and files that are read; `written` gives the names of the files that
+    ropext wrote into a place.
     """
     if not file and output.suffix.lower() == ".gguf":
         raise UsageError(
             f"{output} (--output) is named as a GGUF file, and a directory would be written; name"
             " a directory (llama.cpp's convert_hf_to_gguf.py makes a GGUF of it)"
         )
-    real = check_apart(output, inputs)
-    if not os.path.lexists(real):
-        return real
-    if not force:
-        raise OutputExists(f"{output} (--output) exists; --force replaces it as a whole")
-    if real.is_symlink() or not (real.is_file() if file else real.is_dir()):
-        what = "regular file" if file else "directory"
-        raise OutputExists(f"{output} (--output) is no {what}, so --force does not replace it")
-    names = set() if file else set(os.listdir(real))
-    known = names.intersection(CHECKPOINT_FILES) or any(n.endswith(".gguf") for n in names)
-    if names and not known:
-        raise OutputExists(
-            f"{output} (--output) holds something that is not a checkpoint, so --force does not "
-            "replace it"
-        )
+    real = check_place(output)
+    guard.check({"read": list(inputs)}, {"--output": output})
+    guard.check_replaceable(output, force=force, file=file, written=written)
     return real
 
 
-def recover(output: Path) -> None:
-    """Finish or undo what a killed run of the same output left, if one did."""
-    _clean_up(check_apart(output), output)
-
-
-def check_apart(output: Path, inputs: Iterable[Path] = ()) -> Path:
-    """The real path of an output that neither is, holds nor lies in something that is read."""
+def check_place(output: Path) -> Path:
+    """The real path of an output whose name and directory can be written."""
     if output.name in ("", ".", ".."):
         raise UsageError(f"{output} (--output) does not name a directory of its own")
     if output.parts[0] == "ropext:":  # ropext://demo, as a path
         raise UsageError(f"{output} (--output) names something bundled, which is not written to")
-    real = Path(os.path.realpath(output.parent)) / output.name
-    places = {real, Path(os.path.realpath(real))}  # the output itself may be a link into the input
-    for source in (Path(os.path.realpath(path)) for path in inputs):
-        for place in places:
-            if place == source:
-                raise UsageError(f"{output} (--output) is the input itself; name another directory")
-            if source in place.parents:
-                raise UsageError(f"{output} (--output) lies inside the input {source}")
-            if place in source.parents:
-                raise UsageError(f"the input {source} lies inside {output} (--output)")
     parent = existing_parent(output)
     if not parent.is_dir():
         raise InputError(f"{output} (--output) cannot be written: {parent} is no directory")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise InputError(f"{output} (--output) cannot be written: Permission denied in {parent}")
-    return real
+    return Path(os.path.realpath(output.parent)) / output.name
 
 
 def existing_parent(output: Path) -> Path:
@@ -112,28 +90,42 @@ def check_space(output: Path, needed: int) -> None:
         )
 
 
+def settle_output(output: Path, *, force: bool, **how: Any) -> Path:
+    """`check_output`, and what a killed run left there cleared away."""
+    try:
+        check_output(output, force=force, **how)
+    except OutputExists:
+        recover(output, refused=True)
+        raise
+    recover(output)
+    return check_output(output, force=force, **how)
+
+
 @contextmanager
 def staged(
-    output: Path, *, force: bool = False, inputs: Iterable[Path] = (), file: bool = False
+    output: Path,
+    *,
+    force: bool = False,
+    inputs: Iterable[Path | str] = (),
+    file: bool = False,
+    written: guard.Written = guard.recorded,
 ) -> Iterator[Staged]:
     """Yield a directory to write into; it becomes `output` when the block ends without an error.
     Of a `file`, the one of that name in it does.
 
     After an error, or an interrupt, nothing is left behind.
     """
-    inputs = tuple(inputs)
-    real = check_apart(output, inputs)
-    _clean_up(real, output)
-    check_output(output, force=force, inputs=inputs, file=file)
+    how: dict[str, Any] = {"inputs": tuple(inputs), "file": file, "written": written}
+    real = settle_output(output, force=force, **how)
     with os_errors(output):
         made = _make_parents(real.parent)
     finished = False
     try:
         with locked(real, output):
-            check_output(
-                output, force=force, inputs=inputs, file=file
-            )  # again: now nobody else writes it
-            stage = Staged(real.parent / f".{real.name}.tmp-{os.getpid()}")
+            check_output(output, force=force, **how)  # again: now nobody else writes it
+            with os_errors(output):
+                work = guard.make_work(real)
+            stage = Staged(work / NEW)
             try:
                 with os_errors(output):
                     stage.directory.mkdir()
@@ -142,13 +134,26 @@ def staged(
                     open_to_readers(stage.directory)
                     sync_tree(stage.directory)
                     whole = stage.directory / output.name if file else stage.directory
-                    _commit(stage, whole, real, output, force)
+                    _commit(work, whole, real, output, force)
                 finished = True
             finally:
-                _remove(stage.directory)
+                if finished or not os.path.lexists(work / OLD):
+                    _discard(work)
+                if finished and work.exists():
+                    said = "the replaced directory could not be deleted wholly"
+                    stage.notes.append(f"{said}: {work}")
     finally:
         if not finished:
             _unmake_parents(made)
+
+
+def remove_output(output: Path) -> None:
+    """Delete an output, one that ropext wrote alone."""
+    if output.exists():
+        real = check_output(output, force=True)
+        work = guard.make_work(real)
+        os.rename(real, work / OLD)
+        _discard(work)
 
 
 def _make_parents(parent: Path) -> list[Path]:
@@ -174,54 +179,69 @@ def _remove(path: Path) -> None:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Give one file of a finished directory a new content in one step. Where the name is a link, or
-    one of several hard links, the other names keep the old content."""
-    with os_errors(path.parent):
-        replace_whole(path, lambda stream: stream.write(content))
+    one of several hard links, the other names keep the old content. Owner and mode stay."""
+    with os_errors(path):
+        replace_whole(path, lambda stream: stream.write(content), keep=True)
         sync(path.parent)
 
 
-def _old(real: Path) -> Path:
-    return real.parent / f".{real.name}.old"
-
-
-def _clean_up(real: Path, output: Path) -> None:
+def recover(output: Path, *, refused: bool = False) -> None:
+    """Finish or undo what a killed run of the same output left, if one did. Where the output is
+    `refused`, only what holds no old copy is deleted."""
+    real = check_place(output)
     with os_errors(output):
-        if not real.parent.is_dir():
-            return
-        ours = re.compile(re.escape(f".{real.name}.") + r"(tmp-[0-9]+|old|lock)")
-        if not any(ours.fullmatch(name) for name in os.listdir(real.parent)):
-            return
-    with locked(real, output), os_errors(output):
-        for name in os.listdir(real.parent):
-            if name.startswith(f".{real.name}.tmp-") and ours.fullmatch(name):
-                _remove(real.parent / name)
-        old = _old(real)
-        if os.path.lexists(old) and os.path.lexists(real):
-            _remove(old)
-        elif os.path.lexists(old):
-            os.rename(old, real)
-            sync(real.parent)
+        is_left = real.parent.is_dir() and (guard.works(real) or os.path.lexists(lock_of(real)))
+    if is_left:
+        with suppress(OutputExists) if refused else nullcontext(), locked(real, output):
+            _recover(real, output, refused)
 
 
-def _commit(stage: Staged, whole: Path, real: Path, output: Path, force: bool) -> None:
-    """Give what is finished its name; with force, in three steps that recovery knows."""
+def _recover(real: Path, output: Path, refused: bool = False) -> None:
+    with os_errors(output):
+        for work in guard.works(real):
+            if os.path.lexists(work / OLD):
+                if refused:
+                    continue
+                if not os.path.lexists(real):
+                    os.rename(work / OLD, real)
+                    sync(real.parent)
+                elif is_waiting(work / NEW):  # OUT is neither of them
+                    raise OutputExists(
+                        f"{work / OLD} is what {output} (--output) was before a run was killed, and"
+                        " something else has its name now; move one of them to another place"
+                    )
+            _discard(work)
+
+
+def is_waiting(new: Path) -> bool:
+    """Whether what was prepared did not get its name. Of one file an empty directory is left."""
+    return new.is_dir() and bool(os.listdir(new))
+
+
+def _discard(work: Path) -> None:
+    """Delete a folder at work, its mark last."""
+    with suppress(OSError):
+        if os.path.lexists(work / OLD):
+            os.rename(work / OLD, work / DELETED)
+        for name in (DELETED, NEW, work.name):
+            _remove(work / name)
+        work.rmdir()
+
+
+def _commit(work: Path, whole: Path, real: Path, output: Path, force: bool) -> None:
+    """Give what is finished its name; with force, in steps that recovery knows."""
     replacing = force and os.path.lexists(real)
-    old = _old(real)
-    if replacing:
-        os.rename(real, old)
     try:
+        if replacing:
+            os.rename(real, work / OLD)
         if os.path.lexists(real):  # rename would replace an empty directory without a word
             raise OutputExists(f"{output} (--output) appeared while it was being written")
         os.rename(whole, real)
     except BaseException:
-        if replacing and not os.path.lexists(real):
-            os.rename(old, real)
+        if os.path.lexists(work / OLD) and not os.path.lexists(real):
+            os.rename(work / OLD, real)
         raise
     sync(real.parent)
-    if replacing:
-        _remove(old)
-        if old.exists():
-            stage.notes.append(f"the replaced directory could not be deleted wholly: {old}")
 
 
 def sync(path: Path) -> None:

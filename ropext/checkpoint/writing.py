@@ -71,7 +71,7 @@ def write_checkpoint(
         for name in snapshot.weight_files
     }
     readme, readme_note = read_readme(snapshot.path(README))
-    with staged(output, force=force, inputs=_inputs(snapshot)) as stage:
+    with staged(output, force=force, inputs=[snapshot.directory]) as stage:
         with os_errors(output):
             stage.notes += [*limits, *([readme_note] if readme_note else [])]
             _carry(snapshot, stage, edits, link, show, anew)
@@ -104,7 +104,7 @@ def check_writable(snapshot: Snapshot, output: Path, *, link: Link, force: bool)
     """All that is refused before anything is written; changes nothing. (`staged` clears away what a
     killed run left before it looks at the output.)"""
     _check_source(snapshot, output, link)
-    check_output(output, force=force, inputs=_inputs(snapshot))
+    check_output(output, force=force, inputs=[snapshot.directory])
 
 
 def _check_source(snapshot: Snapshot, output: Path, link: Link) -> None:
@@ -112,11 +112,6 @@ def _check_source(snapshot: Snapshot, output: Path, link: Link) -> None:
         raise UsageError(f"--link {link} is none of {', '.join(get_args(Link))}")
     require_weights(snapshot)
     check_space(output, _bytes_to_copy(snapshot, link, output))
-
-
-def _inputs(snapshot: Snapshot) -> list[Path]:
-    """The base's directory, and its files, whose real places a link may hide."""
-    return [snapshot.directory, *map(snapshot.path, snapshot.files)]
 
 
 def _bytes_to_copy(snapshot: Snapshot, link: Link, output: Path) -> int:

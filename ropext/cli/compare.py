@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from ropext import guard
 from ropext.cli.output import Out
 
 Runs = Annotated[
@@ -32,6 +33,8 @@ def command(
     from ropext.table import as_text
 
     wanted = [gates.parse_gate(text) for text in fail_if or ()]
+    others = [gates.split_spec(gate.run)[0] for gate in wanted if gate.run]
+    guard.check({"--fail-if": others}, {"--output": output})
     opened, compared = compare_runs(runs, output)
     for label, count in (compared.text.left_out if compared.text else {}).items():
         if count:

@@ -55,7 +55,7 @@ def command(
     from ropext.evaluation.costs import estimate_evaluation
     from ropext.evaluation.work import processes
     from ropext.narration import Hooks
-    from ropext.pipeline.extending import evaluate
+    from ropext.pipeline.extending import check_evaluation, evaluate
     from ropext.results.gates import parse_gate
 
     options.check_time(time, dry_run)
@@ -66,6 +66,7 @@ def command(
         "gates": gates,
     }
     if dry_run:
+        check_evaluation(model, output, common | given | {"losses": losses})
         from ropext.evaluation.timing import timed_reading
         from ropext.proof.dequantising import directory_of
 

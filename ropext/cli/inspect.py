@@ -29,6 +29,7 @@ def command(
     from ropext import inspecting
     from ropext.report import text
 
+    options.check_plot(plot, model)
     seen = inspecting.inspect(model, revision=revision, **given)
     if plot is not None:
         out.picture(plot, seen)

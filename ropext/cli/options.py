@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from ropext import guard
 from ropext.cli.output import Out
 from ropext.errors import UsageError
 from ropext.lengths import parse_length
-from ropext.options.fields import Key, Options, flag, keys, shown_default
+from ropext.options.fields import Key, Options, flag, keys, reads, shown_default
 
 ModelArg = Annotated[
     str,
@@ -51,6 +52,13 @@ def check_time(time: bool, dry_run: bool) -> None:
     """--time tells of what is not done yet."""
     if time and not dry_run:
         raise UsageError("--time says how long it would take; it goes with --dry-run")
+
+
+def check_plot(plot: Path | None, model: str, **given: Any) -> None:
+    """Refuse a picture over, in or around what is read, or over a file that is no such picture."""
+    if plot is not None:
+        guard.check({"MODEL": model, **reads(given)}, {"--plot": plot})
+        guard.check_file(plot, "--plot", guard.PICTURE)
 
 
 Command = Callable[..., None]

@@ -45,6 +45,7 @@ def command(
     """Show what an extension would do. On an extended directory: how to serve it."""
     from ropext import inspecting
 
+    options.check_plot(plot, model, data=measure, **given)
     if measure is not None:
         how = {"revision": revision, "trust_remote_code": trust_remote_code, "reading": reading}
         _measure(out, model, measure, plot, **how, **given)

@@ -90,6 +90,8 @@ def do(
         )
     if push is not None and not asked.is_auto and len(asked.cells()) > 1:
         raise UsageError("--push-to-hub takes one checkpoint, and this recipe makes a grid")
+    if place := output or asked.output:
+        asked.check_places(Path(place))
     if dry_run and asked.is_auto:
         from ropext.pipeline import choosing
         from ropext.table import columns

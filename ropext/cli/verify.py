@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from ropext import guard
 from ropext.cli import options
 from ropext.cli.output import Out
 from ropext.errors import ProofFailed, UsageError
@@ -91,6 +92,10 @@ def command(
         raise UsageError(f"--python {python} says which Python has the engines of --run; give both")
     if converter is not None and "llama.cpp" not in _names(run):
         raise UsageError(f"--converter {converter} is for --run llama.cpp; give both")
+    place = Path(directory)
+    written = {"--fix": fix and place / "config.json", "--record": record and place / guard.RECORD}
+    read = {"--against": against, "--python": python, "--converter": converter}
+    guard.check(read, written)
     if fix:
         config, edits = verifying.repair(directory, trust)
         out.say(text.edit_lines(edits) or "every spelling is right already")

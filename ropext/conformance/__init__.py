@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropext import families
+from ropext import families, guard
 from ropext.checkpoint.staging import staged
 from ropext.conformance.bases import FAMILIES, SIZES, keys_of
 from ropext.conformance.misreading import Config, misreadings
@@ -210,6 +210,7 @@ def write_kit(
         write_json(place / "tokens.json", tokens())
         for name in ("README.md", "check.py"):
             shutil.copyfile(HERE / name, place / name)
+        write_json(place / guard.RECORD, {guard.FILES: guard.listing(place, guard.RECORD)})
         size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
     forms = {family: list(own) for family, own in found.items()}
     return {"output": str(output), "bytes": size, "versions": versions, "families": forms}

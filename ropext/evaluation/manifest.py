@@ -67,7 +67,7 @@ def workdir_of(output: Path, settled: Settled, command: Sequence[str] = ()) -> W
         "names": {key: getattr(options, key) for key in NOT_IN_KEY}
         | {"models": {own.label: own.snapshot.name for own in lineup.variants}},
     }
-    return Workdir(output, "eval", decides, about, rundir.OWNS)
+    return Workdir(output, "eval", decides, about)
 
 
 def _adapter_digest(adapter: str | None) -> str | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ropext import guard
 from ropext.errors import UsageError
 from ropext.evaluation import harness, loading, work
 from ropext.evaluation.costs import asked_lengths, manner_of, masked_lengths, work_of
@@ -29,7 +30,7 @@ from ropext.evaluation.reading import (
 from ropext.evaluation.variants import Lineup, Variant, applied, fetched
 from ropext.evaluation.work import Worker, processes, wait_for
 from ropext.files import write_json, write_text
-from ropext.narration import SILENT, Hooks
+from ropext.narration import SILENT, Hooks, Say
 from ropext.results import rundir
 from ropext.results.gates import Gate
 from ropext.results.losses import write_losses
@@ -90,7 +91,9 @@ def evaluate(
     for warning in settled.warnings if rank == 0 else ():
         hooks.say(f"warning: {warning}")
     settled = replace(settled, lineup=fetched(settled.lineup))
-    with _claimed(settled, output, command, force) as place, loading.silenced():
+    read = {"MODEL": [own.snapshot.directory for own in settled.lineup.variants]}
+    guard.check(read, {"--output": output})
+    with _claimed(settled, output, command, force, hooks.say) as place, loading.silenced():
         path = place.folder
         if rank == 0:
             for other in earlier:
@@ -120,12 +123,12 @@ def evaluate(
 
 @contextmanager
 def _claimed(
-    settled: Settled, output: str | Path | None, command: Sequence[str], force: bool
+    settled: Settled, output: str | Path | None, command: Sequence[str], force: bool, say: Say
 ) -> Iterator[Workdir]:
     """The folder of the run; one that goes away with it where none is asked for."""
     with tempfile.TemporaryDirectory(prefix="ropext-eval-") as room:
         place = workdir_of(Path(output or f"{room}/run"), settled, command)
-        with place.claimed(force, *processes()):
+        with place.claimed(force, *processes(), say):
             yield place
 
 

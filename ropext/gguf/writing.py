@@ -9,13 +9,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ropext import guard
 from ropext.checkpoint import provenance
 from ropext.checkpoint.copying import copy_part, place
 from ropext.checkpoint.provenance import Record
 from ropext.checkpoint.staging import check_output, check_space, staged
 from ropext.checkpoint.weights import WeightFile
 from ropext.checkpoint.writing import TEXT_ROOM, Written
-from ropext.errors import InputError, ProofFailed, UsageError
+from ropext.errors import InputError, ProofFailed, RopextError, UsageError
 from ropext.files import open_regular, os_errors
 from ropext.gguf.file import DIVISORS, RECORD, GgufFile, open_gguf, rope_of
 from ropext.gguf.header import F32, FORMATS, STRING, UINT32, GgufHeader
@@ -48,7 +49,7 @@ def check_writable(model: GgufFile, output: Path, *, link: Link, force: bool) ->
     paths = [part.path for part in model.parts]
     copied = paths if link == "copy" else paths[:1]
     check_space(output, TEXT_ROOM + sum(os.stat(path).st_blocks * 512 for path in copied))
-    check_output(output, force=force, inputs=paths, file=_is_one(output))
+    check_output(output, force=force, inputs=paths, file=_is_one(output), written=written)
 
 
 def write_gguf(
@@ -70,7 +71,7 @@ def write_gguf(
     full = replace(record, weights=weights)
     notes: list[str] = []
     paths = [part.path for part in model.parts]
-    with staged(output, force=force, inputs=paths, file=one) as stage:
+    with staged(output, force=force, inputs=paths, file=one, written=written) as stage:
         target = stage.directory / (output.name if one else paths[0].name)
         with os_errors(output):
             for path in paths[1:]:
@@ -79,6 +80,20 @@ def write_gguf(
             _write(model.head, target, {**keys, **_provenance(full)}, tensors, show)
         proof = _prove(target, model, plan.main.wanted, plan.target) if prove else None
     return Written(output, full, (*stage.notes, *notes), {}, proof)
+
+
+def written(place: Path) -> set[str] | None:
+    """The files of a GGUF that ropext wrote, by the record in it, which names its tensors; else
+    what a directory's own record says."""
+    first = min(place.glob("*.gguf"), default=place) if place.is_dir() else place
+    try:
+        model = open_gguf(str(first))
+    except RopextError:
+        return guard.recorded(place)
+    kept = (model.kept_record or {}).get("weights") or {}
+    known = {name: {**asdict(own), "sha256": None} for name, own in weigh_parts(model).items()}
+    same = {name: {**own, "sha256": None} for name, own in kept.items()} == known
+    return {part.path.name for part in model.parts} if same else None
 
 
 def _provenance(record: Record) -> dict[str, tuple[int, Any]]:

@@ -203,8 +203,18 @@ def _shown(value: Any) -> str:
 # Options that name a file, a folder, a model or a dataset.
 LOCAL_PLACES = ("output", "pair_factors", "passages")
 PLACES = ("model", "data", "evaluate", *LOCAL_PLACES)
+READ = ("data", "evaluate", "finetune", "pair_factors", "passages", "like", "base", "adapter")
 # Options that count tokens, which may be said as 4k or 1m.
 LENGTHS = ("target", "context", "original_context", "window", "batch_tokens", "lengths")
+
+
+def reads(options: Options | Mapping[str, Any]) -> dict[str, str]:
+    """What options name that is read, by flag, for the guard; of documents their place alone."""
+    return {
+        flag(name): value
+        for name, value in dict(options).items()
+        if name in READ and isinstance(value, str) and not isinstance(value, Texts)
+    }
 
 
 @dataclass(frozen=True)

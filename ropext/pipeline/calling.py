@@ -8,7 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ropext import guard
 from ropext.checkpoint import open_snapshot
+from ropext.checkpoint.card import README
+from ropext.checkpoint.staging import replace_file
+from ropext.files import dump, read_object
 from ropext.inspecting import positions_of, read_again
 from ropext.narration import SILENT, Say, silent
 from ropext.options.extend import AUTO, Choosing, Extend
@@ -17,6 +21,7 @@ from ropext.options.sections import TABLE
 from ropext.pipeline import extending
 from ropext.pipeline.extending import Extended
 from ropext.results.figures import figures
+from ropext.results.gates import split_spec
 
 if TYPE_CHECKING:
     from ropext.checkpoint.push import Pushed
@@ -85,7 +90,12 @@ def write_fitted(
 ) -> None:
     """Write what was fitted on a GGUF into a GGUF, beside the directory."""
     file = Path(output) / f"{Path(model).stem}-long.gguf"
-    extending.extend(model, file, like=str(output), force=force, command=command, say=say)
+    extending.extend(
+        model, file, like=str(output), beside=True, force=force, command=command, say=say
+    )
+    record = Path(output) / guard.RECORD
+    files = {guard.FILES: guard.listing(Path(output))}
+    replace_file(record, dump(read_object(record) | files))
     say(f"{file} is the file with this spectrum; beside it are the weights in float32")
 
 
@@ -123,6 +133,10 @@ def push(
     from ropext.checkpoint import push as pushing
     from ropext.pipeline import outcome
 
+    guard.check(
+        {"--results": [split_spec(str(run))[0] for run in results]},
+        {"its model card": Path(directory) / README},
+    )
     there = replace(open_snapshot(directory), name=repository, hub_id=repository)
     served = read_again(there).serving if positions_of(there) is None else ()
     lines = [(own.loader, own.command) for own in served if own.command]

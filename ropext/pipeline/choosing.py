@@ -9,7 +9,6 @@ OUT.run/choice/
 
 import hashlib
 import json
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -61,7 +60,7 @@ from ropext.results.rounds import ROUNDS, UNTOUCHED, Round, halve, tied
 from ropext.results.values import FEWEST_DOCUMENTS, values_json
 from ropext.results.verdict import because
 from ropext.tasks import Item, find_task, repetition
-from ropext.workdir import Ledger, Workdir
+from ropext.workdir import Ledger, Workdir, remove
 
 PIECE, SCHEMA = "choose", 1
 # Of the documents that reach the target a third gives the verdict: eight, if there are as many
@@ -271,7 +270,7 @@ def settled(
     found = prospect(asked)
     with place.claimed(force):
         if changed:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
         ledger.write(PIECE, SCHEMA, inputs, None)
         write_json(path, AutoChoice(found, folder, hooks).made())
         ledger.write(PIECE, SCHEMA, inputs, {"choice": hashes.of(path)})

@@ -5,15 +5,16 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropext import proof
+from ropext import guard, proof
 from ropext.checkpoint import Snapshot, provenance, with_weights
 from ropext.checkpoint.provenance import inherited_training
 from ropext.checkpoint.snapshot import INDEX
 from ropext.checkpoint.writing import Written, check_writable, write_checkpoint
 from ropext.inspecting import card_of, card_of_table, open_model, planned, record_of
 from ropext.narration import SILENT, Hooks, Say, silent, told_of_files
-from ropext.options.fields import Link
+from ropext.options.fields import Link, reads
 from ropext.planning import Plan, TablePlan, require_help
+from ropext.results.gates import split_spec
 
 if TYPE_CHECKING:
     from ropext.evaluation.session import Evaluation
@@ -69,10 +70,14 @@ def extend(
     trust_remote_code: bool = False,
     command: Sequence[str] = (),
     say: Say = silent,
+    beside: bool = False,
     **options: Any,
 ) -> Extended:
     """Write an extended checkpoint and prove it; `options` are the fields of a Recipe."""
     snapshot = open_model(model, revision=revision)
+    # What was fitted on a GGUF is written into a GGUF inside of the fit.
+    read = {k: v for k, v in options.items() if not (k == "like" and beside)}
+    guard.check(_reads(snapshot, read), {"--output": output})
     made = planned(snapshot, str(model), options)
     if isinstance(made, Plan):
         require_help(made)
@@ -94,6 +99,8 @@ def plan_extend(
 ) -> Plan | TablePlan:
     """What `extend` would write; an output that it would refuse is refused."""
     snapshot = open_model(model, revision=revision)
+    if output is not None:
+        guard.check(_reads(snapshot, options), {"--output": output})
     made = planned(snapshot, str(model), options)
     if output is not None and snapshot.container:
         from ropext.gguf import GgufFile, writing
@@ -105,6 +112,10 @@ def plan_extend(
     if output is not None and is_here:  # else the weights are fetched first
         check_writable(snapshot, Path(output), link=link, force=force)
     return made
+
+
+def _reads(snapshot: Snapshot, options: Mapping[str, Any]) -> dict[str, Any]:
+    return {"MODEL": snapshot.directory, **reads(options)}
 
 
 def write_extension(
@@ -180,6 +191,15 @@ def _write_table(
     )
 
 
+def check_evaluation(model: str, output: str | Path | None, options: Mapping[str, Any]) -> None:
+    """Refuse to write an evaluation over, into or around what it reads."""
+    runs = [split_spec(gate.run)[0] for gate in options.get("gates", ()) if gate.run]
+    losses = Path(options["losses"]) if options.get("losses") else None
+    read = {"MODEL": model, "--fail-if": runs, **reads(options)}
+    guard.check(read, {"--output": output, "--losses": losses})
+    guard.check_file(losses, "--losses", guard.LOSSES)
+
+
 def evaluate(
     model: str | Path, output: str | Path | None = None, *, hooks: Hooks = SILENT, **options: Any
 ) -> "Evaluation":
@@ -191,6 +211,7 @@ def evaluate(
     from ropext.report.evaluation import write_report
 
     model = str(model)
+    check_evaluation(model, output, options)
     with directory_of(model, hooks.say) as place:
         if place != model:
             options["lineup"] = line_up_as(place, model, options)

@@ -9,17 +9,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ropext import bundled, recipefile
+from ropext import bundled, guard, recipefile
 from ropext.corpus.sources import READERS
 from ropext.errors import InputError, RopextError, UsageError
 from ropext.inspecting import read_text
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import AUTO, KNOBS, Choosing, Extend, Reach, parse_extend
-from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, Key, flag
+from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, READ, Key, flag
 from ropext.options.sections import TABLE, Writing
 from ropext.options.training import Finetune, Fit
 from ropext.recipefile import Given
-from ropext.results.gates import Gate, parse_gate
+from ropext.results.gates import Gate, parse_gate, split_spec
+from ropext.workdir import beside
 
 PLAN, REPORT = "plan", "report"
 STAGES = (PLAN, EXTEND, FIT, FINETUNE, EVALUATE, REPORT)
@@ -35,6 +36,7 @@ class Recipe:
     given: Given
     name: str  # of the recipe, for messages: a file's name, or "the command line"
     text: str | None = None  # the file, verbatim
+    file: Path | None = None
     choice: Mapping[str, Any] | None = None  # what `--method auto` has come to
     trust_remote_code: bool = False  # given with the call; recipes come from strangers
 
@@ -236,6 +238,18 @@ class Recipe:
         start = {"start": cell.request.get("method"), "link": self.writing.link}
         return {k: v for k, v in (start | said | own).items() if v is not None}
 
+    def check_places(self, output: Path) -> None:
+        """Refuse to write over, into or around what is read: OUT.run is no input of its own run."""
+        read: dict[str, Any] = {"the recipe": self.file}
+        for dotted, entry in self.given.entries.items():
+            section, _, name = dotted.rpartition(".")
+            if name in ("model", "eval", *READ) and isinstance(entry.value, str):
+                spelled = flag(section if name == "data" and section in LATER else name)
+                read[dotted if self.file or not section else spelled] = self.given.place(dotted)
+        runs = [(gate.run, self.given.entries["evaluate.fail_if"].folder) for gate in self.gates]
+        read["--fail-if"] = [folder / split_spec(run)[0] for run, folder in runs if run]
+        guard.check(read, {"--output": output, "where the run works": beside(output)})
+
     def check_data(self) -> None:
         """Documents that should be here and are not are told before hours of other work."""
         for dotted, entry in self.given.entries.items():
@@ -300,7 +314,7 @@ def from_file(
             raise InputError(f"{path} does not exist; name a recipe file")
         file, folder = bundled.find_recipe(str(path)), Path()
     given, text = recipefile.read(file, TABLE, folder)
-    recipe = Recipe(given, file.name, text, trust_remote_code=trust_remote_code)
+    recipe = Recipe(given, file.name, text, file, trust_remote_code=trust_remote_code)
     return _checked(recipe, words)
 
 

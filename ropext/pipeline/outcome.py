@@ -174,10 +174,10 @@ def write_output(work: CellWork, found: Evidence) -> None:
         text = (source / README).read_text(encoding="utf-8")
         sentences, numbers = _for_card(found)
         with os_errors(work.output):
-            provenance.write(record, stage.directory)
             if sentences or numbers:
                 text = card.with_evidence(text, sentences, numbers)
             (stage.directory / README).write_text(text, encoding="utf-8")
+            provenance.write(record, stage.directory)
         # Known before it has its name: after a kill in between it is still known as ours.
         before = work.hashes.of_tree(work.output)
         owned = [own for own in (before, work.hashes.of_tree(stage.directory)) if own]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ropext.checkpoint import open_snapshot, provenance, with_weights
-from ropext.checkpoint.staging import check_apart
+from ropext.checkpoint.staging import check_place
 from ropext.errors import Interrupted, RopextError, UsageError
 from ropext.evaluation.work import processes, wait_for
 from ropext.files import read_json, write_json, write_text
@@ -85,6 +85,7 @@ def run(
     place = output or asked.output
     if place is None:
         raise UsageError(f"{asked.name} names no output; add output: DIR, or give -o OUT")
+    asked.check_places(Path(place))
     if asked.is_auto:
         from ropext.pipeline import choosing
 
@@ -121,6 +122,7 @@ class WholeRun:
         show: Show = unseen,
     ) -> None:
         choice.check(asked)
+        asked.check_places(output)
         self.job, self.output, self.choice, self.force = asked, output, choice, force
         self.command, self.show = command, show
         self.rank, self.world = processes()
@@ -176,7 +178,7 @@ class WholeRun:
         self.hashes = Hashes(self.folder / ".hashes.json", told_of_files(self._say))
         works, failed = self._works(base), dict[str, str]()
         for work in works:
-            check_apart(work.output, [base.directory])
+            check_place(work.output)
             with self._kept(work, failed, self._say):
                 _ = work.plan
                 if self.rank == 0:

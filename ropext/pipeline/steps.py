@@ -1,6 +1,5 @@
 """The stages of one cell: what decides each, what it leaves, and how it is done."""
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,7 +9,7 @@ from typing import Any
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
 from ropext.checkpoint.provenance import TRAINED_ON, digest, read_record
 from ropext.checkpoint.provenance import write as write_record
-from ropext.checkpoint.staging import recover
+from ropext.checkpoint.staging import recover, remove_output
 from ropext.files import dump, write_bytes
 from ropext.inspecting import plan_of
 from ropext.lengths import doubling_grid
@@ -158,9 +157,9 @@ class CellWork:
     def _clear(self, stage: str) -> Callable[[], None]:
         def clear() -> None:
             place = self.checkpoint(stage)
-            shutil.rmtree(place, ignore_errors=True)
             # A training's own checkpoints, of other weights or settings.
             remove(beside(place))
+            remove_output(place)
 
         return clear
 
@@ -323,7 +322,7 @@ class CellWork:
             # Kept beside it: what was read of models that are still the same is not read again.
             if self.evaluation.is_dir() and not old.is_dir():
                 self.evaluation.rename(old)
-            shutil.rmtree(self.evaluation, ignore_errors=True)
+            remove(self.evaluation)
 
         def do() -> None:
             from ropext.evaluation.session import evaluate
@@ -342,10 +341,10 @@ class CellWork:
                 report=write_report,
                 **self.job.evaluation(),
             )
-            shutil.rmtree(old, ignore_errors=True)
+            remove(old)
 
         def tidy() -> None:
-            shutil.rmtree(old, ignore_errors=True)
+            remove(old)
             release(self.evaluation, self.evaluation)
 
         return Stage(EVALUATE, inputs, look, do, clear, tidy, everyone=True)

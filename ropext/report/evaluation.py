@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ropext import guard
 from ropext.files import write_bytes
 from ropext.report import html, plots, tables
 from ropext.report.plots import BASE, Curve, Style
 from ropext.results import comparison, rundir
 from ropext.results.comparison import Comparison, Contender, difference
+from ropext.results.gates import split_spec
 from ropext.results.perplexity import Frame, Reading, Span
 from ropext.results.retrieval import heat_map
 from ropext.results.values import Value, values_json
 from ropext.table import Table, with_rows
+from ropext.workdir import Workdir
 
 Pictures = dict[str, tuple[str, bytes]]  # file name -> caption, PNG
 PARTS = 4  # steps of an octave in the pictures
@@ -217,10 +220,12 @@ def compare_runs(
     specs: Sequence[str], output: Path | None = None
 ) -> tuple[list[rundir.Run], Compared]:
     """Finished runs, opened, and set side by side; with `output` the report is written there."""
+    guard.check({"RUN": [split_spec(spec)[0] for spec in specs]}, {"--output": output})
     opened, contenders = rundir.gather(specs)
     compared = compare(contenders)
     if output is not None:
-        compared.write(output, {str(run.path): run for run in opened}, _spectra(opened))
+        with Workdir(output, "compare", {}).claimed(None):
+            compared.write(output, {str(run.path): run for run in opened}, _spectra(opened))
     return opened, compared
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ropext.files import replace_whole
 from ropext.lengths import length_text
 from ropext.results.values import Value
 from ropext.rope import Rope, Spectrum, compression, phase_ratio
@@ -71,15 +72,15 @@ def plain(name: str) -> str:
 
 
 def png(figure: "Figure") -> bytes:
-    """Without the software's name or a date. What matplotlib warns of, a letter that its font
-    lacks, nobody asked for."""
+    """With ropext's name, by which the file is known, and without a date. What matplotlib warns of,
+    a letter that its font lacks, nobody asked for."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure)
     stream = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        figure.savefig(stream, format="png", metadata={"Software": None})
+        figure.savefig(stream, format="png", metadata={"Software": "ropext"})
     return stream.getvalue()
 
 
@@ -329,7 +330,8 @@ def plot(
     rope: Rope, spectra: Mapping[str, Spectrum], target: int, path: Path | str, title: str = ""
 ) -> None:
     """Write the four panels as a PNG of 1600 x 1000 pixels."""
-    Path(path).write_bytes(png(draw(rope, spectra, target, title)))
+    data = png(draw(rope, spectra, target, title))
+    replace_whole(Path(path), lambda stream: stream.write(data), keep=True)
 
 
 def similarity(rows: "np.ndarray", most: int = 512) -> "np.ndarray":
@@ -361,7 +363,8 @@ def plot_rows(rows: "np.ndarray", path: Path | str, title: str = "") -> None:
     panel(right, "Mean cosine by distance", "distance in tokens", "cosine")
     right.plot([far * step for far in range(len(alike))], means, color=INK)
     right.axhline(0, color=GREY, lw=0.8, ls=":")
-    Path(path).write_bytes(png(figure))
+    data = png(figure)
+    replace_whole(Path(path), lambda stream: stream.write(data), keep=True)
 
 
 def draw(rope: Rope, spectra: Mapping[str, Spectrum], target: int, title: str = "") -> "Figure":

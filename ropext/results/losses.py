@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ropext import guard
 from ropext.files import write_whole
 from ropext.results.comparison import Contender
 
@@ -26,7 +27,8 @@ def write_losses(path: Path, texts: Texts, contenders: Mapping[str, Contender]) 
             "token": pyarrow.int32(),
             "loss": pyarrow.float32(),
             "variant": names,
-        }
+        },
+        {"made": guard.LOSSES},
     )
     texts = list(texts)
 

@@ -33,7 +33,6 @@ from ropext.results.retrieval import ItemScore
 from ropext.results.values import Bootstrap, Value
 
 SCHEMA = 1
-OWNS = ("documents*", "results.json", "items.jsonl", "report.*", "plots", "variants")
 
 
 def write_array(path: Path, array: npt.NDArray[Any]) -> None:

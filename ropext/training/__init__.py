@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext.narration import Say, silent
-from ropext.options.fields import TextsOrPlace, as_place
+from ropext.options.fields import TextsOrPlace, as_place, reads
 
 if TYPE_CHECKING:
     from ropext.training.finetune import Finetuned, PlannedFinetune
@@ -39,7 +39,8 @@ def run_finetune(
         return FinetuneSession(planned, folder, Path(output), force, say).run()
 
     prepare = partial(finetune.prepare, str(directory), as_place(data), Finetune(**options))
-    return run.train(prepare, finetune.plan, work, Path(output), say, force)
+    read = {"DIR": directory, **reads({"data": as_place(data), **options})}
+    return run.train(prepare, finetune.plan, work, Path(output), say, force, read)
 
 
 def plan_finetune(
@@ -57,7 +58,8 @@ def plan_finetune(
     from ropext.training import finetune, run
 
     prepare = partial(finetune.prepare, str(directory), as_place(data), Finetune(**options))
-    return run.dry_run(prepare, finetune.plan, output, force, time)
+    read = {"DIR": directory, **reads({"data": as_place(data), **options})}
+    return run.dry_run(prepare, finetune.plan, output, force, read, time)
 
 
 def run_fit(
@@ -85,11 +87,13 @@ def run_fit(
 
         return FitSession(planned, folder, Path(output), force, say).run(command)
 
+    read = {"MODEL": model, **reads({"data": as_place(data), **options})}
+    run.check_places(read, Path(output))
     with directory_of(str(model), say) as place:
         prepare = partial(
             fit.prepare, place, as_place(data), Fit(**options), revision, named=str(model)
         )
-        return run.train(prepare, fit.plan, work, Path(output), say, force)
+        return run.train(prepare, fit.plan, work, Path(output), say, force, read)
 
 
 def plan_fit(
@@ -108,8 +112,9 @@ def plan_fit(
     from ropext.proof.dequantising import directory_of
     from ropext.training import fit, run
 
+    read = {"MODEL": model, **reads({"data": as_place(data), **options})}
     with directory_of(str(model)) as place:
         prepare = partial(
             fit.prepare, place, as_place(data), Fit(**options), revision, named=str(model)
         )
-        return run.dry_run(prepare, fit.plan, output, force, time)
+        return run.dry_run(prepare, fit.plan, output, force, read, time)

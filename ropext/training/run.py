@@ -10,9 +10,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from ropext import guard
 from ropext.checkpoint import Snapshot
 from ropext.checkpoint.provenance import read_record
-from ropext.checkpoint.staging import check_output, recover
+from ropext.checkpoint.staging import check_output, settle_output
 from ropext.corpus import DocumentEncoder
 from ropext.evaluation import work
 from ropext.evaluation.costs import Shape, Timed
@@ -26,7 +27,7 @@ from ropext.training.data import TrainingData
 from ropext.training.defaults import Settings
 from ropext.training.estimates import TrainingEstimate, row_flops
 from ropext.training.judge import Judge
-from ropext.workdir import Workdir, release
+from ropext.workdir import Workdir, beside, release
 
 
 @dataclass(frozen=True)
@@ -161,14 +162,22 @@ def train(
     output: Path,
     say: Say,
     force: bool,
+    read: guard.Named,
 ) -> Done:
-    """Everything, from the last checkpoint on where the same run was interrupted."""
+    """Everything, from the last checkpoint on where the same run was interrupted. `read` names what
+    is read, by flag."""
+    check_places(read, output)
     with silenced():
         prepared = prepare()
         place = _workdir(prepared, output, force, recovers=sharing.is_main())
         planned = plan(prepared)
-        with place.claimed(force, *work.processes()):
+        with place.claimed(force, *work.processes(), say):
             return session(planned, place.folder, say if sharing.is_main() else silent)
+
+
+def check_places(read: guard.Named, output: Path) -> None:
+    """Refuse to write over, into or around what is read."""
+    guard.check(read, {"--output": output, "where the run works": beside(output)})
 
 
 def dry_run(
@@ -176,9 +185,12 @@ def dry_run(
     plan: Callable[[Prepared], Planned],
     output: str | Path | None,
     force: bool,
+    read: guard.Named,
     time: bool = False,
 ) -> Planned:
     """All but the training; what it would refuse is refused. With `time` a step is timed."""
+    if output is not None:
+        check_places(read, Path(output))
     with silenced():
         prepared = prepare()
         if output is not None:
@@ -244,8 +256,12 @@ def _workdir(
     """Where a run keeps what is not finished, beside an output that may be written. `recovers`
     first clears away what a kill left, which may have come when all was written."""
     place = Workdir(output, prepared.command, prepared.manifest())
-    if recovers:
-        recover(output)
-        release(place.folder, output)
-    check_output(output, force=force, inputs=[prepared.snapshot.directory])
+    settle, snapshot = settle_output if recovers else check_output, prepared.snapshot
+    record = read_record(snapshot.directory)
+    base = [str(record.base.get("name") or "")] if record else []
+    try:
+        settle(output, force=force, inputs=[snapshot.directory, *base])
+    finally:
+        if recovers:
+            release(place.folder, output)
     return place

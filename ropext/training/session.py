@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from ropext.checkpoint.staging import check_output
 from ropext.errors import InputError, Interrupted, UnsupportedModel, listed
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.loading import memory_errors
@@ -670,7 +669,6 @@ class FitSession(Session):
 
     def _write(self, done: Fitted, command: Sequence[str]) -> None:
         files = report.fit_files(done, self.judge, self.readings, self.closed)
-        check_output(self.output, force=self.force, inputs=[self.prepared.snapshot.directory])
         self.say("writing, and proving what stock transformers builds from it")
         story = report.fit_story(done)
         try:

@@ -128,8 +128,7 @@ def write_tuned(
     snapshot, output, link = origin.snapshot, done.output, done.planned.prepared.options.link
     weights = sum(snapshot.files[name] for name in snapshot.weight_files)
     check_space(output, weights if link != "copy" else 2 * weights)
-    inputs = [snapshot.directory, *map(snapshot.path, snapshot.files)]
-    with staged(output, force=force, inputs=inputs) as stage:
+    with staged(output, force=force, inputs=[snapshot.directory]) as stage:
         rows: dict[str, Any] = {}
         if done.planned.prepared.settings.lora is None:
             rows = _write_rows(origin, adapter, stage.directory, link, show)

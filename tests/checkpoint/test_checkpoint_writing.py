@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from marked import checkpoint
 from sample_checkpoint import CONFIG, card, make_model, record, safetensors, tree, write_json
 
 from ropext.checkpoint import copying, open_snapshot, writing
@@ -126,7 +127,7 @@ def test_the_proof_sees_all_that_a_loader_reads(model: Path, tmp_path: Path):
     seen = {}
 
     def prove(directory: Path) -> dict[str, int]:
-        assert siblings(tmp_path) == {"base", directory.name, ".out.lock"}
+        assert siblings(tmp_path) == {"base", directory.parent.name, ".out.ropext-lock"}
         seen.update(tree(directory))
         return {"pairs": 2}
 
@@ -145,13 +146,12 @@ def test_a_failed_proof_leaves_nothing(model: Path, tmp_path: Path, error: Excep
     def prove(directory: Path) -> dict[str, int]:
         raise error
 
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "config.json").write_text("old")
+    before = tree(checkpoint(tmp_path / "old", "old"))
     for output in ("out", "old"):
         with pytest.raises(type(error)):
             extend(model, tmp_path / output, prove=prove, force=True)
     assert siblings(tmp_path) == {"base", "old"}
-    assert tree(tmp_path / "old") == {"config.json": b"old"}
+    assert tree(tmp_path / "old") == before
 
 
 def test_hashes(model: Path, tmp_path: Path):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from marked import checkpoint
 from sample_checkpoint import CONFIG, card, make_model, record, tree
 
 from ropext.checkpoint import open_snapshot
@@ -104,17 +105,16 @@ def test_killed_at_every_step(tmp_path: Path, link: str, force: bool):
     before = tree(base)
     extend(base, tmp_path / "truth", link, False)
     complete = tree(tmp_path / "truth")
-    old = {"config.json": b"{}", "old.txt": b"old"}
+    old = tree(checkpoint(tmp_path / "old", "old"))
     counts = {"old": 0, "absent, kept aside": 0, "absent": 0, "complete": 0, "both": 0}
     for n in range(2000):
         work = tmp_path / f"run {n}"
         work.mkdir()
-        out, aside = work / "out", work / ".out.old"
+        out = work / "out"
         if force:
-            out.mkdir()
-            for name, content in old.items():
-                (out / name).write_bytes(content)
+            checkpoint(out, "old")
         finished = run_and_kill(n, base, out, link, force)
+        aside = next(work.glob(".out.ropext-*/old"), work / "absent")
         counts[look(out, aside, complete, old if force else None)] += 1
         assert tree(base) == before
         # A second run ends in the undisturbed result, whatever the first one left.

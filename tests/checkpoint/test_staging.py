@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from marked import at_work, checkpoint, mark
 
 from ropext import files
 from ropext.checkpoint import staging
@@ -24,6 +26,7 @@ def write(output: Path, text: str = "new", **kwargs) -> None:
         (stage.directory / "config.json").write_text(text)
         (stage.directory / "sub").mkdir()
         (stage.directory / "sub" / "x").write_text(text)
+        mark(stage.directory)
 
 
 def names(directory: Path) -> set[str]:
@@ -33,7 +36,7 @@ def names(directory: Path) -> set[str]:
 def test_the_name_comes_last(tmp_path: Path):
     with staged(tmp_path / "out") as stage:
         (stage.directory / "config.json").write_text("{}")
-        assert names(tmp_path) == {f".out.tmp-{os.getpid()}", ".out.lock"}
+        assert names(tmp_path) == {stage.directory.parent.name, ".out.ropext-lock"}
     assert names(tmp_path) == {"out"}
     assert names(tmp_path / "out") == {"config.json"}
 
@@ -91,10 +94,9 @@ def test_everything_is_flushed_before_the_rename(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(os, "fsync", note_fsync)
     monkeypatch.setattr(os, "rename", note_rename)
     write(tmp_path / "out")
-    temporary = str(tmp_path / f".out.tmp-{os.getpid()}")
-    flushed = {f"{temporary}/config.json", f"{temporary}/sub/x", f"{temporary}/sub", temporary}
-    assert set(calls[:4]) == flushed
-    assert calls[4:] == ["rename", str(tmp_path)]
+    inside = {re.sub(r".*\.ropext-[0-9a-f]{16}/new", "", call) for call in calls[:5]}
+    assert inside == {"/config.json", "/sub/x", "/sub", "/ropext.json", ""}
+    assert calls[5:] == ["rename", str(tmp_path)]
 
 
 def test_an_existing_output(tmp_path: Path):
@@ -108,7 +110,22 @@ def test_an_existing_output(tmp_path: Path):
     assert names(tmp_path) == {"out"}
 
 
-def test_force_spares_what_is_no_checkpoint(tmp_path: Path):
+def test_force_spares_what_ropext_did_not_write(tmp_path: Path):
+    """A config.json and GGUF files make no output of ropext's, and neither does a user's file."""
+    for name, file in (("model", "config.json"), ("ggufs", "a.gguf"), ("record", "ropext.json")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text("{}")
+        with pytest.raises(OutputExists, match=r"not marked as written by ropext.*rename it"):
+            write(tmp_path / name, force=True)
+    write(tmp_path / "ours")
+    (tmp_path / "ours" / "sub" / "notes.txt").write_text("mine")
+    (tmp_path / "ours" / "more").symlink_to(tmp_path / "model")
+    with pytest.raises(OutputExists, match=r"did not write: more and sub/notes\.txt; move that"):
+        write(tmp_path / "ours", force=True)
+    assert (tmp_path / "ours" / "sub" / "notes.txt").read_text() == "mine"
+
+
+def test_force_spares_what_is_no_directory(tmp_path: Path):
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").write_text("x")
     (tmp_path / "file").write_text("x")
@@ -132,7 +149,6 @@ def test_input_and_output_stay_apart(tmp_path: Path):
     (tmp_path / "link").symlink_to(base)
     for output, words in (
         (base, "the input itself"),
-        (tmp_path / "link", "the input itself"),
         (base / "out", "inside the input"),
         (tmp_path / "link" / "out", "inside the input"),
         (base / "a" / ".." / "out", "inside the input"),
@@ -162,14 +178,10 @@ def test_a_directory_is_not_named_as_a_gguf_file(tmp_path: Path):
 # --- recovery ------------------------------------------------------------------------------------
 
 
-def old_checkpoint(path: Path, text: str) -> None:
-    path.mkdir()
-    (path / "config.json").write_text(text)
-
-
 def test_an_interrupted_force_is_undone(tmp_path: Path):
-    old_checkpoint(tmp_path / ".out.old", "old")
-    old_checkpoint(tmp_path / ".out.tmp-123", "half")
+    work = at_work(tmp_path / "out")
+    checkpoint(work / "old", "old")
+    checkpoint(work / "new", "whole")
     with pytest.raises(OutputExists):
         write(tmp_path / "out")
     assert names(tmp_path) == {"out"}
@@ -177,33 +189,76 @@ def test_an_interrupted_force_is_undone(tmp_path: Path):
 
 
 def test_an_interrupted_force_is_finished(tmp_path: Path):
-    old_checkpoint(tmp_path / "out", "new")
-    old_checkpoint(tmp_path / ".out.old", "old")
+    checkpoint(tmp_path / "out", "new")
+    checkpoint(at_work(tmp_path / "out") / "old", "old")
     write(tmp_path / "out", "newer", force=True)
     assert names(tmp_path) == {"out"}
     assert (tmp_path / "out" / "config.json").read_text() == "newer"
 
 
-def test_a_refused_run_finishes_it_too(tmp_path: Path):
-    old_checkpoint(tmp_path / "out", "new")
-    old_checkpoint(tmp_path / ".out.old", "old")
-    (tmp_path / ".out.lock").write_text("")
+def test_a_refused_run_deletes_no_old_copy(tmp_path: Path):
+    """What was prepared, and a lock, may go."""
+    checkpoint(tmp_path / "out", "new")
+    kept, work = at_work(tmp_path / "out"), at_work(tmp_path / "out", "f" * 16)
+    checkpoint(kept / "old", "old")
+    checkpoint(work / "new", "half")
+    (tmp_path / ".out.ropext-lock").write_text("")
     with pytest.raises(OutputExists):
         write(tmp_path / "out")
-    assert names(tmp_path) == {"out"}
+    assert names(tmp_path) == {"out", kept.name}
     assert (tmp_path / "out" / "config.json").read_text() == "new"
+    assert (kept / "old" / "config.json").read_text() == "old"
 
 
-def test_only_our_own_leftovers_are_deleted(tmp_path: Path):
-    keep = {".out.tmp-notes", ".outer.tmp-5", ".out.tmp-5x", "out.tmp-5", "elsewhere"}
+def test_the_only_copy_survives_whoever_took_its_name(tmp_path: Path):
+    """Killed between the two renames; then another checkpoint was put at the output's name."""
+    work = at_work(tmp_path / "out")
+    checkpoint(work / "old", "old")
+    checkpoint(work / "new", "whole")
+    checkpoint(tmp_path / "out", "other")
+    with pytest.raises(OutputExists, match=r"/old is what .*out \(--output\) was before"):
+        write(tmp_path / "out", force=True)
+    assert (work / "old" / "config.json").read_text() == "old"
+    (tmp_path / "out").rename(tmp_path / "elsewhere")
+    with pytest.raises(OutputExists, match="exists"):
+        write(tmp_path / "out")
+    assert (tmp_path / "out" / "config.json").read_text() == "old"
+    assert names(tmp_path) == {"out", "elsewhere"}
+
+
+def test_a_half_deleted_old_copy_is_never_brought_back(tmp_path: Path, monkeypatch):
+    checkpoint(tmp_path / "out", "old")
+    monkeypatch.setattr(staging, "_remove", lambda path: None)  # killed as it begins to delete
+    write(tmp_path / "out", force=True)
+    monkeypatch.undo()
+    left = names(tmp_path) - {"out"}
+    assert len(left) == 1
+    (tmp_path / "out").rename(tmp_path / "moved")
+    write(tmp_path / "out", "newer")
+    assert (tmp_path / "out" / "config.json").read_text() == "newer"
+    assert names(tmp_path) == {"out", "moved"}
+
+
+def test_only_what_is_marked_is_touched(tmp_path: Path):
+    keep = {
+        ".out.tmp-2024",
+        ".out.tmp-5",
+        ".out.old",
+        ".out.ropext-notes",
+        f".out.ropext-{'a' * 16}",
+    }
     for name in keep:
         (tmp_path / name).mkdir()
         (tmp_path / name / "x").write_text("x")
-    (tmp_path / ".out.tmp-77").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / ".out.tmp-78").mkdir()
+    (tmp_path / ".out.lock").write_text("mine")
+    (tmp_path / f".out.ropext-{'b' * 16}").symlink_to(tmp_path / ".out.old")
+    (tmp_path / f".out.ropext-{'c' * 16}").mkdir()  # killed before it was marked
+    at_work(tmp_path / "out")
     write(tmp_path / "out")
-    assert names(tmp_path) == keep | {"out"}
-    assert names(tmp_path / "elsewhere") == {"x"}
+    write(tmp_path / "out", force=True)
+    assert names(tmp_path) == keep | {"out", ".out.lock", f".out.ropext-{'b' * 16}"}
+    assert all(names(tmp_path / name) == {"x"} for name in keep)
+    assert (tmp_path / ".out.lock").read_text() == "mine"
 
 
 # --- locks ---------------------------------------------------------------------------------------
@@ -228,30 +283,34 @@ def test_the_second_run_is_told_who_holds_the_output(tmp_path: Path):
             write(out, force=True)
         assert str(first.pid) in str(error.value)
         assert socket.gethostname() in str(error.value)
-        temporary = tmp_path / f".out.tmp-{first.pid}"
+        (temporary,) = tmp_path.glob(".out.ropext-*/new")
         assert temporary.is_dir()  # and what it writes is let alone
         first.kill()
         first.wait()
-    assert names(tmp_path) == {".out.lock", temporary.name}
+    assert names(tmp_path) == {".out.ropext-lock", temporary.parent.name}
     write(out)  # the lock of a dead process is stale, and what it left is removed
     assert names(tmp_path) == {"out"}
 
 
 @pytest.mark.parametrize(
-    "content", ["", "not JSON", "[]", '{"pid": 1, "host": "elsewhere", "start": "1"}']
+    "content", ["", '{"ropext', '{"ropext": "lock", "pid": 1, "host": "elsewhere", "start": "1"}']
 )
 def test_a_lock_file_that_nobody_holds_is_stale(tmp_path: Path, content: str):
-    (tmp_path / ".out.lock").write_text(content)
+    (tmp_path / ".out.ropext-lock").write_text(content)
     write(tmp_path / "out")
     assert names(tmp_path) == {"out"}
 
 
-def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path):
+def test_what_is_no_lock_of_ropext_is_let_alone(tmp_path: Path):
     (tmp_path / "precious").write_text("precious")
-    (tmp_path / ".out.lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(InputError, match=r"\.out\.lock"):
+    (tmp_path / ".out.ropext-lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(InputError, match=r"\.out\.ropext-lock"):
         write(tmp_path / "out")
-    assert (tmp_path / "precious").read_text() == "precious"
+    (tmp_path / ".out.ropext-lock").unlink()
+    (tmp_path / "precious").rename(tmp_path / ".out.ropext-lock")
+    with pytest.raises(OutputExists, match="is no lock of ropext"):
+        write(tmp_path / "out")
+    assert (tmp_path / ".out.ropext-lock").read_text() == "precious"
 
 
 def without_flock(monkeypatch) -> None:
@@ -263,7 +322,12 @@ def without_flock(monkeypatch) -> None:
 
 def test_without_flock_the_named_holder_decides(tmp_path: Path, monkeypatch):
     without_flock(monkeypatch)
-    me = {"pid": os.getpid(), "host": socket.gethostname(), "start": files._start(os.getpid())}
+    me = {
+        "ropext": "lock",
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "start": files._start(os.getpid()),
+    }
     dead = subprocess.Popen(["true"])
     dead.wait()
     for holder, held in (
@@ -273,9 +337,8 @@ def test_without_flock_the_named_holder_decides(tmp_path: Path, monkeypatch):
         (me | {"pid": dead.pid}, False),
         (me | {"pid": "x"}, False),
         (me | {"pid": 10**30}, True),
-        ({}, False),
     ):
-        (tmp_path / ".out.lock").write_text(json.dumps(holder))
+        (tmp_path / ".out.ropext-lock").write_text(json.dumps(holder))
         if held:
             with pytest.raises(OutputExists, match=str(holder["pid"])):
                 write(tmp_path / "out", force=True)
@@ -305,11 +368,11 @@ def test_a_rename_that_fails_changes_nothing(tmp_path: Path, monkeypatch, code: 
     assert names(tmp_path) == set()
 
 
-@pytest.mark.parametrize("step", ["out", ".out.old"])
+@pytest.mark.parametrize("step", ["out", "old"])
 def test_a_forced_rename_that_fails_brings_the_old_output_back(
     tmp_path: Path, monkeypatch, step: str
 ):
-    old_checkpoint(tmp_path / "out", "old")
+    checkpoint(tmp_path / "out", "old")
     rename, failed = os.rename, []
 
     def failing_once(source: Path, destination: Path) -> None:

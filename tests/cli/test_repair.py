@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 
 import configs
 import pytest
@@ -178,6 +179,20 @@ def test_verify_names_a_stale_spelling_and_fix_makes_it_pass(ropext, llama):
     assert code == 0, err
     assert "- rope_theta: 10000.0\n+ rope_theta: 50000.0" in err
     assert "WRONG" not in out
+
+
+def test_owner_and_mode_of_a_replaced_file_stay(ropext, llama):
+    edit(llama, rope_parameters=NEW, rope_theta=1e4, max_position_embeddings=512)
+    config = llama / "config.json"
+    config.chmod(0o600)
+    if getattr(os, "geteuid", int)() == 0 and hasattr(os, "chown"):
+        os.chown(config, 65534, 65533)
+    before = config.stat()
+    ropext("verify", llama, "--fix", "--trust", "rope_parameters")
+    after = config.stat()
+    assert after.st_ino != before.st_ino
+    for name in ("st_mode", "st_uid", "st_gid"):
+        assert getattr(after, name) == getattr(before, name)
 
 
 def test_a_name_that_is_no_directory_here_is_verified_and_not_repaired(ropext):

@@ -1,9 +1,12 @@
 """What another run read is taken over where model, tokens and settings are the same; else not."""
 
+import json
+
 import pytest
+from marked import manifest
 
 from ropext.evaluation.work import borrow
-from ropext.files import write_json, write_text
+from ropext.files import write_text
 
 
 def decides(**changes):
@@ -20,10 +23,10 @@ def decides(**changes):
 
 @pytest.fixture
 def other(tmp_path):
-    write_json(tmp_path / "other/run.json", {"command": "eval", "decides": decides()})
+    manifest(tmp_path / "other", "eval", json.loads(json.dumps(decides())))
     for label, regime in (("base", "short"), ("tuned", "pass-512"), ("tuned", "items")):
         write_text(tmp_path / "other/variants" / label / regime / "unit", label)
-    write_text(tmp_path / "other/variants/base/short/.torn.7.tmp", "half")
+    write_text(tmp_path / "other/variants/base/short/.torn.0123456789abcdef.ropext-tmp", "half")
     return tmp_path / "other"
 
 

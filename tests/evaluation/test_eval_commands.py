@@ -6,6 +6,7 @@ import pytest
 import torch
 from checkpoints import write_checkpoint, write_documents
 from command_line import run
+from marked import manifest
 from pyarrow import parquet
 
 from ropext.errors import RopextError
@@ -300,7 +301,7 @@ def test_compare_refuses_what_does_not_compare(runs, capsys, specs, says):
 
 
 def test_compare_refuses_an_unfinished_run(runs, capsys, tmp_path):
-    (tmp_path / "run.json").write_text('{"command": "eval", "decides": {}}')
+    manifest(tmp_path, "eval")
     code, said = run("compare", str(tmp_path), str(runs / "one"), capsys=capsys)
     assert code == 2
     assert "not finished" in said.err

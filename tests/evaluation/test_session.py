@@ -217,10 +217,10 @@ def test_killed_and_resumed_gives_the_same_bytes(place, whole):
     child.communicate()
     assert child.returncode == -signal.SIGKILL
     assert not (place / "killed" / "results.json").exists()
-    (place / "killed" / "variants" / ".torn.npy.1.tmp").write_bytes(b"half")
+    (place / "killed" / "variants" / ".torn.npy.0123456789abcdef.ropext-tmp").write_bytes(b"half")
     again = evaluate(str(place / "model"), place / "killed", **asked(place))
     assert again.resumed == 20
-    assert not list((place / "killed").rglob("*.tmp"))
+    assert not list((place / "killed").rglob("*-tmp"))
     same_files(place / "killed", whole.path, *KEPT)
 
 

@@ -221,12 +221,21 @@ def test_never_in_place_and_never_over_another_file(base, tmp_path):
     (tmp_path / "there.gguf").write_text("mine")
     with pytest.raises(OutputExists, match="--force replaces"):
         extend(base, tmp_path / "there.gguf")
-    extend(base, tmp_path / "there.gguf", force=True)
+    with pytest.raises(OutputExists, match="not marked as written by ropext"):
+        extend(base, tmp_path / "there.gguf", force=True)
+    extend(base, tmp_path / "ours.gguf")
+    extend(base, tmp_path / "ours.gguf", force=True)
+    assert (tmp_path / "there.gguf").read_text() == "mine"
     (tmp_path / "folder.gguf").mkdir()
     with pytest.raises(OutputExists, match="no regular file"):
         extend(base, tmp_path / "folder.gguf", force=True)
     assert base.read_bytes() == before
-    assert {p.name for p in tmp_path.iterdir()} == {"base.gguf", "there.gguf", "folder.gguf"}
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "base.gguf",
+        "there.gguf",
+        "ours.gguf",
+        "folder.gguf",
+    }
 
 
 @pytest.mark.parametrize("where", ["key", "tensor", "length"])
@@ -300,7 +309,8 @@ def killed_at(step, base, out):
 @pytest.mark.slow
 def test_killed_at_every_step(base, tmp_path):
     extend(base, tmp_path / "truth.gguf", method="llama3")
-    truth, old = (tmp_path / "truth.gguf").read_bytes(), b"old"
+    extend(base, tmp_path / "old.gguf", method="pi")
+    truth, old = (tmp_path / "truth.gguf").read_bytes(), (tmp_path / "old.gguf").read_bytes()
     seen = set()
     for step in range(2000):
         room = tmp_path / f"run-{step}"
@@ -308,7 +318,7 @@ def test_killed_at_every_step(base, tmp_path):
         out = room / "long.gguf"
         out.write_bytes(old)
         finished = killed_at(step, base, out)
-        aside = room / ".long.gguf.old"
+        aside = next(room.glob(".long.gguf.ropext-*/old"), room / "absent")
         state = out.read_bytes() if out.exists() else aside.read_bytes()
         assert state in (old, truth)
         seen.add((state == truth, aside.exists()))

@@ -5,6 +5,7 @@ import os
 import time
 
 import pytest
+from marked import at_work, checkpoint
 
 import ropext
 from ropext.errors import GateFailed, InputError, OutputExists, Stopped, UsageError
@@ -121,8 +122,7 @@ def test_what_was_deleted_or_edited_is_made_again(tmp_path):
 
 
 def test_an_output_that_this_run_did_not_write_needs_force(tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/config.json").write_text("{}")
+    checkpoint(tmp_path / "out")
     with pytest.raises(OutputExists, match="--force"):
         go()
     go(force=True)
@@ -297,11 +297,13 @@ def test_the_dry_run_of_a_grid_names_the_cells_that_fail(tmp_path):
 def test_killed_while_the_output_was_replaced_it_goes_on(tmp_path, factor):
     """The old output had been moved aside, the new one had no name yet."""
     go()
-    (tmp_path / "out").rename(tmp_path / ".out.old")
+    work = at_work(tmp_path / "out")
+    (tmp_path / "out").rename(work / "old")
+    checkpoint(work / "new")
     go(SMALL | {"extend": SMALL["extend"] | {"factor": factor}})
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert config["max_position_embeddings"] == 256 * factor
-    assert not (tmp_path / ".out.old").exists()
+    assert not work.exists()
 
 
 def test_an_output_that_appears_while_the_run_goes_on_is_not_replaced(tmp_path, monkeypatch):

@@ -1,7 +1,8 @@
 """The long campaign: `python -m tests.reliability --kills 1000`; exits 1 when a promise was broken.
 
 Kills at write boundaries, in the middle of writes and at random moments, and failing calls, of
-every command; then the table of where they fell and of what was found after them.
+every command; then the table of where they fell and of what was found after them. With --guard all
+instead what a command may not lose: each input in each relation to the output.
 """
 
 import argparse
@@ -13,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from reliability import campaign, commands
+from reliability import campaign, commands, guarding
 
 # Of --kills, by command: what a command writes at more points is killed more often.
 SHARES = {
@@ -41,10 +42,19 @@ def main() -> int:
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="begin nothing more after so long"
     )
+    parser.add_argument(
+        "--guard", choices=("part", "all"), help="instead the campaign of inputs and outputs"
+    )
     asked = parser.parse_args()
     campaign.preload()
     with tempfile.TemporaryDirectory(prefix="ropext-reliability-") as folder:
         inputs = commands.prepare(Path(folder))
+        if asked.guard:
+            runs = guarding.make_runs(Path(folder) / "runs", inputs)
+            guarded = guarding.Guarding(Path(folder), inputs, runs)
+            (guarding.a_part if asked.guard == "part" else guarding.everything)(guarded)
+            guarding.show(guarded)
+            return 1 if guarded.broken else 0
         known = commands.commands(inputs)
         names = asked.only.split(",") if asked.only else list(SHARES)
         running = campaign.Campaign(Path(folder), inputs, asked.seed)

@@ -25,6 +25,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from marked import checkpoint
 from reliability.commands import Command
 from reliability.layer import FAULTS, Shared, Wish, arm
 
@@ -239,9 +240,7 @@ class Campaign:
         room = self.folder / f"room {self.number} é"
         room.mkdir()
         if command.old:
-            (room / "out").mkdir()
-            (room / "out" / "config.json").write_text("{}")
-            (room / "out" / "old.txt").write_text("old")
+            checkpoint(room / "out", "old")
         return room
 
     def wishes(self, command: Command, count: int) -> Iterator[Wish]:
@@ -323,7 +322,7 @@ class Campaign:
             return "resumable" if (room / RUN).exists() else "absent"
         if found == wanted:
             return "complete"
-        if command.old and set(found) == {"config.json", "old.txt"}:
+        if command.old and set(found) == {"config.json", "ropext.json"}:
             return "the old one"
         lacks = sorted(set(wanted) - set(found))[:3]
         raise Broken(f"an incomplete output bears the name: it lacks {lacks}")

@@ -37,13 +37,22 @@ def test_killed_or_failing_commands_keep_their_promises(capsys):
     assert min(map(int, rows[0].split(" | ")[1:4])) >= 2
 
 
+def test_no_input_and_nothing_of_a_user_s_is_lost(capsys):
+    done = campaign("--guard", "part")
+    with capsys.disabled():
+        print("\n" + done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    cases, broken = re.findall(r"^(\d+) cases, (\d+) promises broken", done.stdout, re.MULTILINE)[0]
+    assert (int(cases) > 100, int(broken)) == (True, 0)
+
+
 BREAK = """
 import sys
 sys.path.insert(0, "tests")
 from ropext.checkpoint import staging
 import os
 {fault}
-sys.argv = ["tests.reliability", "--kills", "120", "--faults", "0", "--only", "extend"]
+sys.argv = ["tests.reliability", *{words!r}]
 import runpy
 runpy.run_module("tests.reliability", run_name="__main__")
 """
@@ -57,14 +66,18 @@ FAULTS = {
         "import ropext.checkpoint.writing as writing\n"
         "writing.staged = staged\n"
     ),
-    "what was left is never swept up": "staging._clean_up = lambda real, output: None\n",
+    "what was left is never swept up": "staging._recover = lambda *about: None\n",
+    "nothing is compared": "from ropext import guard\nguard.check = lambda *about: None\n",
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_campaign_notices_a_broken_writer(fault):
+    words = ["--kills", "120", "--faults", "0", "--only", "extend"]
+    if fault == "nothing is compared":
+        words = ["--guard", "part"]
     done = subprocess.run(
-        [sys.executable, "-c", BREAK.format(fault=FAULTS[fault])],
+        [sys.executable, "-c", BREAK.format(fault=FAULTS[fault], words=words)],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -72,4 +85,4 @@ def test_the_campaign_notices_a_broken_writer(fault):
         check=False,
     )
     assert done.returncode == 1
-    assert "BROKEN extend" in done.stdout, done.stdout + done.stderr[-2000:]
+    assert "BROKEN " in done.stdout, done.stdout + done.stderr[-2000:]

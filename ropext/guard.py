@@ -1,0 +1,201 @@
+"""One guard over all that a command reads and writes, and the marks of what ropext wrote.
+
+Two names are one place where the file system says so, by (st_dev, st_ino) with links followed: a
+volume that is mounted twice and names that differ in case are seen. What is written neither is,
+holds nor lies inside what is read. Only what bears a mark is replaced or deleted:
+
+    OUT/ropext.json       lists under "files" what was written into OUT
+    RUN/run.json          bears its own digest (no random token: the same run gives the same bytes)
+    .OUT.ropext-TOKEN/    a folder at work: it is empty, or holds a file of that name
+    .OUT.ropext-lock      begins as every lock does
+    *.png, *.parquet      say that ropext made them
+"""
+
+import hashlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ropext.errors import InputError, OutputExists, UsageError, listed
+from ropext.files import read_object
+
+Identity = tuple[int, int]
+# A flag, and what was given for it: a path, several, or None.
+Named = Mapping[str, Any]
+Written = Callable[[Path], set[str] | None]
+
+RECORD, FILES, MARK = "ropext.json", "files", "ropext"
+PICTURE, LOSSES = b"tEXtSoftware\0ropext", b"losses by ropext"
+END = 1 << 16  # bytes at both ends of a file in which its sign is looked for
+MOVE = "move or rename it, or name another place"
+
+
+def check(reads: Named, writes: Named) -> None:
+    """Refuse where something that is written is, holds or lies inside something that is read, or
+    is a link. What is read and is not here (a hub id) is passed over."""
+    sources = [
+        (f"{place} ({flag})", chain)
+        for flag, path in _each(reads)
+        for place in _behind(path)
+        if (chain := _chain(place))[0]  # a link may lead nowhere
+    ]
+    for flag, path in _each(writes):
+        if path.is_symlink():
+            raise OutputExists(f"{path} ({flag}) is a link, which is not written through; {MOVE}")
+        here, name = _chain(path), f"{path} ({flag})"
+        inner = {here[0], *_folders(path)} - {None} if sources else set()
+        for source, there in sources:
+            if here[0] == there[0]:
+                raise UsageError(f"{name} is the input itself, {source}; name another place")
+            if there[0] in here[1:]:
+                raise UsageError(
+                    f"{name} lies inside the input {source}, which is only read; name another place"
+                )
+            if inner & {*there}:
+                raise UsageError(
+                    f"the input {source} lies inside {name}, which is written; copy it to another "
+                    "place first and name the copy, or write elsewhere"
+                )
+
+
+def _each(named: Named) -> Iterator[tuple[str, Path]]:
+    for flag, value in named.items():
+        for path in value if isinstance(value, list | tuple) else (value,):
+            if path:
+                yield flag, Path(path)
+
+
+def _behind(path: Path) -> Iterator[Path]:
+    """A path, and where the links below it lead; nothing where it is not here."""
+    if identity(path) is None:
+        return
+    yield path
+    for folder, folders, names in os.walk(path):
+        for name in (*folders, *names):
+            if os.path.islink(os.path.join(folder, name)):
+                yield Path(os.path.realpath(os.path.join(folder, name)))
+
+
+def _folders(path: Path) -> Iterator[Identity | None]:
+    """The directories below one: another file system may be mounted there."""
+    for folder, _, _ in os.walk(path):
+        yield identity(folder)
+
+
+def _chain(path: Path) -> list[Identity | None]:
+    """The identity of a path, then those of the directories above it; None of what is not there."""
+    real = Path(os.path.realpath(path))
+    return [identity(place) for place in (real, *real.parents)]
+
+
+def identity(path: Path | str) -> Identity | None:
+    """What a name leads to; None where it leads nowhere."""
+    with suppress(OSError, ValueError):
+        status = os.stat(path)
+        return status.st_dev, status.st_ino
+    return None
+
+
+def recorded(directory: Path) -> set[str] | None:
+    """The files that ropext wrote into a directory, by its record; None without such a record."""
+    try:
+        names = read_object(directory / RECORD).get(FILES)
+    except InputError:
+        return None
+    return set(map(str, names)) if isinstance(names, list) else None
+
+
+def listing(directory: Path, but: str = "") -> list[str]:
+    """The names of all files below a directory, and of links to directories; `but` is added."""
+    found = {but} if but else set()
+    for folder, folders, names in os.walk(directory):
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        found |= {Path(folder, name).relative_to(directory).as_posix() for name in (*links, *names)}
+    return sorted(found)
+
+
+def check_replaceable(
+    output: Path, *, force: bool, file: bool = False, written: Written = recorded
+) -> None:
+    """Refuse an output that is there, but with `force` one of which ropext wrote every file."""
+    if not os.path.lexists(output):
+        return
+    name = f"{output} (--output)"
+    if not force:
+        raise OutputExists(f"{name} exists; --force replaces it as a whole, where ropext wrote it")
+    if output.is_symlink() or not (output.is_file() if file else output.is_dir()):
+        what = "regular file" if file else "directory"
+        raise OutputExists(f"{name} is no {what}, so --force does not replace it; {MOVE}")
+    if not file and not os.listdir(output):
+        return
+    names = written(output)
+    if names is None:
+        raise OutputExists(
+            f"{name} is not marked as written by ropext, so --force does not replace it; {MOVE}"
+        )
+    if not file and (others := [own for own in listing(output) if own not in names]):
+        raise OutputExists(
+            f"{name} holds what ropext did not write: {shown(others)}; move that to another place "
+            "first, and --force replaces the rest"
+        )
+
+
+def shown(names: list[str]) -> str:
+    """Some names for a message."""
+    return listed(names[:3]) if len(names) <= 3 else f"{', '.join(names[:3])} and more"
+
+
+def seal(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest with the mark that it is ropext's."""
+    return {MARK: _digest(manifest), **manifest}
+
+
+def is_sealed(manifest: Any) -> bool:
+    """Whether ropext wrote a manifest, and nobody changed it."""
+    if not isinstance(manifest, dict):
+        return False
+    return manifest.get(MARK) == _digest({k: v for k, v in manifest.items() if k != MARK})
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    text = json.dumps(manifest, sort_keys=True)
+    return hashlib.sha256(f"written by ropext {text}".encode()).hexdigest()
+
+
+def make_work(real: Path) -> Path:
+    """A new folder at work beside an output, marked."""
+    work = real.parent / f".{real.name}.ropext-{secrets.token_hex(8)}"
+    work.mkdir()
+    (work / work.name).touch()
+    return work
+
+
+def works(real: Path) -> list[Path]:
+    """The folders at work that killed runs of an output left."""
+    ours = re.compile(re.escape(f".{real.name}.ropext-") + r"[0-9a-f]{16}")
+    found = [place for place in real.parent.iterdir() if ours.fullmatch(place.name)]
+    return [
+        own
+        for own in found
+        if own.is_dir()
+        and not own.is_symlink()
+        and ((own / own.name).is_file() or not os.listdir(own))
+    ]
+
+
+def check_file(path: Path | None, flag: str, sign: bytes) -> None:
+    """Refuse to replace a file in whose beginning and end ropext's sign is missing."""
+    if path is None or not os.path.lexists(path):
+        return
+    if path.is_file() and not path.is_symlink():
+        with path.open("rb") as stream:
+            ends = stream.read(END)
+            stream.seek(max(0, path.stat().st_size - END))
+            if sign in ends + stream.read():
+                return
+    raise OutputExists(f"{path} ({flag}) is there, and no such file by ropext; {MOVE}")

@@ -1,0 +1,36 @@
+"""Directories as ropext marks its own, made without running it."""
+
+import hashlib
+import json
+from pathlib import Path
+
+
+def mark(directory: Path) -> None:
+    """Say in the record that all files that are there are ropext's."""
+    files = [p.relative_to(directory).as_posix() for p in directory.rglob("*") if not p.is_dir()]
+    (directory / "ropext.json").write_text(json.dumps({"files": sorted([*files, "ropext.json"])}))
+
+
+def checkpoint(directory: Path, text: str = "{}") -> Path:
+    """An output whose config holds a text."""
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(text)
+    mark(directory)
+    return directory
+
+
+def at_work(output: Path, token: str = "0123456789abcdef") -> Path:
+    """The folder that a killed run of an output left beside it."""
+    work = output.parent / f".{output.name}.ropext-{token}"
+    work.mkdir(parents=True)
+    (work / work.name).touch()
+    return work
+
+
+def manifest(folder: Path, command: str, decides: dict | None = None) -> None:
+    """The manifest of a run, as documented: it bears the digest of its other values."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rest = {"command": command, "decides": decides or {}}
+    text = "written by ropext " + json.dumps(rest, sort_keys=True)
+    seal = hashlib.sha256(text.encode()).hexdigest()
+    (folder / "run.json").write_text(json.dumps({"ropext": seal, **rest}))

@@ -1,0 +1,492 @@
+"""What a command may not lose: each kind of input in each relation to the output, what of a user's
+stands at the output's name, and kills at each rename.
+
+The oracle is the tree itself: the SHA-256 of every file before and after, by the names that both
+have. A command that refuses changes nothing; one that is done changes what it announced, the output
+and the folder of its run, and no file of a user's in them.
+"""
+
+import os
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import mock
+
+from marked import at_work, checkpoint, manifest, mark
+from reliability.campaign import Broken, Ended, run, tree
+from reliability.commands import SMALL_FIT, SMALL_TRAINING, Command
+from reliability.layer import Wish
+
+TWICE = ("--factor", "2")
+FEW = ("--lengths", "64", "--max-docs", "1", "--device", "cpu")
+TO = ("-o", "{out}", "--force")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of input of one command: `IN` stands for it, and `source` is what lies there."""
+
+    words: tuple[str, ...]
+    source: str
+    file: bool = False  # the output is one file
+
+    def command(self, given: str, output: str) -> Command:
+        words = [w.replace("{in}", given).replace("{out}", output) for w in self.words]
+        return Command(" ".join(self.words[:1]), tuple(words))
+
+
+EXTEND = ("extend", "base", "--method", "yarn", *TWICE, "--no-verify")
+KINDS = {
+    "extend MODEL": Kind(("extend", "{in}", *TWICE, "--no-verify", *TO), "base"),
+    "extend MODEL, by symlink": Kind(
+        ("extend", "{in}", *TWICE, "--no-verify", "--link", "symlink", *TO), "base"
+    ),
+    "extend MODEL.gguf": Kind(("extend", "{in}", *TWICE, *TO), "m.gguf", file=True),
+    "extend --like": Kind(("extend", "m.gguf", "--like", "{in}", *TO), "ext"),
+    "extend --pair-factors": Kind(
+        ("extend", "base", *TWICE, "--method", "longrope", "--pair-factors", "{in}", *TO),
+        "pairs.json",
+    ),
+    "extend --eval": Kind((*EXTEND, "--eval", "{in}", *TO), "eval.jsonl"),
+    "extend --fit": Kind((*EXTEND, "--fit", "{in}", *TO), "texts"),
+    "extend --finetune": Kind((*EXTEND, "--finetune", "{in}", *TO), "texts"),
+    "extend --method auto": Kind(
+        ("extend", "base", "--method", "auto", *TWICE, "--data", "{in}", *TO), "texts"
+    ),
+    "extend --eval MODEL": Kind(
+        ("extend", "{in}", *TWICE, "--no-verify", "--eval", "eval.jsonl", *TO), "base"
+    ),
+    "fit MODEL": Kind(("fit", "{in}", "--data", "texts", *SMALL_FIT, *TO), "base"),
+    "fit --data": Kind(("fit", "base", "--data", "{in}", *SMALL_FIT, *TO), "texts"),
+    "finetune DIR": Kind(("finetune", "{in}", "--data", "texts", *SMALL_TRAINING, *TO), "ext"),
+    "finetune --data": Kind(("finetune", "ext", "--data", "{in}", *SMALL_TRAINING, *TO), "texts"),
+    "finetune --eval": Kind(
+        ("finetune", "ext", "--data", "texts", "--eval", "{in}", *SMALL_TRAINING, *TO), "texts"
+    ),
+    "eval MODEL": Kind(("eval", "{in}", "--data", "eval.jsonl", *FEW, *TO), "ext"),
+    "eval --data": Kind(("eval", "ext", "--data", "{in}", *FEW, *TO), "texts"),
+    "eval --base": Kind(("eval", "ext", "--base", "{in}", "--data", "texts", *FEW, *TO), "base"),
+    "eval --passages": Kind(
+        ("eval", "ext", "--tasks", "passages", "--passages", "{in}", *FEW, *TO), "eval.jsonl"
+    ),
+    "eval --fail-if": Kind(
+        ("eval", "ext", "--data", "texts", *FEW, "--fail-if", "tail@64 > vs {in}", *TO), "seen"
+    ),
+    "run RECIPE": Kind(("run", "{in}", *TO), "recipe.yaml"),
+    "run model": Kind(("run", "recipe.yaml", "model={in}", *TO), "base"),
+    "run evaluate.data": Kind(("run", "recipe.yaml", "evaluate.data={in}", *TO), "texts"),
+    "compare RUN": Kind(("compare", "{in}:base", "{in}:untouched", "-o", "{out}"), "seen"),
+    "inspect --plot": Kind(("inspect", "{in}", "--plot", "{out}"), "base", file=True),
+    "plan --plot": Kind(("plan", "{in}", *TWICE, "--plot", "{out}"), "base", file=True),
+    "verify --fix": Kind(("verify", "{out}", "--fix", "--against", "{in}"), "base"),
+}
+WRITERS = (
+    *("fit MODEL", "finetune DIR", "eval MODEL", "run RECIPE", "compare RUN", "inspect --plot"),
+    *("extend --eval", "extend --method auto", "extend MODEL.gguf", "extend MODEL"),
+)
+PART = ("extend --eval MODEL", "run RECIPE", "fit --data", "extend --like", "compare RUN")
+
+
+def prepare(room: Path, inputs: Path, runs: Path) -> None:
+    """The folder in which one command runs: what it may read, by the names in `KINDS`."""
+    for name in ("base", "ext", "eval.jsonl"):
+        _copy(inputs / name, room / name)
+    _copy(runs / "seen", room / "seen")
+    _copy(runs / "m.gguf", room / "m.gguf")
+    (room / "texts").mkdir()
+    _copy(inputs / "train.jsonl", room / "texts/train.jsonl")
+    (room / "pairs.json").write_text("[1, 1, 2, 2]")
+    (room / "recipe.yaml").write_text(
+        "model: base\nextend: {method: yarn, factor: 2, no_verify: true}\n"
+        "evaluate: {data: eval.jsonl, lengths: '64', max_docs: 1}\n"
+    )
+
+
+def _copy(source: Path, target: Path) -> None:
+    (shutil.copytree if source.is_dir() else shutil.copyfile)(source, target)
+
+
+def make_runs(folder: Path, inputs: Path) -> Path:
+    """A finished evaluation and a GGUF file, made once."""
+    from gguf_files import making
+
+    folder.mkdir()
+    words = ("eval", str(inputs / "ext"), "--data", str(inputs / "eval.jsonl"), *FEW, "-o", "seen")
+    ended = run(Command("eval", words), folder)
+    assert ended.code == 0, ended.said
+    making.write(folder / "m.gguf")
+    return folder
+
+
+# --- how an input and an output are related ------------------------------------------------------
+
+Placed = tuple[str, str]  # the input and the output, as the command line names them
+
+
+def is_(room: Path, kind: Kind) -> Placed:
+    """The output is the input, which is marked as ropext's as far as it can be."""
+    if (room / kind.source).is_dir():
+        mark(room / kind.source)
+    return kind.source, kind.source
+
+
+def lies_in(room: Path, kind: Kind) -> Placed:
+    (room / "out").mkdir()
+    os.rename(room / kind.source, room / "out" / kind.source)
+    mark(room / "out")
+    return f"out/{kind.source}", "out"
+
+
+def lies_in_run(room: Path, kind: Kind) -> Placed:
+    """In the folder beside the output, where the run works."""
+    manifest(room / "out.run", "run")
+    os.rename(room / kind.source, room / "out.run" / kind.source)
+    return f"out.run/{kind.source}", "out"
+
+
+def holds(room: Path, kind: Kind) -> Placed:
+    if (room / kind.source).is_dir():
+        checkpoint(room / kind.source / "out")
+        return kind.source, f"{kind.source}/out"
+    return lies_in(room, kind)
+
+
+def links_into(room: Path, kind: Kind) -> Placed:
+    """All files of the input are symbolic links into the output."""
+    lies_in(room, kind)
+    source, hidden = room / kind.source, room / "out" / kind.source
+    if hidden.is_dir():
+        for file in [own for own in hidden.rglob("*") if own.is_file()]:
+            link = source / file.relative_to(hidden)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(file)
+    else:
+        source.symlink_to(hidden)
+    return kind.source, "out"
+
+
+def linked(room: Path, kind: Kind) -> Placed:
+    """The output is a symbolic link to the input."""
+    (room / "out").symlink_to(room / kind.source)
+    return kind.source, "out"
+
+
+def hard(room: Path, kind: Kind) -> Placed:
+    """The output holds other names of the input's files, or is one."""
+    if (room / kind.source).is_dir():
+        shutil.copytree(room / kind.source, room / "out", copy_function=os.link)
+        mark(room / "out")
+    else:
+        os.link(room / kind.source, room / "out")
+    return kind.source, "out"
+
+
+HARD = "is hard-linked by"  # the output's own names may go: the input keeps its other ones
+RELATIONS: dict[str, Callable[[Path, Kind], Placed]] = {
+    "is": is_,
+    "lies in": lies_in,
+    "lies in OUT.run": lies_in_run,
+    "holds": holds,
+    "links into": links_into,
+    "is linked by": linked,
+    HARD: hard,
+}
+SECOND = {"is": is_, "lies in": lies_in, "holds": holds}  # under a second name of the room
+
+
+@contextmanager
+def second_name(room: Path, mounted: bool) -> Iterator[None]:
+    """`there` is another name of `here`: by a bind mount, else what `os.stat` says of it."""
+    here, there = room / "here", room / "there"
+    if mounted:
+        there.mkdir()
+        subprocess.run(["mount", "--bind", str(here), str(there)], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run(["umount", str(there)], check=True)
+        return
+    real = os.stat
+    shutil.copytree(here, there, symlinks=True)
+
+    def stat(path: object, *words: object, **how: object) -> os.stat_result:
+        if isinstance(path, str | os.PathLike):
+            text = os.path.abspath(os.fspath(path))
+            if text == str(there) or text.startswith(f"{there}{os.sep}"):
+                path = str(here) + text[len(str(there)) :]
+        return real(path, *words, **how)  # type: ignore[arg-type]
+
+    with mock.patch.object(os, "stat", stat):
+        yield
+
+
+def may_mount(folder: Path) -> bool:
+    """Whether this machine lets us mount a folder a second time."""
+    for name in ("one", "two"):
+        (folder / name).mkdir(parents=True)
+    words = [str(folder / "one"), str(folder / "two")]
+    with suppress(OSError):
+        if subprocess.run(["mount", "--bind", *words], capture_output=True).returncode == 0:
+            subprocess.run(["umount", words[1]], check=True)
+            return True
+    return False
+
+
+# --- what of a user's stands at the output's name ------------------------------------------------
+
+
+def foreign(room: Path) -> None:
+    """A folder with all that a checkpoint has, but for the mark."""
+    (room / "out").mkdir()
+    for name in ("config.json", "notes.md", "a.gguf", "report.md", "ropext.txt", "documents-1"):
+        (room / "out" / name).write_text("{}")
+
+
+def added(room: Path) -> None:
+    """An output of ropext's to which a user added files."""
+    checkpoint(room / "out")
+    for name in ("notes.md", "sub/a.png", "plots/mine"):
+        (room / "out" / name).parent.mkdir(exist_ok=True)
+        (room / "out" / name).write_text("mine")
+
+
+def added_to_run(room: Path) -> None:
+    """Another run of the same command, to which a user added files."""
+    for folder, commands in (("out", ("eval",)), ("out.run", ("fit", "finetune", "run"))):
+        for command in commands:
+            manifest(room / folder, command, {"seed": 9})
+        for name in ("documents-2024/a", "report.docx", "plots/mine"):
+            (room / folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (room / folder / name).write_text("mine")
+
+
+def foreign_run(room: Path) -> None:
+    (room / "out.run").mkdir()
+    (room / "out.run/manifest.json").write_text('{"settings": 1, "resolved": 2}')
+    (room / "out.run/data.bin").write_text("mine")
+
+
+def neighbours(room: Path) -> None:
+    """Names that ropext gave to its own once, and nearly those that it gives now."""
+    for name in (".out.tmp-2024", ".out.old", ".out.tmp-7", ".out.run.old", ".out.ropext-old"):
+        (room / name).mkdir()
+        (room / name / "a").write_text("mine")
+    for name in (".out.lock", ".out.run.lock", ".out.png.5.tmp"):
+        (room / name).write_text("mine")
+
+
+def a_file(room: Path) -> None:
+    (room / "out").write_text("mine")
+
+
+def a_link(room: Path) -> None:
+    (room / "elsewhere").mkdir()
+    (room / "elsewhere/a").write_text("mine")
+    (room / "out").symlink_to(room / "elsewhere")
+
+
+def a_dangling_link(room: Path) -> None:
+    (room / "out").symlink_to(room / "nowhere")
+
+
+def linked_run(room: Path) -> None:
+    (room / "elsewhere").mkdir()
+    (room / "out.run").symlink_to(room / "elsewhere")
+
+
+def an_old_copy(room: Path) -> None:
+    """`--force` was killed between its renames, and another command took the name."""
+    work = at_work(room / "out")
+    checkpoint(work / "old", "the only copy")
+    checkpoint(work / "new", "whole")
+    manifest(room / "out", "demo")
+    (room / "out" / "results.json").write_text("{}")
+
+
+STANDING: dict[str, Callable[[Path], None]] = {
+    "a user's folder": foreign,
+    "a user's files in OUT": added,
+    "a user's files in a run": added_to_run,
+    "a user's OUT.run": foreign_run,
+    "names like ropext's": neighbours,
+    "a file": a_file,
+    "a link": a_link,
+    "a dangling link": a_dangling_link,
+    "OUT.run as a link": linked_run,
+    "an old copy, and another's OUT": an_old_copy,
+}
+
+
+# --- the cases -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Guarding:
+    """The rooms, and what came of the cases."""
+
+    folder: Path
+    inputs: Path
+    runs: Path
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    broken: list[str] = field(default_factory=list)
+    number: int = 0
+
+    def room(self) -> Path:
+        self.number += 1
+        room = self.folder / f"guard {self.number}"
+        room.mkdir()
+        return room
+
+    def relation(self, name: str, relation: str) -> Ended | None:
+        """One kind of input in one relation; None where it cannot be."""
+        kind, room = KINDS[name], self.room()
+        prepare(room, self.inputs, self.runs)
+        given, output = RELATIONS[relation](room, kind)
+        return self._judged(name, relation, room, kind.command(given, output))
+
+    def second(self, name: str, relation: str, mounted: bool) -> Ended:
+        """The same, where the output is said under a second name of its folder."""
+        kind, room = KINDS[name], self.room()
+        (room / "here").mkdir()
+        prepare(room / "here", self.inputs, self.runs)
+        given, output = SECOND[relation](room / "here", kind)
+        words = kind.command(f"here/{given}", f"there/{output}")
+        plain = ("base", "m.gguf", "ext", "texts", "recipe.yaml", "eval.jsonl")
+        moved = [f"here/{word}" if word in plain else word for word in words.words]
+        how = "mounted twice" if mounted else "by os.stat"
+        with second_name(room, mounted):
+            return self._judged(name, f"{relation}, {how}", room, Command(name, tuple(moved)), True)
+
+    def standing(self, name: str, what: str) -> Ended:
+        """Something of a user's at the output's name."""
+        kind, room = KINDS[name], self.room()
+        prepare(room, self.inputs, self.runs)
+        STANDING[what](room)
+        return self._judged(name, what, room, kind.command(kind.source, "out"))
+
+    def _judged(
+        self, name: str, what: str, room: Path, command: Command, refused: bool = False
+    ) -> Ended:
+        """Run it, and compare the tree. `refused`: nothing else is right."""
+        before = tree(room)
+        ended = run(command, room)
+        after = tree(room)
+        try:
+            if ended.code not in (0, 2) or "Traceback" in ended.said:
+                raise Broken(f"exit {ended.code}: {ended.said[-800:]}")
+            if refused and ended.code == 0:
+                raise Broken("it was done")
+            lost = [own for own in before if after.get(own) != before[own]]
+            new = sorted(after.keys() - before.keys())
+            if ended.code and (lost or new):
+                raise Broken(f"it refused, and changed {lost[:3]}, made {new[:3]}: {ended.said}")
+            if users := [own for own in lost if not (what == HARD and own.startswith("out"))]:
+                raise Broken(f"it lost {users[:3]}")
+            self.counts[what, "refused" if ended.code else "done, nothing lost"] += 1
+        except Broken as error:
+            self.broken.append(f"{name}, {what}: {error}")
+        shutil.rmtree(room, ignore_errors=True)
+        return ended
+
+
+# --- kills at each rename ------------------------------------------------------------------------
+
+FORCED = (*EXTEND, "-o", "out", "--force")
+THEN = {
+    "eval -o": ("eval", "ext", "--data", "eval.jsonl", *FEW, "-o", "out"),
+    "extend": (*EXTEND, "-o", "out"),
+    "extend --force": FORCED,
+    "fit": ("fit", "base", "--data", "texts", *SMALL_FIT, "-o", "out"),
+    "compare": ("compare", "seen:base", "seen:untouched", "-o", "out"),
+}
+
+
+def renames(guarding: Guarding) -> Iterator[tuple[int, ...]]:
+    """Each rename of `extend --force` over an output, and each pair of them."""
+    room = guarding.room()
+    prepare(room, guarding.inputs, guarding.runs)
+    checkpoint(room / "out", "old")
+    steps = run(Command("extend", FORCED), room).steps
+    at = [number for number, kind in enumerate(steps) if kind in ("name", "remove")]
+    yield from ((one,) for one in at)
+    yield from ((one, two) for one in at for two in at)
+
+
+def killed(guarding: Guarding, steps: tuple[int, ...], then: str) -> None:
+    """Kill `extend --force` at these steps in turn, then run another command on the same OUT: the
+    old output or the new one is whole, and is still so when the other command refused."""
+    room = guarding.room()
+    prepare(room, guarding.inputs, guarding.runs)
+    checkpoint(room / "out", "old")
+    old = tree(room / "out")
+    said = f"killed at {steps}, then {then}"
+    try:
+        for step in steps:
+            run(Command("extend", FORCED), room, Wish(step, "before"))
+            _either(room, old)
+        ended = run(Command(then, THEN[then]), room)
+        if ended.code not in (0, 2) or "Traceback" in ended.said:
+            raise Broken(f"exit {ended.code}: {ended.said[-800:]}")
+        _either(room, old)
+        key = "refused" if ended.code else "done, nothing lost"
+        guarding.counts[f"killed {'twice' if len(steps) > 1 else 'once'}, then {then}", key] += 1
+    except Broken as error:
+        guarding.broken.append(f"{said}: {error}")
+    shutil.rmtree(room, ignore_errors=True)
+
+
+def _either(room: Path, old: dict[str, str]) -> None:
+    """The old output is whole under its name or aside, or a new one is whole under its name."""
+    places = [room / "out", *room.glob(".out.ropext-*/old")]
+    if any(tree(place) == old for place in places):
+        return
+    record, weights = room / "out/ropext.json", room / "out/model.safetensors"
+    if not (record.is_file() and weights.is_file()):
+        raise Broken(f"neither is there: {sorted(os.listdir(room))}")
+
+
+def show(guarding: Guarding) -> None:
+    """The table of the counts, as Markdown, and every broken promise."""
+    print("| what stands in what relation | refused | done, nothing lost |\n|---|---|---|")
+    for what in dict.fromkeys(what for what, _ in guarding.counts):
+        done = guarding.counts[what, "done, nothing lost"]
+        print(f"| {what} | {guarding.counts[what, 'refused']} | {done} |")
+    for line in guarding.broken:
+        print(f"BROKEN {line}")
+    print(f"\n{sum(guarding.counts.values())} cases, {len(guarding.broken)} promises broken")
+
+
+def relations(guarding: Guarding, names: Iterable[str], mounted: bool) -> None:
+    """Each kind of input in each relation to the output."""
+    for name in names:
+        for relation in RELATIONS:
+            guarding.relation(name, relation)
+        for relation in SECOND:
+            for how in (False, True) if mounted else (False,):
+                guarding.second(name, relation, how)
+
+
+def everything(guarding: Guarding) -> None:
+    """The wide campaign."""
+    relations(guarding, KINDS, may_mount(guarding.room()))
+    for name in KINDS:
+        for what in STANDING if name != "verify --fix" else ():
+            guarding.standing(name, what)
+    for number, steps in enumerate(renames(guarding)):
+        then = [*THEN][number % len(THEN)]
+        for own in THEN if len(steps) == 1 else (then,):
+            killed(guarding, steps, own)
+
+
+def a_part(guarding: Guarding) -> None:
+    """What the suite runs: one of each."""
+    relations(guarding, PART, may_mount(guarding.room()))
+    for number, what in enumerate(STANDING):
+        for name in (WRITERS[number % len(WRITERS)], "extend MODEL", "eval MODEL"):
+            guarding.standing(name, what)
+    for steps in [own for own in renames(guarding) if len(own) == 1]:
+        killed(guarding, steps, "extend")

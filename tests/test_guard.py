@@ -1,0 +1,217 @@
+"""One guard: what is one place, what is ropext's own, and that it hears of every path."""
+
+import inspect
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import get_args
+
+import command_line
+import pytest
+from marked import checkpoint, mark
+
+from ropext import guard
+from ropext.cli.app import COMMANDS, command_of
+from ropext.errors import OutputExists, RopextError, UsageError
+
+# --- identity ---
+
+
+@pytest.fixture
+def twice(tmp_path, monkeypatch):
+    """`there` is another name of `here`, as after a second mount."""
+    (tmp_path / "here/model/sub").mkdir(parents=True)
+    (tmp_path / "here/model/config.json").write_text("{}")
+    here, there, real = tmp_path / "here", tmp_path / "there", os.stat
+
+    def stat(path, *words, **how):
+        text = path if isinstance(path, int) else os.path.abspath(path)
+        if not isinstance(text, int) and Path(text).is_relative_to(there):
+            path = here / Path(text).relative_to(there)
+        return real(path, *words, **how)
+
+    monkeypatch.setattr(os, "stat", stat)
+    return here, there
+
+
+@pytest.mark.parametrize(
+    ("read", "write", "said"),
+    [
+        ("model", "model", "is the input itself"),
+        ("model", "model/out", "lies inside the input"),
+        ("model", "model/sub/not/yet", "lies inside the input"),
+        ("model/config.json", "model", "which is written; copy it to another place first"),
+        ("model/sub", ".", "lies inside"),
+        ("model/sub", "model", "lies inside"),
+    ],
+)
+@pytest.mark.parametrize("way", ["plain", "twice", "link"])
+def test_two_names_of_one_place(twice, tmp_path, read, write, said, way):
+    here, there = twice
+    if way == "link":
+        (tmp_path / "link").symlink_to(here)
+    source = {"plain": here, "twice": there, "link": tmp_path / "link"}[way]
+    with pytest.raises(UsageError) as error:
+        guard.check({"--data": source / read}, {"--output": here / write})
+    for part in (said, f"{source / read} (--data)", f"{here / write} (--output)"):
+        assert part in str(error.value)
+
+
+def test_places_that_only_look_alike_are_apart(tmp_path):
+    for name in ("a", "a-2", "ab"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "f").write_text("the same")
+    os.link(tmp_path / "a/f", tmp_path / "ab/g")  # the input keeps its own name
+    guard.check({"x": tmp_path / "a", "y": None, "z": "org/name"}, {"--output": tmp_path / "a-2"})
+    (tmp_path / "a/broken").symlink_to(tmp_path / "nowhere")
+    guard.check({"x": [tmp_path / "a/f"]}, {"--output": tmp_path / "ab"})
+    guard.check({"x": "nul\0byte", "y": "x" * 5000}, {"--output": tmp_path / "new/out"})
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "sub/x.jsonl", "folder"])
+def test_what_links_lead_to_is_read_too(tmp_path, name):
+    (tmp_path / "X/folder").mkdir(parents=True)
+    (tmp_path / "S" / name).parent.mkdir(parents=True)
+    (tmp_path / "S" / name).symlink_to(tmp_path / "X" / Path(name).name)
+    (tmp_path / "X/model.safetensors").touch()
+    (tmp_path / "X/x.jsonl").touch()
+    with pytest.raises(UsageError, match=r"X/.* \(MODEL\) lies inside .*X \(--output\)"):
+        guard.check({"MODEL": tmp_path / "S"}, {"--output": tmp_path / "X"})
+
+
+def test_nothing_is_written_through_a_link(tmp_path):
+    (tmp_path / "there").mkdir()
+    for target in ("there", "nowhere"):
+        (tmp_path / "out").symlink_to(tmp_path / target)
+        with pytest.raises(OutputExists, match="is a link, which is not written through"):
+            guard.check({}, {"--output": tmp_path / "out"})
+        (tmp_path / "out").unlink()
+
+
+# --- single files ---
+
+NOT_OURS = {
+    "weights": b"\x08\0\0\0\0\0\0\0{}",
+    "another program's picture": b"\x89PNG\r\n\x1a\n....tEXtSoftware\0Matplotlib",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("content", NOT_OURS.values(), ids=NOT_OURS)
+def test_a_picture_replaces_pictures_of_ropext_alone(tmp_path, content, capsys):
+    file = tmp_path / "x.png"
+    file.write_bytes(content)
+    code, said = command_line.run("inspect", "ropext://demo", "--plot", file, capsys=capsys)
+    assert (code, file.read_bytes()) == (2, content)
+    assert "(--plot) is there, and no such file by ropext; move or rename it" in said.err
+    file.unlink()
+    for _ in range(2):
+        assert command_line.run("inspect", "ropext://demo", "--plot", file)[0] == 0
+    assert file.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    os.rename(file, tmp_path / "kept.png")
+    file.symlink_to(tmp_path / "kept.png")
+    before = (tmp_path / "kept.png").stat()
+    assert command_line.run("plan", "ropext://demo", "--factor", "2", "--plot", file)[0] == 2
+    assert (tmp_path / "kept.png").stat() == before
+
+
+# --- every option of every command ---
+
+# Options and arguments whose value is a text that is no place on this machine.
+WORDS = """action attn_implementation base_model begin budget column data_revision depths device
+device_map dtype endpoint factor family for_loaders keys lengths license lm_eval method name only
+push_to_hub report_to repository revision run split split_documents start targets tasks words"""
+# (command, its option): the words that give it a path IN; what else the command needs.
+EXTENDED = ("ext", "--data", "texts.jsonl", "-o", "OUT")
+PATHS = {
+    ("inspect", "model"): ("IN", "--plot", "p.png"),
+    ("inspect", "plot"): ("ropext://demo", "--plot", "IN"),
+    ("plan", "model"): ("IN", "--factor", "2", "--plot", "p.png"),
+    ("plan", "plot"): ("ropext://demo", "--factor", "2", "--plot", "IN"),
+    ("plan", "measure"): ("ropext://demo", "--factor", "2", "--measure", "IN", "--plot", "p.png"),
+    ("plan", "pair_factors"): ("base", "--pair-factors", "IN", "--plot", "p.png"),
+    ("plan", "like"): ("base", "--like", "IN", "--plot", "p.png"),
+    ("plan", "finetune"): ("base", "--factor", "2", "--finetune", "IN", "--plot", "p.png"),
+    ("extend", "model"): ("IN", "--factor", "2", "-o", "OUT"),
+    ("extend", "pair_factors"): ("base", "--pair-factors", "IN", "-o", "OUT"),
+    ("extend", "like"): ("base", "--like", "IN", "-o", "OUT"),
+    ("extend", "output"): ("base", "--factor", "2", "-o", "IN"),
+    ("extend", "data"): ("base", "--method", "auto", "--factor", "2", "--data", "IN", "-o", "OUT"),
+    ("extend", "fit"): ("base", "--factor", "2", "--fit", "IN", "-o", "OUT"),
+    ("extend", "finetune"): ("base", "--factor", "2", "--finetune", "IN", "-o", "OUT"),
+    ("extend", "evaluate"): ("base", "--factor", "2", "--eval", "IN", "-o", "OUT"),
+    ("verify", "directory"): ("IN", "--fix"),
+    ("verify", "against"): ("base", "--fix", "--against", "IN"),
+    ("verify", "python"): ("base", "--fix", "--run", "vllm", "--python", "IN"),
+    ("verify", "converter"): ("base", "--fix", "--run", "llama.cpp", "--converter", "IN"),
+    ("fit", "model"): ("IN", "--data", "t.jsonl", "--factor", "2", "-o", "OUT"),
+    ("fit", "data"): ("base", "--data", "IN", "--factor", "2", "-o", "OUT"),
+    ("fit", "output"): ("base", "--data", "t.jsonl", "--factor", "2", "-o", "IN"),
+    ("finetune", "directory"): ("IN", "--data", "t.jsonl", "-o", "OUT"),
+    ("finetune", "data"): ("base", "--data", "IN", "-o", "OUT"),
+    ("finetune", "evaluate"): ("base", "--data", "t.jsonl", "--eval", "IN", "-o", "OUT"),
+    ("finetune", "output"): ("base", "--data", "t.jsonl", "-o", "IN"),
+    ("run", "recipe"): ("recipe.yaml", "-o", "OUT"),
+    ("run", "output"): ("recipe.yaml", "-o", "IN"),
+    ("eval", "model"): ("IN", "--tasks", "passkey", "-o", "OUT"),
+    ("eval", "data"): ("base", "--data", "IN", "-o", "OUT"),
+    ("eval", "passages"): ("base", "--tasks", "qa_1", "--passages", "IN", "-o", "OUT"),
+    ("eval", "base"): ("base", "--tasks", "passkey", "--base", "IN", "-o", "OUT"),
+    ("eval", "adapter"): ("base", "--tasks", "passkey", "--adapter", "IN", "-o", "OUT"),
+    ("eval", "fail_if"): ("base", "--data", "t", "--fail-if", "tail@1k > vs IN", "-o", "OUT"),
+    ("eval", "losses"): ("base", "--data", "t", "--losses", "IN"),
+    ("eval", "output"): ("base", "--tasks", "passkey", "-o", "IN"),
+    ("compare", "runs"): ("IN", "-o", "OUT"),
+    ("compare", "fail_if"): ("run", "--fail-if", "tail@1k > vs IN", "-o", "OUT"),
+    ("compare", "output"): ("run", "-o", "IN"),
+    ("push", "directory"): ("IN", "org/name", "--dry-run"),
+    ("push", "results"): ("ext", "org/name", "--results", "IN", "--dry-run"),
+    ("conformance", "output"): ("--family", "llama", "-o", "IN"),
+    ("demo", "output"): ("-o", "IN"),
+}
+
+
+def texts(name):
+    """The options and arguments of a command that take a text or a path."""
+    for option, own in inspect.signature(command_of(name)).parameters.items():
+        kinds = {get_args(own.annotation)[0]}
+        while inner := {deeper for kind in kinds for deeper in get_args(kind)} - kinds:
+            kinds |= inner
+        if kinds & {str, Path}:
+            yield option
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_a_place_or_is_none(name):
+    """What takes a text is either given to the guard (`PATHS`) or no place (`WORDS`)."""
+    taken = {option for command, option in PATHS if command == name}
+    assert set(texts(name)) - set(WORDS.split()) == taken
+
+
+class Stop(RopextError):
+    """Enough was seen."""
+
+
+@pytest.mark.parametrize(("name", "option"), PATHS, ids=["-".join(own) for own in PATHS])
+def test_every_place_is_told_the_guard(tmp_path, monkeypatch, name, option):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(Path(guard.__file__).parent / "demo/checkpoint", "base")
+    checkpoint(tmp_path / "ext")
+    given = "recipe.yaml" if option == "recipe" else "IN"
+    (tmp_path / "recipe.yaml").write_text("model: base\nextend: {method: yarn, factor: 2}\n")
+    if option in ("model", "directory", "recipe"):
+        if option != "recipe":
+            os.rename(tmp_path / "base", tmp_path / "IN")
+        mark(tmp_path / "IN") if option == "directory" else None
+    seen = []
+
+    def check(reads, writes):
+        seen.extend(str(path) for _, path in (*guard._each(reads), *guard._each(writes)))
+        if any(given in path for path in seen):
+            raise Stop("seen")
+
+    monkeypatch.setattr(guard, "check", check)
+    with suppress(Exception):
+        command_line.run(name, *PATHS[name, option])
+    assert any(given in path for path in seen), seen
