@@ -27,10 +27,10 @@ def at_work(output: Path, token: str = "0123456789abcdef") -> Path:
     return work
 
 
-def manifest(folder: Path, command: str, decides: dict | None = None) -> None:
+def manifest(folder: Path, command: str, decides: dict | None = None, **about: object) -> None:
     """The manifest of a run, as documented: it bears the digest of its other values."""
     folder.mkdir(parents=True, exist_ok=True)
-    rest = {"command": command, "decides": decides or {}}
+    rest = {"command": command, "decides": decides or {}, **about}
     text = "written by ropext " + json.dumps(rest, sort_keys=True)
     seal = hashlib.sha256(text.encode()).hexdigest()
     (folder / "run.json").write_text(json.dumps({"ropext": seal, **rest}))

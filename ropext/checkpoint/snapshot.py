@@ -2,6 +2,7 @@
 others stay behind.
 """
 
+import glob
 import os
 import re
 import stat
@@ -297,8 +298,7 @@ def _a_file(path: Path) -> str:
 
 
 def _missing(path: Path) -> str:
-    old = path.parent / f".{path.name}.old"
-    if old.is_dir():
+    for old in path.parent.glob(f".{glob.escape(path.name)}.ropext-*/old"):
         return (
             f"{path} is missing, but {old} is there: an interrupted --force left it; run that "
             "command again, or rename it back"

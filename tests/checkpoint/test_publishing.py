@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from hub_stub import Stub, serving
+from marked import manifest
 from sample_checkpoint import card, make_model, record, tree, write_json
 
 from ropext.checkpoint import open_snapshot, provenance
@@ -135,8 +136,7 @@ def test_figures_come_from_a_run_that_read_this_very_checkpoint(hub, output, tmp
     metrics = {"tail@8192": VALUE, "tail_nll@8192": VALUE, "passkey@8192": VALUE | {"value": 0.5}}
     run = tmp_path / "run"
     run.mkdir()
-    manifest = {"run": {"variants": variants}, "run_key": "k"}
-    write_json(run / "manifest.json", manifest | {"names": {"data": "/home/me/books.jsonl"}})
+    manifest(run, "eval", {"variants": variants}, names={"data": "/home/me/books.jsonl"})
     frame = {"schema": 1, "context": 2048, "lengths": [8192], "tail_tokens": 512, "seed": 0}
     told = {
         label: {"kind": own["kind"], "passes": {}, "metrics": metrics}
@@ -157,7 +157,7 @@ def test_figures_come_from_a_run_that_read_this_very_checkpoint(hub, output, tmp
     assert other.returncode == 2
     assert "did not measure" in other.stderr
     variants["yarn-4x"]["model"] = own
-    write_json(run / "manifest.json", manifest | {"names": {"data": "org/set"}})
+    manifest(run, "eval", {"variants": variants}, names={"data": "org/set"})
     several = ropext(hub, tmp_path, "push", output, "org/long", "--public", "--results", run)
     assert several.returncode == 2
     assert "yarn-4x, tuned" in several.stderr

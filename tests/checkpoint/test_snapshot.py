@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from marked import at_work
 from sample_checkpoint import CONFIG, make_model, write_json
 
 from ropext.checkpoint import open_snapshot
@@ -119,8 +120,8 @@ def test_not_a_checkpoint(tmp_path: Path):
 
 
 def test_an_interrupted_force_is_explained(model: Path, tmp_path: Path):
-    model.rename(tmp_path / ".base.old")
-    assert "--force" in refused(model, ".base.old")
+    model.rename(at_work(model) / "old")
+    assert "--force" in refused(model, "/old is there")
 
 
 def test_a_revision_of_a_directory(model: Path):

@@ -39,7 +39,7 @@ EXTEND = ("extend", "base", "--factor", "2")
     ("words", "said"),
     [
         ((*EXTEND, "-o", "taken"), "taken (--output) exists"),
-        ((*EXTEND, "-o", "taken", "--force"), "holds something that is not a checkpoint"),
+        ((*EXTEND, "-o", "taken", "--force"), "is not marked as written by ropext"),
         ((*EXTEND, "-o", "base"), "is the input itself"),
         ((*EXTEND, "-o", "base/out"), "lies inside the input"),
         ((*EXTEND, "-o", "file/out"), "cannot be written"),

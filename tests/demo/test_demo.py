@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 from command_line import run
+from marked import manifest
 from report.pages import check
 
 from ropext import bundled, demo
@@ -283,8 +284,7 @@ def test_a_directory_of_something_else_is_refused(tmp_path):
     (tmp_path / "mine.txt").write_text("kept")
     with pytest.raises(OutputExists, match="holds something else; give another -o"):
         run_series([], tmp_path, Hooks())
-    manifest = {"command": "demo", "decides": {"schema": SCHEMA, "versions": {}}}
-    (tmp_path / "run.json").write_text(json.dumps(manifest))
+    manifest(tmp_path, "demo", {"schema": SCHEMA, "versions": {}})
     with pytest.raises(OutputExists, match=r"differs in versions\.ropext.*give another -o$"):
         run_series([], tmp_path, Hooks())
     with pytest.raises(InputError, match="cannot be written"):

@@ -348,7 +348,7 @@ def _state_of_run(found: dict[str, str], wanted: dict[str, str]) -> str:
     """An evaluation's directory is written piece by piece; each piece is whole or absent."""
     if not found:
         return "absent"
-    found = {name: digest for name, digest in found.items() if not name.endswith(".tmp")}
+    found = {name: digest for name, digest in found.items() if not name.endswith("-tmp")}
     if wrong := [name for name, digest in found.items() if wanted.get(name) != digest]:
         raise Broken(f"torn or wrong files: {wrong[:4]}")
     return "complete" if found == wanted else "resumable"

@@ -48,7 +48,7 @@ def test_the_second_is_told_who_holds_the_output(inputs, tmp_path, command, name
         with pytest.raises(OutputExists) as refused:
             command(inputs, tmp_path / "out")
         # Of the lock alone there is anything.
-        assert [path.name for path in tmp_path.iterdir()] == [f".{name}.lock"]
+        assert [path.name for path in tmp_path.iterdir()] == [f".{name}.ropext-lock"]
     assert f"process {os.getpid()} on {socket.gethostname()}" in str(refused.value)
     command(inputs, tmp_path / "out")  # and as soon as it is let go, it runs
     assert (tmp_path / "out").is_dir()
