@@ -33,7 +33,7 @@ Link = Annotated[
         "edit in place alters both: for a cache of your own",
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="replace OUT if it is there")]
+Force = Annotated[bool, typer.Option("--force", help="replace OUT, where ropext wrote all of it")]
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="skip the proof by stock transformers")]
 Hash = Annotated[bool, typer.Option("--hash", help="record a SHA-256 of every weight file")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="show the plan and write nothing")]
