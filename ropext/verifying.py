@@ -234,6 +234,7 @@ def _table(
         yield Check("tensors", False, str(failed))
         return
     loads = f"transformers {proved['transformers']} loads {proved['tensors_compared']} tensors"
+    yield from _untied(proved.get("untied", ()))
     yield Check("tensors", True, f"{loads} in the shapes of {proved['model_class']}")
     yield Check("forward", True, proved["forward"])
 
@@ -393,6 +394,7 @@ def _proof(
         yield Check("spectrum and tensors", False, str(failed))
         return
     packed = proved.tensors_not_compared
+    yield from _untied(proved.untied)
     yield Check(
         "spectrum and tensors",
         True,
@@ -402,6 +404,16 @@ def _proof(
         + (f"; {packed} packed tensors not compared" if packed else ""),
     )
     yield Check("forward", True, proved.forward)
+
+
+def _untied(pairs: Iterable[str]) -> Iterable[Check]:
+    for pair in pairs:
+        yield Check(
+            "tied weights",
+            False,
+            f"config.json ties {pair} (tie_word_embeddings, stated or the class default), and both"
+            " are stored and differ: loaders disagree on which they read",
+        )
 
 
 _EQUAL = {

@@ -193,6 +193,7 @@ def prove_table(
         "tensors_compared": compared,
         "tensors_not_compared": packed,
         "forward": last["said"] + (compare_told(last, positions) if listen else ""),
+        **({"untied": built["untied"]} if built["untied"] else {}),
     }
 
 
