@@ -101,7 +101,7 @@ def build(
     to read so many tokens, and for no rotary module; with `listen`, what its attention is told of
     their distances.
     """
-    entries: list[dict[str, Any]] = [{"directory": str(directory)} for directory in directories]
+    entries: list[dict[str, Any]] = [{"directory": os.path.abspath(own)} for own in directories]
     for entry, path in zip(entries, text_paths or [()] * len(entries), strict=True):
         entry |= {"text_path": list(path), "last": last, "listen": listen}
     for entry, wanted in zip(entries, forwards, strict=False):
@@ -120,6 +120,7 @@ def build(
             run = subprocess.run(
                 # -P: neither the script's folder nor the working directory is importable.
                 [sys.executable, "-P", str(CHILD), str(out)],
+                cwd=folder,
                 input=json.dumps(job),
                 capture_output=True,
                 text=True,
@@ -140,7 +141,8 @@ def build(
             raise ProofFailed(f"{where} was killed by {name}, as happens when memory runs out")
         final = next((line for line in run.stderr.splitlines()[::-1] if line.strip()), "no message")
         raise ProofFailed(f"{where} could not run: {final}")
-    return [json.loads(line) for line in lines]
+    named = zip(lines, map(str, directories), strict=True)
+    return [json.loads(line) | {"directory": name} for line, name in named]
 
 
 def prove(

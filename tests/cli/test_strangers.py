@@ -4,6 +4,7 @@ import ast
 import json
 import pickle
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,27 @@ def test_nothing_is_unpickled_or_evaluated():
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
             assert not FORBIDDEN_MODULES.intersection(n.partition(".")[0] for n in names), path
+
+
+def test_every_python_that_is_started_keeps_the_working_folder_out():
+    """`-m` and `-c` put it on the path, unless -P or -I stands before them; in the package also a
+    script, whose own folder is then none of its modules."""
+    root, seen = PACKAGE.parent, 0
+    for place in ("ropext", "scripts", "benchmarks"):
+        for path in (root / place).rglob("*.py"):
+            if path.parent.name == "engines":  # an engine's own Python may have no -P
+                continue
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                words = node.elts if isinstance(node, ast.List) else getattr(node, "args", ())
+                for first, second in pairwise(words if isinstance(words, list) else ()):
+                    if ast.unparse(first) == "sys.executable" or (
+                        ast.unparse(first) == "python" and isinstance(second, ast.Constant)
+                    ):
+                        seen += 1
+                        option = ast.unparse(second).strip("'")
+                        own = place != "ropext" and not option.startswith("-")
+                        assert own or option in ("-P", "-I"), f"{path}:{node.lineno}: {option}"
+    assert seen >= 15
 
 
 class Bomb:
