@@ -2,7 +2,7 @@
 
 import sys
 
-if __name__ == "__main__" and not sys.flags.safe_path:
+if __name__ == "__main__" and "-m" in sys.orig_argv and not sys.flags.safe_path:
     del sys.path[0]  # the working folder, where anyone's torch.py may lie
 
 

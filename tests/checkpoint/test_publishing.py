@@ -160,7 +160,7 @@ def test_no_path_of_this_machine_goes_up(hub, output, tmp_path):
     assert json.loads(there["tokenizer_config.json"])["name_or_path"] == "m"
     assert json.loads(there["tokenizer_config.json"])["chat_template"] == template
     found = json.loads(there["ropext.json"])
-    assert found["command"] == ["ropext", "base", "--data=books.jsonl", "org/m"]
+    assert found["command"] == ["ropext", "extend", "base", "--data=books.jsonl", "org/m"]
     assert found["run"] == {"recipe": "model: base\nextend: {for: ./here/m}\n", "at": "a/b/c"}
     after = tree(output)
     assert {n for n in mine if mine[n] != after[n]} <= {"README.md"}  # here all is as it was
