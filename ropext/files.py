@@ -231,7 +231,7 @@ LINKED = (".safetensors", ".gguf")  # weights, which are read as nothing else
 def check_link(path: Path, home: Path) -> None:
     """Refuse a link in the directory `home` of a model, an adapter, documents or a run that leads
     out of it: git and tar keep links, so a stranger's may name any file of this machine."""
-    if not path.is_symlink():
+    if not path.is_symlink() or not path.exists():
         return
     real = Path(os.path.realpath(path))
     weights = path.name.endswith(LINKED) and real.is_file()

@@ -108,7 +108,7 @@ def test_a_link_out_of_the_directory_is_refused_by_name(model: Path, tmp_path: P
     (home / "id_rsa").write_text(SECRET)
     (model / "1_Pooling").mkdir(exist_ok=True)
     (model / name).unlink(missing_ok=True)
-    for target in (home / "id_rsa", home, tmp_path / "gone"):
+    for target in (home / "id_rsa", home):
         (model / name).symlink_to(os.path.relpath(target, (model / name).parent))
         said = refused(model, f"{name} is a link to {tmp_path}")
         assert f"outside of {model}" in said

@@ -189,9 +189,12 @@ def test_links_out_of_a_strangers_folder_are_refused(tmp_path, kind):
     """Models and their folders: tests/checkpoint/test_snapshot.py."""
     from ropext.checkpoint.adapter import read_lora
     from ropext.corpus.sources import Source, read_documents
+    from ropext.guard import seal
     from ropext.workdir import read
 
-    (tmp_path / "secret.json").write_text(json.dumps({"command": "eval", "decides": {}} | LORA))
+    (tmp_path / "secret.json").write_text(
+        json.dumps(seal({"command": "eval", "decides": {}} | LORA))
+    )
     (tmp_path / "secret.txt").write_text("a private key")
     place = tmp_path / "place"
     place.mkdir()
