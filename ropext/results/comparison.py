@@ -16,11 +16,10 @@ from ropext.errors import InputError
 from ropext.lengths import length_text
 from ropext.results.perplexity import Documents, Frame, Reading, Span
 from ropext.results.retrieval import ItemScore, mean_of, mean_of_tasks
-from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Value, values_json
+from ropext.results.values import FEWEST_DOCUMENTS, RISK, Bootstrap, Value, values_json
 from ropext.tasks import RULER, TASKS, THIRTEEN
 
 _TASKS = frozenset((RULER, *(task.name for task in TASKS)))
-RISK = 0.025  # of a two-sided 95 % interval, on one side
 
 
 @dataclass(frozen=True)

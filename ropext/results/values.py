@@ -7,6 +7,8 @@ So sums and counts are kept per document, and whole documents are resampled.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
+from functools import lru_cache
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ Floats = npt.NDArray[np.float64]
 RESAMPLES = 2000
 # Below this, a bootstrap interval claims more than it knows: a range is printed instead.
 FEWEST_DOCUMENTS = 8
+RISK = 0.025  # of a two-sided 95 % interval, on one side
 Z95 = 1.959963984540054  # two-sided 95 % of the normal distribution
 # Nats a token, 1 % of a perplexity: a gain that is surely smaller is none.
 MARGIN = 0.01
@@ -112,14 +115,37 @@ def _pair(items: list[float | None] | None) -> tuple[float, float] | None:
     return None if items is None else (_number(items[0]), _number(items[1]))
 
 
+def student(risk: float, degrees: int) -> float:
+    """What Student's t exceeds with this risk, from seven degrees of freedom on within 0.1 %
+    (Abramowitz and Stegun 1964, 26.7.5)."""
+    x = NormalDist().inv_cdf(1 - risk)
+    terms = (
+        (x**3 + x) / 4,
+        (5 * x**5 + 16 * x**3 + 3 * x) / 96,
+        (3 * x**7 + 19 * x**5 + 17 * x**3 - 15 * x) / 384,
+        (79 * x**9 + 776 * x**7 + 1482 * x**5 - 1920 * x**3 - 945 * x) / 92160,
+    )
+    return x + sum(term / degrees**power for power, term in enumerate(terms, 1))
+
+
+@lru_cache(maxsize=8)
+def _few_draws(seed: int, resamples: int, n: int) -> Floats:
+    return next(iter(Bootstrap(seed, resamples).fresh_draws(n)))
+
+
 @dataclass(frozen=True)
 class Bootstrap:
-    """Seeded resampling of whole documents; the same seed and documents give the same draws."""
+    """Seeded resampling of whole documents; the same seed and documents give the same draws.
+
+    The means of resampled documents spread by sqrt((n-1)/n) too little, and their percentiles take
+    that spread for the true one, as a normal interval does. So the distances of an interval's ends
+    from the value are widened by both (compare the expanded percentiles of Hesterberg 2015).
+    """
 
     seed: int = 0
     resamples: int = RESAMPLES
 
-    def _draws(self, n: int) -> Iterator[Floats]:
+    def fresh_draws(self, n: int) -> Iterator[Floats]:
         """How often each of n documents was drawn, (block, n) at a time to bound memory."""
         rng = np.random.default_rng(self.seed)
         block = max(1, min(self.resamples, 4_000_000 // n))
@@ -127,31 +153,40 @@ class Bootstrap:
             size = min(block, self.resamples - start)
             yield rng.multinomial(n, np.full(n, 1 / n), size=size).astype(np.float64)
 
+    def _draws(self, n: int) -> Iterator[Floats]:
+        """The same; of few documents they are kept, for many numbers are taken of them."""
+        if n * self.resamples > 1_000_000:
+            yield from self.fresh_draws(n)
+        else:
+            yield _few_draws(self.seed, self.resamples, n)
+
     def ratio(
         self,
         sums: npt.ArrayLike,
         counts: npt.ArrayLike,
         transform: Callable[[Floats], Floats] | None = None,
     ) -> Value:
-        """Sum of `sums` over sum of `counts`, e.g. NLL over tokens, through `transform`.
+        """Sum of `sums` over sum of `counts`, e.g. NLL over tokens, through a rising `transform`.
 
-        Documents with a count of zero take no part. The interval is the percentile one.
+        Documents with a count of zero take no part. The interval is widened before the transform.
         """
         top, bottom = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
         top, bottom = top[bottom > 0], bottom[bottom > 0]
         if not len(top):
             return Value(math.nan, None, None, 0)
-        shape = transform or (lambda numbers: numbers)
-        with np.errstate(over="ignore"):
-            point = float(shape(np.asarray(top.sum() / bottom.sum())))
-            if len(top) < FEWEST_DOCUMENTS:
+        shape, n, plain = transform or (lambda numbers: numbers), len(top), top.sum() / bottom.sum()
+        with np.errstate(over="ignore", invalid="ignore"):
+            point = float(shape(np.asarray(plain)))
+            if n < FEWEST_DOCUMENTS:
                 each = shape(top / bottom)
-                return Value(point, None, None, len(top), (float(each.min()), float(each.max())))
-            drawn = np.concatenate(
-                [shape((draw @ top) / (draw @ bottom)) for draw in self._draws(len(top))]
-            )
-            low, high = np.percentile(drawn, [2.5, 97.5])
-            return Value(point, float(drawn.std(ddof=1)), (float(low), float(high)), len(top))
+                return Value(point, None, None, n, (float(each.min()), float(each.max())))
+            drawn = self._ratios(top, bottom)
+            low, high = shape(plain + _widening(n) * (np.quantile(drawn, [RISK, 1 - RISK]) - plain))
+            se = float(shape(drawn).std(ddof=1)) * math.sqrt(n / (n - 1))
+            return Value(point, se, (float(low), float(high)), n)
+
+    def _ratios(self, top: Floats, bottom: Floats) -> Floats:
+        return np.concatenate([(draw @ top) / (draw @ bottom) for draw in self._draws(len(top))])
 
     def mean(self, values: npt.ArrayLike) -> Value:
         """The mean over documents, each with the same weight."""
@@ -163,8 +198,9 @@ class Bootstrap:
         top, bottom = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
         if len(top) < FEWEST_DOCUMENTS:
             return None
-        drawn = np.concatenate([(draw @ top) / (draw @ bottom) for draw in self._draws(len(top))])
-        return float(np.quantile(drawn, 1 - risk))
+        plain = top.sum() / bottom.sum()
+        end = np.quantile(self._ratios(top, bottom), 1 - risk)
+        return float(plain + _widening(len(top), risk) * (end - plain))
 
     def shares_lowest(self, sums: npt.ArrayLike) -> tuple[float, ...] | None:
         """Of `sums` (contenders, documents): in which share of the resamples each is the lowest.
@@ -178,6 +214,12 @@ class Bootstrap:
         lowest = drawn == drawn.min(axis=1, keepdims=True)
         shares = (lowest / lowest.sum(axis=1, keepdims=True)).mean(axis=0)
         return tuple(float(share) for share in shares)
+
+
+def _widening(n: int, risk: float = RISK) -> float:
+    """Return Student's t over the normal quantile, times sqrt(n/(n-1))."""
+    ratio = student(risk, n - 1) / NormalDist().inv_cdf(1 - risk)
+    return ratio * math.sqrt(n / (n - 1))
 
 
 def wilson(successes: float, n: int, worth: float | None = None) -> Value:
@@ -198,7 +240,8 @@ def wilson(successes: float, n: int, worth: float | None = None) -> Value:
 
 def worth_of(successes: npt.ArrayLike, sizes: npt.ArrayLike) -> float:
     """How many independent items those of several groups are worth (Rao and Scott 1992): fewer,
-    where groups differ by more than chance.
+    where groups differ by more than chance, and fewer still, as Student's t has it, where eight
+    groups or more tell by how much.
 
     Where all items are right, or all wrong, or of one group, nothing tells how alike the items of a
     group are: they then count as independent.
@@ -209,4 +252,5 @@ def worth_of(successes: npt.ArrayLike, sizes: npt.ArrayLike) -> float:
     if groups < 2 or count.max() == 1 or not 0 < share < 1:
         return n
     spread = groups / (groups - 1) * float(((right - share * count) ** 2).sum()) / n**2
-    return n / max(1.0, spread * n / (share * (1 - share)))
+    known = student(RISK, groups - 1) / Z95 if groups >= FEWEST_DOCUMENTS else 1.0
+    return n / max(1.0, spread * n / (share * (1 - share)) * known**2)
