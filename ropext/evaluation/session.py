@@ -42,7 +42,14 @@ from ropext.results.perplexity import (
     text_values,
     verdicts,
 )
-from ropext.results.retrieval import ItemScore, heat_map, not_measurable, retrieval_values
+from ropext.results.retrieval import (
+    RULERS,
+    ItemScore,
+    heat_map,
+    not_measurable,
+    retrieval_values,
+    ruler_tasks,
+)
 from ropext.results.values import Value, values_json
 from ropext.workdir import MANIFEST, Workdir
 
@@ -262,6 +269,7 @@ def assemble(
         "documents": settled.corpus.to_json() if settled.corpus else None,
         "warnings": [*settled.warnings, *left_out.values()],
         **({"not_measurable": left_out} if left_out else {}),
+        **_ruler(items),
         "variants": {
             own.label: {"kind": own.kind, "model": own.snapshot.name, "target": own.target}
             | {"adapter": own.adapter}
@@ -274,6 +282,13 @@ def assemble(
     }
     write_json(path / "results.json", results)
     return results
+
+
+def _ruler(items: Mapping[str, Sequence[ItemScore]]) -> dict[str, Any]:
+    """Of which of RULER's tasks `ruler@C` is the mean, and what it does not compare with."""
+    names = {f"{own.task}@{own.length}": None for scores in items.values() for own in scores}
+    tasks, left_out = ruler_tasks(names)
+    return {"ruler": {"tasks": tasks, "left_out": left_out, "note": RULERS}} if tasks else {}
 
 
 def _write_items(path: Path, items: Mapping[str, list[ItemScore]]) -> None:

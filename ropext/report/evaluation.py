@@ -18,6 +18,7 @@ from ropext.results.perplexity import Frame, Reading, Span
 from ropext.results.retrieval import heat_map
 from ropext.results.values import Value, values_json
 from ropext.table import Table, with_rows
+from ropext.tasks import find_task
 from ropext.workdir import Workdir
 
 Pictures = dict[str, tuple[str, bytes]]  # file name -> caption, PNG
@@ -167,7 +168,8 @@ def heat_pictures(contenders: Mapping[str, Contender]) -> Pictures:
     drawn = {}
     for task, own_maps in maps.items():
         caption = f"Retrieval, {task}: depth by length"
-        picture = plots.heat_maps(caption, own_maps)
+        scale = "share named" if find_task(task).in_words else "share answered exactly"
+        picture = plots.heat_maps(caption, scale, own_maps)
         drawn[f"retrieval-{task}"] = caption, picture
     return drawn
 

@@ -217,8 +217,8 @@ def _limits(curves: Sequence[Curve], zero: bool, headroom: float) -> tuple[float
     return floor - margin, ceiling + margin
 
 
-def heat_maps(title: str, maps: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
-    """Depth by length, one panel per model."""
+def heat_maps(title: str, scale: str, maps: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
+    """Depth by length, one panel per model; `scale` says what a colour is."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 
@@ -236,7 +236,7 @@ def heat_maps(title: str, maps: Mapping[str, Sequence[Mapping[str, Any]]]) -> by
         image = _heat_map(axis, label, cells)
     if image is not None:
         bar = figure.colorbar(image, ax=list(panels.flat), shrink=0.8)
-        bar.set_label("share answered exactly", color=INK)
+        bar.set_label(scale, color=INK)
         bar.ax.yaxis.set_major_formatter(PercentFormatter(1))
     return png(figure)
 

@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ropext.lengths import length_text
@@ -11,6 +11,7 @@ from ropext.options.fields import flag, keys
 from ropext.results.comparison import Comparison, Ranking, Standing
 from ropext.results.gates import metric_text
 from ropext.results.overlap import mark_of, marked
+from ropext.results.retrieval import RULERS, ruler_tasks
 from ropext.results.values import Value
 from ropext.table import Table, as_text, with_rows
 from ropext.tasks import RULER, THIRTEEN, find_task
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from ropext.planning import Plan
 
 Results = Mapping[str, Any]
-RULERS = "in ropext's words and texts: not comparable with published RULER scores"
 NOTHING = "-"
 
 
@@ -178,8 +178,8 @@ def _by_task(results: Results) -> Table:
                 first = ""
     return Table(
         "Retrieval",
-        f"share of {' or '.join(map(str, sorted(asked)))} questions answered exactly; effective: "
-        "longest length at 85 % of the short score",
+        f"{' or '.join(map(str, sorted(asked)))} questions each; {score_text(dict.fromkeys(tasks))}"
+        "; effective: longest length at 85 % of the short score",
         ("task", "model", *map(length_text, results["lengths"]), "effective"),
         tuple(rows),
     )
@@ -236,19 +236,35 @@ def retrieval_tables(results: Results) -> list[Table]:
     ruler = [task for task in tasks if task in THIRTEEN]
     if not ruler[1:]:
         return tables
-    at = {
-        length: sum(
-            any(f"{task}@{length}" in own["metrics"] for own in results["variants"].values())
-            for task in ruler
-        )
-        for length in results["lengths"]
-    }
-    counts = ", ".join(f"{length_text(length)} {count}" for length, count in at.items())
+    compared, at_some = ruler_tasks(_metrics(results))
+    without = f" (not of {', '.join(at_some)})" if at_some else ""
     note = (
-        f"mean of RULER's tasks, of thirteen: {counts}; {RULERS}; effective: longest length at "
-        "85 % of the short score; by RULER's rule: longest with 85.6 % in all thirteen"
+        f"mean of the {len(compared)} of RULER's thirteen tasks that were asked at every length"
+        f"{without}; {RULERS}; effective: longest length at 85 % of the short score; by RULER's "
+        "rule: longest with 85.6 % in all thirteen"
     )
     return [_task_table(results, RULER, "RULER", note), *tables]
+
+
+def _metrics(results: Results) -> dict[str, Any]:
+    """The metrics of all variants, by name."""
+    return {
+        name: own for each in results["variants"].values() for name, own in each["metrics"].items()
+    }
+
+
+def score_text(tasks: Iterable[str]) -> str:
+    """What a score of these tasks is."""
+    own = list(tasks)
+    named = [task for task in own if task == RULER or find_task(task).in_words]
+    if not named:
+        return "share of questions answered exactly"
+    exact = ", ".join(task for task in own if task not in named)
+    return (
+        "mean share of what a question asks for that the answer names"
+        + (f" ({exact}: share of questions answered exactly)" if exact else "")
+        + (f"; {RULERS}" if {RULER, *THIRTEEN} & {*named} else "")
+    )
 
 
 def _task_table(results: Results, task: str, title: str = "", note: str = "") -> Table:
@@ -344,7 +360,8 @@ def item_table(runs: Mapping[str, Mapping[str, Value]], reference: str) -> Table
         if values
     ]
     header = tuple(map(metric_text, names))
-    note = "difference of the share answered exactly, over the same questions"
+    scores = score_text(dict.fromkeys(name.partition("@")[0] for name in names))
+    note = f"difference over the same questions; {scores}"
     return Table(f"Retrieval, difference to {reference}", note, ("", *header), tuple(rows))
 
 

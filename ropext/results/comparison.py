@@ -15,9 +15,9 @@ import numpy as np
 from ropext.errors import InputError
 from ropext.lengths import length_text
 from ropext.results.perplexity import Documents, Frame, Reading, Span
-from ropext.results.retrieval import ItemScore, mean_of, mean_of_tasks
+from ropext.results.retrieval import ItemScore, mean_of, ruler_means
 from ropext.results.values import FEWEST_DOCUMENTS, RISK, Bootstrap, Value, values_json
-from ropext.tasks import RULER, TASKS, THIRTEEN
+from ropext.tasks import RULER, TASKS
 
 _TASKS = frozenset((RULER, *(task.name for task in TASKS)))
 
@@ -244,7 +244,6 @@ def item_differences(
     ]
     values = dict[str, Value]()
     pairs.sort(key=lambda both: (both[0].task, both[0].length))
-    ruler = dict[int, list[Value]]()
     for (task, length), group in itertools.groupby(pairs, lambda b: (b[0].task, b[0].length)):
         both = list(group)
         points = [a.points - b.points for a, b in both]
@@ -252,10 +251,7 @@ def item_differences(
         asked = [a for a, _ in both]
         values[f"{task}@{length}"] = mean_of(points, asked, bootstrap)
         values[f"{task}_nll@{length}"] = mean_of(losses, asked, bootstrap)
-        if task in THIRTEEN:
-            ruler.setdefault(length, []).append(values[f"{task}@{length}"])
-    means = {f"{RULER}@{length}": mean_of_tasks(own) for length, own in ruler.items() if own[1:]}
-    return values | means
+    return values | ruler_means(values)
 
 
 @dataclass(frozen=True)

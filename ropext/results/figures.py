@@ -17,11 +17,12 @@ from ropext.checkpoint.push import Figure
 from ropext.errors import InputError
 from ropext.results.gates import split_spec
 from ropext.results.overlap import Overlap, mark_of, marked, overlap_in
+from ropext.results.retrieval import RULERS
 from ropext.results.rundir import Run, read_run
 from ropext.results.values import Value
-from ropext.tasks import TASKS
+from ropext.tasks import TASKS, THIRTEEN
 
-_METRIC = re.compile(r"([a-z_-]+)@([0-9]+)")
+_METRIC = re.compile(r"([a-z][a-z0-9_-]*)@([0-9]+)")
 FILES = (".txt", ".md", ".jsonl", ".json", ".parquet")
 _DATASET_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 NOT_TRAINED = Overlap(0, 0, (), is_complete=True)
@@ -104,8 +105,8 @@ def _dataset(data: str | None) -> tuple[str, str | None]:
 def _of_metrics(
     metrics: Mapping[str, Any], dataset: str, dataset_id: str | None, tail: int | None
 ) -> Iterator[Figure]:
-    """Tail perplexities, and the share of retrieval questions answered exactly."""
-    names = {task.name for task in TASKS}
+    """Tail perplexities, and the scores of retrieval questions."""
+    tasks = {task.name: task for task in TASKS}
     for key, data in metrics.items():
         matched = _METRIC.fullmatch(key)
         if not matched or not isinstance(data, Mapping):
@@ -119,6 +120,12 @@ def _of_metrics(
             last = f"last {min(tail, length)} tokens before" if tail else "last tokens before"
             said = f"tail perplexity at {length:,} tokens ({last} it)"
             yield Figure(dataset, "perplexity", said, value.value, details, dataset_id)
-        elif name in names:
-            said = f"{name} retrieval at {length:,} tokens, exact answers"
+        elif name in tasks:
+            scored = (
+                "share of what is asked for that is named"
+                if tasks[name].in_words
+                else "exact answers"
+            )
+            scored += f" ({RULERS})" if name in THIRTEEN else ""
+            said = f"{name} retrieval at {length:,} tokens, {scored}"
             yield Figure(f"ropext {name}", "accuracy", said, value.value, details)

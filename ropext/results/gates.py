@@ -109,7 +109,8 @@ def split_spec(spec: str) -> tuple[Path, str | None]:
 def check_gate(gate: Gate, variant: str, values: "Mapping[str, Value]") -> Outcome:
     """Judge one gate on one variant's values (differences already, for `vs RUN`)."""
     if gate.metric not in values:
-        raise UsageError(f"--fail-if {gate.text!r}: no such metric; there are {_names(values)}")
+        why = f"{variant}: {metric_text(gate.metric)} was not measured; there are {_names(values)}"
+        return Outcome(gate.text, variant, False, None, why)
     value = values[gate.metric]
     looked_at: float | None
     if gate.point:
@@ -173,7 +174,12 @@ class Metrics:
         there = ", ".join(self.labels)
         if gate.variant is not None and gate.variant not in self.labels:
             return f"no variant {gate.variant!r}; there are {there}"
-        if gate.run is None or gate.run in self.labels or split_spec(gate.run)[0].is_dir():
+        if gate.run is None or gate.run in self.labels:
+            return None
+        if (path := split_spec(gate.run)[0]).is_dir():
+            from ropext.results.rundir import read_run  # late: it loads numpy
+
+            read_run(path)  # a run that is not there, or not whole, is refused
             return None
         return f"{gate.run} is neither the directory of an evaluation nor a variant ({there})"
 
@@ -191,11 +197,15 @@ class Metrics:
         return f"no such metric; there are {there or 'none'}"
 
     def _unsure(self, gate: Gate) -> str | None:
-        """Why a gate on a text's metric would find no interval to look at."""
+        """Why a gate would find no interval to look at."""
         from ropext.results.values import FEWEST_DOCUMENTS  # late: it loads numpy
 
-        count, questions = self.options.max_docs, (*self.options.tasks, RULER, "ruler_context")
-        if gate.point or count >= FEWEST_DOCUMENTS or gate.task in questions:
+        count, questions = self.options.max_docs, (*self.options.tasks, RULER)
+        if gate.point:
+            return None
+        if gate.metric == "ruler_context" or gate.metric.startswith("effective_context."):
+            return "a step of the grid of lengths has no interval: ask for its .value"
+        if count >= FEWEST_DOCUMENTS or gate.task in questions:
             return None
         return (
             f"{count} documents give no interval: --max-docs {FEWEST_DOCUMENTS} or more, or ask "
@@ -219,7 +229,9 @@ class Metrics:
         for task in tasks if BASE not in (variant, run) else ():
             at += [task, f"{task}_nll"]
             whole += [f"effective_context.{task}"] if alone else []
-        if len(set(tasks) & set(THIRTEEN)) > 1 and BASE not in (variant, run):
+        asked = len(set(tasks) & set(THIRTEEN))
+        if asked > 1 and BASE not in (variant, run):
             at.append(RULER)
-            whole += [f"effective_context.{RULER}", "ruler_context"] if alone else []
+            whole += [f"effective_context.{RULER}"] if alone else []
+            whole += ["ruler_context"] if alone and asked == len(THIRTEEN) else []
         return at, whole

@@ -18,6 +18,7 @@ from ropext.tasks import RULER, TASKS, THIRTEEN
 # NoLiMa's rule: effective while the score is at least this share of the short-context score.
 EFFECTIVE_SHARE = 0.85
 RULERS_SHARE = 0.856  # RULER's: what Llama-2-7B has at 4k (Hsieh et al. 2024, section 4)
+RULERS = "in ropext's words and texts: not comparable with published RULER scores"
 CAN_DO = 0.1  # of the answers right inside the trained context, in a task in words
 ONE_HAYSTACK = frozenset(task.name for task in TASKS if task.one_haystack or task.in_words)
 GENERATED = ("score", "said")  # of an answer that was generated
@@ -61,8 +62,8 @@ def retrieval_values(
     items: Sequence[ItemScore], context: int, bootstrap: Bootstrap
 ) -> dict[str, Value]:
     """`TASK@C` (share right), `TASK_nll@C` (nats per answer token), `effective_context.TASK`, and
-    `ruler@C`, the mean of several RULER tasks."""
-    values, ruler = dict[str, Value](), dict[int, list[Value]]()
+    `ruler@C`, the mean of RULER's tasks that were asked at every length."""
+    values = dict[str, Value]()
     for task in dict.fromkeys(item.task for item in items):
         own = [item for item in items if item.task == task]
         for length in sorted({item.length for item in own}):
@@ -70,17 +71,38 @@ def retrieval_values(
             values[f"{task}@{length}"] = share_of(at)
             losses = [item.answer_nll for item in at]
             values[f"{task}_nll@{length}"] = mean_of(losses, at, bootstrap)
-            if task in THIRTEEN:
-                ruler.setdefault(length, []).append(values[f"{task}@{length}"])
         values[f"effective_context.{task}"] = effective_retrieval(own, context)
-    means = {length: mean_of_tasks(own) for length, own in sorted(ruler.items()) if own[1:]}
-    if means:
-        values |= {f"{RULER}@{length}": value for length, value in means.items()}
-        shares = {length: value.value for length, value in means.items()}
+    compared, _ = ruler_tasks(values)
+    if means := ruler_means(values):
+        shares = {int(name.partition("@")[2]): value.value for name, value in means.items()}
         values[f"effective_context.{RULER}"] = _reached(shares, context)
-        if all(len(ruler[length]) == len(THIRTEEN) for length in means):
+        if len(compared) == len(THIRTEEN):
             values["ruler_context"] = _reached(shares, 0, RULERS_SHARE)
-    return values
+    return values | means
+
+
+def ruler_tasks(names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """By the metrics `TASK@C` of a model: which of RULER's tasks it was asked at every length at
+    which it was asked any, and which at some alone, which no mean over tasks may hold: lengths
+    would differ by their tasks."""
+    lengths: dict[str, set[str]] = {}
+    for name in names:
+        task, _, length = name.partition("@")
+        if task in THIRTEEN:
+            lengths.setdefault(task, set()).add(length)
+    every = set[str]().union(*lengths.values())
+    compared = [task for task, at in lengths.items() if at == every]
+    return compared, [task for task in lengths if task not in compared]
+
+
+def ruler_means(values: Mapping[str, Value]) -> dict[str, Value]:
+    """`ruler@C` at every length, shortest first; none where fewer than two tasks are compared."""
+    tasks, _ = ruler_tasks(values)
+    lengths = {int(at) for name in values for task, _, at in [name.partition("@")] if task in tasks}
+    return {
+        f"{RULER}@{length}": mean_of_tasks([values[f"{task}@{length}"] for task in tasks])
+        for length in (sorted(lengths) if tasks[1:] else ())
+    }
 
 
 def mean_of_tasks(values: Sequence[Value]) -> Value:
@@ -100,20 +122,21 @@ def mean_of_tasks(values: Sequence[Value]) -> Value:
 def not_measurable(items: Mapping[str, Sequence[ItemScore]], context: int) -> dict[str, str]:
     """The tasks in words that no model of a run can do inside the trained context, and why.
 
-    Beyond it their zeros would say nothing about length. Where no length inside was measured,
-    nobody knows, and nothing is left out.
+    Beyond it their zeros would say nothing about length. So do zeros at every length where none
+    inside was asked, as where the context holds no item of the task.
     """
     found = dict[str, str]()
     for task in TASKS:
-        inside = [
-            [item for item in own if item.task == task.name and item.length <= context]
-            for own in items.values()
-        ]
-        best = max((_share(own) for own in inside if own), default=1.0)
+        asked = [[item for item in own if item.task == task.name] for own in items.values()]
+        inside = [[item for item in own if item.length <= context] for own in asked]
+        best = max((_share(own) for own in (inside if any(inside) else asked) if own), default=1.0)
         if task.in_words and best < CAN_DO:
-            found[task.name] = (
-                f"{task.name} is not measurable here: inside its trained context the model gets "
-                f"{best:.0%} right, and below {CAN_DO:.0%} a longer length tells nothing"
+            found[task.name] = f"{task.name} is not measurable here: " + (
+                f"inside its trained context the model gets {best:.0%} right, and below "
+                f"{CAN_DO:.0%} a longer length tells nothing"
+                if any(inside)
+                else f"no length inside the trained context of {context} tokens was asked, and "
+                f"beyond it {best:.0%} are right"
             )
     return found
 

@@ -152,18 +152,19 @@ def read_reading(
 def gather(specs: Sequence[str]) -> tuple[list[Run], dict[str, Contender]]:
     """Open the runs, and everyone in them by a label that tells them apart.
 
-    The base of the first run that has one stands for all: it is the same short window.
+    Runs of one base share its short window, which is shown once; another base has its own row.
     """
-    runs, everyone, with_base = list[Run](), list[tuple[Run, str]](), False
+    runs, everyone, bases = list[Run](), list[tuple[Run, str]](), list[Any]()
     for spec in specs:
         path, wanted = split_spec(spec)
         run = read_run(path)
         runs.append(run)
         for label in _chosen(run, wanted):
+            base = run.results["context"], run.manifest["decides"]["variants"][label]
             is_base = run.results["variants"][label]["kind"] == "base"
-            if not (is_base and with_base and wanted is None):
+            if not (is_base and base in bases and wanted is None):
                 everyone.append((run, label))
-            with_base = with_base or is_base
+            bases += [base] if is_base else []
     found = dict[str, Contender]()
     for run, label in everyone:
         name = _name(run, label, everyone)
@@ -195,29 +196,34 @@ def _chosen(run: Run, wanted: str | None) -> dict[str, Contender]:
 
 def judge(run: Run, gates: Sequence[Gate]) -> list[Outcome]:
     """Judge every gate on every variant it concerns: the one it names, else all that were extended
-    (all that read the long window, where none was)."""
+    (all that read the long window, where none was). One that cannot be answered fails: what was
+    measured is to be shown all the same."""
     outcomes = []
     for gate in gates:
-        for label in _concerned(run, gate):
-            opponent = None
-            reason = run.results.get("not_measurable", {}).get(gate.task)
-            if reason is not None:
-                outcomes.append(Outcome(gate.text, label, False, None, f"{label}: {reason}"))
-                continue
-            if gate.run is None:
-                stored = run.results["variants"][label]["metrics"]
-                values = {name: Value.from_json(data) for name, data in stored.items()}
-            elif gate.run == label:
-                continue
-            else:
-                opponent = _opponent(run, gate, label)
-                values = differences(run.contenders[label], opponent)
-            outcome = check_gate(gate, label, values)
-            both = (run.contenders[label], *([opponent] if opponent else []))
-            marks = [f"{each.label}: {m}" for each in both if (m := each.mark_at(gate.task))]
-            marked = f" ({', '.join(marks)})" if marks else ""
-            outcomes.append(replace(outcome, reason=f"{outcome.reason}{marked}"))
+        for label in [own for own in _concerned(run, gate) if own != gate.run]:
+            try:
+                outcomes.append(_judged(run, gate, label))
+            except (UsageError, InputError) as error:
+                outcomes.append(Outcome(gate.text, label, False, None, f"{label}: {error}"))
     return outcomes
+
+
+def _judged(run: Run, gate: Gate, label: str) -> Outcome:
+    opponent = None
+    reason = run.results.get("not_measurable", {}).get(gate.task)
+    if reason is not None:
+        return Outcome(gate.text, label, False, None, f"{label}: {reason}")
+    if gate.run is None:
+        stored = run.results["variants"][label]["metrics"]
+        values = {name: Value.from_json(data) for name, data in stored.items()}
+    else:
+        opponent = _opponent(run, gate, label)
+        values = differences(run.contenders[label], opponent)
+    outcome = check_gate(gate, label, values)
+    both = (run.contenders[label], *([opponent] if opponent else []))
+    marks = [f"{each.label}: {m}" for each in both if (m := each.mark_at(gate.task))]
+    marked = f" ({', '.join(marks)})" if marks else ""
+    return replace(outcome, reason=f"{outcome.reason}{marked}")
 
 
 def _concerned(run: Run, gate: Gate) -> list[str]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ropext.errors import UsageError
+from ropext.errors import InputError, UsageError
 from ropext.options.evaluate import Evaluate
 from ropext.results.gates import Metrics, check_gate, parse_gate
 from ropext.results.values import Value
@@ -63,9 +63,10 @@ def test_nonsense_is_refused(text):
         parse_gate(text)
 
 
-def test_an_unknown_metric_is_refused_with_those_that_exist():
-    with pytest.raises(UsageError, match=r"there are tail@32k, short_tax, passkey@32k"):
-        check_gate(parse_gate("tail@64k > 1"), "m", VALUES)
+def test_a_gate_about_what_was_not_measured_fails_and_loses_no_measurement():
+    outcome = check_gate(parse_gate("tail@64k > 1"), "m", VALUES)
+    assert not outcome.passed
+    assert "tail@64k was not measured; there are tail@32k, short_tax, passkey@32k" in outcome.reason
 
 
 def test_a_number_that_is_not_finite_fails():
@@ -85,5 +86,13 @@ def test_a_gate_that_no_interval_can_answer_is_refused_before_anything_is_read(g
     with pytest.raises(UsageError, match="7 documents give no interval: --max-docs 8 or more"):
         check(gate, 7)
     check(gate, 8)
-    for text in ("tail@64.value > 9", "passkey@64 < 0.9", "effective_context.passkey < 64"):
+    for text in ("tail@64.value > 9", "passkey@64 < 0.9", "effective_context.passkey.value < 64"):
         check(text, 7)
+    with pytest.raises(UsageError, match=r"has no interval: ask for its \.value"):
+        check("effective_context.passkey < 64", 8)
+
+
+def test_a_gate_against_a_folder_that_holds_no_run_is_refused_beforehand(tmp_path):
+    metrics = Metrics(Evaluate(data="x.jsonl"), ("base", "m"), (64,))
+    with pytest.raises(InputError, match="holds no run of ropext eval"):
+        metrics.check([parse_gate(f"tail@64 > 0 vs {tmp_path}")])

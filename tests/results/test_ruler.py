@@ -14,6 +14,7 @@ from ropext.results.retrieval import (
     mean_of_tasks,
     not_measurable,
     retrieval_values,
+    ruler_tasks,
     share_of,
 )
 from ropext.results.values import Bootstrap, Value, wilson
@@ -81,6 +82,26 @@ def test_both_rules_of_an_effective_context():
     assert "ruler_context" not in values
 
 
+def test_a_mean_over_tasks_is_of_those_that_every_length_has():
+    """The easy tasks alone fit 1k: their mean there is no measure of the others' elsewhere."""
+    items = answers({1024: 1.0, 4096: 1.0, 8192: 1.0}, ["vt", "fwe"])
+    items += answers({4096: 0.5, 8192: 0.5}, ["cwe", "qa_1"])
+    values = retrieval_values(items, CONTEXT, Bootstrap())
+    # Means of all that is there would be 1, 0.75, 0.75: the threshold 0.85 * 1, the answer 1024.
+    assert [values[f"ruler@{length}"].value for length in (1024, 4096, 8192)] == [1, 1, 1]
+    assert values["effective_context.ruler"].value == 8192
+    assert ruler_tasks(values) == (["vt", "fwe"], ["cwe", "qa_1"])
+    right = answers({1024: 0.5, 4096: 0.5, 8192: 0.5}, ["vt", "fwe"])
+    right += answers({4096: 0.5, 8192: 0.5}, ["cwe", "qa_1"])
+    found = item_differences(items, right, Bootstrap())
+    assert [found[f"ruler@{length}"].value for length in (1024, 4096, 8192)] == [0.5] * 3
+    # One task alone has every length: no mean of it.
+    only = retrieval_values(
+        answers({1024: 1.0, 4096: 1.0}, ["vt"]) + answers({4096: 1.0}, ["cwe"]), 4096, Bootstrap()
+    )
+    assert not {"ruler@1024", "ruler@4096", "ruler_context"} & set(only)
+
+
 def test_what_no_model_can_do_in_its_window_is_not_measurable():
     unable = answers({2048: 0.05, 4096: 0.05, 8192: 0.0}, ["vt"])
     assert list(not_measurable({"m": unable}, CONTEXT)) == ["vt"]
@@ -88,8 +109,10 @@ def test_what_no_model_can_do_in_its_window_is_not_measurable():
     # One model that can do it shows that the other lost it.
     able = answers({4096: 0.2}, ["vt"])
     assert not_measurable({"m": unable, "untouched": able}, CONTEXT) == {}
-    # No length inside the window was measured: nobody knows.
-    assert not_measurable({"m": answers({8192: 0.0}, ["vt"])}, CONTEXT) == {}
+    # No length inside the window was asked: zeros beyond it tell nothing, other scores do.
+    (said,) = not_measurable({"m": answers({8192: 0.0, 16384: 0.0}, ["vt"])}, CONTEXT).values()
+    assert "no length inside the trained context of 4096 tokens was asked" in said
+    assert not_measurable({"m": answers({8192: 0.0, 16384: 0.4}, ["vt"])}, CONTEXT) == {}
     # Questions that are answered by token ids keep their zeros, whose loss says more.
     passkey = [ItemScore("passkey", 64, 0.5, 0, 9.0, 5, False, "", (1,), (2,))]
     assert not_measurable({"m": passkey}, CONTEXT) == {}
@@ -97,7 +120,13 @@ def test_what_no_model_can_do_in_its_window_is_not_measurable():
 
 def test_gates_about_the_mean():
     metrics = Metrics(Evaluate(tasks=("vt", "cwe")), ("yarn-4x",), (4096,))
-    metrics.check([parse_gate("ruler@4k<0.85"), parse_gate("ruler_context < 4k")])
+    metrics.check([parse_gate("ruler@4k<0.85")])
+    # A threshold for all thirteen says nothing about two; a step of a grid has no interval.
+    for text in ("ruler_context < 4k", "ruler_context.value < 4k", "effective_context.ruler < 4k"):
+        with pytest.raises(UsageError, match=r"no such metric|ask for its \.value"):
+            metrics.check([parse_gate(text)])
+    whole = Metrics(Evaluate(tasks=THIRTEEN), ("yarn-4x",), (4096,))
+    whole.check([parse_gate("ruler_context.value < 4k")])
     with pytest.raises(UsageError, match="no such metric"):
         Metrics(Evaluate(tasks=("vt",)), ("yarn-4x",), (4096,)).check([parse_gate("ruler@4k<0.85")])
     with pytest.raises(UsageError, match="none of the lengths"):
