@@ -1,6 +1,7 @@
 """`ropext eval` and `ropext compare` as a shell sees them: stdout, stderr, exit codes, files."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -101,11 +102,11 @@ def judged(runs, gate):
         ("tail@256 > 1e9 vs untouched", 0),
         ("yarn-4x:tail@256 > 1e9 vs {runs}/two", 0),
         ("yarn-4x:tail@256 > -1e9 vs {runs}/two:untouched", 3),
-        ("yarn-4x:tail@256 > 1e9 vs {runs}/apart", 2),
-        ("tail@4k > 1", 2),
+        ("yarn-4x:tail@256 > 1e9 vs {runs}/apart", 3),  # cannot be answered
+        ("tail@4k > 1", 3),
         ("tail@256 = 1", 2),
         ("nobody:tail@256 > 1", 2),
-        ("tail@256 > 1 vs nowhere", 2),
+        ("tail@256 > 1 vs nowhere", 3),
     ],
 )
 def test_gates(runs, gate, code):
@@ -251,10 +252,16 @@ def test_compare_pairs_runs_and_names_winners(runs, capsys, tmp_path):
     assert code == 0
     text = json.loads(said.out)["text"]
     assert text["documents"] == 9
-    assert text["reference"] == "base"
+    assert text["reference"] == "one:base"
     assert set(text["lengths"][0]["tail"]) == {
-        *("base", "one:untouched", "one:yarn-4x", "pi-4x", "two:untouched", "two:yarn-4x")
+        *("one:base", "one:untouched", "one:yarn-4x", "pi-4x"),
+        *("two:base", "two:untouched", "two:yarn-4x"),
     }
+    # Models of other weights: each run's own base, with the number of its own run.
+    for name in ("one", "two"):
+        own = json.loads((runs / name / "results.json").read_text())["variants"]["base"]["metrics"]
+        shown = text["lengths"][-1]["tail"][f"{name}:base"]["value"]
+        assert shown == pytest.approx(own["tail@256"]["value"], rel=1e-6)
     # The same numbers as inside the run.
     results = json.loads((runs / "one" / "results.json").read_text())
     inside = results["variants"]["yarn-4x"]["metrics"]["gain@256"]
@@ -262,6 +269,23 @@ def test_compare_pairs_runs_and_names_winners(runs, capsys, tmp_path):
     assert delta["value"] == pytest.approx(-inside["value"], abs=1e-9)
     for name in ("report.md", "report.html", "plots/difference-by-position.png"):
         assert (tmp_path / "compared" / name).exists()
+
+
+def test_runs_of_one_base_show_it_once(runs, capsys, tmp_path):
+    shutil.copytree(runs / "one", tmp_path / "again")
+    code, said = run("compare", str(runs / "one"), str(tmp_path / "again"), "--json", capsys=capsys)
+    assert code == 0
+    tails = json.loads(said.out)["text"]["lengths"][0]["tail"]
+    assert [label for label in tails if "base" in label] == ["base"]
+
+
+def test_a_gate_that_cannot_be_answered_fails_after_the_result_is_printed(runs, capsys):
+    """The run that it names read other documents, which shows when both are there."""
+    gate = f"tail@64 > 0 vs {runs / 'apart'}:untouched"
+    code, said = evaluated(runs, "--fail-if", gate, capsys=capsys)
+    assert code == 3
+    assert said.out.startswith("Perplexity of the last 16 tokens before each length\n")
+    assert "read other tokens" in said.out
 
 
 def test_compare_two_variants_of_one_run(runs, capsys):

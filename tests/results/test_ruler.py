@@ -1,13 +1,16 @@
 """RULER's mean and its interval, what is not measurable, and what gates make of it."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from ropext.errors import UsageError
 from ropext.options.evaluate import Evaluate
+from ropext.report.tables import item_table, score_text
 from ropext.results.comparison import item_differences
+from ropext.results.figures import _of_metrics
 from ropext.results.gates import Metrics, parse_gate
 from ropext.results.retrieval import (
     ItemScore,
@@ -17,7 +20,7 @@ from ropext.results.retrieval import (
     ruler_tasks,
     share_of,
 )
-from ropext.results.values import Bootstrap, Value, wilson
+from ropext.results.values import Bootstrap, Value, values_json, wilson
 from ropext.tasks import THIRTEEN
 
 CONTEXT = 4096
@@ -140,6 +143,20 @@ def test_a_comparison_is_over_the_same_questions():
     low, high = found["ruler@4096"].ci95
     assert 0.2 < low < 0.3 < high < 0.4
     assert high - low < found["vt@4096"].ci95[1] - found["vt@4096"].ci95[0]
+
+
+@pytest.mark.parametrize("task", sorted({*THIRTEEN, "passkey"}))
+def test_a_score_that_counts_parts_is_not_called_exact(task):
+    """In the default table, in a comparison, and in a card, where every task arrives."""
+    items = [replace(own, task=task) for own in answers({4096: 0.5}, ["vt"])]
+    values = values_json(retrieval_values(items, CONTEXT, Bootstrap()))
+    (figure,) = _of_metrics(values, "DATA", None, None)
+    differences = item_table({"m": item_differences(items, items, Bootstrap())}, "base")
+    told = [score_text([task]), differences.note, figure.name]
+    assert figure.dataset == f"ropext {task}"
+    for said in told:
+        assert ("exact" in said) == (task == "passkey")
+        assert ("not comparable with published RULER" in said) == (task in THIRTEEN)
 
 
 def test_an_interval_that_a_task_lacks_the_mean_lacks():
