@@ -125,7 +125,7 @@ def student(risk: float, degrees: int) -> float:
         (3 * x**7 + 19 * x**5 + 17 * x**3 - 15 * x) / 384,
         (79 * x**9 + 776 * x**7 + 1482 * x**5 - 1920 * x**3 - 945 * x) / 92160,
     )
-    return x + sum(term / degrees**power for power, term in enumerate(terms, 1))
+    return x + math.fsum(term / degrees**power for power, term in enumerate(terms, 1))
 
 
 @lru_cache(maxsize=8)
