@@ -24,9 +24,10 @@ from ropext.evaluation.variants import Lineup, line_up, trained_on
 from ropext.files import CONFIG_LIMIT, read_bytes
 from ropext.lengths import doubling_grid, length_text, lengths_text, tail_tokens
 from ropext.options.evaluate import Evaluate
-from ropext.results.gates import Gate, Metrics
+from ropext.results.gates import Gate, Metrics, split_spec
 from ropext.results.overlap import Overlap, overlap
 from ropext.results.perplexity import MASK_STRIDE, PROTOCOLS, Documents, Frame, Protocol
+from ropext.results.rundir import read_run
 from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap
 from ropext.tasks import (
     Haystack,
@@ -84,6 +85,8 @@ def settle(
     questions, left_out = _questions(options, grid, encoder, corpus)
     labels = [own.label for own in lineup.variants]
     Metrics(options, labels, grid, lineup.masked).check(gates)
+    for other in {own.run for own in gates if own.run is not None} - {*labels}:
+        read_run(split_spec(other)[0])  # one that is not there, or not whole, is refused
     tail, stride = tail_tokens(lineup.context), 0
     if masking is not None:
         # Every length scores the same tokens, in one piece, for all tokens see one another.

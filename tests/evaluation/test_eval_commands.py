@@ -122,6 +122,7 @@ def test_gates(runs, gate, code):
         ("base:gain@256 > 1", "no such metric; there are tail@LENGTH, "),
         ("nobody:tail@256 > 1", "no variant 'nobody'; there are base, untouched"),
         ("tail@256 > 1 vs nowhere", "nowhere is neither the directory of an evaluation nor a"),
+        ("tail@256 > 1 vs ..", ".. holds no run of ropext eval"),
     ],
 )
 def test_a_gate_about_what_is_not_measured_is_refused_before_anything_is_read(

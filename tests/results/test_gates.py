@@ -2,7 +2,7 @@
 
 import pytest
 
-from ropext.errors import InputError, UsageError
+from ropext.errors import UsageError
 from ropext.options.evaluate import Evaluate
 from ropext.results.gates import Metrics, check_gate, parse_gate
 from ropext.results.values import Value
@@ -90,9 +90,3 @@ def test_a_gate_that_no_interval_can_answer_is_refused_before_anything_is_read(g
         check(text, 7)
     with pytest.raises(UsageError, match=r"has no interval: ask for its \.value"):
         check("effective_context.passkey < 64", 8)
-
-
-def test_a_gate_against_a_folder_that_holds_no_run_is_refused_beforehand(tmp_path):
-    metrics = Metrics(Evaluate(data="x.jsonl"), ("base", "m"), (64,))
-    with pytest.raises(InputError, match="holds no run of ropext eval"):
-        metrics.check([parse_gate(f"tail@64 > 0 vs {tmp_path}")])
