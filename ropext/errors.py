@@ -50,6 +50,7 @@ class ProofFailed(RopextError):
     """What stock transformers builds from the written config is not what the plan said."""
 
     exit_code = 3
+    changed: Sequence[str] | None = None  # config keys that stock reads otherwise than the base's
 
 
 class GateFailed(RopextError):

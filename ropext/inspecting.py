@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from ropext import families, loaders, scaling
 from ropext.checkpoint import Snapshot, card, open_snapshot, provenance
 from ropext.checkpoint.card import Card
-from ropext.checkpoint.provenance import Record, SiteRecord, record_in
+from ropext.checkpoint.provenance import Record, SiteRecord, readable_record, record_in
 from ropext.checkpoint.tokenizer import NO_LIMIT
 from ropext.errors import InputError, RopextError, UsageError
 from ropext.families import Model, Site
 from ropext.families.config import text_part
 from ropext.files import read_bytes
 from ropext.options.extend import Extend, parse_extend, resolve_target
-from ropext.planning import Plan, TablePlan, make_plan, make_table_plan, readings_of
+from ropext.planning import Plan, TablePlan, make_plan, make_table_plan, reached, readings_of
 from ropext.positions import Positions
 from ropext.rope import Spectrum
 from ropext.scaling import tables
@@ -69,7 +69,7 @@ def record_of(
 
 def growth_of(snapshot: Snapshot, record: Record) -> Growth:
     """What the recorded extension made of a checkpoint's position tables."""
-    before = families.read_positions(provenance.base_config(snapshot.config, record))
+    before = families.read_positions(record.base["config"])
     if before is None or record.method not in tables.methods_for(before):
         raise InputError(
             f"{snapshot.name}: ropext.json tells of no position table; see ropext verify"
@@ -109,14 +109,15 @@ def record_of_config(snapshot: Snapshot) -> Record | None:
         )
         for site in model.sites
     )
+    before = families.write(config, model, plain, context)
     return Record(
-        base=provenance.base_of(snapshot),
+        base=provenance.base_of(snapshot) | {"config": before},
         method=model.scaled_sites[0].params["rope_type"],
         knobs={},
         context=context,
         target=model.context,
         sites=sites,
-        edits=_config_edits(families.diff(families.write(config, model, plain, context), config)),
+        edits=_config_edits(families.diff(before, config)),
         more={READ_FROM: "config.json"},
     )
 
@@ -227,6 +228,7 @@ class Inspection:
     model: Model
     target: int
     limits: dict[str, Any]
+    extended: str = ""  # by what, as ropext.json says
 
     @property
     def main(self) -> Site:
@@ -249,7 +251,8 @@ class Inspection:
             sites.append(asdict(site) | pairs)
         facts = asdict(self.model) | {"sites": sites}
         kv = {"kv_bytes_per_token": self.model.kv_bytes_per_token}
-        return {"model": self.name, "target": self.target} | facts | kv | {"limits": self.limits}
+        head = {"model": self.name, "target": self.target, "extended": self.extended or None}
+        return head | facts | kv | {"limits": self.limits}
 
 
 @dataclass(frozen=True)
@@ -304,7 +307,10 @@ def inspect(
         read = families.read(snapshot.config, context=context, original=original_context)
     read = replace(read, container=snapshot.container)
     request = Extend(factor=4.0 if factor is None and target is None else factor, target=target)
-    return Inspection(str(model), read, resolve_target(request, read.context), _limits(snapshot))
+    record = provenance.readable_record(snapshot)
+    done = provenance.history(record) if record else ""
+    wanted = resolve_target(request, read.context)
+    return Inspection(str(model), read, wanted, _limits(snapshot), done)
 
 
 def _limits(snapshot: Snapshot) -> dict[str, Any]:
@@ -331,7 +337,9 @@ def planned(snapshot: Snapshot, name: str, options: Mapping[str, Any]) -> Plan |
     """The plan for a model, by the scheme that it has."""
     request = parse_extend(options, read_text)
     if positions_of(snapshot) is not None:
-        return make_table_plan(snapshot.config, request, name)
+        made, record = make_table_plan(snapshot.config, request, name), readable_record(snapshot)
+        again = [f"this extends it again, after {provenance.history(record)}"] if record else []
+        return replace(made, warnings=(*made.warnings, *again))
     return plan_of(snapshot, request, name)
 
 
@@ -366,16 +374,55 @@ def plan_of(snapshot: Snapshot, request: Extend, name: str) -> Plan:
 
         request = request_like(snapshot, request)
     with said_of(snapshot):
-        if request.context is None and request.original_context is None:
-            asks = families.as_read(snapshot.config).asks_original
-            record = record_in(snapshot) if asks else None
-            request = request.changed(context=record.target) if record else request
-        made = make_plan(snapshot.config, request, name, snapshot.container)
+        record = readable_record(snapshot)
+        if record is not None and request.from_original:
+            made = _from_record(snapshot, record, request, name)
+        else:
+            silent = request.context is None and request.original_context is None
+            if silent and record and families.as_read(snapshot.config).asks_original:
+                request = request.changed(context=record.target)
+            made = make_plan(snapshot.config, request, name, snapshot.container)
+            again = _again(record, made.model, request)
+            made = replace(made, warnings=(*made.warnings, *again))
     if not snapshot.container:
         return made
     from ropext.gguf import key_edits
 
     return replace(made, edits=key_edits(snapshot, made))
+
+
+def _from_record(snapshot: Snapshot, record: Record, request: Extend, name: str) -> Plan:
+    """The plan from the base before every recorded extension."""
+    links = provenance.lineage(record)
+    first, before = links[-1], snapshot.config
+    for link in links:
+        before = provenance.undone(before, link["edits"])
+    if request.context is None and request.original_context is None:
+        key = "original_context" if first["recipe"].get("from_original") else "context"
+        known = families.as_read(first["base"]["config"])
+        if key == "context" or known.asks_original:
+            request = request.changed(**{key: first["context"]})
+    made = make_plan(before, request, name, snapshot.container, first["base"]["config"])
+    said = f"ropext.json: the original is {first['base']['name']}, {made.context:,} tokens"
+    warnings = [f"{said} with theta {made.main.rope.theta:,g}", *made.warnings]
+    if made.target <= record.target:
+        warnings.append(reached(made.target, record.target))
+    edits = families.diff(snapshot.config, made.config)
+    return replace(made, edits=tuple(edits), warnings=tuple(warnings))
+
+
+def _again(record: Record | None, model: Model, request: Extend) -> Iterator[str]:
+    """That a model was scaled before, or may have been."""
+    rope, kind = model.scaled_sites[0].rope, model.scaled_sites[0].params["rope_type"]
+    first = f"{kind} (its config)" if rope.is_scaled else ""
+    first = provenance.history(record) if record else first
+    if first and not request.from_original:
+        yield f"this scales the model again, after {first}; --from-original starts before that"
+    elif request.from_original and not first and kind == "default":
+        yield (
+            f"--from-original: the config declares no scaling and there is no ropext.json; theta "
+            f"{rope.theta:,g} may have been raised already, and its original is not known"
+        )
 
 
 def read_text(path: str) -> str:

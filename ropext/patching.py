@@ -294,9 +294,15 @@ def _name(live: Any) -> str:
 def plan_of(model: Any, **options: Any) -> Plan | TablePlan:
     """The plan for a loaded model, from the config it had before any patch."""
     live = base_model(model)
-    # As save_pretrained would write it: without what the library fills in.
-    config = json.loads(getattr(live, ORIGINAL, live.config).to_json_string())
-    return plan_config(config, parse_extend(options), _name(live) or type(live).__name__)
+    name = _name(live) or type(live).__name__
+    return plan_config(_original(live), parse_extend(options), name)
+
+
+def _original(live: Any) -> dict[str, Any]:
+    """The config from before any patch, as save_pretrained would write it: without what the
+    library fills in."""
+    config: dict[str, Any] = json.loads(getattr(live, ORIGINAL, live.config).to_json_string())
+    return config
 
 
 def patch(model: Model, **options: Any) -> Model:
@@ -336,4 +342,5 @@ def _base_of(live: Any) -> dict[str, Any]:
         "revision": None,
         "commit": None if is_here else getattr(live.config, "_commit_hash", None),
         "quantisation": None,
+        "config": _original(live),
     }

@@ -7,17 +7,25 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from ropext import families, forms, proof
 from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.checkpoint.comparing_weights import compare_weights
 from ropext.checkpoint.provenance import NAME as RECORD
-from ropext.checkpoint.provenance import TRAININGS, Record, base_config, read_record, record_in
+from ropext.checkpoint.provenance import (
+    SAVED,
+    TRAININGS,
+    Record,
+    lineage,
+    read_record,
+    record_in,
+    undone,
+)
 from ropext.checkpoint.staging import replace_file
 from ropext.checkpoint.tokenizer import length_edits
 from ropext.checkpoint.weights import WeightFile, content_digest, weigh
-from ropext.errors import InputError, ProofFailed, UnsupportedModel, UsageError
+from ropext.errors import InputError, ProofFailed, UnsupportedModel, UsageError, listed
 from ropext.families import Model
 from ropext.files import dump, read_object
 from ropext.inspecting import Served, open_model, positions_of, read_again, said_of
@@ -159,6 +167,7 @@ class Claim:
     target: int
     sites: list[Expected]
     base: Mapping[str, Any] | None  # the config before, where it is known
+    edited: tuple[str, ...] = ()  # dotted keys of it that the extension writes
 
 
 def _claim(
@@ -181,10 +190,55 @@ def _claim(
         base = open_snapshot(base.name, weights=True)
     before = base.config if base is not None else None
     if record is not None:
-        before = before or base_config(snapshot.config, record)
-        return Claim(record.context, record.target, proof.recorded(record), before), base
-    context = model.scaled_sites[0].rope.original_context
-    return Claim(context, model.context, proof.promised(model), before), base
+        before, sites = before or record.base["config"], proof.recorded(record)
+        return Claim(record.context, record.target, sites, before, _edited(record)), base
+    context, edited = model.scaled_sites[0].rope.original_context, tuple[str, ...]()
+    if before is not None and base is not None and not base.container:
+        plain, params = families.as_read(before), {s.label: s.params for s in model.scaled_sites}
+        written = families.write(dict(before), plain, params, model.context)
+        edited = tuple(".".join(edit.path) for edit in families.diff(before, written))
+    return Claim(context, model.context, proof.promised(model), before, edited), base
+
+
+def _edited(record: Record) -> tuple[str, ...]:
+    """The keys of config.json that the recorded extensions wrote."""
+    edits = [edit for link in lineage(record) for edit in link["edits"]]
+    return tuple(str(edit["key"]) for edit in edits if edit.get("file") == "config.json")
+
+
+LISTED = 5  # names shown of a longer list
+# What a save by another program or a user's choice changes, and nothing proved follows from.
+FREE = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"}
+
+
+def _config(
+    config: Mapping[str, Any],
+    base: Mapping[str, Any] | None,
+    edited: Iterable[str],
+    changed: Iterable[str] | None,
+) -> Iterable[Check]:
+    """Compare every key beside the edits with the base's; `changed` are those that stock reads
+    otherwise, None where that is not known."""
+    if base is None:
+        return
+
+    def within(key: str, others: Iterable[str]) -> bool:
+        return any(f"{key}.".startswith(f"{o}.") or f"{o}.".startswith(f"{key}.") for o in others)
+
+    edits = {".".join(edit.path): edit for edit in families.diff(base, config)}
+    beside = {key: edit for key, edit in edits.items() if not within(key, edited)}
+    both = [key for key, e in beside.items() if families.ABSENT not in (e.before, e.after)]
+    differing = both if changed is None else [key for key in beside if within(key, changed)]
+    wrong = [key for key in differing if key.rpartition(".")[2] not in FREE]
+    for key in wrong:
+        was, now = (repr(v)[:60] for v in (beside[key].before, beside[key].after))
+        yield Check("config", False, f"config.json: {key} is {now}, the base's {was}")
+    if wrong or changed is None:
+        return
+    more = [f"{len(beside) - LISTED} more"] if len(beside) > LISTED else []
+    names = listed([*beside][:LISTED] + more)
+    others = f", but for {names}, by which stock builds the same" if beside else ""
+    yield Check("config", True, f"every key beside the edits is the base's{others}")
 
 
 def _table(
@@ -222,19 +276,24 @@ def _table(
         if record is None or record.method not in METHODS:
             raise UsageError(f"--against compares with a record, and {snapshot.name} has none")
         yield from _against(snapshot, positions, record, base, deep=deep, show=show)
-    unread = deep and base is None
-    yield from _weights(snapshot, record, None, deep=unread, keep=keep, show=show)
+    weights = record.weights if record is not None else {}
+    recorded = deep and (base is None or any(own.sha256 for own in weights.values()))
+    yield from _weights(snapshot, record, None, deep=recorded, keep=keep, show=show)
+    before = base.config if base is not None else record.base["config"] if record else None
+    edited = _edited(record) if record is not None else ()
     try:
         proved = proof.prove_table(
             snapshot.directory,
             replace(positions, context=target),
+            base=before,
             trust_remote_code=trust_remote_code,
         )
     except ProofFailed as failed:
         yield Check("tensors", False, str(failed))
+        yield from _config(snapshot.config, before, edited, failed.changed)
         return
+    yield from _config(snapshot.config, before, edited, proved.get("changed"))
     loads = f"transformers {proved['transformers']} loads {proved['tensors_compared']} tensors"
-    yield from _untied(proved.get("untied", ()))
     yield Check("tensors", True, f"{loads} in the shapes of {proved['model_class']}")
     yield Check("forward", True, proved["forward"])
 
@@ -255,15 +314,17 @@ def _against(
     if before is None or before.context != record.context:
         raise UsageError(f"--against {base.name} is not the base that ropext.json names")
     old, how = tables.find_tables(base, before), growth(before, record.method, record.target)
-    if any(record.more.get(name) for name in TRAININGS):  # of equal rows the first is the old one
+    trained = any(record.more.get(name) for name in (*TRAININGS, SAVED))
+    if trained:  # of equal rows the first is the old one
         how = replace(how, kept={new: row for row, new in how.old_rows.items()})
     try:
-        found = tables.compare_tables(base, snapshot.directory, how, old)
+        found = tables.compare_tables(base, snapshot.directory, how, old, trained=trained)
     except ProofFailed as failed:
         yield Check("base", False, str(failed))
         return
     if old:
         said = f"{found['rows_bit_exact']} old rows in every bit"
+        said += "" if trained else f", the others of {how.rows} as they were made"
         yield Check("base", True, f"{said}, {found['tensors_unchanged']} tensors beside them")
     grown = {own.file for own in old}
     for finding in compare_weights(base, snapshot.directory, deep=deep, show=show):
@@ -338,10 +399,12 @@ def _planned(path: Path) -> Claim:
             for site in plan["sites"]
         ]
         sites = TypeAdapter(list[Expected]).validate_json(json.dumps(entries), strict=True)
-    except (KeyError, TypeError, AttributeError, ValidationError) as error:
+        base = undone(plan["config"], plan["edits"])
+        edited = tuple(str(edit["key"]) for edit in plan["edits"])
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"--against: the plan is damaged at its sites ({reason})") from None
-    return Claim(context, target, sites, None)
+    return Claim(context, target, sites, base, edited)
 
 
 def _spellings(config: dict[str, Any], recorded: bool) -> Iterable[Check]:
@@ -392,9 +455,10 @@ def _proof(
         )
     except ProofFailed as failed:
         yield Check("spectrum and tensors", False, str(failed))
+        yield from _config(snapshot.config, claim.base, claim.edited, failed.changed)
         return
+    yield from _config(snapshot.config, claim.base, claim.edited, proved.changed)
     packed = proved.tensors_not_compared
-    yield from _untied(proved.untied)
     yield Check(
         "spectrum and tensors",
         True,
@@ -404,16 +468,8 @@ def _proof(
         + (f"; {packed} packed tensors not compared" if packed else ""),
     )
     yield Check("forward", True, proved.forward)
-
-
-def _untied(pairs: Iterable[str]) -> Iterable[Check]:
-    for pair in pairs:
-        yield Check(
-            "tied weights",
-            False,
-            f"config.json ties {pair} (tie_word_embeddings, stated or the class default), and both"
-            " are stored and differ: loaders disagree on which they read",
-        )
+    if proved.base:
+        yield Check("base", True, proved.base)
 
 
 _EQUAL = {
@@ -446,6 +502,13 @@ def _weights(
     else:
         return
     findings = compare_weights(source, snapshot.directory, deep=deep or keep, show=show)
+    if deep and base is not None and record is not None:  # what was recorded is read all the same
+        hashed = {name: file for name, file in record.weights.items() if file.sha256}
+        findings += tuple(
+            own
+            for own in compare_weights(hashed, snapshot.directory, deep=True, show=show)
+            if own.file in hashed
+        )
     bad = [finding for finding in findings if finding.same is False]
     for finding in bad:
         yield Check("weights", False, finding.sentence)

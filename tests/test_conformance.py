@@ -10,9 +10,10 @@ import transcriptions
 from command_line import run
 
 from ropext import conformance, proof
+from ropext.conformance import FORMS, spectra
 from ropext.conformance.bases import SIZES, keys_of
 from ropext.conformance.check import findings
-from ropext.errors import RopextError
+from ropext.errors import RopextError, UsageError
 from ropext.families import read
 from ropext.files import read_json
 
@@ -75,45 +76,40 @@ def plain(family):
     return {"model_type": family} | keys_of(family, SIZES, {})
 
 
-@pytest.mark.parametrize(
-    ("form", "wanted"),
-    [
-        ("linear", transcriptions.position_interpolation(32, 5e4, 128, 512)),
-        ("theta", transcriptions.ntk_aware(32, 5e4, 128, 512)),
-        ("llama3", transcriptions.llama3(32, 5e4, 128, 512, 1.0, 4.0)),
-        ("yarn", transcriptions.yarn(32, 5e4, 128, 512)),
-        ("yarn-custom", (transcriptions.yarn(32, 5e4, 128, 512, 8, 2)[0], 1.3)),
-    ],
-)
-def test_the_spectra_are_those_of_the_papers(form, wanted):
-    (found,) = conformance.spectra(conformance.extended(plain("llama"), form))
-    assert found["inv_freq"] == pytest.approx(wanted[0], rel=1e-12)
-    assert found["attention_factor"] == pytest.approx(wanted[1], rel=1e-12)
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "deepseek_v3", "glm4", "phi3"])
+def test_what_is_expected_is_the_papers_and_what_ropext_plans(family):
+    for form in (conformance.PLAIN, *conformance.FORMS):
+        try:
+            config = conformance.extended(plain(family), form) if form in FORMS else plain(family)
+        except RopextError:
+            continue
+        for site, found in zip(read(config).sites, spectra(plain(family), form), strict=True):
+            made = site.rope.spectrum
+            assert found["layer_type"] == site.label
+            for key in ("inv_freq", "attention_factor", "softmax_factor"):
+                assert getattr(made, key) == pytest.approx(found[key], rel=1e-12), (form, key)
+            short = found["short_inv_freq"] or found["inv_freq"]
+            assert (made.short_inv_freq or made.inv_freq) == pytest.approx(short, rel=1e-12)
 
 
-def test_longropes_and_the_mscale_pair_are_those_of_the_papers():
-    long = [1 + 5 * pair / 16 for pair in range(16)]
-    inv_freq, attention = transcriptions.longrope(32, 5e4, 128, 512, long)
-    for form, factor in (("longrope", attention), ("longrope-custom", 1.25)):
-        (found,) = conformance.spectra(conformance.extended(plain("llama"), form))
-        assert found["inv_freq"] == pytest.approx(inv_freq, rel=1e-12)
-        assert found["attention_factor"] == pytest.approx(factor, rel=1e-12)
-    (found,) = conformance.spectra(conformance.extended(plain("llama"), "longrope-two-sets"))
-    short = [1 + pair / 16 for pair in range(16)]
-    wanted = transcriptions.longrope(32, 5e4, 128, 512, short)[0]
-    assert found["short_inv_freq"] == pytest.approx(wanted, rel=1e-12)
-    assert found["inv_freq"] == pytest.approx(inv_freq, rel=1e-12)
-    (found,) = conformance.spectra(conformance.extended(plain("deepseek_v3"), "yarn-mscale"))
-    assert found["attention_factor"] == transcriptions.deepseek_attention(4, 1, 1) == 1
-    softmax = transcriptions.deepseek_softmax(4, 1)
-    assert found["softmax_factor"] == pytest.approx(softmax, rel=1e-12)
-    assert softmax == pytest.approx((0.1 * math.log(4) + 1) ** 2)
+def test_the_kit_has_the_numbers_of_the_papers(kit, monkeypatch, tmp_path):
+    (found,) = read_json(kit / "expected.json")["families"]["llama"]["yarn-custom"]["embeddings"]
+    assert found["inv_freq"] == transcriptions.yarn(32, 5e4, 128, 512, 8, 2)[0]
+    assert found["attention_factor"] == 1.3
+    (found,) = spectra(plain("deepseek_v3"), "yarn-mscale")
+    assert found["attention_factor"] == 1
+    assert found["softmax_factor"] == pytest.approx((0.1 * math.log(4) + 1) ** 2)
+    (found,) = spectra(plain("llama"), "longrope-two-sets")
+    assert found["short_inv_freq"][15] == pytest.approx(5e4 ** (-15 / 16) / (1 + 15 / 16))
+    monkeypatch.setattr(conformance, "PAPERS", tmp_path / "transcriptions.py")
+    with pytest.raises(UsageError, match="stands in a checkout"):
+        spectra(plain("llama"), "yarn")
 
 
 def test_windowed_layers_are_not_scaled():
     full, windowed = (
-        {own["layer_type"]: own for own in conformance.spectra(config)}
-        for config in (conformance.extended(plain("gemma3_text"), "yarn"), plain("gemma3_text"))
+        {own["layer_type"]: own for own in spectra(plain("gemma3_text"), form)}
+        for form in ("yarn", conformance.PLAIN)
     )
     assert full["sliding_attention"] == windowed["sliding_attention"]
     assert full["full_attention"] != windowed["full_attention"]
@@ -123,6 +119,8 @@ def test_no_alarm_on_stock_transformers(kit):
     expected, given = answers(kit, CHOSEN)
     assert set(given["deepseek_v3"]) == {"plain", *conformance.FORMS}
     assert not any(findings(expected, given).values())
+    del given["llama"]["yarn"]
+    assert findings(expected, given)["llama/yarn"] == ["no answer"]
 
 
 def test_a_reader_without_scaling_is_found_in_every_form(kit):
@@ -140,7 +138,7 @@ def test_every_bug_is_told_from_the_right_reading(kit):
         for form, own in forms.items():
             for what, values in own["misread"].items():
                 answer = {family: {form: {"log_probabilities": values}}}
-                (said,) = findings(expected, answer).values()
+                said = findings(expected, answer)[f"{family}/{form}"]
                 assert f"it reads the form {what}" in said
                 told.setdefault(what, set()).add(form)
     assert not set(BUGS) - set(told)
@@ -152,10 +150,10 @@ def test_embeddings_are_checked_too(kit):
     (right,) = expected["families"]["llama"]["yarn"]["embeddings"]
     wrong = {"inv_freq": [1.001 * f for f in right["inv_freq"]], "attention_factor": 1.0}
     given = {"llama": {"yarn": {"embeddings": {"": wrong}}}}
-    (said,) = findings(expected, given).values()
+    said = findings(expected, given)["llama/yarn"]
     assert [sentence.split(" is off")[0] for sentence in said] == ["inv_freq", "attention_factor"]
     given = {"llama": {"yarn": {"embeddings": {"": {"inv_freq": right["inv_freq"]}}}}}
-    assert findings(expected, given) == {"llama/yarn": []}
+    assert findings(expected, given)["llama/yarn"] == []
 
 
 def test_a_number_that_is_none_is_wrong(kit):
@@ -166,18 +164,26 @@ def test_a_number_that_is_none_is_wrong(kit):
 
 
 def test_the_script_of_the_kit_runs_alone(kit, tmp_path):
-    expected = read_json(kit / "expected.json")
-    own = expected["families"]["llama"]["linear"]
+    own = read_json(kit / "expected.json")["families"]["llama"]
+    right = {form: {"log_probabilities": one["log_probabilities"]} for form, one in own.items()}
+    bug = {"log_probabilities": own["linear"]["misread"]["without its scaling"]}
     paths = kit / "check.py", kit / "expected.json", tmp_path / "answers.json"
-    for values, code, sentence in (
-        (own["log_probabilities"], 0, "llama/linear: right"),
-        (own["misread"]["without its scaling"], 1, "it reads the form without its scaling"),
+    for answer, code, sentence in (
+        ({"llama": right}, 0, "llama/linear: right"),
+        ({"llama": right | {"linear": bug}}, 3, "it reads the form without its scaling"),
+        ({"llama": {**right, "linear": {}}}, 3, "llama/linear: no answer"),
+        ({"llama": {"yarn": {"log_probabilities": {"128": [1.0]}}}}, 3, "off by up to inf"),
+        ({}, 3, "no family was answered"),
+        ({"llama": {"su": {}}}, 2, "llama: form 'su' is not in the kit, which has plain, linear,"),
+        ({"lama": {}}, 2, "family 'lama' is not in the kit, which has llama, "),
     ):
-        paths[2].write_text(json.dumps({"llama": {"linear": {"log_probabilities": values}}}))
+        paths[2].write_text(json.dumps(answer))
         done = subprocess.run(
             [sys.executable, "-I", "-S", *map(str, paths)], capture_output=True, text=True
         )
-        assert (done.returncode, sentence in done.stdout, done.stderr) == (code, True, "")
+        assert done.returncode == code
+        assert sentence in (done.stderr if code == 2 else done.stdout)
+        assert "Traceback" not in done.stderr
 
 
 def contents(folder):

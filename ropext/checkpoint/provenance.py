@@ -31,6 +31,8 @@ SCHEMA = 1
 SAVED = "saved_from_memory"  # section of a record whose weights may have been trained by anyone
 # Sections of the record: hashes of the documents that were trained on, and the trainings.
 TRAINED_ON, TRAININGS = "trained_on", ("fit", "finetune")
+# What a record keeps of its base's record.
+LINK = ("method", "context", "target", "recipe", "edits", "base")
 
 # What can change a result. Looked up by their metadata, never imported.
 LIBRARIES = ("transformers", "torch", "safetensors", "huggingface_hub", "peft", "accelerate")
@@ -40,8 +42,6 @@ _SECRET_OPTION = re.compile(r"--?([\w-]*[-_])?(token|secret|password|api[-_]?key
 _TOKEN = re.compile(r"\b(hf_|sk-|ghp_|github_pat_)\w{8,}")
 _USERINFO = re.compile(r"(\w+://)[^/@\s]+@")
 HIDDEN = "***"
-# An absolute path of two parts at least: neither "</s>" nor "and/or" nor a URL is one.
-_PLACE = re.compile(r"(?<![\w:/.~<\\-])(?:~|[A-Za-z]:)?(?:[\\/][^\s\"'\\/,;:=]+){2,}")
 
 
 def _plain(name: str) -> str:
@@ -72,7 +72,7 @@ class Record:
     """The content of ropext.json, in its order."""
 
     versions: Mapping[str, Any] = field(default_factory=dict)
-    base: Mapping[str, Any]  # name, hub_id, revision, commit
+    base: Mapping[str, Any]  # name, hub_id, revision, commit, its whole config; see base_of
     method: str
     knobs: Mapping[str, Any]
     context: Length
@@ -87,14 +87,19 @@ class Record:
 
 
 def base_of(snapshot: Snapshot) -> dict[str, Any]:
-    """Name the base as the record does."""
-    return {
+    """Name the base as the record does, with its config, and with what its own record says of its
+    extension."""
+    out: dict[str, Any] = {
         "name": snapshot.name,
         "hub_id": snapshot.hub_id,
         "revision": snapshot.revision,
         "commit": snapshot.commit,
         "quantisation": snapshot.quantisation,
+        "config": snapshot.config,
     }
+    if (record := readable_record(snapshot)) is not None:
+        out["extended"] = lineage(record)[0]
+    return out
 
 
 def versions() -> dict[str, str]:
@@ -121,19 +126,6 @@ def scrub(text: str) -> str:
         if token:
             text = text.replace(token, HIDDEN)
     return _USERINFO.sub(rf"\1{HIDDEN}@", _TOKEN.sub(HIDDEN, text))
-
-
-def without_places(value: Any, inside: bool) -> Any:
-    """JSON in which a path of this machine is its last part alone; `inside` of longer texts too."""
-    if isinstance(value, dict):
-        return {key: without_places(item, inside) for key, item in value.items()}
-    if isinstance(value, list):
-        return [without_places(item, inside) for item in value]
-    if not isinstance(value, str):
-        return value
-    if _PLACE.match(value) and "\n" not in value:
-        return re.split(r"[\\/]", value.rstrip("\\/"))[-1]
-    return _PLACE.sub(lambda place: re.split(r"[\\/]", place[0])[-1], value) if inside else value
 
 
 def clean_command(argv: Sequence[str]) -> tuple[str, ...]:
@@ -229,11 +221,25 @@ def write(record: Record, directory: Path) -> None:
     (directory / NAME).write_bytes(dump(to_json(record) | files))
 
 
-def base_config(config: Mapping[str, Any], record: Record) -> dict[str, Any]:
-    """The config before the extension: the recorded edits taken back."""
+def lineage(record: Record) -> list[Mapping[str, Any]]:
+    """The recorded extensions that led to a checkpoint, as in LINK, the newest first."""
+    links: list[Mapping[str, Any]] = [{name: getattr(record, name) for name in LINK}]
+    while older := links[-1]["base"].get("extended"):
+        links.append(older)
+    return links
+
+
+def history(record: Record) -> str:
+    """The recorded extensions in words, the oldest first."""
+    step = "{method}, {context:,} to {target:,} tokens"
+    return f"{'; then '.join(step.format(**own) for own in lineage(record)[::-1])} (ropext.json)"
+
+
+def undone(config: Mapping[str, Any], edits: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The config before its recorded edits."""
     out = copy.deepcopy(dict(config))
-    for edit in record.edits:
-        if edit.get("file") != "config.json":
+    for edit in edits:
+        if edit.get("file", "config.json") != "config.json":
             continue
         *parents, key = str(edit["key"]).split(".")
         holder = out
@@ -271,6 +277,13 @@ def record_in(snapshot: Snapshot) -> Record | None:
     return read_record(snapshot.directory)
 
 
+def readable_record(snapshot: Snapshot) -> Record | None:
+    """The record of a checkpoint; None where there is none, or one that is damaged."""
+    with suppress(InputError):
+        return record_in(snapshot)
+    return None
+
+
 def _record(content: dict[str, Any], path: str) -> Record:
     schema = content.pop("schema", None)
     if schema != SCHEMA:
@@ -292,6 +305,8 @@ def _record(content: dict[str, Any], path: str) -> Record:
         for key in ("base", "spectrum"):
             if getattr(site, key).digest() != entry[key].get("digest"):
                 raise InputError(f"{path} is damaged: a spectrum does not have its digest")
+    if not isinstance(record.base.get("config"), dict):
+        raise InputError(f"{path} is damaged: its base has no config")
     as_given = {key: content[key] for key in ("base", "knobs", "recipe", "proof")}
     edits, command = tuple(content["edits"]), tuple(content["command"])
     more = {key: value for key, value in content.items() if key not in (*keys, guard.FILES)}

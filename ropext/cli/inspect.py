@@ -36,5 +36,5 @@ def command(
     if isinstance(seen, inspecting.Unrotated):
         said = text.unrotated(seen)
     else:
-        said = text.inspection(seen.name, seen.model, seen.limits, seen.target)
+        said = text.inspection(seen.name, seen.model, seen.limits, seen.target, seen.extended)
     out.result(said, seen.to_json())

@@ -1,10 +1,12 @@
 """A kit for authors of loaders: small checkpoints in each form, and what a right reading gives.
 
 A family has one file of random weights, under which attention is sharp: log-probabilities differ by
-tenths where a loader rotates otherwise. The spectra are ropext's own; the log-probabilities are
-stock transformers', which agrees with them. check.py, which the kit holds too, stands alone.
+tenths where a loader rotates otherwise. The spectra are those of the papers' transcriptions; the
+log-probabilities are stock transformers', which agrees with them. check.py, which the kit holds
+too, stands alone.
 """
 
+import runpy
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -43,6 +45,19 @@ FORMS: dict[str, dict[str, Any]] = {
     "longrope-custom": {"method": "longrope", "attention_factor": 1.25},
     "longrope-two-sets": {"method": "longrope"},
 }
+# The transcription of each form's paper, and its arguments after the lengths.
+FORMULAS: dict[str, tuple[Any, ...]] = {
+    "linear": ("position_interpolation",),
+    "theta": ("ntk_aware",),
+    "llama3": ("llama3", 1.0, 4.0),
+    "yarn": ("yarn",),
+    "yarn-custom": ("yarn", 8.0, 2.0),
+    "yarn-mscale": ("yarn",),
+    "longrope": ("longrope",),
+    "longrope-custom": ("longrope",),
+    "longrope-two-sets": ("longrope",),
+}
+PAPERS = Path(__file__).parents[2] / "tests" / "transcriptions.py"
 MSCALE = {"mscale": 1.0, "mscale_all_dim": 1.0}
 
 
@@ -53,11 +68,10 @@ def extended(plain: Config, form: str) -> Config:
     if form == "yarn-mscale" and not rope.softmax_mscale:
         raise NotExpressible(f"the softmax of {model.text_type!r} reads no mscale_all_dim")
     if options["method"] == "longrope":
-        # No closed form has these factors.
-        pairs = rope.dim // 2
-        options = options | {"pair_factors": tuple(1 + 5 * pair / pairs for pair in range(pairs))}
+        long, short = factors(rope.dim // 2)
+        options = options | {"pair_factors": long}
         if form == "longrope-two-sets":
-            options["short_pair_factors"] = tuple(1 + pair / pairs for pair in range(pairs))
+            options["short_pair_factors"] = short
     config = make_plan(plain, Extend(factor=FACTOR, **options)).config
     if form == "yarn-mscale":
         config |= {key: config[key] | MSCALE for key in ("rope_scaling", "rope_parameters")}
@@ -66,11 +80,34 @@ def extended(plain: Config, form: str) -> Config:
     return config
 
 
-def spectra(config: Config) -> list[dict[str, Any]]:
-    """What each rotary embedding of a config computes, in float64."""
-    keys = ("inv_freq", "short_inv_freq", "attention_factor", "softmax_factor")
-    sites = families.read(config).sites
-    return [{"layer_type": s.label} | {k: getattr(s.rope.spectrum, k) for k in keys} for s in sites]
+def spectra(plain: Config, form: str) -> list[dict[str, Any]]:
+    """What each rotary embedding of a family computes in one form, in float64, by the papers."""
+    if not PAPERS.is_file():
+        raise UsageError(f"the kit takes its spectra from {PAPERS}, which stands in a checkout")
+    papers, own = runpy.run_path(str(PAPERS)), FORMS.get(form, {})
+    out = []
+    for site in families.read(plain).sites:
+        d, b, (far, near) = site.rope.dim, site.rope.theta, factors(site.rope.dim // 2)
+        made = {"layer_type": site.label, "inv_freq": papers["rope"](d, b), "short_inv_freq": None}
+        made |= {"attention_factor": 1.0, "softmax_factor": 1.0}
+        if site.scaled and form != PLAIN:
+            name, *knobs = FORMULAS[form]
+            knobs += [far] if name == "longrope" else []
+            made["inv_freq"], attention = papers[name](d, b, *LENGTHS, *knobs)
+            made["attention_factor"] = own.get("attention_factor", attention)
+        if site.scaled and form == "longrope-two-sets":
+            made["short_inv_freq"] = papers["longrope"](d, b, *LENGTHS, near)[0]
+        if site.scaled and form == "yarn-mscale":
+            made["attention_factor"] = papers["deepseek_attention"](FACTOR, *MSCALE.values())
+            made["softmax_factor"] = papers["deepseek_softmax"](FACTOR, MSCALE["mscale_all_dim"])
+        out.append(made)
+    return out
+
+
+def factors(pairs: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The long and the short factors of the kit's longropes; no closed form has them."""
+    long, short = (tuple(1 + far * pair / pairs for pair in range(pairs)) for far in (5, 1))
+    return long, short
 
 
 def sharpen(model: "torch.nn.Module") -> None:
@@ -176,7 +213,7 @@ def _write_family(family: str, place: Path) -> dict[str, Any]:
         wrong = {} if form == PLAIN else misreadings(config, plain)
         read = {what: _read(place, other) for what, other in wrong.items()}
         found[form] = {
-            "embeddings": spectra(config),
+            "embeddings": spectra(plain, form),
             "log_probabilities": right,
             "misread": {what: own for what, own in read.items() if _gap(own, right) > TELLING},
         }

@@ -8,7 +8,9 @@ It needs Python alone. answers.json holds what the loader gave, by family and fo
                         "embeddings": {"": {"inv_freq": [...], "attention_factor": 1.1}}}}}
 
 log_probabilities are at the positions of expected.json; a length may be left out. So may
-embeddings, which are by layer type ("" where a model has one), and each of their numbers.
+embeddings, which are by layer type ("" where a model has one), and each of their numbers. A form
+of a family that was answered and has no numbers is wrong. Exit code: 0 where all is right, 3 where
+something is wrong, 2 where an answer is for what the kit does not have.
 """
 
 import json
@@ -20,17 +22,34 @@ from typing import Any
 Data = Mapping[str, Any]
 
 
+class NotInKit(Exception):
+    """An answer for a family, form, length or number that the kit does not have."""
+
+
+def _of(holder: Data, key: str, where: str) -> Any:
+    if key not in holder:
+        raise NotInKit(f"{where} {key!r} is not in the kit, which has {', '.join(holder)}")
+    return holder[key]
+
+
 def findings(expected: Data, answers: Data) -> dict[str, list[str]]:
-    """FAMILY/FORM -> what is wrong with its reading; nothing where it is right."""
-    return {
-        f"{family}/{form}": _wrong(expected["families"][family][form], own, expected["tolerances"])
-        for family, forms in answers.items()
-        for form, own in forms.items()
-    }
+    """FAMILY/FORM -> what is wrong with its reading, for every form of a family that was answered;
+    nothing where it is right."""
+    out = {}
+    for family, own in answers.items():
+        forms = _of(expected["families"], family, "family")
+        for form in own:
+            _of(forms, form, f"{family}: form")
+        for form, wanted in forms.items():
+            wrong = _wrong(wanted, own.get(form, {}), expected["tolerances"])
+            out[f"{family}/{form}"] = wrong
+    return out or {"answers": ["no family was answered"]}
 
 
 def _wrong(form: Data, answer: Data, tolerances: Data) -> list[str]:
     said, given = [], answer.get("log_probabilities", {})
+    if not any(given.values()) and not any(answer.get("embeddings", {}).values()):
+        return ["no answer"]
     gap = _gap(form["log_probabilities"], given)
     if not gap <= tolerances["log_probability"]:
         alike = [
@@ -43,7 +62,7 @@ def _wrong(form: Data, answer: Data, tolerances: Data) -> list[str]:
     embeddings = {own["layer_type"]: own for own in form["embeddings"]}
     for label, own in answer.get("embeddings", {}).items():
         for name, found in own.items():
-            off = _off(embeddings[label][name], found)
+            off = _off(_of(_of(embeddings, label, "layer type"), name, "number"), found)
             if not off <= tolerances["relative"]:
                 where = f" of {label}" if label else ""
                 said.append(f"{name}{where} is off by {off:.2g} of its value")
@@ -52,6 +71,8 @@ def _wrong(form: Data, answer: Data, tolerances: Data) -> list[str]:
 
 def _gap(wanted: Data, given: Data) -> float:
     """The largest difference at the lengths that were answered."""
+    if any(len(_of(wanted, at, "length")) != len(given[at]) for at in given):
+        return float("inf")
     pairs = [(a, b) for at in given for a, b in zip(wanted[at], given[at], strict=True)]
     return max((abs(a - b) if b == b else float("inf") for a, b in pairs), default=0.0)
 
@@ -65,8 +86,17 @@ def _off(wanted: Any, found: Any) -> float:
     return max((abs(b - a) / (abs(a) or 1.0) for a, b in pairs), default=0.0)
 
 
-if __name__ == "__main__":
-    wrong = findings(*(json.loads(Path(path).read_text("utf-8")) for path in sys.argv[1:3]))
+def main(expected: str, answers: str) -> int:
+    """Print what is right and wrong; the exit code."""
+    try:
+        wrong = findings(*(json.loads(Path(p).read_text("utf-8")) for p in (expected, answers)))
+    except NotInKit as error:
+        sys.stderr.write(f"{answers}: {error}\n")
+        return 2
     for name, said in wrong.items():
         sys.stdout.write(f"{name}: {'; '.join(said) or 'right'}\n")
-    sys.exit(any(wrong.values()))
+    return 3 if any(wrong.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:3]))

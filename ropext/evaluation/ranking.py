@@ -41,12 +41,12 @@ from ropext.evaluation.reading import (
     read_short,
     short_windows,
 )
-from ropext.inspecting import read_text
+from ropext.inspecting import plan_of, read_text
 from ropext.lengths import length_text, tail_tokens
 from ropext.narration import SILENT, Hooks
 from ropext.options.evaluate import DocumentOptions, Evaluate
 from ropext.options.extend import KNOBS, Extend, parse_extend
-from ropext.planning import Plan, make_plan
+from ropext.planning import Plan
 from ropext.results.comparison import Ranking, rank_readings
 from ropext.results.overlap import Overlap, as_json, overlap, trained_in
 from ropext.results.perplexity import Frame, Reading, TokenNll
@@ -164,7 +164,7 @@ PLAINEST = ("default", "linear", "yarn", "llama3", "longrope")
 
 
 def closed_forms(
-    config: Mapping[str, Any], recipe: Extend, name: str = "MODEL"
+    snapshot: Snapshot, recipe: Extend, name: str = "MODEL"
 ) -> tuple[dict[str, Plan], dict[str, str]]:
     """The plan of every method that needs no input of its own, of the one that the recipe names
     with its knobs; and why the others cannot be written as asked. Of a named one that is an error.
@@ -177,7 +177,7 @@ def closed_forms(
             continue  # needs a theta or a file of factors
         wish = recipe if method == recipe.method else recipe.changed(method=method, **no_knobs)
         try:
-            plans[method] = make_plan(config, wish, name)
+            plans[method] = plan_of(snapshot, wish, name)
         except (NotExpressible, UsageError) as error:
             if method == recipe.method:
                 raise
@@ -255,7 +255,7 @@ def measure(
     """Rank the closed forms on documents; `extend` are the fields of Extend, `reading` those of
     evaluation's Options that say how documents are read (column, max_docs, dtype, device ...)."""
     snapshot = open_snapshot(model, revision=revision)
-    plans, left_out = closed_forms(snapshot.config, parse_extend(extend, read_text), model)
+    plans, left_out = closed_forms(snapshot, parse_extend(extend, read_text), model)
     first = next(iter(plans.values()))
     if first.model.masked_lm:
         raise UnsupportedModel(

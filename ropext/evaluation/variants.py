@@ -8,13 +8,11 @@ from typing import Any
 
 from ropext import families
 from ropext.checkpoint import Snapshot, open_snapshot
-from ropext.checkpoint.adapter import read_lora
 from ropext.checkpoint.provenance import (
     SAVED,
     TRAININGS,
     Record,
     SiteRecord,
-    base_config,
     read_record,
 )
 from ropext.checkpoint.snapshot import with_weights
@@ -204,7 +202,6 @@ def _recorded(record: Record | None) -> dict[str, Any]:
 def _with_adapter(variant: Variant, adapter: str | None) -> list[Variant]:
     if adapter is None:
         return [variant]
-    read_lora(adapter)  # refused before a model is loaded
     label = f"{variant.label}+adapter"
     return [variant, replace(variant, label=label, kind="extended", adapter=adapter)]
 
@@ -283,7 +280,7 @@ def _base(
         return None, context, warning
     untrained, before = _untrained(snapshot, record), dict[str, Any]()
     if untrained is not None and families.read_positions(untrained.config) is not None:
-        before["config"] = base_config(untrained.config, record)
+        before["config"] = record.base["config"]
         if _has_table(untrained):
             before["growth"] = growth_of(untrained, record).undone()
             untrained = None if before["growth"] is None else untrained

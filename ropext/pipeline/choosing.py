@@ -160,7 +160,7 @@ def prospect(asked: Recipe) -> Prospect:
     """Read the config and the documents; whatever a choice would refuse is refused."""
     snapshot = open_snapshot(asked.model, revision=asked.value("revision"))
     request = parse_extend(asked.request, read_text)
-    closed, left_out = closed_forms(snapshot.config, request, asked.model)
+    closed, left_out = closed_forms(snapshot, request, asked.model)
     example = next(iter(closed.values()))
     if example.model.masked_lm:
         raise UsageError("--method auto measures causal language models; name a method")

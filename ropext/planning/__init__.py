@@ -4,7 +4,7 @@ named, computed without touching a file.
 The plan is the prediction; the proof compares it with what stock transformers builds.
 """
 
-from ropext.planning.making import make_plan, require_help
+from ropext.planning.making import make_plan, reached, require_help
 from ropext.planning.plan import Plan, PlannedSite, readings_of
 from ropext.planning.tables import TablePlan, make_table_plan, plan_config
 
@@ -15,6 +15,7 @@ __all__ = [
     "make_plan",
     "make_table_plan",
     "plan_config",
+    "reached",
     "readings_of",
     "require_help",
 ]

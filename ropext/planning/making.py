@@ -74,10 +74,7 @@ def warnings_of(
     if doubt := too_far(recipe, context, target):
         out.append(doubt)
     if recipe.from_original and target <= model.context:
-        out.append(
-            f"the target of {target} tokens is not above the {model.context} that the model reads "
-            "today: from its original context this is a shorter window"
-        )
+        out.append(reached(target, model.context))
     if main.wanted.attention_factor != main.rope.attention_factor:
         if model.temperature == "rotated channels":
             out.append(
@@ -115,6 +112,19 @@ def warnings_of(
     return tuple(out)
 
 
+def reached(target: int, context: int) -> str:
+    """That a target from the original context is not beyond what the model reads today."""
+    if target == context:
+        return (
+            f"the target is the {target} tokens that the model reads today: this keeps its length "
+            "and replaces its scaling"
+        )
+    return (
+        f"the target of {target} tokens is below the {context} that the model reads today: from "
+        "its original context this is a shorter window"
+    )
+
+
 def too_far(recipe: Extend, context: int, target: int) -> str:
     """The question that a factor nobody has reached gets; "" for any other."""
     factor = target / context
@@ -128,11 +138,17 @@ def too_far(recipe: Extend, context: int, target: int) -> str:
 
 
 def make_plan(
-    config: Mapping[str, Any], recipe: Extend, name: str = "MODEL", container: str = ""
+    config: Mapping[str, Any],
+    recipe: Extend,
+    name: str = "MODEL",
+    container: str = "",
+    origin: Mapping[str, Any] | None = None,
 ) -> Plan:
     """The plan for a config dict; raises where the request cannot be carried exactly. `container`
-    is the GGUF architecture that will carry it, where it is not the config."""
-    model = families.read(dict(config), context=recipe.context, original=recipe.original_context)
+    is the GGUF architecture that will carry it, where it is not the config; `origin` is the config
+    to extend from, where that is recorded and `config` does not say it."""
+    read = dict(origin or config)
+    model = families.read(read, context=recipe.context, original=recipe.original_context)
     model = replace(model, container=container)
     context = _context(model, recipe)
     _require_length(model, recipe)

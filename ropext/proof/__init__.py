@@ -89,6 +89,7 @@ def build(
     *,
     text_paths: Sequence[Sequence[str]] | None = None,
     forwards: Sequence[tuple[Forward, Sequence[Expected]] | None] = (),
+    bases: Sequence[Mapping[str, Any] | None] = (),
     last: int = 0,
     listen: bool = False,
     tensors: bool = True,
@@ -101,9 +102,11 @@ def build(
     to read so many tokens, and for no rotary module; with `listen`, what its attention is told of
     their distances.
     """
-    entries: list[dict[str, Any]] = [{"directory": os.path.abspath(own)} for own in directories]
+    entries: list[dict[str, Any]] = [{"directory": str(directory)} for directory in directories]
     for entry, path in zip(entries, text_paths or [()] * len(entries), strict=True):
         entry |= {"text_path": list(path), "last": last, "listen": listen}
+    for entry, base in zip(entries, bases, strict=False):
+        entry["base"] = base
     for entry, wanted in zip(entries, forwards, strict=False):
         if wanted is not None:
             sites = [asdict(site) | {"bound": site.bound} for site in wanted[1]]
@@ -120,7 +123,6 @@ def build(
             run = subprocess.run(
                 # -P: neither the script's folder nor the working directory is importable.
                 [sys.executable, "-P", str(CHILD), str(out)],
-                cwd=folder,
                 input=json.dumps(job),
                 capture_output=True,
                 text=True,
@@ -141,8 +143,7 @@ def build(
             raise ProofFailed(f"{where} was killed by {name}, as happens when memory runs out")
         final = next((line for line in run.stderr.splitlines()[::-1] if line.strip()), "no message")
         raise ProofFailed(f"{where} could not run: {final}")
-    named = zip(lines, map(str, directories), strict=True)
-    return [json.loads(line) | {"directory": name} for line, name in named]
+    return [json.loads(line) for line in lines]
 
 
 def prove(
@@ -161,22 +162,30 @@ def prove(
         forwards=[None if forward is None else (forward, sites)],
         trust_remote_code=trust_remote_code,
     )
-    read = forward and forward.read
-    if read is None:
-        return compare(built, sites)
-    return compare(built, sites, read=promised(read), departures=read.departures)
+    read = forward.read if forward is not None else None
+    base = {"read": promised(read), "departures": read.departures} if read is not None else {}
+    try:
+        return compare(built, sites, **base)  # type: ignore[arg-type]
+    except ProofFailed as failed:
+        failed.changed = built.get("base", {}).get("changed")
+        raise
 
 
 def prove_table(
-    directory: Path, positions: Positions, *, trust_remote_code: bool = False
+    directory: Path,
+    positions: Positions,
+    *,
+    base: Mapping[str, Any] | None = None,
+    trust_remote_code: bool = False,
 ) -> dict[str, Any]:
     """Prove a directory that rotates nothing: every tensor in its place with its shape, and its
     first layers, with their weights, read an input up to the last position; relative distances are
-    told apart where stock's formula has them with this key."""
+    told apart where stock's formula has them with this key. With the config of its `base`,
+    `changed` lists the keys that stock reads otherwise."""
     listen = not positions.tensors
     target = positions.context + 2 * listen  # so that the last distance has one behind it
     how: dict[str, Any] = {"listen": listen, "trust_remote_code": trust_remote_code}
-    (built,) = build([directory], text_paths=[positions.path], last=target, **how)
+    (built,) = build([directory], text_paths=[positions.path], bases=[base], last=target, **how)
     if built["error"]:
         raise ProofFailed(
             f"proof: transformers {built['transformers']} cannot build {directory}:"
@@ -189,13 +198,13 @@ def prove_table(
             f"proof: {built['model_class']} in transformers {built['transformers']} cannot read"
             f" {target} tokens: {last['failed']}"
         )
-    return {
+    more = {} if base is None else {"changed": built["base"]["changed"]}
+    return more | {
         "transformers": built["transformers"],
         "model_class": built["model_class"],
         "tensors_compared": compared,
         "tensors_not_compared": packed,
         "forward": last["said"] + (compare_told(last, positions) if listen else ""),
-        **({"untied": built["untied"]} if built["untied"] else {}),
     }
 
 

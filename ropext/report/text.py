@@ -33,11 +33,11 @@ def number(value: float) -> str:
     return "inf" if math.isinf(value) else f"{value:,.6g}" if value < 1e6 else f"{value:,.0f}"
 
 
-def scaling_line(site: Site) -> str:
-    """What the config's rope dict says now, in one line."""
+def scaling_line(site: Site, extended: str = "") -> str:
+    """What the config's rope dict says now, in one line; of a theta, what it was `extended` by."""
     kind = site.params.get("rope_type", "default")
     if kind == "default":
-        return "none (plain RoPE)"
+        return f"in its theta: {extended}" if extended and site.scaled else "none (plain RoPE)"
     shown = {
         key: value
         for key, value in site.params.items()
@@ -93,14 +93,14 @@ def _facts(model: Model, limits: Mapping[str, Any]) -> list[tuple[str, str]]:
     return facts + [(key, named(str(value))) for key, value in limits.items() if value is not None]
 
 
-def _site_facts(site: Site, model: Model) -> list[tuple[str, str]]:
+def _site_facts(site: Site, model: Model, extended: str = "") -> list[tuple[str, str]]:
     rope = site.rope
     dim = f"{rope.dim} of {model.head_dim} channels" if model.head_dim else str(rope.dim)
     layout = "interleaved" if model.interleaved else "half and half"
     facts = [
         ("rotary dim", f"{dim} ({rope.dim // 2} pairs, {layout})"),
         ("theta", number(rope.theta)),
-        ("scaling", scaling_line(site)),
+        ("scaling", scaling_line(site, extended)),
     ]
     if rope.original_context != rope.context and not model.asks_original:
         facts.append(("original", f"{rope.original_context:,} tokens before that scaling"))
@@ -127,12 +127,14 @@ def pair_table(site: Site, target: int) -> str:
     return columns(["pair", "wavelength", turned, f"at {target:,} tokens, untouched"], rows)
 
 
-def inspection(name: str, model: Model, limits: Mapping[str, Any], target: int) -> str:
+def inspection(
+    name: str, model: Model, limits: Mapping[str, Any], target: int, extended: str = ""
+) -> str:
     """`ropext inspect` as text."""
     parts = [name, _columns(_facts(model, limits))]
     for site in model.sites:
         title = f"rotary embedding{f' of {site.label}' if site.label else ''}"
-        parts += ["", title, _columns(_site_facts(site, model), "  ")]
+        parts += ["", title, _columns(_site_facts(site, model, extended), "  ")]
         if site.scaled:
             parts += ["", pair_table(site, target)]
     for note in (*model.notes, *model.obstacles):

@@ -10,7 +10,6 @@ from ropext import corpus, families
 from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.checkpoint.provenance import (
     Record,
-    base_config,
     digest,
     read_record,
     weights_digest,
@@ -82,8 +81,8 @@ class Origin:
         return f"extended from {self.context} to {self.target} tokens"
 
     def base_config(self) -> dict[str, Any]:
-        """The config before the extension: the recorded edits taken back."""
-        return base_config(self.snapshot.config, self.record)
+        """The config before the extension, as recorded."""
+        return dict(self.record.base["config"])
 
     @property
     def path(self) -> tuple[str, ...]:

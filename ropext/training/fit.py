@@ -9,7 +9,7 @@ from ropext import corpus, scaling
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
 from ropext.checkpoint.provenance import digest, read_record, weights_digest
 from ropext.errors import NotExpressible, UnsupportedModel, UsageError
-from ropext.inspecting import open_model
+from ropext.inspecting import open_model, plan_of
 from ropext.options.training import WITHIN, Fit
 from ropext.planning import Plan, PlannedSite, make_plan, require_help
 from ropext.results.overlap import as_json, kept_out_of
@@ -199,7 +199,7 @@ def _planned(snapshot: Snapshot, options: Fit, method: str, knobs: Mapping[str, 
     if snapshot.container:  # where the GGUF would not carry the result, it is refused here
         make_plan(snapshot.config, request, snapshot.name, snapshot.container)
         request = request.changed(for_loaders=())  # they read that, not this directory
-    return make_plan(snapshot.config, request, snapshot.name)
+    return plan_of(snapshot, request, snapshot.name)
 
 
 def choose_starts(snapshot: Snapshot, options: Fit) -> tuple[str, dict[str, Plan]]:

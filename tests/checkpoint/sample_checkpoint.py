@@ -86,7 +86,7 @@ def record(context: int = 2048, target: int = 8192) -> Record:
         params={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0},
     )
     return Record(
-        base={"name": "base", "hub_id": None, "revision": None, "commit": None},
+        base={"name": "base", "hub_id": None, "revision": None, "commit": None, "config": {}},
         method="yarn",
         knobs={"beta_fast": 32.0},
         context=context,

@@ -131,6 +131,16 @@ def test_verify_passes_and_finds_a_row_or_a_tensor_that_was_changed(base, grown,
     save_file(held, file, {"format": "pt"})
     found = ropext.verify(bad, against=str(base))
     assert any("is not the old row 1" in check.sentence for check in found.failures())
+    held = load_file(grown.output / file.name)
+    held[TABLE][7] += 7  # a row between two old ones
+    save_file(held, file, {"format": "pt"})
+    config = json.loads((bad / "config.json").read_text()) | {"hidden_act": "relu"}
+    (bad / "config.json").write_text(json.dumps(config))
+    other = "config.json: hidden_act is 'relu', the base's 'gelu'"
+    found = ropext.verify(bad, against=str(base), deep=True)
+    said = f"proof: row 5 of {TABLE} is not what the old rows give"
+    assert {check.sentence for check in found.failures()} >= {said, other}
+    assert other in [check.sentence for check in ropext.verify(bad).failures()]
     config = json.loads((bad / "config.json").read_text()) | {"max_position_embeddings": 131}
     (bad / "config.json").write_text(json.dumps(config))
     assert any("has 130 rows" in check.sentence for check in ropext.verify(bad).failures())
@@ -180,6 +190,33 @@ def test_what_is_written_wrong_gets_no_name(base, tmp_path, monkeypatch):
     with pytest.raises(ProofFailed, match="has other rows than the plan says"):
         ropext.extend(base, tmp_path / "out", factor=2)
     assert not (tmp_path / "out").exists()
+
+
+def test_rows_between_the_old_ones_are_proved_and_a_recorded_digest_is_read(
+    base, tmp_path, monkeypatch
+):
+    from ropext.checkpoint import tables
+
+    out = ropext.extend(base, tmp_path / "out", factor=4, hash_weights=True, prove=False).output
+    record = json.loads((out / "ropext.json").read_text())
+    name = next(own for own, file in record["weights"].items() if TABLE in load_file(out / own))
+    record["weights"][name]["sha256"] = "0" * 64
+    (out / "ropext.json").write_text(json.dumps(record))
+    said = [own.sentence for own in ropext.verify(out, against=str(base), deep=True).failures()]
+    assert said == [f"{name} does not have the recorded SHA-256"]
+    write = tables.rewrite
+
+    def damaged(source, target, *rest):
+        stale = write(source, target, *rest)
+        held = load_file(target)
+        held[TABLE][7] += 7
+        save_file(held, target, {"format": "pt"})
+        return stale
+
+    monkeypatch.setattr(tables, "rewrite", damaged)
+    with pytest.raises(ProofFailed, match=r"row 5 of .* is not what the old rows give"):
+        ropext.extend(base, tmp_path / "bad", factor=4)
+    assert not (tmp_path / "bad").exists()
 
 
 def test_methods_and_options_of_the_other_kind_are_refused(base, tmp_path):

@@ -16,7 +16,7 @@ from sample_checkpoint import record
 
 from ropext import families
 from ropext.checkpoint import provenance
-from ropext.checkpoint.provenance import base_config, clean_command, scrub
+from ropext.checkpoint.provenance import clean_command, scrub, undone
 from ropext.checkpoint.weights import WeightFile
 from ropext.errors import InputError
 from ropext.rope import Spectrum
@@ -61,6 +61,7 @@ WRONG = [
     (["context"], -1, "context"),
     (["context"], 2048.5, "context"),
     (["base"], [], "base"),
+    (["base", "config"], None, "config"),
     (["sites"], {}, "sites"),
     (["sites", 0], 1, "sites"),
     (["sites", 0, "dim"], None, "dim"),
@@ -158,4 +159,4 @@ def test_the_base_config_comes_back_without_the_keys_that_were_new() -> None:
     }
     edits = [{"file": "config.json"} | edit.to_json() for edit in families.diff(base, written)]
     edits.append({"file": "tokenizer_config.json", "key": "model_max_length", "before": 1})
-    assert base_config(written, replace(record(), edits=tuple(edits))) == base
+    assert undone(written, edits) == base

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import transcriptions
 
 from ropext.version import __version__
 
@@ -230,6 +231,48 @@ def test_an_extended_directory_is_extended_again_from_where_it_stands(ropext, ll
     config = json.loads((tmp_path / "two/config.json").read_text())
     assert config["rope_scaling"] == {"type": "linear", "factor": 4.0}
     assert config["max_position_embeddings"] == 512
+
+
+FIRST = {"ntk": (), "dynamic": (), "abf": ("--theta", "9e5"), "pi": (), "yarn": ()}
+
+
+@pytest.mark.parametrize("method", FIRST)
+def test_from_original_goes_back_along_the_whole_chain_of_records(ropext, llama, tmp_path, method):
+    one, two = tmp_path / "one", tmp_path / "two"
+    how = ("--factor", 4, *FIRST[method], "--no-verify")
+    assert ropext("extend", llama, "--method", method, *how, "-o", one)[0] == 0
+    code, _, err = ropext("extend", one, "--method", "pi", "--factor", 2, "--no-verify", "-o", two)
+    assert code == 0
+    first = f"{method}, 128 to 512 tokens (ropext.json)"
+    assert f"warning: this scales the model again, after {first}" in err
+    history = json.loads(ropext("inspect", two, "--json")[1])["extended"]
+    assert history == f"{method}, 128 to 512 tokens; then pi, 512 to 1,024 tokens (ropext.json)"
+    config = json.loads((two / "config.json").read_text()) | {"use_cache": False}
+    config.pop("rope_theta")  # as a save by transformers leaves it
+    (two / "config.json").write_text(json.dumps(config))
+    back = ("--method", "yarn", "--target", 2048, "--from-original", "--json")
+    made = json.loads(ropext("plan", two, *back)[1])
+    wanted = json.loads(ropext("plan", llama, *back)[1])
+    assert (made["context"], made["factor"]) == (128, 16)
+    assert made["sites"] == wanted["sites"]
+    inv_freq, attention = transcriptions.yarn(16, 50000.0, 128, 2048)
+    assert made["sites"][0]["inv_freq"] == pytest.approx(inv_freq, rel=1e-12)
+    assert made["sites"][0]["attention_factor"] == pytest.approx(attention)
+    assert made["config"] == wanted["config"] | {"use_cache": False}
+    assert "the original is" in made["warnings"][0]
+
+
+def test_a_theta_that_may_have_been_raised_is_said(ropext, llama, tmp_path):
+    out, back = tmp_path / "out", ("--method", "yarn", "--from-original", "--target")
+    how = ("--method", "ntk", "--factor", 4, "--no-verify")
+    assert ropext("extend", llama, *how, "-o", out)[0] == 0
+    assert "scaling      in its theta: ntk, 128 to 512 tokens" in ropext("inspect", out)[1]
+    for target, said in ((512, "keeps its length and replaces"), (256, "is a shorter window")):
+        assert said in ropext("plan", out, *back, target)[1]
+    (out / "ropext.json").unlink()
+    said = ropext("plan", out, *back, 1024)[1]
+    assert "theta 243,803 may have been raised already, and its original is not known" in said
+    assert "may have been raised" not in ropext("plan", out, *back[:2], "--factor", 2)[1]
 
 
 @pytest.mark.slow

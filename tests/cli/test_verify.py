@@ -5,6 +5,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from tiny_checkpoint import make_llama
 
 from ropext import proof
 
@@ -14,7 +15,7 @@ def extended(ropext, llama, tmp_path, monkeypatch):
     """An extended copy; the proof by another process is left out, these tests look elsewhere."""
     proved = SimpleNamespace(
         transformers="5", rotary_modules=1, attention_modules=2, tensors_compared=20,
-        tensors_not_compared=0, forward="", worst=SimpleNamespace(error=0.0),
+        tensors_not_compared=0, forward="", worst=SimpleNamespace(error=0.0), base="", changed=(),
     )  # fmt: skip
     monkeypatch.setattr(proof, "prove", lambda *_, **__: proved)
     out = tmp_path / "out"
@@ -102,7 +103,7 @@ def test_a_directory_without_a_record_has_nothing_to_be_compared_with(ropext, ex
 
 def test_of_a_broken_directory_every_error_is_told_and_no_loader(ropext, extended):
     code, out, _ = ropext("verify", extended)
-    assert out.splitlines()[0] == out.splitlines()[-1] == f"{extended}: all right (6 checks)"
+    assert out.splitlines()[0] == out.splitlines()[-1] == f"{extended}: all right (7 checks)"
     assert "vllm serve" in out
     config = json.loads((extended / "config.json").read_text())
     config["rope_scaling"]["factor"] = 2.0
@@ -126,3 +127,50 @@ def test_plan_of_a_scaled_directory_without_a_record_says_what_its_config_says(r
         code, out, _ = ropext(*words)
         assert code == 0
         assert f"{extended}: 512 tokens, scaled 4x from 128 by its config; no record" in out
+
+
+@pytest.fixture
+def windowed(ropext, tmp_path):
+    """A base with a layer that does not rotate and one that sees a window, and its extension."""
+    keys = {"no_rope_layers": [1, 0], "layer_types": ["full_attention", "sliding_attention"]}
+    keys |= {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"]}
+    keys |= {"sliding_window": 32, "use_sliding_window": True, "pad_token_id": 0}
+    base, out = make_llama(tmp_path / "base", **keys), tmp_path / "out"
+    how = ("--method", "yarn", "--factor", 4, "--no-verify")
+    assert ropext("extend", base, *how, "-o", out)[0] == 0
+    return base, out
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_every_key_beside_the_edits_is_held_against_the_bases(ropext, windowed, recorded):
+    base, out = windowed
+    path = out / "config.json"
+    config = json.loads(path.read_text())
+    wrong = {"no_rope_layers": [1, 1], "layer_types": ["full_attention"] * 2, "rms_norm_eps": 0.1}
+    free = {"torch_dtype": "float16", "_name_or_path": "elsewhere", "initializer_range": 0.02}
+    path.write_text(json.dumps(config | wrong | free | {"sliding_window": 64}))
+    if not recorded:
+        (out / "ropext.json").unlink()
+    code, said, _ = ropext("verify", out, "--json", *([] if recorded else ["--against", base]))
+    assert code == 3
+    checks = json.loads(said)["checks"]
+    failed = [own["sentence"] for own in checks if not own["passed"]]
+    for key in (*wrong, "sliding_window"):
+        assert any(f"config.json: {key} is" in sentence for sentence in failed), key
+    assert not [own for own in failed if any(key in own for key in free)]
+    # The small model has both layers, of which the second rotates in the written config alone.
+    assert any("small model (2 of 2 layers" in own and "differs by" in own for own in failed)
+
+
+def test_what_a_save_by_stock_writes_out_is_no_difference(ropext, windowed):
+    import transformers
+
+    _, out = windowed
+    transformers.AutoConfig.from_pretrained(out).save_pretrained(out)
+    assert "rope_theta" not in json.loads((out / "config.json").read_text())
+    checks = json.loads(ropext("verify", out, "--json")[1])["checks"]
+    (config,) = [own for own in checks if own["what"] == "config"]
+    assert config["passed"]
+    assert "by which stock builds the same" in config["sentence"]
+    (read,) = [own["sentence"] for own in checks if own["what"] == "base"]
+    assert "as its config was read" in read

@@ -136,21 +136,21 @@ def test_short_documents_can_be_glued_and_it_is_said(place):
 
 
 def test_only_what_the_named_loaders_read_exactly_takes_part(place):
-    config = open_snapshot(str(place / "model")).config
+    snapshot = open_snapshot(str(place / "model"))
     plans, left_out = closed_forms(
-        config, extend.parse_extend({"factor": 4.0, "for_loaders": ("ctranslate2",)})
+        snapshot, extend.parse_extend({"factor": 4.0, "for_loaders": ("ctranslate2",)})
     )
     assert "llama3" in left_out
     assert {"ntk", "dynamic"} <= set(plans)
     assert "ctranslate2" in left_out["llama3"]
     with pytest.raises(UsageError, match="--factor must be above 1"):
-        closed_forms(config, extend.parse_extend({"factor": 0.5}))
+        closed_forms(snapshot, extend.parse_extend({"factor": 0.5}))
 
 
 def test_the_named_method_takes_part_with_its_knobs(place):
-    config = open_snapshot(str(place / "model")).config
+    snapshot = open_snapshot(str(place / "model"))
     plans, left_out = closed_forms(
-        config, extend.parse_extend({"factor": 4.0, "method": "yarn", "beta_fast": 8.0})
+        snapshot, extend.parse_extend({"factor": 4.0, "method": "yarn", "beta_fast": 8.0})
     )
     assert plans["yarn"].knobs["beta_fast"] == 8.0
     assert plans["by-parts"].knobs["beta_fast"] == 32.0
@@ -159,8 +159,8 @@ def test_the_named_method_takes_part_with_its_knobs(place):
 
 
 def test_a_tie_goes_to_the_form_that_more_loaders_read(place):
-    config = open_snapshot(str(place / "model")).config
-    order = preference(closed_forms(config, extend.parse_extend({"factor": 4.0}))[0])
+    snapshot = open_snapshot(str(place / "model"))
+    order = preference(closed_forms(snapshot, extend.parse_extend({"factor": 4.0}))[0])
     assert order.index("ntk") < order.index("yarn")
     assert order.index("pi") < order.index("llama3")
 
