@@ -51,7 +51,10 @@ def ask(kind: str, **question: Any) -> Any:
         answer = None
     if answer is None:
         raise TimeoutError(f"it takes more than {SECONDS:g} seconds or {MEMORY >> 30} GiB")
-    _idle[key] = child
+    if kind == "render":  # many documents are asked for, and a tokenizer once
+        _idle[key] = child
+    else:
+        child.communicate()
     if "failed" in answer:
         raise ValueError(answer["failed"])
     return answer["made"]
