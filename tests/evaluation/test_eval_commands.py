@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import write_checkpoint, write_documents
@@ -81,6 +82,24 @@ def test_json_is_one_document_and_what_the_file_holds(runs, capsys):
     assert set(value) == {"value", "se", "ci95", "n"}
     assert value["ci95"][0] < value["value"] < value["ci95"][1]
     assert value["n"] == 9
+
+
+@pytest.mark.parametrize("where", ["documents", "variants"])
+@pytest.mark.parametrize("kind", ["claims", "object", "cut"])
+def test_a_strangers_array_is_one_sentence_and_runs_nothing(runs, tmp_path, where, kind, capsys):
+    theirs = shutil.copytree(runs / "two", tmp_path / "theirs")
+    (file, *_) = (theirs / where).rglob("*.npy")
+    if kind == "claims":  # eight terabytes
+        with file.open("wb") as stream:
+            head = {"descr": "<i8", "fortran_order": False, "shape": (10**12,)}
+            np.lib.format.write_array_header_1_0(stream, head)
+    elif kind == "object":
+        np.save(file, np.array([tmp_path], dtype=object), allow_pickle=True)
+    else:
+        file.write_bytes(file.read_bytes()[:20])
+    code, said = run("compare", str(runs / "one"), str(theirs), capsys=capsys)
+    assert (code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert "theirs is damaged" in said.err
 
 
 def judged(runs, gate):
