@@ -141,7 +141,7 @@ def test_gates(runs, gate, code):
         ("base:gain@256 > 1", "no such metric; there are tail@LENGTH, "),
         ("nobody:tail@256 > 1", "no variant 'nobody'; there are base, untouched"),
         ("tail@256 > 1 vs nowhere", "nowhere is neither the directory of an evaluation nor a"),
-        ("tail@256 > 1 vs ..", ".. holds no run of ropext eval"),
+        ("tail@256 > 1 vs {runs}", "holds no run of ropext eval"),
     ],
 )
 def test_a_gate_about_what_is_not_measured_is_refused_before_anything_is_read(
@@ -149,6 +149,7 @@ def test_a_gate_about_what_is_not_measured_is_refused_before_anything_is_read(
 ):
     monkeypatch.chdir(tmp_path)
     asked = [str(runs / "model"), "--data", str(runs / "docs.jsonl"), "--lengths", "64,256"]
+    gate = gate.format(runs=runs)
     code, captured = run("eval", *asked, "--fail-if", gate, *words, capsys=capsys)
     assert (code, captured.out) == (2, "")
     assert said in captured.err
