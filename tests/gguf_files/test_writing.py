@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+import transcriptions
 from gguf_files import ggml, making
 
 import ropext
@@ -106,6 +107,20 @@ def test_a_second_extension_goes_on_from_the_first(base, tmp_path):
     assert ggml.keys(back)["llama.rope.scaling.type"] == "none"
     wanted = inspecting.inspect(str(back)).main.rope.spectrum.inv_freq
     np.testing.assert_allclose(ggml.rope(back, 16)[0], wanted, rtol=DRIFT)
+
+
+def test_from_original_goes_back_to_the_recorded_base(base, tmp_path):
+    one, two, out = (tmp_path / f"{name}.gguf" for name in ("one", "two", "out"))
+    extend(base, one, method="ntk")
+    extend(one, two, method="pi", factor=2.0)
+    done = extend(two, out, method="yarn", factor=None, target=4096, from_original=True)
+    inv_freq, attention = transcriptions.yarn(
+        16, ggml.keys(base)["llama.rope.freq_base"], 256, 4096
+    )
+    angles, factor = ggml.rope(out, 16)
+    np.testing.assert_allclose(angles, inv_freq, rtol=DRIFT)
+    assert factor == pytest.approx(attention, rel=1e-6)
+    assert (done.plan.context, done.plan.target) == (256, 4096)
 
 
 def test_llama_3_is_known_by_its_rope_factors(tmp_path):
