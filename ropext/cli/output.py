@@ -31,7 +31,11 @@ def _plain(value: Any) -> Any:
 
 
 def visible(text: str) -> str:
-    """Without what a terminal would obey or could not encode: a config is written by strangers."""
+    """Without what a terminal would obey or could not encode: a config is written by strangers;
+    and without tokens, for logs are kept."""
+    from ropext.checkpoint.provenance import scrub  # late: not every start says something
+
+    text = scrub(text)
     if text.replace("\n", "").isprintable():
         return text
     return "".join(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ropext import bundled, guard, recipefile
+from ropext.checkpoint.provenance import scrub
 from ropext.corpus.sources import READERS
 from ropext.errors import InputError, RopextError, UsageError
 from ropext.inspecting import read_text
@@ -164,6 +165,12 @@ class Recipe:
 
     def check(self) -> None:
         """Build every option class once, so that what is wrong is told before anything is done."""
+        for key, entry in self.given.entries.items():
+            if isinstance(entry.value, str) and scrub(entry.value) != entry.value:
+                raise UsageError(
+                    f"{entry.where}: {key} holds what looks like a secret, which would stand in "
+                    "the run's records; set HF_TOKEN, or log in with `hf auth login`"
+                )
         if not self.value("model"):
             raise UsageError(f"{self.name} names no model; add model: (a directory or a hub id)")
         if not self.has(EXTEND):

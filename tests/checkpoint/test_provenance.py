@@ -143,6 +143,22 @@ def test_commands_lose_their_secrets_and_nothing_else(given_: list[str], kept: s
     assert " ".join(words[1:]) == kept
 
 
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("https://user:pw@host/m", "https://***@host/m"),
+        (
+            "https:/user:pw@host/m is no folder",
+            "https:/***@host/m is no folder",
+        ),  # as a path has it
+        ("/data/hf_checkpoints/llama at C:/me@work/x", None),
+        ("ropext://demo and name@host", None),
+    ],
+)
+def test_addresses_lose_who_and_folders_stay(text, left):
+    assert scrub(text) == (left or text)
+
+
 def test_the_token_of_the_environment_is_scrubbed_whatever_its_shape(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "an odd token")
     assert scrub("x an odd token y") == "x *** y"

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 
 FIRST, SECOND, STORED, KEY = (f"CaNaRy{number}OfTheTests{number}" for number in range(4))
 PASSWORD = "CaNaRyPassword"
+ADDRESS = f"https://user:{PASSWORD}@127.0.0.1:9/model"
 SECRETS = (FIRST, SECOND, STORED, KEY, PASSWORD)
 
 # One interpreter for many commands. What each process is started with is told by Python itself.
@@ -127,6 +128,12 @@ FAILURES = [
     (("verify", "extended", "--endpoint", f"http://user:{PASSWORD}@127.0.0.1:9"), 2),
     (("verify", "extended", "--endpoint", "http://127.0.0.1:9"), 2),
     (("run", "secret.yaml", "-o", "never"), 2),
+    (("run", "smoke.yaml", "-o", "never", f"evaluate.data={ADDRESS}.jsonl"), 2),
+    (("run", "smoke.yaml", "-o", "never", f"model={FIRST}/model"), 2),
+    (("extend", ADDRESS, "--factor", "2", "-o", "never", "seed=1"), 2),
+    (("plan", ADDRESS, "--factor", "2"), 2),
+    (("eval", "extended", "--data", f"{ADDRESS}.jsonl"), 2),
+    (("eval", "extended", "--data", "ropext://held-out", "--adapter", ADDRESS), 2),
 ]
 
 
