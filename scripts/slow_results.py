@@ -33,6 +33,7 @@ COVERED = {
     "encoders": (PINS,),
     "readme": (README, PINS),
     "oracle": (PINS, CENSUS, DEFAULTS),
+    "spellings": (PINS, CENSUS, DEFAULTS),
     "loaders": (ENGINES, CHECKPOINTS),
     "gguf": (GGUF,),
 }

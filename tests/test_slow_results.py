@@ -30,7 +30,12 @@ def parts(root):
 @pytest.mark.parametrize(
     ("name", "old", "new", "red"),
     [
-        ("constraints.txt", "typer==", "typer==9", ["lm-eval", "encoders", "readme", "oracle"]),
+        (
+            "constraints.txt",
+            "typer==",
+            "typer==9",
+            ["lm-eval", "encoders", "readme", "oracle", "spellings"],
+        ),
         ("constraints.txt", "# The versions", "# Versions", []),
         ("README.md", "ropext verify long", "ropext verify long --deep", ["readme"]),
         ("README.md", "    ropext extend ./model", "    ropext extend ./other", ["readme"]),
@@ -39,7 +44,7 @@ def parts(root):
         ("pyproject.toml", '"typer>=', '"typer>=9', ["floors"]),
         ("pyproject.toml", '"lm-eval>=', '"lm-eval>=9', ["lm-eval"]),
         ("pyproject.toml", "line-length = 100", "line-length = 90", []),
-        ("ropext/families/types.json", '"gpt2"', '"gpt3"', ["oracle"]),
+        ("ropext/families/types.json", '"gpt2"', '"gpt3"', ["oracle", "spellings"]),
         ("ropext/loaders/gguf.json", '"qwen2": {', '"qwen4": {', ["gguf"]),
         ("ropext/loaders/gguf.json", "main of 2026", "main of 2027", []),
     ],

@@ -161,6 +161,15 @@ class Stock:
         self.process.wait()
 
 
+# As Step-3.5 is released: one number for each layer, and one for a layer of further predictions.
+STEP = {
+    "layer_types": ["full_attention", *["sliding_attention"] * 2, *["full_attention"] * 2],
+    "rope_theta": [5e6, 1e4, 1e4, 5e6, 5e6],
+    "partial_rotary_factors": [0.5, 1.0, 1.0, 0.5, 0.5],
+    "num_nextn_predict_layers": 1,
+}
+
+
 def spelled(model_type, keys):
     """(key, config) for the bare config, and for each key set in it; only what the class reads."""
     names = set(defaults_of(model_type).get("names", {}).values())
@@ -175,6 +184,8 @@ def spelled(model_type, keys):
     for key, value in keys.items():
         if value is not None:
             yield key, text | {key: value}
+    if model_type == "step3p5":
+        yield "by layer", text | STEP
 
 
 def cache_differences(model, kept, tokens):

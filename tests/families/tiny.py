@@ -66,6 +66,7 @@ SPECIAL = {
     "beam": {"n_group": 1, "topk_group": 1},
     "deepseek_v4": {"num_key_value_heads": 1},
     "zaya": {"num_experts_per_tok": 1},
+    "minimax_m2": {"rotary_dim": 24},  # three quarters, as released ones state them
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
 }
 
