@@ -13,6 +13,7 @@ from ropext.forms import LARGEST_THETA, Params
 MOST_LAYERS = 1 << 10
 MOST_CHANNELS = 1 << 24
 MOST_ROTARY = 1 << 13  # the widest real heads have 512
+MAY_BE_ZERO = ("max_window_layers", "num_kv_shared_layers", "sliding_window")
 NOT_ATTENTION = ("linear", "conv", "mamba", "recurrent", "moe", "ssm")
 
 
@@ -58,7 +59,7 @@ class TextConfig(Dict):
     def stated(self, key: str, high: int = MOST_CHANNELS) -> int | None:
         """A size as it stands in the config, under either of its names."""
         for name in self.names_of(key):
-            value = self.integer(name, 0 if key == "max_window_layers" else 1, high)
+            value = self.integer(name, 0 if key in MAY_BE_ZERO else 1, high)
             if value is not None:
                 return value
         return None
@@ -128,8 +129,8 @@ def _layer_types(text: TextConfig, layers: int | None) -> tuple[str, ...]:
         return tuple(given[:layers])  # Step pads its lists with layers that predict further tokens
     ratios = text.numbers("compress_ratios", zero=True) if text.row.compression else None
     if ratios is not None:
-        kinds = {rate: kind for kind, (_, rate) in text.row.compression.items()}
-        return tuple(kinds.get(int(ratio), "sliding_attention") for ratio in ratios[:layers])
+        kinds: dict[float, str] = {rate: kind for kind, (_, rate) in text.row.compression.items()}
+        return tuple(kinds.get(ratio, "sliding_attention") for ratio in ratios[:layers])
     run = text.defaults.get("layer_types")
     if not layers:
         return ()
@@ -151,7 +152,7 @@ def _layer_types(text: TextConfig, layers: int | None) -> tuple[str, ...]:
 
 def _window(text: TextConfig, layer_types: tuple[str, ...]) -> tuple[int | None, tuple[str, ...]]:
     """The window and the layers that have it, for the ways in which families say so."""
-    window, full = text.size("sliding_window", 1 << 40), "full_attention"
+    window, full = text.size("sliding_window", 1 << 40) or None, "full_attention"
     rotates = _rotates(text, len(layer_types)) if not text.has("layer_types") else []
     if text.row.window is not None:
         key, divisor, more, default = text.row.window

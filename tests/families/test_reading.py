@@ -390,7 +390,8 @@ BY_LAYER = {
         0,
     ),
     "Gemma 4": (
-        {"model_type": "gemma4_text", "num_hidden_layers": 12, "num_key_value_heads": 4},
+        {"model_type": "gemma4_text", "num_hidden_layers": 12, "num_key_value_heads": 4}
+        | {"num_kv_shared_layers": 0},
         2 * [4 * 4 * 512],
         10 * [4 * 4 * 256],
         512,
@@ -447,6 +448,11 @@ def test_kv_cache_by_layer(name):
     model = families.read(shape)
     assert model.kv_bytes(100) == 100 * sum(whole + windowed)
     assert model.kv_bytes(1 << 20) == (1 << 20) * sum(whole) + window * sum(windowed)
+
+
+def test_a_window_of_0_is_none():
+    """As stock saves Qwen2-MoE, which has none."""
+    assert families.read({"model_type": "qwen2_moe", "sliding_window": 0}).sliding_window is None
 
 
 def test_deepseek_v4_keeps_a_window_and_compressed_entries():
