@@ -37,7 +37,9 @@ class Training(Options):
     """What a fine-tuning and a fit share."""
 
     steps: Count | None = wanted(
-        None, "optimiser steps [at most two passes over the data, and 200; below 100M 60]"
+        None,
+        "optimiser steps, exactly so many [at most 400, stops when held-out documents no longer "
+        "improve; where none are held out at most four passes over the data]",
     )
     batch_tokens: Annotated[Length, Field(ge=1, le=LARGEST)] | None = wanted(
         None, "tokens of one optimiser step, rounded to whole rows [by size: 8k or 256k]"
@@ -66,7 +68,11 @@ class Training(Options):
     keep_short: CountOrNone = wanted(
         0, "windows of the original length in each step, beside the rows that reach the target"
     )
-    eval_every: Count | None = wanted(None, "steps between evaluations [a fifth of the steps]")
+    eval_every: Count | None = wanted(
+        None,
+        "steps between evaluations [10, or so many that they cost a tenth of the training; with "
+        "--steps or --epochs a fifth of the steps]",
+    )
     column: str | None = wanted(None, "column of the text [text, or messages]", "NAME")
     split: str | None = wanted(None, "split of a dataset, by id or in a folder [train]", "NAME")
     split_documents: str | None = wanted(
@@ -146,8 +152,10 @@ class Finetune(Training):
     eval_documents: Annotated[Whole, Field(ge=0, le=MOST_JUDGING)] = wanted(
         8, "documents of an evaluation; 0 turns it off"
     )
-    patience: CountOrNone = wanted(
-        3, "stop after so many evaluations without a better one; 0 never stops"
+    patience: CountOrNone | None = wanted(
+        None,
+        "stop after so many evaluations without a better one, and keep the best; 0 never stops "
+        "[3; with --steps or --epochs 0]",
     )
     save_every: Count | None = wanted(None, "steps between checkpoints [a tenth of the steps]")
 

@@ -6,8 +6,9 @@ the optimiser and the warm-up; steps and batch are cut to what one GPU trains in
 the data holds, and the learning rate is LoRA's.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from typing import Any
 
 from ropext.options.training import Finetune, Fit, Training
@@ -18,7 +19,7 @@ LORA = "LoRA at 7B: QLoRA (Dettmers et al. 2023, appendix B)"
 QLORA_LARGE = "LoRA at 33B and above: QLoRA (Dettmers et al. 2023, appendix B)"
 LONGQLORA = "LongQLoRA (Yang 2023): 0.13B tokens on one GPU"
 MEASURED = "measured on the bundled model (docs/finetuning.md)"
-SHORT = "a short run: half of YaRN's 400 (section 4.1)"
+OPEN = "at most, as YaRN (section 4.1); stops when held-out documents no longer improve"
 BETWEEN = "between LoRA at 7B and the bundled model; a choice of ropext"
 ALPHA = "alpha = 2 rank: LongLoRA (Chen et al. 2023)"
 ASKED = "asked for"
@@ -27,14 +28,21 @@ BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.0
 GRADIENT_NORM = 1.0
 WARMUP_SHARE = 20  # YaRN warms up for 20 of 400 steps; PI for 20 and PoSE for 10 of 1,000
-# Over the data, at most, where neither steps nor epochs are given.
-PASSES = 2
-# Where the data holds few rows, a step gets fewer until there are so many steps.
-FEWEST_STEPS = 20
+# At most, where neither steps nor epochs are given: steps where held-out documents end a training,
+# passes over the data where there are none.
+MOST_STEPS, PASSES = 400, 4
+# Evaluations in a row that are no better before an open-ended training stops; after each of them
+# the learning rate is multiplied (benchmarks/finetune_steps.py).
+PATIENCE, REDUCED = 3, 0.5
+# Where the data holds few rows, a step gets fewer until so many steps take `SHARED` passes.
+FEWEST_STEPS, SHARED = 20, 2
 # Rows shorter than this are read several at once.
 MICRO_TOKENS = 8192
 # Of all steps, between two evaluations, judgements of a fit, and checkpoints.
 EVALUATIONS, JUDGEMENTS, CHECKPOINTS = 5, 8, 10
+# Of an open-ended training: steps between two evaluations at least, and the largest share of the
+# steps' cost that an evaluation takes (a token with gradients costs three).
+FEWEST_BETWEEN, EVALUATION_SHARE, WITH_GRADIENTS = 10, 0.1, 3
 
 TINY, SMALL, LARGE = 100e6, 1e9, 30e9  # parameters
 
@@ -72,8 +80,10 @@ class Settings:
     # Beside the rows of a step, windows of the original length, and their tokens.
     keep_short: int = 0
     context: int = 0
-    rivals: int = 1  # starts of a fit that are tried
-    trial: int = 0  # steps by which each is
+    rivals: int = 1  # starts of a fit that are tried up to the first judgement
+    between: int = 1  # steps from one evaluation, or judgement of a fit, to the next
+    patience: int = 0  # evaluations in a row without a better one that end the training
+    is_open: bool = False  # steps are the most there will be
 
     @property
     def step_tokens(self) -> int:
@@ -87,7 +97,12 @@ class Settings:
     @property
     def lost_steps(self) -> int:
         """Of the starts that were tried and left."""
-        return (self.rivals - 1) * self.trial
+        return (self.rivals - 1) * self.between
+
+    @property
+    def half(self) -> int:
+        """The judged step by which a fit must have gained; 0 where none is early enough."""
+        return int(self.steps.value) // 2 // self.between * self.between
 
     @property
     def per_step(self) -> int:
@@ -121,23 +136,33 @@ def settings(
     target: int,
     per_pass: int = 0,
     processes: int = 1,
+    judging: int = 1,
 ) -> Settings:
     """The settings of a run on a model of so many parameters; once the data is read, on `per_pass`
-    rows of it. Before that the steps are the most there will be."""
+    rows of it, with evaluations that read `judging` tokens (0 where no document is held out).
+    Before that the steps are the most there will be."""
 
     chosen = partial(_chosen, options)
-    steps = chosen("steps", *((60, MEASURED) if parameters < TINY else (200, SHORT)))
+    is_open = judging > 0 and None is options.steps is options.epochs and options.patience != 0
+    patience = PATIENCE * is_open if options.patience is None else options.patience
+    steps = chosen("steps", MOST_STEPS, OPEN)
     batch = chosen("batch_tokens", *_batch_tokens(parameters, target))
     row = _row_tokens(options, context, target)
     rows = Setting(max(1, round(batch.value / row.value)), f"batch tokens: {batch.source}")
     if per_pass and options.steps is None:
-        steps, rows = _of_data(options, steps, rows, per_pass, processes)
+        rows = _shared_rows(options, rows, per_pass, processes)
+        if not is_open:
+            steps = _of_data(options, rows.value, per_pass)
     rank = chosen("rank", 16, "YaRN's released LoRA script")
     warmup, why = (10, POSE) if options.strategy == "pose" else (20, YARN)
     # A fifth of 60 steps ends no lower than a twentieth (benchmarks/finetune_quality.py).
     if warmup > steps.value // WARMUP_SHARE:
         warmup = steps.value // WARMUP_SHARE
         why = f"{why}, at most its share of YaRN's 400 steps"
+    between = max(1, steps.value // EVALUATIONS)
+    if is_open:
+        trained = WITH_GRADIENTS * rows.value * row.value
+        between = max(FEWEST_BETWEEN, ceil(judging / (EVALUATION_SHARE * trained)))
     return Settings(
         row_tokens=row,
         rows=rows,
@@ -151,6 +176,9 @@ def settings(
         gradient_norm=Setting(GRADIENT_NORM, "usual; YaRN's script means to clip and does not"),
         keep_short=options.keep_short,
         context=context,
+        between=options.eval_every or between,
+        patience=patience if judging else 0,
+        is_open=is_open,
     )
 
 
@@ -173,23 +201,23 @@ def _row_tokens(options: Training, context: int, target: int) -> Setting:
     return Setting(window, f"twice the context, at most 2048 ({POSE}) and half the target")
 
 
-def _of_data(
-    options: Finetune, steps: Setting, rows: Setting, per_pass: int, processes: int
-) -> tuple[Setting, Setting]:
-    """Steps and rows of a step where only so many rows are to be read."""
-    passes = options.epochs or PASSES
-    wanted = max(1, int(passes * per_pass))
+def _shared_rows(options: Finetune, rows: Setting, per_pass: int, processes: int) -> Setting:
+    """Rows of a step: fewer where the data holds few."""
+    wanted = max(1, int((options.epochs or SHARED) * per_pass))
     if options.batch_tokens is None and wanted < FEWEST_STEPS * rows.value:
         share = max(1, min(rows.value, wanted // FEWEST_STEPS) // processes)
         fewer = f"fewer, for {FEWEST_STEPS} steps of this data (--batch-tokens)"
         rows = Setting(share * processes, fewer) if share * processes < rows.value else rows
-    of_data = max(1, wanted // rows.value)
+    return rows
+
+
+def _of_data(options: Finetune, rows: int, per_pass: int) -> Setting:
+    """Steps where only so many rows are to be read."""
+    of_data = max(1, int((options.epochs or PASSES) * per_pass) // rows)
     if options.epochs is not None:
-        return Setting(of_data, "--epochs"), rows
-    if of_data < steps.value:
-        source = f"at most {PASSES} passes over this data (--epochs, --steps)"
-        steps = Setting(of_data, source)
-    return steps, rows
+        return Setting(of_data, "--epochs")
+    why = f"at most {PASSES} passes: no held-out document says when to stop (--epochs, --steps)"
+    return Setting(min(of_data, MOST_STEPS), why)
 
 
 def _batch_tokens(parameters: int, target: int) -> tuple[int, str]:
@@ -214,15 +242,6 @@ def micro_rows(options: Training, row_tokens: int, share: int) -> int:
     return max(size for size in range(1, wanted + 1) if share % size == 0)
 
 
-def eval_every(options: Training, steps: int) -> int:
-    """Steps between two evaluations, or judgements of a fit; one in short rows is judged at its end
-    alone, for that takes passes of the target's length."""
-    parts = JUDGEMENTS if isinstance(options, Fit) else EVALUATIONS
-    if isinstance(options, Fit) and options.strategy == "pose":
-        parts = 1
-    return options.eval_every or max(1, steps // parts)
-
-
 # A fit, measured on the bundled model (docs/fitting.md): the peak of a cosine after a short
 # warm-up. Steps and tokens of a step are the options' own defaults.
 FIT_LEARNING_RATE = 0.02  # of 16 pairs and more
@@ -232,13 +251,24 @@ FEW_PAIRS, OF_FEW_PAIRS, MOST_FIT_LEARNING_RATE = 16, 0.4, 0.1
 FAR_FACTOR, FAR_SHARE = 8, 1.5
 FIT_WARMUP_SHARE = 10  # of all steps, one in so many
 FIT_SCHEDULE = "cosine"
+SLOWER = 3
 FIT_MEASURED = "measured on the bundled model (docs/fitting.md)"
+
+
+def slower(settings: Settings) -> Settings:
+    """Those of a fit's other half, where the first gained nothing."""
+    steps = Setting(settings.steps.value - settings.half, "what is left")
+    rate = Setting(settings.learning_rate.value / SLOWER, "no step was better than the start")
+    warmup = Setting(max(1, steps.value // FIT_WARMUP_SHARE), FIT_MEASURED)
+    return replace(settings, steps=steps, learning_rate=rate, warmup=warmup)
 
 
 def fit_settings(options: Fit, context: int, target: int, pairs: int, starts: int) -> Settings:
     """The settings of a fit: in windows of the target's length or in short rows. Of
     several starts each is tried up to its first judgement, where that is early."""
-    until = eval_every(options, options.steps)
+    # One in short rows is judged at its end alone, for that takes passes of the target's length.
+    parts = 1 if options.strategy == "pose" else JUDGEMENTS
+    until = options.eval_every or max(1, options.steps // parts)
     rivals = 1 if options.search or 4 * until > options.steps else starts
     row = _row_tokens(options, context, target)
     rate, why = FIT_LEARNING_RATE, FIT_MEASURED
@@ -259,5 +289,5 @@ def fit_settings(options: Fit, context: int, target: int, pairs: int, starts: in
         keep_short=options.keep_short,
         context=context,
         rivals=rivals,
-        trial=until,
+        between=until,
     )

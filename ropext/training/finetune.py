@@ -240,12 +240,11 @@ class PlannedFinetune(PlannedTraining):
 
     @property
     def forward_tokens(self) -> int:
-        prepared, steps = self.prepared, self.prepared.settings.steps.value
-        judgements = -(-steps // defaults.eval_every(prepared.options, steps))
+        settings, judge = self.prepared.settings, self.prepared.judge
+        evaluations = -(-settings.steps.value // settings.between)
         # Before and after too; the base and the control through the short window, which is twice.
-        passes = judgements + 2 + 2 * self.trainings
-        stride = prepared.judge.frame.mask_stride if prepared.judge else 0
-        return int(passes * prepared.evaluated * prepared.target * (stride or 1))
+        passes = evaluations + 2 + 2 * self.trainings
+        return passes * judge.tokens if judge else 0
 
     def facts(self) -> dict[str, Any]:
         prepared = self.prepared
@@ -276,6 +275,7 @@ class Finetuned:
     output: Path
     planned: PlannedFinetune = field(repr=False)
     steps: int
+    kept_step: int  # whose weights are written
     stopped_early: bool
     losses: tuple[dict[str, float], ...] = field(repr=False)
     evaluations: tuple[dict[str, float], ...] = field(repr=False)
@@ -283,6 +283,12 @@ class Finetuned:
     overlap: dict[str, Any] | None = field(repr=False)  # of the documents that these are over
     control: dict[str, Any] | None = field(repr=False)
     notes: tuple[str, ...]
+
+    @property
+    def passes(self) -> float:
+        """How often the text was read for the weights that are written."""
+        prepared = self.planned.prepared
+        return prepared.rows.passes * self.kept_step / int(prepared.settings.steps.value)
 
     def to_json(self) -> dict[str, Any]:
         found = {"output": str(self.output), "plan": self.planned.to_json()}
@@ -330,7 +336,9 @@ def prepare(model: str, source: str, options: Finetune) -> PreparedFinetune:
     documents = list(found.documents)
     if options.packing == "glued":
         documents = glue(documents, encoder.tokenizer.eos_token_id, options.seed)
-    settings = defaults.settings(options, *sizes, rows_in(documents, strategy), sharing.readers())
+    judge = _judge(origin, options, found, encoder, masking)
+    asked = rows_in(documents, strategy), sharing.readers(), judge.tokens if judge else 0
+    settings = defaults.settings(options, *sizes, *asked)
     settings = settings if kind != "new-rows" else replace(settings, lora=None)
     count, share = settings.rows.value * settings.steps.value, options.retrieval_share
     questions = KeyRows(encoder, documents, share, options.seed) if share else None
@@ -343,7 +351,7 @@ def prepare(model: str, source: str, options: Finetune) -> PreparedFinetune:
         settings=settings,
         data=found,
         encoder=encoder,
-        judge=_judge(origin, options, found, encoder, masking),
+        judge=judge,
         masking=masking,
         origin=origin,
         rows=rows,

@@ -82,11 +82,10 @@ class PlannedFit(PlannedTraining):
 
     @property
     def forward_tokens(self) -> int:
-        prepared, options = self.prepared, self.prepared.options
+        prepared, options, settings = self.prepared, self.prepared.options, self.prepared.settings
         target, context, judge = prepared.target, prepared.context, prepared.judge
         judged = len(judge.documents)
-        judgements = -(-options.steps // defaults.eval_every(options, options.steps))
-        judgements += prepared.settings.rivals - 1
+        judgements = -(-settings.steps.value // settings.between) + settings.rivals - 1
         base = judged * context * (2 * target // context)
         questions = 2 * len(judge.far) * target + len(judge.near) * context
         searched = 0
@@ -97,7 +96,7 @@ class PlannedFit(PlannedTraining):
             windows = search.attention_passages(prepared.data.documents, target)
             searched = judgements * search.ATTENTION_TRIALS * windows.tokens  # usually
         passes = len(prepared.starts) + judgements + 1
-        return passes * judged * target + base + questions + searched
+        return int(passes * judged * target + base + questions + searched)
 
     @property
     def trainings(self) -> int:

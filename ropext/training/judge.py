@@ -46,6 +46,11 @@ class Judge:
     bos: int | None = None
     masking: Masking | None = None  # of a masked language model
 
+    @property
+    def tokens(self) -> int:
+        """Read through windows of the target's length."""
+        return len(self.documents) * self.frame.longest * (self.frame.mask_stride or 1)
+
     # Not inference_mode: buffers that a pinned embedding makes anew would be inference tensors,
     # which the training that follows cannot share among processes.
     @torch.no_grad()
@@ -90,23 +95,23 @@ class Judge:
         return {k: v.to_json() for k, v in values.items() if k.startswith(REPORTED)}
 
     def tail(self, reading: Reading) -> float:
-        """Nats per token of the last N tokens before the target; what early stopping watches."""
+        """Nats per token of the last N tokens before the target."""
         return self._mean(reading, self.frame.tail_span(self.frame.longest))
 
     def _mean(self, reading: Reading, span: Span) -> float:
         sums, counts = reading.sums(*span)
         return float(sums.sum() / counts.sum())
 
-    # Of a fit.
-
     @property
     def far_half(self) -> tuple[int, int]:
-        """Positions of which a fit's windows take their loss."""
+        """Positions of which a fit's windows take their loss, and by which a fine-tuning stops."""
         return self.frame.longest // 2, self.frame.longest
 
     def loss(self, reading: Reading) -> float:
         """Nats a token over the far half."""
         return self._mean(reading, self.far_half)
+
+    # Of a fit.
 
     def objective(self, reading: Reading) -> float:
         """What a fit lowers: the losses over the far half and over the tail, in equal parts."""

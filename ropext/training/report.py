@@ -29,8 +29,9 @@ Numbers = dict[str, dict[str, Any]]  # label -> values as JSON
 # The rows of a fine-tuning's table, and of a fit's.
 TUNED_ROWS = {"base": "base", "untuned": "extended", "control": "control", "tuned": "tuned"}
 TRAINED = ("control", "tuned")
-# Up to here repeated text teaches nearly as much as new text (Muennighoff et al. 2023, figure 1).
-MANY_PASSES = 4
+# From here on repeated text teaches less and less (Muennighoff et al. 2023, figure 1).
+MANY_PASSES = 8
+STOPS = "stops when held-out documents no longer improve"
 FITTED = "fitted"  # its name in pictures and tables
 FIT_ROWS = {"base": "base", "start": "{start}", "fitted": FITTED}
 # Options that the record repeats.
@@ -65,7 +66,8 @@ def _json_files(contents: Mapping[str, Any]) -> dict[str, bytes]:
 def finetune_plan(planned: "PlannedFinetune") -> str:
     """What `finetune --dry-run` prints."""
     prepared, found = planned.prepared, planned.estimate
-    options, why = prepared.options, prepared.why_no_judge
+    options, why, settings = prepared.options, prepared.why_no_judge, prepared.settings
+    most = "at most " if settings.is_open else ""
     return _plan_text(
         f"{prepared.snapshot.name}: {prepared.origin.told}, strategy {options.strategy}, packing "
         f"{options.packing}",
@@ -75,10 +77,13 @@ def finetune_plan(planned: "PlannedFinetune") -> str:
         f"{prepared.evaluated} to evaluate on",
         *([f"not evaluated: {why}"] if why else []),
         *_warning(prepared),
-        passes_text(prepared.rows),
+        *([f"{most}{settings.steps.value} steps, {STOPS}"] if most else []),
+        passes_text(prepared.rows, most),
         *_asked(options.retrieval_share),
         *_kept(options, prepared.context),
-        f"tokens: {found.tokens:,}; FLOPs: {found.flops:.2e}",
+        f"tokens: {most}{found.tokens:,} with gradients, {planned.forward_tokens:,} without "
+        f"(evaluations, one every {settings.between} steps); FLOPs of the training: "
+        f"{found.flops:.2e}",
         f"memory of one device: about {found.peak_bytes / 1e6:,.0f} MB (weights "
         f"{found.weight_bytes / 1e6:,.0f}, trained {found.trained_bytes / 1e6:,.0f}, activations "
         f"{found.activation_bytes / 1e6:,.0f}, loss {found.loss_bytes / 1e6:,.0f})",
@@ -102,21 +107,22 @@ def _kept(options: "Training", context: int) -> list[str]:
     return [f"{text}{held}."]
 
 
-def passes_text(rows: "Rows") -> str:
+def passes_text(rows: "Rows", most: str = "") -> str:
     """How often the same text is read."""
-    text = f"rows: {len(rows):,}, and the documents hold {rows.per_pass:,}"
+    text = f"rows: {most}{len(rows):,}, and the documents hold {rows.per_pass:,}"
     if rows.passes <= 1:
         return text
-    return f"{text}: the run goes through them {rows.passes:,.1f} times{too_often(rows)}"
+    # How often it was really read is said at the end, where the documents decide.
+    return f"{text}: {most}{rows.passes:,.1f} passes{'' if most else too_often(rows.passes)}"
 
 
-def too_often(rows: "Rows") -> str:
-    """The alarm where the same text is read more often than it teaches; "" elsewhere."""
-    if rows.passes <= MANY_PASSES:
+def too_often(passes: float) -> str:
+    """The warning where the same text is read often; "" elsewhere."""
+    if passes < MANY_PASSES:
         return ""
     return (
-        f". That is too often: from the {MANY_PASSES}th pass on the same text teaches ever less; "
-        "give fewer steps or more documents"
+        f" (warning: from {MANY_PASSES} passes on the same text teaches less and less; more "
+        "documents are better)"
     )
 
 
@@ -133,8 +139,12 @@ def _asked(share: float) -> list[str]:
 def finetune_result(done: "Finetuned") -> str:
     """What `finetune` prints at its end."""
     target = done.planned.prepared.target
-    early = ", stopped early: the best evaluated weights are kept" if done.stopped_early else ""
-    lines = [f"wrote {done.output}: trained {done.steps} steps{early}"]
+    settings = done.planned.prepared.settings
+    early = ", stopped: held-out documents no longer improved" if done.stopped_early else ""
+    best = (
+        f"; the weights of step {done.kept_step}, the best, are kept" if settings.patience else ""
+    )
+    lines = [f"wrote {done.output}: trained {done.steps} steps{early}{best}"]
     table = finetune_table(done.numbers, target, done.overlap, "On held-out documents")
     if table is not None:
         lines += ["", as_text([table]), "", *verdict(done.numbers, target)]
@@ -220,10 +230,11 @@ def finetune_story(done: "Finetuned") -> "Story":
         "packing": options.packing,
         "targets": list(done.planned.targets),
         **{name: getattr(options, name) for name in TUNED_BY},
-        "steps": done.steps,
+        "steps": done.kept_step,
+        "trained_steps": done.steps,
         "stopped_early": done.stopped_early,
-        "tokens": done.steps * settings.step_tokens,
-        "passes": prepared.rows.passes * done.steps / settings.steps.value,
+        "tokens": done.kept_step * settings.step_tokens,
+        "passes": done.passes,
         "data_sha256": prepared.data.digest(),
         "final_loss": done.losses[-1]["loss"] if done.losses else None,
         "control": done.control is not None,
@@ -320,7 +331,7 @@ def fit_plan(planned: "PlannedFit") -> str:
     start = starts[0] if len(starts) == 1 else f"the best of {', '.join(starts)}"
     settings, rivals = prepared.settings.named, prepared.settings.rivals
     if rivals > 1:
-        start += f", {rivals} of which are tried for {prepared.settings.trial} steps"
+        start += f", {rivals} of which are tried for {prepared.settings.between} steps"
     costs = [
         f"tokens: {planned.tokens:,} with gradients, {planned.forward_tokens:,} without; FLOPs of "
         f"the training: {found.flops:.2e}",
@@ -354,7 +365,7 @@ def fit_result(done: "Fitted") -> str:
     lines += [f"note: {note}" for note in done.notes]
     at_most = "at most " if done.planned.search else ""
     lost = done.tokens // done.planned.prepared.settings.step_tokens - len(done.losses)
-    left = f" and {lost} from starts that were left" if lost else ""
+    left = f" and {lost} that were given up" if lost else ""
     lines += [
         f"cost: {len(done.losses)} steps{left}, {done.tokens:,} tokens with gradients, "
         f"{at_most}{done.planned.forward_tokens:,} without",

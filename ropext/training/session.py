@@ -24,6 +24,7 @@ from ropext.results.retrieval import ItemScore
 from ropext.results.values import MARGIN
 from ropext.rope import compression
 from ropext.training import (
+    defaults,
     joint,
     judge,
     loss,
@@ -104,7 +105,8 @@ class Session:
 
     def train(self, label: str, model: Any, rows: Sequence[Row], **more: Any) -> History:
         """Train what of a model can be trained, from the last checkpoint on."""
-        return trainer.train(Job(self.planned, model, rows, self.folder / label, **more), self.say)
+        planned = more.pop("planned", self.planned)
+        return trainer.train(Job(planned, model, rows, self.folder / label, **more), self.say)
 
 
 class FinetuneSession(Session):
@@ -156,10 +158,8 @@ class FinetuneSession(Session):
             )
         if prepared.lineage:
             self.note(prepared.lineage)
-        if prepared.rows.passes > 1:
-            self.note(
-                f"{report.passes_text(prepared.rows)} (more text is better than the same again)"
-            )
+        if prepared.rows.passes > 1 and not self.settings.is_open:
+            self.note(report.passes_text(prepared.rows))
         if self.planned.tight is not None:
             self.note(self.planned.tight)
 
@@ -235,7 +235,10 @@ class FinetuneSession(Session):
         if self.prepared.masking is None:
             use_sliced_loss(model)
         rows = ControlRows(self.prepared.rows, self.origin.context)
-        return self._train_lora(CONTROL, model, rows, rows.per_row, until=tuned.counted)
+        more: dict[str, Any] = {"until": tuned.counted}
+        if self.settings.patience:
+            more["lowered_after"] = trainer.missed(tuned.evaluations)
+        return self._train_lora(CONTROL, model, rows, rows.per_row, **more)
 
     def _train_lora(
         self,
@@ -255,8 +258,10 @@ class FinetuneSession(Session):
         if beside is not None:
             joint.join(joined, beside)
         longest = self.origin.context if label == CONTROL else self.origin.target
-        steps = more.get("until") or settings.steps.value
-        self.say(f"training {label}: {steps} steps of {settings.step_tokens} tokens")
+        until, tokens = more.get("until"), f"of {settings.step_tokens} tokens"
+        if settings.is_open and not until:
+            tokens += f" at most, {report.STOPS}"
+        self.say(f"training {label}: {until or settings.steps.value} steps {tokens}")
         documents, context = self.prepared.rows.documents, self.origin.context
         mixed = WithShort(rows, settings.rows.value * pieces, documents, context, self.options)
         made: Sequence[Row] = mixed
@@ -269,7 +274,7 @@ class FinetuneSession(Session):
             rows_per_step=mixed.per_step,
             row_tokens=min(settings.longest, longest),
             beside=beside,
-            patience=self.options.patience,
+            patience=self.settings.patience if label == TUNED else 0,
             save_every=self.options.save_every,
             **more,
         )
@@ -279,9 +284,11 @@ class FinetuneSession(Session):
         if own is None:
             return None
 
-        def evaluate(model: Any, step: int) -> float:
+        def evaluate(model: Any, step: int) -> tuple[float, float]:
             model.eval()
-            return own.tail(own.read_long(model, TUNED, self.show))
+            reading = own.read_long(model, TUNED, self.show)
+            # The tail alone has few tokens: more steps would look worse by chance.
+            return own.loss(reading), own.tail(reading)
 
         return evaluate
 
@@ -335,18 +342,22 @@ class FinetuneSession(Session):
     def _result(
         self, tuned: History, control: History | None, numbers: report.Numbers
     ) -> Finetuned:
-        return Finetuned(
+        done = Finetuned(
             output=self.output,
             planned=self.planned,
             steps=tuned.steps,
+            kept_step=tuned.counted,
             stopped_early=tuned.stopped_early,
             losses=tuple(tuned.losses),
             evaluations=tuple(tuned.evaluations),
             numbers=numbers,
             overlap=as_json(self.prepared.overlap),
             control=None if control is None else {"steps": control.steps, "losses": control.losses},
-            notes=tuple(self.notes),
+            notes=(),
         )
+        if self.settings.is_open and done.passes > 1:
+            self.note(f"{done.passes:,.1f} passes over the text{report.too_often(done.passes)}")
+        return replace(done, notes=tuple(self.notes))
 
 
 # Which step is kept (0 = the start), why, and the plan that is written.
@@ -371,6 +382,8 @@ class FitSession(Session):
         self.closed: dict[str, Reading] = {}  # of every closed form to start from
         self.scores: dict[str, list[ItemScore]] = {}
         self.trials: list[search.Trial] = []
+        self.left_steps = 0  # of starts that were tried and left
+        self.back_at = 0  # the step after which a fit went back to the start; 0 = it did not
         for sentence in (*self.planned.notes, self.prepared.lineage):
             if sentence:
                 self.note(sentence)
@@ -499,26 +512,42 @@ class FitSession(Session):
 
     def _fit(self, model: Any) -> History:
         """Train the spectrum, from the start that is lowest after a few steps."""
-        trial = self.prepared.settings.trial
+        trial = self.prepared.settings.between
         if len(self.rivals) > 1:
             found = {own: self._train_from(model, own, trial) for own in self.rivals}
             ends = {
-                own: entry["tail_nll"]
+                own: entry["held_out"]
                 for own, history in found.items()
                 for entry in history.evaluations
                 if entry["step"] == trial
             }
             self.begun = min(ends, key=lambda own: ends[own], default=self.start)
             shown = ", ".join(f"from {own} {loss:.4f}" for own, loss in ends.items())
+            self.left_steps = (len(self.rivals) - 1) * trial
             self.note(f"after {trial} steps {shown} nats a token: going on from {self.begun}")
-        return self._train_from(model, self.begun)
+        history, half = self._train_from(model, self.begun), self.prepared.settings.half
+        if history.steps >= half:
+            return history
+        self.back_at = max([history.steps, *(own for own in self.steps.found() if own <= half)])
+        self.note(
+            f"after {self.back_at} steps no better than {self.start}: going back to it, for the "
+            "other half with a third of the learning rate"
+        )
+        return self._train_from(model, self.start, slower=True)
 
-    def _train_from(self, model: Any, start: str, until: int | None = None) -> History:
-        """Train the spectrum from a start; stopped at a guard or at a loss that is no number, what
-        was judged before that stays."""
-        prepared, settings = self.prepared, self.prepared.settings
-        space, label = prepared.space(start), f"{FITTED}-{start}"
-        self.steps = judge.JudgedSteps(self.folder / "steps" / start)
+    def _train_from(
+        self, model: Any, start: str, until: int | None = None, slower: bool = False
+    ) -> History:
+        """Train the spectrum from a start, up to half of the steps where these gain nothing. What
+        was judged before a guard, or a loss that is no number, stays. `slower`: the other half."""
+        prepared, space, label = self.prepared, self.prepared.space(start), f"{FITTED}-{start}"
+        half, begin = prepared.settings.half, self.judge.objective(self.readings[START])
+        if slower:
+            prepared = replace(prepared, settings=defaults.slower(prepared.settings))
+            label += "-slower"
+        else:
+            self.steps = judge.JudgedSteps(self.folder / "steps" / start)
+        settings = prepared.settings
         self._apply(model, space.method, space.knobs())
         reason = loss.why_not_sliced(model)
         if reason is not None and not until:
@@ -528,12 +557,15 @@ class FitSession(Session):
         tail = self.judge.frame.tail_span(prepared.target)[0]
         learner = Learner(model, space, sliced=reason is None, tail=tail)
 
-        def evaluate(_: Any, step: int) -> float:
+        def evaluate(_: Any, step: int) -> tuple[float, float]:
             if (left := space.outside()) is not None:
                 raise LeftGuards(left)
             model.eval()
             with self._attention_set(model, step, space):
-                return self._judge_step(model, step, space, self.show)
+                value = self._judge_step(model, step + slower * half, space, self.show)
+            if step == half and not slower and sharing.from_first(value) >= begin:
+                raise LeftGuards  # of what is worth its cost
+            return value, value
 
         self.say(
             f"fitting {self.planned.moving} numbers from {start}: "
@@ -548,9 +580,11 @@ class FitSession(Session):
                 row_tokens=settings.longest,
                 evaluate=evaluate,
                 until=until,
+                planned=replace(self.planned, prepared=prepared),
             )
         except LeftGuards as error:
-            self.note(f"stopped: {error} (from {start}); the steps judged before count")
+            if str(error):
+                self.note(f"stopped: {error} (from {start}); the steps judged before count")
         except LossNotFinite as error:
             self.note(
                 f"stopped: {error.where} (from {start}); the steps judged before count (a lower "
@@ -626,6 +660,8 @@ class FitSession(Session):
         """What was done, with its numbers."""
         own, prepared, base = self.judge, self.prepared, self.readings[BASE]
         step, reason, plan = verdict
+        if self.back_at and step > self.back_at:
+            self.begun = self.start
         self.note(reason)
         factors = compression(plan.main.rope.spectrum, plan.main.wanted)
         held = spectrum.held(factors, prepared.space(self.begun).ceiling)
@@ -643,7 +679,6 @@ class FitSession(Session):
         distance = 0.0 if yarn is None else own.loss(yarn) - own.loss(kept)
         if readers := report.readers_note(plan, prepared.starts.get("yarn"), distance):
             self.note(readers)
-        lost = (len(self.rivals) - 1) * prepared.settings.trial
         fitted = self.readings.get(FITTED)
         change = None if fitted is None else own.change(fitted, self.readings[START])
         return Fitted(
@@ -655,7 +690,7 @@ class FitSession(Session):
             start=self.start,
             begun=self.begun,
             steps=step,
-            tokens=prepared.settings.step_tokens * (history.steps + lost),
+            tokens=prepared.settings.step_tokens * (history.steps + self.left_steps + self.back_at),
             numbers={
                 label: own.fit_numbers(reading, base, self.scores.get(label, ()))
                 for label, reading in self.readings.items()

@@ -87,6 +87,8 @@ def keep_float32(plugin: Any) -> None:
 
 def from_first(found: Found) -> Found:
     """What the first process found, in all of them."""
+    if processes()[1] == 1:
+        return found
     from accelerate import PartialState
     from torch import distributed
 

@@ -4,7 +4,8 @@ Nothing here is distributed by itself: DDP, FSDP2 and context parallelism come f
 """
 
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,12 @@ from ropext.training.run import PlannedTraining
 from ropext.training.sharing import WAITING, from_first, keep_float32, readers
 from ropext.training.spectrum import EveryPair
 
-TAIL = "eval_tail_nll"  # under this name in Trainer's log and its trackers
+# Of an evaluation, in Trainer's log and its trackers; weights are compared by the first.
+WATCHED, TAIL = "eval_held_out", "eval_tail_nll"
 COMPLETE = "complete"  # written into a checkpoint after all else; without it a kill came first
 LARGEST_SEED = 2**32
 
-Evaluate = Callable[[Any, int], float]  # of a model after so many steps
+Evaluate = Callable[[Any, int], tuple[float, float]]  # both, of a model after so many steps
 
 
 @dataclass
@@ -69,6 +71,11 @@ class _Trainer(transformers.Trainer):
     job: "Job"
     say: Say
 
+    def lower_rate(self) -> None:
+        """From the step after the next one on; checkpoints keep it."""
+        schedule: Any = self.lr_scheduler
+        schedule.base_lrs = [defaults.REDUCED * own for own in schedule.base_lrs]
+
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         return SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
 
@@ -108,24 +115,27 @@ class _Trainer(transformers.Trainer):
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Trainer calls this every eval_steps, after the step's log and before its checkpoint."""
         entries = self.state.log_history
-        done = [e[TAIL] for e in entries if TAIL in e and e["step"] == self.state.global_step]
+        done = [e for e in entries if WATCHED in e and e["step"] == self.state.global_step]
         if self.job.evaluate is None or done:  # the last step is also the end of the epoch
-            return {TAIL: done[0]} if done else {}
+            return {WATCHED: done[0][WATCHED]} if done else {}
         try:
-            value = self.job.evaluate(self.model, self.state.global_step)
+            value, tail = self.job.evaluate(self.model, self.state.global_step)
         except NanInLogits as error:  # in every process, for all read the same documents
             raise LossNotFinite(
                 f"after step {self.state.global_step} held-out documents cannot be read: {error}"
             ) from error
-        self.log({TAIL: value})
+        value = from_first(value)  # all go on, or all stop
+        self.log({WATCHED: value, TAIL: tail})
         # The best of all evaluated weights must be on the disk, also when a later one is worse.
         self.control.should_save = True
         self.say(f"step {self.state.global_step}: held-out loss {value:.4f} nats a token")
-        values = [entry[TAIL] for entry in self.state.log_history if TAIL in entry]
-        if _no_better(values, self.job.patience):
+        found = evaluations_in(self.state.log_history)
+        if self.job.patience and self.state.global_step in missed(found):
+            self.lower_rate()
+        if _no_better([own["held_out"] for own in found], self.job.patience):
             self.say(f"{self.job.patience} evaluations in a row were no better: stopping")
             self.control.should_training_stop = True
-        return {TAIL: value}
+        return {WATCHED: value}
 
 
 def _masked_loss(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> torch.Tensor:
@@ -136,6 +146,22 @@ def _masked_loss(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> t
         outputs.logits, labels, outputs.logits.shape[-1], num_items_in_batch
     )
     return loss
+
+
+def evaluations_in(log: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
+    """The evaluations in Trainer's log."""
+    names = {"step": "step", "held_out": WATCHED, "tail_nll": TAIL}
+    return [{name: own[key] for name, key in names.items()} for own in log if WATCHED in own]
+
+
+def missed(evaluations: Sequence[Mapping[str, float]]) -> list[float]:
+    """The steps whose evaluation was no better than the best before it."""
+    found, best = [], math.inf
+    for own in evaluations:
+        if own["held_out"] >= best:
+            found.append(own["step"])
+        best = min(best, own["held_out"])
+    return found
 
 
 def _no_better(values: Sequence[float], patience: int) -> bool:
@@ -173,9 +199,13 @@ class _Watch(transformers.TrainerCallback):
         if step < steps and left is None:
             return
         more = ", evaluations not counted" if first and self.job.evaluate else ""
-        self.say(f"step {step} of {steps}: loss {logs['loss']:.4f}, {left or '0 s'} left{more}")
+        most = "at most " if self.job.patience and step < steps else ""
+        left = f"{most}{left or '0 s'} left{more}"
+        self.say(f"step {step} of {most}{steps}: loss {logs['loss']:.4f}, {left}")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        if state.global_step in self.job.lowered_after and self.trainer is not None:
+            self.trainer.lower_rate()
         over = self.job.last_step <= state.global_step < state.max_steps
         if _any_asked(self.asked(), self.trainer) or over:
             control.should_save = control.should_training_stop = True
@@ -203,6 +233,7 @@ class Job:
     beside: EveryPair | None = None  # learns too, and is no part of what Trainer saves
     until: int | None = None  # ends after this step, with the schedule of all of them
     patience: int = 0
+    lowered_after: Sequence[float] = ()  # steps, in the place of evaluations
     save_every: int | None = None
 
     @property
@@ -239,10 +270,10 @@ def arguments(job: Job) -> transformers.TrainingArguments:
         save_strategy="steps",
         save_steps=job.save_every or max(1, steps // defaults.CHECKPOINTS),
         save_total_limit=3,
-        metric_for_best_model=TAIL if job.evaluate else None,
+        metric_for_best_model=WATCHED if job.evaluate else None,
         greater_is_better=False if job.evaluate else None,
         eval_strategy="steps" if job.evaluate else "no",
-        eval_steps=defaults.eval_every(options, steps),
+        eval_steps=settings.between,
         disable_tqdm=True,
         remove_unused_columns=False,
         label_names=["labels"],
@@ -277,18 +308,17 @@ def _step(path: Path) -> int:
 
 
 def history_in(checkpoint: Path, patience: int) -> History:
-    """What a checkpoint knows of the run so far. The weights that count are the last ones, or after
-    an early stop the best ones."""
+    """What a checkpoint knows of the run so far. The weights that count are the last ones, or where
+    evaluations can end the run the best ones."""
     state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
     history = History(steps=int(state["global_step"]), checkpoint=checkpoint)
     for entry in state["log_history"]:
         if "loss" in entry:
             wanted = ("step", "loss", "grad_norm", "learning_rate")
             history.losses.append({k: entry[k] for k in wanted if k in entry})
-        elif TAIL in entry:
-            history.evaluations.append({"step": entry["step"], "tail_nll": entry[TAIL]})
-    history.stopped_early = _no_better([e["tail_nll"] for e in history.evaluations], patience)
-    if history.stopped_early:
+    history.evaluations = evaluations_in(state["log_history"])
+    history.stopped_early = _no_better([e["held_out"] for e in history.evaluations], patience)
+    if patience and history.evaluations:
         best = checkpoint.parent / f"checkpoint-{state['best_global_step']}"
         history.checkpoint = best if (best / COMPLETE).exists() else checkpoint
     return history
@@ -299,9 +329,8 @@ def train(job: Job, say: Say) -> History:
     watch = _Watch(say, job)
     settled = arguments(job)
     start = last_checkpoint(job.folder)
-    if settled.world_size > 1:
-        # Another process may have looked before the first had cleared away what --force replaces.
-        start = from_first(start)
+    # Another process may have looked before the first had cleared away what --force replaces.
+    start = from_first(start)
     if start is not None:
         history = history_in(start, job.patience)
         if _finished(history, job):

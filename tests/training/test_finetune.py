@@ -40,6 +40,7 @@ RUN = {
     "learning_rate": 0.01,
     "rank": 4,
 }
+OPEN = {name: own for name, own in RUN.items() if name != "steps"}
 ROOT = str(Path(ropext.__file__).parents[1])
 
 
@@ -69,6 +70,9 @@ def test_of_three_documents_none_is_held_out_and_it_is_said(extended, stories, t
     planned = plan_finetune(extended, str(few), **RUN)
     assert planned.to_json()["evaluation_documents"] == 0
     assert "not evaluated: fewer than 4 of its 3 documents reach" in report.finetune_plan(planned)
+    unsaid = plan_finetune(extended, str(few), **OPEN)
+    assert 3 < unsaid.prepared.rows.passes <= 4
+    assert "at most 4 passes: no held-out document says" in report.finetune_plan(unsaid)
 
 
 def test_refusals_of_one_text_name_what_works(extended, base, stories, tmp_path):
@@ -113,11 +117,9 @@ def test_the_table_sets_each_model_against_the_base_paired_by_document():
     )
 
 
-def test_more_passes_than_teach_raise_an_alarm():
-    assert report.too_often(SimpleNamespace(passes=4)) == ""
-    said = report.too_often(SimpleNamespace(passes=11377))
-    assert "too often" in said
-    assert "fewer steps or more documents" in said
+def test_eight_passes_are_warned_of():
+    assert report.too_often(7.9) == ""
+    assert "warning: from 8 passes on" in report.too_often(8)
 
 
 def test_a_fit_says_who_no_longer_reads_it_and_what_the_narrower_form_costs():
@@ -137,18 +139,27 @@ def test_a_fit_says_who_no_longer_reads_it_and_what_the_narrower_form_costs():
     assert report.readers_note(plain, yarn, 0.0) == ""
 
 
-def test_a_run_that_nobody_said_how_long_to_make_reads_its_data_twice_at_most(extended, stories):
-    short = {name: own for name, own in RUN.items() if name not in ("steps", "batch_tokens")}
-    planned = plan_finetune(extended, str(stories), **short)
-    assert 1 < planned.prepared.rows.passes <= 2
-    assert "at most 2 passes over this data" in report.finetune_plan(planned)
-    assert plan_finetune(extended, str(stories), **short, epochs=7).prepared.rows.passes > 6.5
-    assert plan_finetune(extended, str(stories), **short, steps=99).prepared.rows.passes > 2
+def test_a_run_that_nobody_said_how_long_to_make_is_ended_by_its_held_out_documents(
+    extended, stories
+):
+    planned = plan_finetune(extended, str(stories), **OPEN)
+    said = report.finetune_plan(planned)
+    assert "at most 400 steps, stops when held-out documents no longer improve" in said
+    assert f": at most {planned.prepared.rows.passes:.1f} passes\n" in said
+    # Three documents: before, after and at each of 100 evaluations; the base in windows, twice.
+    assert planned.forward_tokens == 3 * 256 * (100 + 2 + 2)
+    assert f"{planned.forward_tokens:,} without (evaluations, one every 4 steps)" in said
+    for length, passes in (({"epochs": 7}, 6.5), ({"steps": 99}, 2)):
+        asked = plan_finetune(extended, str(stories), **OPEN, **length)
+        assert asked.prepared.rows.passes > passes
+        assert "at most" not in report.finetune_plan(asked).partition("documents: ")[2]
 
 
 def test_a_run_says_after_its_first_step_how_long_it_will_take():
     told = []
-    watch = trainer._Watch(told.append, SimpleNamespace(beside=None, last_step=200, evaluate=len))
+    watch = trainer._Watch(
+        told.append, SimpleNamespace(beside=None, last_step=200, evaluate=len, patience=0)
+    )
     now = [0.0]
     watch.pace = Pace(clock=lambda: now[0])
     watch.on_train_begin(None, SimpleNamespace(global_step=7), None)
@@ -419,7 +430,7 @@ def test_an_evaluation_that_is_no_number_stops_the_run_and_keeps_the_last_checkp
     def breaks(self, reading):
         raise NanInLogits("the logits are not finite at token 7")
 
-    monkeypatch.setattr(judge.Judge, "tail", breaks)
+    monkeypatch.setattr(judge.Judge, "loss", breaks)
     words = r"^after step 4 held-out documents cannot be read: .* at token 7; .*--learning-rate"
     with pytest.raises(Stopped, match=words):
         run_finetune(extended, str(stories), tmp_path / "out", **RUN)
@@ -427,31 +438,44 @@ def test_an_evaluation_that_is_no_number_stops_the_run_and_keeps_the_last_checkp
     assert kept.name == "checkpoint-3"
 
 
-def test_early_stopping_merges_the_best_evaluated_weights(extended, stories, tmp_path, monkeypatch):
-    values = iter([3.0, 2.0, 2.5, 2.25])
-    monkeypatch.setattr(judge.Judge, "tail", lambda self, reading: next(values))
-    options = RUN | {"eval_every": 1, "patience": 2, "save_every": 100, "control": True}
+def test_an_open_end_keeps_the_best_evaluated_weights(extended, stories, tmp_path, monkeypatch):
+    heldout = [3.0, 2.0, 2.5, 2.2, 1.9, 1.8, 1.85, 1.9, 1.8]
+    values = iter(heldout)
+    monkeypatch.setattr(judge.Judge, "loss", lambda self, reading: next(values))
+    options = OPEN | {"eval_every": 1, "save_every": 100, "control": True}
     done = run_finetune(extended, str(stories), tmp_path / "out", **options)
     assert done.stopped_early
-    assert done.steps == 4
-    # The control is trained on the tokens that are in the merged weights, by the same schedule.
-    assert done.control["steps"] == len(done.control["losses"]) == 2
-    rates = [[own["learning_rate"] for own in log] for log in (done.control["losses"], done.losses)]
-    assert rates[0] == rates[1][:2]
-    two = RUN | {"eval_every": 100, "save_every": 2}
-    stopped = trainer._Trainer.training_step
+    assert (done.steps, done.kept_step) == (9, 6)
+    assert "trained 9 steps, stopped: held-out" in report.finetune_result(done)
+    assert "weights of step 6, the best, are kept" in report.finetune_result(done)
+    # By hand: a warm-up of 20 steps, halved after each evaluation that was no better than the best.
+    halvings = [0, 0, 0, 0, 1, 2, 2, 2, 3]
+    rates = [0.01 * step / 20 / 2**own for step, own in enumerate(halvings)]
+    assert [own["learning_rate"] for own in done.losses] == pytest.approx(rates)
+    # The control is trained on the tokens that are in the merged weights, at the same rates.
+    assert done.control["steps"] == len(done.control["losses"]) == 6
+    assert [own["learning_rate"] for own in done.control["losses"]] == pytest.approx(rates[:6])
+    record = json.loads((tmp_path / "out" / "ropext.json").read_text())["finetune"]
+    assert (record["steps"], record["trained_steps"], record["tokens"]) == (6, 9, 6 * 512)
+    # Killed after the best step it ends alike: what stops it follows from its checkpoint.
+    values, step = iter(heldout), trainer._Trainer.training_step
 
     def ends(self, *args, **kwargs):
-        if self.state.global_step == 2:
-            raise KeyboardInterrupt
-        return stopped(self, *args, **kwargs)
+        if self.state.global_step == 6:
+            raise RuntimeError("killed")
+        return step(self, *args, **kwargs)
 
-    monkeypatch.setattr(trainer._Trainer, "training_step", ends)
-    with pytest.raises(KeyboardInterrupt):
-        run_finetune(extended, str(stories), tmp_path / "two", **two)
-    best = load_file(tmp_path / "two.run/tuned/checkpoint-2/adapter_model.safetensors")
+    options["control"] = False
+    with monkeypatch.context() as early:
+        early.setattr(trainer._Trainer, "training_step", ends)
+        with pytest.raises(RuntimeError, match="killed"):
+            run_finetune(extended, str(stories), tmp_path / "two", **options)
+    best = load_file(tmp_path / "two.run/tuned/checkpoint-6/adapter_model.safetensors")
     merged = load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")
     assert all(torch.equal(best[name], merged[name]) for name in best)
+    again = run_finetune(extended, str(stories), tmp_path / "two", **options)
+    assert (again.losses, again.evaluations) == (done.losses, done.evaluations)
+    assert (again.steps, again.kept_step) == (9, 6)
 
 
 def test_pose_trains_positions_up_to_the_target_in_rows_of_half_of_it(

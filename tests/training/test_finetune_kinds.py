@@ -118,7 +118,7 @@ def test_text_that_is_read_again_is_told(extended, stories, tmp_path):
     one.write_text(stories.read_text().splitlines()[0])
     told = []
     done = run_finetune(extended, str(one), tmp_path / "out", say=told.append, **SHORT)
-    sentence = "rows: 4, and the documents hold 2: the run goes through them 2.0 times"
+    sentence = "rows: 4, and the documents hold 2: 2.0 passes"
     assert any(line.startswith(sentence) for line in told)
     assert any(note.startswith(sentence) for note in done.notes)
     record = json.loads((tmp_path / "out" / "ropext.json").read_text())

@@ -15,44 +15,59 @@ def settings(parameters, context=4096, target=32768, **options):
     return defaults.settings(Finetune(**options), parameters, context, target)
 
 
-def test_a_7b_model_gets_the_papers_optimiser_and_half_of_its_steps():
+def test_a_7b_model_gets_the_papers_optimiser_and_at_most_its_steps():
     found = settings(7e9, 4096, 65536)
-    assert found.steps.value == 200
+    assert (found.steps.value, found.is_open) == (400, True)
     assert "YaRN" in found.steps.source
-    assert found.warmup.value == 10
+    assert found.warmup.value == 20
     assert found.betas.value == (0.9, 0.95)
     assert found.weight_decay.value == 0
     assert found.learning_rate.value == 2e-4
     assert found.rows.value == 4
-    assert found.tokens == 200 * 4 * 65536
-    assert settings(7e9, 4096, 131072).steps.value == 200
+    assert found.tokens == 400 * 4 * 65536
     assert settings(70e9).learning_rate.value == 1e-4
 
 
 @pytest.mark.parametrize("parameters", [1e6, 135e6, 7e9])
 @pytest.mark.parametrize("per_pass", [1, 3, 165, 5000, 10**6])
 @pytest.mark.parametrize("processes", [1, 4])
-def test_no_default_run_reads_the_data_more_than_twice_or_takes_200_steps(
-    parameters, per_pass, processes
+@pytest.mark.parametrize("options", [{}, {"patience": 0}])
+def test_held_out_documents_say_how_long_a_default_run_is_or_else_four_passes_do(
+    parameters, per_pass, processes, options
 ):
-    found = of_data(per_pass, processes, parameters=parameters)
-    steps, rows = found.steps.value, found.rows.value
-    assert steps <= 200
-    assert rows in (settings(parameters, 4096, 16384).rows.value, rows - rows % processes)
-    assert steps * rows <= max(2 * per_pass, processes)  # a step has a row for each process
-    assert steps >= min(20, 2 * per_pass // processes)
-    if 2 * per_pass >= found.rows.value * steps + found.rows.value:
-        assert steps == settings(parameters).steps.value
+    for judging in (0, 8 * 16384):
+        found = of_data(per_pass, processes, parameters, judging, **options)
+        steps, rows = found.steps.value, found.rows.value
+        assert rows in (settings(parameters, 4096, 16384).rows.value, rows - rows % processes)
+        assert rows <= max(per_pass / 10, processes)  # a step has a row for each process
+        assert found.is_open == bool(judging and not options)
+        assert found.patience == (3 if found.is_open else 0)
+        if found.is_open:
+            assert steps == 400
+        else:
+            assert steps == max(1, min(400, 4 * per_pass // rows))
 
 
-def of_data(per_pass, processes=1, parameters=7e9, **options):
-    return defaults.settings(Finetune(**options), parameters, 4096, 16384, per_pass, processes)
+def of_data(per_pass, processes=1, parameters=7e9, judging=1, **options):
+    sizes = (parameters, 4096, 16384, per_pass, processes, judging)
+    return defaults.settings(Finetune(**options), *sizes)
+
+
+@pytest.mark.parametrize("judging", [1, 8 * 16384, 64 * 16384, 10**9])
+def test_the_evaluations_of_an_open_end_cost_a_tenth_of_its_training_at_most(judging):
+    found = of_data(10**4, judging=judging)
+    assert found.between >= 10
+    assert judging <= 0.1 * found.between * 3 * found.rows.value * 16384
+    assert of_data(10**4, judging=judging, eval_every=7).between == 7
+    asked = of_data(10**4, judging=judging, steps=400)
+    assert (asked.between, asked.patience, asked.is_open) == (80, 0, False)
+    assert of_data(10**4, judging=judging, epochs=1, patience=2).patience == 2
 
 
 def test_steps_epochs_and_batches_that_were_asked_for_are_kept():
-    books = of_data(165)  # eight books in windows of 16k
-    assert (books.steps.value, books.rows.value) == (20, 16)
-    assert "two passes" in books.steps.source.replace("2", "two")
+    books = of_data(165, judging=0)  # eight books in windows of 16k
+    assert (books.steps.value, books.rows.value) == (41, 16)
+    assert "at most 4 passes" in books.steps.source
     assert of_data(165, steps=400).tokens == 400 * 16 * 16384
     assert of_data(165, epochs=5).steps.value == 5 * 165 // 16
     assert of_data(10**4, epochs=1).steps.value == 10**4 // 16
@@ -62,10 +77,10 @@ def test_steps_epochs_and_batches_that_were_asked_for_are_kept():
 
 
 def test_a_short_run_warms_up_for_as_large_a_share_as_yarns():
-    found = settings(1e6, 256, 1024)
+    found = settings(1e6, 256, 1024, steps=60)
     assert (found.steps.value, found.warmup.value) == (60, 3)
     assert "at most its share of YaRN's 400 steps" in found.warmup.source
-    assert settings(1e6, 256, 2048, strategy="pose").warmup.value == 3
+    assert settings(1e6, 256, 2048, steps=60, strategy="pose").warmup.value == 3
     assert settings(7e9, steps=400).warmup.value == 20
     assert settings(7e9, steps=4000).warmup.value == 20
     assert settings(1e6, 256, 1024, steps=10, warmup=2).warmup.value == 2
