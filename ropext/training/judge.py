@@ -121,6 +121,10 @@ class Judge:
         """The same tokens read by both: nats a token over the far half, negative = better."""
         return difference(self.frame, reading, start, self.far_half)
 
+    def lower(self, reading: Reading, start: Reading) -> bool:
+        """Whether it lies below the start, in what a fit lowers and in what it is kept by."""
+        return all(own(reading) < own(start) for own in (self.objective, self.loss))
+
     def better(self, reading: Reading, start: Reading) -> bool:
         """Whether it beats the start by more than the paired interval; never without one."""
         change = self.change(reading, start)

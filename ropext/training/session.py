@@ -485,12 +485,12 @@ class FitSession(Session):
         apply_config(model, plan.config)
         return plan
 
-    def _judge_step(self, model: Any, step: int, space: Space, pause: Show) -> float:
+    def _judge_step(self, model: Any, step: int, space: Space, pause: Show) -> Reading:
         """Read the held-out documents by the present spectrum, and keep it with its reading."""
         reading = self.judge.read_long(model, "step", pause)
         if is_main():
             self.steps.keep(step, space.knobs(), reading)
-        return self.judge.objective(reading)
+        return reading
 
     def _search(self, model: Any, pause: Show) -> None:
         """Try knobs on the documents to fit on; the best of them is judged as a step would be."""
@@ -541,7 +541,7 @@ class FitSession(Session):
         """Train the spectrum from a start, up to half of the steps where these gain nothing. What
         was judged before a guard, or a loss that is no number, stays. `slower`: the other half."""
         prepared, space, label = self.prepared, self.prepared.space(start), f"{FITTED}-{start}"
-        half, begin = prepared.settings.half, self.judge.objective(self.readings[START])
+        half, own = prepared.settings.half, self.judge
         if slower:
             prepared = replace(prepared, settings=defaults.slower(prepared.settings))
             label += "-slower"
@@ -562,10 +562,11 @@ class FitSession(Session):
                 raise LeftGuards(left)
             model.eval()
             with self._attention_set(model, step, space):
-                value = self._judge_step(model, step + slower * half, space, self.show)
-            if step == half and not slower and sharing.from_first(value) >= begin:
+                reading = self._judge_step(model, step + slower * half, space, self.show)
+            gains = step != half or slower or own.lower(reading, self.readings[START])
+            if not sharing.from_first(gains):
                 raise LeftGuards  # of what is worth its cost
-            return value, value
+            return own.objective(reading), own.tail(reading)
 
         self.say(
             f"fitting {self.planned.moving} numbers from {start}: "

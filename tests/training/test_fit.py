@@ -111,7 +111,7 @@ def test_of_two_starts_the_one_that_is_lower_after_a_few_steps_goes_on(tmp_path)
         assert (both.judgements, both.losses) == (own.judgements, own.losses)
         assert both.tokens == both.planned.tokens == own.tokens + 2 * 1024
         assert any(f"going on from {lower}" in note for note in both.notes)
-        said = "cost: 8 steps and 2 from starts that were left, 10,240 tokens"
+        said = "cost: 8 steps and 2 that were given up, 10,240 tokens"
         assert said in report.fit_result(both)
     assert own.pair_factors == both.pair_factors
 
@@ -201,6 +201,42 @@ def test_the_pair_factors_file_gives_the_same_spectrum_to_extend(fitted):
         pair_factors=str(output / "pair-factors.json"), attention_factor=done.attention_factor,
     )  # fmt: skip
     assert plan.main.wanted == done.plan.main.wanted
+
+
+def test_a_fit_whose_first_half_gains_nothing_goes_back_to_its_start_and_gains(
+    tmp_path, monkeypatch
+):
+    """The same rate for all steps ends at the start, which a third of it does not; the tokens are
+    those that were announced. An interrupt in the other half changes nothing."""
+    options = {"start": "yarn", "steps": 16, "batch_tokens": 2048, "eval_every": 4}
+    options |= {"retrieval_items": 0, "retrieval_share": 0.0, "learning_rate": 0.8}
+    data = (DEMO / "checkpoint", str(DEMO / "data" / "tuning.jsonl"))
+    with monkeypatch.context() as never:
+        never.setattr(judge.Judge, "lower", lambda *_: True)
+        assert run_fit(*data, tmp_path / "before", **KNOWN | options).kept == "start"
+    step, calls = trainer._Trainer.training_step, []
+
+    def asks(self, *args, **kwargs):
+        calls.append(self.state.global_step)
+        if calls.count(1) == 2:
+            os.kill(os.getpid(), 2)
+            calls.append(1)
+        return step(self, *args, **kwargs)
+
+    with monkeypatch.context() as once:
+        once.setattr(trainer._Trainer, "training_step", asks)
+        with pytest.raises(Stopped, match="saved after step 2 of 8; the same command goes on"):
+            run_fit(*data, tmp_path / "out", **KNOWN | options)
+    again, whole = (run_fit(*data, tmp_path / own, **KNOWN | options) for own in ("out", "whole"))
+    assert (again.pair_factors, again.judgements) == (whole.pair_factors, whole.judgements)
+    assert (whole.kept, whole.steps > 8) == ("fitted", True)
+    assert list(whole.judgements) == [4, 8, 12, 16]
+    assert whole.tokens == whole.planned.tokens == 16 * 2048
+    rates = [own["learning_rate"] for own in whole.losses]
+    assert len(rates) == 8
+    assert max(rates) == pytest.approx(0.8 / 3)
+    assert any("after 8 steps no better than yarn" in note for note in whole.notes)
+    assert "cost: 8 steps and 8 that were given up, 32,768 tokens" in report.fit_result(whole)
 
 
 def test_where_no_step_is_surely_better_the_start_is_written_and_said_so(tmp_path):
