@@ -59,14 +59,16 @@ class PreparedTraining:
     @property
     def used(self) -> Trained:
         """The same, and the documents that chose the step."""
-        chose = trained(own.known_by[1:] for own in self.judge.documents) if self.judge else None
+        chooses = self.judge if self.command == "fit" or self.settings.patience else None
+        chose = trained(own.known_by[1:] for own in chooses.documents) if chooses else None
         return self.trained_on.with_more(replace(NOTHING, chose=chose))
 
     @cached_property
     def overlap(self) -> Overlap | None:
-        """The documents that judge and were trained on; None where there are none."""
+        """The documents that judge and were trained on, or chose; None where there are none."""
         judged = self.judge.documents if self.judge else ()
-        return overlap(self.trained_on, [own.known_by for own in judged])
+        known = self.used if self.settings.patience else self.trained_on
+        return overlap(known, [own.known_by for own in judged])
 
     @property
     def lineage(self) -> str:

@@ -242,7 +242,7 @@ def test_a_fit_whose_first_half_gains_nothing_goes_back_to_its_start_and_gains(
 def test_where_no_step_is_surely_better_the_start_is_written_and_said_so(tmp_path):
     """Steps so wide that they only do harm."""
     told = []
-    options = KNOWN | {"start": "yarn", "steps": 2, "eval_every": 1, "learning_rate": 4.0}
+    options = KNOWN | {"start": "yarn", "steps": 4, "eval_every": 1, "learning_rate": 4.0}
     done = run_fit(
         DEMO / "checkpoint",
         str(DEMO / "data" / "tuning.jsonl"),
@@ -253,6 +253,7 @@ def test_where_no_step_is_surely_better_the_start_is_written_and_said_so(tmp_pat
     assert (done.kept, done.steps) == ("start", 0)
     assert done.change["value"] > -1e-5  # the first step of the warm-up moves nothing
     assert done.judgements[2] > done.judgements[1] + 0.1
+    assert done.judgements[4] > done.judgements[3] + 0.1  # once more, with a third of the rate
     assert any("no step is better than yarn by 0.01 nats a token or more" in own for own in told)
     assert done.numbers["fitted"]  # measured and shown all the same
     yarn = tmp_path / "yarn"
