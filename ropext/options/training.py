@@ -39,7 +39,7 @@ class Training(Options):
     steps: Count | None = wanted(
         None,
         "optimiser steps, exactly so many [at most 400, stops when held-out documents no longer "
-        "improve; where none are held out at most four passes over the data]",
+        "improve; without any at most 4 passes over the data]",
     )
     batch_tokens: Annotated[Length, Field(ge=1, le=LARGEST)] | None = wanted(
         None, "tokens of one optimiser step, rounded to whole rows [by size: 8k or 256k]"
@@ -69,9 +69,7 @@ class Training(Options):
         0, "windows of the original length in each step, beside the rows that reach the target"
     )
     eval_every: Count | None = wanted(
-        None,
-        "steps between evaluations [10, or so many that they cost a tenth of the training; with "
-        "--steps or --epochs a fifth of the steps]",
+        None, "steps between evaluations [10 or more, a tenth of the cost; with --steps a fifth]"
     )
     column: str | None = wanted(None, "column of the text [text, or messages]", "NAME")
     split: str | None = wanted(None, "split of a dataset, by id or in a folder [train]", "NAME")
@@ -154,8 +152,8 @@ class Finetune(Training):
     )
     patience: CountOrNone | None = wanted(
         None,
-        "stop after so many evaluations without a better one, and keep the best; 0 never stops "
-        "[3; with --steps or --epochs 0]",
+        "keep the best evaluated weights, and stop after so many evaluations without better ones; "
+        "0 never stops [3; with --steps or --epochs 0]",
     )
     save_every: Count | None = wanted(None, "steps between checkpoints [a tenth of the steps]")
 

@@ -31,8 +31,8 @@ WARMUP_SHARE = 20  # YaRN warms up for 20 of 400 steps; PI for 20 and PoSE for 1
 # At most, where neither steps nor epochs are given: steps where held-out documents end a training,
 # passes over the data where there are none.
 MOST_STEPS, PASSES = 400, 4
-# Evaluations in a row that are no better before an open-ended training stops; after each of them
-# the learning rate is multiplied (benchmarks/finetune_steps.py).
+# Evaluations in a row that are no better before a training stops, and what each of them multiplies
+# the learning rate by (benchmarks/finetune_steps.py).
 PATIENCE, REDUCED = 3, 0.5
 # Where the data holds few rows, a step gets fewer until so many steps take `SHARED` passes.
 FEWEST_STEPS, SHARED = 20, 2
@@ -40,8 +40,7 @@ FEWEST_STEPS, SHARED = 20, 2
 MICRO_TOKENS = 8192
 # Of all steps, between two evaluations, judgements of a fit, and checkpoints.
 EVALUATIONS, JUDGEMENTS, CHECKPOINTS = 5, 8, 10
-# Of an open-ended training: steps between two evaluations at least, and the largest share of the
-# steps' cost that an evaluation takes (a token with gradients costs three).
+# Where evaluations end a training: steps between two at least, and their largest share of its cost.
 FEWEST_BETWEEN, EVALUATION_SHARE, WITH_GRADIENTS = 10, 0.1, 3
 
 TINY, SMALL, LARGE = 100e6, 1e9, 30e9  # parameters
@@ -101,8 +100,9 @@ class Settings:
 
     @property
     def half(self) -> int:
-        """The judged step by which a fit must have gained; 0 where none is early enough."""
-        return int(self.steps.value) // 2 // self.between * self.between
+        """The judged step by which a fit must have gained; 0 where none is, after the warm-up."""
+        step = int(self.steps.value) // 2 // self.between * self.between
+        return step if step > self.warmup.value else 0
 
     @property
     def per_step(self) -> int:
