@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_finetune import ROOT, RUN
+from test_finetune import OPEN, ROOT
 from tiny_llama import new_llama, write_tokenizer
 
 import ropext
@@ -21,6 +21,8 @@ from ropext.training import launch
 
 pytestmark = pytest.mark.slow
 
+# Ended by its second evaluation, which the first process finds worse and the second one better.
+STOPPED = OPEN | {"eval_every": 2, "patience": 1}
 SCRIPT = Path(__file__).with_name("two_processes.py")
 
 
@@ -49,7 +51,7 @@ def two(extended, untied, stories, tmp_path_factory):
         [
             *launched("ddp"),
             *(str(SCRIPT), str(extended), str(untied), str(stories), str(output)),
-            json.dumps(RUN),
+            json.dumps(STOPPED),
         ],
         env=os.environ | {"PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -64,10 +66,12 @@ def two(extended, untied, stories, tmp_path_factory):
 @pytest.fixture(scope="module")
 def one(extended, stories, tmp_path_factory):
     """The same run in one process."""
-    from ropext.training import run_finetune
+    from ropext.training import judge, run_finetune
 
-    output = tmp_path_factory.mktemp("one") / "out"
-    return run_finetune(extended, str(stories), output, **RUN), output
+    output, values = tmp_path_factory.mktemp("one") / "out", iter((3.0, 3.5))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(judge.Judge, "loss", lambda self, reading: next(values))
+        return run_finetune(extended, str(stories), output, **STOPPED), output
 
 
 def test_ddp_really_runs_and_agrees_with_one_process(two, one):
@@ -77,6 +81,7 @@ def test_ddp_really_runs_and_agrees_with_one_process(two, one):
         assert own["ddp"]["wrapper"] == "DistributedDataParallel"
         assert own["ddp"]["accelerate"] == "DistributedType.MULTI_CPU"
     alone, alone_output = one
+    assert (alone.steps, alone.kept_step) == (4, 2)
     for mine, theirs in zip(alone.losses, found[0]["ddp"]["losses"], strict=True):
         assert theirs["loss"] == pytest.approx(mine["loss"], abs=1e-5)
         assert theirs["grad_norm"] == pytest.approx(mine["grad_norm"], abs=1e-5)
