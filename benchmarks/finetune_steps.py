@@ -37,7 +37,7 @@ from ropext.bundled import DATA, MODELS
 from ropext.training import judge, run_finetune
 
 CONTEXT, FACTOR, JUDGING, DOCUMENT = 256, 4, 32, 5000
-BASE_STEPS, BASE_ROWS, BASE_RATE = 1000, 16, 3e-3
+BASE_TOKENS, BASE_RATE = 4096, 3e-3
 WAYS = ("default", "50", "100", "200", "400")
 
 
@@ -45,7 +45,7 @@ def told(sentence: str) -> None:
     sys.stderr.write(sentence + "\n")
 
 
-def characters() -> Any:
+def characters(context: int) -> Any:
     """A tokenizer of printable characters."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -54,39 +54,42 @@ def characters() -> Any:
     made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     made.decoder = decoders.Fuse()
     named = {"unk_token": "<unk>", "eos_token": "<eos>", "pad_token": "<eos>"}
-    return hf.PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=CONTEXT, **named)
+    return hf.PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=context, **named)
 
 
-def make_llama(texts: Sequence[str], folder: Path) -> None:
-    """Train the second model; AdamW with a warm-up of a twentieth and a cosine down to a tenth."""
-    tokenizer = characters()
+def make_llama(
+    texts: Sequence[str], folder: Path, context: int = CONTEXT, width: int = 64, steps: int = 1000
+) -> None:
+    """Train a Llama on characters, 4,096 a step; AdamW with a warm-up of a twentieth and a cosine
+    down to a tenth."""
+    tokenizer = characters(context)
     kinds = tokenizer.get_vocab()
     ids = np.array([kinds.get(own, 0) for own in "".join(texts)])
     torch.manual_seed(0)
-    shape = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2}
+    shape = {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True}
     special = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 1}
     config = hf.LlamaConfig(
-        vocab_size=len(kinds), max_position_embeddings=CONTEXT, **shape, **heads, **special
+        vocab_size=len(kinds), max_position_embeddings=context, **shape, **heads, **special
     )
     model = hf.LlamaForCausalLM(config)
     rates = {"lr": BASE_RATE, "betas": (0.9, 0.95), "weight_decay": 0.01}
     optimiser = torch.optim.AdamW(model.parameters(), **rates)
     rng = np.random.default_rng(0)
-    for step in range(BASE_STEPS):
-        warm = min(1.0, (step + 1) / (BASE_STEPS / 20))
-        scale = warm * (0.1 + 0.45 * (1 + math.cos(math.pi * step / BASE_STEPS)))
+    for step in range(steps):
+        warm = min(1.0, (step + 1) / (steps / 20))
+        scale = warm * (0.1 + 0.45 * (1 + math.cos(math.pi * step / steps)))
         for group in optimiser.param_groups:
             group["lr"] = BASE_RATE * scale
-        starts = rng.integers(0, len(ids) - CONTEXT - 1, BASE_ROWS)
-        rows = torch.from_numpy(np.stack([ids[own : own + CONTEXT] for own in starts]))
+        starts = rng.integers(0, len(ids) - context - 1, BASE_TOKENS // context)
+        rows = torch.from_numpy(np.stack([ids[own : own + context] for own in starts]))
         loss = model(input_ids=rows, labels=rows).loss
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         if step % 100 == 99:
-            told(f"llama, step {step + 1} of {BASE_STEPS}: {loss.item():.4f}")
+            told(f"llama, step {step + 1} of {steps}: {loss.item():.4f}")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

@@ -231,6 +231,8 @@ def test_record_and_card_tell_the_run(tuned, extended):
     assert record["sites"] == before["sites"]
     assert record["finetune"]["steps"] == 8
     assert record["finetune"]["tokens"] == 8 * 512
+    assert record["finetune"]["overlap"]["mark"] == ""  # of 8 steps none was chosen
+    assert "chose" not in record["trained_on"]
     assert record["finetune"]["numbers"] == json.loads(json.dumps(done.numbers))
     assert record["proof"]["rotary_modules"] == 1
     card = (output / "README.md").read_text()
@@ -457,6 +459,7 @@ def test_an_open_end_keeps_the_best_evaluated_weights(extended, stories, tmp_pat
     assert [own["learning_rate"] for own in done.control["losses"]] == pytest.approx(rates[:6])
     record = json.loads((tmp_path / "out" / "ropext.json").read_text())["finetune"]
     assert (record["steps"], record["trained_steps"], record["tokens"]) == (6, 9, 6 * 512)
+    assert record["overlap"]["mark"] == "3 of 3 chosen on"
     # Killed after the best step it ends alike: what stops it follows from its checkpoint.
     values, step = iter(heldout), trainer._Trainer.training_step
 
