@@ -11,7 +11,7 @@ from ropext.options.fields import flag, keys
 from ropext.results.comparison import Comparison, Ranking, Standing
 from ropext.results.gates import metric_text
 from ropext.results.overlap import mark_of, marked
-from ropext.results.retrieval import RULERS, ruler_tasks
+from ropext.results.retrieval import RULERS
 from ropext.results.values import Value
 from ropext.table import Table, as_text, with_rows
 from ropext.tasks import RULER, THIRTEEN, find_task
@@ -233,24 +233,15 @@ def retrieval_tables(results: Results) -> list[Table]:
         task for variant in results["variants"].values() for task in variant["retrieval"]
     )
     tables = [_task_table(results, task) for task in tasks]
-    ruler = [task for task in tasks if task in THIRTEEN]
-    if not ruler[1:]:
+    if (ruler := results.get("ruler")) is None:
         return tables
-    compared, at_some = ruler_tasks(_metrics(results))
-    without = f" (not of {', '.join(at_some)})" if at_some else ""
+    without = f" (not of {', '.join(ruler['left_out'])})" if ruler["left_out"] else ""
     note = (
-        f"mean of the {len(compared)} of RULER's thirteen tasks that were asked at every length"
+        f"mean of the {len(ruler['tasks'])} of RULER's thirteen tasks asked at every length"
         f"{without}; {RULERS}; effective: longest length at 85 % of the short score; by RULER's "
         "rule: longest with 85.6 % in all thirteen"
     )
     return [_task_table(results, RULER, "RULER", note), *tables]
-
-
-def _metrics(results: Results) -> dict[str, Any]:
-    """The metrics of all variants, by name."""
-    return {
-        name: own for each in results["variants"].values() for name, own in each["metrics"].items()
-    }
 
 
 def score_text(tasks: Iterable[str]) -> str:
