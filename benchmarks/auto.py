@@ -2,13 +2,18 @@
 
 Claims: the tail loss of what it writes is within 1 % (in nats) of the lowest of all closed forms,
 the model untouched, and fits from three starts; for at most 40 % of the tokens that the search
-reads; and its verdict is that of the base's short window on documents that took no part.
+reads, the verdict's evaluation among them; and its verdict is that of the base's short window on
+documents that took no part.
 
     python benchmarks/auto.py [--model DIR --data FILE] [--factor 2 4 8] [--steps 40]
+    python benchmarks/auto.py --counting pays reads-on harms harms-stretched [--factor 2 4]
 
-Without --model, the bundled checkpoint and its documents. Tokens that are trained on count as three
-that are read. Losses of both are over all documents, those that `auto` chooses by and those that it
-keeps for its verdict; gain and verdict are its own.
+Without --model, the bundled checkpoint and its documents. With --counting the model of which is
+known what extending does (counting_model.py): where it pays, where the model reads further than its
+config says, where it harms; the truth is the gain of what was written on a sample of its own.
+
+Tokens that are trained on count as three that are read. Losses of both are over all documents,
+those that `auto` chooses by and those that it keeps for its verdict; gain and verdict are its own.
 """
 
 import argparse
@@ -19,16 +24,24 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import counting_model
 import torch
 import transformers
 
 import ropext
 from ropext.options.extend import TRAINED
+from ropext.pipeline import job
+from ropext.pipeline.choosing import prospect
 from ropext.results.rounds import UNTOUCHED
+from ropext.results.values import Value
 from ropext.training import plan_fit
 
 STARTS = ("yarn", "llama3", "dynamic")
 CLOSED = "pi,ntk,dynamic,by-parts,llama3,yarn"
+# Of the counting model: how far it looks, tokens at the end that are of another mixture.
+CELLS = {"pays": ("window", 0), "reads-on": ("any", 0), "harms": ("any", 48)}
+CELLS |= {"harms-stretched": ("window", 48)}
+DOCUMENTS, SAMPLE = 72, 1000
 
 
 def told(sentence: str) -> None:
@@ -44,7 +57,12 @@ def chosen(model: str, data: str, factor: float, steps: int, folder: Path) -> di
     }
     ropext.run(recipe, folder / "out", say=told).raise_if_failed()
     run = json.loads((folder / "out/ropext.json").read_text(encoding="utf-8"))["run"]
-    return {**run["choice"], "variants": run["evaluation"]["variants"]}
+    verdict = prospect(job.from_mapping(recipe)).verdict
+    return {
+        **run["choice"],
+        "variants": run["evaluation"]["variants"],
+        "spent": run["choice"]["forward_tokens"] + verdict,
+    }
 
 
 def losses(model: str, data: str, target: int, **options: Any) -> dict[str, float]:
@@ -82,6 +100,39 @@ def searched(
     return found, spent, judged
 
 
+def written(folder: Path, name: str, texts: list[str]) -> str:
+    """A file of documents."""
+    lines = [json.dumps({"text": text}) for text in texts]
+    (folder / name).write_text("\n".join(lines), encoding="utf-8")
+    return str(folder / name)
+
+
+def verdict_row(cell: str, factor: float, steps: int) -> str:
+    """One line of the table of verdicts: what was said, and what a large sample says."""
+    reach, last = CELLS[cell]
+    target = int(counting_model.CONTEXT * factor)
+    with tempfile.TemporaryDirectory() as room:
+        folder = Path(room)
+        counting_model.write_model(folder / "counts", reach)
+        texts = counting_model.documents(DOCUMENTS, target, 1, last)
+        data = written(folder, "data.jsonl", texts)
+        choice = chosen(str(folder / "counts"), data, factor, steps, folder)
+        texts = counting_model.documents(SAMPLE, target, 2, last)
+        data = written(folder, "sample.jsonl", texts)
+        done = ropext.evaluate(str(folder / "out"), data=data, lengths=str(target), max_docs=SAMPLE)
+    own, final = list(done.results["variants"].values())[-1], list(choice["variants"])[-1]
+    said, true = choice["verdict"]["gain"], own["metrics"][f"gain@{target}"]
+    told(json.dumps({"said": said, "true": true, "choice": choice}, indent=1))
+    judged, truth = (Value.from_json(dict(gain)).gains for gain in (said, true))
+    cells = [
+        cell, f"{factor:g}", f"{choice['taken']}, {final}",
+        *(f"{g['value']:+.3f} [{g['ci95'][0]:+.3f}, {g['ci95'][1]:+.3f}]" for g in (said, true)),
+        choice["verdict"]["sentence"].partition(";")[0].partition(":")[0],
+        "not known" if judged is None else "right" if judged == truth else "WRONG",
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
 def row(model: str, data: str, factor: float, steps: int) -> str:
     """One line of the table."""
     with tempfile.TemporaryDirectory() as room:
@@ -92,7 +143,7 @@ def row(model: str, data: str, factor: float, steps: int) -> str:
     final = list(choice["variants"])[-1]
     best = min(found, key=lambda name: found[name])
     gain = choice["verdict"]["gain"]
-    share = choice["forward_tokens"] / spent
+    share = choice["spent"] / spent
     taken = choice["taken"] if choice["taken"] == UNTOUCHED else f"{choice['taken']}, {final}"
     told(json.dumps({"losses": found, "own": own, "judged": judged, "choice": choice}, indent=1))
     cells = [
@@ -110,9 +161,17 @@ def main() -> None:
     parser.add_argument("--data", default="ropext://held-out")
     parser.add_argument("--factor", type=float, nargs="+", default=[2.0, 4.0, 8.0])
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--counting", nargs="+", choices=CELLS, default=())
     args = parser.parse_args()
     print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, transformers")
     print(f"{transformers.__version__}; {' '.join(sys.argv)}\n")
+    if args.counting:
+        names = "cell, factor, taken, gain by the verdict, gain by the sample, verdict"
+        print(f"| {' | '.join(names.split(', '))} | is |\n|{'---|' * 7}")
+        for cell in args.counting:
+            for factor in args.factor:
+                print(verdict_row(cell, factor, args.steps), flush=True)
+        return
     names = (
         "model, factor, taken, loss, lowest of the search, above it, tokens, gain over truncation"
     )

@@ -47,9 +47,9 @@ def _of_record(record: Record) -> Iterator[Figure]:
         return
     tuned = record.more.get("finetune")
     numbers = tuned.get("numbers") if isinstance(tuned, Mapping) else None
-    if isinstance(numbers, Mapping) and isinstance(metrics := numbers.get("tuned"), Mapping):
+    if tuned and isinstance(numbers, Mapping) and isinstance(numbers.get("tuned"), Mapping):
         found = overlap_in(tuned.get("overlap")) or UNKNOWN
-        yield from _of_metrics(metrics, found.of_documents, None, None)
+        yield from _of_metrics(numbers["tuned"], found.of_documents, None, None)
 
 
 def _of_run(spec: str, directory: Path) -> Iterator[Figure]:

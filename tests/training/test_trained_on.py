@@ -157,6 +157,9 @@ def test_a_fit_keeps_what_it_was_fitted_on_and_a_finetune_after_it_tells(
     found = read(output, str(stories), max_docs=1000).results["variants"]
     assert found["fitted"]["overlap"]["documents"] == 24
     assert found["fitted"]["overlap"]["trained_on"] == record["trained_on"]["documents"] == 18
+    assert found["fitted"]["overlap"]["chosen_on"] == len(record["fit"]["judging"]) == 6
+    assert found["fitted"]["overlap"]["mark"] == "18 of 24 trained on, 6 of 24 chosen on"
+    assert not figures(output)  # its numbers are over those that chose its step
     assert found["base"]["overlap"] is None  # its spectrum was fitted on nothing
     planned = plan_finetune(output, data["new"], evaluate=data["again"], **RUN)
     held = {f"stories.jsonl:{number}" for number in range(1, 9)} & set(record["fit"]["judging"])
