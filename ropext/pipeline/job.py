@@ -28,6 +28,7 @@ STAGES = (PLAN, EXTEND, FIT, FINETUNE, EVALUATE, REPORT)
 LATER = (FIT, FINETUNE, EVALUATE)
 WRITING = ("link", "no_verify", "hash")
 CHOOSING = ("data", "budget", "within")
+CHOSEN = "--method auto"  # where a value was given that a choice put in
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class Recipe:
         given = Given(entries, sections)
         for key, value in choice["recipe"].items():
             if value is not None:
-                given.put(key, tuple(value) if isinstance(value, list) else value, "--method auto")
+                given.put(key, tuple(value) if isinstance(value, list) else value, CHOSEN)
         return replace(self, given=given, choice=choice)
 
     @property
@@ -250,6 +251,8 @@ class Recipe:
         read: dict[str, Any] = {"the recipe": self.file}
         for dotted, entry in self.given.entries.items():
             section, _, name = dotted.rpartition(".")
+            if entry.where == CHOSEN:  # the run's own files
+                continue
             if name in ("model", "eval", *READ) and isinstance(entry.value, str):
                 spelled = flag(section if name == "data" and section in LATER else name)
                 read[dotted if self.file or not section else spelled] = self.given.place(dotted)
