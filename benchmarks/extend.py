@@ -90,7 +90,7 @@ def linked(folder: Path, rounds: int) -> None:
             out = folder / "out"
             words = [str(model), "--factor", "4", "-o", str(out), "--link", "hard", "--no-verify"]
             done = subprocess.run(
-                [sys.executable, "-c", CHILD, "extend", *words, "--quiet"],
+                [sys.executable, "-P", "-c", CHILD, "extend", *words, "--quiet"],
                 check=True,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -122,7 +122,18 @@ def copied(folder: Path, rounds: int, mebibytes: int) -> None:
             file.write(block)
     (model / "config.json").write_text(json.dumps(CONFIG))
     out = folder / "out"
-    ours = [sys.executable, "-m", "ropext", "extend", str(model), "--factor", "4", "-o", str(out)]
+    ours = [
+        sys.executable,
+        "-P",
+        "-m",
+        "ropext",
+        "extend",
+        str(model),
+        "--factor",
+        "4",
+        "-o",
+        str(out),
+    ]
     times: dict[str, list[float]] = {"cp -r && sync": [], "extend": []}
     ways = [
         # extend flushes what it wrote, so its peer does too.

@@ -61,7 +61,7 @@ def start(extended: Path, output: Path, log: Path) -> "subprocess.Popen[bytes]":
     words = ["finetune", str(extended), "--data", "ropext://tuning", "-o", str(output), *WORDS]
     with open(log, "wb") as told:
         return subprocess.Popen(
-            [sys.executable, "-m", "ropext", *words], stdout=subprocess.DEVNULL, stderr=told
+            [sys.executable, "-P", "-m", "ropext", *words], stdout=subprocess.DEVNULL, stderr=told
         )
 
 

@@ -186,7 +186,7 @@ def copy(gigabytes: int, filled: int, rounds: int, room: Path | None) -> None:
         sparse(base, gigabytes, filled)
         sparse(small, 1, 0)
         copying = ["sh", "-c", 'cp "$0" "$1" && sync "$1"', str(base), str(out)]
-        own = [sys.executable, "-m", "ropext", "extend", str(base), "--factor", "4", "-q"]
+        own = [sys.executable, "-P", "-m", "ropext", "extend", str(base), "--factor", "4", "-q"]
         own += ["--method", "llama3", "-o", str(out)]
         begun = [str(small) if word == str(base) else word for word in own]
         names = ("cp and sync", "its start, on an empty file", "ropext extend")
@@ -195,7 +195,7 @@ def copy(gigabytes: int, filled: int, rounds: int, room: Path | None) -> None:
             for name, words in zip(times, (copying, begun, own), strict=True):
                 out.unlink(missing_ok=True)
                 os.sync()  # what was unlinked is not freed at the next one's cost
-                measured = [sys.executable, "-c", MEASURED, *words]
+                measured = [sys.executable, "-P", "-c", MEASURED, *words]
                 done = subprocess.run(
                     measured, check=True, cwd=ROOT, capture_output=True, text=True
                 )

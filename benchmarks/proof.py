@@ -105,7 +105,7 @@ def import_seconds(name: str) -> float:
     """CPU seconds of a fresh process that imports what a load of this model imports."""
     code = f"import torch, accelerate; from transformers import AutoConfig, {name}"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

@@ -42,14 +42,17 @@ def commands(model: str) -> dict[str, tuple[list[str], float]]:
 
 def run(arguments: list[str]) -> float:
     start = time.perf_counter()
-    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-P", *arguments], check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - start
 
 
 def imported(arguments: list[str]) -> set[str]:
     """The heavy modules that a command imports."""
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", *arguments], check=True, capture_output=True, text=True
+        [sys.executable, "-P", "-X", "importtime", *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     names = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     return HEAVY & names

@@ -223,6 +223,32 @@ CONTAINER_LIMIT = 500_000
 DEPTH_LIMIT = 64
 
 
+# A file of the hub's cache, which is named after its content's hash.
+_BLOB = re.compile(r"(models|datasets)--[^/\\]+[/\\]blobs[/\\][0-9a-f]{40,64}\Z")
+LINKED = (".safetensors", ".gguf")  # weights, which are read as nothing else
+
+
+def check_link(path: Path, home: Path) -> None:
+    """Refuse a link in the directory `home` of a model, an adapter, documents or a run that leads
+    out of it: git and tar keep links, so a stranger's may name any file of this machine."""
+    if not path.is_symlink() or not path.exists():
+        return
+    real = Path(os.path.realpath(path))
+    weights = path.name.endswith(LINKED) and real.is_file()
+    if not (weights or real.is_relative_to(os.path.realpath(home)) or _BLOB.search(str(real))):
+        raise InputError(
+            f"{path} is a link to {real}, outside of {home}; put the file itself there if you "
+            "want it read"
+        )
+
+
+def check_links(directory: Path) -> None:
+    """Refuse every link in a directory that leads out of it."""
+    for folder, folders, files in os.walk(directory):
+        for name in (*folders, *files):
+            check_link(Path(folder, name), directory)
+
+
 def open_regular(path: Path) -> int:
     """A file descriptor of a regular file, reached through links or not; anything else is refused.
 

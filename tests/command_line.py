@@ -56,7 +56,7 @@ def environment(home):
 def drive(folder, lines):
     """(exit code, stdout, stderr) of each command line, all in one interpreter."""
     done = subprocess.run(
-        [sys.executable, "-c", DRIVER, json.dumps(lines)],
+        [sys.executable, "-P", "-c", DRIVER, json.dumps(lines)],
         cwd=folder,
         env=environment(folder),
         capture_output=True,

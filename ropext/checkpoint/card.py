@@ -5,7 +5,7 @@ model or a user is escaped: it can bring neither HTML nor Markdown.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,9 +26,12 @@ _SECTION = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END) + r"\n*", re.DOT
 _FRONT = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 _TOP_KEY = re.compile(r"([A-Za-z_][\w-]*)[ \t]*:(?:[ \t\n]|\Z)")
 
-# Keys of the base's front matter that would say something false about the extended model: its
-# parent, and results that were measured on the base (the hub shows model-index as this model's).
-REPLACED_KEYS = ("base_model", "base_model_relation", "model-index", "new_version", "tags")
+# Keys of the base's front matter that stay true of the extended model. Others do not go on: results
+# that were measured on the base, examples and gates of its page, and what a stranger wrote there.
+KNOWN_KEYS = (
+    *("language", "license", "license_name", "license_link", "datasets", "metrics"),
+    *("library_name", "pipeline_tag"),
+)
 SERVING = "### Serving"
 TAGS = ("ropext", "context-extension")
 
@@ -127,18 +130,42 @@ def split(text: str) -> tuple[str, str]:
 
 
 def _front(card: Card, front: str) -> str:
-    """The base's lines, untouched but for the keys that are about the base itself."""
-    blocks = _blocks(front)
-    kept = "".join(text for key, text in blocks if key not in REPLACED_KEYS)
-    old = dict(blocks)
+    """The head: the known keys of the base's, written anew, and what is true of this model."""
+    old = _values(front)
+    new = {key: value for key, value in old.items() if key in KNOWN_KEYS}
     for key, value in (("library_name", "transformers"), ("pipeline_tag", card.task)):
-        kept += f"{key}: {value}\n" if value and key not in old else ""
+        if value:
+            new.setdefault(key, value)
     if card.base_is_hub_id:
-        kept += f"base_model: {quoted(card.base)}\n"
-    else:
-        kept += old.get("base_model", "")
-    tags = dict.fromkeys([*_list(old.get("tags", "")), *TAGS])
-    return kept + "tags:\n" + "".join(f"- {quoted(tag)}\n" for tag in tags)
+        new["base_model"] = card.base
+    elif "base_model" in old:
+        new["base_model"] = old["base_model"]
+    tags = old.get("tags", [])
+    new["tags"] = list(dict.fromkeys([*([tags] if isinstance(tags, str) else tags), *TAGS]))
+    return "".join(
+        f"{key}: {quoted(value)}\n"
+        if isinstance(value, str)
+        else f"{key}:\n" + "".join(f"- {quoted(item)}\n" for item in value)
+        for key, value in new.items()
+    )
+
+
+def _values(front: str) -> dict[str, str | list[str]]:
+    """The texts and lists of texts in front matter, in any of YAML's spellings; nothing where it is
+    not YAML."""
+    import yaml  # late: only a base's card needs it
+
+    try:
+        found = yaml.load(front, yaml.BaseLoader)
+    except (yaml.YAMLError, RecursionError):
+        return {}
+    values = dict[str, str | list[str]]()
+    for key, value in found.items() if isinstance(found, dict) else ():
+        if isinstance(value, list):
+            value = [item for item in value if isinstance(item, str) and item]
+        if isinstance(key, str) and isinstance(value, str | list) and value:
+            values[key] = value
+    return values
 
 
 def _blocks(front: str) -> list[tuple[str, str]]:
@@ -163,19 +190,6 @@ def with_key(text: str, key: str, block: str) -> str:
 def names_in(text: str) -> set[str]:
     """The top-level keys of a card's front matter."""
     return {name for name, _ in _blocks(split(text)[0])}
-
-
-def _list(block: str) -> Sequence[str]:
-    """The strings of a `tags:` block in any of YAML's spellings; nothing where it has none."""
-    import yaml  # late: only a base card with tags needs it
-
-    try:
-        front = yaml.load(block, yaml.BaseLoader)
-    except (yaml.YAMLError, RecursionError):
-        return []
-    value = front.get("tags") if isinstance(front, dict) else None
-    items = value if isinstance(value, list) else [value]
-    return [item for item in items if isinstance(item, str) and item]
 
 
 def quoted(text: str) -> str:

@@ -42,6 +42,8 @@ _SECRET_OPTION = re.compile(r"--?([\w-]*[-_])?(token|secret|password|api[-_]?key
 _TOKEN = re.compile(r"\b(hf_|sk-|ghp_|github_pat_)[A-Za-z0-9]{16,}")  # not a folder hf_checkpoints
 _USERINFO = re.compile(r"(\w{2,}:/{1,2})[^/@\s]+@")  # of a path, one of the slashes is gone
 HIDDEN = "***"
+# An absolute path of two parts at least: neither "</s>" nor "and/or" nor a URL is one.
+_PLACE = re.compile(r"(?<![\w:/.~<\\-])(?:~|[A-Za-z]:)?(?:[\\/][^\s\"'\\/,;:=]+){2,}")
 
 
 def _plain(name: str) -> str:
@@ -126,6 +128,19 @@ def scrub(text: str) -> str:
         if token:
             text = text.replace(token, HIDDEN)
     return _USERINFO.sub(rf"\1{HIDDEN}@", _TOKEN.sub(HIDDEN, text))
+
+
+def without_places(value: Any, inside: bool) -> Any:
+    """JSON in which a path of this machine is its last part alone; `inside` of longer texts too."""
+    if isinstance(value, dict):
+        return {key: without_places(item, inside) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_places(item, inside) for item in value]
+    if not isinstance(value, str):
+        return value
+    if _PLACE.match(value) and "\n" not in value:
+        return re.split(r"[\\/]", value.rstrip("\\/"))[-1]
+    return _PLACE.sub(lambda place: re.split(r"[\\/]", place[0])[-1], value) if inside else value
 
 
 def clean_command(argv: Sequence[str]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ sent is known to the hub by its hash and is not sent again. The token is hugging
 """
 
 import hashlib
+import json
 import logging
 import re
 import warnings
@@ -18,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 from ropext.checkpoint import card, provenance
 from ropext.checkpoint.hub import hub_errors
 from ropext.checkpoint.snapshot import Snapshot, open_snapshot, take_inventory
+from ropext.checkpoint.weights import weigh
 from ropext.errors import InputError, Interrupted, RopextError, Stopped, UsageError
-from ropext.files import replace_whole
+from ropext.files import CONFIG_LIMIT, dump, read_bytes, replace_whole
 from ropext.narration import Say, silent
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.A
 # Records of how it was made. `adapter` and `base` stay: the one needs the other, and `base` would
 # double what everyone downloads.
 RECORD_FOLDERS = ("training", "fit")
+Contents = Mapping[str, Path | bytes]  # what goes up, by its name there
 KEPT_THERE = frozenset((".gitattributes",))  # the hub writes it into every new repository
 MESSAGE = "Upload with ropext"
 TOGETHER = 5  # files; as many as huggingface_hub sends at once
@@ -144,6 +147,16 @@ def files_of(snapshot: Snapshot) -> dict[str, Path]:
     return {name: directory / name for name in sorted(names) if not name.endswith(".log")}
 
 
+def _public(name: str, path: Path) -> Path | bytes:
+    """A file as it goes up: JSON that names places does so without this machine's folders."""
+    ours = name.partition("/")[0] in (provenance.NAME, *RECORD_FOLDERS)
+    if not name.endswith("config.json") and not (ours and name.endswith(".json")):
+        return path
+    value = json.loads(read_bytes(path, CONFIG_LIMIT))
+    public = provenance.without_places(value, inside=ours)
+    return path if public == value else dump(public)
+
+
 def push(
     directory: str | Path,
     repository: str,
@@ -164,12 +177,18 @@ def push(
     if not (Path(directory) / provenance.NAME).is_file():
         raise InputError(f"{directory} is no output of ropext (it has no {provenance.NAME})")
     snapshot = open_snapshot(str(directory), weights=True)
+    for name in snapshot.weight_files:
+        weigh(snapshot.path(name))  # a link among them may lead to anything else
     files = files_of(snapshot)
+    contents = {name: _public(name, path) for name, path in files.items()}
     text = (Path(directory) / card.README).read_text("utf-8") if card.README in files else ""
     text = head.put_into(text, repository) if text else ""
     sizes = {name: path.stat().st_size for name, path in files.items()}
+    sizes |= {name: len(own) for name, own in contents.items() if isinstance(own, bytes)}
     missing = [key for key in ASKED if text and key not in card.names_in(text)]
     notes = [f"the card names no {key}; {ASKED[key]} puts one in" for key in missing]
+    if changed := [name for name, own in contents.items() if isinstance(own, bytes)]:
+        notes.append(f"of this machine's paths in {', '.join(changed)} the last part alone goes up")
     if dry_run:
         number = len(head.figures)
         return Pushed(repository, "", None, private, sizes, number, False, text, tuple(notes))
@@ -178,9 +197,11 @@ def push(
     api = HfApi(token=token, library_name="ropext")
     with _quiet_library(bars, say), _sentences(repository):
         before = _repository(api, repository, private)
-        stale = _stale(api, repository, before, files, force)
+        stale = _stale(api, repository, before, contents, force)
         say(f"pushing {len(files)} files, {sum(sizes.values()) / 1e6:,.1f} MB, to {repository}")
-        commit = _commit(api, repository, before, files, text, stale, stop)
+        if text:
+            contents[card.README] = text.encode()
+        commit = _commit(api, repository, before, contents, stale, stop)
     if text:
         notes += _keep_card(files[card.README], text)
     if before.private and not private:
@@ -216,11 +237,11 @@ def _repository(api: "HfApi", repository: str, private: bool) -> "ModelInfo":
 
 
 def _stale(
-    api: "HfApi", repository: str, before: "ModelInfo", files: Mapping[str, Path], force: bool
+    api: "HfApi", repository: str, before: "ModelInfo", contents: Contents, force: bool
 ) -> list[str]:
     """Files of the repository that this commit removes; other content is refused without force."""
     there = {file.rfilename for file in before.siblings or ()} - KEPT_THERE
-    if not there or _same_record(api, repository, before, files):
+    if not there or _same_record(api, repository, before, contents):
         return []
     if not force:
         shown = ", ".join(sorted(there)[:3]) + (", ..." if len(there) > 3 else "")
@@ -228,14 +249,13 @@ def _stale(
             f"{repository} holds something else already ({shown}); push to another ORG/NAME, or "
             "replace it with `ropext push DIR ORG/NAME --force` (its history keeps the old files)"
         )
-    return sorted(there - set(files))
+    return sorted(there - set(contents))
 
 
-def _same_record(
-    api: "HfApi", repository: str, before: "ModelInfo", files: Mapping[str, Path]
-) -> bool:
+def _same_record(api: "HfApi", repository: str, before: "ModelInfo", contents: Contents) -> bool:
     """Whether the repository's ropext.json is this one, by its git hash."""
-    content = files[provenance.NAME].read_bytes()
+    content = contents[provenance.NAME]
+    content = content if isinstance(content, bytes) else content.read_bytes()
     digest = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
     listed = api.get_paths_info(repository, [provenance.NAME], revision=before.sha)
     return any(getattr(entry, "blob_id", None) == digest for entry in listed)
@@ -273,8 +293,7 @@ def _commit(
     api: "HfApi",
     repository: str,
     before: "ModelInfo",
-    files: Mapping[str, Path],
-    text: str,
+    contents: Contents,
     stale: Sequence[str],
     stop: Callable[[], bool],
 ) -> str:
@@ -283,9 +302,6 @@ def _commit(
     the library it can leave the threads that send them waiting for one another for ever."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-    contents: dict[str, Path | bytes] = dict(files)
-    if text:
-        contents[card.README] = text.encode()
     more = [CommitOperationAdd(name, content) for name, content in contents.items()]
     for first in range(0, len(more), TOGETHER):
         if not stop():

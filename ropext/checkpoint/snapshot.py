@@ -13,7 +13,14 @@ from typing import Any
 
 from ropext import bundled
 from ropext.errors import InputError, UsageError
-from ropext.files import INDEX_LIMIT, is_plain_name, parse_object, read_bytes, read_object
+from ropext.files import (
+    INDEX_LIMIT,
+    check_link,
+    is_plain_name,
+    parse_object,
+    read_bytes,
+    read_object,
+)
 from ropext.options.fields import TRUSTED_KERNEL
 
 # Folders that are never part of what a loader reads as this checkpoint. Exported graphs (onnx and
@@ -111,7 +118,7 @@ def _folder_reason(folder: str) -> str | None:
 
 
 def take_inventory(directory: Path) -> Inventory:
-    """List a checkpoint's directory. Links to regular files count as files; nothing is opened."""
+    """List a checkpoint's directory; nothing is opened. A link that leads out of it is refused."""
     inventory = Inventory()
     for name, entry in _walk(directory, "", 0, inventory):
         try:
@@ -119,7 +126,10 @@ def take_inventory(directory: Path) -> Inventory:
         except UnicodeEncodeError:
             inventory.refused[name.encode(errors="replace").decode()] = "its name is not UTF-8"
             continue
-        if reason := reason_to_leave(name):
+        reason = reason_to_leave(name)
+        if reason is None or name in WRITTEN_ANEW:
+            check_link(Path(entry.path), directory)
+        if reason is not None:
             inventory.left[name] = reason
             continue
         try:
@@ -316,6 +326,7 @@ def _config(directory: Path, model: str) -> dict[str, Any]:
             "would load another model, the adapter's own base; move one of them into a directory "
             "of its own"
         )
+    check_link(path, directory)
     config = read_object(path)
     _refuse_kernels(config, path)
     return config

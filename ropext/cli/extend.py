@@ -1,6 +1,7 @@
 """`ropext extend MODEL -o OUT`, and with later steps the run of a recipe made of the options."""
 
 import sys
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import typer
@@ -72,8 +73,8 @@ def command(
 
         writing = {"link": link, "no_verify": no_verify, "hash": hash_weights}
         given.pop("finetune", None)
-        wish = given | choosing | writing
-        asked = job.from_options(top, wish, later, words or (), trust_remote_code=trust_remote_code)
+        asked = job.from_options(top, given | choosing | writing, later, words or ())
+        asked = replace(asked, trust_remote_code=trust_remote_code)
         run.do(out, asked, output, push, dry_run=dry_run, time=time, force=force)
         return
     if time:

@@ -64,7 +64,7 @@ def command(
     """Do what a recipe says. Plan, extend, prove, fit, fine-tune, evaluate, report; resumable."""
     from ropext.pipeline import job
 
-    asked = job.from_file(recipe, words or (), trust_remote_code)
+    asked = replace(job.from_file(recipe, words or ()), trust_remote_code=trust_remote_code)
     push = asked_push(push_to_hub, public)
     choice = {"begin": begin, "only": only, "force": force}
     do(out, asked, output, push, dry_run=dry_run, time=time, **choice)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ropext import bundled
 from ropext.errors import InputError
-from ropext.files import open_regular
+from ropext.files import check_link, open_regular
 from ropext.options.fields import Texts
 
 T = TypeVar("T")
@@ -151,6 +151,7 @@ def _read_folder(folder: Path, source: Source) -> Iterator[RawDocument]:
         kinds = ", ".join(READERS)
         raise InputError(f"--data {folder}: the folder holds no file of a known kind ({kinds})")
     for name in source.part(splits_of(names)):
+        check_link(folder / name, folder)
         yield from _read_file(folder / name, name, source, named=False)
 
 

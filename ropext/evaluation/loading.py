@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropext import families
 from ropext.checkpoint import Snapshot
+from ropext.checkpoint.adapter import WEIGHTS, read_lora
 from ropext.corpus.sandbox import try_tokenizer
 from ropext.errors import InputError, Stopped, UnsupportedModel, UsageError
 
@@ -157,20 +158,39 @@ def with_attention(wanted: str | None, build: Callable[[str], Any]) -> Any:
 
 
 def add_adapter(model: Any, adapter: str) -> Any:
-    """A LoRA on top of a loaded model."""
-    from peft import PeftModel
+    """A LoRA on top of a loaded model. PEFT gets the config that was checked, not the file, and
+    memory for no more than the weights beside it."""
+    import peft
+    from safetensors import SafetensorError
 
-    if not Path(adapter, "adapter_model.safetensors").is_file():
-        raise InputError(
-            f"--adapter {adapter} must be a directory with adapter_model.safetensors; a pickled "
-            "adapter (adapter_model.bin) is never opened"
-        )
+    given = read_lora(adapter)
     try:
-        return PeftModel.from_pretrained(model, adapter).eval()
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        _check_size(model, given, Path(adapter, WEIGHTS).stat().st_size)
+        config = peft.LoraConfig(**given)
+        return peft.PeftModel.from_pretrained(model, adapter, config=config).eval()
+    except (OSError, TypeError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise InputError(
             f"--adapter {adapter} cannot be put on this model: {_first_line(error)}"
         ) from error
+
+
+def _check_size(model: Any, given: dict[str, Any], size: int) -> None:
+    """Refuse a config that makes PEFT allocate more than a file of `size` bytes can fill."""
+    import peft
+
+    copied = tuple(given.get("modules_to_save") or ())
+    for name, module in model.named_modules():
+        if copied and name.endswith(copied) and any(True for _ in module.children()):
+            raise ValueError(f"modules_to_save names {name}, which is more than one layer")
+    config = peft.LoraConfig(**(given | {"modules_to_save": None}))
+    trial = peft.PeftModel(model, config, low_cpu_mem_usage=True)  # on the meta device
+    numbers = sum(weight.numel() for name, weight in trial.named_parameters() if "lora_" in name)
+    trial.unload()
+    vars(model).pop("peft_config", None)  # left behind by peft before 0.21
+    if numbers > size:
+        raise ValueError(
+            f"its config asks for {numbers:,} numbers, its weights have {size:,} bytes"
+        )
 
 
 def _first_line(error: Exception) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ropext import families
 from ropext.checkpoint import Snapshot, open_snapshot
+from ropext.checkpoint.adapter import read_lora
 from ropext.checkpoint.provenance import (
     SAVED,
     TRAININGS,
@@ -202,6 +203,7 @@ def _recorded(record: Record | None) -> dict[str, Any]:
 def _with_adapter(variant: Variant, adapter: str | None) -> list[Variant]:
     if adapter is None:
         return [variant]
+    read_lora(adapter)  # refused before a model is loaded
     label = f"{variant.label}+adapter"
     return [variant, replace(variant, label=label, kind="extended", adapter=adapter)]
 

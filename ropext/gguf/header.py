@@ -21,8 +21,9 @@ from ropext.families.config import named
 from ropext.files import open_regular
 
 MAGIC, START = b"GGUF", 24  # bytes before the first key
-LONGEST_KEY, LONGEST_NAME, LONGEST_TEXT = 0xFFFF, 63, 1 << 24  # bytes
-MOST_STRINGS = 1 << 24  # of one array; the largest vocabularies have some 260,000
+LONGEST_KEY, LONGEST_NAME, LONGEST_TEXT = 0xFFFF, 63, 1 << 24  # bytes; all texts
+MOST_STRINGS = 1 << 24  # of all arrays; the largest vocabularies have some 260,000
+MOST_KEYS, MOST_TENSORS = 1 << 16, 500_000  # each costs hundreds of bytes here, and few in the file
 ALIGNMENT = "general.alignment"
 
 # Kinds of values by their number; the formats of those with a fixed size.
@@ -160,6 +161,7 @@ class _Reader:
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path, self.data, self.at, self.end = path, data, START, len(data)
+        self.text, self.texts = LONGEST_TEXT, MOST_STRINGS  # what is left for values, and in lists
 
     def refuse(self, what: str) -> InputError:
         return InputError(f"{self.path} is not a valid GGUF file: {what}")
@@ -198,7 +200,8 @@ class _Reader:
                 raise self.refuse(f"{key} is neither true nor false")
             return KeyValue(kind, bool(value) if form == "?" else value, start, self.at)
         if kind == STRING:
-            raw = self.string(key, LONGEST_TEXT)
+            raw = self.string(key, self.text)
+            self.text -= len(raw)
             return KeyValue(kind, raw.decode(errors="replace"), start, self.at)
         if kind != ARRAY:
             raise self.refuse(f"{key} has the kind {kind}, which does not exist")
@@ -215,8 +218,9 @@ class _Reader:
     def _skip_strings(self, count: int, key: str) -> None:
         if count > (self.end - self.at) // 8:
             raise self.refuse(f"it ends inside {key}, a list of {count:,} texts")
-        if count > MOST_STRINGS:
-            raise self.refuse(f"{key} is a list of {count:,} texts, more than {MOST_STRINGS:,}")
+        if count > self.texts:
+            raise self.refuse(f"{key} is a list of {count:,} texts, more than {self.texts:,}")
+        self.texts -= count
         at, last, length = self.at, self.end - 8, struct.Struct("<Q").unpack_from
         for _ in range(count):
             if at > last:
@@ -269,9 +273,15 @@ def _begin(path: Path, data: mmap.mmap) -> tuple[int, int, int]:
         raise InputError(f"{path} is a big-endian GGUF file, which is not read here")
     if version not in (2, 3):
         raise InputError(f"{path} is a GGUF file of version {version}; known are 2 and 3")
-    for count, least, what in ((keys, 13, "keys"), (tensors, 24, "tensors")):
-        if count * least > len(data):
-            raise InputError(f"{path} is not a valid GGUF file: {count:,} {what} do not fit in it")
+    for count, least, most, what in (
+        (keys, 13, MOST_KEYS, "keys"),
+        (tensors, 24, MOST_TENSORS, "tensors"),
+    ):
+        if count > min(most, len(data) // least):
+            raise InputError(
+                f"{path} is not a valid GGUF file: {count:,} {what} do not fit in it ({most:,} are "
+                "the most)"
+            )
     return version, tensors, keys
 
 

@@ -56,7 +56,8 @@ def extend(
         given |= {"hash": given.pop("hash_weights", False)}
         known = {key.field for key in TABLE[EXTEND]}
         Extend(**{name: given[name] for name in given if name not in known})  # refuses it
-        asked = job.from_options(top, given, later, where="the call", trust_remote_code=trusted)
+        asked = job.from_options(top, given, later, where="the call")
+        asked = replace(asked, trust_remote_code=trusted)
         return running.run(asked, output, force=force, command=command, say=say)
 
 

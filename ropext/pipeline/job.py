@@ -313,9 +313,7 @@ class Cell:
         return parse_extend(self.request, read_text)
 
 
-def from_file(
-    path: str | Path, words: Sequence[str] = (), trust_remote_code: bool = False
-) -> Recipe:
+def from_file(path: str | Path, words: Sequence[str] = ()) -> Recipe:
     """The job of a recipe file, with `key=value` overrides; where there is no such file, of the
     bundled recipe of that name, whose relative paths count from the working directory."""
     file, folder = Path(path), Path(path).parent
@@ -324,19 +322,16 @@ def from_file(
             raise InputError(f"{path} does not exist; name a recipe file")
         file, folder = bundled.find_recipe(str(path)), Path()
     given, text = recipefile.read(file, TABLE, folder)
-    recipe = Recipe(given, file.name, text, file, trust_remote_code=trust_remote_code)
-    return _checked(recipe, words)
+    return _checked(Recipe(given, file.name, text, file), words)
 
 
-def from_mapping(
-    values: Mapping[str, Any], words: Sequence[str] = (), trust_remote_code: bool = False
-) -> Recipe:
+def from_mapping(values: Mapping[str, Any], words: Sequence[str] = ()) -> Recipe:
     """The job of a recipe that Python holds: the same sections as nested mappings."""
     import json
 
     text = json.dumps(values, indent=1)  # JSON is YAML: one reader checks both
     given = recipefile.from_text(text, "the recipe", TABLE, Path())
-    return _checked(Recipe(given, "the recipe", trust_remote_code=trust_remote_code), words)
+    return _checked(Recipe(given, "the recipe"), words)
 
 
 def from_options(
@@ -345,7 +340,6 @@ def from_options(
     later: Mapping[str, str | None],
     words: Sequence[str] = (),
     where: str = "the command line",
-    trust_remote_code: bool = False,
 ) -> Recipe:
     """The job of a command line or call: what stands above the sections, the fields of extend, and
     the data of each later section; `key=value` words say the rest."""
@@ -360,7 +354,7 @@ def from_options(
     for section, data in later.items():
         if data is not None:
             given.put(f"{section}.data", data, where)
-    return _checked(Recipe(given, where, trust_remote_code=trust_remote_code), words)
+    return _checked(Recipe(given, where), words)
 
 
 def _checked(job: Recipe, words: Sequence[str]) -> Recipe:

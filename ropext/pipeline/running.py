@@ -81,7 +81,8 @@ def run(
     `Ran.raise_if_failed` turns failed cells and gates into an error. `show` gets the progress of an
     evaluation: what is done, of how much, and what it is.
     """
-    asked = asked_for(recipe, overrides, trust_remote_code)
+    asked = asked_for(recipe, overrides)
+    asked = replace(asked, trust_remote_code=trust_remote_code or asked.trust_remote_code)
     place = output or asked.output
     if place is None:
         raise UsageError(f"{asked.name} names no output; add output: DIR, or give -o OUT")
@@ -95,17 +96,13 @@ def run(
     return whole.go()
 
 
-def asked_for(
-    recipe: str | Path | Mapping[str, Any] | Recipe,
-    words: Sequence[str] = (),
-    trust_remote_code: bool = False,
-) -> Recipe:
+def asked_for(recipe: str | Path | Mapping[str, Any] | Recipe, words: Sequence[str] = ()) -> Recipe:
     """The job of whatever `run` takes."""
     if isinstance(recipe, Recipe):
         return recipe
     if isinstance(recipe, Mapping):
-        return job.from_mapping(recipe, words, trust_remote_code)
-    return job.from_file(recipe, words, trust_remote_code)
+        return job.from_mapping(recipe, words)
+    return job.from_file(recipe, words)
 
 
 class WholeRun:

@@ -102,7 +102,7 @@ def build(
     to read so many tokens, and for no rotary module; with `listen`, what its attention is told of
     their distances.
     """
-    entries: list[dict[str, Any]] = [{"directory": str(directory)} for directory in directories]
+    entries: list[dict[str, Any]] = [{"directory": os.path.abspath(own)} for own in directories]
     for entry, path in zip(entries, text_paths or [()] * len(entries), strict=True):
         entry |= {"text_path": list(path), "last": last, "listen": listen}
     for entry, base in zip(entries, bases, strict=False):
@@ -123,6 +123,7 @@ def build(
             run = subprocess.run(
                 # -P: neither the script's folder nor the working directory is importable.
                 [sys.executable, "-P", str(CHILD), str(out)],
+                cwd=folder,
                 input=json.dumps(job),
                 capture_output=True,
                 text=True,
@@ -143,7 +144,8 @@ def build(
             raise ProofFailed(f"{where} was killed by {name}, as happens when memory runs out")
         final = next((line for line in run.stderr.splitlines()[::-1] if line.strip()), "no message")
         raise ProofFailed(f"{where} could not run: {final}")
-    return [json.loads(line) for line in lines]
+    named = zip(lines, map(str, directories), strict=True)
+    return [json.loads(line) | {"directory": name} for line, name in named]
 
 
 def prove(
@@ -205,6 +207,7 @@ def prove_table(
         "tensors_compared": compared,
         "tensors_not_compared": packed,
         "forward": last["said"] + (compare_told(last, positions) if listen else ""),
+        **({"untied": built["untied"]} if built["untied"] else {}),
     }
 
 

@@ -352,6 +352,25 @@ def tensors(
     }
 
 
+def untied(cls: Any, config: Any, directory: str) -> list[str]:
+    """The stored tensors that the config ties to another that is stored too, with other bytes."""
+    from safetensors import safe_open
+
+    ties = getattr(cls, "_tied_weights_keys", None)
+    if not getattr(config.get_text_config(), "tie_word_embeddings", False) or not ties:
+        return []
+    files: list[Any] = [
+        safe_open(file, "pt") for file in sorted(Path(directory).glob("*.safetensors"))
+    ]
+    holder = {name: file for file in files for name in file.keys()}  # noqa: SIM118
+    return [
+        f"{one} and {other}"
+        for one, other in dict(ties).items()
+        if one in holder and other in holder
+        if not holder[one].get_tensor(one).equal(holder[other].get_tensor(other))
+    ]
+
+
 def plain_weights(config: Any) -> Any:
     """The config as this machine can build it: no attention of its own, no quantiser's loader,
     which would want its own packages or a GPU and changes nothing about positions."""
@@ -395,8 +414,9 @@ def build(job: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
     config = plain_weights(config)
     cls = model_class(config, directory, trust)
     table = headers(directory) if job["tensors"] else {}
+    apart = untied(cls, config, directory) if table else []
     base, base_config, base_model = read_base(entry, cls, config)
-    answer = {"model_class": cls.__name__, "base": base}
+    answer = {"model_class": cls.__name__, "base": base, "untied": apart}
     if entry.get("last"):
         return answer | {
             "tensors": tensors(cls, config, table, quantised),

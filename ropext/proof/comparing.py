@@ -93,11 +93,12 @@ class Proof:
     base: str = ""  # what stock builds from the base's config, beside what was read from it
     # Dotted config keys that stock reads otherwise than the base's; None = the base is not known.
     changed: tuple[str, ...] | None = None
+    untied: tuple[str, ...] = ()  # pairs of stored tensors that differ though the config ties them
 
     def to_json(self) -> dict[str, Any]:
         """The section of ropext.json, whose edits say what was changed."""
         out = asdict(self) | {"worst": asdict(self.worst) | {"error": self.worst.error}}
-        return {key: value for key, value in out.items() if key != "changed"}
+        return {key: value for key, value in out.items() if key not in ("changed", "untied")}
 
 
 def _differences(built: Mapping[str, Any], site: Expected) -> list[Difference]:
@@ -309,6 +310,7 @@ def compare(
         _compare_forward(built),
         base,
         None if changed is None else tuple(changed),
+        tuple(built["untied"]),
     )
 
 

@@ -180,7 +180,9 @@ def add_adapter(
     saved = _norm_names(model) if options.train_norms else []
     if options.train_embeddings:
         embedding = model.get_input_embeddings()
-        saved.append(next(name for name, module in model.named_modules() if module is embedding))
+        name = next(name for name, module in model.named_modules() if module is embedding)
+        # PEFT ties a trained embedding only where a name here ends in one that it knows.
+        saved += [name, f"{name}.lm_head"]
     if table is not None and options.train != "lora":
         held = (name for name, _ in model.named_parameters() if table.positions.is_table(name))
         saved += [name.removesuffix(".weight") for name in held]

@@ -12,7 +12,7 @@ import torch
 
 from ropext.errors import InputError, Interrupted, UnsupportedModel, listed
 from ropext.evaluation.forward import NanInLogits
-from ropext.evaluation.loading import memory_errors
+from ropext.evaluation.loading import add_adapter, memory_errors
 from ropext.files import read_json, write_json
 from ropext.inspecting import READ_FROM
 from ropext.narration import Say, Show, pausing, told, told_of_files
@@ -315,9 +315,7 @@ class FinetuneSession(Session):
         return {label: own.numbers(read, readings[BASE]) for label, read in readings.items()}
 
     def _with_adapter(self, history: History) -> Any:
-        import peft
-
-        return peft.PeftModel.from_pretrained(self._load(), str(history.kept)).eval()
+        return add_adapter(self._load(), str(history.kept))
 
     def _write(self, done: Finetuned, adapter: Path, control: Path | None) -> None:
         self.say("writing, and proving what stock transformers builds from it")

@@ -5,7 +5,8 @@ Nothing here is distributed by itself: DDP, FSDP2 and context parallelism come f
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 import transformers
 from torch.utils.data import SequentialSampler
 
-from ropext.errors import Interrupted, NothingKept, Stopped
+from ropext.errors import InputError, Interrupted, NothingKept, RopextError, Stopped
 from ropext.evaluation.forward import NanInLogits
 from ropext.narration import Pace, Say, interruptible
 from ropext.training import defaults, joint, models
@@ -183,12 +184,15 @@ class _Watch(transformers.TrainerCallback):
     def __init__(self, say: Say, job: "Job") -> None:
         self.say, self.job = say, job
         self.asked: Callable[[], bool] = lambda: False
-        self.pace, self.first = Pace(), 0
+        self.pace, self.first, self.begun = Pace(), 0, False
         self.trainer: _Trainer | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.first = state.global_step
         self.pace.left(self.first, self.job.last_step)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.begun = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         step, steps = state.global_step, self.job.last_step
@@ -300,6 +304,7 @@ _SCHEDULES = {"linear": "linear", "constant": "constant_with_warmup", "cosine": 
 def last_checkpoint(folder: Path) -> Path | None:
     """The last one that was written to its end."""
     found = [path for path in folder.glob("checkpoint-*") if (path / COMPLETE).exists()]
+    found = [path for path in found if path.name.rpartition("-")[2].isdecimal()]
     return max(found, key=_step, default=None)
 
 
@@ -307,17 +312,35 @@ def _step(path: Path) -> int:
     return int(path.name.rpartition("-")[2])
 
 
+@contextmanager
+def _resuming(checkpoint: Path | None, begun: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Say in one sentence that a checkpoint cannot be read: it is cut short, or a stranger's, whose
+    pickles torch refuses."""
+    try:
+        yield
+    except (RopextError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if checkpoint is None or begun():
+            raise
+        raise InputError(
+            f"{checkpoint} cannot be resumed ({type(error).__name__}: {str(error)[:60]!r}); "
+            "--force begins anew"
+        ) from error
+
+
 def history_in(checkpoint: Path, patience: int) -> History:
     """What a checkpoint knows of the run so far. The weights that count are the last ones, or where
     evaluations can end the run the best ones."""
-    state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-    history = History(steps=int(state["global_step"]), checkpoint=checkpoint)
-    for entry in state["log_history"]:
-        if "loss" in entry:
-            wanted = ("step", "loss", "grad_norm", "learning_rate")
-            history.losses.append({k: entry[k] for k in wanted if k in entry})
-    history.evaluations = evaluations_in(state["log_history"])
-    history.stopped_early = _no_better([e["held_out"] for e in history.evaluations], patience)
+    with _resuming(checkpoint):
+        state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+        history = History(steps=int(state["global_step"]), checkpoint=checkpoint)
+        for entry in state["log_history"]:
+            if "loss" in entry:
+                wanted = ("step", "loss", "grad_norm", "learning_rate")
+                history.losses.append({k: entry[k] for k in wanted if k in entry})
+        history.evaluations = evaluations_in(state["log_history"])
+        history.stopped_early = _no_better([e["held_out"] for e in history.evaluations], patience)
     if patience and history.evaluations:
         best = checkpoint.parent / f"checkpoint-{state['best_global_step']}"
         history.checkpoint = best if (best / COMPLETE).exists() else checkpoint
@@ -356,7 +379,8 @@ def train(job: Job, say: Say) -> History:
     sentence = "stopping after this step and saving (again: ends at once)"
     with interruptible(say, sentence) as asked:
         watch.asked = asked
-        trainer.train(resume_from_checkpoint=str(start) if start else None)
+        with _resuming(start, lambda: watch.begun):
+            trainer.train(resume_from_checkpoint=str(start) if start else None)
     last = last_checkpoint(job.folder)
     if last is None:
         raise NothingKept("interrupted before the first checkpoint; nothing was kept")

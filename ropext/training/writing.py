@@ -32,7 +32,7 @@ from ropext.checkpoint.staging import check_space, staged
 from ropext.checkpoint.weights import weigh
 from ropext.checkpoint.writing import write_checkpoint
 from ropext.errors import Stopped
-from ropext.evaluation.loading import auto_class, is_masked
+from ropext.evaluation.loading import add_adapter, auto_class, is_masked
 from ropext.files import dump, os_errors
 from ropext.narration import Show, unseen
 from ropext.options.fields import Link
@@ -155,8 +155,6 @@ def write_tuned(
 
 def merge(snapshot: Snapshot, adapter: Path, directory: Path) -> None:
     """Base and adapter as one checkpoint, in the dtype that the base is stored in."""
-    import peft
-
     # No attention is computed, and the config of a stranger does not choose it.
     model = auto_class(is_masked(snapshot)).from_pretrained(
         snapshot.directory,
@@ -165,8 +163,7 @@ def merge(snapshot: Snapshot, adapter: Path, directory: Path) -> None:
         use_safetensors=True,
         attn_implementation="eager",
     )
-    joined = peft.PeftModel.from_pretrained(model, adapter)
-    merged = joined.merge_and_unload()
+    merged = add_adapter(model, str(adapter)).merge_and_unload()
     largest = max(snapshot.files[name] for name in snapshot.weight_files)
     # Shards as large as the base's: one file stays one file.
     merged.save_pretrained(directory, max_shard_size=largest + (1 << 20))

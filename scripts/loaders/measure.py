@@ -157,11 +157,11 @@ def environment(engine: Engine, work: Path) -> Path:
     place = work / f"env-{engine.loader}-{engine.versions.split()[0].strip(',')}"
     python = place / "bin" / "python"
     if not python.exists():
-        run(sys.executable, "-m", "venv", place)
+        run(sys.executable, "-P", "-m", "venv", place)
         for pin in engine.pins:
-            run(python, "-m", "pip", "install", "-q", *pin.split(), log=work / "pip.log")
+            run(python, "-P", "-m", "pip", "install", "-q", *pin.split(), log=work / "pip.log")
         if engine.unwanted:
-            run(python, "-m", "pip", "uninstall", "-qy", *engine.unwanted)
+            run(python, "-P", "-m", "pip", "uninstall", "-qy", *engine.unwanted)
     return python
 
 

@@ -204,7 +204,7 @@ def wrong(kit: Path, found: dict[str, Any]) -> list[str]:
     with tempfile.TemporaryDirectory() as room:
         path = Path(room) / "answers.json"
         path.write_text(json.dumps(found))
-        command = [sys.executable, kit / "check.py", kit / "expected.json", path]
+        command = [sys.executable, "-P", kit / "check.py", kit / "expected.json", path]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if not line.endswith(": right")]
     assert (done.returncode != 0) == bool(lines), done.stderr

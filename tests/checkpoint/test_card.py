@@ -60,7 +60,7 @@ def front(text: str) -> dict:
 
 def test_the_base_is_kept_and_the_front_matter_merged():
     text = render(CARD, BASE)
-    assert text.startswith("---\nlicense: mit\n# a comment\nlanguage:\n- no\n- en\n")
+    assert text.startswith('---\nlicense: mit\nlanguage:\n- "no"\n- en\npipeline_tag: ')
     found = front(text)
     assert found["base_model"] == "org/model"
     assert found["tags"] == ["text", "a: b", "ropext", "context-extension"]
@@ -103,6 +103,33 @@ def test_any_base_gives_a_card(base: str | None):
     assert front(text)["tags"] == ["ropext", "context-extension"]
     if not base:
         assert text.endswith("# model-yarn\n")
+
+
+def test_the_head_is_written_from_known_keys_alone():
+    """What else a stranger's head holds (gates, examples, tags of YAML) does not go on."""
+    hostile = """---
+license: !!python/object/apply:os.system [id]
+license_name: &a "x\\ny: 1"
+license_link: *a
+language: {en: {}}
+datasets: [a/b, [nested], {k: v}, !x c]
+extra_gated_prompt: send me your token
+widget: [{text: hello}]
+"base_model": {a: b}
+metrics: [accuracy
+"""
+    for broken in ("---\n", "]\nloop: &b [*b]\n---\n"):  # no YAML that is read: nothing of it
+        assert set(front(render(CARD, hostile + broken))) == {"library_name", "base_model", "tags"}
+    local = replace(CARD, base="folder", base_is_hub_id=False)
+    assert front(render(local, hostile + "]\n---\nbody")) == {
+        "license": ["id"],
+        "license_name": "x y: 1",
+        "license_link": "x y: 1",
+        "datasets": ["a/b", "c"],
+        "metrics": ["accuracy"],
+        "library_name": "transformers",
+        "tags": list(TAGS),
+    }
 
 
 def test_windows_line_ends_and_broken_tags():

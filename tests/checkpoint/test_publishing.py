@@ -126,6 +126,57 @@ def test_an_output_goes_up_whole_with_its_figures_and_nothing_else(hub, output, 
     assert len(hub.commits["org/long"]) == 2
 
 
+def test_no_path_of_this_machine_goes_up(hub, output, tmp_path):
+    """Nor a private file under a weight file's name; a chat template goes up as it is."""
+    template = "run /usr/bin/python3 <tool>/a/b</tool> https://x.org/a/b"
+    for name, more in {
+        "config.json": {"_name_or_path": "/home/alice/my models/base"},
+        "tokenizer_config.json": {"name_or_path": r"C:\Users\alice\m", "chat_template": template},
+        "ropext.json": {
+            "command": [
+                "ropext",
+                "extend",
+                "/home/alice/base",
+                "--data=~/alice/books.jsonl",
+                "org/m",
+            ],
+            "run": {"recipe": "model: /home/alice/base\nextend: {for: ./here/m}\n", "at": "a/b/c"},
+        },
+        "training/settings.json": [{"data": "/mnt/alice/b.jsonl"}, 1.5, None],
+    }.items():
+        path = output / name
+        known = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(more if isinstance(more, list) else known | more))
+    mine = tree(output)
+    done = ropext(hub, tmp_path, "push", output, "org/long")
+    assert done.returncode == 0, done.stderr
+    assert (
+        "of this machine's paths in config.json, ropext.json, tokenizer_config.json, "
+        in done.stderr
+    )
+    there = hub.repos["org/long"]
+    assert not [name for name, content in there.items() if b"alice" in content]
+    assert json.loads(there["config.json"])["_name_or_path"] == "base"
+    assert json.loads(there["tokenizer_config.json"])["name_or_path"] == "m"
+    assert json.loads(there["tokenizer_config.json"])["chat_template"] == template
+    found = json.loads(there["ropext.json"])
+    assert found["command"] == ["ropext", "extend", "base", "--data=books.jsonl", "org/m"]
+    assert found["run"] == {"recipe": "model: base\nextend: {for: ./here/m}\n", "at": "a/b/c"}
+    after = tree(output)
+    assert {n for n in mine if mine[n] != after[n]} <= {"README.md"}  # here all is as it was
+    again = ropext(hub, tmp_path, "push", output, "org/long")
+    assert "has all of it already" in again.stdout, again.stderr
+
+    (tmp_path / "id_rsa").write_text("-----BEGIN OPENSSH PRIVATE KEY-----" * 9)
+    (output / "model-00002-of-00002.safetensors").unlink()
+    (output / "model-00002-of-00002.safetensors").symlink_to(tmp_path / "id_rsa")
+    for words in ((), ("--dry-run",)):
+        done = ropext(hub, tmp_path, "push", output, "org/other", *words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "model-00002-of-00002.safetensors" in done.stderr
+    assert "org/other" not in hub.repos
+
+
 def test_figures_come_from_a_run_that_read_this_very_checkpoint(hub, output, tmp_path):
     own = provenance.identity(open_snapshot(str(output)))
     variants = {

@@ -74,14 +74,45 @@ def test_quantisation_is_reported(model: Path):
     assert open_snapshot(str(model)).quantisation is not None
 
 
-def test_links_to_files_are_files_of_their_own(model: Path, tmp_path: Path):
-    linked = tmp_path / "linked"
+def test_links_to_weights_to_a_hub_cache_and_inside_of_the_directory_are_files(
+    model: Path, tmp_path: Path
+):
+    """`--link symlink` makes the first, the hub's cache and its old local_dir the second."""
+    linked, blobs = tmp_path / "linked", tmp_path / "models--org--name" / "blobs"
     linked.mkdir()
-    for path in model.iterdir():
-        if path.is_file():
-            (linked / path.name).symlink_to(path)
+    blobs.mkdir(parents=True)
+    for number, path in enumerate(path for path in model.iterdir() if path.is_file()):
+        target = path
+        if path.suffix != ".safetensors":
+            target = blobs / f"{number:040x}"
+            target.write_bytes(path.read_bytes())
+        (linked / path.name).symlink_to(target)
+    (linked / "vocab.txt").symlink_to("config.json")
     snapshot = open_snapshot(str(linked), weights=True)
     assert snapshot.weight_files == open_snapshot(str(model)).weight_files
+    assert "vocab.txt" in snapshot.files
+    (tmp_path / "named").symlink_to(linked)  # the user's own word for it
+    assert open_snapshot(str(tmp_path / "named")).files == snapshot.files
+
+
+SECRET = "-----BEGIN OPENSSH PRIVATE KEY-----"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "vocab.txt", "README.md", "ropext.json", "training", "1_Pooling/notes.txt"],
+)
+def test_a_link_out_of_the_directory_is_refused_by_name(model: Path, tmp_path: Path, name: str):
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "id_rsa").write_text(SECRET)
+    (model / "1_Pooling").mkdir(exist_ok=True)
+    (model / name).unlink(missing_ok=True)
+    for target in (home / "id_rsa", home):
+        (model / name).symlink_to(os.path.relpath(target, (model / name).parent))
+        said = refused(model, f"{name} is a link to {tmp_path}")
+        assert f"outside of {model}" in said
+        (model / name).unlink()
 
 
 def test_the_hub_cache_tells_id_and_commit(tmp_path: Path):
@@ -174,11 +205,7 @@ def test_an_index_too_large_or_too_full(model: Path):
 
 
 def test_links_to_anything_else_are_refused(model: Path, tmp_path: Path):
-    for target, words in (
-        (tmp_path, "neither a regular file"),
-        ("/dev/zero", "neither a regular file"),
-        (tmp_path / "nowhere", "cannot be read"),
-    ):
+    for target, words in ((model / "gone", "cannot be read"), (model, "neither a regular file")):
         link = model / "vocab.txt"
         link.symlink_to(target)
         refused(model, words, weights=True)

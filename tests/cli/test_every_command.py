@@ -31,6 +31,8 @@ ROWS = {
     "methods": (),
     "conformance": ("--family", "llama", "--force", "-o", "OUT"),
 }
+# Modules that a stranger's folder may hold, and that nothing started there may import.
+SHADOWS = ("warnings", "contextlib", "torch", "transformers", "json", "numpy", "accelerate", "yaml")
 # Rows that their own tests run, with --json and with --quiet.
 ELSEWHERE = {
     "push": "tests/checkpoint/test_publishing.py, which has a hub",
@@ -52,6 +54,10 @@ def test_every_command_has_a_row():
 def said(tmp_path_factory):
     """What each command says with --json and with --quiet."""
     folder = tmp_path_factory.mktemp("every")
+    for name in SHADOWS:
+        (folder / f"{name}.py").write_text(
+            "open(__file__ + '.ran', 'w').close()\nraise SystemExit(9)"
+        )
     (folder / "smoke.yaml").write_text(SMOKE)
     lines, keys = [["extend", "ropext://demo", "--factor", "2", "-o", "extended", "-q"]], [None]
     for name, words in ROWS.items():
@@ -59,7 +65,35 @@ def said(tmp_path_factory):
             own = [f"out-{name}" if word == "OUT" else word for word in words]
             lines.append([name, *own, way])
             keys.append((name, way))
-    return dict(zip(keys, drive(folder, lines), strict=True))
+    lines += [["push", "extended", "org/name", "--dry-run"]]
+    lines += [["verify", "extended", "--run", "transformers"]]
+    answers = drive(folder, lines)
+    assert [code for code, _, _ in answers[-2:]] == [0, 0], answers[-2:]
+    return dict(zip(keys, answers, strict=False)) | {"folder": folder}
+
+
+@pytest.mark.slow
+def test_no_command_imports_from_the_working_folder(said):
+    """Nor does a process that it starts: each of these names is one that Python, torch or
+    transformers looks for."""
+    assert not list(said["folder"].rglob("*.ran"))
+
+
+@pytest.mark.slow
+def test_as_a_module_it_imports_no_library_from_the_working_folder(tmp_path):
+    """Python's own start of `-m` reads contextlib and warnings from there before any line of ours:
+    docs/reliability.md."""
+    for name in set(SHADOWS) - {"contextlib", "warnings"}:
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(9)")
+    words = ("eval", "ropext://demo", "--data", "ropext://held-out", "--max-docs", "1", "--json")
+    done = subprocess.run(
+        [sys.executable, "-m", "ropext", *words, "--lengths", "256"],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import ast
 import json
 import pickle
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,27 @@ def test_nothing_is_unpickled_or_evaluated():
             assert not FORBIDDEN_MODULES.intersection(n.partition(".")[0] for n in names), path
 
 
+def test_every_python_that_is_started_keeps_the_working_folder_out():
+    """`-m` and `-c` put it on the path, unless -P or -I stands before them; in the package also a
+    script, whose own folder is then none of its modules."""
+    root, seen = PACKAGE.parent, 0
+    for place in ("ropext", "scripts", "benchmarks"):
+        for path in (root / place).rglob("*.py"):
+            if path.parent.name == "engines":  # an engine's own Python may have no -P
+                continue
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                words = node.elts if isinstance(node, ast.List) else getattr(node, "args", ())
+                for first, second in pairwise(words if isinstance(words, list) else ()):
+                    if ast.unparse(first) == "sys.executable" or (
+                        ast.unparse(first) == "python" and isinstance(second, ast.Constant)
+                    ):
+                        seen += 1
+                        option = ast.unparse(second).strip("'")
+                        own = place != "ropext" and not option.startswith("-")
+                        assert own or option in ("-P", "-I"), f"{path}:{node.lineno}: {option}"
+    assert seen >= 15
+
+
 class Bomb:
     def __init__(self, target):
         self.target = target
@@ -103,6 +125,121 @@ def test_a_pickled_adapter_is_not_opened(tmp_path):
     with pytest.raises(InputError, match="pickled adapter"):
         add_adapter(None, str(tmp_path))
     assert not (tmp_path / "ran").exists()
+
+
+LORA = {"peft_type": "LORA", "r": 2, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+# Each either ran code, opened a path, hung, or filled the memory.
+HOSTILE_ADAPTERS = {
+    "imports a module": {"megatron_config": {"a": 1}, "megatron_core": "evil"},
+    "opens a pickle": {"peft_type": "PROMPT_TUNING", "prompt_tuning_init_state_dict_path": "/x"},
+    "backtracks": {"target_modules": "(.*a)*(.*a)*(.*a)*b"},
+    "backtracks in a list": {"target_modules": ["q_proj", "(x+x+)+y"]},
+    "backtracks in a rank": {"rank_pattern": {"(x+x+)+y": 2}},
+    "backtracks in a copy": {"modules_to_save": ["(x+x+)+y"]},
+    "backtracks in a layer": {"layers_to_transform": [0], "layers_pattern": "(x+x+)+y"},
+    "repeats layers": {"layer_replication": [[0, 1]] * 200_000},
+    "a rank beyond all": {"r": 10**7},
+    "a rank of text": {"r": "2"},
+    "a rank beyond its file": {"r": 16_000},
+    "copies whole layers": {"modules_to_save": ["layers.0", "layers", "model"]},
+    "decomposes weights": {"init_lora_weights": "pissa_niter_1000000000"},
+    "names too many": {"target_modules": ["q_proj"] * 20_001},
+    "of a later PEFT": {"loads_code_from": "here"},
+    "no names at all": {"target_modules": {"q_proj": 1}},
+}
+
+
+@pytest.fixture(scope="module")
+def lora(tmp_path_factory):
+    """A tiny model and an adapter of it, which PEFT made."""
+    import peft
+    import transformers
+
+    folder = tmp_path_factory.mktemp("lora")
+    make_llama(folder / "base")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "base")
+    made = peft.get_peft_model(model, peft.LoraConfig(**LORA))
+    made.save_pretrained(folder / "adapter")
+    return folder
+
+
+@pytest.mark.parametrize("kind", HOSTILE_ADAPTERS)
+def test_a_hostile_adapter_is_one_sentence(lora, tmp_path, monkeypatch, kind):
+    import transformers
+
+    from ropext.evaluation.loading import add_adapter
+
+    (tmp_path / "evil.py").write_text(EVIL_CODE.format(ran=str(tmp_path / "ran")))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    shutil.copytree(lora / "adapter", tmp_path / "adapter")
+    path = tmp_path / "adapter/adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | HOSTILE_ADAPTERS[kind]))
+    model = transformers.AutoModelForCausalLM.from_pretrained(lora / "base")
+    with pytest.raises(InputError) as caught:
+        add_adapter(model, "adapter")
+    said = str(caught.value)
+    assert "which is not read (" in said or "cannot be put on this model: " in said
+    assert len(said) < 400
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("kind", ["adapter", "documents", "run", "inside"])
+def test_links_out_of_a_strangers_folder_are_refused(tmp_path, kind):
+    """Models and their folders: tests/checkpoint/test_snapshot.py."""
+    from ropext.checkpoint.adapter import read_lora
+    from ropext.corpus.sources import Source, read_documents
+    from ropext.guard import seal
+    from ropext.workdir import read
+
+    (tmp_path / "secret.json").write_text(
+        json.dumps(seal({"command": "eval", "decides": {}} | LORA))
+    )
+    (tmp_path / "secret.txt").write_text("a private key")
+    place = tmp_path / "place"
+    place.mkdir()
+    (place / "adapter_model.safetensors").write_bytes(b"")
+    if kind == "run":  # the manifest is their own, a record is not
+        (place / "run.json").write_bytes((tmp_path / "secret.json").read_bytes())
+    name = {"adapter": "adapter_config.json", "run": "stages/plan.json"}.get(kind, "a.txt")
+    (place / name).parent.mkdir(exist_ok=True)
+    (place / "own.txt").write_text("a text")
+    target = place / "own.txt" if kind == "inside" else tmp_path / f"secret{Path(name).suffix}"
+    (place / name).symlink_to(target)
+    readers = {"adapter": read_lora, "run": read}
+    reader = readers.get(kind, lambda place: list(read_documents(Source(str(place)))))
+    if kind == "inside":
+        assert [own.content for own in reader(place)] == ["a text", "a text"]
+        return
+    with pytest.raises(InputError) as caught:
+        reader(place)
+    assert f"{place / name} is a link to {target}, outside of {place}" in str(caught.value)
+
+
+def test_an_adapter_that_peft_wrote_reads_as_peft_reads_it(lora, tmp_path):
+    """Bit for bit, whatever of a LoRA is asked for, also where bfloat16 would round."""
+    import peft
+    import torch
+    import transformers
+
+    from ropext.evaluation.loading import add_adapter
+
+    def fresh():
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        return load(lora / "base", dtype=torch.bfloat16)
+
+    more = {"modules_to_save": ["norm"], "rank_pattern": {"layers.0.self_attn.q_proj": 3}}
+    config = peft.LoraConfig(**(LORA | more | {"use_dora": True, "exclude_modules": ["k_proj"]}))
+    made = peft.get_peft_model(fresh(), config)
+    torch.manual_seed(0)
+    for weight in made.parameters():
+        if weight.requires_grad:
+            torch.nn.init.normal_(weight, std=0.1)
+    made.save_pretrained(tmp_path)
+    tokens = torch.arange(20)[None]
+    stock = peft.PeftModel.from_pretrained(fresh(), tmp_path).eval()
+    assert torch.equal(add_adapter(fresh(), str(tmp_path))(tokens).logits, stock(tokens).logits)
+    assert not torch.equal(fresh()(tokens).logits, stock(tokens).logits)
 
 
 @pytest.mark.slow

@@ -291,3 +291,64 @@ def test_a_bad_file_is_one_sentence_and_nothing_is_written(capsys, path, tmp_pat
     code, said = command_line.run(*words, capsys=capsys)
     assert (code, said.out, len(said.err.strip().splitlines())) == (2, "", 1)
     assert [own.name for own in tmp_path.iterdir()] == ["model.gguf"]
+
+
+def raw(path, keys, pieces, size=0):
+    """A file of so many keys: each a piece of bytes, or of holes by their length."""
+    with path.open("wb") as file:
+        file.write(b"GGUF" + number("I", 3) + number("Q", 0) + number("Q", keys))
+        for piece in pieces:
+            file.seek(piece, 1) if isinstance(piece, int) else file.write(piece)
+        file.truncate(file.tell() + size)
+    return path
+
+
+def key(name, kind):
+    return number("Q", len(name)) + name.encode() + number("I", kind)
+
+
+def test_what_a_sparse_file_holds_is_bounded_together(tmp_path):
+    """A few kilobytes in an archive: texts of 16 MB, lists of empty texts, keys without end."""
+    text = [own for n in range(8) for own in (key(f"t{n}", 8) + number("Q", 1 << 22), 1 << 22)]
+    half = (1 << 23) + 1
+    listed = [(key(f"l{n}", 9) + number("I", 8) + number("Q", half), half * 8) for n in range(3)]
+    cases = {
+        "t4 has 4,194,304 bytes, more than": (8, text),
+        "l1 is a list of 8,388,609 texts, more than": (3, [own for pair in listed for own in pair]),
+        "70,000 keys do not fit": (70_000, [1 << 30]),
+        "4,611,686,018,427,387,904 keys do not fit": (1 << 62, [1 << 30]),
+    }
+    for said, (keys, pieces) in cases.items():
+        with pytest.raises(InputError, match=said):
+            read_gguf(raw(tmp_path / "model.gguf", keys, pieces, 64))
+
+
+@pytest.mark.parametrize("alignment", [0, 3, 1 << 31])
+def test_an_alignment_that_cannot_be_is_one_sentence(path, tmp_path, capsys, alignment):
+    """Of 2^31 a tensor begins two gigabytes on, which the file does not have."""
+    whole = path.read_bytes()
+    (keys,) = struct.unpack("<Q", whole[16:24])
+    own = key("general.alignment", 4) + number("I", alignment)
+    path.write_bytes(whole[:16] + number("Q", keys + 1) + own + whole[24:])
+    words = ("extend", path, "--factor", "4", "-o", tmp_path / "long.gguf")
+    code, said = command_line.run(*words, capsys=capsys)
+    assert (code, len(said.err.strip().splitlines())) == (2, 1)
+    assert [own.name for own in tmp_path.iterdir()] == ["model.gguf"]
+
+
+def test_names_draw_nothing_on_a_terminal_and_forge_no_line(path, tmp_path, capsys):
+    hostile = "x\x1b[2J\nerror: \u202eno"  # clears, begins a line, turns the writing round
+    whole = path.read_bytes()
+    for old, kind in ((b"x.text", "Q"), (NAME, "Q"), (b"llama", "Q")):
+        new = hostile.encode().ljust(len(old), b"\r")
+        place = whole.index(number(kind, len(old)) + old)
+        after = place + 8 + len(old)
+        path.write_bytes(whole[:place] + number(kind, len(new)) + new + whole[after:])
+        for words in (("inspect",), ("plan", "--factor", "4"), ("extend", "--factor", "4", "-o")):
+            out = (tmp_path / "long.gguf",) if words[-1] == "-o" else ()
+            _, said = command_line.run(words[0], path, *words[1:], *out, capsys=capsys)
+            both = said.out + said.err
+            assert not {"\x1b", "\r", "\u202e"} & set(both)
+            assert "\nerror: \\u" not in both
+            assert len(said.err.strip().splitlines()) <= 1
+        (tmp_path / "long.gguf").unlink(missing_ok=True)

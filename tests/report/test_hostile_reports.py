@@ -33,6 +33,20 @@ def ropext(*words):
     assert run(*words, "--quiet")[0] == 0, words
 
 
+def poisoned(run, place):
+    """A copy of a run in which a stranger's hand names a variant, a task, documents and models."""
+    shutil.copytree(run, place)
+    (place / "variants" / "pi-2x").rename(place / "variants" / NAME)
+    names = json.loads((place / "documents.json").read_text())
+    for name in ("results.json", "items.jsonl", "documents.json"):
+        text = (place / name).read_text()
+        for word in ("pi-2x", "passkey", "token-weighted", *(own["name"] for own in names)):
+            text = text.replace(json.dumps(word)[1:-1], json.dumps(NAME)[1:-1])
+        text = text.replace('"answer": [', f'"answer": [{json.dumps(SCRIPT)}, ')
+        (place / name).write_text(text)
+    return place
+
+
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
     """The report of each command, by its name."""
@@ -54,10 +68,12 @@ def reports(tmp_path_factory):
     ropext("eval", model, *read, "--method", "pi,yarn", "--factor", 2, "-o", evaluated)
     again = shutil.copytree(evaluated, folder / f"again {NAME}")
     ropext("compare", evaluated, again, "-o", folder / "compared")
+    ropext("compare", evaluated, poisoned(evaluated, folder / "theirs"), "-o", folder / "again")
     ropext("run", recipe, "-o", folder / f"ran {NAME}")
     found = {
         "eval": evaluated / "report.html",
         "compare": folder / "compared" / "report.html",
+        "compare, theirs": folder / "again" / "report.html",
         **{f"run, {path.parts[-3:-1]}": path for path in folder.glob("ran *.run/**/report.html")},
     }
     table = Table(SCRIPT, SCRIPT, (SCRIPT, NAME), ((SCRIPT, NAME),))
@@ -68,7 +84,7 @@ def reports(tmp_path_factory):
 
 
 def test_what_strangers_say_is_text_in_every_report(reports):
-    assert len(reports) == 8  # run's: two cells, their evaluations, and the comparison
+    assert len(reports) == 9  # run's: two cells, their evaluations, and the comparison
     for name, path in reports.items():
         said = check(path.read_text(encoding="utf-8")).text.replace('\\"', '"')
         if path.parent.parent.name == "cells":

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -362,6 +363,75 @@ def test_an_interrupt_saves_and_the_same_call_goes_on(
     merged = load_file(output / "model.safetensors")
     for name, tensor in load_file(tuned[1] / "model.safetensors").items():
         assert torch.equal(merged[name], tensor), name
+
+
+class Bomb:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def state(**values):
+    def spoil(checkpoint, _):
+        path = checkpoint / "trainer_state.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return spoil
+
+
+def linked(checkpoint, bomb):
+    (checkpoint / "rng_state.pth").unlink()
+    (checkpoint / "rng_state.pth").symlink_to(bomb)
+
+
+def pickled(name, *gone):
+    def spoil(checkpoint, bomb):
+        shutil.copy(bomb, checkpoint / name)
+        for other in gone:
+            (checkpoint / other).unlink()
+
+    return spoil
+
+
+POISON = {
+    **{name: pickled(name) for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth")},
+    "an adapter": pickled("adapter_model.bin", "adapter_model.safetensors"),
+    "a link": linked,
+    "a key": state(loads="evil"),
+    "a step": state(global_step="../../x"),
+    "a history": state(log_history=7),
+    "no JSON": lambda checkpoint, _: (checkpoint / "trainer_state.json").write_text("{"),
+}
+
+
+def test_a_poisoned_folder_of_a_run_is_one_sentence_and_runs_nothing(
+    extended, stories, tmp_path, monkeypatch
+):
+    step, output, folder = trainer._Trainer.training_step, tmp_path / "out", tmp_path / "out.run"
+
+    def asks(self, *args, **kwargs):
+        if self.state.global_step == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(trainer._Trainer, "training_step", asks)
+    with pytest.raises(Stopped):
+        run_finetune(extended, str(stories), output, **RUN)
+    monkeypatch.undo()
+    folder.rename(tmp_path / "kept")
+    bomb, ran = tmp_path / "bomb", tmp_path / "ran"
+    bomb.write_bytes(pickle.dumps(Bomb(ran)))
+    for name, spoil in POISON.items():
+        shutil.copytree(tmp_path / "kept", folder)
+        spoil(folder / "tuned" / "checkpoint-2", bomb)
+        with pytest.raises(InputError, match=r"cannot be resumed \(|is a link to") as caught:
+            run_finetune(extended, str(stories), output, **RUN)
+        assert "\n" not in str(caught.value), name
+        assert not ran.exists(), name
+        assert not output.exists(), name
+        shutil.rmtree(folder)
 
 
 def interrupt(monkeypatch, label, earlier=0):

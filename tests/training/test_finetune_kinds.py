@@ -3,19 +3,23 @@ memory, trackers."""
 
 import importlib.util
 import json
+import os
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from families import tiny
+from safetensors.torch import load_file, save_file
 from test_finetune import RUN
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as DECODERS
 
 from ropext import verifying
 from ropext.errors import InputError, Stopped, UsageError
 from ropext.evaluation.loading import memory_errors
 from ropext.options.training import Finetune
-from ropext.training import run_finetune, session, trainer, writing
+from ropext.training import models, run_finetune, session, trainer, writing
 from ropext.training.finetune import open_origin, prepare
 from ropext.training.report import passes_text
 
@@ -51,6 +55,77 @@ def test_norms_and_tied_embeddings_can_be_trained_and_stay_tied(extended, storie
         found = PeftModel.from_pretrained(base, output / "adapter")(input_ids=ids).logits
     assert torch.allclose(found, wanted, atol=1e-5)
     assert not torch.allclose(before, wanted, atol=1e-3)
+
+
+SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL |= {"max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+TIED = {
+    "gpt2": SMALL,
+    "gpt_bigcode": SMALL,
+    "gpt_neo": SMALL | {"attention_types": [[["global"], 2]]},
+    "opt": SMALL | {"word_embed_proj_dim": 32, "ffn_dim": 64},
+    "biogpt": SMALL | {"intermediate_size": 64},
+    "xglm": SMALL | {"ffn_dim": 64},
+}
+# Embeddings and heads under names of their own; .ci/slow takes every decoder type.
+NAMED = ["falcon", "gpt_neox_japanese", "gemma3_text", "llama"]
+if os.environ.get("SPELLINGS") == "all":
+    NAMED = sorted(name for name in DECODERS if tiny.text_part(name) == (name, ()))
+
+
+@pytest.mark.parametrize("model_type", [*TIED, *NAMED])
+def test_a_trained_tied_embedding_stays_tied(tmp_path, model_type):
+    """Loss in memory, of the adapter on its base, and of the merged model as stock loads it."""
+    from peft import PeftModel
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    text = TIED.get(model_type) or tiny.modern(model_type)
+    made = text | {"model_type": model_type, "tie_word_embeddings": True, "dtype": "float32"}
+    (tmp_path / "config.json").write_text(json.dumps(made))
+    torch.manual_seed(0)
+    try:
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path)).eval()
+    except Exception as error:
+        pytest.skip(f"stock builds none: {error}"[:99])
+    ids = torch.arange(3, 11)[None]
+
+    def loss(of):
+        with torch.no_grad():
+            return float(of(input_ids=ids, labels=ids, use_cache=False).loss)
+
+    model.save_pretrained(tmp_path / "base")
+    rank = SimpleNamespace(value=2)
+    lora, options = SimpleNamespace(rank=rank, alpha=rank), Finetune(train_embeddings=True)
+    try:
+        joined = models.add_adapter(model, options, lora).eval()
+    except InputError as refused:
+        pytest.skip(str(refused))
+    for rows in joined.parameters():
+        rows.data += 0.05 * torch.randn_like(rows) * rows.requires_grad
+    joined.save_pretrained(tmp_path / "adapter")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    merged = PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    assert loss(merged) == pytest.approx(loss(joined), abs=1e-5)
+    merged.merge_and_unload().save_pretrained(tmp_path / "merged")
+    (tmp_path / "merged/config.json").write_text(json.dumps(made))  # as the base says
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    assert stock.get_output_embeddings().weight is stock.get_input_embeddings().weight
+    assert loss(stock) == pytest.approx(loss(joined), abs=1e-5)
+
+
+def test_verify_holds_tied_weights_against_those_stored(extended, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(extended, folder)
+    stored = load_file(folder / "model.safetensors")
+    rows = stored["model.embed_tokens.weight"]
+    for other, passed in ((rows.clone(), True), (rows + 1, False)):
+        save_file(
+            stored | {"lm_head.weight": other}, folder / "model.safetensors", {"format": "pt"}
+        )
+        (folder / "ropext.json").unlink(missing_ok=True)
+        checks = [c for c in verifying.check_directory(folder).checks if c.what == "tied weights"]
+        assert [c.passed for c in checks] == ([] if passed else [False])
+    assert "lm_head.weight and model.embed_tokens.weight" in checks[0].sentence
 
 
 def conversing(extended, tmp_path, roles=("user", "assistant")):

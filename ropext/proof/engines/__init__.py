@@ -118,7 +118,9 @@ def check_installed(
 
 def _has(name: str, python: str) -> bool:
     """Whether a Python has an engine."""
-    look = f"import importlib.util as u, sys; sys.exit(u.find_spec({MODULES[name]!r}) is None)"
+    # An older Python has no -P, which keeps the working folder from being importable.
+    look = "import sys; sys.path[:] = filter(None, sys.path); import importlib.util as found; "
+    look += f"sys.exit(found.find_spec({MODULES[name]!r}) is None)"
     try:
         return not subprocess.run([python, "-c", look], capture_output=True, check=False).returncode
     except OSError as error:
