@@ -119,8 +119,7 @@ class WholeRun:
         show: Show = unseen,
     ) -> None:
         choice.check(asked)
-        if asked.choice is None:  # whose own documents lie in OUT.run; the user's were checked
-            asked.check_places(output)
+        asked.check_places(output)
         self.job, self.output, self.choice, self.force = asked, output, choice, force
         self.command, self.show = command, show
         self.rank, self.world = processes()
