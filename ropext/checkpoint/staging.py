@@ -225,6 +225,8 @@ def _discard(work: Path) -> None:
             os.rename(work / OLD, work / DELETED)
         for name in (DELETED, NEW, work.name):
             _remove(work / name)
+            if os.path.lexists(work / name):
+                return
         work.rmdir()
 
 

@@ -1,7 +1,7 @@
 """The long campaign: `python -m tests.reliability --kills 1000`; exits 1 when a promise was broken.
 
 Kills at write boundaries, in the middle of writes and at random moments, and failing calls, of
-every command; then the table of where they fell and of what was found after them. With --guard all
+every command; then the table of where they fell and of what was found after them. With --guard PART
 instead what a command may not lose: each input in each relation to the output.
 """
 
@@ -43,7 +43,7 @@ def main() -> int:
         "--minutes", type=float, default=math.inf, help="begin nothing more after so long"
     )
     parser.add_argument(
-        "--guard", choices=("part", "all"), help="instead the campaign of inputs and outputs"
+        "--guard", choices=guarding.PARTS, help="instead a campaign of inputs and outputs"
     )
     asked = parser.parse_args()
     campaign.preload()
@@ -52,7 +52,7 @@ def main() -> int:
         if asked.guard:
             runs = guarding.make_runs(Path(folder) / "runs", inputs)
             guarded = guarding.Guarding(Path(folder), inputs, runs)
-            (guarding.a_part if asked.guard == "part" else guarding.everything)(guarded)
+            guarding.PARTS[asked.guard](guarded)
             guarding.show(guarded)
             return 1 if guarded.broken else 0
         known = commands.commands(inputs)

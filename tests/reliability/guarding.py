@@ -470,12 +470,20 @@ def relations(guarding: Guarding, names: Iterable[str], mounted: bool) -> None:
                 guarding.second(name, relation, how)
 
 
-def everything(guarding: Guarding) -> None:
-    """The wide campaign."""
+def inputs(guarding: Guarding) -> None:
+    """Every kind of input in every relation."""
     relations(guarding, KINDS, may_mount(guarding.room()))
+
+
+def outputs(guarding: Guarding) -> None:
+    """Everything of a user's at the output's name, for every command."""
     for name in KINDS:
         for what in STANDING if name != "verify --fix" else ():
             guarding.standing(name, what)
+
+
+def kills(guarding: Guarding) -> None:
+    """Each rename, then each other command; each two renames, then these in turn."""
     for number, steps in enumerate(renames(guarding)):
         then = [*THEN][number % len(THEN)]
         for own in THEN if len(steps) == 1 else (then,):
@@ -490,3 +498,6 @@ def a_part(guarding: Guarding) -> None:
             guarding.standing(name, what)
     for steps in [own for own in renames(guarding) if len(own) == 1]:
         killed(guarding, steps, "extend")
+
+
+PARTS = {"part": a_part, "inputs": inputs, "outputs": outputs, "kills": kills}
