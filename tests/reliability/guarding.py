@@ -98,7 +98,7 @@ def prepare(room: Path, inputs: Path, runs: Path) -> None:
     _copy(runs / "seen", room / "seen")
     _copy(runs / "m.gguf", room / "m.gguf")
     (room / "texts").mkdir()
-    _copy(inputs / "train.jsonl", room / "texts/train.jsonl")
+    _copy(inputs / "train.jsonl", room / "texts/stories.jsonl")
     (room / "pairs.json").write_text("[1, 1, 2, 2]")
     (room / "recipe.yaml").write_text(
         "model: base\nextend: {method: yarn, factor: 2, no_verify: true}\n"
@@ -400,7 +400,6 @@ THEN = {
     "eval -o": ("eval", "ext", "--data", "eval.jsonl", *FEW, "-o", "out"),
     "extend": (*EXTEND, "-o", "out"),
     "extend --force": FORCED,
-    "fit": ("fit", "base", "--data", "texts", *SMALL_FIT, "-o", "out"),
     "compare": ("compare", "seen:base", "seen:untouched", "-o", "out"),
 }
 
@@ -476,9 +475,9 @@ def inputs(guarding: Guarding) -> None:
 
 
 def outputs(guarding: Guarding) -> None:
-    """Everything of a user's at the output's name, for every command."""
-    for name in KINDS:
-        for what in STANDING if name != "verify --fix" else ():
+    """Everything of a user's at the output's name, for every command that writes there."""
+    for name in WRITERS:
+        for what in STANDING:
             guarding.standing(name, what)
 
 
