@@ -6,6 +6,7 @@ have. A command that refuses changes nothing; one that is done changes what it a
 and the folder of its run, and no file of a user's in them.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -307,10 +308,11 @@ def an_old_copy(room: Path) -> None:
     (room / "out" / "results.json").write_text("{}")
 
 
+ADDED = "a user's files in a run"  # eval --force begins anew there, and keeps them
 STANDING: dict[str, Callable[[Path], None]] = {
     "a user's folder": foreign,
     "a user's files in OUT": added,
-    "a user's files in a run": added_to_run,
+    ADDED: added_to_run,
     "a user's OUT.run": foreign_run,
     "names like ropext's": neighbours,
     "a file": a_file,
@@ -384,7 +386,8 @@ class Guarding:
             new = sorted(after.keys() - before.keys())
             if ended.code and (lost or new):
                 raise Broken(f"it refused, and changed {lost[:3]}, made {new[:3]}: {ended.said}")
-            if users := [own for own in lost if not (what == HARD and own.startswith("out"))]:
+            announced = {HARD: "out/", ADDED: "out/run.json"}.get(what, "\0")
+            if users := [own for own in lost if not own.startswith(announced)]:
                 raise Broken(f"it lost {users[:3]}")
             self.counts[what, "refused" if ended.code else "done, nothing lost"] += 1
         except Broken as error:
@@ -439,13 +442,16 @@ def killed(guarding: Guarding, steps: tuple[int, ...], then: str) -> None:
 
 
 def _either(room: Path, old: dict[str, str]) -> None:
-    """The old output is whole under its name or aside, or a new one is whole under its name."""
-    places = [room / "out", *room.glob(".out.ropext-*/old")]
-    if any(tree(place) == old for place in places):
-        return
-    record, weights = room / "out/ropext.json", room / "out/model.safetensors"
-    if not (record.is_file() and weights.is_file()):
-        raise Broken(f"neither is there: {sorted(os.listdir(room))}")
+    """The old output, or the one of the run before, is whole under its name or aside."""
+    for place in (room / "out", *room.glob(".out.ropext-*/old")):
+        found, record = tree(place), place / "ropext.json"
+        if found == old:
+            return
+        if "model.safetensors" in found and found.keys() == {
+            *json.loads(record.read_text())["files"]
+        }:
+            return
+    raise Broken(f"neither is there: {sorted(os.listdir(room))}")
 
 
 def show(guarding: Guarding) -> None:
