@@ -1,7 +1,7 @@
 """A Llama written by hand, of which is known what extending does, and documents for it.
 
 Its one layer looks back evenly and predicts each symbol as often as it has seen it. How far it
-looks is set by one rotary pair: beyond a third of that wavelength its attention falls to e^-6. So
+looks is set by one rotary pair: at half that wavelength its attention has fallen to e^-6. So
 more text of one mixture helps it (`reach` "window": once its wavelength is stretched), whatever
 its config says (`reach` "any": nothing rotates), and misleads it where the mixture has changed.
 """
