@@ -61,7 +61,7 @@ def test_the_help_names_the_stages(ropext):
             "the command line: finetune.data is books.jsonl, and there is no such file or folder",
         ),
         (["run", "r.yaml", "-o", "out", "extend.method=longrope"], "--pair-factors"),
-        (["run", "r.yaml", "-o", "out", "model=.."], "is not a model directory"),
+        (["run", "r.yaml", "-o", "out", "model=.."], "lies inside the input"),
         (["run", "r.yaml", "-o", "out", "=4"], "a recipe has no key ''"),
         (
             ["run", "r.yaml", "-o", "out", "trust_remote_code=true"],
