@@ -53,7 +53,7 @@ def characters(context: int) -> Any:
     made = Tokenizer(models.WordLevel({own: at for at, own in enumerate(kinds)}, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     made.decoder = decoders.Fuse()
-    named = {"unk_token": "<unk>", "eos_token": "<eos>", "pad_token": "<eos>"}
+    named: dict[str, Any] = {"unk_token": "<unk>", "eos_token": "<eos>", "pad_token": "<eos>"}
     return hf.PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=context, **named)
 
 
@@ -66,14 +66,22 @@ def make_llama(
     kinds = tokenizer.get_vocab()
     ids = np.array([kinds.get(own, 0) for own in "".join(texts)])
     torch.manual_seed(0)
-    shape = {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True}
-    special = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 1}
+    shape: dict[str, Any] = {
+        "hidden_size": width,
+        "intermediate_size": 3 * width,
+        "num_hidden_layers": 2,
+    }
+    heads: dict[str, Any] = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": True,
+    }
+    special: dict[str, Any] = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 1}
     config = hf.LlamaConfig(
         vocab_size=len(kinds), max_position_embeddings=context, **shape, **heads, **special
     )
-    model = hf.LlamaForCausalLM(config)
-    rates = {"lr": BASE_RATE, "betas": (0.9, 0.95), "weight_decay": 0.01}
+    model: Any = hf.LlamaForCausalLM(config)
+    rates: dict[str, Any] = {"lr": BASE_RATE, "betas": (0.9, 0.95), "weight_decay": 0.01}
     optimiser = torch.optim.AdamW(model.parameters(), **rates)
     rng = np.random.default_rng(0)
     for step in range(steps):
@@ -112,7 +120,8 @@ def texts_of(place: Path) -> list[str]:
 
 def enough(texts: Sequence[str], tokenizer: Any, tokens: int) -> list[str]:
     """The first documents that hold so many tokens."""
-    found, held = [], 0
+    found: list[str] = []
+    held = 0
     for text in texts:
         if held >= tokens:
             return found
@@ -139,7 +148,7 @@ def tail(own: judge.Judge, place: Path) -> float:
 
 def trained(extended: Path, data: Path, way: str, own: judge.Judge, folder: Path) -> dict[str, Any]:
     """One training, and what came of it."""
-    asked = {} if way == "default" else {"steps": int(way)}
+    asked: dict[str, Any] = {} if way == "default" else {"steps": int(way)}
     done = run_finetune(extended, str(data), folder / "out", say=told, force=True, **asked)
     found = {
         "way": way,

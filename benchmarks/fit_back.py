@@ -15,6 +15,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import transformers as hf
@@ -40,7 +41,7 @@ def main() -> None:
     data = given.work / "fitted.jsonl"
     lines = [json.dumps({"text": text}) for text in texts[:DOCUMENTS]]
     data.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    options = {"retrieval_share": 0.0, "retrieval_items": 0}
+    options: dict[str, Any] = {"retrieval_share": 0.0, "retrieval_items": 0}
     for factor in given.factor:
         for name, lower in (("one rate", lambda *_: True), ("default", judge.Judge.lower)):
             with (
