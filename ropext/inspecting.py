@@ -386,9 +386,11 @@ def plan_of(snapshot: Snapshot, request: Extend, name: str) -> Plan:
             made = replace(made, warnings=(*made.warnings, *again))
     if not snapshot.container:
         return made
-    from ropext.gguf import key_edits
+    from ropext.gguf import GgufFile, key_edits
 
-    return replace(made, edits=key_edits(snapshot, made))
+    # A file's weights as a directory (for a fit) have its keys no more.
+    is_file = isinstance(snapshot, GgufFile)
+    return replace(made, edits=key_edits(snapshot, made)) if is_file else made
 
 
 def _from_record(snapshot: Snapshot, record: Record, request: Extend, name: str) -> Plan:

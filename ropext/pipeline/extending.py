@@ -14,7 +14,6 @@ from ropext.inspecting import card_of, card_of_table, open_model, planned, recor
 from ropext.narration import SILENT, Hooks, Say, silent, told_of_files
 from ropext.options.fields import Link, reads
 from ropext.planning import Plan, TablePlan, require_help
-from ropext.results.gates import split_spec
 
 if TYPE_CHECKING:
     from ropext.evaluation.session import Evaluation
@@ -193,6 +192,8 @@ def _write_table(
 
 def check_evaluation(model: str, output: str | Path | None, options: Mapping[str, Any]) -> None:
     """Refuse to write an evaluation over, into or around what it reads."""
+    from ropext.results.gates import split_spec  # late: extend judges nothing
+
     runs = [split_spec(gate.run)[0] for gate in options.get("gates", ()) if gate.run]
     losses = Path(options["losses"]) if options.get("losses") else None
     read = {"MODEL": model, "--fail-if": runs, **reads(options)}

@@ -161,9 +161,9 @@ def gather(specs: Sequence[str]) -> tuple[list[Run], dict[str, Contender]]:
         run = read_run(path)
         runs.append(run)
         for label in _chosen(run, wanted):
-            own = run.manifest["decides"]["variants"][label]
-            weights = own["model"]["weights_sha256"], own["adapter_sha256"]
-            base = weights, own.get("inv_freq"), run.results["context"]
+            own = run.manifest["decides"]["variants"].get(label)  # None: somebody renamed it
+            weights = own and (own["model"]["weights_sha256"], own["adapter_sha256"])
+            base = weights, own and own.get("inv_freq"), run.results["context"]
             is_base = run.results["variants"][label]["kind"] == "base"
             if not (is_base and base in bases and wanted is None):
                 everyone.append((run, label))

@@ -69,7 +69,6 @@ def describe(model, text_type):
 def build(request, folder):
     import transformers
     from accelerate import init_empty_weights
-    from transformers.initialization import no_init_weights
 
     Path(folder, "config.json").write_text(json.dumps(request["config"]))
     config = transformers.AutoConfig.from_pretrained(folder)
@@ -79,6 +78,8 @@ def build(request, folder):
         with init_empty_weights(include_buffers=False):
             model = auto.from_config(config)
         return describe(model, request["text_type"])
+    from transformers.initialization import no_init_weights  # transformers 4 has none
+
     with no_init_weights():  # what is computed does not matter, only how much is kept
         model = auto.from_config(config).eval()
     return describe(model, request["text_type"]) | {"cache": cached(model, tokens)}

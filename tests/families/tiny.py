@@ -149,9 +149,11 @@ def legacy(text_type):
 def bare(text_type):
     """Sizes alone: everything about rotation is left to the class defaults; None if there are none.
 
-    DBRX keeps its theta in attn_config, which transformers 5 forgets and ropext reads.
+    DBRX keeps its theta in attn_config, which transformers 5 forgets and ropext reads; the default
+    sections of Cosmos 3 Edge fit its default width alone.
     """
-    if "rope" not in config.defaults_of(text_type) or text_type == "dbrx":
+    left = text_type in ("dbrx", "cosmos3_edge_text")
+    if left or "rope" not in config.defaults_of(text_type):
         return None
     return _sizes(text_type)
 

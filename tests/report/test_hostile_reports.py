@@ -34,13 +34,14 @@ def ropext(*words):
 
 
 def poisoned(run, place):
-    """A copy of a run in which a stranger's hand names a variant, a task, documents and models."""
+    """A copy of a run in which a stranger names a variant, documents and models; a task of no known
+    name is refused."""
     shutil.copytree(run, place)
     (place / "variants" / "pi-2x").rename(place / "variants" / NAME)
     names = json.loads((place / "documents.json").read_text())
     for name in ("results.json", "items.jsonl", "documents.json"):
         text = (place / name).read_text()
-        for word in ("pi-2x", "passkey", "token-weighted", *(own["name"] for own in names)):
+        for word in ("pi-2x", "token-weighted", *(own["name"] for own in names)):
             text = text.replace(json.dumps(word)[1:-1], json.dumps(NAME)[1:-1])
         text = text.replace('"answer": [', f'"answer": [{json.dumps(SCRIPT)}, ')
         (place / name).write_text(text)

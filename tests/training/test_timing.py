@@ -79,7 +79,7 @@ def test_a_dry_run_says_how_long_the_run_takes_here(tmp_path, monkeypatch, capsy
     told = json.loads(heard.out)
     if "cells" in told:
         told = told["cells"][0]["stages"]["finetune"]
-        assert "times. That is too often" in told["said"][0]
+        assert "(warning: from 8 passes on" in told["said"][0]
         assert told["time"]["seconds"] > 9000 * told["time"]["took"]  # several rows a step
         assert " h on this machine" in told["said"][1]
     assert (code, told["time"]["seconds"] > 0, list(tmp_path.iterdir())) == (0, True, [])
