@@ -26,7 +26,7 @@ from ropext.checkpoint.provenance import read_record
 from ropext.cli import output
 from ropext.errors import RopextError
 from ropext.narration import unseen
-from ropext.planning import Plan
+from ropext.planning import Plan, TablePlan
 from ropext.report import text
 
 LONGEST_SENTENCE = 500  # characters
@@ -210,7 +210,7 @@ def _steps(item: Input, directory: Path, room: Path, tally: Tally) -> str:
     else:
         check_plan(made)
         outcome = "planned"
-        if item.file == "config.json":
+        if item.file == "config.json" and isinstance(made, Plan):
             tally.planned.append((json.loads(item.data), made))
     if item.extend:
         options = {"prove": False, "hash_weights": True} | item.options
@@ -264,9 +264,12 @@ def _check_files(directory: Path) -> None:
             check_sentence(check.sentence)
 
 
-def check_plan(plan: Plan) -> None:
+def check_plan(plan: Plan | TablePlan) -> None:
     """A plan is finite, can be shown, and its config reads back as what was planned."""
     check_json(plan.to_json())
+    if isinstance(plan, TablePlan):
+        check_text(text.table_plan(plan))
+        return
     check_text(text.plan(plan))
     for warning in plan.warnings:
         if not warning.isprintable():
