@@ -1,6 +1,6 @@
 """The folder of a run: whose it is, what decides its numbers, and who goes on in it.
 
-It is OUT.run beside the output OUT of fit, finetune and run; of eval and demo the output itself.
+It is OUT.run beside the output OUT of fit, finetune and run; of eval the output itself.
 
     run.json     the command, by name under "decides" what its numbers follow from, and what else is
                  good to know
@@ -35,7 +35,7 @@ OURS = re.compile(
         (
             r"(run|documents|results|choice|budget|trials|attention-\d+)\.json",
             r"(items|choosing|verdict)\.jsonl|report\.(md|html)|documents/[0-9a-f]+\.npy",
-            r"plots/(nll-by-position|tail|gain|spectra|difference-by-position|retrieval-.+)\.png",
+            r"plots/(overview|nll-by-position|tail|gain|spectra|difference-by-position|retrieval-.+)\.png",
             r"(variants|readings|steps)/.+\.(npy|json|whole)|spectrum/.+",
             r"[\w-]+/(tmp-)?checkpoint-\d+/(.+/)?"
             r"(complete|README\.md|[^/]+\.(safetensors|json|pt|pth|bin|distcp|metadata))",
@@ -52,7 +52,7 @@ class Workdir:
     """The folder of one run."""
 
     output: Path  # as the user named it
-    command: str  # eval, fit, finetune, run or demo
+    command: str  # eval, fit, finetune or run
     decides: Mapping[str, Any]  # with other values it is another run
     about: Mapping[str, Any] = field(default_factory=dict)  # of the manifest too; decides nothing
 

@@ -81,7 +81,7 @@ def test_the_wheel_has_its_data_and_runs_from_anywhere(tmp_path):
     wanted |= {f"ropext/recipes/{path.name}" for path in (ROOT / "recipes").glob("*.yaml")}
     inside = {name for name in names if ".dist-info/" not in name}
     assert inside == wanted
-    wanted = ("py.typed", "demo/checkpoint/model.safetensors", "demo/recipe.yaml")
+    wanted = ("py.typed", "demo/checkpoint/model.safetensors", "recipes/demo.yaml")
     assert {f"ropext/{name}" for name in wanted} <= inside
     assert any(name.endswith("licenses/LICENSE") for name in names)
     ran = subprocess.run(

@@ -13,7 +13,7 @@ from ropext import workdir
 from ropext.errors import InputError, OutputExists, UsageError
 from ropext.workdir import Ledger, Workdir
 
-COMMANDS = ("eval", "fit", "finetune", "run", "demo")
+COMMANDS = ("eval", "fit", "finetune", "run")
 KEPT = "readings/base.whole"  # a name that a training gives
 
 
@@ -70,8 +70,8 @@ def test_the_same_run_goes_on_and_another_one_begins_anew_when_asked(tmp_path, c
         other.check(None)
     with other.claimed(True):
         assert not (other.folder / KEPT).exists()
-    # What was of use until the output had its name goes; an evaluation, a run and a demo stay.
-    assert other.folder.exists() == (command in ("eval", "run", "demo"))
+    # What was of use until the output had its name goes; an evaluation and a run stay.
+    assert other.folder.exists() == (command in ("eval", "run"))
 
 
 def test_a_run_that_failed_before_it_kept_anything_leaves_no_folder(tmp_path):

@@ -1,83 +1,94 @@
-"""The demo: a recipe with gates, and the words around it.
+"""The demo: the recipe `demo`, two closed forms beside it, and the words around what they measure.
 
-recipe.yaml says what is done, judged and shown; the pipeline does its steps. The numbers have the
-names of the evaluation, and `keys@C` is the share of all questions of length C that were answered.
-`checkpoint` and `data` are what `ropext://` names.
+`checkpoint` and `data` are what `ropext://` names. `keys@C` is the share of all questions of length
+C that were answered, those of both tasks together.
 """
 
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ropext.pipeline.series import TRAINED, Done, Spent, Step
+from ropext.errors import Interrupted
+from ropext.narration import Hooks, Say, Show, silent, unseen
+from ropext.options.fields import flag
 from ropext.report import evaluation, html, plots, tables
 from ropext.report.plots import Curve
 from ropext.results import rundir
-from ropext.results.comparison import Contender, pair
-from ropext.results.gates import check_gate, parse_gate
-from ropext.results.overlap import marked
+from ropext.results.comparison import Contender
 from ropext.results.retrieval import share_of
 from ropext.results.values import Value, values_json
 from ropext.table import Table, as_text
+from ropext.workdir import Workdir
 
-RECIPE, REPORT = "recipe.yaml", "report.html"
-FAR = "far"  # what needs it is no part of the budget
-FOUR_DIGITS, SIGNED = ("tail_nll", "gain", "short_tax"), ("gain", "short_tax")
-
-Spec = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class DemoRecipe:
-    """The part of the recipe that was asked for."""
-
-    steps: tuple[Step, ...]
-    gates: tuple[Spec, ...]
-    tables: tuple[Spec, ...]
-    drawn: tuple[str, ...]  # labels of the models in the pictures
-
-
-def read_recipe(finetune: bool, far: bool) -> DemoRecipe:
-    """Read the recipe; leave out what is not asked for."""
-    import yaml
-
-    asked = {"finetune" if finetune else "no-finetune"} | ({FAR} if far else set())
-    data = yaml.safe_load((Path(__file__).parent / RECIPE).read_text("utf-8"))
-    steps, gates, tables = (
-        [own for own in data[part] if asked.issuperset(own.get("needs", ()))]
-        for part in ("steps", "gates", "tables")
-    )
-    for own in steps:
-        own["needs"] = tuple(own.get("needs", ()))
-        options = own.get("options", {}).items()
-        own["options"] = {k: tuple(v) if isinstance(v, list) else v for k, v in options}
-    steps = [Step(**own) for own in steps]
-    return DemoRecipe(tuple(steps), tuple(gates), tuple(tables), tuple(data["drawn"]))
+RECIPE, REPORT, MODEL = "demo", "report.html", "ropext://demo"
+CONTEXT, TARGET = 256, 1024
+METHODS = {"method": ("pi", "ntk"), "factor": (4.0,)}
+EXTENDED, FITTED, TUNED = "yarn-4x", "fitted-4x", "tuned-4x"
+LABELS = {"extended": EXTENDED, "fitted": FITTED, "tuned": TUNED}  # of the recipe's evaluation
+ORDER = ("base", "control", "untouched", "pi-4x", "ntk-4x", EXTENDED, FITTED, TUNED)
+COLUMNS = {
+    f"perplexity at {TARGET}": f"tail@{TARGET}",
+    "gain over the base, nats": f"gain@{TARGET}",
+    "short tax, nats": "short_tax",
+    f"keys at {CONTEXT}": f"keys@{CONTEXT}",
+    f"keys at {TARGET}": f"keys@{TARGET}",
+}
+NOTE = (
+    "perplexity: of the last 64 tokens before 1024, the same tokens in every row; base: the model "
+    "before extension, which reads its last 256 tokens; control: the base trained on the same "
+    "tokens; gain: nats a token over the base; short tax: how much worse the first 256 tokens are "
+    "predicted; keys: share of questions answered exactly (of the tuned model's training rows a "
+    "fifth asked others)"
+)
 
 
 @dataclass(frozen=True)
 class DemoModel:
     """One model that was read: its numbers by name, and where they came from."""
 
-    metrics: Mapping[str, Value]
-    contender: Contender | None = None  # the control was read inside its fine-tuning
+    values: Mapping[str, Value]
+    contender: Contender
     inv_freq: Sequence[float] | None = None
 
-    @cached_property
-    def values(self) -> Mapping[str, Value]:
-        """Its numbers, and what it answered at each length, the questions of all tasks together."""
-        items = self.contender.items if self.contender else ()
-        lengths = dict.fromkeys(item.length for item in items)
-        asked = {at: [item for item in items if item.length == at] for at in lengths}
-        return {**self.metrics, **{f"keys@{at}": share_of(own) for at, own in asked.items()}}
+
+@dataclass(frozen=True)
+class Bound:
+    """Something that is to be reached: a number of one model, beside a share of another one."""
+
+    what: str
+    model: str
+    name: str
+    share: float
+    of: tuple[str, str]
+    least: bool = False  # at least so much, in the place of at most
+    limit: str = ""  # the bound in words
+
+
+BOUNDS = (
+    Bound(
+        "loss at 1024 with the fitted spectrum alone", FITTED, "tail_nll@1024", 1.01,
+        ("base", "tail_nll@1024"), limit="1 % above the base's in its window of 256",
+    ),
+    Bound(
+        "loss at 1024 after the fine-tuning", TUNED, "tail_nll@1024", 1,
+        ("base", "tail_nll@1024"), limit="the base's in its window of 256",
+    ),
+    Bound(
+        "loss at 1024 after the fine-tuning", TUNED, "tail_nll@1024", 1,
+        ("control", "tail_nll@1024"), limit="the control's in its window of 256",
+    ),
+    Bound(
+        "keys found at 1024 after the fine-tuning", TUNED, "keys@1024", 0.95,
+        ("untouched", "keys@256"), least=True, limit="95 % of the untouched model's at 256",
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Target:
-    """Something that was to be reached, with what was found."""
+    """A bound, with what was found."""
 
     what: str
     found: float
@@ -87,39 +98,21 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Shown:
+class Demo:
     """Everything that a demo gives."""
 
     folder: Path
-    done: Mapping[str, Done]
-    read: Mapping[str, DemoModel]
+    commands: tuple[str, ...]
+    models: Mapping[str, DemoModel]
     targets: tuple[Target, ...]
-    tables: tuple[Table, ...]
-    spent: Spent
-
-    @property
-    def commands(self) -> tuple[str, ...]:
-        return tuple(shlex.join(own.words) for own in self.done.values())
+    table: Table
 
     def to_json(self) -> dict[str, Any]:
         return {
             "output": str(self.folder),
-            "models": {
-                label: values_json(own.metrics)
-                for label, own in self.read.items()
-                if not label.startswith(f"{FAR}/")
-            },
+            "models": {label: values_json(own.values) for label, own in self.models.items()},
             "targets": [vars(target) for target in self.targets],
-            "tokens": self.spent.to_json(),
-            "steps": [
-                {
-                    "name": name,
-                    "command": command,
-                    "tokens": own.spent.to_json(),
-                    "result": dict(own.result),
-                }
-                for (name, own), command in zip(self.done.items(), self.commands, strict=True)
-            ],
+            "commands": list(self.commands),
             "report": str(self.folder / REPORT),
         }
 
@@ -128,139 +121,136 @@ class Shown:
         lines = [
             *(target.sentence for target in self.targets),
             "",
-            *self.about,
-            "",
-            "Each step by itself; with a model, texts and directories of yours it is the same:",
+            "The commands behind it; with a model and texts of your own they are the same:",
             *(f"  {command}" for command in self.commands),
             "",
             f"report: {self.folder / REPORT}",
         ]
-        return as_text(self.tables, lines)
-
-    @property
-    def about(self) -> list[str]:
-        """What the demo cost, and what a step had to say of itself."""
-        spent = self.spent
-        lines = [
-            f"Cost: {spent.equivalents:,} forward-token equivalents ({spent.forward:,} tokens "
-            f"read, {spent.trained:,} trained on, which count {TRAINED} each)."
-        ]
-        fit = self.done.get("fit")
-        if fit is not None and fit.result["kept"] == "start":
-            lines.append(
-                f"The fit kept its start ({fit.result['start']}): no step beat it by more than its "
-                "interval."
-            )
-        return lines
+        return as_text([self.table], lines)
 
 
-def show(recipe: DemoRecipe, done: Mapping[str, Done], folder: Path) -> Shown:
-    """Judge, draw and write what was found."""
-    read = read_models(done, folder)
-    spent = sum((own.spent for own in done.values() if FAR not in own.step.needs), Spent())
-    laid_out = tuple(table(spec, read) for spec in recipe.tables)
-    targets = judge(recipe.gates, read, spent.equivalents)
-    shown = Shown(folder, done, read, tuple(targets), laid_out, spent)
-    drawn = draw({label: read[label] for label in recipe.drawn if label in read})
-    far = {label.partition("/")[2]: m.contender for label, m in read.items() if "/" in label}
-    asked = {label: own for label, own in far.items() if own}
-    for name, (caption, data) in evaluation.heat_pictures(asked).items():
-        drawn[f"far-{name}"] = f"Far beyond: {caption}", data
-    subtitle = (
-        "A small Llama that comes with ropext, trained on 256 tokens, extended to 1024: every "
-        "number was measured in this run."
+def run(folder: Path, finetune: bool = True, say: Say = silent, show: Show = unseen) -> Demo:
+    """Do what is not done yet, judge, draw and write what was found."""
+    import ropext
+    from ropext.pipeline import job
+
+    words = [] if finetune else ["finetune=null"]
+    recipe = job.from_file(RECIPE, words)
+    reading = METHODS | recipe.evaluation()
+    commands = (
+        _line("eval", MODEL, folder / "methods", reading),
+        _line("run", RECIPE, folder / "out", {}, words),
     )
-    verdicts = [*(target.sentence for target in targets), *shown.about]
-    pictures, details = evaluation.write_pictures(folder, drawn), "\n".join(shown.commands)
-    html.write(folder, "ropext demo", subtitle, verdicts, [], laid_out, pictures, details)
-    return shown
+    with Workdir(folder, "demo", {}).claimed(None):
+        try:
+            say("[1/2] Measure Position Interpolation and NTK-aware scaling, beside the base.")
+            ropext.evaluate(MODEL, folder / "methods", hooks=Hooks(say, show), **reading)
+            tune = ", fine-tune" if finetune else ""
+            say(f"[2/2] Extend by YaRN, fit a spectrum{tune}; measure all on the same tokens.")
+            ropext.run(recipe, folder / "out", command=shlex.split(commands[1]), say=say, show=show)
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"interrupted; what is finished is kept in {folder}, and the same command goes on"
+            ) from None
+        models = read_models(folder)
+        demo = Demo(folder, commands, models, judge(models), table(models))
+        _write(demo)
+    return demo
 
 
-def read_models(done: Mapping[str, Done], folder: Path) -> dict[str, DemoModel]:
-    """Read back every model that the finished steps have measured, by label."""
-    read = dict[str, DemoModel]()
-    for step, result in ((own.step, own.result) for own in done.values()):
-        if step.command == "finetune" and step.label:
-            numbers = result["numbers"][step.label].items()
-            read[step.label] = DemoModel({name: Value.from_json(v) for name, v in numbers})
-        if step.command != "eval":
-            continue
-        run = rundir.read_run(folder / str(step.output))
-        for name, own in run.results["variants"].items():
-            if (own["kind"] == "base" and step.prefix) or (
-                own["kind"] != "extended" and step.label
-            ):
-                continue  # the same everywhere; and it is asked nothing beyond its window
-            metrics = {key: Value.from_json(data) for key, data in own["metrics"].items()}
-            label = step.label or step.prefix + name
-            read[label] = DemoModel(metrics, run.contenders[name], own.get("inv_freq"))
-    return read
+def _line(
+    command: str, subject: str, output: Path, options: Mapping[str, Any], words: Sequence[str] = ()
+) -> str:
+    """The command line of a call."""
+    line = ["ropext", command, subject]
+    for name, value in options.items():
+        items = value if isinstance(value, tuple) else (value,)
+        shown = (f"{item:g}" if isinstance(item, float) else str(item) for item in items)
+        line += [flag(name), ",".join(shown)]
+    return shlex.join([*line, *words, "-o", str(output)])
 
 
-def judge(gates: Sequence[Spec], read: Mapping[str, DemoModel], spent: int) -> list[Target]:
-    """Judge each gate in words; `spent` counts forward-token equivalents."""
-    known = {label: own.values for label, own in read.items()}
-    known["demo"] = {"cost": Value(spent, None, None, 1)}
+def read_models(folder: Path) -> dict[str, DemoModel]:
+    """Read back every model that was measured, by label."""
+    runs = [rundir.read_run(folder / place) for place in ("out.run/evaluation", "methods")]
+    found = dict[str, DemoModel]()
+    for run_ in runs:
+        for name, own in run_.results["variants"].items():
+            label = LABELS.get(name, name)
+            values = {key: Value.from_json(data) for key, data in own["metrics"].items()}
+            items = run_.contenders[name].items
+            lengths = dict.fromkeys(item.length for item in items)
+            asked = {at: [item for item in items if item.length == at] for at in lengths}
+            values |= {f"keys@{at}": share_of(scores) for at, scores in asked.items()}
+            contender = replace(run_.contenders[name], label=label)
+            found.setdefault(label, DemoModel(values, contender, own.get("inv_freq")))
+    return {label: found[label] for label in ORDER if label in found}
+
+
+def judge(models: Mapping[str, DemoModel]) -> tuple[Target, ...]:
+    """Judge each bound in words; those of models that were left out are left out too."""
     targets = []
-    for own in gates:
-        gate, of = parse_gate(own["gate"]), 1.0
-        if "times" in own:
-            label, _, name = own["times"].partition(":")
-            of = known[label][name].value
-        bound, variant = gate.limit * of, str(gate.variant)
-        reached = check_gate(replace(gate, limit=bound), variant, known[variant]).passed
-        found, at = known[variant][gate.metric].value, "most" if gate.op == ">" else "least"
+    for own in BOUNDS:
+        if own.model not in models:
+            continue
+        value = models[own.model].values[own.name].value
+        bound = own.share * models[own.of[0]].values[own.of[1]].value
+        reached = value >= bound if own.least else value <= bound
         sentence = (
-            f"{'Reached' if reached else 'MISSED'}: {own['about']}: {found:,.{own['digits']}f} "
-            f"against at {at} {bound:,.{own['digits']}f} ({own['bound'].format(of)})."
+            f"{'Reached' if reached else 'MISSED'}: {own.what}: {value:.4f} against at "
+            f"{'least' if own.least else 'most'} {bound:.4f} ({own.limit})."
         )
-        targets.append(Target(own["about"], found, bound, reached, sentence))
-    return targets
+        targets.append(Target(own.what, value, bound, reached, sentence))
+    return tuple(targets)
 
 
-def table(spec: Spec, read: Mapping[str, DemoModel]) -> Table:
-    """Lay out one table: a row for each number, or for each model."""
+def table(models: Mapping[str, DemoModel]) -> Table:
+    """Lay the models side by side."""
 
-    def cell(label: str, name: str) -> str:
-        address = spec.get("instead", {}).get(f"{label}:{name}", f"{label}:{name}")
-        label, _, name = address.partition(":")
-        value, kind = read[label].values.get(name), name.partition("@")[0]
-        if kind == "keys":
+    def cell(own: DemoModel, name: str) -> str:
+        value = own.values.get(name)
+        if name.startswith("keys@"):
             return tables.share(value)
-        return tables.shown(value, 4 if kind in FOUR_DIGITS else 3, kind in SIGNED)
+        return tables.shown(
+            value, 3 if name.startswith("tail@") else 4, not name.startswith("tail@")
+        )
 
-    numbers, columns = spec["numbers"], spec.get("columns")
-    if columns is not None:
-        rows = [(t, *(cell(own, name) for own in columns.values())) for t, name in numbers.items()]
-        return Table(spec["title"], spec["note"], ("", *columns), tuple(rows))
-    rows = []
-    for label in (own for own in spec["rows"] if own in read):
-        contender, short = read[label].contender, label.rpartition("/")[2]
-        title = marked(short, contender.mark if contender else "")
-        rows.append((title, *(cell(label, name) for name in numbers.values())))
-    return Table(spec["title"], spec["note"], ("", *numbers), tuple(rows))
+    rows = tuple(
+        (label, *(cell(own, name) for name in COLUMNS.values())) for label, own in models.items()
+    )
+    return Table("The bundled model, at four times its context", NOTE, ("", *COLUMNS), rows)
 
 
-def draw(read: Mapping[str, DemoModel]) -> evaluation.Pictures:
-    """Draw the models side by side, an overview first."""
-    own = [replace(m.contender, label=label) for label, m in read.items() if m.contender]
-    frame, readings, _ = pair(own)
-    paired = {o.label: replace(o, frame=frame, reading=readings[o.label]) for o in own}
-    spectra = {label: m.inv_freq for label, m in read.items() if m.inv_freq}
-    details = evaluation.draw(paired, spectra, frame.context)
-    del details["tail"]  # the overview has its numbers
-
+def _write(demo: Demo) -> None:
+    """Write report.html, report.md and the pictures, an overview first."""
+    contenders = {label: own.contender for label, own in demo.models.items()}
+    spectra = {label: own.inv_freq for label, own in demo.models.items() if own.inv_freq}
+    details = evaluation.draw(contenders, spectra, CONTEXT)
     found = list[Curve]()
-    for label, model in read.items():
+    for label, model in demo.models.items():
         asked = {name: v for name, v in model.values.items() if name.startswith("keys@")}
         if asked:
             lengths = tuple(float(name.removeprefix("keys@")) for name in asked)
             found.append(Curve(label, lengths, tuple(asked.values())))
     panels = {
-        "Loss by position (nats per token)": evaluation.losses(list(paired.values())),
+        "Loss by position (nats per token)": evaluation.losses(list(contenders.values())),
         "Share of questions answered": found,
     }
-    overview = plots.side_by_side(panels, frame.context, frame.longest, plots.styles(read))
-    return {
-        "overview": ("Loss and retrieval up to 4 times the trained context", overview)
-    } | details
+    picture = plots.side_by_side(panels, CONTEXT, TARGET, plots.styles(contenders))
+    overview = {"overview": ("Loss and retrieval up to 4 times the trained context", picture)}
+    drawn = evaluation.write_pictures(demo.folder, overview | details)
+    subtitle = (
+        "A small Llama that comes with ropext, trained on 256 tokens, extended to 1024: every "
+        "number was measured in this run."
+    )
+    verdicts = [target.sentence for target in demo.targets]
+    html.write(
+        demo.folder,
+        "ropext demo",
+        subtitle,
+        verdicts,
+        [],
+        [demo.table],
+        drawn,
+        "\n".join(demo.commands),
+    )

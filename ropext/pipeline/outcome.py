@@ -33,7 +33,6 @@ from ropext.workdir import Flat, beside
 SECTION = "run"  # of ropext.json
 PLOTS = {
     "nll-by-position": "Loss by position",
-    "tail": "Loss before each length",
     "gain": "Context gain by position",
 }
 OWNED = "output.json"  # digests of the outputs that this run has written

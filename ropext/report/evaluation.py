@@ -94,20 +94,22 @@ def draw(
         drawn |= _text_pictures(readers, styled)
     drawn |= heat_pictures(contenders)
     if set(spectra) - {BASE}:
-        drawn["spectra"] = WAVELENGTHS, plots.spectra(WAVELENGTHS, spectra, styled, context)
+        drawn["spectra"] = (
+            WAVELENGTHS,
+            plots.spectra(WAVELENGTHS, spectra, styled, {"trained context": context}),
+        )
     return drawn
 
 
 def _text_pictures(readers: Sequence[Contender], styled: Mapping[str, Style]) -> Pictures:
     frame, drawn = readers[0].frame, Pictures()
     shape, y = (frame.context, frame.longest), "NLL (nats per token)"
-    tails = {float(length): frame.tail_span(length) for length in frame.lengths}
-    for name, what, spans in (
-        ("nll-by-position", "by position", _by_position(frame)),
-        ("tail", f"of {tables.tail_text(frame.tail, frame.lengths, frame.mask_stride)}", tails),
-    ):
-        if len(spans) < 2:
-            continue  # points above one another, which the table says better
+    name, what, spans = "nll-by-position", "by position", _by_position(frame)
+    if frame.mask_stride:  # the tail alone is scored
+        name = "tail"
+        what = f"of {tables.tail_text(frame.tail, frame.lengths, frame.mask_stride)}"
+        spans = {float(length): frame.tail_span(length) for length in frame.lengths}
+    if len(spans) > 1:  # one point above another is what the table says better
         caption, lines = f"Loss {what}: lower is better", losses(readers, spans)
         drawn[name] = caption, plots.lines(caption, y, lines, *shape, False, READS, styled)
     base = next((own for own in readers if own.label == BASE), None)

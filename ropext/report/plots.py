@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ropext.files import replace_whole
 from ropext.lengths import length_text
 from ropext.results.values import Value
-from ropext.rope import Rope, Spectrum, compression, phase_ratio
+from ropext.rope import Rope, Spectrum
 
 if TYPE_CHECKING:
     import numpy as np
@@ -268,14 +268,15 @@ def spectra(
     title: str,
     models: Mapping[str, Sequence[float]],
     styled: Mapping[str, Style] | None = None,
-    context: int | None = None,
+    lengths: Mapping[str, int] = {},
 ) -> bytes:
-    """Wavelength of each pair, one line per model; the base's, if it is there, is grey."""
+    """Wavelength of each pair, one line per model; the base's, if it is there, is grey. A dotted
+    line marks each named length."""
     axis, styled = axes(title, "tokens per full turn", "pair (0 turns fastest)"), dict(styled or {})
-    if context is not None:
-        axis.axhline(context, color=GREY, lw=0.8, ls=":")
-        last = max(len(inv_freq) for inv_freq in models.values()) - 1
-        axis.text(last, context, "trained context", fontsize=9, color=GREY, ha="right", va="bottom")
+    last = max(len(inv_freq) for inv_freq in models.values()) - 1
+    for what, tokens in lengths.items():
+        axis.axhline(tokens, color=GREY, lw=0.8, ls=":")
+        axis.text(last, tokens, what, fontsize=9, color=GREY, ha="right", va="bottom")
     for label, inv_freq in models.items():
         waves = [2 * math.pi / f if f else math.inf for f in inv_freq]
         by_pair(axis, waves, plain(label), (styled or styles(models))[label])
@@ -289,48 +290,15 @@ def by_pair(axis: "Axes", values: Sequence[float], label: str, style: Style) -> 
     axis.plot(range(len(values)), values, label=label, marker=marker, ms=3.5, **style)
 
 
-def kernel(spectrum: Spectrum, distances: "np.ndarray") -> "np.ndarray":
-    """g(D) = a^2 * mean over pairs of cos(D f)."""
-    import numpy as np
-
-    angles = np.outer(np.asarray(distances, dtype=float), np.array(spectrum.inv_freq))
-    means: np.ndarray = np.cos(angles).mean(axis=1)
-    return means * spectrum.attention_factor**2
-
-
-def smooth_kernel(
-    spectrum: Spectrum, limit: int, points: int = 400
-) -> tuple["np.ndarray", "np.ndarray"]:
-    """The kernel averaged over each distance's neighbours within 6 %, on a logarithmic grid.
-
-    Single distances swing by 0.2 from one to the next; the mean shows the trend. In closed form:
-    the mean of cos(D f) over [D - w, D + w] is cos(D f) sin(w f)/(w f).
-    """
-    import numpy as np
-
-    distances = np.geomspace(1, limit, points)
-    angles = np.outer(distances, np.array(spectrum.inv_freq))
-    means = (np.cos(angles) * np.sinc(0.06 * angles / np.pi)).mean(axis=1)
-    return distances, means * spectrum.attention_factor**2
-
-
-def first_negative(spectrum: Spectrum, limit: int) -> int | None:
-    """The first distance up to `limit` at which the kernel falls below zero."""
-    import numpy as np
-
-    for start in range(0, limit + 1, 4096):
-        distances = np.arange(start, min(start + 4096, limit + 1))
-        below = np.flatnonzero(kernel(spectrum, distances) < 0)
-        if below.size:
-            return int(distances[below[0]])
-    return None
-
-
 def plot(
-    rope: Rope, spectra: Mapping[str, Spectrum], target: int, path: Path | str, title: str = ""
+    rope: Rope, named: Mapping[str, Spectrum], target: int, path: Path | str, title: str = ""
 ) -> None:
-    """Write the four panels as a PNG of 1600 x 1000 pixels."""
-    data = png(draw(rope, spectra, target, title))
+    """Write the wavelengths of the model as it is and of each named spectrum."""
+    models = {UNTOUCHED: rope.spectrum.inv_freq}
+    models |= {name: own.inv_freq for name, own in named.items()}
+    heading = f"{title}: rotary dim {rope.dim}, theta {rope.theta:g}".removeprefix(": ")
+    lengths = {"trained context": rope.context, "target": target}
+    data = spectra(heading, models, lengths=lengths)
     replace_whole(Path(path), lambda stream: stream.write(data), keep=True)
 
 
@@ -365,89 +333,3 @@ def plot_rows(rows: "np.ndarray", path: Path | str, title: str = "") -> None:
     right.axhline(0, color=GREY, lw=0.8, ls=":")
     data = png(figure)
     replace_whole(Path(path), lambda stream: stream.write(data), keep=True)
-
-
-def draw(rope: Rope, spectra: Mapping[str, Spectrum], target: int, title: str = "") -> "Figure":
-    """The four panels, for the model as it is and for each named spectrum."""
-    from matplotlib.figure import Figure
-
-    everyone = {UNTOUCHED: rope.spectrum} | dict(spectra)
-    styled = styles(everyone)
-    figure = Figure(figsize=(16, 10), dpi=100)
-    figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.15)
-    panels = figure.subplots(2, 2).flat
-    heading = f"rotary dim {rope.dim}, theta {rope.theta:g}: {rope.context} to {target} tokens"
-    figure.suptitle(f"{letters(title)}   {heading}".strip(), fontsize=15, color=INK)
-    waves = {name: own.wavelengths for name, own in everyone.items()}
-    phases = {name: phase_ratio(rope, own, target) for name, own in everyone.items()}
-    slower = {name: compression(rope.spectrum, own) for name, own in everyone.items()}
-    for axis, rows in zip(panels, (waves, phases, slower), strict=False):
-        for name, values in rows.items():
-            by_pair(axis, values, "", styled[name])
-    _wavelengths(panels[0], rope, target)
-    _phases(panels[1], phases)
-    panel(panels[2], "Local compression: how much slower each pair turns", "pair", "times slower")
-    _doubling(panels[2], slower, 1.0)
-    _kernels(panels[3], rope, everyone, styled, target)
-    figure.legend(loc="outside right upper", frameon=False, fontsize=11, labelcolor="linecolor")
-    return figure
-
-
-def _wavelengths(axis: "Axes", rope: Rope, target: int) -> None:
-    panel(axis, "Wavelength of each pair", "pair", "tokens per full turn")
-    axis.set_yscale("log")
-    for tokens, what in ((rope.context, "trained context"), (target, "target")):
-        axis.axhline(tokens, color=INK, lw=0.8, ls=":")
-        axis.text(0, tokens * 1.08, f"{what} {tokens}", fontsize=10, color=INK, va="bottom")
-
-
-def _phases(axis: "Axes", ratios: Mapping[str, Sequence[float]]) -> None:
-    panel(axis, "Phase needed at the target / phase seen in training", "pair", "ratio")
-    high = _doubling(axis, ratios, 0.5)
-    axis.axhspan(1, high, color="#D55E00", alpha=0.08, lw=0)
-    axis.axhline(1, color=INK, lw=0.8, ls=":")
-    axis.text(0, high / 1.03, "phases never seen in training", fontsize=10, color=INK, va="top")
-
-
-def _doubling(axis: "Axes", rows: Mapping[str, Sequence[float]], least: float) -> float:
-    """A logarithmic axis whose ticks are the powers of two, as plain numbers; gives its upper end.
-
-    An unbounded ratio belongs to a pair that stood still in training: no place on this axis.
-    """
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    finite = [value for row in rows.values() for value in row if 0 < value < math.inf]
-    high = max(2.0, *finite) * 1.15
-    axis.set_yscale("log", base=2)
-    axis.set_ylim(min(least, *finite) / 1.15, high)
-    axis.yaxis.set_major_locator(LogLocator(base=2))
-    axis.yaxis.set_minor_locator(NullLocator())
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    return high
-
-
-def _kernels(
-    axis: "Axes",
-    rope: Rope,
-    everyone: Mapping[str, Spectrum],
-    styled: Mapping[str, Style],
-    target: int,
-) -> None:
-    """The one panel whose lines carry the names for all four."""
-    from matplotlib.ticker import FuncFormatter
-
-    title = "Distance kernel a²·mean cos(Δ f), averaged over neighbouring distances"
-    panel(axis, title, "distance Δ in tokens (legend: the first single Δ with g < 0)", "g(Δ)")
-    axis.set_xscale("log", base=2)
-    for name, spectrum in everyone.items():
-        distances, values = smooth_kernel(spectrum, target)
-        below = first_negative(spectrum, target)
-        first = f"{name}: first < 0 at {below}" if below else f"{name}: nowhere < 0"
-        axis.plot(distances, values, label=first, **styled[name])
-    axis.set_xlim(1, target)
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
-    axis.axvspan(1, rope.context, color=FAINT, lw=0, zorder=0)
-    axis.axhline(0, color=INK, lw=0.8)
-    low, high = axis.get_ylim()
-    axis.set_ylim(low - 0.06 * (high - low), high)
-    axis.text(1.15, low, "trained window", fontsize=10, color=GREY, va="center")

@@ -33,7 +33,7 @@ BEGUN = {
 # Of this very call, or what a run is of; the latter is told by the digest of what is read.
 OF_THE_CALL = {
     *("output", "force", "dry_run", "time", "out", "push_to_hub", "public", "fail_if"),
-    "full",
+    *("full", "losses"),
     *("directory", "model", "data", "revision", "trust_remote_code"),
 }
 # Another value of each option, with what it needs beside it.
@@ -382,21 +382,3 @@ def test_another_value_in_a_recipe_does_the_stages_that_read_it_again(
     read, before = inputs
     after = read(*(f"{prefix}{word}" for word in (f"{key}={value}", *more)))
     assert {name for name in before if before[name] != after[name]} == stages
-
-
-@pytest.mark.parametrize("flag", ["--far", "--no-finetune"])
-def test_a_demo_goes_on_whatever_is_asked_for(tmp_path, monkeypatch, capsys, flag):
-    from contextlib import nullcontext
-
-    from ropext.cli import demo
-
-    options = set(inspect.signature(demo.command).parameters) - OF_THE_CALL
-    assert options == {"far", "no_finetune"}
-    done = tmp_path / "it/steps/plan.json"  # of the second step
-    monkeypatch.setattr(demo, "stoppable", lambda: nullcontext(done.is_file))
-    monkeypatch.chdir(tmp_path)
-    for words, announced in (((), 2), ((flag,), 0)):
-        code, heard = run("demo", "-o", "it", *words, capsys=capsys)
-        *steps, last = heard.err.splitlines()
-        assert (code, len(steps)) == (4, announced)
-        assert "interrupted; what is finished is kept in it" in last

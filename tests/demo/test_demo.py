@@ -1,36 +1,26 @@
 """`ropext demo`, for real, once, without a network; everything is asserted from that one run.
 
-Without fine-tuning it is the demo as it stands. The fine-tuning has fewer steps here, so that
-all of it takes minutes on one core; its bounds are looser for that.
+The fine-tuning has fewer steps here, so that all of it takes minutes on one core; its bounds are
+looser for that.
 """
 
 import json
 import re
-import shutil
+import shlex
 import socket
-from dataclasses import replace
 
 import pytest
+import typer
 from command_line import run
-from marked import manifest
 from report.pages import check
 
 from ropext import bundled, demo
-from ropext.errors import InputError, OutputExists, Stopped
-from ropext.narration import Hooks
-from ropext.pipeline.series import SCHEMA, Spent, Step, run_series
-from ropext.results.values import Value
-from ropext.workdir import Ledger
+from ropext.cli.app import build
+from ropext.demo import EXTENDED, FITTED, TUNED
+from ropext.errors import Interrupted
+from ropext.pipeline import job
 
-FEW_STEPS, ALL_STEPS = 16, 60
 WINDOW, TARGET = 256, 1024
-MOST, MOST_UNTUNED = 5_600_000, 2_100_000
-BASE, UNTOUCHED, EXTENDED = "base", "untouched", "yarn-4x"
-FITTED, CONTROL, TUNED = "fitted-4x", "control", "tuned-4x"
-MODEL = "ropext://demo"
-UNTUNED = demo.read_recipe(finetune=False, far=False)
-
-pytestmark = pytest.mark.slow
 
 
 class Network:
@@ -58,259 +48,137 @@ def network():
 
 
 @pytest.fixture(scope="module")
-def said():
-    return []
+def recipe(tmp_path_factory):
+    """The recipe with fewer steps."""
+    text = bundled.find_recipe(demo.RECIPE).read_text("utf-8")
+    assert text.count("steps: 60\n  warmup: 12\n") == 1
+    file = tmp_path_factory.mktemp("recipe") / "demo.yaml"
+    file.write_text(text.replace("steps: 60\n  warmup: 12\n", "steps: 16\n  warmup: 3\n"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "RECIPE", str(file))
+        yield file
 
 
 @pytest.fixture(scope="module")
-def recipe():
-    whole = demo.read_recipe(finetune=True, far=False)
-    few = {"tune": {"steps": FEW_STEPS, "eval_every": FEW_STEPS}}
-    steps = [replace(own, options={**own.options, **few.get(own.name, {})}) for own in whole.steps]
-    assert [own.options["steps"] for own in whole.steps if own.name == "tune"] == [ALL_STEPS]
-    return replace(whole, steps=tuple(steps))
+def shown(network, recipe, tmp_path_factory):
+    return demo.run(tmp_path_factory.mktemp("demo") / "it")
 
 
-@pytest.fixture(scope="module")
-def finished(network, said, recipe, tmp_path_factory):
-    """The finished steps, in a directory."""
-    folder = tmp_path_factory.mktemp("demo") / "it"
-    return run_series(recipe.steps, folder, Hooks(say=said.append)), folder
+def number(shown, label, name):
+    return shown.models[label].values[name].value
 
 
-@pytest.fixture(scope="module")
-def shown(recipe, finished):
-    return demo.show(recipe, *finished)
+def test_the_recipe_is_four_times_the_context_and_its_lengths_double_up_to_it():
+    asked = job.from_file(demo.RECIPE)
+    assert asked.evaluation()["lengths"] == (WINDOW, 2 * WINDOW, TARGET)
+    assert asked.cells()[0].request["factor"] == demo.METHODS["factor"][0] == TARGET / WINDOW
 
 
-def number(model, name):
-    return model.values[name].value
-
-
-def test_nothing_asked_for_a_network(finished, network):
+@pytest.mark.slow
+def test_nothing_asked_for_a_network(shown, network):
     assert network.asked == []
 
 
-def test_one_sentence_stands_before_each_step(finished, said):
-    done, _ = finished
-    assert len(said) == len(done)
-    for number, (sentence, own) in enumerate(zip(said, done.values(), strict=True), 1):
-        assert sentence == f"[{number}/{len(done)}] {own.step.sentence}"
-
-
+@pytest.mark.slow
 def test_the_base_finds_keys_inside_its_window_and_explodes_beyond_it(shown):
-    untouched = shown.read[UNTOUCHED]
-    excess = number(untouched, f"tail_nll@{TARGET}") - number(untouched, f"in_window_nll@{TARGET}")
-    assert excess >= 1.5
-    assert number(untouched, f"keys@{WINDOW}") >= 0.95
-    assert number(untouched, f"keys@{TARGET}") <= 0.05
+    far, near = (number(shown, own, f"tail_nll@{TARGET}") for own in ("untouched", "base"))
+    assert far - near >= 1.5
+    assert number(shown, "untouched", f"keys@{WINDOW}") >= 0.95
+    assert number(shown, "untouched", f"keys@{TARGET}") <= 0.05
 
 
+@pytest.mark.slow
 def test_closed_forms_separate(shown):
-    tails = {name: number(own, f"tail_nll@{TARGET}") for name, own in shown.read.items()}
-    assert tails[EXTENDED] < tails["ntk-4x"] < tails["pi-4x"] < tails[UNTOUCHED]
-    assert tails[BASE] < tails[EXTENDED] < tails[BASE] + 0.4
-    assert shown.read["pi-4x"].values[f"keys@{TARGET}"].value <= 0.05
-    assert 0.5 <= number(shown.read[EXTENDED], f"keys@{TARGET}") <= 0.95
+    order = ("base", EXTENDED, "ntk-4x", "pi-4x", "untouched")
+    tails = [number(shown, label, f"tail_nll@{TARGET}") for label in order]
+    assert tails == sorted(tails)
+    assert tails[1] < tails[0] + 0.4
+    assert number(shown, "pi-4x", f"keys@{TARGET}") <= 0.05
+    assert 0.5 <= number(shown, EXTENDED, f"keys@{TARGET}") <= 0.95
 
 
+@pytest.mark.slow
 def test_the_fitted_spectrum_comes_near_the_window_with_untouched_weights(shown):
-    fitted = shown.read[FITTED]
-    in_window = number(fitted, f"in_window_nll@{TARGET}")
-    assert number(fitted, f"tail_nll@{TARGET}") <= 1.04 * in_window
-    assert number(fitted, f"tail_nll@{TARGET}") < number(shown.read[EXTENDED], f"tail_nll@{TARGET}")
-    assert number(fitted, f"keys@{TARGET}") >= number(shown.read[EXTENDED], f"keys@{TARGET}") - 0.1
+    fitted, closed, base = (
+        number(shown, label, f"tail_nll@{TARGET}") for label in (FITTED, EXTENDED, "base")
+    )
+    assert fitted <= 1.04 * base
+    assert fitted < closed
+    keys = number(shown, EXTENDED, f"keys@{TARGET}")
+    assert number(shown, FITTED, f"keys@{TARGET}") >= keys - 0.1
 
 
+@pytest.mark.slow
 def test_a_short_fine_tuning_recovers_the_window_and_more(shown):
-    tuned = shown.read[TUNED]
-    tail, in_window = (number(tuned, f"{name}@{TARGET}") for name in ("tail_nll", "in_window_nll"))
-    assert tail <= in_window + 0.05
-    assert tail <= number(shown.read[CONTROL], f"tail_nll@{TARGET}") + 0.05
-    assert tail <= number(shown.read[EXTENDED], f"tail_nll@{TARGET}") - 0.1
-    assert number(tuned, "short_tax") <= 0.05
-    own = number(shown.read[UNTOUCHED], f"keys@{WINDOW}")
-    assert number(tuned, f"keys@{TARGET}") >= 0.85 * own
+    tuned, control, base, fitted = (
+        number(shown, label, f"tail_nll@{TARGET}") for label in (TUNED, "control", "base", FITTED)
+    )
+    assert tuned <= min(base, control) + 0.05
+    assert tuned <= fitted - 0.05
+    assert number(shown, TUNED, "short_tax") <= 0.05
+    assert number(shown, TUNED, f"keys@{TARGET}") >= 0.85
 
 
-def test_all_were_read_on_the_same_tokens(finished, shown):
-    done, _ = finished
-    base = shown.read[BASE].metrics[f"tail_nll@{TARGET}"].value
-    for label in (UNTOUCHED, EXTENDED, FITTED, TUNED, CONTROL):
-        assert number(shown.read[label], f"in_window_nll@{TARGET}") == pytest.approx(base, abs=1e-6)
-    judged = Value.from_json(done["tune"].result["numbers"]["tuned"][f"tail_nll@{TARGET}"])
-    # Merged, saved, read back by stock transformers: the same number.
-    assert number(shown.read[TUNED], f"tail_nll@{TARGET}") == pytest.approx(judged.value, abs=1e-4)
+@pytest.mark.slow
+def test_all_were_read_on_the_same_tokens(shown):
+    base = number(shown, "base", f"tail_nll@{TARGET}")
+    for label in ("untouched", "pi-4x", EXTENDED, FITTED, TUNED, "control"):
+        assert number(shown, label, f"in_window_nll@{TARGET}") == pytest.approx(base, abs=1e-6)
 
 
-def test_what_it_costs_is_counted_and_within_the_budget(finished, shown):
-    done, _ = finished
-    tuning = ("tune", "measure-tuned")
-    without = sum((own.spent for name, own in done.items() if name not in tuning), Spent())
-    assert 1_000_000 < without.equivalents <= MOST_UNTUNED
-    # Two runs (the control has as many tokens), one pass of every row each.
-    assert done["tune"].spent.trained == 2 * FEW_STEPS * 8192
-    # A fit asks its model once, on a few tokens, whether gradients reach the spectrum.
-    assert 0 <= done["fit"].spent.trained - done["fit"].step.trains <= 256
-    assert shown.spent == sum((own.spent for own in done.values()), Spent())
-    # The whole demo: the steps that were left out of this run.
-    more = 2 * (ALL_STEPS - FEW_STEPS)
-    assert shown.spent.equivalents + 3 * 8192 * more <= MOST
-
-
-def test_every_target_is_judged_in_words(shown):
-    assert len(shown.targets) == 5
-    for target in shown.targets:
-        assert target.sentence.startswith("Reached: " if target.reached else "MISSED: ")
-
-
-def test_the_outputs_are_proved(finished):
-    done, folder = finished
-    assert done["verify"].result["passed"]
-    for name in ("pi-4x", "ntk-4x", "yarn-4x", "fitted", "tuned"):
-        record = json.loads((folder / name / "ropext.json").read_text())
+@pytest.mark.slow
+def test_the_outputs_are_proved_and_leave_no_path_of_this_machine(shown):
+    place = str(bundled.MODELS["ropext://demo"].parent)
+    records = list(shown.folder.rglob("ropext.json"))
+    assert len(records) >= 4  # three stages and the output
+    for record in map(json.loads, (path.read_text("utf-8") for path in records)):
         assert record["base"]["name"] == "ropext://demo"
         assert record["proof"]
-
-
-def test_the_report_is_one_file_with_everything_in_it(finished, shown):
-    _, folder = finished
-    page = check((folder / "report.html").read_text("utf-8"))  # nothing is fetched, among others
-    for target in shown.targets:
-        assert target.sentence in page.text
-    for command in shown.commands:
-        assert command in page.text
-    for word in ("base", "control", "extended (YaRN 4x)", "extended + tuned"):
-        assert word in page.text
-    pictures = list((folder / "plots").glob("*.png"))
-    assert len(pictures) == [tag for tag, _ in page.tags].count("img") == 6
-    assert all(own.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for own in pictures)
-
-
-def test_the_place_of_the_package_is_in_nothing_that_it_leaves(finished):
-    _, folder = finished
-    place = str(bundled.MODELS["ropext://demo"].parent)
-    for path in folder.rglob("*"):
+    for path in shown.folder.rglob("*"):
         if path.suffix in (".json", ".md", ".html"):
             assert place not in path.read_text("utf-8"), path
 
 
-def test_a_second_run_does_nothing_again_and_the_command_prints_it(finished, network, capsys):
-    """The command without fine-tuning: all but its own verification is there already."""
-    _, folder = finished
-    words = ("demo", "-o", folder, "--no-finetune")
-    code, said = run(*words, capsys=capsys)
+@pytest.mark.slow
+def test_the_report_is_one_file_with_everything_in_it(shown):
+    page = check((shown.folder / "report.html").read_text("utf-8"))  # nothing is fetched
+    for text in (*(target.sentence for target in shown.targets), *shown.commands, *demo.ORDER):
+        assert text in page.text
+    pictures = list((shown.folder / "plots").glob("*.png"))
+    assert len(pictures) == [tag for tag, _ in page.tags].count("img") == 6
+    assert all(own.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for own in pictures)
+
+
+@pytest.mark.slow
+def test_its_commands_are_commands(shown):
+    group = typer.main.get_command(build())
+    for line in shown.commands:
+        words = shlex.split(line)[1:]
+        name, command, rest = group.resolve_command(group.make_context("ropext", words[:1]), words)
+        command.make_context(name, list(rest))  # fails on an unknown option or a missing one
+
+
+@pytest.mark.slow
+def test_a_second_run_does_nothing_again_and_the_command_prints_it(shown, network, capsys):
+    before = {p: p.stat().st_mtime_ns for p in shown.folder.rglob("*.safetensors")}
+    code, said = run("demo", "-o", shown.folder, capsys=capsys)
     assert code == 0
-    (sentence,) = said.err.splitlines()
-    assert "Verify the fitted checkpoint" in sentence
+    assert said.err.count("done before, skipped") == 6
     assert re.search(r"^(Reached|MISSED): loss at 1024 with the fitted spectrum", said.out, re.M)
-    assert "ropext fit ropext://demo --data ropext://tuning" in said.out
-    code, said = run(*words, "--json", capsys=capsys)
+    assert "ropext eval ropext://demo --method pi,ntk --factor 4 --data" in said.out
+    assert before == {p: p.stat().st_mtime_ns for p in shown.folder.rglob("*.safetensors")}
+    code, said = run("demo", "-o", shown.folder, "--json", "-q", capsys=capsys)
     assert (code, said.err) == (0, "")
-    found = json.loads(said.out)
-    assert len(found["targets"]) == 2
-    assert found["tokens"]["equivalents"] <= MOST_UNTUNED
-    assert [own["name"] for own in found["steps"]] == [step.name for step in UNTUNED.steps]
+    assert len(json.loads(said.out)["targets"]) == len(demo.BOUNDS)
     assert network.asked == []
 
 
-def test_a_stopped_step_keeps_what_it_cost_and_goes_on(finished, tmp_path):
-    """Stopped in the middle of an evaluation: the pieces read so far are read once."""
-    done, _ = finished
-    chosen = [step for step in UNTUNED.steps if step.command == "eval"][:1]
-    begun = []
-
-    def show(done, total, what):
-        begun.append(what)
-
-    with pytest.raises(Stopped):
-        run_series(chosen, tmp_path / "it", Hooks(show=show, stop=lambda: len(begun) >= 20))
-    kept = Ledger(tmp_path / "it" / "steps").read(chosen[0].name)
-    assert kept.outputs is None
-    partly = kept.about["spent"]["forward"]
-    again = run_series(chosen, tmp_path / "it", Hooks())[chosen[0].name]
-    whole = done[chosen[0].name].spent
-    assert 0 < partly < whole.forward
-    # Loading twice checks the model's own head twice, on a few tokens.
-    assert whole.forward <= again.spent.forward <= whole.forward + 2000
-
-
-def test_what_was_deleted_is_made_again(tmp_path):
-    quick = {"factor": 2, "prove": False}
-    step = Step("extend", "Extend it.", "extend", MODEL, quick, "it-2x")
-    said = []
-    for begun in (1, 1, 2):  # done, done before, done again
-        if begun == 2:
-            shutil.rmtree(tmp_path / "it" / "it-2x")
-        run_series([step], tmp_path / "it", Hooks(say=said.append))
-        assert len(said) == begun
-        assert (tmp_path / "it/it-2x/config.json").is_file()
-
-
-def test_an_interrupt_of_a_step_with_nothing_to_keep_keeps_the_demo(tmp_path, monkeypatch):
-    """A training that is interrupted before its first step raises what Ctrl-C raises."""
-
+def test_an_interrupt_says_what_is_kept(tmp_path, monkeypatch):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    chosen, said = UNTUNED.steps[:2], []
-    monkeypatch.setattr("ropext.plan", interrupted)
-    with pytest.raises(Stopped, match=r"what is finished is kept in .*it, and the same command"):
-        run_series(chosen, tmp_path / "it", Hooks(say=said.append))
-    ledger = Ledger(tmp_path / "it" / "steps")
-    assert ledger.read("inspect").outputs["context"] == 256
-    assert ledger.read("plan").outputs is None
-    monkeypatch.undo()
-    with pytest.raises(Stopped):  # asked between two steps: the next is not announced
-        run_series(chosen, tmp_path / "it", Hooks(say=said.append, stop=lambda: True))
-    assert len(said) == 2
-    run_series(chosen, tmp_path / "it", Hooks(say=said.append))
-    assert [sentence[:5] for sentence in said] == ["[1/2]", "[2/2]", "[2/2]"]
-
-
-def test_what_was_made_of_an_output_is_made_again_with_it(tmp_path):
-    def chosen(method):
-        options = {"method": method, "factor": 2}
-        extend = Step("make", "Make.", "extend", MODEL, options, "made")
-        return [extend, Step("look", "Look.", "inspect", "made")]
-
-    said = []
-    for method in ("pi", "pi", "ntk"):
-        run_series(chosen(method), tmp_path / "it", Hooks(say=said.append))
-    assert said == ["[1/2] Make.", "[2/2] Look."] * 2
-
-
-def test_a_directory_of_something_else_is_refused(tmp_path):
-    (tmp_path / "mine.txt").write_text("kept")
-    with pytest.raises(OutputExists, match="holds something else; give another -o"):
-        run_series([], tmp_path, Hooks())
-    manifest(tmp_path, "demo", {"schema": SCHEMA, "versions": {}})
-    with pytest.raises(OutputExists, match=r"differs in versions\.ropext.*give another -o$"):
-        run_series([], tmp_path, Hooks())
-    with pytest.raises(InputError, match="cannot be written"):
-        run_series([], tmp_path / "run.json" / "below", Hooks())
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [
-        lambda kept: kept.pop("inputs"),
-        lambda kept: kept.pop("spent"),
-        lambda kept: kept.update(inputs={"command": ["ropext"]}),
-        lambda kept: kept.update(outputs={}),
-        lambda kept: kept["spent"].update(forward="many"),
-        lambda kept: kept.clear(),
-    ],
-)
-def test_a_step_whose_record_was_edited_is_done_again(tmp_path, edit):
-    chosen, said = UNTUNED.steps[:2], []
-    run_series(chosen, tmp_path / "it", Hooks())
-    record = tmp_path / "it" / "steps" / "plan.json"
-    whole = record.read_text()
-    kept = json.loads(whole)
-    edit(kept)
-    for text in (json.dumps(kept), whole[:-40]):
-        record.write_text(text)
-        run_series(chosen, tmp_path / "it", Hooks(said.append))
-        assert record.read_text() == whole
-    assert [sentence[:5] for sentence in said] == ["[2/2]", "[2/2]"]
+    monkeypatch.setattr("ropext.evaluate", interrupted)
+    with pytest.raises(
+        Interrupted, match=r"what is finished is kept in .*it, and the same command"
+    ):
+        demo.run(tmp_path / "it")

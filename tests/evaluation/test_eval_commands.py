@@ -232,14 +232,14 @@ def test_a_dry_run_refuses_the_directories_that_the_run_refuses(runs, capsys, tm
 def test_report_files(runs):
     one = runs / "one"
     assert {file.name for file in (one / "plots").iterdir()} == {
-        *("nll-by-position.png", "tail.png", "gain.png", "spectra.png")
+        *("nll-by-position.png", "gain.png", "spectra.png")
     }
     for file in (one / "plots").iterdir():
         assert file.read_bytes().startswith(b"\x89PNG")
     text = (one / "report.md").read_text()
     assert "Truncation beats" in text
     assert "| yarn-4x |" in text
-    assert (one / "report.html").read_text().count("data:image/png;base64,") == 4
+    assert (one / "report.html").read_text().count("data:image/png;base64,") == 3
     manifest = json.loads((one / "run.json").read_text())
     assert manifest["command"] == "eval"
     assert len(manifest["decides"]["tokens_sha256"]) == 9
