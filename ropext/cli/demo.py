@@ -18,7 +18,7 @@ def command(
     output: Output = Path("ropext-demo"),
     no_finetune: NoFinetune = False,
 ) -> None:
-    """Show it all on a small bundled model. Extend, fit, fine-tune, measure, verify; no network."""
+    """Show it all on a small bundled model. Extend, prove, fit, fine-tune, measure; no network."""
     from ropext import demo
 
     shown = demo.run(output, not no_finetune, out.say, Bar(out).show)
