@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
@@ -37,6 +38,7 @@ from ropext.scaling.tables import METHODS, growth
 
 if TYPE_CHECKING:
     from ropext.proof.engines import EngineRun
+    from ropext.proof.server import Probe
 
 
 @dataclass(frozen=True)
@@ -141,10 +143,8 @@ def check_directory(
             *_weights(snapshot, known, base, deep=deep, keep=record, show=show),
         ]
     if endpoint is not None:
-        if snapshot.container:
-            raise UsageError(f"--endpoint compares a directory; {directory} takes --run llama.cpp")
         loading |= {"trust_remote_code": trust_remote_code}
-        checks.append(_endpoint(endpoint, snapshot, model, claim, loading))
+        checks.append(_endpoint(endpoint, snapshot, model, claim, loading, say))
     measured: tuple[EngineRun, ...] = ()
     try:
         if run:
@@ -557,23 +557,63 @@ def _record_bytes(snapshot: Snapshot, show: Show) -> list[str]:
 
 
 def _endpoint(
-    url: str, snapshot: Snapshot, model: Model, claim: Claim, loading: Mapping[str, Any]
+    url: str,
+    snapshot: Snapshot,
+    model: Model,
+    claim: Claim,
+    loading: Mapping[str, Any],
+    say: Say,
 ) -> Check:
     from ropext.proof import server  # late: it runs the model
 
     lengths = {"context": claim.context, "target": model.context}
     try:
-        probed = server.probe(url, snapshot.directory, **lengths, **loading)
+        if snapshot.container:
+            probed = _gguf_endpoint(url, snapshot, model, claim, {**lengths, **loading}, say)
+        else:
+            probed = server.probe(url, snapshot.directory, **lengths, **loading)
     except ProofFailed as failed:
         return Check("endpoint", False, str(failed))
-    worst = max(prompt.difference for prompt in probed.prompts)
     limit = "no limit that it tells" if probed.limit is None else f"a limit of {probed.limit}"
-    return Check(
-        "endpoint",
-        True,
-        f"{url} serves {probed.model} with {limit}; its log-probabilities are within {worst:.1e} "
-        f"of transformers' (tolerance {probed.tolerance:g})",
+    served = f"{url} serves {probed.model} with {limit}"
+    gaps = [prompt.difference for prompt in probed.prompts]
+    if not snapshot.container:
+        within = f"its log-probabilities are within {max(gaps):.1e} of transformers'"
+        return Check("endpoint", True, f"{served}; {within} (tolerance {probed.tolerance:g})")
+    said = (
+        f"{served}; after {len(gaps)} prompts its log-probabilities differ from transformers' on "
+        f"the dequantised weights by {fmean(gaps):.1e} in the mean (tolerance {probed.tolerance:g})"
     )
+    if probed.lost is None:
+        return Check("endpoint", True, said)
+    said += f", where a reading without the extension would differ by {probed.lost:.1e}"
+    if probed.lost >= 2 * probed.tolerance:
+        return Check("endpoint", True, said)
+    return Check("endpoint", None, f"{said}: too little to tell the two apart on this model")
+
+
+def _gguf_endpoint(
+    url: str,
+    snapshot: Snapshot,
+    model: Model,
+    claim: Claim,
+    asked: Mapping[str, Any],
+    say: Say,
+) -> "Probe":
+    """Ask a server about a GGUF: its weights by transformers, with its spectrum and the base's."""
+    from ropext.proof import server
+    from ropext.proof.dequantising import directory_of, with_rope
+
+    if model.vocab_size is None:
+        raise InputError(f"--endpoint: {snapshot.name} does not say the size of its vocabulary")
+    plain, before = snapshot.config, claim.base
+    if before is None and plain.get("rope_scaling"):
+        kept = {key: value for key, value in plain.items() if key != "rope_scaling"}
+        before = kept | {"max_position_embeddings": claim.context}
+    with directory_of(snapshot.name, say) as name:
+        place = Path(name)
+        config = before and with_rope(read_object(place / "config.json"), dict(before))
+        return server.probe_gguf(url, place, config, vocab_size=model.vocab_size, **asked)
 
 
 def _engines(

@@ -1,20 +1,27 @@
 """A running server that reads the checkpoint as planned passes; one that ignores the scaling fails.
 
 The servers are small local ones that compute with transformers, in the answer shapes of vLLM,
-SGLang and llama-server.
+SGLang and llama-server; `.ci/slow gguf` asks a real llama-server.
 """
 
 import json
+import os
+import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from command_line import run
 
+import ropext
+from ropext import bundled
 from ropext.errors import InputError, ProofFailed, Stopped
 from ropext.proof import server as endpoint
 
@@ -370,3 +377,114 @@ def test_a_byte_now_and_then_ends_at_the_deadline_of_the_whole_answer(where):
             endpoint.served_model(hasty, hasty.root)
         with pytest.raises(Stopped, match=r"went away during a prompt of 1 tokens .*within 1 s"):
             endpoint.compare(hasty, "tiny", [[3]], CONTEXT, lambda ids: [0.0])
+
+
+DEMO = bundled.MODELS["ropext://demo"]
+# The spectrum in a file: how it is asked for, and how far off llama-server was seen.
+GGUF_FORMS = {
+    "yarn": {"method": "yarn"},
+    "rope_freqs": {"method": "llama3"},
+    "theta": {"method": "ntk"},
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
+    """The bundled model as GGUFs: as it is, extended, and extended by too little to notice."""
+    from gguf_files import making
+
+    room = tmp_path_factory.mktemp("files")
+    base = making.of_checkpoint(DEMO, room / "base.gguf")
+    packed = {f"blk.{layer}.{name}.weight" for layer in range(2) for name in ("attn_q", "ffn_up")}
+    making.of_checkpoint(DEMO, room / "packed.gguf", q8=packed)
+    for name, options in GGUF_FORMS.items():
+        ropext.extend(str(base), room / f"{name}.gguf", factor=4.0, **options)
+    ropext.extend(str(room / "packed.gguf"), room / "q8.gguf", factor=4.0, method="yarn")
+    ropext.extend(str(base), room / "near.gguf", target=258, method="yarn")
+    return room
+
+
+@pytest.fixture(scope="module")
+def by_directory(tmp_path_factory) -> dict[str, endpoint.Reference]:
+    """What stock transformers computes from directories: the file's own source, never the file."""
+    room = tmp_path_factory.mktemp("directories")
+    ropext.extend(str(DEMO), room / "yarn", factor=4.0, method="yarn", prove=False)
+    ropext.extend(str(DEMO), room / "near", target=258, method="yarn", prove=False)
+    own = {name: endpoint.transformers_reference(room / name) for name in ("yarn", "near")}
+    return own | {"base": endpoint.transformers_reference(DEMO)}
+
+
+def verify_file(file: Path, url: str, capsys) -> tuple[int, str]:
+    code, said = run("verify", file, "--endpoint", url, capsys=capsys)
+    return code, " ".join((said.out + said.err).split())
+
+
+@pytest.mark.parametrize(
+    ("file", "served", "code", "says"),
+    [
+        ("yarn", "yarn", 0, "after 16 prompts its log-probabilities differ from transformers' on"),
+        ("yarn", "base", 3, "8 prompts beyond the old context of 256 tokens the server's top"),
+        ("base", "base", 0, "after 8 prompts its log-probabilities differ"),
+        ("near", "near", 3, "too little to tell the two apart on this model"),
+    ],
+)
+def test_a_server_is_asked_about_a_gguf(files, by_directory, capsys, file, served, code, says):
+    asked: list = []
+    limit = 1024 if file == "yarn" else 258
+    with serving("llama.cpp", by_directory[served], limit, asked) as url:
+        given, said = verify_file(files / f"{file}.gguf", url, capsys)
+    assert (given, says in said) == (code, True), said
+    beyond = [body["prompt"] for _, body, _ in asked if len(body["prompt"]) > 256]
+    assert len(beyond) == {"yarn": 8, "near": 1, "base": 0}[file]
+    for prompt, longer in pairwise(beyond):
+        assert longer[: len(prompt)] == prompt  # what the server has read is not read again
+
+
+def test_a_gguf_served_with_too_short_a_context_is_told_before_any_prompt(files, capsys):
+    asked: list = []
+    with serving("llama.cpp", None, 256, asked) as url:
+        code, said = verify_file(files / "yarn.gguf", url, capsys)
+    assert (code, asked) == (3, [])
+    assert "takes 256 tokens, its context before the extension" in said
+
+
+@pytest.mark.skipif("LLAMA_SERVER" not in os.environ, reason="LLAMA_SERVER names no llama-server")
+@pytest.mark.parametrize("file", [*GGUF_FORMS, "q8"])
+def test_a_real_llama_server_reads_the_file_and_is_caught_where_it_is_told_not_to(
+    files, tmp_path, capsys, file
+):
+    """What lets it read the base instead are its flags; a theta and divisors have none."""
+    flags = {"yarn": ("--rope-scaling", "none"), "theta": ("--rope-freq-base", "10000")}
+    with llama_server(files / f"{file}.gguf", tmp_path) as url:
+        code, said = verify_file(files / f"{file}.gguf", url, capsys)
+    assert code == 0, said
+    print(file, said)
+    if file in flags:
+        with llama_server(files / f"{file}.gguf", tmp_path, *flags[file]) as url:
+            code, said = verify_file(files / f"{file}.gguf", url, capsys)
+        assert code == 3
+        assert "it does not read the file as planned" in said
+
+
+@contextmanager
+def llama_server(file: Path, folder: Path, *flags: str) -> Iterator[str]:
+    """The llama-server that LLAMA_SERVER names, on one file with room for its whole context."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    words = [os.environ["LLAMA_SERVER"], "-m", str(file), "-c", "1024", "-np", "1", "--port", port]
+    with (
+        (folder / "server.log").open("w") as log,
+        subprocess.Popen([*words, *flags], stdout=log, stderr=log) as process,
+    ):
+        try:
+            server = endpoint.server_at(f"http://127.0.0.1:{port}")
+            for _ in range(300):
+                with suppress(OSError):
+                    if server.call("/health")[0] == 200:
+                        break
+                assert process.poll() is None, (folder / "server.log").read_text()[-2000:]
+                time.sleep(0.2)
+            yield server.root
+        finally:
+            process.terminate()

@@ -40,7 +40,7 @@ Endpoint = Annotated[
     typer.Option(
         "--endpoint",
         metavar="URL",
-        help="ask a running server (vLLM, SGLang, llama-server) whether it reads DIR alike",
+        help="ask a running server (vLLM, SGLang, llama-server) whether it reads DIR as planned",
     ),
 ]
 Run = Annotated[

@@ -58,7 +58,7 @@ def dequantise(model: "GgufFile", place: Path, say: Say = silent) -> Path:
     )
     with redirect_stderr(StringIO()):  # its progress bars
         config = _load(model, place)
-    (place / "config.json").write_bytes(dump(_with_rope(config, model)))
+    (place / "config.json").write_bytes(dump(with_rope(config, model.config)))
     if model.kept_record is not None:
         (place / "ropext.json").write_bytes(dump(model.kept_record))
     return place
@@ -92,8 +92,8 @@ def _load(model: "GgufFile", place: Path) -> dict[str, Any]:
     return config
 
 
-def _with_rope(config: dict[str, Any], model: "GgufFile") -> dict[str, Any]:
-    """The config with the rotary embeddings that are read from the file's keys and tensors."""
-    found, own = families.read(config), families.read(model.config)
-    params = {site.label: dict(site.params) for site in own.scaled_sites}
-    return families.write(config, found, params, model.config["max_position_embeddings"])
+def with_rope(config: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """The config with the rotary embeddings and the length of another one."""
+    params = {site.label: dict(site.params) for site in families.read(other).scaled_sites}
+    length = other["max_position_embeddings"]
+    return families.write(config, families.read(config), params, length)

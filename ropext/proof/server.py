@@ -2,7 +2,8 @@
 
 vLLM, SGLang and llama-server all speak OpenAI's completions API, take a prompt of token ids and
 tell the top log-probabilities of one generated token. Those, after prompts inside and beyond the
-old context, are compared with what transformers computes from the same directory.
+old context, are compared with what transformers computes from the same directory, or from the
+dequantised weights of the GGUF that is served.
 """
 
 import http.client
@@ -18,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean as mean
 from time import monotonic
 from typing import Any
 
@@ -26,6 +28,10 @@ from ropext.files import parse_object
 
 TOP = 5  # log-probabilities asked for; the most that every server gives
 TOLERANCE = 0.2  # nats: bfloat16 kernels differ by some hundredths, an ignored scaling by more
+# The same for a GGUF, in the mean: llama.cpp also rounds what it multiplies by quantised weights.
+# Seen alike: 0.03 to 0.1 (Q8_0, Q4_1; single positions 0.8); an attention factor lost alone: 0.3.
+MEAN_TOLERANCE = 0.15
+ASKED = 8  # prompts of each text of a GGUF, all beginnings of it: the server keeps what it has read
 TIMEOUT = 600.0  # seconds for one whole answer
 KEY = "ROPEXT_ENDPOINT_KEY"  # environment variable with the server's key, if it wants one
 SPECIAL = ("bos", "eos", "pad")
@@ -55,6 +61,9 @@ class Probe:
     limit: int | None  # tokens it takes; None = it does not say
     tolerance: float
     prompts: tuple[Prompt, ...]
+    # Of a GGUF: what a reading by the spectrum before the extension differs by, beyond the old
+    # context in the mean; None where nothing was extended.
+    lost: float | None = None
 
 
 class _Refusing(urllib.request.HTTPRedirectHandler):
@@ -237,31 +246,46 @@ def token_ids(length: int, vocab_size: int, avoid: Sequence[int] = ()) -> list[i
     return [block[i % len(block)] for i in range(length)]
 
 
-def transformers_reference(
-    directory: Path, *, dtype: str = "auto", device: str = "cpu", trust_remote_code: bool = False
-) -> Reference:
+def transformers_reference(directory: Path, **loading: Any) -> Reference:
     """Log-probabilities of the next token by stock transformers, the model loaded once."""
+    read = transformers_rows(directory, **loading)
+    return lambda ids: read(ids, [len(ids)])[0]
+
+
+def transformers_rows(
+    directory: Path,
+    *,
+    config: Mapping[str, Any] | None = None,
+    dtype: str = "auto",
+    device: str = "cpu",
+    trust_remote_code: bool = False,
+) -> Callable[[Sequence[int], Sequence[int]], list[list[float]]]:
+    """Token ids and lengths -> by stock transformers, with another config if one is given, the
+    log-probabilities of every next token after the beginnings of these lengths."""
     import inspect
 
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
+    other = {} if config is None else {"config": AutoConfig.for_model(**config)}
     model: Any = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=dtype, trust_remote_code=trust_remote_code, use_safetensors=True
+        directory, dtype=dtype, trust_remote_code=trust_remote_code, use_safetensors=True, **other
     )
     model = model.to(device).eval()
     # The logits of a whole long prompt would not fit.
     keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
-    only_last: dict[str, Any] = {"logits_to_keep": 1} if keeps else {}
 
-    def log_probabilities(ids: Sequence[int]) -> Sequence[float]:
+    def rows(ids: Sequence[int], lengths: Sequence[int]) -> list[list[float]]:
+        at = torch.tensor(lengths, device=device) - 1
+        some: dict[str, Any] = {"logits_to_keep": 1 if len(at) == 1 else at} if keeps else {}
         with torch.inference_mode():
             row = torch.tensor([list(ids)], device=device)
-            logits = model(row, use_cache=False, **only_last).logits[0, -1]
-            values: list[float] = logits.float().log_softmax(-1).tolist()
+            logits = model(row, use_cache=False, **some).logits[0]
+            logits = logits if keeps else logits[at]
+            values: list[list[float]] = logits.float().log_softmax(-1).tolist()
             return values
 
-    return log_probabilities
+    return rows
 
 
 def _ask(server: Server, model: str, ids: Sequence[int]) -> list[tuple[int | None, float]]:
@@ -345,3 +369,67 @@ def probe(
                 "planned"
             )
     return Probe(model, limit, tolerance, done)
+
+
+def probe_gguf(
+    url: str,
+    directory: Path,
+    before: Mapping[str, Any] | None,
+    *,
+    context: int,
+    target: int,
+    vocab_size: int,
+    **loading: Any,
+) -> Probe:
+    """Compare a running server with the dequantised weights of the GGUF that it serves.
+
+    `before` is their config with the spectrum before the extension. What a server would tell that
+    reads by it says whether these prompts can tell the two readings apart.
+    """
+    server = server_at(url)
+    model, limit = served_model(server, url)
+    _check_limit(limit, context, target)
+    avoid, longest, done = special_tokens(directory), min(target - 1, 2 * context), list[Prompt]()
+    texts = {size: token_ids(size, vocab_size, avoid) for size in {min(context, longest), longest}}
+    at = {size: beginnings(size, context) for size in texts}
+    read = transformers_rows(directory, **loading)
+    wanted = {size: read(text, at[size]) for size, text in texts.items()}
+    del read
+    for size, text in texts.items():
+        for length, row in zip(at[size], wanted[size], strict=True):
+            gap = _mean_gap(_ask(server, model, text[:length]), row)
+            done.append(Prompt(length, length > context, gap))
+    lost = None
+    if before is not None and longest > context:
+        others = transformers_rows(directory, config=before, **loading)(texts[longest], at[longest])
+        lost = mean(map(_mean_gap, map(_best, others), wanted[longest]))
+    for beyond, where in ((True, "beyond"), (False, "inside")):
+        gaps = [prompt.difference for prompt in done if prompt.beyond is beyond]
+        if gaps and not mean(gaps) <= MEAN_TOLERANCE:
+            said = (
+                "" if lost is None else f"; a reading without the extension differs by {lost:.2f}"
+            )
+            raise ProofFailed(
+                f"endpoint: after {len(gaps)} prompts {where} the old context of {context} tokens "
+                f"the server's top log-probabilities differ from transformers' by {mean(gaps):.2f} "
+                f"in the mean (tolerance {MEAN_TOLERANCE}{said}): it does not read the file as "
+                "planned"
+            )
+    return Probe(model, limit, MEAN_TOLERANCE, tuple(done), lost)
+
+
+def beginnings(length: int, context: int) -> list[int]:
+    """Lengths of the prompts from one text: its second half, or what lies beyond the context."""
+    first = context + 1 if length > context else max(length // 2, 1)
+    steps = min(ASKED, length - first + 1)
+    return [length - step * (length - first) // max(steps - 1, 1) for step in range(steps)][::-1]
+
+
+def _best(row: Sequence[float]) -> Sequence[tuple[int, float]]:
+    """What a server would tell whose log-probabilities these are."""
+    return sorted(enumerate(row), key=lambda pair: -pair[1])[:TOP]
+
+
+def _mean_gap(pairs: Sequence[tuple[int | None, float]], row: Sequence[float]) -> float:
+    told = zip(pairs, _matched(pairs, row), strict=True)
+    return mean(abs(value - truth) for (_, value), truth in told)

@@ -88,7 +88,7 @@ def interleaved(weight, heads):
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
-def of_checkpoint(source, path):
+def of_checkpoint(source, path, q8=()):
     """A Llama directory with a byte-level tokenizer as an F32 GGUF, as llama.cpp's converter has
     it (which refuses tokenizers that it does not know)."""
     config = json.loads((source / "config.json").read_text())
@@ -132,4 +132,4 @@ def of_checkpoint(source, path):
             data[f"blk.{layer}.{own}.weight"] = np.ascontiguousarray(weight)
     data["output_norm.weight"] = held["model.norm.weight"]
     data = {name: array.astype(np.float32) for name, array in data.items()}
-    return write(path, metadata=shape, general=general, data=data, tokens=0)
+    return write(path, metadata=shape, general=general, data=data, tokens=0, q8=q8)
