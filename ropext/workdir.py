@@ -14,7 +14,7 @@ and a file whose name is none of `OURS` never deleted: a user put it there.
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ from ropext.files import HALF_WRITTEN, check_links, lock_of, locked, read_json, 
 from ropext.narration import Say, silent
 
 MANIFEST = "run.json"
+STORES = "variants/"  # of an evaluation: what each model read
 BESIDE = ("fit", "finetune", "run")  # commands whose folder is OUT.run
 PASSING = ("fit", "finetune")  # commands whose folder is of no use once OUT is there
 ABSENT = object()
@@ -108,7 +109,7 @@ class Workdir:
         with locked(self.folder.resolve(), self.output):
             self.check(force)
             if not self.has_begun():  # the manifest stays: after a kill it says whose this is
-                self._say_left(remove(self.folder, but=MANIFEST), say)
+                self._say_left(remove(self.folder, self._stays), say)
             manifest = {"command": self.command, "decides": self.decides, **self.about}
             write_json(self.folder / MANIFEST, guard.seal(_plain(manifest)))
             try:
@@ -122,6 +123,11 @@ class Workdir:
                     (self.folder / name).unlink()
             else:
                 self._say_left(remove(self.folder), say)
+
+    def _stays(self, name: str) -> bool:
+        """Whether a file is as good for another run: what models read is named by all that decides
+        it."""
+        return name == MANIFEST or (self.command == "eval" and name.startswith(STORES))
 
     def _say_left(self, names: list[str], say: Say) -> None:
         if names:
@@ -147,12 +153,12 @@ def strangers(folder: Path) -> list[str]:
     return [name for name in guard.listing(folder) if not OURS.fullmatch(name)]
 
 
-def remove(folder: Path, but: str = "") -> list[str]:
+def remove(folder: Path, stays: Callable[[str], bool] = lambda name: False) -> list[str]:
     """Delete what ropext wrote into a run's folder, its manifest last, and the folder where that
-    was all; the names of what is left."""
+    was all; the names of what a user put there."""
     names = guard.listing(folder)
     for name in sorted(names, key=MANIFEST.__eq__):
-        if name != but and OURS.fullmatch(name):
+        if OURS.fullmatch(name) and not stays(name):
             (folder / name).unlink(missing_ok=True)
     for place, _, _ in os.walk(folder, topdown=False):
         with suppress(OSError):  # it holds something

@@ -4,7 +4,6 @@ FLOPs of a causal pass over N tokens: N (2 P_body + 2 h V) + 2 layers d_attentio
 above the weights. Both are within a factor of two of what is then measured (benchmarks/).
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,16 +22,13 @@ from ropext.evaluation.forward import (
 )
 from ropext.evaluation.layers import Layer, layers_of
 from ropext.evaluation.manifest import workdir_of
-from ropext.evaluation.pinning import LENGTH_DEPENDENT, pass_lengths
 from ropext.evaluation.preparing import Settled, settle
 from ropext.evaluation.reading import hf_stride, short_windows, strided_windows
-from ropext.evaluation.variants import Lineup, Variant
+from ropext.evaluation.variants import Lineup
 from ropext.lengths import length_text
 from ropext.narration import duration
 from ropext.options.evaluate import DocumentOptions
-from ropext.patching import apply_config, unpatch
 from ropext.results.gates import Gate
-from ropext.results.perplexity import Frame
 
 # Chunks shorter than this cost more time than they save memory.
 SHORTEST_CHUNK, LONGEST_CHUNK = 1024, 16384
@@ -271,7 +267,7 @@ def estimate_evaluation(
         options.chunk,
         options.slice_memory * MIB,
     )
-    found = estimate(shape, work_of(settled, skeleton), manner)
+    found = estimate(shape, work_of(settled), manner)
     if timed is not None:
         kind = dtype or torch.float32
         found = replace(found, time=timed(skeleton, device, kind, found, settled.frame.longest))
@@ -289,32 +285,7 @@ def _check_places(settled: Settled, output: Path | None, force: bool) -> None:
         workdir_of(output, settled).check(force)
 
 
-def _pass_lengths(settled: Settled, own: Variant, skeleton: Any) -> tuple[int, ...]:
-    """The passes of a variant; without a skeleton to ask, one."""
-    frame, config = settled.frame, own.config or own.snapshot.config
-    if settled.masking is not None:
-        return masked_lengths(frame, own.reads_short)
-    if skeleton is None or not any(f'"{kind}"' in json.dumps(config) for kind in LENGTH_DEPENDENT):
-        return (frame.longest,)
-    apply_config(skeleton, config)
-    try:
-        return pass_lengths(skeleton, asked_lengths(frame))
-    finally:
-        unpatch(skeleton)
-
-
-def asked_lengths(frame: Frame) -> list[int]:
-    """The lengths that are read, the trained context among them for the short tax."""
-    return [*frame.lengths, *([frame.context] if frame.context < frame.longest else [])]
-
-
-def masked_lengths(frame: Frame, short: bool) -> tuple[int, ...]:
-    """The windows of a masked language model, or of a base, which reads no longer than its own."""
-    reach = frame.context if short else frame.longest
-    return tuple(length for length in sorted({*asked_lengths(frame)}) if length <= reach)
-
-
-def work_of(settled: Settled, skeleton: Any = None) -> list[Passes]:
+def work_of(settled: Settled) -> list[Passes]:
     """Passes by kind, from configs alone."""
     frame, options = settled.frame, settled.options
     num = len(settled.documents or ())
@@ -325,7 +296,7 @@ def work_of(settled: Settled, skeleton: Any = None) -> list[Passes]:
             size = min(frame.context, frame.longest)
             work.append(Passes(f"{own.label}, short window", num * windows, size))
             continue
-        for length in _pass_lengths(settled, own, skeleton):
+        for length in own.passes(frame):
             work.append(Passes(f"{own.label}, whole", num * (frame.mask_stride or 1), length))
         for length in frame.lengths if options.protocol == "hf-stride" else ():
             count = sum(1 for _ in strided_windows(frame.longest, length, hf_stride(length)))

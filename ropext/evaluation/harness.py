@@ -9,6 +9,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ropext.checkpoint.provenance import digest
 from ropext.errors import InputError, RopextError, UsageError
 from ropext.files import read_json, write_json
 
@@ -41,9 +42,9 @@ def run_tasks(
     options: "Evaluate",
     length: int,
     variants: Sequence["Variant"],
-    path: Path,
+    stores: Mapping[str, Path],
 ) -> dict[str, Any]:
-    """Per variant and task the harness's own metrics; what is in `path` already is not run again.
+    """Per variant and task the harness's own metrics; what its store has already is not run again.
 
     The context length is passed on, since the harness cuts longer prompts from the left with no
     more than a warning; log-softmax is taken in float32, not in the dtype of the weights.
@@ -54,7 +55,8 @@ def run_tasks(
     for variant in variants:
         if variant.reads_short:
             continue
-        kept = path / "variants" / variant.label / "lm-eval" / "results.json"
+        name = digest([options.lm_eval, options.seed, length])[:16]
+        kept = stores[variant.label] / "lm-eval" / f"{name}.json"
         if not kept.exists():
             with applied(model, variant):
                 write_json(kept, _run(model, tokenizer, options, length))

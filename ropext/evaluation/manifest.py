@@ -1,7 +1,5 @@
 """What must be equal for an evaluation to go on in its folder: its manifest."""
 
-import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,6 +7,7 @@ from typing import Any
 
 from ropext.checkpoint import provenance
 from ropext.evaluation.preparing import Settled
+from ropext.evaluation.variants import Lineup
 from ropext.results import rundir
 from ropext.workdir import Workdir
 
@@ -25,14 +24,14 @@ NOT_IN_KEY = (
     "chunk",
     "device",
 )
+# What decides the losses and answers of a variant, besides the document or the question.
+OF_EVERY_UNIT = ("schema", "masking", "context", "tokenizer_sha256", "bos", "versions")
 
 
 def workdir_of(output: Path, settled: Settled, command: Sequence[str] = ()) -> Workdir:
     """Where it is kept, and what exactly is run."""
     lineup, options = settled.lineup, settled.options
     settings = {key: value for key, value in dict(options).items() if key not in NOT_IN_KEY}
-    snapshots = {own.snapshot.directory: own.snapshot for own in lineup.variants}
-    identities = {place: provenance.identity(snapshot) for place, snapshot in snapshots.items()}
     longest = settled.frame.longest if settled.documents else 0
     decides = {
         "schema": rundir.SCHEMA,
@@ -42,15 +41,7 @@ def workdir_of(output: Path, settled: Settled, command: Sequence[str] = ()) -> W
         "settings": settings,
         "context": lineup.context,
         "lengths": list(settled.frame.lengths),
-        "variants": {
-            own.label: {
-                "kind": own.kind,
-                "model": identities[own.snapshot.directory],
-                "adapter_sha256": _adapter_digest(own.adapter),
-                **own.info,
-            }
-            for own in lineup.variants
-        },
+        "variants": {own.label: own.content for own in lineup.variants},
         "tokens_sha256": [hashes[longest] for hashes in settled.documents.prefix_hashes]
         if settled.documents
         else [],
@@ -70,15 +61,17 @@ def workdir_of(output: Path, settled: Settled, command: Sequence[str] = ()) -> W
     return Workdir(output, "eval", decides, about)
 
 
-def _adapter_digest(adapter: str | None) -> str | None:
-    if adapter is None:
-        return None
-    digest = hashlib.sha256()
-    for name in sorted(os.listdir(adapter)) if os.path.isdir(adapter) else ():
-        if name.endswith((".safetensors", ".json")):
-            digest.update(name.encode())
-            digest.update(Path(adapter, name).read_bytes())
-    return digest.hexdigest()
+def stores_of(place: Workdir, lineup: Lineup) -> dict[str, str]:
+    """Name the folder of each variant's readings, by its label, so that it holds what this very
+    model reads in this manner, whichever run read it. Documents and questions name the files."""
+    rest = {key: own for key, own in place.decides.items() if key in OF_EVERY_UNIT}
+    rest |= {key: place.decides["settings"][key] for key in ("dtype", "attn_implementation")}
+    if "masking" in rest:
+        rest["lengths"] = place.decides["lengths"]  # the shortest bounds the tail
+    return {
+        own.label: f"{own.label}-{provenance.digest([own.key(), rest])[:16]}"
+        for own in lineup.variants
+    }
 
 
 def _tokenizer_digest(tokenizer: Any) -> str:

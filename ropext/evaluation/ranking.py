@@ -30,7 +30,7 @@ from ropext.errors import (
     UsageError,
 )
 from ropext.evaluation import loading
-from ropext.evaluation.costs import asked_lengths, manner_of
+from ropext.evaluation.costs import manner_of
 from ropext.evaluation.forward import Ids, NanInLogits, TokenScorer
 from ropext.evaluation.pinning import pass_lengths
 from ropext.evaluation.preparing import read_corpus
@@ -80,7 +80,7 @@ class DocumentReader:
         model = self.scorer.model
         with computing(model, config):
             # A spectrum that depends on the length has another one inside the context.
-            wanted = asked_lengths(replace(self.frame, lengths=(self.frame.longest,)))
+            wanted = replace(self.frame, lengths=(self.frame.longest,)).read_lengths
             return self._passes(label, wanted if self.masking else pass_lengths(model, wanted))
 
     def _passes(self, label: str, lengths: Sequence[int]) -> Reading:

@@ -10,12 +10,13 @@ greedy decoding would produce, so nothing is generated. Where an answer need onl
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ropext.checkpoint.provenance import digest
 from ropext.corpus import Document
 from ropext.errors import UsageError
 from ropext.evaluation.forward import Ids, NanInLogits, TokenNll, TokenScorer
@@ -135,7 +136,7 @@ def _judge(item: Item, logits: "torch.Tensor") -> ItemScore:
     answer = torch.as_tensor(item.answer, device=logits.device)
     nll = torch.logsumexp(logits, -1) - logits.gather(1, answer[:, None])[:, 0]
     predicted = tuple(int(token) for token in logits.argmax(-1))
-    digest = hashlib.sha256(np.asarray(item.prompt, "<i4").tobytes()).hexdigest()
+    prompt_hash = hashlib.sha256(np.asarray(item.prompt, "<i4").tobytes()).hexdigest()
     return ItemScore(
         task=item.task,
         length=item.length,
@@ -144,7 +145,7 @@ def _judge(item: Item, logits: "torch.Tensor") -> ItemScore:
         answer_nll=float(nll.double().mean()),
         answer_tokens=len(item.answer),
         exact=predicted == tuple(item.answer),
-        prompt_hash=digest[:32],
+        prompt_hash=prompt_hash[:32],
         answer=tuple(item.answer),
         predicted=predicted,
     )
@@ -270,11 +271,17 @@ def read_pass(
     return nll
 
 
+def questions_name(items: Sequence[Item], bos: int | None) -> str:
+    """The file of the answers to the items of one task, length and index."""
+    first, content = items[0], digest([asdict(item) for item in items])
+    return f"{first.task}-{first.length + (bos is not None)}-{first.index}-{content[:8]}.json"
+
+
 @dataclass(frozen=True)
 class UnitMaker:
     """Makes the units of one variant whose model is loaded and set."""
 
-    path: Path
+    store: Path
     label: str
     scorer: TokenScorer
 
@@ -284,7 +291,7 @@ class UnitMaker:
         """What `read` makes of a document, one of the functions above."""
         longest = len(document)
         name = document.prefix_hashes([longest])[longest]
-        path = rundir.unit_path(self.path, self.label, regime, name)
+        path = rundir.unit_path(self.store, regime, name)
 
         def compute() -> None:
             found = read(self.scorer, document.ids, *how)
@@ -294,10 +301,8 @@ class UnitMaker:
 
     def questions(self, items: Sequence[Item], bos: int | None, decode: Decode) -> Unit:
         """The items of one task, length and index."""
-        first = items[0]
+        first, path = items[0], self.store / "items" / questions_name(items, bos)
         length = first.length + (0 if bos is None else 1)
-        name = f"{first.task}-{length}-{first.index}.json"
-        path = self.path / "variants" / self.label / "items" / name
 
         def compute() -> None:
             with pinned(self.scorer.model, length):

@@ -11,16 +11,16 @@ from typing import Any
 from ropext import guard
 from ropext.errors import UsageError
 from ropext.evaluation import harness, loading, work
-from ropext.evaluation.costs import asked_lengths, manner_of, masked_lengths, work_of
+from ropext.evaluation.costs import manner_of, work_of
 from ropext.evaluation.forward import Manner, TokenScorer
-from ropext.evaluation.manifest import workdir_of
-from ropext.evaluation.pinning import pass_lengths
+from ropext.evaluation.manifest import stores_of, workdir_of
 from ropext.evaluation.preparing import Settled, settle
 from ropext.evaluation.reading import (
     Unit,
     UnitMaker,
     forward_tokens,
     hf_stride,
+    questions_name,
     read_pass,
     read_short,
     read_strided,
@@ -101,10 +101,10 @@ def evaluate(
     read = {"MODEL": [own.snapshot.directory for own in settled.lineup.variants]}
     guard.check(read, {"--output": output})
     with _claimed(settled, output, command, force, hooks.say) as place, loading.silenced():
-        path = place.folder
+        path, stores = place.folder, stores_of(place, settled.lineup)
         if rank == 0:
             for other in earlier:
-                work.borrow(path, place.decides, other)
+                work.borrow(path, stores.values(), other)
         else:
             wait_for(path / MANIFEST, place.has_begun, hooks.stop)
         worker = Worker(
@@ -113,11 +113,12 @@ def evaluate(
             hooks.stop,
             Path(output) if output is not None else None,
         )
-        passes, more = _read_all(settled, path, worker, hooks)
+        more = _read_all(settled, path, stores, worker, hooks)
         if rank != 0:
             return Evaluation(Path(output) if output else None, {}, None)
         worker.wait_for_others()
-        results = assemble(settled, path, passes, more)
+        rundir.keep_only(path, worker.units)
+        results = assemble(settled, path, stores, more)
         run = rundir.read_run(path)
         if losses is not None and settled.corpus is not None:
             texts = ((document.name, document.ids) for document in settled.corpus.documents)
@@ -140,13 +141,12 @@ def _claimed(
 
 
 def _read_all(
-    settled: Settled, path: Path, worker: Worker, hooks: Hooks
-) -> tuple[dict[str, dict[str, int]], dict[str, Any]]:
-    """Every unit of every variant, one loaded model at a time."""
+    settled: Settled, path: Path, stores: Mapping[str, str], worker: Worker, hooks: Hooks
+) -> dict[str, Any]:
+    """Every unit of every variant, one loaded model at a time; what else was measured."""
     import torch
 
-    passes, more = dict[str, dict[str, int]](), dict[str, Any]()
-    longest = settled.frame.longest
+    more, longest = dict[str, Any](), settled.frame.longest
     manner: Manner | None = None
     for others in _by_weights(settled.lineup):
         own = others[0]
@@ -164,16 +164,15 @@ def _read_all(
                 scorer = TokenScorer(loaded, manner)
                 if not scorer.self_check().split:
                     hooks.say(f"{variant.label}: this architecture is read whole, in chunks")
-                maker = UnitMaker(path, variant.label, scorer)
-                passes[variant.label] = _passes(settled, variant, loaded, hooks)
-                worker.do(_units(settled, variant, maker, passes[variant.label]))
+                maker = UnitMaker(rundir.store(path, stores[variant.label]), variant.label, scorer)
+                worker.do(_units(settled, variant, maker, _passes(settled, variant, hooks)))
         if settled.options.lm_eval and worker.rank == 0 and any(not v.reads_short for v in others):
+            places = {own: rundir.store(path, name) for own, name in stores.items()}
             found = harness.run_tasks(
-                loaded, settled.encoder.tokenizer, settled.options, longest, others, path
+                loaded, settled.encoder.tokenizer, settled.options, longest, others, places
             )
             more["lm_eval"] = more.get("lm_eval", {}) | found
-    ordered = {own.label: passes[own.label] for own in settled.lineup.variants}
-    return ordered, more
+    return more
 
 
 def _by_weights(lineup: Lineup) -> list[list[Variant]]:
@@ -184,22 +183,17 @@ def _by_weights(lineup: Lineup) -> list[list[Variant]]:
     return [sorted(group, key=lambda own: own.adapter is not None) for group in groups.values()]
 
 
-def _passes(settled: Settled, variant: Variant, loaded: Any, hooks: Hooks) -> dict[str, int]:
+def _passes(settled: Settled, variant: Variant, hooks: Hooks) -> dict[str, int]:
     """The regimes of a variant, each with its pass length."""
-    frame = settled.frame
     if settled.documents is None:
         return {}
-    if settled.masking is not None:
-        return {f"pass-{at}": at for at in masked_lengths(frame, variant.reads_short)}
-    if variant.reads_short:
-        return {"short": frame.longest}
-    lengths = pass_lengths(loaded, asked_lengths(frame))
-    if len(lengths) > 1:
+    found = variant.regimes(settled.frame)
+    if len(found) > 1 and settled.masking is None:
         hooks.say(
             f"{variant.label}: its spectrum depends on the length; it is read in "
-            f"{len(lengths)} passes, each with the rotation held still"
+            f"{len(found)} passes, each with the rotation held still"
         )
-    return {f"pass-{length}": length for length in lengths}
+    return found
 
 
 def _units(
@@ -221,13 +215,13 @@ def _units(
         yield maker.questions(group, settled.encoder.bos, settled.encoder.decode)
 
 
-def read_items(path: Path, label: str) -> list[ItemScore]:
+def read_items(settled: Settled, store: Path) -> list[ItemScore]:
     """All scored questions of a variant, in a fixed order."""
-    folder = path / "variants" / label / "items"
+    names = [questions_name(group, settled.encoder.bos) for group in settled.questions]
     rows = [
         ItemScore.from_json(row)
-        for file in sorted(folder.glob("*.json"))
-        for row in json.loads(file.read_text(encoding="utf-8"))
+        for name in names
+        for row in json.loads((store / "items" / name).read_text(encoding="utf-8"))
     ]
     return sorted(rows, key=lambda own: (own.task, own.length, own.index, own.depth or 0.0))
 
@@ -235,19 +229,25 @@ def read_items(path: Path, label: str) -> list[ItemScore]:
 def assemble(
     settled: Settled,
     path: Path,
-    passes: Mapping[str, Mapping[str, int]],
+    stores: Mapping[str, str],
     more: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Write items.jsonl and results.json; the numbers depend on the units' files alone."""
     lineup, frame = settled.lineup, settled.frame
-    readings = dict[str, Reading]()
+    readings, passes = dict[str, Reading](), dict[str, dict[str, int]]()
     if (documents := settled.documents) is not None:
         rundir.write_documents(path, documents, frame.longest)
+        passes = {own.label: own.regimes(frame) for own in lineup.variants}
         readings = {
-            label: rundir.read_reading(path, label, documents, own, frame.longest)
+            label: rundir.read_reading(path, stores[label], label, documents, own, frame.longest)
             for label, own in passes.items()
         }
-    items = {own.label: read_items(path, own.label) for own in lineup.variants}
+    items = {
+        own.label: []
+        if own.reads_short
+        else read_items(settled, rundir.store(path, stores[own.label]))
+        for own in lineup.variants
+    }
     if any(items.values()):
         _write_items(path, items)
     left_out = not_measurable(items, frame.context)
@@ -274,8 +274,8 @@ def assemble(
             own.label: {"kind": own.kind, "model": own.snapshot.name, "target": own.target}
             | {"adapter": own.adapter}
             | {key: value for key, value in own.info.items() if key != "target"}
-            | {"passes": dict(passes[own.label])}
-            | _measured(settled, path, own, readings, items[own.label])
+            | {"store": stores[own.label], "passes": passes.get(own.label, {})}
+            | _measured(settled, path, own, readings, items[own.label], stores[own.label])
             for own in lineup.variants
         },
         **more,
@@ -306,6 +306,7 @@ def _measured(
     own: Variant,
     readings: Mapping[str, Reading],
     scores: Sequence[ItemScore],
+    store: str,
 ) -> dict[str, Any]:
     """All numbers of one variant."""
     frame, options, values = settled.frame, settled.options, dict[str, Value]()
@@ -317,7 +318,7 @@ def _measured(
         if options.protocol == "hf-stride" and not own.reads_short:
             regimes = {f"stride-{length}": length for length in frame.lengths}
             strides = rundir.read_reading(
-                path, own.label, settled.documents, regimes, frame.longest
+                path, store, own.label, settled.documents, regimes, frame.longest
             )
             values |= strided_values(frame, strides.passes)
     overlap, in_text = settled.overlaps.get(own.label), options.haystack == "text"

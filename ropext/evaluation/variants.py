@@ -1,8 +1,11 @@
 """Which models are compared: the base through its short window, and what reads the long one."""
 
+import hashlib
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +17,21 @@ from ropext.checkpoint.provenance import (
     TRAININGS,
     Record,
     SiteRecord,
+    digest,
+    identity,
     read_record,
 )
 from ropext.checkpoint.snapshot import with_weights
 from ropext.errors import InputError, RopextError, UnsupportedModel, UsageError
 from ropext.evaluation import loading
-from ropext.evaluation.pinning import PINNED, put
+from ropext.evaluation.pinning import LENGTH_DEPENDENT, PINNED, put
 from ropext.files import read_object
 from ropext.inspecting import READ_FROM, growth_of, record_of_config, scaled_by_config
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
 from ropext.planning import plan_config
 from ropext.results.overlap import HASHES, Trained, both, from_json, trained_in, unknown
+from ropext.results.perplexity import Frame
 from ropext.rope import Spectrum
 from ropext.scaling.tables import Growth
 
@@ -60,6 +66,51 @@ class Variant:
         """Whether it reads through the short window, and answers no questions."""
         return self.kind in SHORT
 
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        """What tells it from other models: of what kind, with which weights and spectrum."""
+        adapter = None if self.adapter is None else _adapter_digest(self.adapter)
+        return {
+            "kind": self.kind,
+            "model": identity(self.snapshot),
+            "adapter_sha256": adapter,
+            **self.info,
+        }
+
+    def key(self) -> str:
+        """Return the digest of its content, which names its folder in a store of readings."""
+        return digest([self.content, self.config])
+
+    def passes(self, frame: Frame) -> tuple[int, ...]:
+        """Return the pass lengths that serve all lengths of a frame, by the spectra that the config
+        names: one for each run of lengths that share a spectrum.
+
+        A static spectrum needs one pass, at the longest; longrope with two different sets needs
+        two; dynamic needs one for every length beyond the context. A masked language model reads
+        every length, and a base no longer one than its own.
+        """
+        if frame.mask_stride:
+            reach = frame.context if self.reads_short else frame.longest
+            return tuple(length for length in frame.read_lengths if length <= reach)
+        if self.reads_short or self.original:
+            return (frame.longest,)
+        config = self.snapshot.config if self.config is None else dict(self.config)
+        try:
+            sites = families.read(config).sites
+        except UnsupportedModel:  # no rotary embeddings, or those of an unknown family
+            named = str([config.get(key) for key in ("rope_scaling", "rope_parameters")])
+            depends = any(f"'{kind}'" in named for kind in LENGTH_DEPENDENT)
+            return frame.read_lengths if depends else (frame.longest,)
+        spectra = [[_regime(own, length) for own in sites] for length in frame.read_lengths]
+        pairs = zip(frame.read_lengths, spectra, [*spectra[1:], None], strict=True)
+        return tuple(length for length, here, next_one in pairs if here != next_one)
+
+    def regimes(self, frame: Frame) -> dict[str, int]:
+        """Return the pass length of each folder of readings in its store."""
+        if self.reads_short and not frame.mask_stride:
+            return {"short": frame.longest}
+        return {f"pass-{length}": length for length in self.passes(frame)}
+
 
 @dataclass(frozen=True)
 class Lineup:
@@ -71,6 +122,24 @@ class Lineup:
     most: int = 0  # tokens that one of them reads, as a position table has rows; 0 = any number
     warnings: tuple[str, ...] = ()
     masked: bool = False  # they fill in masked tokens, where others predict the next
+
+
+def _regime(site: families.Site, length: int) -> Any:
+    """What tells the spectrum that stock uses at a length from that at another one."""
+    spectrum = site.rope.spectrum
+    if site.params["rope_type"] == "dynamic":
+        return max(length, site.rope.original_context)
+    has_two = spectrum.short_inv_freq not in (None, spectrum.inv_freq)
+    return has_two and length > spectrum.short_context
+
+
+def _adapter_digest(adapter: str) -> str:
+    found = hashlib.sha256()
+    for name in sorted(os.listdir(adapter)) if os.path.isdir(adapter) else ():
+        if name.endswith((".safetensors", ".json")):
+            found.update(name.encode())
+            found.update(Path(adapter, name).read_bytes())
+    return found.hexdigest()
 
 
 def trained_on(variant: Variant) -> Trained | None:

@@ -1,21 +1,18 @@
 """Do units of work: shared out over processes, resumable, interruptible between any two.
 
-Finished pieces of another run folder are taken over where the same model read the same tokens: a
-grid reads its base once, and a run that was trained again does not read the base again.
+A grid reads its base once: the cells link one another's finished pieces.
 """
 
-import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
-from ropext import workdir
 from ropext.errors import Interrupted, NothingKept
 from ropext.evaluation.reading import Unit, complete
 from ropext.files import write_bytes
 from ropext.narration import Show
+from ropext.results import rundir
 
 POLL_SECONDS = 0.2
 
@@ -36,12 +33,12 @@ class Worker:
         self.total, self.done, self.show = total // self.world, 0, show
         self.stop, self.kept_in = stop, kept_in
         self.finished, self.resumed, self.begun = 0, 0, time.time()
-        self.waiting: list[Path] = []
+        self.units: list[Path] = []
 
     def do(self, units: Iterable[Unit]) -> None:
         """Every `world`-th unit, those excepted whose file is there already."""
         for number, unit in enumerate(units):
-            self.waiting.append(unit.path)
+            self.units.append(unit.path)
             if unit.path.exists():
                 # What another process finishes meanwhile was not found here.
                 self.resumed += unit.path.stat().st_mtime < self.begun
@@ -69,7 +66,7 @@ class Worker:
 
     def wait_for_others(self) -> None:
         """Until the other processes have written their units."""
-        missing = self.waiting if self.world > 1 else []
+        missing = self.units if self.world > 1 else []
         while missing := [path for path in missing if not path.exists()]:
             if self.stop():
                 raise self.stopped()
@@ -84,18 +81,10 @@ def wait_for(path: Path, ready: Callable[[], bool], stop: Callable[[], bool]) ->
         time.sleep(POLL_SECONDS)
 
 
-def borrow(path: Path, decides: Mapping[str, Any], other: Path) -> None:
-    """Link every unit of `other` whose variant, tokens, settings and versions are the same."""
-    found = workdir.read(other)
-    if found is None or found["command"] != "eval":
-        return  # not begun, or of another kind
-    theirs = found["decides"]
-    mine = json.loads(json.dumps(decides))  # tuples as the file has them
-    if {**theirs, "variants": {}} != {**mine, "variants": {}}:
-        return
-    for label, variant in mine["variants"].items():
-        if theirs["variants"].get(label) == variant:
-            _link_all(other / "variants" / label, path / "variants" / label)
+def borrow(path: Path, stores: Iterable[str], other: Path) -> None:
+    """Link every unit that `other` has in a store of the same name."""
+    for name in stores:
+        _link_all(rundir.store(other, name), rundir.store(path, name))
 
 
 def _link_all(source: Path, target: Path) -> None:

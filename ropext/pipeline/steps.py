@@ -303,7 +303,6 @@ class CellWork:
 
     def _evaluate(self) -> Stage:
         results = self.evaluation / "results.json"
-        old = self.evaluation.with_name(f"{EVALUATION}.old")
 
         def inputs() -> Flat:
             contents = {f"checkpoint.{label}": own for label, own in self.contents().items()}
@@ -318,12 +317,6 @@ class CellWork:
             whole = results.is_file() and (self.evaluation / "report.html").is_file()
             return {"results": self.hashes.of(results)} if whole else None
 
-        def clear() -> None:
-            # Kept beside it: what was read of models that are still the same is not read again.
-            if self.evaluation.is_dir() and not old.is_dir():
-                self.evaluation.rename(old)
-            remove(self.evaluation)
-
         def do() -> None:
             from ropext.evaluation.session import evaluate
             from ropext.report.evaluation import write_report
@@ -337,17 +330,16 @@ class CellWork:
                 hooks=Hooks(say=self.say) if self.show is None else Hooks(self.say, self.show),
                 lineup=self.lineup(),
                 gates=self.gates,
-                earlier=(old, *self.siblings),
+                earlier=self.siblings,
                 report=write_report,
                 **self.job.evaluation(),
             )
-            remove(old)
 
         def tidy() -> None:
-            remove(old)
             release(self.evaluation, self.evaluation)
 
-        return Stage(EVALUATE, inputs, look, do, clear, tidy, everyone=True)
+        # What was read of models that are still the same stays, and is not read again.
+        return Stage(EVALUATE, inputs, look, do, tidy=tidy, everyone=True)
 
     def contents(self) -> dict[str, str]:
         """Digests of all bytes of the base and of each checkpoint, by label."""

@@ -133,6 +133,12 @@ class Frame:
         """Tokens of each document that are read."""
         return self.lengths[-1]
 
+    @property
+    def read_lengths(self) -> tuple[int, ...]:
+        """The lengths that are read, the trained context among them for the short tax."""
+        inside = {self.context} if self.context < self.longest else set()
+        return tuple(sorted({*self.lengths} | inside))
+
     def tail_span(self, length: int) -> Span:
         """Positions of the last N tokens before a length."""
         if self.mask_stride:

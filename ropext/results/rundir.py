@@ -2,18 +2,19 @@
 
     documents.json                         names, token hashes by length
     documents/HASH.npy                     bytes of text per token
-    variants/LABEL/pass-LENGTH/HASH.npy    NLL of every token, one pass of that length
-    variants/LABEL/short/HASH.npy          NLL through the short window
-    variants/LABEL/stride-LENGTH/HASH.npy  weighted sum and weight of the strided loop
-    variants/LABEL/items/UNIT.json         retrieval scores
+    variants/STORE/pass-LENGTH/HASH.npy    NLL of every token, one pass of that length
+    variants/STORE/short/HASH.npy          NLL through the short window
+    variants/STORE/stride-LENGTH/HASH.npy  weighted sum and weight of the strided loop
+    variants/STORE/items/UNIT.json         retrieval scores
     items.jsonl, results.json, report.md, report.html, plots/*.png
 
 A unit of work is one file under variants/; it is written beside its name and renamed, so a file
-that is there is complete. Nothing here holds a time.
+that is there is complete. A store is named by the label of its variant and a digest of all that
+decides its units, so that what is there is never of another model. Nothing here holds a time.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from ropext.results.overlap import mark_of
 from ropext.results.perplexity import Documents, Frame, Reading
 from ropext.results.retrieval import ItemScore
 from ropext.results.values import Bootstrap, Value
+from ropext.workdir import STORES
 
 SCHEMA = 1
 
@@ -51,9 +53,24 @@ def write_documents(path: Path, documents: Documents, longest: int) -> None:
     write_json(path / "documents.json", rows)
 
 
-def unit_path(path: Path, label: str, regime: str, document_hash: str) -> Path:
+def store(path: Path, name: str) -> Path:
+    """The folder of the readings and answers of one variant."""
+    return path / STORES / name
+
+
+def keep_only(path: Path, units: Collection[Path]) -> None:
+    """Delete what a run before this one read and this one does not."""
+    names = {unit.relative_to(path).as_posix() for unit in units}
+    workdir.remove(path, lambda name: name in names or not _is_unit(name))
+
+
+def _is_unit(name: str) -> bool:
+    return name.startswith(STORES) and "/lm-eval/" not in name
+
+
+def unit_path(store: Path, regime: str, document_hash: str) -> Path:
     """Where the array of one unit (document, regime) lies."""
-    return path / "variants" / label / regime / f"{document_hash[:32]}.npy"
+    return store / regime / f"{document_hash[:32]}.npy"
 
 
 @dataclass(frozen=True)
@@ -109,7 +126,7 @@ def _contenders(path: Path, results: Mapping[str, Any]) -> dict[str, Contender]:
             label,
             frame,
             documents,
-            read_reading(path, label, documents, variant["passes"], frame.longest)
+            read_reading(path, variant["store"], label, documents, variant["passes"], frame.longest)
             if documents is not None
             else None,
             tuple(items.get(label, ())),
@@ -135,14 +152,19 @@ def _read_documents(path: Path, frame: Frame) -> Documents:
 
 
 def read_reading(
-    path: Path, label: str, documents: Documents, passes: Mapping[str, int], longest: int
+    path: Path,
+    name: str,
+    label: str,
+    documents: Documents,
+    passes: Mapping[str, int],
+    longest: int,
 ) -> Reading:
     """Open the arrays of one variant; `passes` maps a regime's directory to its pass length."""
     return Reading(
         label,
         {
             length: [
-                np.load(unit_path(path, label, regime, hashes[longest]), mmap_mode="r")
+                np.load(unit_path(store(path, name), regime, hashes[longest]), mmap_mode="r")
                 for hashes in documents.prefix_hashes
             ]
             for regime, length in passes.items()

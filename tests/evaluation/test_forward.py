@@ -8,6 +8,9 @@ from small_models import CONTEXT, VOCABULARY, random_ids, rope, tiny
 
 from ropext.evaluation.forward import HEAD_BYTES, Manner, NanInLogits, TokenScorer, slice_for
 from ropext.evaluation.pinning import pass_lengths, pinned
+from ropext.evaluation.variants import Variant
+from ropext.results.perplexity import Frame
+from ropext.results.values import Bootstrap
 
 STATIC = ["default", "linear", "yarn", "llama3", "proportional"]
 DYNAMIC = ["dynamic", "longrope"]
@@ -82,15 +85,30 @@ def test_pinning_leaves_the_module_as_it_found_it(rope_type):
     assert short == pytest.approx(fresh, abs=1e-5)
 
 
-def test_which_passes_serve_the_lengths():
+SAME_SETS = rope("longrope") | {"short_factor": [1.0, 2.0, 4.0, 8.0]}
+
+
+@pytest.mark.parametrize(
+    ("model", "passes"),
+    [
+        *((extended(rope_type), (LENGTH,)) for rope_type in STATIC),
+        (extended("longrope"), (CONTEXT, LENGTH)),
+        (tiny(max_position_embeddings=LENGTH, rope_parameters=SAME_SETS), (LENGTH,)),
+        (extended("dynamic"), (CONTEXT, 128, LENGTH)),
+    ],
+)
+@pytest.mark.parametrize("known", [True, False])
+def test_the_config_tells_which_passes_serve_the_lengths(model, passes, known):
+    """What stock's own modules use at each length says the same; in a family without rotary
+    embeddings that ropext knows, each length has a pass where the spectrum may depend on it."""
     lengths = (16, 32, CONTEXT, 128, LENGTH)
-    for rope_type in STATIC:
-        assert pass_lengths(extended(rope_type), lengths) == (LENGTH,)
-    assert pass_lengths(extended("longrope"), lengths) == (CONTEXT, LENGTH)
-    same = rope("longrope") | {"short_factor": [1.0, 2.0, 4.0, 8.0]}
-    model = tiny(max_position_embeddings=LENGTH, rope_parameters=same)
-    assert pass_lengths(model, lengths) == (LENGTH,)
-    assert pass_lengths(extended("dynamic"), lengths) == (CONTEXT, 128, LENGTH)
+    frame = Frame(CONTEXT, lengths, 16, Bootstrap())
+    config = model.config.to_dict() | ({} if known else {"model_type": "gpt2"})
+    if not known and model.config.rope_parameters["rope_type"] in DYNAMIC:
+        passes = lengths
+    elif known:
+        assert pass_lengths(model, lengths) == passes
+    assert Variant("any", "extended", None, config=config).passes(frame) == passes
 
 
 # Each scales, caps or otherwise treats its logits, routes between experts, or windows its layers.

@@ -37,7 +37,8 @@ def poisoned(run, place):
     """A copy of a run in which a stranger names a variant, documents and models; a task of no known
     name is refused."""
     shutil.copytree(run, place)
-    (place / "variants" / "pi-2x").rename(place / "variants" / NAME)
+    (store,) = (place / "variants").glob("pi-2x-*")
+    store.rename(store.with_name(store.name.replace("pi-2x", NAME)))
     names = json.loads((place / "documents.json").read_text())
     for name in ("results.json", "items.jsonl", "documents.json"):
         text = (place / name).read_text()

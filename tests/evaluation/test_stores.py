@@ -1,0 +1,92 @@
+"""A store of readings is named by all that decides them: what is the same is not read again."""
+
+import json
+from pathlib import Path
+
+import pytest
+from checkpoints import LENGTHS, write_checkpoint, write_documents
+
+from ropext.evaluation.manifest import stores_of
+from ropext.evaluation.variants import line_up
+from ropext.evaluation.work import borrow
+from ropext.files import write_text
+from ropext.options.evaluate import Evaluate
+from ropext.pipeline.extending import evaluate
+from ropext.workdir import Workdir
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    path = tmp_path_factory.mktemp("stores")
+    write_checkpoint(path / "model")
+    write_checkpoint(path / "other", seed=1)
+    write_documents(path / "docs.jsonl")
+    return path
+
+
+def decides(**changes):
+    settings = {"dtype": "auto", "attn_implementation": None, "lengths": [64, 128]}
+    own = {"schema": 1, "settings": settings, "context": 64, "lengths": [64, 128], "bos": 1}
+    return own | {"tokenizer_sha256": "t", "versions": {"torch": "2"}} | changes
+
+
+def names(place, model="model", options=(), **changes):
+    lineup = line_up(str(place / model), None, Evaluate(data="any", **dict(options)))
+    return stores_of(Workdir(Path("out"), "eval", decides(**changes)), lineup)
+
+
+def test_all_that_decides_a_reading_is_in_the_name_of_its_store(place):
+    methods = {"method": "pi,yarn", "factor": "4"}
+    usual = names(place, options=methods)
+    assert list(usual) == ["base", "untouched", "pi-4x", "yarn-4x"]
+    assert len({*usual.values()}) == 4
+    changed = [
+        names(place, "other", methods),
+        names(place, options=methods, versions={"torch": "3"}),
+        names(place, options=methods, context=32),
+        names(place, options=methods, bos=None),
+        names(place, options=methods, masking={"token": 3}),
+        names(place, options=methods, settings=decides()["settings"] | {"dtype": "bfloat16"}),
+    ]
+    everyone = [name for own in (usual, *changed) for name in own.values()]
+    assert len({*everyone}) == len(everyone)
+    # Documents and questions name the files; who else is read changes nothing.
+    assert names(place, options={"method": "pi", "factor": "4"}, lengths=[256]).items() <= (
+        usual.items()
+    )
+
+
+def test_a_run_with_other_settings_reads_what_is_new_and_leaves_nothing_else(place, tmp_path):
+    """The figures are those of a folder that was empty, to the byte."""
+
+    def read(path, methods, **more):
+        asked = {"method": methods, "factor": "4", "lengths": LENGTHS, "tasks": "copy", **more}
+        asked |= {"data": str(place / "docs.jsonl"), "items": 1, "haystack": "noise"}
+        done = evaluate(str(place / "model"), path, force=True, **asked)
+        return done, {p: p.stat().st_mtime_ns for p in (path / "variants").rglob("*.*")}
+
+    _, first = read(tmp_path / "run", "pi,yarn", depths="0.2")
+    again, second = read(tmp_path / "run", "pi,ntk", depths="0.2,0.8")
+    fresh, third = read(tmp_path / "fresh", "pi,ntk", depths="0.2,0.8")
+    written = (tmp_path / "run/results.json").read_bytes()
+    assert written == (tmp_path / "fresh/results.json").read_bytes()
+    relative = sorted(path.relative_to(tmp_path / "fresh") for path in third)
+    assert sorted(path.relative_to(tmp_path / "run") for path in second) == relative
+    same = {path for path, when in second.items() if first.get(path) == when}
+    arrays = {p for p in second if p.suffix == ".npy" and "ntk" not in p.parts[-3]}
+    assert same == arrays
+    assert (len(arrays), again.resumed, fresh.resumed) == (3 * 9, 3 * 9, 0)
+
+
+def test_the_cells_of_a_grid_link_what_another_one_has_read(tmp_path):
+    for store, regime in (("base-1", "short"), ("tuned-2", "pass-512"), ("tuned-3", "items")):
+        write_text(tmp_path / "other/variants" / store / regime / "unit", json.dumps(store))
+    write_text(tmp_path / "other/variants/base-1/short/.torn.0123456789abcdef.ropext-tmp", "half")
+    mine = tmp_path / "mine"
+    borrow(mine, ["base-1", "tuned-2"], tmp_path / "nowhere")
+    for _ in range(2):  # what is there stays
+        borrow(mine, ["base-1", "tuned-2"], tmp_path / "other")
+    found = sorted(p.relative_to(mine).as_posix() for p in mine.rglob("*") if p.is_file())
+    assert found == ["variants/base-1/short/unit", "variants/tuned-2/pass-512/unit"]
+    unit = "variants/base-1/short/unit"
+    assert (mine / unit).samefile(tmp_path / "other" / unit)
