@@ -33,7 +33,7 @@ subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
 print(time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"""
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
-READERS = ROOT / "ropext" / "proof" / "engines"
+READERS = ROOT / "scripts" / "loaders"
 DEMO = bundled.MODELS["ropext://demo"]
 CONTEXT, TARGET = 256, 1024
 PAIRS = 16

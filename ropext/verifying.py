@@ -1,8 +1,7 @@
 """Check a directory, ropext's own or anybody's: spectrum, spellings, lengths, limits, weights."""
 
 import json
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -37,7 +36,6 @@ from ropext.rope import Spectrum
 from ropext.scaling.tables import METHODS, growth
 
 if TYPE_CHECKING:
-    from ropext.proof.engines import EngineRun
     from ropext.proof.server import Probe
 
 
@@ -57,7 +55,6 @@ class Verification:
     directory: str
     checks: tuple[Check, ...]
     served: Served | None = field(repr=False)
-    engines: "tuple[EngineRun, ...]" = ()
 
     @property
     def passed(self) -> bool:
@@ -81,8 +78,6 @@ class Verification:
     def to_json(self) -> dict[str, Any]:
         checks = [asdict(check) for check in self.checks]
         out = {"directory": self.directory, "passed": self.passed, "checks": checks}
-        if self.engines:
-            out["engines"] = [asdict(own) for own in self.engines]
         return out | (self.served.to_json() if self.served else {})
 
 
@@ -93,9 +88,6 @@ def check_directory(
     deep: bool = False,
     record: bool = False,
     endpoint: str | None = None,
-    run: Sequence[str] = (),
-    python: str = sys.executable,
-    converter: Path | None = None,
     trust_remote_code: bool = False,
     say: Say = silent,
     show: Show = unseen,
@@ -104,22 +96,15 @@ def check_directory(
     """Check a checkpoint directory against its own record, a saved plan, or its base.
 
     `record` writes into that record what `deep` compares with. With `endpoint`, a running server
-    is asked too; `loading` says how transformers runs beside it. `run` names engines that `python`
-    has: they read the weights, and so does stock transformers; `converter` is llama.cpp's, and
-    makes the GGUF that it reads.
+    is asked too; `loading` says how transformers runs beside it.
     """
-    if run:
-        from ropext.proof import engines  # late: it loads numpy
-
-        engines.check_installed(run, python, Path(directory), converter)
     snapshot = open_model(str(directory))
     if not snapshot.container:
         snapshot = open_snapshot(str(directory), weights=True)
     known = record_in(snapshot)
     if (positions := positions_of(snapshot)) is not None:
-        if endpoint is not None or run:
-            asked = "--run" if run else "--endpoint"
-            raise UsageError(f"{asked} compares rotary models; {directory} has none of it")
+        if endpoint is not None:
+            raise UsageError(f"--endpoint compares rotary models; {directory} has none of it")
         checks = list(
             _table(
                 *(snapshot, positions, known, against),
@@ -145,18 +130,9 @@ def check_directory(
     if endpoint is not None:
         loading |= {"trust_remote_code": trust_remote_code}
         checks.append(_endpoint(endpoint, snapshot, model, claim, loading, say))
-    measured: tuple[EngineRun, ...] = ()
-    try:
-        if run:
-            measured = tuple(_engines(run, python, converter, snapshot, model, claim, say))
-    except ProofFailed as failed:
-        checks.append(Check("engines", False, str(failed)))
-    for own in measured:
-        name = f"{own.engine} {own.version}".strip()
-        checks.append(Check(name, own.verdict == "same", own.sentence))
     broken = any(check.passed is False for check in checks)
     served = None if broken else read_again(snapshot)
-    return Verification(snapshot.name, tuple(checks), served, measured)
+    return Verification(snapshot.name, tuple(checks), served)
 
 
 @dataclass(frozen=True)
@@ -614,32 +590,6 @@ def _gguf_endpoint(
         place = Path(name)
         config = before and with_rope(read_object(place / "config.json"), dict(before))
         return server.probe_gguf(url, place, config, vocab_size=model.vocab_size, **asked)
-
-
-def _engines(
-    names: Sequence[str],
-    python: str,
-    converter: Path | None,
-    snapshot: Snapshot,
-    model: Model,
-    claim: Claim,
-    say: Say,
-) -> "Iterable[EngineRun]":
-    from ropext.gguf import GgufFile
-    from ropext.proof import engines  # late: it loads numpy
-    from ropext.proof.dequantising import directory_of
-
-    with directory_of(snapshot.name, say) as name:
-        place = Path(name) if snapshot.container else snapshot.directory
-        text = engines.text_for(place, model.vocab_size, claim.context, model.context)
-        say(f"--run: {text}")
-        wanted = engines.by_transformers(place, text)
-    readings = read_again(snapshot).readings
-    place = snapshot.directory
-    rounded = isinstance(snapshot, GgufFile) and snapshot.is_rounded
-    yield from engines.compare(
-        names, python, place, text, readings, converter=converter, wanted=wanted, rounded=rounded
-    )
 
 
 def repair(

@@ -2,17 +2,20 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 
+import kit as conformance
+import numpy as np
 import pytest
+import telling
 import transcriptions
-from command_line import run
+from bases import SIZES, keys_of
+from check import findings
+from kit import FORMS, spectra
 
-from ropext import conformance, proof
-from ropext.conformance import FORMS, spectra
-from ropext.conformance.bases import SIZES, keys_of
-from ropext.conformance.check import findings
+from ropext import proof
 from ropext.errors import RopextError, UsageError
 from ropext.families import read
 from ropext.files import read_json
@@ -191,27 +194,50 @@ def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def test_the_command_writes_the_same_bytes_and_replaces_only_when_told(kit, tmp_path, capsys):
+def test_the_script_writes_the_same_bytes_and_replaces_only_when_told(kit, tmp_path, capsys):
     output = tmp_path / "own"
-    words = ("conformance", "-o", output, "--family", "llama")
-    code, said = run(*words, "--json", capsys=capsys)
-    assert code == 0
-    made = json.loads(said.out)
-    assert made["families"] == {"llama": [*read_json(kit / "expected.json")["families"]["llama"]]}
+    words = ["-o", str(output), "--family", "llama"]
+    conformance.main(words)
+    forms = read_json(kit / "expected.json")["families"]["llama"]
+    assert f"wrote {output}: 1 families, {len(forms)} configs" in capsys.readouterr().out
     first = contents(output)
-    assert made["bytes"] == sum(map(len, first.values()))
     weights = "llama/model.safetensors"
     assert first[weights] == (kit / weights).read_bytes()
-    code, said = run(*words, capsys=capsys)
-    assert (code, said.out) == (2, "")
-    assert "exists; --force" in said.err
-    code, said = run(*words, "--force", capsys=capsys)
-    assert code == 0
-    assert f"wrote {output}: 1 families" in said.out
+    for wrong, says in (
+        (words, f"{output} (--output) exists; --force"),
+        (["-o", str(tmp_path / "x"), "--family", "bert"], "error: --family bert is not in the kit"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            conformance.main(wrong)
+        assert stop.value.code == 2
+        assert says in capsys.readouterr().err
+    conformance.main([*words, "--force"])
     assert contents(output) == first
-    code, said = run("conformance", "-o", tmp_path / "x", "--family", "bert", capsys=capsys)
-    assert code == 2
-    assert said.err.startswith("error: --family bert is not in the kit")
+
+
+@pytest.mark.slow
+def test_a_reader_tells_a_long_text_at_its_end(kit, tmp_path):
+    """More tokens than positions told: the same numbers as from all logits at once."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    ids = np.arange(2400) % 250
+    np.save(tmp_path / "ids.npy", ids)
+    reader = conformance.HERE / "read_transformers.py"
+    words = [str(tmp_path / "ids.npy"), str(tmp_path / "told.npz"), str(kit / "llama")]
+    subprocess.run([sys.executable, str(reader), *words], check=True)
+    told = np.load(tmp_path / "told.npz")[str(kit / "llama")]
+    model = AutoModelForCausalLM.from_pretrained(kit / "llama", dtype=torch.float32).eval()
+    with torch.inference_mode():
+        rows = model(torch.as_tensor(ids)[None]).logits[0, :-1].double().log_softmax(-1)
+    wanted = rows.gather(1, torch.as_tensor(ids)[1:, None])[:, 0].numpy()
+    assert told.shape == (telling.LAST,)
+    np.testing.assert_allclose(told, wanted[-telling.LAST :], atol=1e-4)
+
+
+def test_readers_import_nothing_of_ropext():
+    for path in [*conformance.HERE.glob("read_*.py"), conformance.HERE / "telling.py"]:
+        assert not re.search(r"^\s*(import|from) ropext", path.read_text("utf-8"), re.M), path
 
 
 def test_what_a_family_cannot_carry_is_left_out():

@@ -121,7 +121,7 @@ def test_a_picture_replaces_pictures_of_ropext_alone(tmp_path, content, capsys):
 # Options and arguments whose value is a text that is no place on this machine.
 WORDS = """action attn_implementation base_model begin budget column data_revision depths device
 device_map dtype endpoint factor family for_loaders keys lengths license lm_eval method name only
-push_to_hub report_to repository revision run split split_documents start targets tasks words"""
+push_to_hub report_to repository revision split split_documents start targets tasks words"""
 # (command, its option): the words that give it a path IN; what else the command needs.
 EXTENDED = ("ext", "--data", "texts.jsonl", "-o", "OUT")
 PATHS = {
@@ -143,8 +143,6 @@ PATHS = {
     ("extend", "evaluate"): ("base", "--factor", "2", "--eval", "IN", "-o", "OUT"),
     ("verify", "directory"): ("IN", "--fix"),
     ("verify", "against"): ("base", "--fix", "--against", "IN"),
-    ("verify", "python"): ("base", "--fix", "--run", "vllm", "--python", "IN"),
-    ("verify", "converter"): ("base", "--fix", "--run", "llama.cpp", "--converter", "IN"),
     ("fit", "model"): ("IN", "--data", "t.jsonl", "--factor", "2", "-o", "OUT"),
     ("fit", "data"): ("base", "--data", "IN", "--factor", "2", "-o", "OUT"),
     ("fit", "output"): ("base", "--data", "t.jsonl", "--factor", "2", "-o", "IN"),
@@ -167,7 +165,6 @@ PATHS = {
     ("compare", "output"): ("run", "-o", "IN"),
     ("push", "directory"): ("IN", "org/name", "--dry-run"),
     ("push", "results"): ("ext", "org/name", "--results", "IN", "--dry-run"),
-    ("conformance", "output"): ("--family", "llama", "-o", "IN"),
     ("demo", "output"): ("-o", "IN"),
 }
 

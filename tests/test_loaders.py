@@ -4,17 +4,18 @@ import json
 import math
 from pathlib import Path
 
+import figures
+import kit
 import pytest
+from bases import FAMILIES as KIT
+from bases import SIZES, keys_of
 
-from ropext import conformance, families, loaders
-from ropext.conformance.bases import FAMILIES as KIT
-from ropext.conformance.bases import SIZES, keys_of
+from ropext import families, loaders
 from ropext.errors import NotExpressible, UsageError
 from ropext.loaders import table
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
 from scripts import make_tables
-from scripts.loaders import figures
 
 # The measured matrix, transcribed by hand: S same, D different, I ignored, E error, ? not run.
 # Columns: (loader, version, family); rows: the dict of each kind as ropext writes it.
@@ -399,7 +400,7 @@ def test_for_vllm_and_llama_cpp_answers_for_each_family(family: str):
 
 def test_gpt_oss_in_vllm_hangs_on_written_betas():
     plain = {"model_type": "gpt_oss"} | keys_of("gpt_oss", SIZES, {})
-    params = families.read(conformance.extended(plain, "yarn")).scaled_sites[0].params
+    params = families.read(kit.extended(plain, "yarn")).scaled_sites[0].params
     assert {"beta_fast", "beta_slow"} <= params.keys()
     bare = {key: value for key, value in params.items() if "beta" not in key}
     found = reading("vllm", "", "gpt_oss", bare)

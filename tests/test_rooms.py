@@ -52,7 +52,6 @@ BELOW_THE_LINE = (
     "training",
     "pipeline",
     "demo",
-    "conformance",
     "cli",
     "__init__",
     "__main__",

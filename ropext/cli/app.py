@@ -33,7 +33,6 @@ COMMANDS = {
     "eval": "Measure a model at its long lengths.",
     "compare": "Compare evaluations on the same tokens.",
     "push": "Upload an output to the hub.",
-    "conformance": "Write a kit for authors of loaders.",
     "methods": "List the scaling methods, or show one.",
     "demo": "Show it all on a small bundled model.",
 }

@@ -1,6 +1,5 @@
 """`ropext verify DIR`."""
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -43,24 +42,6 @@ Endpoint = Annotated[
         help="ask a running server (vLLM, SGLang, llama-server) whether it reads DIR as planned",
     ),
 ]
-Run = Annotated[
-    str | None,
-    typer.Option(
-        "--run",
-        metavar="NAMES",
-        help="engines to run on DIR's weights: vllm,llama.cpp,mlx,transformers",
-    ),
-]
-Python = Annotated[
-    str | None,
-    typer.Option("--python", metavar="PATH", help="the Python that has --run's engines [this one]"),
-]
-Converter = Annotated[
-    Path | None,
-    typer.Option(
-        "--converter", metavar="PATH", help="llama.cpp's convert_hf_to_gguf.py, for --run llama.cpp"
-    ),
-]
 
 
 def command(
@@ -72,9 +53,6 @@ def command(
     fix: Fix = False,
     trust: Trust = None,
     endpoint: Endpoint = None,
-    run: Run = None,
-    python: Python = None,
-    converter: Converter = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "cpu",
     trust_remote_code: options.TrustRemoteCode = False,
@@ -88,14 +66,9 @@ def command(
             raise UsageError(f"{flag} writes into {directory}, which is no directory here")
     if trust is not None and not fix:
         raise UsageError(f"--trust {trust} says what --fix writes; give both")
-    if python is not None and run is None:
-        raise UsageError(f"--python {python} says which Python has the engines of --run; give both")
-    if converter is not None and "llama.cpp" not in _names(run):
-        raise UsageError(f"--converter {converter} is for --run llama.cpp; give both")
     place = Path(directory)
     written = {"--fix": fix and place / "config.json", "--record": record and place / guard.RECORD}
-    read = {"--against": against, "--python": python, "--converter": converter}
-    guard.check(read, written)
+    guard.check({"--against": against}, written)
     if fix:
         config, edits = verifying.repair(directory, trust)
         out.say(text.edit_lines(edits) or "every spelling is right already")
@@ -107,9 +80,6 @@ def command(
         deep=deep,
         record=record,
         endpoint=endpoint,
-        run=_names(run),
-        python=python or sys.executable,
-        converter=converter,
         say=out.say,
         show=told_of_files(out.say),
         trust_remote_code=trust_remote_code,
@@ -121,13 +91,3 @@ def command(
     out.result(text.verification(found.verdict, checks, readers), found.to_json())
     if not found.passed:
         raise ProofFailed(found.problems())
-
-
-def _names(text: str | None) -> tuple[str, ...]:
-    """The engines of --run, each once."""
-    if text is None:
-        return ()
-    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if not names:
-        raise UsageError("--run wants the names of engines, such as vllm,llama.cpp")
-    return tuple("mlx" if name == "mlx-lm" else name for name in names)

@@ -2,7 +2,7 @@
 
 A fresh process that cannot import ropext (child.py) says what stock computes; comparing.py holds
 that against the plan, in plain numbers, so that neither imports torch or transformers. forward.py
-is its small model, server.py asks a running server, engines/ asks engines that are installed.
+is its small model, server.py asks a running server.
 """
 
 import json

@@ -14,19 +14,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import kit
 import numpy as np
+from bases import FAMILIES
+from misreading import misreadings, with_theta
 from transformers.utils import logging
 
-from ropext import conformance
-from ropext.conformance.bases import FAMILIES
-from ropext.conformance.misreading import misreadings, with_theta
 from ropext.errors import RopextError
 from ropext.files import read_json, write_json
 
-FORMS, CONTEXT, FACTOR = conformance.FORMS, conformance.CONTEXT, conformance.FACTOR
+FORMS, CONTEXT, FACTOR = kit.FORMS, kit.CONTEXT, kit.FACTOR
 VOCABULARY = 512
 # Engines have kernels for some sizes only.
-SIZES = conformance.SIZES | {
+SIZES = kit.SIZES | {
     "vocab_size": VOCABULARY,
     "hidden_size": 256,
     "intermediate_size": 256,
@@ -80,7 +80,7 @@ IMAGES = {
 def write_base(family: str, directory: Path) -> None:
     """A checkpoint of a family with random weights and no scaling."""
     text = FAMILIES[family].get("text_config", {}).get("model_type", family)
-    conformance.write_base(family, directory, SIZES, OWN.get(text))
+    kit.write_base(family, directory, SIZES, OWN.get(text))
     # Gemma 3's converter counts the tokens of a tokenizer.
     vocabulary = {f"t{number}": number for number in range(VOCABULARY)}
     tokenizer = {"model": {"type": "BPE", "vocab": vocabulary, "merges": []}, "added_tokens": []}
@@ -122,7 +122,7 @@ def main(folder: Path, families: list[str]) -> None:
         plain = read_json(base / "config.json")
         for form in FORMS:
             try:
-                config = conformance.extended(plain, form)
+                config = kit.extended(plain, form)
             except RopextError as error:
                 told[form] = str(error)
                 continue
@@ -130,7 +130,7 @@ def main(folder: Path, families: list[str]) -> None:
             shutil.copytree(base, output, dirs_exist_ok=True)
             write_json(output / "config.json", config)
         found = {
-            label: conformance.log_probabilities(directory, config, [ids])[0].numpy()
+            label: kit.log_probabilities(directory, config, [ids])[0].numpy()
             for label, directory, config in readings(folder / family)
         }
         np.savez(folder / family / "reference.npz", **found)

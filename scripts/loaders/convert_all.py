@@ -1,7 +1,6 @@
 """Convert checkpoints with llama.cpp's own converter: convert_all.py CONVERTER CHECKPOINTS
 
-Each FAMILY/FORM gets a model.gguf in float32, as `ropext verify --run llama.cpp` makes it;
-measure.py puts the folder of that on the path. What fails leaves its words in convert.error.
+Each FAMILY/FORM gets a model.gguf in float32. What fails leaves its words in convert.error.
 """
 
 import sys

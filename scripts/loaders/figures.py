@@ -8,9 +8,10 @@ known, does not.
 
 from collections import Counter
 
+from bases import FAMILIES, SIZES, keys_of
+from kit import FORMS, extended
+
 from ropext import families, loaders
-from ropext.conformance import FORMS, extended
-from ropext.conformance.bases import FAMILIES, SIZES, keys_of
 from ropext.errors import RopextError
 
 LOADERS = ("transformers", "vllm", "sglang", "llama.cpp", "mlx")

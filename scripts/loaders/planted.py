@@ -1,6 +1,6 @@
 """Plant ten bugs, one at a time, in a small reader, and see that the conformance kit finds each.
 
-    ropext conformance -o KIT && python scripts/loaders/planted.py KIT
+    python scripts/loaders/kit.py -o KIT && python scripts/loaders/planted.py KIT
 
 The reader is written from the papers, apart from ropext and from the kit. What it makes of a config
 is put into stock transformers' model of the plain config, whose answers check.py then judges. The

@@ -1,7 +1,6 @@
 """Log-probabilities by CTranslate2 of what its own converter makes of a checkpoint.
 
-Runs as the readers of ropext/proof/engines do, whose folder measure.py puts on its path. The
-tokenizer alone is ours: it names the tokens t0, t1, ...
+The tokenizer alone is ours: it names the tokens t0, t1, ...
 """
 
 import tempfile

@@ -29,7 +29,6 @@ ROWS = {
     "eval": ("extended", "--data", "ropext://held-out", "--max-docs", "1", "-o", "evaluation"),
     "compare": ("evaluation",),
     "methods": (),
-    "conformance": ("--family", "llama", "--force", "-o", "OUT"),
 }
 # Modules that a stranger's folder may hold, and that nothing started there may import.
 SHADOWS = ("warnings", "contextlib", "torch", "transformers", "json", "numpy", "accelerate", "yaml")
@@ -66,9 +65,8 @@ def said(tmp_path_factory):
             lines.append([name, *own, way])
             keys.append((name, way))
     lines += [["push", "extended", "org/name", "--dry-run"]]
-    lines += [["verify", "extended", "--run", "transformers"]]
     answers = drive(folder, lines)
-    assert [code for code, _, _ in answers[-2:]] == [0, 0], answers[-2:]
+    assert [code for code, _, _ in answers[-1:]] == [0], answers[-1:]
     return dict(zip(keys, answers, strict=False)) | {"folder": folder}
 
 

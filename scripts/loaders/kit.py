@@ -1,24 +1,28 @@
 """A kit for authors of loaders: small checkpoints in each form, and what a right reading gives.
 
+    python scripts/loaders/kit.py -o KIT [--family TYPE ...] [--force]
+
 A family has one file of random weights, under which attention is sharp: log-probabilities differ by
 tenths where a loader rotates otherwise. The spectra are those of the papers' transcriptions; the
 log-probabilities are stock transformers', which agrees with them. check.py, which the kit holds
 too, stands alone.
 """
 
+import argparse
 import runpy
 import shutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bases import FAMILIES, SIZES, keys_of
+from misreading import Config, misreadings
+
 from ropext import families, guard
 from ropext.checkpoint.staging import staged
-from ropext.conformance.bases import FAMILIES, SIZES, keys_of
-from ropext.conformance.misreading import Config, misreadings
 from ropext.errors import NotExpressible, RopextError, UsageError, listed
 from ropext.files import read_json, write_json
-from ropext.narration import Show, unseen
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
 from ropext.version import __version__
@@ -220,9 +224,7 @@ def _write_family(family: str, place: Path) -> dict[str, Any]:
     return found
 
 
-def write_kit(
-    output: Path, wanted: Iterable[str] = (), *, force: bool = False, show: Show = unseen
-) -> dict[str, Any]:
+def write_kit(output: Path, wanted: Iterable[str] = (), *, force: bool = False) -> dict[str, Any]:
     """Write the kit; what it holds, in numbers."""
     import transformers
     from transformers.utils import logging
@@ -236,18 +238,38 @@ def write_kit(
     logging.disable_progress_bar()
     with staged(output, force=force) as stage:
         place, found = stage.directory, dict[str, Any]()
-        for number, family in enumerate(chosen):
-            show(number, len(chosen), family)
+        for family in chosen:
             found[family] = _write_family(family, place / family)
-        show(len(chosen), len(chosen), "done")
+            print(family, flush=True)
         positions = {str(at): list(range(STRIDE, at, STRIDE)) for at in LENGTHS}
         versions = {"ropext": __version__, "transformers": transformers.__version__}
         about = {"versions": versions, "tolerances": TOLERANCES, "positions": positions}
         write_json(place / EXPECTED, about | {"families": found})
         write_json(place / "tokens.json", tokens())
-        for name in ("README.md", "check.py"):
-            shutil.copyfile(HERE / name, place / name)
+        for name, source in (("README.md", "kit.md"), ("check.py", "check.py")):
+            shutil.copyfile(HERE / source, place / name)
         write_json(place / guard.RECORD, {guard.FILES: guard.listing(place, guard.RECORD)})
         size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
     forms = {family: list(own) for family, own in found.items()}
     return {"output": str(output), "bytes": size, "versions": versions, "families": forms}
+
+
+def main(words: Sequence[str]) -> None:
+    """Write the kit as the command line asks, and say what it holds."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--family", action="append", default=[], help="a model type [all]")
+    parser.add_argument("--force", action="store_true", help="replace the output if it is a kit")
+    chosen = parser.parse_args(words)
+    try:
+        made = write_kit(chosen.output, chosen.family, force=chosen.force)
+    except RopextError as error:
+        parser.exit(error.exit_code, f"error: {error}\n")
+    forms = sum(map(len, made["families"].values()))
+    size = f"{made['bytes'] / 1e6:.1f} MB"
+    print(f"wrote {chosen.output}: {len(made['families'])} families, {forms} configs, {size}")
+    print(f"{chosen.output / 'README.md'} says how a loader is compared with it")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
