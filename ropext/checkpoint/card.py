@@ -24,7 +24,6 @@ CLOSING = (
 )
 _SECTION = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END) + r"\n*", re.DOTALL)
 _FRONT = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
-_TOP_KEY = re.compile(r"([A-Za-z_][\w-]*)[ \t]*:(?:[ \t\n]|\Z)")
 
 # Keys of the base's front matter that stay true of the extended model. Others do not go on: results
 # that were measured on the base, examples and gates of its page, and what a stranger wrote there.
@@ -131,29 +130,26 @@ def split(text: str) -> tuple[str, str]:
 
 def _front(card: Card, front: str) -> str:
     """The head: the known keys of the base's, written anew, and what is true of this model."""
+    import yaml  # late: a command that writes no card needs none
+
     old = _values(front)
     new = {key: value for key, value in old.items() if key in KNOWN_KEYS}
     for key, value in (("library_name", "transformers"), ("pipeline_tag", card.task)):
         if value:
             new.setdefault(key, value)
     if card.base_is_hub_id:
-        new["base_model"] = card.base
+        new["base_model"] = _line(card.base)
     elif "base_model" in old:
         new["base_model"] = old["base_model"]
     tags = old.get("tags", [])
     new["tags"] = list(dict.fromkeys([*([tags] if isinstance(tags, str) else tags), *TAGS]))
-    return "".join(
-        f"{key}: {quoted(value)}\n"
-        if isinstance(value, str)
-        else f"{key}:\n" + "".join(f"- {quoted(item)}\n" for item in value)
-        for key, value in new.items()
-    )
+    return yaml.safe_dump(new, sort_keys=False, allow_unicode=True, width=FRONT_LIMIT)
 
 
 def _values(front: str) -> dict[str, str | list[str]]:
-    """The texts and lists of texts in front matter, in any of YAML's spellings; nothing where it is
-    not YAML."""
-    import yaml  # late: only a base's card needs it
+    """The texts and lists of texts in front matter, in any of YAML's spellings, each on one line;
+    nothing where it is not YAML."""
+    import yaml
 
     try:
         found = yaml.load(front, yaml.BaseLoader)
@@ -162,44 +158,15 @@ def _values(front: str) -> dict[str, str | list[str]]:
     values = dict[str, str | list[str]]()
     for key, value in found.items() if isinstance(found, dict) else ():
         if isinstance(value, list):
-            value = [item for item in value if isinstance(item, str) and item]
+            value = [_line(item) for item in value if isinstance(item, str) and item]
         if isinstance(key, str) and isinstance(value, str | list) and value:
-            values[key] = value
+            values[key] = _line(value) if isinstance(value, str) else value
     return values
 
 
-def _blocks(front: str) -> list[tuple[str, str]]:
-    """Front matter cut at its top-level keys: (key, its lines); before the first key "" ."""
-    blocks: list[tuple[str, str]] = []
-    for line in front.splitlines(keepends=True):
-        key = _TOP_KEY.match(line)
-        if key or not blocks:
-            blocks.append((key[1] if key else "", line))
-        else:
-            blocks[-1] = (blocks[-1][0], blocks[-1][1] + line)
-    return blocks
-
-
-def with_key(text: str, key: str, block: str) -> str:
-    """A card whose front matter has this block of YAML for a top-level key, in place of its own."""
-    front, body = split(text)
-    kept = "".join(lines for name, lines in _blocks(front) if name != key)
-    return f"---\n{kept}{block.rstrip()}\n---\n\n{body.lstrip()}"
-
-
-def names_in(text: str) -> set[str]:
-    """The top-level keys of a card's front matter."""
-    return {name for name, _ in _blocks(split(text)[0])}
-
-
-def quoted(text: str) -> str:
-    """A YAML scalar on one line: plain where that is safe, else in double quotes (JSON's are)."""
-    if re.fullmatch(r"[A-Za-z][\w./-]*", text) and text.lower() not in _YAML_WORDS:
-        return text
-    return '"' + visible(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") + '"'
-
-
-_YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+def _line(text: str) -> str:
+    """A text of a stranger's on one line, without what is not seen."""
+    return visible(text).replace("\n", " ")
 
 
 def read_readme(path: Path) -> tuple[str | None, str | None]:

@@ -25,7 +25,7 @@ from ropext.files import CONFIG_LIMIT, dump, read_bytes, replace_whole
 from ropext.narration import Say, silent
 
 if TYPE_CHECKING:
-    from huggingface_hub import HfApi, ModelInfo
+    from huggingface_hub import EvalResult, HfApi, ModelCard, ModelInfo
 
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 # Records of how it was made. `adapter` and `base` stay: the one needs the other, and `base` would
@@ -75,6 +75,21 @@ class Figure:
     details: Mapping[str, Any] = field(default_factory=dict)  # n, ci95
     dataset_id: str | None = None  # on the hub
 
+    def result(self) -> "EvalResult":
+        """As huggingface_hub writes it; a dataset that is not on the hub gets an identifier too."""
+        from huggingface_hub import EvalResult
+
+        slug = re.sub(r"[^a-z0-9]+", "-", self.dataset.lower()).strip("-") or "text"
+        return EvalResult(
+            task_type="text-generation",
+            dataset_type=self.dataset_id or slug,
+            dataset_name=self.dataset,
+            metric_type=self.metric,
+            metric_name=self.name,
+            metric_value=self.value,
+            metric_args=dict(self.details) or None,
+        )
+
 
 @dataclass(frozen=True)
 class Head:
@@ -85,13 +100,23 @@ class Head:
     license: str | None = None
     base_model: str | None = None
 
-    def put_into(self, text: str, repository: str) -> str:
+    def put_into(self, text: str, repository: str) -> "ModelCard":
         """The card as it goes up."""
-        text = card.with_serving(text, self.serving)
+        import yaml  # late: only a push needs it
+        from huggingface_hub import ModelCard
+
+        try:
+            found = ModelCard(card.with_serving(text, self.serving))
+        except (ValueError, yaml.YAMLError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(f"the head of {card.README} cannot be read: {reason}") from None
         for key in ASKED:
-            value = getattr(self, key)
-            text = card.with_key(text, key, f"{key}: {card.quoted(value)}") if value else text
-        return with_figures(text, repository, self.figures) if self.figures else text
+            if value := getattr(self, key):
+                found.data[key] = value
+        if self.figures:
+            found.data["model_name"] = repository.partition("/")[2]
+            found.data["eval_results"] = [own.result() for own in self.figures]
+        return found
 
 
 ASKED = {"license": "--license ID", "base_model": "--base-model ORG/NAME"}  # keys of a card's head
@@ -182,10 +207,11 @@ def push(
     files = files_of(snapshot)
     contents = {name: _public(name, path) for name, path in files.items()}
     text = (Path(directory) / card.README).read_text("utf-8") if card.README in files else ""
-    text = head.put_into(text, repository) if text else ""
+    made = head.put_into(text, repository) if text else None
+    text = str(made or "")
     sizes = {name: path.stat().st_size for name, path in files.items()}
     sizes |= {name: len(own) for name, own in contents.items() if isinstance(own, bytes)}
-    missing = [key for key in ASKED if text and key not in card.names_in(text)]
+    missing = [key for key in ASKED if made and not made.data.get(key)]
     notes = [f"the card names no {key}; {ASKED[key]} puts one in" for key in missing]
     if changed := [name for name, own in contents.items() if isinstance(own, bytes)]:
         notes.append(f"of this machine's paths in {', '.join(changed)} the last part alone goes up")
@@ -259,34 +285,6 @@ def _same_record(api: "HfApi", repository: str, before: "ModelInfo", contents: C
     digest = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
     listed = api.get_paths_info(repository, [provenance.NAME], revision=before.sha)
     return any(getattr(entry, "blob_id", None) == digest for entry in listed)
-
-
-def with_figures(text: str, repository: str, figures: Sequence[Figure]) -> str:
-    """A card whose front matter lists the figures as the model-index of huggingface_hub."""
-    import yaml  # late: only a push needs it
-    from huggingface_hub import EvalResult
-    from huggingface_hub.repocard_data import eval_results_to_model_index
-
-    results = [
-        EvalResult(
-            task_type="text-generation",
-            dataset_type=figure.dataset_id or _slug(figure.dataset),
-            dataset_name=figure.dataset,
-            metric_type=figure.metric,
-            metric_name=figure.name,
-            metric_value=figure.value,
-            metric_args=dict(figure.details) or None,
-        )
-        for figure in figures
-    ]
-    index = eval_results_to_model_index(repository.partition("/")[2], results)
-    block = yaml.safe_dump({"model-index": index}, sort_keys=False, allow_unicode=True)
-    return card.with_key(text, "model-index", block)
-
-
-def _slug(name: str) -> str:
-    """A dataset that is not on the hub still needs an identifier there."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "text"
 
 
 def _commit(

@@ -60,7 +60,7 @@ def front(text: str) -> dict:
 
 def test_the_base_is_kept_and_the_front_matter_merged():
     text = render(CARD, BASE)
-    assert text.startswith('---\nlicense: mit\nlanguage:\n- "no"\n- en\npipeline_tag: ')
+    assert text.startswith("---\nlicense: mit\nlanguage:\n- 'no'\n- en\npipeline_tag: ")
     found = front(text)
     assert found["base_model"] == "org/model"
     assert found["tags"] == ["text", "a: b", "ropext", "context-extension"]

@@ -18,7 +18,8 @@ from sample_checkpoint import card, make_model, record, tree, write_json
 
 from ropext.checkpoint import open_snapshot, provenance
 from ropext.checkpoint.card import render
-from ropext.checkpoint.push import Figure, _keep_card, with_figures
+from ropext.checkpoint.push import Figure, Head, _keep_card
+from ropext.errors import InputError
 
 pytestmark = pytest.mark.slow  # every interpreter imports huggingface_hub
 
@@ -426,15 +427,17 @@ def test_a_dry_run_shows_the_files_and_the_card_without_a_token(tmp_path):
         tmp_path / "out", "org/name", dry_run=True, license="a: b", base_model="org/base"
     )
     assert (told.notes, card.read_text()) == ((), before)
-    assert 'license: "a: b"\n' in told.card
+    assert "license: 'a: b'\n" in told.card
     assert "license: apache-2.0" not in told.card
 
 
 def test_figures_replace_an_older_index_and_leave_the_rest_of_the_card():
     text = "---\nlicense: mit\nmodel-index:\n- name: old\n  results: []\ntags:\n- a\n---\n\n# T\n"
-    figure = Figure("books", "accuracy", "n: 1", 0.5)
-    found = with_figures(text, "org/new", [figure])
+    head = Head([Figure("books", "accuracy", "n: 1", 0.5)])
+    found = str(head.put_into(text, "org/new"))
     assert "old" not in found
     assert found.startswith("---\nlicense: mit\ntags:\n- a\nmodel-index:\n- name: new\n")
     assert found.endswith("\n---\n\n# T\n")
-    assert with_figures("# T\n", "org/new", [figure]).endswith("---\n\n# T\n")
+    assert str(head.put_into("# T\n", "org/new")).endswith("---\n# T\n")
+    with pytest.raises(InputError, match=r"head of README.md cannot be read"):
+        head.put_into("---\na: [\n---\n", "org/new")
