@@ -136,11 +136,6 @@ class Finetune(Training):
     qlora: bool = wanted(
         False, "hold the frozen weights in 4 bits (needs a GPU and ropext[qlora]; not run yet)"
     )
-    hold: Annotated[float, Field(ge=0, allow_inf_nan=False)] = wanted(
-        0.0,
-        "weight of a divergence to the base on the windows of --keep-short, beside their loss: it "
-        "holds what the model says inside its original context",
-    )
     control: bool = wanted(
         False, "also train the unextended base on the same tokens, at its own context"
     )
@@ -161,13 +156,6 @@ class Finetune(Training):
     def _length(self) -> Self:
         if self.epochs is not None and self.steps is not None:
             raise UsageError("--epochs and --steps both say how long to train; give one of them")
-        if self.hold and not self.keep_short:
-            raise UsageError("--hold is taken on the windows of --keep-short; add --keep-short 1")
-        if self.hold and self.train_embeddings:
-            raise UsageError(
-                "--hold needs a head that stays the base's; leave one out of it and "
-                "--train-embeddings"
-            )
         return self
 
 

@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn import functional
 
 from ropext.evaluation.forward import replaced_forward
-from ropext.training.divergence import Hold
 from ropext.training.rows import IGNORED
 from ropext.training.sharing import by_first
 
@@ -105,13 +104,12 @@ def sliced_cross_entropy(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     labels: torch.Tensor,
-    reference: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The sum of the losses of hidden (n, h) against labels (n), float32; IGNORED ones count
-    nothing. With the hidden states of a `reference` it is their divergence KL(reference, own)."""
+    nothing."""
     apply: Any = _Sliced.apply
     size = slice_tokens(weight.shape[0])
-    total: torch.Tensor = apply(hidden, weight, bias, labels, size, reference)
+    total: torch.Tensor = apply(hidden, weight, bias, labels, size)
     return total
 
 
@@ -130,7 +128,6 @@ class _Sliced(torch.autograd.Function):
         bias: torch.Tensor | None,
         labels: torch.Tensor,
         size: int,
-        reference: torch.Tensor | None,
     ) -> torch.Tensor:
         total = hidden.new_zeros((), dtype=torch.float32)
         needed = ctx.needs_input_grad
@@ -144,17 +141,9 @@ class _Sliced(torch.autograd.Function):
             logits = functional.linear(piece, weight, bias)
             slope = logits.float()
             exponent = slope.logsumexp(1, keepdim=True)
-            # The gradient of the logits, in their own memory: softmax less what is wanted, which is
-            # one at the label, or the reference's softmax.
-            if reference is None:
-                total += ((exponent - slope.gather(1, label)) * counts).sum()
-                slope.sub_(exponent).exp_().scatter_add_(1, label, -torch.ones_like(exponent))
-            else:
-                wanted = functional.linear(reference[at : at + size], weight, bias).float()
-                wanted = wanted.log_softmax(1)
-                likely = wanted.exp()
-                total += (likely * wanted.sub_(slope.sub_(exponent)) * counts).sum()
-                slope.exp_().sub_(likely)
+            total += ((exponent - slope.gather(1, label)) * counts).sum()
+            # The gradient of the logits, in their own memory: softmax less one at the label.
+            slope.sub_(exponent).exp_().scatter_add_(1, label, -torch.ones_like(exponent))
             slope.mul_(counts)
             rounded = slope.to(logits.dtype)
             if of_hidden is not None:
@@ -169,12 +158,7 @@ class _Sliced(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *up: torch.Tensor) -> Any:
-        return (
-            *(None if own is None else own * up[0] for own in ctx.saved_tensors),
-            None,
-            None,
-            None,
-        )
+        return (*(None if own is None else own * up[0] for own in ctx.saved_tensors), None, None)
 
 
 def shift(labels: torch.Tensor) -> torch.Tensor:
@@ -185,8 +169,8 @@ def shift(labels: torch.Tensor) -> torch.Tensor:
 class SlicedForward:
     """Stands in for a causal model's own `forward` in training: same loss, no logits."""
 
-    def __init__(self, model: Any, hold: Hold | None) -> None:
-        self.model, self.hold = model, hold
+    def __init__(self, model: Any) -> None:
+        self.model = model
 
     def __call__(
         self,
@@ -194,7 +178,6 @@ class SlicedForward:
         labels: torch.Tensor | None = None,
         shift_labels: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        held: torch.Tensor | None = None,
         **inputs: Any,
     ) -> Any:
         if shift_labels is None:
@@ -209,27 +192,18 @@ class SlicedForward:
         ).last_hidden_state
         wanted = shift_labels.flatten()
         total = head_loss(self.model, hidden.flatten(0, 1), wanted)
-        if self.hold is not None and held is not None and input_ids is not None:
-            own = {k: v[held] if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
-            by_base = self.hold.hidden(input_ids[held], **own).flatten(0, 1)
-            rows, said = hidden[held].flatten(0, 1), shift_labels[held].flatten()
-            total = total + self.hold.weight * head_loss(self.model, rows, said, by_base)
         if num_items_in_batch is None:
             num_items_in_batch = (wanted != IGNORED).sum().clamp(min=1)
         return CausalLMOutputWithPast(loss=total / num_items_in_batch)
 
 
-def head_loss(
-    model: Any, hidden: torch.Tensor, labels: torch.Tensor, reference: torch.Tensor | None = None
-) -> torch.Tensor:
+def head_loss(model: Any, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """The sum of the losses, computed inside a call of the output layer: only there does FSDP have
     its weights, which it shares among processes."""
     head = plain_head(model)
 
     def forward(own: torch.Tensor) -> torch.Tensor:
-        by_base = None if reference is None else reference.to(head.weight.dtype)
-        own = own.to(head.weight.dtype)
-        return sliced_cross_entropy(own, head.weight, head.bias, labels, by_base)
+        return sliced_cross_entropy(own.to(head.weight.dtype), head.weight, head.bias, labels)
 
     with replaced_forward(head, forward):
         total: torch.Tensor = model.get_output_embeddings()(hidden)
@@ -246,9 +220,9 @@ def plain_head(model: Any) -> nn.Linear:
     return found
 
 
-def use_sliced_loss(model: Any, hold: Hold | None = None) -> str | None:
+def use_sliced_loss(model: Any) -> str | None:
     """Give a causal model the sliced loss; the reason where it keeps its own."""
     reason = by_first(lambda: why_not_sliced(model))
     if reason is None:
-        model.forward = SlicedForward(model, hold)
+        model.forward = SlicedForward(model)
     return reason

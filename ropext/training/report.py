@@ -35,7 +35,7 @@ STOPS = "stops when held-out documents no longer improve"
 FITTED = "fitted"  # its name in pictures and tables
 FIT_ROWS = {"base": "base", "start": "{start}", "fitted": FITTED}
 # Options that the record repeats.
-TUNED_BY = ("train_norms", "train_embeddings", "retrieval_share", "keep_short", "hold", "seed")
+TUNED_BY = ("train_norms", "train_embeddings", "retrieval_share", "keep_short", "seed")
 FITTED_BY = ("ceiling", "retrieval_share", "keep_short", "packing", "seed")
 
 
@@ -101,10 +101,7 @@ def _kept(options: "Training", context: int) -> list[str]:
     """The sentence on windows of the original length."""
     if not options.keep_short:
         return []
-    text = f"Each step also reads {options.keep_short} windows of {context} tokens"
-    weight = getattr(options, "hold", 0.0)
-    held = f", held to the base by a divergence of weight {weight:g}" if weight else ""
-    return [f"{text}{held}."]
+    return [f"Each step also reads {options.keep_short} windows of {context} tokens."]
 
 
 def passes_text(rows: "Rows", most: str = "") -> str:

@@ -17,7 +17,7 @@ import torch
 from ropext.corpus import DocumentEncoder
 from ropext.errors import InputError, UsageError
 from ropext.evaluation.reading import Masking
-from ropext.options.training import Finetune, Training
+from ropext.options.training import Training
 from ropext.tasks import Haystack, Item, find_task, mkey, noise, repetition, running_text
 from ropext.tasks.item import derived_rng, occurs, until_unambiguous
 
@@ -47,7 +47,6 @@ class Row:
     positions: Ids
     scored: Flags
     weight: float = 1.0  # of its mean loss, where rows count and not tokens (a fit)
-    held: bool = False  # to what the base says of it (finetune --hold)
     labels: Ids | None = None  # of masked tokens
 
 
@@ -369,7 +368,6 @@ class WithShort(Sequence[Row]):
     ) -> None:
         self.rows, self.long, self.short = rows, per_step, options.keep_short
         self.per_step, steps = self.long + self.short, len(rows) // per_step
-        self.held = isinstance(options, Finetune) and options.hold > 0
         if self.short:
             seed = options.seed + SHORT
             self.windows = Rows(documents, Full(context), self.short * steps, seed)
@@ -380,7 +378,7 @@ class WithShort(Sequence[Row]):
     def __getitem__(self, number: int) -> Row:  # type: ignore[override]
         step, at = divmod(number, self.per_step)
         if at < self.short:
-            return replace(self.windows[step * self.short + at], held=self.held)
+            return self.windows[step * self.short + at]
         return self.rows[step * self.long + at - self.short]
 
 
@@ -436,8 +434,6 @@ class Collator:
         more = {"row_weights": torch.tensor(weights)} if any(w != 1 for w in weights) else {}
         if rows[0].labels is None:  # RoBERTa counts its positions behind its padding
             more["position_ids"] = padded([row.positions for row in rows], 0)
-        if any(row.held for row in rows):
-            more["held"] = torch.tensor([row.held for row in rows])
         return {
             "input_ids": padded([row.ids for row in rows], self.padding),
             "labels": padded(labels, IGNORED),

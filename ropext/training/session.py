@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ropext.errors import InputError, Interrupted, UnsupportedModel, listed
+from ropext.errors import InputError, Interrupted, listed
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.loading import add_adapter, memory_errors
 from ropext.files import read_json, write_json
@@ -36,7 +36,6 @@ from ropext.training import (
     trainer,
     writing,
 )
-from ropext.training.divergence import Hold
 from ropext.training.finetune import Finetuned, PlannedFinetune, PreparedFinetune
 from ropext.training.fit import Fitted, PlannedFit, PreparedFit
 from ropext.training.loss import use_sliced_loss
@@ -211,15 +210,8 @@ class FinetuneSession(Session):
     def _train(self) -> History:
         model = self._load()
         self.check_jumps(model)
-        hold = None
-        if self.options.hold:
-            before = models.skeleton(self.origin.snapshot)
-            apply_config(before, self.origin.base_config())
-            hold = Hold(model, before, self.options.hold)
-        reason = None if self.prepared.masking else use_sliced_loss(model, hold)
+        reason = None if self.prepared.masking else use_sliced_loss(model)
         if reason is not None:
-            if hold is not None:
-                raise UnsupportedModel(f"--hold needs plain logits, and of this model {reason}")
             self.note(f"the loss needs whole logits: {reason}")
         moving = None
         if self.options.train_spectrum:

@@ -57,7 +57,6 @@ DECIDES = {
         "train_spectrum": "",
         "retrieval_share": "0.5",
         "keep_short": "1",
-        "hold": "0.5 --keep-short 1",
         "evaluate": "ropext://held-out",
         "eval_every": "4",
         "eval_documents": "3",

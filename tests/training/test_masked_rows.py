@@ -162,7 +162,6 @@ def test_a_lora_leaves_the_rows_and_has_a_control(place):
     [
         ({"strategy": "pose"}, "--strategy pose is for models that predict the next token"),
         ({"retrieval_share": 0.5}, "--retrieval-share is for models that predict the next"),
-        ({"hold": 1.0, "keep_short": 1}, "--hold is for rotary"),
     ],
 )
 def test_options_of_causal_models_are_refused(place, options, said):

@@ -1,5 +1,5 @@
 """Rows shorter than the target: those of a fit, whose positions jump, and the windows of the
-original length that a training keeps (--keep-short), held to the base or not (--hold)."""
+original length that a training keeps (--keep-short)."""
 
 import re
 
@@ -17,15 +17,11 @@ from ropext.training import (
     finetune,
     fit,
     judge,
-    loss,
-    models,
     plan_finetune,
     plan_fit,
-    run_finetune,
     run_fit,
 )
-from ropext.training.divergence import Hold
-from ropext.training.rows import IGNORED, Collator, ControlRows, WithShort
+from ropext.training.rows import ControlRows, WithShort
 
 FIT = {"factor": 4, "start": "yarn", "steps": 5, "retrieval_items": 0, "held_out": 8}
 POSE = FIT | {"strategy": "pose", "window": 32, "batch_tokens": 256, "retrieval_share": 0.0}
@@ -119,7 +115,7 @@ def test_every_step_of_a_finetuning_has_its_windows_of_the_original_length(exten
     assert len(mixed) == 15
     shorts = [row for number, row in enumerate(mixed) if number % 5 < 2]
     assert all(np.array_equal(row.positions, np.arange(CONTEXT)) for row in shorts)
-    assert all(row.scored.all() and not row.held for row in shorts)
+    assert all(row.scored.all() for row in shorts)
     assert len({row.ids.tobytes() for row in shorts}) == 6
     rest = [row.ids.tobytes() for number, row in enumerate(mixed) if number % 5 >= 2]
     assert rest == [row.ids.tobytes() for row in prepared.rows]
@@ -129,91 +125,6 @@ def test_every_step_of_a_finetuning_has_its_windows_of_the_original_length(exten
     for number, row in enumerate(shorts):
         step, at = divmod(number, 2)
         assert also[step * also.per_step + at].ids.tobytes() == row.ids.tobytes()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("spectrum", [False, True])
-def test_the_held_loss_is_that_of_two_models_side_by_side(extended, base, stories, spectrum):
-    """Cross-entropy of all rows, and the divergence of the base's own prediction (another model,
-    loaded as it was before the extension) from that of the trained one, whole logits each."""
-    from transformers import AutoModelForCausalLM
-
-    from ropext.training import joint
-
-    asked = KEEP | {"hold": 0.7, "train_norms": True, "train_spectrum": spectrum}
-    options = Finetune(**asked)
-    prepared = finetune.prepare(str(extended), str(stories), options)
-    origin = prepared.origin
-    model = models.load(origin.snapshot, options)
-    skeleton = apply_config(models.skeleton(origin.snapshot), origin.base_config())
-    assert loss.use_sliced_loss(model, Hold(model, skeleton, options.hold)) is None
-    moving = joint.begin(model, origin, 2e-3) if spectrum else None
-    tuned = models.add_adapter(model, options, prepared.settings.lora)
-    if moving is not None:
-        joint.join(tuned, moving)
-    torch.manual_seed(3)
-    learned = {name: own for name, own in tuned.named_parameters() if own.requires_grad}
-    with torch.no_grad():
-        for own in learned.values():
-            own += 0.2 * torch.randn_like(own)
-    mixed = WithShort(prepared.rows, 3, prepared.rows.documents, CONTEXT, options)
-    batch = Collator(0)([mixed[number] for number in range(5)])
-    assert batch["held"].tolist() == [True, True, False, False, False]
-    scored = functional.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)
-    found = tuned(**batch).loss
-    ours = torch.autograd.grad(found, list(learned.values()))
-
-    held = batch.pop("held")
-    before = AutoModelForCausalLM.from_pretrained(base)
-    with torch.no_grad():
-        wanted = before(batch["input_ids"][held]).logits.log_softmax(-1)
-    labels = batch.pop("labels")
-    model.forward = type(model).forward.__get__(model)  # stock's own
-    logits = tuned(**batch).logits
-    entropy = functional.cross_entropy(logits.flatten(0, 1), scored.flatten(), ignore_index=IGNORED)
-    said = logits[held].log_softmax(-1)
-    each = functional.kl_div(said, wanted, log_target=True, reduction="none").sum(-1)
-    divergence = each[scored[held] != IGNORED].sum() / (scored != IGNORED).sum()
-    assert float(divergence) > 0.01
-    assert float(found) == pytest.approx(float(entropy + 0.7 * divergence), rel=1e-5)
-    theirs = torch.autograd.grad(entropy + 0.7 * divergence, list(learned.values()))
-    assert labels.shape == scored.shape
-    for name, a, b in zip(learned, ours, theirs, strict=True):
-        assert torch.allclose(a, b, atol=1e-6, rtol=1e-4), name
-
-
-@pytest.mark.slow
-def test_holding_brings_what_is_said_inside_the_context_nearer_to_the_base(
-    extended, base, stories, tmp_path
-):
-    from transformers import AutoModelForCausalLM
-
-    before = AutoModelForCausalLM.from_pretrained(base)
-    document = finetune.prepare(str(extended), str(stories), Finetune(**KEEP)).data.documents[0]
-    ids = torch.as_tensor(document.ids[:CONTEXT]).long()[None]
-
-    def distance(folder):
-        after = AutoModelForCausalLM.from_pretrained(folder)
-        with torch.no_grad():
-            wanted, said = (own(ids).logits.log_softmax(-1) for own in (before, after))
-        return float(
-            functional.kl_div(said, wanted, log_target=True, reduction="none").sum(-1).mean()
-        )
-
-    far = []
-    for weight in (0.0, 20.0):
-        options = KEEP | {"steps": 20, "hold": weight, "eval_documents": 0}
-        done = run_finetune(extended, str(stories), tmp_path / f"{weight}", **options)
-        assert all(entry["loss"] > 0 for entry in done.losses)
-        far.append(distance(tmp_path / f"{weight}"))
-    assert far[1] < 0.5 * far[0]
-
-
-def test_hold_needs_windows_and_a_head_that_stays():
-    with pytest.raises(UsageError, match="add --keep-short 1"):
-        Finetune(hold=1.0)
-    with pytest.raises(UsageError, match="a head that stays"):
-        Finetune(hold=1.0, keep_short=1, train_embeddings=True)
 
 
 def test_a_dry_run_counts_the_windows_that_are_kept(extended, stories):
