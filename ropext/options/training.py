@@ -128,11 +128,6 @@ class Finetune(Training):
     )
     train_norms: bool = wanted(False, "train the norms too (LongLoRA)")
     train_embeddings: bool = wanted(False, "train the token embeddings too (LongLoRA)")
-    train_spectrum: bool = wanted(
-        False,
-        "fit the spectrum together with the LoRA: every pair and the attention factor; the base "
-        "beside the adapter then carries the final one",
-    )
     qlora: bool = wanted(
         False, "hold the frozen weights in 4 bits (needs a GPU and ropext[qlora]; not run yet)"
     )

@@ -36,8 +36,8 @@ from ropext.training.run import PlannedTraining, PreparedTraining, encoder_of, t
 # Options that decide the numbers, beside the settings.
 DECIDING = (
     "train", "strategy", "packing", "dropout", "targets", "train_norms", "train_embeddings",
-    "train_spectrum", "qlora", "retrieval_share", "keep_short", "seed",
-    "dtype", "attn_implementation", "eval_every", "eval_documents", "patience",
+    "qlora", "retrieval_share", "keep_short", "seed", "dtype", "attn_implementation",
+    "eval_every", "eval_documents", "patience",
 )  # fmt: skip
 
 
@@ -100,8 +100,6 @@ class Origin:
                     f"{self.snapshot.name} rotates; leave it out"
                 )
             return "lora"
-        if options.train_spectrum:
-            raise UsageError("--train-spectrum is for rotary embeddings; leave it out")
         asked = {"--strategy pose": options.strategy == "pose"}
         asked["--retrieval-share"] = options.retrieval_share > 0
         for name in [own for own, given in asked.items() if given and self.is_masked]:
@@ -305,7 +303,6 @@ def prepare(model: str, source: str, options: Finetune) -> PreparedFinetune:
     sharing.check_rows(settings.rows.value, settings.row_tokens.value, options.keep_short)
     sharing.check_fsdp(
         qlora=options.qlora,
-        train_spectrum=options.train_spectrum,
         **{f"train {kind}": kind != "lora"},
     )
     if options.keep_short and origin.two_sets_up_to:

@@ -25,7 +25,6 @@ from ropext.results.values import MARGIN
 from ropext.rope import compression
 from ropext.training import (
     defaults,
-    joint,
     judge,
     loss,
     models,
@@ -42,7 +41,7 @@ from ropext.training.loss import use_sliced_loss
 from ropext.training.rows import ControlRows, MaskedRows, Row, WithShort
 from ropext.training.run import PlannedTraining
 from ropext.training.sharing import is_main
-from ropext.training.spectrum import EveryPair, Learner, LeftGuards, Space
+from ropext.training.spectrum import Learner, LeftGuards, Space
 from ropext.training.trainer import Evaluate, History, Job, LossNotFinite
 from ropext.training.writing import writing_errors
 
@@ -109,7 +108,7 @@ class Session:
 
 
 class FinetuneSession(Session):
-    """A LoRA is trained, and merged at the end; `origin` changes where its spectrum learns too."""
+    """A LoRA is trained, and merged at the end."""
 
     planned: PlannedFinetune
     prepared: PreparedFinetune
@@ -129,8 +128,6 @@ class FinetuneSession(Session):
             with self._readings() as pause:
                 before = self._before(pause)
             tuned = self._train()
-            if self.options.train_spectrum and is_main():
-                self._settle_spectrum(tuned)
             control = self._control(tuned) if self.options.control else None
             if not is_main():
                 return self._result(tuned, control, {})
@@ -213,11 +210,8 @@ class FinetuneSession(Session):
         reason = None if self.prepared.masking else use_sliced_loss(model)
         if reason is not None:
             self.note(f"the loss needs whole logits: {reason}")
-        moving = None
-        if self.options.train_spectrum:
-            moving = joint.begin(model, self.origin, self.settings.learning_rate.value)
         rows, evaluate = self.prepared.rows, self._evaluation()
-        return self._train_lora(TUNED, model, rows, 1, evaluate=evaluate, beside=moving)
+        return self._train_lora(TUNED, model, rows, 1, evaluate=evaluate)
 
     def _control(self, tuned: History) -> History:
         """The base on the same tokens; after an early stop as many steps as are in the weights that
@@ -238,7 +232,6 @@ class FinetuneSession(Session):
         model: Any,
         rows: Sequence[Row],
         pieces: int,
-        beside: EveryPair | None = None,
         **more: Any,
     ) -> History:
         """Train a LoRA on a model; a row is read in so many pieces."""
@@ -247,8 +240,6 @@ class FinetuneSession(Session):
         joined = models.add_adapter(
             model, self.options, settings.lora, None if label == CONTROL else self.origin.table
         )
-        if beside is not None:
-            joint.join(joined, beside)
         longest = self.origin.context if label == CONTROL else self.origin.target
         until, tokens = more.get("until"), f"of {settings.step_tokens} tokens"
         if settings.is_open and not until:
@@ -265,7 +256,6 @@ class FinetuneSession(Session):
             made,
             rows_per_step=mixed.per_step,
             row_tokens=min(settings.longest, longest),
-            beside=beside,
             patience=self.settings.patience if label == TUNED else 0,
             save_every=self.options.save_every,
             **more,
@@ -283,14 +273,6 @@ class FinetuneSession(Session):
             return own.loss(reading), own.tail(reading)
 
         return evaluate
-
-    def _settle_spectrum(self, history: History) -> None:
-        """From here on the extended checkpoint is the one that carries the trained spectrum."""
-        rate = self.settings.learning_rate.value
-        self.say("writing the base with its trained spectrum, and proving it")
-        settled = joint.settle(self.origin, history.kept, rate, self.folder / "spectrum")
-        self.note(joint.moved_text(self.origin, settled))
-        self.origin = settled
 
     def _numbers(
         self, tuned: History, control: History | None, readings: dict[str, Reading], pause: Show

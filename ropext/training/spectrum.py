@@ -78,17 +78,13 @@ def _zeros(*shape: int) -> nn.Parameter:
 
 
 class EveryPair(Space):
-    """Every pair and the attention factor; written as a longrope.
-
-    `gain` multiplies every offset, for an optimiser whose learning rate is that of other weights.
-    """
+    """Every pair and the attention factor; written as a longrope."""
 
     method = "longrope"
     start: torch.Tensor
 
-    def __init__(self, site: PlannedSite, ceiling: float, gain: float = 1.0) -> None:
+    def __init__(self, site: PlannedSite, ceiling: float) -> None:
         super().__init__(site, ceiling)
-        self.gain = gain
         attention = site.wanted.attention_factor / site.rope.spectrum.attention_factor
         self.register_buffer(
             "start", torch.tensor(self.start_factors, dtype=torch.float64).log(), False
@@ -98,11 +94,12 @@ class EveryPair(Space):
         self.attention = _zeros()
 
     def forward(self) -> Moved:
-        moved = self.gain * self.offsets
-        held = moved.clamp(math.log(SHORTEST) - self.start, math.log(self.ceiling) - self.start)
+        held = self.offsets.clamp(
+            math.log(SHORTEST) - self.start, math.log(self.ceiling) - self.start
+        )
         # Held at a guard, and still moved by the gradient: a pair can come back.
-        offsets = moved + (held - moved).detach()
-        attention = self.start_attention + self.gain * ATTENTION_UNIT * self.attention
+        offsets = self.offsets + (held - self.offsets).detach()
+        attention = self.start_attention + ATTENTION_UNIT * self.attention
         return (self.start + offsets).exp(), attention.exp()
 
     def knobs(self) -> dict[str, Any]:

@@ -18,11 +18,10 @@ from torch.utils.data import SequentialSampler
 from ropext.errors import InputError, Interrupted, NothingKept, RopextError, Stopped
 from ropext.evaluation.forward import NanInLogits
 from ropext.narration import Pace, Say, interruptible
-from ropext.training import defaults, joint, models
+from ropext.training import defaults, models
 from ropext.training.rows import Collator, Row
 from ropext.training.run import PlannedTraining
 from ropext.training.sharing import WAITING, from_first, keep_float32, readers
-from ropext.training.spectrum import EveryPair
 
 # Of an evaluation, in Trainer's log and its trackers; weights are compared by the first.
 WATCHED, TAIL = "eval_held_out", "eval_tail_nll"
@@ -98,20 +97,6 @@ class _Trainer(transformers.Trainer):
             step = self.state.global_step + 1
             raise LossNotFinite(f"the loss is {float(wrong[0])} at step {step}")
         return loss
-
-    def _clip_grad_norm(self, model: Any) -> Any:
-        """What learns beside the model is clipped by itself: a few numbers on which every token
-        depends have by far the larger gradient, and would shrink that of all others with it."""
-        others = [] if self.job.beside is None else list(self.job.beside.parameters())
-        if others:
-            self.accelerator.clip_grad_norm_(others, self.args.max_grad_norm)
-        kept = [own.grad for own in others]
-        for own in others:
-            own.grad = None
-        norm = super()._clip_grad_norm(model)  # type: ignore[no-untyped-call]
-        for own, gradient in zip(others, kept, strict=True):
-            own.grad = gradient
-        return norm
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Trainer calls this every eval_steps, after the step's log and before its checkpoint."""
@@ -217,10 +202,7 @@ class _Watch(transformers.TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
-            checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            if self.job.beside is not None:
-                joint.save(self.job.beside, checkpoint)
-            (checkpoint / COMPLETE).touch()
+            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
 
 
 @dataclass(frozen=True)
@@ -234,7 +216,6 @@ class Job:
     rows_per_step: int
     row_tokens: int
     evaluate: Evaluate | None = None
-    beside: EveryPair | None = None  # learns too, and is no part of what Trainer saves
     until: int | None = None  # ends after this step, with the schedule of all of them
     patience: int = 0
     lowered_after: Sequence[float] = ()  # steps, in the place of evaluations
@@ -374,8 +355,6 @@ def train(job: Job, say: Say) -> History:
     trainer.remove_callback(transformers.trainer_callback.ProgressCallback)
     watch.trainer = trainer
     trainer.job, trainer.say = job, say
-    if start is not None and job.beside is not None:
-        joint.load(job.beside, start)
     sentence = "stopping after this step and saving (again: ends at once)"
     with interruptible(say, sentence) as asked:
         watch.asked = asked

@@ -54,7 +54,6 @@ DECIDES = {
         "targets": "q_proj,v_proj",
         "train_norms": "",
         "train_embeddings": "",
-        "train_spectrum": "",
         "retrieval_share": "0.5",
         "keep_short": "1",
         "evaluate": "ropext://held-out",

@@ -95,7 +95,6 @@ CASES = (
     _case("finetune-pose", f"{_TUNE} --strategy pose --window 128 -o posed", "posed"),
     _case("finetune-glued", f"{_TUNE} --packing glued -o glued --json", "glued"),
     _case("finetune-questions", f"{_TUNE} --retrieval-share 0.5 -o asked", "asked"),
-    _case("finetune-spectrum", f"{_TUNE} --train-spectrum -o joint", "joint", trained=True),
     _case("eval-dry", f"eval long {_EVAL} --dry-run"),
     _case(
         "eval",

@@ -133,7 +133,6 @@ def test_steps_below_the_rounding_of_bfloat16_are_not_lost(place):
     [
         ({"control": True}, "add --train lora"),
         ({"rank": 4}, "--rank goes with a LoRA; add --train both"),
-        ({"train_spectrum": True}, "--train-spectrum is for rotary"),
     ],
 )
 def test_options_of_another_kind_are_refused(place, options, said):

@@ -117,9 +117,8 @@ def test_rows_that_processes_cannot_share_are_refused_before_documents_are_read(
     with pytest.raises(InputError, match=r"256 tokens, .* over 3 processes.* multiple of 6"):
         plan_finetune(extended, nowhere, **options)
     launched(2, fsdp=True, cp=1)
-    for own in ({"qlora": True}, {"train_spectrum": True}):
-        with pytest.raises(UsageError, match="is for one process or DDP"):
-            plan_finetune(extended, nowhere, **options, **own)
+    with pytest.raises(UsageError, match="is for one process or DDP"):
+        plan_finetune(extended, nowhere, **options, qlora=True)
 
 
 def test_a_config_of_ones_own_that_loads_the_model_everywhere_is_refused(
