@@ -168,11 +168,6 @@ class FitSettings(Training):
         "lowest after a few steps [the two lowest on held-out documents; pose: yarn]",
         "METHOD",
     )
-    search: bool = wanted(
-        False,
-        "explore the knobs of --within yarn or ntk by forward passes alone, for models through "
-        "which no gradient flows",
-    )
     steps: Count = wanted(40, "optimiser steps")
     batch_tokens: Annotated[Length, Field(ge=1, le=LARGEST)] = wanted(
         8192, "tokens of one optimiser step, rounded to whole rows"
@@ -200,16 +195,6 @@ class FitSettings(Training):
     eval_every: Count | None = wanted(
         None, "steps between judgements [an eighth of the steps; pose: one at the end]"
     )
-
-    @model_validator(mode="after")
-    def _search(self) -> Self:
-        if self.search and self.within == "longrope":
-            raise UsageError("--search explores --within yarn or ntk; longrope has too many knobs")
-        if self.search and self.strategy == "pose":
-            raise UsageError(
-                "--search trains on no rows; --strategy pose is for a fit by gradients"
-            )
-        return self
 
 
 class Fit(FitSettings, Reach):

@@ -2,9 +2,9 @@
 the spectrum itself with the weights frozen (a fit).
 
 The parts, from the bottom: options and `defaults`, `rows` (what a model reads) and `data` (which
-documents), `judge`, `loss`, `models` (loaded, with a LoRA), `spectrum` and `search` (what a fit
-moves), `estimates`; `run` (the order), `finetune` and `fit` (each prepared and planned), `trainer`,
-`report`, `writing`, and `session`, which does it.
+documents), `judge`, `loss`, `models` (loaded, with a LoRA), `spectrum` and `attention` (what
+a fit moves), `estimates`; `run` (the order), `finetune` and `fit` (each prepared and planned),
+`trainer`, `report`, `writing`, and `session`, which does it.
 """
 
 from collections.abc import Sequence

@@ -269,7 +269,7 @@ def fit_settings(options: Fit, context: int, target: int, pairs: int, starts: in
     # One in short rows is judged at its end alone, for that takes passes of the target's length.
     parts = 1 if options.strategy == "pose" else JUDGEMENTS
     until = options.eval_every or max(1, options.steps // parts)
-    rivals = 1 if options.search or 4 * until > options.steps else starts
+    rivals = 1 if 4 * until > options.steps else starts
     row = _row_tokens(options, context, target)
     rate, why = FIT_LEARNING_RATE, FIT_MEASURED
     if pairs < FEW_PAIRS:

@@ -15,17 +15,17 @@ from ropext.planning import Plan, PlannedSite, make_plan, require_help
 from ropext.results.overlap import as_json, kept_out_of
 from ropext.rope import compression
 from ropext.tasks import check_amount
-from ropext.training import data, defaults, models, search, sharing
+from ropext.training import attention, data, defaults, models, sharing
 from ropext.training.data import TrainingData
 from ropext.training.judge import Judge, few, judge_of
 from ropext.training.rows import FitQuestions, Full, Pose, Rows, WithShort
 from ropext.training.run import PlannedTraining, PreparedTraining, encoder_of, taken
-from ropext.training.search import DOCUMENTS, Trial
 from ropext.training.spectrum import Space, space_of
 
 # Which methods may be the start of what moves: by default those that factor and target determine.
 STARTS = {"yarn": ("yarn",), "ntk": ("ntk", "dynamic")}
 POSE_START = "yarn"
+FEWEST = 16  # rows of the target's length that are read of a stream, at least
 RIVALS = 2  # of those that are not named, how many are tried for a few steps
 DETERMINED = tuple(name for name in scaling.METHODS if name not in ("abf", "longrope"))
 # Options that do not decide the numbers.
@@ -89,28 +89,16 @@ class PlannedFit(PlannedTraining):
         base = judged * context * (2 * target // context)
         questions = 2 * len(judge.far) * target + len(judge.near) * context
         searched = 0
-        if options.search:
-            windows, judgements = search.passages(prepared.data.documents, target), 1
-            searched = search.TRIALS * windows.tokens  # at the most
         if options.strategy == "pose":
-            windows = search.attention_passages(prepared.data.documents, target)
-            searched = judgements * search.ATTENTION_TRIALS * windows.tokens  # usually
+            windows = attention.windows_of(prepared.data.documents, target)
+            searched = judgements * attention.USUAL * len(windows) * target
         passes = len(prepared.starts) + judgements + 1
         return int(passes * judged * target + base + questions + searched)
 
     @property
-    def trainings(self) -> int:
-        return int(not self.search)
-
-    @property
-    def search(self) -> bool:
-        """Whether knobs are tried by forward passes, in place of gradient steps."""
-        return self.prepared.options.search
-
-    @property
     def tokens(self) -> int:
         """Read with gradients."""
-        return 0 if self.search else self.prepared.settings.tokens
+        return self.prepared.settings.tokens
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -155,7 +143,6 @@ class Fitted:
     change: dict[str, Any] | None = field(repr=False)  # far half, fitted minus start, nats a token
     losses: tuple[dict[str, float], ...] = field(repr=False)
     judgements: dict[int, float] = field(repr=False)  # step -> far half, nats a token
-    trials: tuple[Trial, ...] = field(repr=False)  # of --search
     notes: tuple[str, ...]
 
     @property
@@ -183,7 +170,6 @@ class Fitted:
             "numbers": self.numbers,
             "losses": list(self.losses),
             "judgements": self.judged,
-            "trials": [trial.to_json() for trial in self.trials],
             "notes": list(self.notes),
         }
 
@@ -207,7 +193,7 @@ def choose_starts(snapshot: Snapshot, options: Fit) -> tuple[str, dict[str, Plan
     Where nothing is asked, the widest form that this family and the loaders of --for read exactly.
     """
     refusal: NotExpressible | None = None
-    for within in WITHIN[1:] if options.search else WITHIN:
+    for within in WITHIN:
         if options.within and WITHIN.index(within) < WITHIN.index(options.within):
             continue
         try:
@@ -306,7 +292,7 @@ def prepare(
     if options.strategy == "pose":
         strategy = Pose(length, plan.target, plan.main.rope.spectrum.short_context or 0)
     encoder = encoder_of(snapshot, plan.model.vocab_size, options.seed)
-    enough = max(options.steps * max(options.batch_tokens, plan.target), DOCUMENTS * plan.target)
+    enough = max(options.steps * max(options.batch_tokens, plan.target), FEWEST * plan.target)
     apart = kept_out_of(read_record(snapshot.directory))
     found = data.read_for_fit(source, options, encoder, plan.target, enough, apart)
     questions, notes = _questions(encoder, found, options, plan, strategy)
@@ -375,5 +361,5 @@ def plan(prepared: PreparedFit) -> PlannedFit:
     models.check_tracker(options.report_to)
     moving = sum(own.numel() for own in prepared.space(next(iter(prepared.starts))).parameters())
     model = models.skeleton(prepared.snapshot)
-    found, reason, tight = taken(prepared, model, moving, fits=not options.search)
+    found, reason, tight = taken(prepared, model, moving)
     return PlannedFit(prepared, found, moving, reason, tight)

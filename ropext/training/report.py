@@ -334,9 +334,6 @@ def fit_plan(planned: "PlannedFit") -> str:
         f"the training: {found.flops:.2e}",
         f"memory of one device: about {found.peak_bytes / 1e6:,.0f} MB",
     ]
-    if planned.search:
-        settings = {"row_tokens": prepared.settings.row_tokens}
-        costs = [f"tokens: at most {planned.forward_tokens:,}, none of them with gradients"]
     return _plan_text(
         f"{prepared.snapshot.name}: from {prepared.context} to {prepared.target} tokens, "
         f"{planned.moving} number{'s move' if planned.moving > 1 else ' moves'} "
@@ -345,7 +342,7 @@ def fit_plan(planned: "PlannedFit") -> str:
         *_kept(prepared.options, prepared.context),
         f"documents: {len(prepared.rows.documents)} to fit on, "
         f"{len(prepared.judge.documents)} held out, {prepared.rows.too_short} too short",
-        *([] if planned.search else [passes_text(prepared.rows)]),
+        passes_text(prepared.rows),
         *costs,
         *_time(planned),
         *_warning(prepared),
@@ -360,12 +357,11 @@ def fit_result(done: "Fitted") -> str:
         what = f"{done.start}, the start: the fit was not surely better"
     lines = [f"wrote {done.output}: {what}", "", as_text(fit_tables(done)), ""]
     lines += [f"note: {note}" for note in done.notes]
-    at_most = "at most " if done.planned.search else ""
     lost = done.tokens // done.planned.prepared.settings.step_tokens - len(done.losses)
     left = f" and {lost} that were given up" if lost else ""
     lines += [
         f"cost: {len(done.losses)} steps{left}, {done.tokens:,} tokens with gradients, "
-        f"{at_most}{done.planned.forward_tokens:,} without",
+        f"{done.planned.forward_tokens:,} without",
         "",
         f"next: ropext verify {done.output}",
     ]
@@ -395,10 +391,9 @@ def _fit_summary(done: "Fitted") -> str:
         return (
             f"A fit of the spectrum was tried ({done.tokens:,} tokens) and not kept: {done.reason}."
         )
-    tried = f"{len(done.trials) - 1} settings tried by forward passes alone"
     return (
         f"Its spectrum was fitted on text with the weights frozen: {done.planned.moving} numbers, "
-        f"{tried if done.trials else f'{done.steps} steps'}, starting from {done.begun}; "
+        f"{done.steps} steps, starting from {done.begun}; "
         f"{done.reason}."
     )
 
@@ -470,7 +465,6 @@ def fit_story(done: "Fitted") -> "Story":
         "settings": prepared.settings.to_json(),
         **{name: getattr(options, name) for name in FITTED_BY},
         "documents": len(prepared.rows.documents),
-        "searched": options.search,
         "strategy": options.strategy,
         "judging": [own.name for own in prepared.judge.documents],
         "change": done.change,
@@ -501,8 +495,6 @@ def fit_files(
         },
         "fit/losses.json": {"losses": list(done.losses), "judgements": done.judged},
     }
-    if done.trials:
-        out["fit/trials.json"] = {"trials": [trial.to_json() for trial in done.trials]}
     return _json_files(out) | {
         "fit/pair-factors.png": _factors_picture(done),
         "fit/positions.png": _positions_picture(done, judge, readings),

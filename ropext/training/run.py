@@ -123,11 +123,10 @@ def encoder_of(snapshot: Snapshot, vocabulary: int | None, seed: int) -> Documen
 
 
 def taken(
-    prepared: PreparedTraining, model: Any, moving: int, *, fits: bool = True
+    prepared: PreparedTraining, model: Any, moving: int
 ) -> tuple[TrainingEstimate, str | None, str | None]:
     """What a training takes, told from a model without weights; why its loss will need whole
-    logits; and why memory may not be enough (which is refused where it surely is not, if it must
-    be enough that it `fits`)."""
+    logits; and why memory may not be enough (which is refused where it surely is not)."""
     import torch
 
     from ropext.evaluation.costs import shape_of
@@ -150,10 +149,8 @@ def taken(
     found = estimates.estimate(
         shape, settings, moving, micro, free=free, sliced=sliced, four_bits=four_bits, lora=lora
     )
-    tight = None
-    if fits:
-        ignored = options.ignore_memory
-        tight = estimates.check_fits(found, shape, free, sliced=sliced, lora=lora, ignored=ignored)
+    ignored = options.ignore_memory
+    tight = estimates.check_fits(found, shape, free, sliced=sliced, lora=lora, ignored=ignored)
     return found, reason, tight
 
 

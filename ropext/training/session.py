@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 
 from ropext.errors import InputError, Interrupted, listed
@@ -24,12 +25,12 @@ from ropext.results.retrieval import ItemScore
 from ropext.results.values import MARGIN
 from ropext.rope import compression
 from ropext.training import (
+    attention,
     defaults,
     judge,
     loss,
     models,
     report,
-    search,
     sharing,
     spectrum,
     trainer,
@@ -353,7 +354,6 @@ class FitSession(Session):
         self.readings: dict[str, Reading] = {}  # of base, start and what was fitted
         self.closed: dict[str, Reading] = {}  # of every closed form to start from
         self.scores: dict[str, list[ItemScore]] = {}
-        self.trials: list[search.Trial] = []
         self.left_steps = 0  # of starts that were tried and left
         self.back_at = 0  # the step after which a fit went back to the start; 0 = it did not
         for sentence in (*self.planned.notes, self.prepared.lineage):
@@ -381,14 +381,10 @@ class FitSession(Session):
         """What decides what is written; None in all processes but the first."""
         model = models.load(self.prepared.snapshot, self.prepared.options)
         model.requires_grad_(False)
-        history = History()
         with pausing(self.say, self.show) as pause:
             self._read_starts(model, pause)
             self._ask_before(model, pause)
-            if self.planned.search:
-                self._search(model, pause)
-        if not self.planned.search:
-            history = self._fit(model)
+        history = self._fit(model)
         if not is_main():
             return None, history
         with pausing(self.say, self.show) as pause:
@@ -464,24 +460,6 @@ class FitSession(Session):
             self.steps.keep(step, space.knobs(), reading)
         return reading
 
-    def _search(self, model: Any, pause: Show) -> None:
-        """Try knobs on the documents to fit on; the best of them is judged as a step would be."""
-        space, frame = self.prepared.space(self.start), self.judge.frame
-        passages = search.passages(self.prepared.data.documents, self.prepared.target)
-        file = self.folder / "trials.json"
-        own = search.Search(space, passages, frame.bootstrap, file, self.say)
-
-        def apply(knobs: Mapping[str, Any]) -> None:
-            self._apply(model, space.method, knobs)
-
-        scorer = self.judge.scorer(model)
-        self.trials = own.run(search.measuring(scorer, apply, passages, pause))
-        self.note(own.summary())
-        step = max(k for k, trial in enumerate(self.trials) if trial.taken)
-        if step:
-            apply(space.knobs())
-            self._judge_step(model, step, space, pause)
-
     def _fit(self, model: Any) -> History:
         """Train the spectrum, from the start that is lowest after a few steps."""
         trial = self.prepared.settings.between
@@ -533,7 +511,7 @@ class FitSession(Session):
             if (left := space.outside()) is not None:
                 raise LeftGuards(left)
             model.eval()
-            with self._attention_set(model, step, space):
+            with self._attention_set(model, space):
                 reading = self._judge_step(model, step + slower * half, space, self.show)
             gains = step != half or slower or own.lower(reading, self.readings[START])
             if not sharing.from_first(gains):
@@ -571,27 +549,25 @@ class FitSession(Session):
         return History() if last is None else trainer.history_in(last, 0)
 
     @contextmanager
-    def _attention_set(self, model: Any, step: int, space: Space) -> Iterator[None]:
+    def _attention_set(self, model: Any, space: Space) -> Iterator[None]:
         """Short rows ask for another attention factor than long ones, whose softmax is over more
         keys: while it is judged, a fit in short rows has the one that reads best at full length."""
-        attention = getattr(space, "attention", None)
-        if self.prepared.options.strategy != "pose" or attention is None:
+        value, target = getattr(space, "attention", None), self.prepared.target
+        if self.prepared.options.strategy != "pose" or value is None:
             yield
             return
-        trained = attention.detach().clone()
-        windows = search.attention_passages(self.prepared.data.documents, self.prepared.target)
-        file, bootstrap = self.folder / f"attention-{step}.json", self.judge.frame.bootstrap
-        own = search.Search(space, windows, bootstrap, file, self.say, search.ATTENTION_STEPS)
-        own.moving, own.most = (attention,), search.ATTENTION_MOST
-        scorer = self.judge.scorer(model)
-        trials = own.run(search.measuring(scorer, lambda knobs: None, windows, self.show))
-        before, now = (own["attention_factor"] for own in (trials[0].knobs, space.knobs()))
+        trained, before = value.detach().clone(), space.knobs()["attention_factor"]
+        windows = attention.windows_of(self.prepared.data.documents, target)
+        read = partial(attention.far_losses, self.judge.scorer(model), windows, self.show)
+        counts = np.array([float(scored.sum()) for _, scored in windows])
+        trials = attention.line_search(value, read, counts, self.judge.frame.bootstrap)
+        now, passes = space.knobs()["attention_factor"], trials * len(windows)
         self.note(
-            f"attention factor {before:.4f} in short rows, set to {now:.4f} by "
-            f"{len(trials) * len(windows.windows)} passes of {windows.target} tokens"
+            f"attention factor {before:.4f} in short rows, set to {now:.4f} by {passes} passes of "
+            f"{target} tokens"
         )
         yield
-        attention.data.copy_(trained)
+        value.data.copy_(trained)
 
     def _decide(self, model: Any, pause: Show) -> Verdict:
         """The lowest step, if it beats the start surely and loses no retrieval."""
@@ -607,27 +583,26 @@ class FitSession(Session):
         # Once more, by stock arithmetic from the config that is written.
         method = self.prepared.space(self.start).method
         plan = self._apply(model, method, self.steps.knobs(step))
-        what = "setting" if self.planned.search else "step"
-        self.say(f"reading them by the spectrum of {what} {step}, as its config says")
+        self.say(f"reading them by the spectrum of step {step}, as its config says")
         try:
             fitted = own.read_long(model, FITTED, pause)
         except NanInLogits as error:
-            return keep_start(f"{what} {step}: {error}")
+            return keep_start(f"step {step}: {error}")
         self.readings[FITTED] = fitted
         self._ask(FITTED, model, pause)
         said = report.change_text(own.change(fitted, before))
         if not own.better(fitted, before):
             gain = own.change(before, fitted)
             if gain.gains is None:
-                why = f"not known whether a {what} is better than {self.start}"
+                why = f"not known whether a step is better than {self.start}"
                 return keep_start(f"{why} over the far half ({gain.why_not_known})")
-            why = f"no {what} is better than {self.start} by {MARGIN} nats a token or more"
+            why = f"no step is better than {self.start} by {MARGIN} nats a token or more"
             return keep_start(f"{why} ({said})")
         lost = own.lost(self.scores[FITTED], self.scores[START])
         if lost is not None:
             text = report.share_text(lost)
             return keep_start(f"the fit answers fewer questions than {self.start} ({text})")
-        return step, f"{what} {step} is kept: {said}", plan
+        return step, f"step {step} is kept: {said}", plan
 
     def _result(self, verdict: Verdict, history: History) -> Fitted:
         """What was done, with its numbers."""
@@ -671,7 +646,6 @@ class FitSession(Session):
             change=None if change is None else change.to_json(),
             losses=tuple(history.losses),
             judgements={step: own.loss(reading) for step, reading in self.steps.found().items()},
-            trials=tuple(self.trials),
             notes=tuple(self.notes),
         )
 

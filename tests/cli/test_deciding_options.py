@@ -72,7 +72,6 @@ DECIDES = {
         "context": "200",
         "within": "yarn",
         "start": "ntk",
-        "search": "--within yarn",
         "strategy": "pose",
         "window": "128 --strategy pose",
         "steps": "41",

@@ -89,7 +89,6 @@ CASES = (
     _case("fit-dry", f"{_FIT} --dry-run"),
     _case("fit", f"{_FIT} --start yarn -o fitted", "fitted"),
     _case("fit-yarn", f"{_FIT} --within yarn -o fitted-yarn --json", "fitted-yarn"),
-    _case("fit-search", f"{_FIT} --within ntk --search -o searched", "searched"),
     _case("finetune-dry", f"{_TUNE} --dry-run --json"),
     _case("finetune", f"{_TUNE} --control -o tuned", "tuned"),
     _case("finetune-pose", f"{_TUNE} --strategy pose --window 128 -o posed", "posed"),

@@ -96,9 +96,7 @@ def test_the_attention_factor_is_the_one_that_reads_best_at_full_length(base, st
     assert far_half(now) < far_half(trained)
 
 
-def test_search_and_short_rows_exclude_each_other():
-    with pytest.raises(UsageError, match="--search trains on no rows"):
-        Fit(search=True, within="yarn", strategy="pose")
+def test_glued_documents_and_short_rows_exclude_each_other():
     with pytest.raises(UsageError, match="--packing glued is for --strategy full"):
         Fit(strategy="pose", packing="glued")
 
