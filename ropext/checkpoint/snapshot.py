@@ -75,6 +75,7 @@ SMALL_SUFFIXES = (
 MODULE_FOLDER = re.compile(r"[0-9]+_\w+")
 
 FOLDER_DEPTH = 4
+FROM_CHECKPOINT = "extend the Hugging Face checkpoint they were made from and convert the result"
 
 
 @dataclass(frozen=True)
@@ -354,10 +355,7 @@ def no_config(model: str, names: Iterable[str]) -> str:
             "merge_and_unload) and name the merged directory"
         )
     if any(name.lower().endswith(".gguf") for name in names):
-        return (
-            f"{model} holds GGUF files alone; extend the Hugging Face checkpoint they were made "
-            "from and convert the result"
-        )
+        return f"{model} holds GGUF files alone; {FROM_CHECKPOINT}"
     return f"{model} is not a model directory: it has no config.json"
 
 
@@ -405,8 +403,5 @@ def no_weights(model: str, names: Iterable[str]) -> str:
             "safetensors"
         )
     if any(name.lower().endswith(".gguf") for name in names):
-        return (
-            f"{model} holds its weights as GGUF alone; extend the Hugging Face checkpoint they "
-            "were made from and convert the result"
-        )
+        return f"{model} holds its weights as GGUF alone; {FROM_CHECKPOINT}"
     return f"{model} has no weights: there is no .safetensors file beside its config.json"

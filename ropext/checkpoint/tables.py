@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropext.checkpoint.copying import copy_part
 from ropext.checkpoint.snapshot import INDEX, Snapshot
-from ropext.checkpoint.weights import Header, Tensor, read_header
+from ropext.checkpoint.weights import Header, Tensor, chunks, read_header
 from ropext.errors import InputError, ProofFailed
 from ropext.files import dump, open_regular, read_object
 from ropext.narration import Show, unseen
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 # causal masks of GPT-2 and GPT-Neo.
 STALE = re.compile(r"(^|\.)(position_ids|token_type_ids|attn\.(attention\.)?(masked_)?bias)$")
 FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
-CHUNK = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -120,14 +119,13 @@ def rewrite(
     table = {"__metadata__": dict(header.metadata)} | entries if header.metadata else entries
     raw = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
     raw += b" " * (-len(raw) % 8)
-    begin_old, begin_new = 8 + len(header.raw), 8 + len(raw)
+    begin_new = 8 + len(raw)
     descriptor = open_regular(source)
     out = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         _write(out, len(raw).to_bytes(8, "little") + raw, 0)
         for name, tensor in ordered:
-            start, end = (begin_old + offset for offset in tensor.offsets)
-            goal = begin_new + starts[name]
+            (start, end), goal = header.part(name), begin_new + starts[name]
             if name in names:
                 _write(
                     out, grown(os.pread(descriptor, end - start, start), tensor.dtype, growth), goal
@@ -263,15 +261,9 @@ def compare_tables(
 
 def _digest(header: Header, name: str) -> tuple[str, tuple[int, ...], str]:
     tensor, digest = header.tensors[name], hashlib.sha256()
-    start, end = (8 + len(header.raw) + offset for offset in tensor.offsets)
     with open(header.path, "rb") as file:
-        file.seek(start)
-        while start < end:
-            chunk = file.read(min(CHUNK, end - start))
-            if not chunk:
-                raise InputError(f"{header.path} shrank while it was read")
+        for chunk in chunks(file, "", part=header.part(name)):
             digest.update(chunk)
-            start += len(chunk)
     return tensor.dtype, tensor.shape, digest.hexdigest()
 
 
@@ -284,8 +276,7 @@ def _rows(path: Path, name: str) -> list[bytes]:
 def read_tensor(path: Path, name: str) -> tuple[bytes, Tensor]:
     """The bytes of one tensor."""
     header = read_header(path)
-    tensor = header.tensors[name]
-    start, end = (8 + len(header.raw) + offset for offset in tensor.offsets)
+    start, end = header.part(name)
     with open(header.path, "rb") as file:
         file.seek(start)
-        return file.read(end - start), tensor
+        return file.read(end - start), header.tensors[name]

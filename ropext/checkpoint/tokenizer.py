@@ -1,32 +1,30 @@
 """Lengths that the files beside config.json cap, and tokenizer.json's stored truncation.
 
-tokenizer.json can have tens of megabytes, so it is scanned at its top level and never parsed whole;
-clearing the truncation replaces that value's bytes and no other.
+tokenizer.json can have tens of megabytes and would take thirty times as much as Python objects, so
+it is scanned at its top level; clearing the truncation replaces that value's bytes and no other.
 """
 
 import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ropext.checkpoint.snapshot import Snapshot
 from ropext.errors import InputError
-from ropext.files import open_regular, parse_object
+from ropext.files import parse_object, read_bytes
 
 TOKENIZER = "tokenizer.json"
 
 # transformers writes int(1e30) where a tokenizer has no limit; anything of that kind is no limit.
 NO_LIMIT = 10**15
 
-CHUNK = 1 << 20  # bytes read at once
-STRING_LIMIT = 32 << 20  # bytes; the longest real one is a normaliser's table of some megabytes
+LIMIT = 256 * 10**6  # bytes; the largest real one has 35 million
 VALUE_LIMIT = 1 << 16  # bytes of a truncation value; real ones have a hundred
 
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _TOKEN = re.compile(rb"\s*+(" + _STRING + rb'|[{}\[\]:,]|[^\s"{}\[\]:,]++)', re.DOTALL)
-# Everything up to the next bracket outside a string (or to a string that the buffer cuts).
+# Everything up to the next bracket outside a string (or to a string that does not end).
 _SKIP = re.compile(rb'[^"{}\[\]]*+(?:' + _STRING + rb'[^"{}\[\]]*+)*+', re.DOTALL)
 
 
@@ -92,108 +90,70 @@ class Span:
 
 def find_truncation(path: Path) -> Span | None:
     """The truncation stored in a tokenizer.json, or None where it is null or absent."""
-    with open(open_regular(path), "rb") as file:
-        scan = _Scan(file, path)
-        scan.expect(b"{")
+    text = read_bytes(path, LIMIT)
+    scan = _Scan(text, path)
+    scan.expect(b"{")
+    token = scan.token()
+    while token != b"}":
+        key = token
+        scan.expect(b":")
+        start, end = scan.value()
+        try:
+            name = json.loads(key)
+        except ValueError:
+            raise InputError(f"{path} is not valid JSON at its top level") from None
+        if name == "truncation" and text[start:end] != b"null":
+            if end - start > VALUE_LIMIT:
+                raise InputError(f"{path}: its truncation has {end - start:,} bytes")
+            value = parse_object(text[start:end], f"the truncation in {path}")
+            return Span(start, end, value)
         token = scan.token()
-        while token != b"}":
-            key = token
-            scan.expect(b":")
-            start, end = scan.value()
-            try:
-                name = json.loads(key)
-            except ValueError:
-                raise InputError(f"{path} is not valid JSON at its top level") from None
-            if name == "truncation":
-                return _span(file, start, end, path)
+        if token == b",":
             token = scan.token()
-            if token == b",":
-                token = scan.token()
     return None
 
 
 def clear_truncation(source: Path, target: Path, span: Span) -> None:
     """Copy a tokenizer.json with `null` in place of its truncation, every other byte as it was."""
-    with open(open_regular(source), "rb") as file, open(target, "xb") as out:
-        _copy(file, out, span.start)
-        out.write(b"null")
-        file.seek(span.end)
-        _copy(file, out, os.fstat(file.fileno()).st_size - span.end)
-
-
-def _copy(file: BinaryIO, out: BinaryIO, length: int) -> None:
-    while length > 0 and (chunk := file.read(min(CHUNK, length))):
-        out.write(chunk)
-        length -= len(chunk)
-
-
-def _span(file: BinaryIO, start: int, end: int, path: Path) -> Span | None:
-    if end - start > VALUE_LIMIT:
-        raise InputError(f"{path}: its truncation has {end - start:,} bytes")
-    file.seek(start)
-    text = file.read(end - start)
-    if text == b"null":
-        return None
-    return Span(start, end, parse_object(text, f"the truncation in {path}"))
+    text = read_bytes(source, LIMIT)
+    with open(target, "xb") as out:
+        for part in (text[: span.start], b"null", text[span.end :]):
+            out.write(part)
 
 
 class _Scan:
-    """The top level of a JSON object in a file, one token at a time, in constant memory."""
+    """The top level of a JSON object, one token at a time."""
 
-    def __init__(self, file: BinaryIO, path: Path) -> None:
-        self.file = file
-        self.path = path
-        self.buffer = b""
-        self.position = 0  # in the buffer
-        self.passed = 0  # bytes of the file before the buffer
-        self.ended = False
+    def __init__(self, text: bytes, path: Path) -> None:
+        self.text, self.path, self.position = text, path, 0
 
     def token(self) -> bytes:
         """The next string, bracket, comma, colon or bare word."""
-        while True:
-            match = _TOKEN.match(self.buffer, self.position)
-            # A word that touches the buffer's end may go on in the next chunk.
-            if match and (match.end() < len(self.buffer) or self.ended):
-                self.position = match.end()
-                return match[1]
-            self._more()
+        match = _TOKEN.match(self.text, self.position)
+        if match is None:
+            raise self._cut()
+        self.position = match.end()
+        return match[1]
 
     def expect(self, wanted: bytes) -> None:
         if self.token() != wanted:
             raise InputError(f"{self.path} is not a JSON object")
 
     def value(self) -> tuple[int, int]:
-        """Skip one value; where it begins and ends in the file."""
+        """Skip one value; where it begins and ends."""
         token = self.token()
-        end = self.passed + self.position
-        start = end - len(token)
-        if token in (b"{", b"["):
-            self._skip_brackets()
-            end = self.passed + self.position
-        elif token in (b"}", b"]", b",", b":"):
+        start = self.position - len(token)
+        if token in (b"}", b"]", b",", b":"):
             raise InputError(f"{self.path} is not valid JSON at byte {start + 1}")
-        return start, end
-
-    def _skip_brackets(self) -> None:
-        depth = 1
+        depth = int(token in (b"{", b"["))
         while depth:
-            match = _SKIP.match(self.buffer, self.position)
-            if match:
-                self.position = match.end()
-            bracket = self.buffer[self.position : self.position + 1]
-            if bracket in (b"", b'"'):
-                self._more()
-                continue
-            depth += 1 if bracket in (b"{", b"[") else -1
-            self.position += 1
+            match = _SKIP.match(self.text, self.position)
+            end = match.end() if match else self.position
+            if self.text[end : end + 1] in (b"", b'"'):
+                raise self._cut()
+            depth += 1 if self.text[end : end + 1] in (b"{", b"[") else -1
+            self.position = end + 1
+        return start, self.position
 
-    def _more(self) -> None:
-        if self.ended:
-            raise InputError(f"{self.path} is cut short: the JSON ends inside a value")
-        rest = self.buffer[self.position :]
-        if len(rest) > STRING_LIMIT:
-            raise InputError(f"{self.path} holds a string of more than {STRING_LIMIT:,} bytes")
-        self.passed += self.position
-        chunk = self.file.read(CHUNK)
-        self.ended = not chunk
-        self.buffer, self.position = rest + chunk, 0
+    def _cut(self) -> InputError:
+        return InputError(f"{self.path} is cut short: the JSON ends inside a value")

@@ -76,6 +76,11 @@ class Header:
             )
         return tensors
 
+    def part(self, name: str) -> tuple[int, int]:
+        """Where the bytes of a tensor begin and end in the file."""
+        begin, end = self.tensors[name].offsets
+        return 8 + len(self.raw) + begin, 8 + len(self.raw) + end
+
     @property
     def metadata(self) -> Mapping[str, str]:
         """The free text that the writer put beside the table ({"format": "pt"} as a rule)."""
@@ -125,14 +130,19 @@ def content_digest(path: Path, show: Show = unseen) -> str:
     return digest.hexdigest()
 
 
-def chunks(file: BinaryIO, what: str, show: Show) -> Iterator[bytes]:
-    """The bytes of a file, CHUNK at once, and how far they are shown."""
-    size, done = os.fstat(file.fileno()).st_size, 0
-    show(done, size, what)
-    while chunk := file.read(CHUNK):
+def chunks(
+    file: BinaryIO, what: str, show: Show = unseen, part: tuple[int, int] | None = None
+) -> Iterator[bytes]:
+    """The bytes of a file or of a part of it, CHUNK at once, and how far they are shown."""
+    done, end = part or (0, os.fstat(file.fileno()).st_size)
+    file.seek(done)
+    show(done, end, what)
+    while chunk := file.read(min(CHUNK, end - done)):
         yield chunk
         done += len(chunk)
-        show(done, size, what)
+        show(done, end, what)
+    if done < end:
+        raise InputError(f"{file.name} shrank while it was read")
 
 
 def blob_digest(path: Path) -> str | None:

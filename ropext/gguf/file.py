@@ -15,7 +15,7 @@ from ropext.families.config import named
 from ropext.families.geometry import MOST_LAYERS, MOST_ROTARY
 from ropext.families.table import family
 from ropext.files import parse_object
-from ropext.gguf.header import F32, TYPES, GgufHeader, read_gguf
+from ropext.gguf.header import TYPES, GgufHeader, read_gguf
 from ropext.loaders.gguf import STORED, Architecture, GgufRope, architecture
 from ropext.loaders.gguf import read as ggml_read
 from ropext.rope import plain_inv_freq
@@ -46,11 +46,6 @@ class GgufFile(Snapshot):
     def head(self) -> GgufHeader:
         """The part with the model's keys."""
         return self.parts[0]
-
-    @property
-    def is_rounded(self) -> bool:
-        """Whether some weights are not float32."""
-        return any(own.kind != F32 for part in self.parts for own in part.tensors)
 
     @property
     def quantisation(self) -> str | None:
