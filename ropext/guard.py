@@ -4,7 +4,7 @@ Two names are one place where the file system says so, by (st_dev, st_ino) with 
 volume that is mounted twice and names that differ in case are seen. What is written neither is,
 holds nor lies inside what is read. Only what bears a mark is replaced or deleted:
 
-    OUT/ropext.json       lists under "files" what was written into OUT
+    OUT/ropext.json       lists under "files" what was written into OUT, and its content
     RUN/run.json          bears its own digest (no random token: the same run gives the same bytes)
     .OUT.ropext-TOKEN/    a folder at work: it is empty, or holds a file of that name
     .OUT.ropext-lock      begins as every lock does
@@ -16,21 +16,22 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ropext.errors import InputError, OutputExists, UsageError, listed
-from ropext.files import read_object
+from ropext.files import open_regular, read_object
 
 Identity = tuple[int, int]
 # A flag, and what was given for it: a path, several, or None.
 Named = Mapping[str, Any]
-Written = Callable[[Path], set[str] | None]
+Written = Callable[[Path], Collection[str] | None]
 
 RECORD, FILES, MARK = "ropext.json", "files", "ropext"
 PICTURE, LOSSES = b"tEXtSoftware\0ropext", b"losses by ropext"
+WHOLE = 64 << 20  # bytes of a file that is hashed; a larger one is known by its size
 END = 1 << 16  # bytes at both ends of a file in which its sign is looked for
 MOVE = "move or rename it, or name another place"
 
@@ -101,18 +102,41 @@ def identity(path: Path | str) -> Identity | None:
     return None
 
 
+def files_in(directory: Path) -> dict[str, Any] | None:
+    """The files of a directory that its record names, each with its `state`; None without one."""
+    with suppress(InputError):
+        files = read_object(directory / RECORD).get(FILES)
+        return {**files, RECORD: None} if isinstance(files, dict) else None
+    return None
+
+
 def recorded(directory: Path) -> set[str] | None:
-    """The files that ropext wrote into a directory, by its record; None without such a record."""
-    try:
-        names = read_object(directory / RECORD).get(FILES)
-    except InputError:
+    """The files of a directory that are as ropext wrote them; None without a record."""
+    if (files := files_in(directory)) is None:
         return None
-    return set(map(str, names)) if isinstance(names, list) else None
+    now = states(directory)
+    return {RECORD, *(name for name in now if now[name] and now[name] == files.get(name))}
 
 
-def listing(directory: Path, but: str = "") -> list[str]:
-    """The names of all files below a directory, and of links to directories; `but` is added."""
-    found = {but} if but else set()
+def states(directory: Path) -> dict[str, str | int | None]:
+    """`state` of every file below a directory but its record."""
+    return {name: state(directory / name) for name in listing(directory) if name != RECORD}
+
+
+def state(path: Path) -> str | int | None:
+    """What an edit of a file changes: its SHA-256, or the size of a large one. A link is known as a
+    link alone, and what cannot be read is not known."""
+    if path.is_symlink():
+        return "link"
+    with suppress(InputError, OSError), open(open_regular(path), "rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        return size if size > WHOLE else hashlib.file_digest(stream, "sha256").hexdigest()
+    return None
+
+
+def listing(directory: Path) -> list[str]:
+    """The names of all files below a directory, and of links to directories."""
+    found = set[str]()
     for folder, folders, names in os.walk(directory):
         links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
         found |= {Path(folder, name).relative_to(directory).as_posix() for name in (*links, *names)}
@@ -140,8 +164,8 @@ def check_replaceable(
         )
     if not file and (others := [own for own in listing(output) if own not in names]):
         raise OutputExists(
-            f"{name} holds what ropext did not write: {shown(others)}; move that to another place "
-            "first, and --force replaces the rest"
+            f"{name} holds what was added or edited since ropext wrote it: {shown(others)}; move "
+            "that to another place first, and --force replaces the rest"
         )
 
 

@@ -6,9 +6,16 @@ from pathlib import Path
 
 
 def mark(directory: Path) -> None:
-    """Say in the record that all files that are there are ropext's."""
-    files = [p.relative_to(directory).as_posix() for p in directory.rglob("*") if not p.is_dir()]
-    (directory / "ropext.json").write_text(json.dumps({"files": sorted([*files, "ropext.json"])}))
+    """Say in the record that all files that are there are ropext's, as they are."""
+    files = [path for path in directory.rglob("*") if path.is_symlink() or not path.is_dir()]
+    states = {
+        path.relative_to(directory).as_posix(): "link"
+        if path.is_symlink()
+        else hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+        if path != directory / "ropext.json"
+    }
+    (directory / "ropext.json").write_text(json.dumps({"files": states}))
 
 
 def checkpoint(directory: Path, text: str = "{}") -> Path:

@@ -19,6 +19,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from ropext import guard
 from ropext.checkpoint.snapshot import Snapshot
+from ropext.checkpoint.staging import replace_file
 from ropext.checkpoint.weights import Count, WeightFile, weigh
 from ropext.errors import InputError
 from ropext.files import dump, is_plain_name, read_object
@@ -231,9 +232,16 @@ def _spectrum_to_json(spectrum: Spectrum) -> dict[str, Any]:
 
 
 def write(record: Record, directory: Path) -> None:
-    """Write ropext.json as the last file of a directory, all of whose files it names."""
-    files = {guard.FILES: guard.listing(directory, NAME)}
+    """Write ropext.json as the last file of a directory, whose other files it lists."""
+    files = {guard.FILES: guard.states(directory)}
     (directory / NAME).write_bytes(dump(to_json(record) | files))
+
+
+def relist(directory: Path, name: str) -> None:
+    """List a file as it is now, for ropext wrote it after the record."""
+    content = read_object(directory / NAME)
+    content[guard.FILES][name] = guard.state(directory / name)
+    replace_file(directory / NAME, dump(content))
 
 
 def lineage(record: Record) -> list[Mapping[str, Any]]:

@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ropext import guard
 from ropext.checkpoint import card, provenance
 from ropext.checkpoint.hub import hub_errors
 from ropext.checkpoint.snapshot import Snapshot, open_snapshot, take_inventory
 from ropext.checkpoint.weights import weigh
 from ropext.errors import InputError, Interrupted, RopextError, Stopped, UsageError
-from ropext.files import CONFIG_LIMIT, dump, read_bytes, replace_whole
+from ropext.files import CONFIG_LIMIT, dump, parse_object, read_bytes, replace_whole
 from ropext.narration import Say, silent
 
 if TYPE_CHECKING:
@@ -210,11 +211,12 @@ def push(
     made = head.put_into(text, repository) if text else None
     text = str(made or "")
     sizes = {name: path.stat().st_size for name, path in files.items()}
-    sizes |= {name: len(own) for name, own in contents.items() if isinstance(own, bytes)}
     missing = [key for key in ASKED if made and not made.data.get(key)]
     notes = [f"the card names no {key}; {ASKED[key]} puts one in" for key in missing]
     if changed := [name for name, own in contents.items() if isinstance(own, bytes)]:
         notes.append(f"of this machine's paths in {', '.join(changed)} the last part alone goes up")
+    contents[provenance.NAME] = _without_files(contents[provenance.NAME])
+    sizes |= {name: len(own) for name, own in contents.items() if isinstance(own, bytes)}
     if dry_run:
         number = len(head.figures)
         return Pushed(repository, "", None, private, sizes, number, False, text, tuple(notes))
@@ -229,7 +231,7 @@ def push(
             contents[card.README] = text.encode()
         commit = _commit(api, repository, before, contents, stale, stop)
     if text:
-        notes += _keep_card(files[card.README], text)
+        notes += _keep_card(Path(directory), text)
     if before.private and not private:
         notes.append(f"{repository} was private before and stays so; its settings make it public")
     return Pushed(
@@ -313,10 +315,21 @@ def _commit(
     return str(done.oid)
 
 
-def _keep_card(path: Path, text: str) -> list[str]:
+def _without_files(record: Path | bytes) -> bytes:
+    """The record without its list of files as they are here: the card in it changes."""
+    content = record if isinstance(record, bytes) else read_bytes(record, CONFIG_LIMIT)
+    value = parse_object(content, provenance.NAME)
+    return dump({key: item for key, item in value.items() if key != guard.FILES})
+
+
+def _keep_card(directory: Path, text: str) -> list[str]:
     """The card here as it is there; what is noted where it cannot be written."""
+    path = directory / card.README
+    listed = card.README in (guard.recorded(directory) or ())
     try:
         replace_whole(path, lambda stream: stream.write(text.encode()))
+        if listed:  # a card that the user edited stays the user's
+            provenance.relist(directory, card.README)
     except OSError as error:
         return [f"{path} is as it was, without the hub's name ({error.strerror})"]
     return []

@@ -148,9 +148,9 @@ def staged(
 
 
 def remove_output(output: Path) -> None:
-    """Delete an output, one that ropext wrote alone."""
+    """Delete a step's output, one that ropext wrote alone; an edited one is made again."""
     if output.exists():
-        real = check_output(output, force=True)
+        real = check_output(output, force=True, written=guard.files_in)
         work = guard.make_work(real)
         os.rename(real, work / OLD)
         _discard(work)

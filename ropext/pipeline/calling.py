@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext import guard
-from ropext.checkpoint import open_snapshot
+from ropext.checkpoint import open_snapshot, provenance
 from ropext.checkpoint.card import README
-from ropext.checkpoint.staging import replace_file
-from ropext.files import dump, read_object
 from ropext.inspecting import positions_of, read_again
 from ropext.narration import SILENT, Say, silent
 from ropext.options.extend import AUTO, Choosing, Extend
@@ -94,9 +92,7 @@ def write_fitted(
     extending.extend(
         model, file, like=str(output), beside=True, force=force, command=command, say=say
     )
-    record = Path(output) / guard.RECORD
-    files = {guard.FILES: guard.listing(Path(output))}
-    replace_file(record, dump(read_object(record) | files))
+    provenance.relist(Path(output), file.name)
     say(f"{file} is the file with this spectrum; beside it are the weights in float32")
 
 

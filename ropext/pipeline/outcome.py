@@ -35,6 +35,7 @@ PLOTS = {
     "nll-by-position": "Loss by position",
     "gain": "Context gain by position",
 }
+PUSHED = (README, provenance.NAME)  # a push alters them
 OWNED = "output.json"  # digests of the outputs that this run has written
 
 
@@ -104,7 +105,7 @@ def report_stage(work: CellWork) -> Stage:
             return None
         return {
             "report": work.hashes.of(page_path),
-            "output": work.hashes.of_tree(work.output, but=README),  # a push alters it
+            "output": work.hashes.of_tree(work.output, but=PUSHED),
         }
 
     def do() -> None:

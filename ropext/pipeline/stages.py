@@ -7,7 +7,7 @@ they were left. One whose record was begun with the same inputs goes on from wha
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,12 +57,12 @@ class Hashes:
         """Keep what was hashed."""
         write_json(self.path, self.known)
 
-    def of_tree(self, directory: Path, but: str = "") -> str | None:
-        """Hash everything in a directory, by name, `but` one file; None where it is none."""
+    def of_tree(self, directory: Path, but: Collection[str] = ()) -> str | None:
+        """Hash everything in a directory, by name, `but` some; None where it is none."""
         if not directory.is_dir():
             return None
         names = {str(file.relative_to(directory)): file for file in _files(directory)}
-        return digest({name: self.of(file) for name, file in names.items() if name != but})
+        return digest({name: self.of(file) for name, file in names.items() if name not in but})
 
     def of_model(self, snapshot: Snapshot) -> str:
         """Identify a checkpoint: the commit of a hub model, else a hash of what is carried."""

@@ -310,11 +310,28 @@ def _resuming(checkpoint: Path | None, begun: Callable[[], bool] = lambda: False
         ) from error
 
 
+def _check_state(state: dict[str, Any]) -> None:
+    """Refuse a state of Trainer's over which it stumbles after its first step: a stranger's."""
+    rest = {key: value for key, value in state.items() if key not in _NO_NUMBERS}
+    for entry in (*state["log_history"], rest):
+        if wrong := [key for key, value in entry.items() if not isinstance(value, _Number)]:
+            raise ValueError(f"{wrong[0]} is no number")
+    if not isinstance(state["best_model_checkpoint"], str | None):
+        raise ValueError("best_model_checkpoint is no name")
+    if [*state["stateful_callbacks"]] != ["TrainerControl"]:
+        raise ValueError("a callback is unknown")
+
+
+_Number = int | float | None
+_NO_NUMBERS = ("log_history", "stateful_callbacks", "best_model_checkpoint")
+
+
 def history_in(checkpoint: Path, patience: int) -> History:
     """What a checkpoint knows of the run so far. The weights that count are the last ones, or where
     evaluations can end the run the best ones."""
     with _resuming(checkpoint):
         state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+        _check_state(state)
         history = History(steps=int(state["global_step"]), checkpoint=checkpoint)
         for entry in state["log_history"]:
             if "loss" in entry:

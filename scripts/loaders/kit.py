@@ -248,7 +248,7 @@ def write_kit(output: Path, wanted: Iterable[str] = (), *, force: bool = False) 
         write_json(place / "tokens.json", tokens())
         for name, source in (("README.md", "kit.md"), ("check.py", "check.py")):
             shutil.copyfile(HERE / source, place / name)
-        write_json(place / guard.RECORD, {guard.FILES: guard.listing(place, guard.RECORD)})
+        write_json(place / guard.RECORD, {guard.FILES: guard.states(place)})
         size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
     forms = {family: list(own) for family, own in found.items()}
     return {"output": str(output), "bytes": size, "versions": versions, "families": forms}

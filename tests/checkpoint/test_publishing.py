@@ -19,6 +19,7 @@ from sample_checkpoint import card, make_model, record, tree, write_json
 from ropext.checkpoint import open_snapshot, provenance
 from ropext.checkpoint.card import render
 from ropext.checkpoint.push import Figure, Head, _keep_card
+from ropext.checkpoint.staging import check_output
 from ropext.errors import InputError
 
 pytestmark = pytest.mark.slow  # every interpreter imports huggingface_hub
@@ -40,16 +41,16 @@ def output(tmp_path):
     """A finished output with what must stay where it is."""
     directory = make_model(tmp_path / "out")
     numbers = {"base": {"tail@8192": VALUE | {"value": 9.0}}, "tuned": {"tail@8192": VALUE}}
-    made = record()
-    provenance.write(
-        type(made)(**vars(made) | {"more": {"finetune": {"numbers": numbers}}}), directory
-    )
     (directory / "README.md").write_text(render(card(), (directory / "README.md").read_text()))
     for folder in ("training/runs", "base", "adapter", ".cache"):
         (directory / folder).mkdir(parents=True)
         (directory / folder / "file.json").write_text("{}")
     (directory / "training/losses.json").write_text("[1.5]")
     (directory / "training.log").write_text("12:00:00 began")
+    made = record()
+    provenance.write(
+        type(made)(**vars(made) | {"more": {"finetune": {"numbers": numbers}}}), directory
+    )
     beside = tmp_path / "out.run"
     beside.mkdir()
     (beside / "record.json").write_text("{}")
@@ -98,9 +99,13 @@ def test_an_output_goes_up_whole_with_its_figures_and_nothing_else(hub, output, 
         *("model.safetensors.index.json", "modeling_custom.py", "1_Pooling/config.json"),
         *("README.md", "ropext.json", "training/losses.json"),
     }
-    assert {n: b for n, b in there.items() if n != "README.md"} == {
-        name: content for name, content in mine.items() if name in there and name != "README.md"
+    changed = ("README.md", "ropext.json")
+    assert {n: b for n, b in there.items() if n not in changed} == {
+        name: content for name, content in mine.items() if name in there and name not in changed
     }
+    record = json.loads(mine["ropext.json"])
+    assert record.pop("files").keys() == mine.keys() - {"ropext.json"}
+    assert json.loads(there["ropext.json"]) == record
     assert (told["private"], told["changed"], told["figures"]) == (True, True, 1)
     assert hub.private["org/long"] is True
     assert told["url"] == f"{hub.url}/org/long"
@@ -125,6 +130,7 @@ def test_an_output_goes_up_whole_with_its_figures_and_nothing_else(hub, output, 
     assert again.returncode == 0
     assert "has all of it already" in again.stdout
     assert len(hub.commits["org/long"]) == 2
+    check_output(output, force=True)  # the card that push wrote is not the user's
 
 
 def test_no_path_of_this_machine_goes_up(hub, output, tmp_path):
@@ -164,7 +170,7 @@ def test_no_path_of_this_machine_goes_up(hub, output, tmp_path):
     assert found["command"] == ["ropext", "extend", "base", "--data=books.jsonl", "org/m"]
     assert found["run"] == {"recipe": "model: base\nextend: {for: ./here/m}\n", "at": "a/b/c"}
     after = tree(output)
-    assert {n for n in mine if mine[n] != after[n]} <= {"README.md"}  # here all is as it was
+    assert {n for n in mine if mine[n] != after[n]} <= {"README.md", "ropext.json"}
     again = ropext(hub, tmp_path, "push", output, "org/long")
     assert "has all of it already" in again.stdout, again.stderr
 

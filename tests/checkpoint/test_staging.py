@@ -1,6 +1,7 @@
 """One directory as a whole or not at all: names, locks, recovery, and faults of the file system."""
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 from marked import at_work, checkpoint, mark
 
-from ropext import files
+from ropext import files, guard
 from ropext.checkpoint import staging
 from ropext.checkpoint.staging import check_output, check_space, replace_file, staged
 from ropext.errors import InputError, OutputExists, UsageError
@@ -111,7 +112,8 @@ def test_an_existing_output(tmp_path: Path):
 
 
 def test_force_spares_what_ropext_did_not_write(tmp_path: Path):
-    """A config.json and GGUF files make no output of ropext's, and neither does a user's file."""
+    """A config.json and GGUF files make no output of ropext's; what a user added stays, and what a
+    user edited: of a file above 64 MiB, which is not hashed, by its size."""
     for name, file in (("model", "config.json"), ("ggufs", "a.gguf"), ("record", "ropext.json")):
         (tmp_path / name).mkdir()
         (tmp_path / name / file).write_text("{}")
@@ -120,9 +122,40 @@ def test_force_spares_what_ropext_did_not_write(tmp_path: Path):
     write(tmp_path / "ours")
     (tmp_path / "ours" / "sub" / "notes.txt").write_text("mine")
     (tmp_path / "ours" / "more").symlink_to(tmp_path / "model")
-    with pytest.raises(OutputExists, match=r"did not write: more and sub/notes\.txt; move that"):
+    with pytest.raises(OutputExists, match=r"since ropext wrote it: more and sub/notes\.txt; move"):
         write(tmp_path / "ours", force=True)
     assert (tmp_path / "ours" / "sub" / "notes.txt").read_text() == "mine"
+
+
+EDITS = {
+    "config.json": lambda file: file.write_text("mew"),
+    "weights": lambda file: os.truncate(file, (64 << 20) + 2),
+    "link": lambda file: (file.unlink(), file.write_text("mine")),
+    "sub/x": lambda file: (file.unlink(), os.mkfifo(file)),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_force_spares_what_a_user_edited(tmp_path: Path, name: str):
+    with staged(out := tmp_path / "out") as stage:
+        for small in ("config.json", "sub/x"):
+            (stage.directory / small).parent.mkdir(exist_ok=True)
+            (stage.directory / small).write_text("new")
+        (stage.directory / "link").symlink_to(tmp_path / "base")
+        (stage.directory / "weights").touch()
+        os.truncate(stage.directory / "weights", (64 << 20) + 1)
+        files = guard.states(stage.directory)
+        (stage.directory / "ropext.json").write_text(json.dumps({"files": files}))
+    assert files["weights"] == (64 << 20) + 1
+    assert files["config.json"] == hashlib.sha256(b"new").hexdigest()
+    EDITS[name](out / name)
+    before = os.lstat(out / name)
+    with pytest.raises(OutputExists, match=f"edited since ropext wrote it: {name}; move that"):
+        write(out, force=True)
+    assert os.lstat(out / name) == before
+    os.rename(out / name, tmp_path / "elsewhere")
+    write(out, force=True)
+    assert names(out) == {"config.json", "sub", "ropext.json"}
 
 
 def test_force_spares_what_is_no_directory(tmp_path: Path):

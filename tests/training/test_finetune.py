@@ -400,6 +400,11 @@ POISON = {
     "a key": state(loads="evil"),
     "a step": state(global_step="../../x"),
     "a history": state(log_history=7),
+    "a callback": state(stateful_callbacks={"Evil": {"args": {}, "attributes": {}}}),
+    "callbacks that are none": state(stateful_callbacks=7),
+    "a best value": state(best_metric="low"),
+    "a logged value": state(log_history=[{"step": 1, "loss": "low"}]),
+    "a checkpoint's name": state(best_model_checkpoint=7),
     "no JSON": lambda checkpoint, _: (checkpoint / "trainer_state.json").write_text("{"),
 }
 
