@@ -6,6 +6,7 @@ holds nor lies inside what is read. Only what bears a mark is replaced or delete
 
     OUT/ropext.json       lists under "files" what was written into OUT, and its content
     RUN/run.json          bears its own digest (no random token: the same run gives the same bytes)
+    OUT.run/recipe.yaml   ends with a digest of its lines
     .OUT.ropext-TOKEN/    a folder at work: it is empty, or holds a file of that name
     .OUT.ropext-lock      begins as every lock does
     *.png, *.parquet      say that ropext made them
@@ -30,6 +31,7 @@ Named = Mapping[str, Any]
 Written = Callable[[Path], Collection[str] | None]
 
 RECORD, FILES, MARK = "ropext.json", "files", "ropext"
+SIGNATURE = "# as ropext wrote it: SHA-256 "  # the last line of a recipe that is kept
 PICTURE, LOSSES = b"tEXtSoftware\0ropext", b"losses by ropext"
 WHOLE = 64 << 20  # bytes of a file that is hashed; a larger one is known by its size
 END = 1 << 16  # bytes at both ends of a file in which its sign is looked for
@@ -184,6 +186,13 @@ def is_sealed(manifest: Any) -> bool:
     if not isinstance(manifest, dict):
         return False
     return manifest.get(MARK) == _digest({k: v for k, v in manifest.items() if k != MARK})
+
+
+def signed(text: str) -> str:
+    """A text with the line that says that it is as ropext wrote it."""
+    lines = [line for line in text.splitlines() if not line.startswith(SIGNATURE)]
+    whole = "".join(f"{line}\n" for line in lines)
+    return f"{whole}{SIGNATURE}{hashlib.sha256(whole.encode()).hexdigest()}\n"
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:

@@ -15,7 +15,10 @@ def mark(directory: Path) -> None:
         for path in files
         if path != directory / "ropext.json"
     }
-    (directory / "ropext.json").write_text(json.dumps({"files": states}))
+    record = directory / "ropext.json"
+    known = json.loads(record.read_text()) if record.is_file() else {}
+    record.unlink(missing_ok=True)  # it may be a hard link
+    record.write_text(json.dumps(known | {"files": states}))
 
 
 def checkpoint(directory: Path, text: str = "{}") -> Path:

@@ -16,9 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ropext import guard
 from ropext.checkpoint import open_snapshot, provenance, with_weights
 from ropext.checkpoint.staging import check_place
-from ropext.errors import Interrupted, RopextError, UsageError
+from ropext.errors import Interrupted, OutputExists, RopextError, UsageError
 from ropext.evaluation.work import processes, wait_for
 from ropext.files import read_json, write_json, write_text
 from ropext.narration import Hooks, Say, Show, silent, told_of_files, unseen
@@ -172,6 +173,7 @@ class WholeRun:
             with_weights(base)  # weights that should lie here and do not
         if self.rank == 0:
             self.workdir.check(self.force)
+            self._check_recipe()
         self.hashes = Hashes(self.folder / ".hashes.json", told_of_files(self._say))
         works, failed = self._works(base), dict[str, str]()
         for work in works:
@@ -305,7 +307,13 @@ class WholeRun:
             return
         (self.folder / RECIPE).unlink(missing_ok=True)
         if self.job.text is not None:
-            write_text(self.folder / RECIPE, provenance.scrub(self.job.text))
+            write_text(self.folder / RECIPE, guard.signed(provenance.scrub(self.job.text)))
+
+    def _check_recipe(self) -> None:
+        """Refuse to replace a recipe that was edited."""
+        kept = self.folder / RECIPE
+        if kept.is_file() and guard.signed(text := kept.read_text(encoding="utf-8")) != text:
+            raise OutputExists(f"{kept} is not as ropext wrote it; {guard.MOVE}")
 
 
 def is_finished(ledger: Ledger, stage: Stage, inputs: Flat) -> bool:

@@ -7,6 +7,7 @@ instead what a command may not lose: each input in each relation to the output.
 
 import argparse
 import math
+import os
 import sys
 import tempfile
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from checkpoint.hub_stub import Stub, serving
 from reliability import campaign, commands, guarding
 
 # Of --kills, by command: what a command writes at more points is killed more often.
@@ -46,8 +48,14 @@ def main() -> int:
         "--guard", choices=guarding.PARTS, help="instead a campaign of inputs and outputs"
     )
     asked = parser.parse_args()
-    campaign.preload()
-    with tempfile.TemporaryDirectory(prefix="ropext-reliability-") as folder:
+    with (
+        serving(Stub({})) as hub,
+        tempfile.TemporaryDirectory(prefix="ropext-reliability-") as folder,
+    ):
+        hub.writers["hf_token"] = "org"
+        os.environ |= {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_token", "HF_HUB_OFFLINE": "0"}
+        os.environ |= {"HF_HUB_DISABLE_XET": "1"}  # the stub speaks Git LFS
+        campaign.preload()
         inputs = commands.prepare(Path(folder))
         if asked.guard:
             runs = guarding.make_runs(Path(folder) / "runs", inputs)

@@ -188,12 +188,13 @@ def _child(command: Command, room: Path, shared: Shared, wish: Wish | None, log:
         sys.stdout = os.fdopen(1, "w", buffering=1)
         sys.stderr = os.fdopen(2, "w", buffering=1)
         os.chdir(room)
-        from ropext import proof
+        from ropext import demo, proof
         from ropext.cli import app
 
         if not command.proved:
             proof.build = prove_here
         _draw_less()
+        demo.RECIPE = "demo.yaml"  # a short one, in the room
         sys.argv = command.argv()
         arm(room, shared, wish)
         code = 0

@@ -8,6 +8,7 @@ and the folder of its run, and no file of a user's in them.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections import Counter
@@ -34,6 +35,7 @@ class Kind:
     words: tuple[str, ...]
     source: str
     file: bool = False  # the output is one file
+    changes: tuple[str, ...] = ()  # files in its input that it announces to write
 
     def command(self, given: str, output: str) -> Command:
         words = [w.replace("{in}", given).replace("{out}", output) for w in self.words]
@@ -84,12 +86,23 @@ KINDS = {
     "inspect --plot": Kind(("inspect", "{in}", "--plot", "{out}"), "base", file=True),
     "plan --plot": Kind(("plan", "{in}", *TWICE, "--plot", "{out}"), "base", file=True),
     "verify --fix": Kind(("verify", "{out}", "--fix", "--against", "{in}"), "base"),
+    "push DIR": Kind(
+        ("push", "{in}", "org/long", "--force"), "ext", changes=("README.md", "ropext.json")
+    ),
+    "push --dry-run": Kind(("push", "{in}", "org/long", "--dry-run"), "ext"),
+    "push --results": Kind(("push", "ext", "org/long", "--results", "{in}", "--dry-run"), "seen"),
 }
+DEMO = {"demo": Kind(("demo", "-o", "{out}"), "")}
 WRITERS = (
     *("fit MODEL", "finetune DIR", "eval MODEL", "run RECIPE", "compare RUN", "inspect --plot"),
-    *("extend --eval", "extend --method auto", "extend MODEL.gguf", "extend MODEL"),
+    *("extend --eval", "extend --method auto", "extend MODEL.gguf", "extend MODEL", "demo"),
 )
-PART = ("extend --eval MODEL", "run RECIPE", "fit --data", "extend --like", "compare RUN")
+PART = (
+    *("extend --eval MODEL", "run RECIPE", "fit --data", "extend --like", "compare RUN"),
+    *("push DIR", "push --results"),
+)
+# Kinds of seconds, each of which loses its input without the guard.
+QUICK = ("extend MODEL", "extend MODEL, by symlink", "extend --pair-factors", "verify --fix")
 
 
 def prepare(room: Path, inputs: Path, runs: Path) -> None:
@@ -104,6 +117,11 @@ def prepare(room: Path, inputs: Path, runs: Path) -> None:
     (room / "recipe.yaml").write_text(
         "model: base\nextend: {method: yarn, factor: 2, no_verify: true}\n"
         "evaluate: {data: eval.jsonl, lengths: '64', max_docs: 1}\n"
+    )
+    (room / "demo.yaml").write_text(
+        "model: ropext://demo\nextend: {method: yarn, factor: 4, no_verify: true}\n"
+        "evaluate: {data: ropext://held-out, lengths: '256,1024', tasks: passkey, items: 1,"
+        " max_docs: 1}\n"
     )
 
 
@@ -186,6 +204,14 @@ def hard(room: Path, kind: Kind) -> Placed:
     return kind.source, "out"
 
 
+def read_only(room: Path, kind: Kind) -> Placed:
+    """The input cannot be written, and lies apart."""
+    for path in (room / kind.source, *(room / kind.source).rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    return kind.source, "out"
+
+
+READ_ONLY = "is read-only, apart from"
 HARD = "is hard-linked by"  # the output's own names may go: the input keeps its other ones
 RELATIONS: dict[str, Callable[[Path, Kind], Placed]] = {
     "is": is_,
@@ -195,6 +221,7 @@ RELATIONS: dict[str, Callable[[Path, Kind], Placed]] = {
     "links into": links_into,
     "is linked by": linked,
     HARD: hard,
+    READ_ONLY: read_only,
 }
 SECOND = {"is": is_, "lies in": lies_in, "holds": holds}  # under a second name of the room
 
@@ -215,14 +242,29 @@ def second_name(room: Path, mounted: bool) -> Iterator[None]:
     shutil.copytree(here, there, symlinks=True)
 
     def stat(path: object, *words: object, **how: object) -> os.stat_result:
-        if isinstance(path, str | os.PathLike):
+        if isinstance(path, str | os.PathLike) and how.get("follow_symlinks", True):
             text = os.path.abspath(os.fspath(path))
             if text == str(there) or text.startswith(f"{there}{os.sep}"):
-                path = str(here) + text[len(str(there)) :]
+                other = str(here) + text[len(str(there)) :]
+                path = other if os.path.lexists(other) else path  # what is new has one name
         return real(path, *words, **how)  # type: ignore[arg-type]
 
     with mock.patch.object(os, "stat", stat):
         yield
+
+
+@contextmanager
+def mounted_read_only(place: Path, mounted: bool) -> Iterator[None]:
+    """A place on a file system that cannot be written, where we may mount one."""
+    if not mounted:
+        yield
+        return
+    subprocess.run(["mount", "--bind", str(place), str(place)], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(place)], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
 
 
 def may_mount(folder: Path) -> bool:
@@ -323,6 +365,16 @@ STANDING: dict[str, Callable[[Path], None]] = {
 }
 
 
+COMPARED = re.compile("is the input itself|lies inside|is a link, which")  # what the guard says
+
+
+def announced(kind: Kind, relation: str, given: str) -> tuple[str, ...]:
+    """What may change: files that the command writes into its input; where the output is other
+    names of the input's files, these."""
+    inside = tuple(f"{given}/{name}" for name in kind.changes)
+    return (*inside, "out/") if relation == HARD else inside
+
+
 # --- the cases -----------------------------------------------------------------------------------
 
 
@@ -336,6 +388,10 @@ class Guarding:
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)
     number: int = 0
+    mounted: bool = False  # whether this machine lets us mount
+
+    def __post_init__(self) -> None:
+        self.mounted = may_mount(self.room())
 
     def room(self) -> Path:
         self.number += 1
@@ -348,7 +404,9 @@ class Guarding:
         kind, room = KINDS[name], self.room()
         prepare(room, self.inputs, self.runs)
         given, output = RELATIONS[relation](room, kind)
-        return self._judged(name, relation, room, kind.command(given, output))
+        command = kind.command(given, output)
+        with mounted_read_only(room / given, relation == READ_ONLY and self.mounted):
+            return self._judged(name, relation, room, command, announced(kind, relation, given))
 
     def second(self, name: str, relation: str, mounted: bool) -> Ended:
         """The same, where the output is said under a second name of its folder."""
@@ -361,32 +419,43 @@ class Guarding:
         moved = [f"here/{word}" if word in plain else word for word in words.words]
         how = "mounted twice" if mounted else "by os.stat"
         with second_name(room, mounted):
-            return self._judged(name, f"{relation}, {how}", room, Command(name, tuple(moved)), True)
+            writes = "{out}" in kind.words  # else there is nothing to refuse
+            changes = announced(kind, relation, f"here/{given}")
+            told = Command(name, tuple(moved))
+            return self._judged(name, f"{relation}, {how}", room, told, changes, writes)
 
     def standing(self, name: str, what: str) -> Ended:
         """Something of a user's at the output's name."""
-        kind, room = KINDS[name], self.room()
+        kind, room = (KINDS | DEMO)[name], self.room()
         prepare(room, self.inputs, self.runs)
         STANDING[what](room)
-        return self._judged(name, what, room, kind.command(kind.source, "out"))
+        # eval begins anew there, and replaces its own manifest
+        changes = ("out/run.json",) if what == ADDED else ()
+        return self._judged(name, what, room, kind.command(kind.source, "out"), changes)
 
     def _judged(
-        self, name: str, what: str, room: Path, command: Command, refused: bool = False
+        self,
+        name: str,
+        what: str,
+        room: Path,
+        command: Command,
+        announced: tuple[str, ...],
+        refused: bool = False,
     ) -> Ended:
-        """Run it, and compare the tree. `refused`: nothing else is right."""
+        """Run it, and compare the tree: but for what it `announced`, all is as it was. `refused`: by
+        the guard alone is right."""
         before = tree(room)
         ended = run(command, room)
         after = tree(room)
         try:
             if ended.code not in (0, 2) or "Traceback" in ended.said:
                 raise Broken(f"exit {ended.code}: {ended.said[-800:]}")
-            if refused and ended.code == 0:
-                raise Broken("it was done")
+            if refused and not COMPARED.search(ended.said):
+                raise Broken(f"it was done, or refused otherwise: {ended.said[-200:]}")
             lost = [own for own in before if after.get(own) != before[own]]
             new = sorted(after.keys() - before.keys())
             if ended.code and (lost or new):
                 raise Broken(f"it refused, and changed {lost[:3]}, made {new[:3]}: {ended.said}")
-            announced = {HARD: "out/", ADDED: "out/run.json"}.get(what, "\0")
             if users := [own for own in lost if not own.startswith(announced)]:
                 raise Broken(f"it lost {users[:3]}")
             self.counts[what, "refused" if ended.code else "done, nothing lost"] += 1
@@ -465,19 +534,19 @@ def show(guarding: Guarding) -> None:
     print(f"\n{sum(guarding.counts.values())} cases, {len(guarding.broken)} promises broken")
 
 
-def relations(guarding: Guarding, names: Iterable[str], mounted: bool) -> None:
+def relations(guarding: Guarding, names: Iterable[str]) -> None:
     """Each kind of input in each relation to the output."""
     for name in names:
         for relation in RELATIONS:
             guarding.relation(name, relation)
         for relation in SECOND:
-            for how in (False, True) if mounted else (False,):
+            for how in (False, True) if guarding.mounted else (False,):
                 guarding.second(name, relation, how)
 
 
 def inputs(guarding: Guarding) -> None:
     """Every kind of input in every relation."""
-    relations(guarding, KINDS, may_mount(guarding.room()))
+    relations(guarding, KINDS)
 
 
 def outputs(guarding: Guarding) -> None:
@@ -497,7 +566,7 @@ def kills(guarding: Guarding) -> None:
 
 def a_part(guarding: Guarding) -> None:
     """What the suite runs: one of each."""
-    relations(guarding, PART, may_mount(guarding.room()))
+    relations(guarding, PART)
     for number, what in enumerate(STANDING):
         for name in (WRITERS[number % len(WRITERS)], "extend MODEL", "eval MODEL"):
             guarding.standing(name, what)
@@ -505,4 +574,9 @@ def a_part(guarding: Guarding) -> None:
         killed(guarding, steps, "extend")
 
 
-PARTS = {"part": a_part, "inputs": inputs, "outputs": outputs, "kills": kills}
+def quick(guarding: Guarding) -> None:
+    """A few kinds without a training: what shows that the judge sees a guard that is off."""
+    relations(guarding, QUICK)
+
+
+PARTS = {"part": a_part, "quick": quick, "inputs": inputs, "outputs": outputs, "kills": kills}

@@ -49,6 +49,7 @@ def test_no_input_and_nothing_of_a_user_s_is_lost(capsys):
 BREAK = """
 import sys
 sys.path.insert(0, "tests")
+from ropext import guard
 from ropext.checkpoint import staging
 import os
 {fault}
@@ -68,13 +69,18 @@ FAULTS = {
     ),
     "what was left is never swept up": "staging._recover = lambda *about: None\n",
 }
+UNGUARDED = {
+    "nothing is compared": ("guard.check = lambda *about: None", "is|lies in|holds|links into"),
+    "places are compared as text": (
+        "guard.identity = lambda path: os.path.exists(path) and os.path.realpath(path) or None",
+        "is, by os.stat|lies in, by os.stat|holds, by os.stat",
+    ),
+}
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_the_campaign_notices_a_broken_writer(fault):
-    words = ["--kills", "120", "--faults", "0", "--only", "extend"]
+def broken(fault, *words):
     done = subprocess.run(
-        [sys.executable, "-c", BREAK.format(fault=FAULTS[fault], words=words)],
+        [sys.executable, "-c", BREAK.format(fault=fault, words=words)],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -83,3 +89,19 @@ def test_the_campaign_notices_a_broken_writer(fault):
     )
     assert done.returncode == 1
     assert "BROKEN " in done.stdout, done.stdout + done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_the_campaign_notices_a_broken_writer(fault):
+    broken(fault, "--kills", "120", "--faults", "0", "--only", "extend")
+
+
+@pytest.mark.parametrize(("fault", "relations"), UNGUARDED.values(), ids=UNGUARDED)
+def test_the_campaign_notices_a_guard_that_is_off(fault, relations):
+    said = broken(fault, "--guard", "quick")
+    for relation in relations.split("|"):
+        assert re.search(f"^BROKEN .*, {relation}: it (was done, or|lost )", said, re.MULTILINE), (
+            relation,
+            said,
+        )
