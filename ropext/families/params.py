@@ -199,10 +199,29 @@ def read_flat(text: TextConfig) -> tuple[dict[str, Params | None], list[Problem]
             conflicts += scalar_conflicts([unsaid, *beside])
         elif beside:
             current = _completed(current, **{key: beside[0][1]})
+    if row.still:
+        conflicts += _uncut(text, given, current)
     current = _completed(current, **usual)
     if len(given) == 2 and not conflicts:
         conflicts += _lost(given, current)
     return {"": current}, conflicts
+
+
+def turning_share(text: TextConfig) -> float | None:
+    """The share of a head that turns, where the class counts the others by themselves."""
+    turning, still = text.size(text.row.dim), text.size(text.row.still)
+    return turning / (turning + still) if turning and still else None
+
+
+def _uncut(text: TextConfig, given: list[tuple[str, Params]], current: Params) -> Iterator[Problem]:
+    """Where stock would turn another share of a head than the config's channels."""
+    name, share = "partial_rotary_factor", turning_share(text)
+    read = share if not given or given[0][0].endswith("rope_parameters") else 1.0
+    read = current.get(name, text.number(name) or read)
+    if current["rope_type"] == "default":
+        name, read = "rope_type is default, so partial_rotary_factor", 1.0
+    if not agree(read, share):
+        yield conflict((name, read), (f"{text.name(text.row.dim)} / head_dim", share))
 
 
 def _lost(given: list[tuple[str, Params]], current: Params) -> Iterator[Problem]:

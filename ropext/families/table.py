@@ -44,6 +44,9 @@ class Family:
     theta: tuple[str, ...] = ("rope_theta",)  # legacy names of theta; the first is written
     partial: tuple[str, ...] = ()  # legacy names of the partial factor where the family reads one
     rotary_dim: str = ""  # a key that gives the rotating channels in place of the partial factor
+    # A key of the channels beside the rotating ones: stock cuts a head of both by a partial factor,
+    # which it sets itself, but not where rope_scaling stands.
+    still: str = ""
     # Nested only: key of a dict -> the top-level key that states it for all layers, or one by one.
     shared: Mapping[str, str] = field(default_factory=dict)
     fixed_partial: float = 0.0  # the class sets the factor itself, whatever the config says
@@ -210,7 +213,7 @@ FAMILIES: dict[str, Family] = {
         MLA, remark="its weights scale queries by a learned multiple of ln(position + 1)"
     ),
     # Plain RoPE would turn its whole head there; every scaled type cuts it by a partial factor.
-    "mistral4": replace(MLA, forms=("linear", "yarn", "llama3")),
+    "mistral4": replace(MLA, still="qk_nope_head_dim", forms=("linear", "yarn", "llama3")),
     "longcat_flash": replace(MLA, dim="head_dim"),
     "deepseek_v4": Family(
         labels=(

@@ -17,6 +17,7 @@ from ropext.families.params import (
     LISTS,
     follows_from_lengths,
     keep_query_scales,
+    turning_share,
 )
 from ropext.families.table import Family, Label, family
 from ropext.forms import Params
@@ -115,6 +116,9 @@ def _write_flat(
         _set_everywhere(text, row.partial, modern["partial_rotary_factor"])
     text["rope_scaling"] = _legacy(modern, row, text.get("rope_scaling"))
     text["rope_parameters"] = modern
+    if row.still:
+        share = turning_share(TextConfig(text, model.text_type))
+        modern["partial_rotary_factor"] = text["partial_rotary_factor"] = share
     return modern
 
 

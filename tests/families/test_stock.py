@@ -9,7 +9,9 @@ import os
 import sys
 
 import pytest
+import tiny
 from building import (
+    Case,
     Stock,
     base_case,
     cache_differences,
@@ -21,7 +23,10 @@ from building import (
 from tiny import text_part, wrapped
 
 from ropext import families, forms
+from ropext.errors import InputError
 from ropext.families import config
+from ropext.options.extend import Extend
+from ropext.planning import make_plan
 
 # The census ran 127 decoder and 10 masked-LM types of transformers 5.23 (gemma3n needs timm, the
 # two assistants are drafters): these task heads must be built for at least so many.
@@ -143,3 +148,37 @@ def test_every_key_that_stock_reads_is_read(stock, model_type):
     assert not wrong, "\n".join(wrong)
     if not built:
         pytest.skip("stock builds none of these")
+
+
+YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256}
+UNCUT = {
+    "scaling alone": {"rope_scaling": YARN},
+    "scaling beside": {"rope_scaling": YARN, "rope_parameters": YARN},
+    "another factor": {"rope_parameters": YARN | {"partial_rotary_factor": 0.25}},
+    "plain": {"rope_parameters": {"rope_type": "default"}},
+}
+
+
+@pytest.mark.parametrize("method", ["pi", "yarn", "by-parts"])
+def test_a_factor_that_stock_sets_before_it_takes_rope_scaling_is_written_out(stock, method):
+    base = tiny.modern("mistral4")
+    assert "partial_rotary_factor" not in str(base)
+    plan = make_plan(base, Extend(method=method, factor=4, from_original=True))
+    for holder in (plan.config, plan.config["rope_parameters"]):
+        assert holder["partial_rotary_factor"] == 0.5  # 16 of 16 + 16 channels
+    for built, wanted in (
+        (base, plan.model.sites[0].rope.spectrum),
+        (plan.config, plan.sites[0].wanted),
+    ):
+        case = Case("mistral4", method, built, {"": wanted}, factor=8)
+        assert differences(case, stock.build(case)) == []
+
+
+@pytest.mark.parametrize("spelling", UNCUT.values(), ids=UNCUT)
+def test_a_head_that_stock_cuts_otherwise_is_refused(stock, spelling):
+    base = {k: v for k, v in tiny.modern("mistral4").items() if k != "rope_parameters"}
+    base |= {"rope_theta": 10000.0, **spelling}
+    with pytest.raises(InputError, match=r"partial_rotary_factor is .* / head_dim is 0\.5"):
+        make_plan(base, Extend(method="yarn", factor=4, from_original=True))
+    (site,) = stock.build(Case("mistral4", "uncut", base))["sites"]
+    assert len(site["inv_freq"]) != 8  # of 16 channels that the attention turns

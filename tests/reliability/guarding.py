@@ -442,8 +442,8 @@ class Guarding:
         announced: tuple[str, ...],
         refused: bool = False,
     ) -> Ended:
-        """Run it, and compare the tree: but for what it `announced`, all is as it was. `refused`: by
-        the guard alone is right."""
+        """Run it, and compare the tree: but for what it `announced`, all is as it was. `refused`:
+        by the guard, and not otherwise."""
         before = tree(room)
         ended = run(command, room)
         after = tree(room)
