@@ -223,12 +223,18 @@ def rope_of(head: GgufHeader, row: Architecture, dim: int, context: int) -> Gguf
         raise head.wrong("a rotary key (freq_base, scaling.factor or attn_factor) is out of range")
     own = GgufRope(base, scaling, factor, _original(head, row) or context, attention)
     if "betas" in row.adds:
-        fast, slow = (at(f"scaling.yarn_beta_{which}", 0.0) for which in ("fast", "slow"))
+        # The names of Ollama's converter, where llama.cpp's are absent.
+        fast, slow = (
+            at(f"scaling.yarn_beta_{which}", at(f"scaling.beta_{which}", 0.0))
+            for which in ("fast", "slow")
+        )
         own = replace(own, beta_fast=fast or own.beta_fast, beta_slow=slow or own.beta_slow)
         if min(own.beta_fast, own.beta_slow) <= 0:
             raise head.wrong("yarn_beta_fast and yarn_beta_slow must be above 0")
     if "log" in row.adds:
-        own = replace(own, log_multiplier=max(0.0, at("scaling.yarn_log_multiplier", 0.0)))
+        older = at("scaling.mscale_all_dim", 0.0)
+        log = at("scaling.yarn_log_multiplier", older)
+        own = replace(own, log_multiplier=max(0.0, log))
     if factor == 1 and scaling in ("linear", "yarn"):
         own = replace(own, scaling="none")
     return replace(own, divisors=divisors, short=short)

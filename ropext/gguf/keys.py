@@ -8,7 +8,7 @@ from ropext.errors import NotExpressible
 from ropext.families import ABSENT, Edit
 from ropext.gguf.file import FREQS, LONG, SHORT, GgufFile
 from ropext.gguf.header import FLOAT32, STRING, UINT32
-from ropext.loaders.gguf import GgufRope, architecture, carry
+from ropext.loaders.gguf import GgufRope, architecture, carry, is_given_scaling
 from ropext.planning import Plan
 
 Values = Mapping[str, tuple[int, Any]]  # of a file's keys: the kind and value of each
@@ -35,6 +35,8 @@ def changes(model: Snapshot, plan: Plan) -> tuple[Values, Mapping[str, tuple[flo
     }
     present, theta_alone = model.head.entries, own.scaling == "none" and not own.divisors
     defaults = {"none", 1.0} | ({own.original} if theta_alone else set())
+    if is_given_scaling(model.container):
+        present = {**present, f"{prefix}.scaling.type": None, f"{prefix}.scaling.factor": None}
     keys |= {key: item for key, item in more.items() if key in present or item[1] not in defaults}
     if own.scaling == "yarn" and "betas" in architecture(model.container).adds:
         keys[f"{prefix}.scaling.yarn_beta_fast"] = (FLOAT32, own.beta_fast)

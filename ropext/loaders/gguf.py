@@ -197,33 +197,13 @@ def carry(name: str, rope: Rope, wanted: Spectrum, params: Params) -> GgufRope |
     return None
 
 
-def _in_ollama(how: str, own: GgufRope) -> GgufRope:
-    """The same keys as an engine of Ollama's own takes them: no divisors, no attn_factor."""
-    bare = replace(own, attn_factor=1.0, divisors=(), short=())
-    if how == "factor as yarn":
-        return replace(bare, scaling="none" if own.factor == 1 else "yarn")
-    # It divides by the temperature that ggml multiplies in for yarn.
-    return (
-        replace(bare, attn_factor=1 / _mscale(own.factor, 1.0)) if own.scaling == "yarn" else bare
-    )
-
-
-def _ollama(name: str, own: GgufRope | None, dim: int) -> LoaderReading:
-    ollama = _table()["ollama"]
-    found = LoaderReading("ollama", ollama["versions"], "same", ollama["runner"], "", "source")
-    if name not in ollama["engine"]:
-        return replace(found, why=f"{found.why} (read in its source, not run)")
-    how = ollama["engine"][name]
-    if not how or own is None:
-        why = "an engine of its own reads this architecture, which was not read"
-        return replace(found, verdict="not measured", why=why)
-    same = farthest(read(_in_ollama(how, own), dim), read(own, dim)) <= STORED
-    why = f"an engine of its own reads {how} (read in its source, not run)"
-    return replace(found, verdict="same" if same else "different", why=why)
+def is_given_scaling(name: str) -> bool:
+    """Whether Ollama scales such a file where no key names its scaling: then one has to."""
+    return name in _table()["ollama"]["injects"]
 
 
 def readings(name: str, own: GgufRope | None, dim: int) -> tuple[LoaderReading, ...]:
-    """Who reads such a file how: llama.cpp, and Ollama, which has two engines."""
+    """Who reads such a file how: llama.cpp, and Ollama, which runs llama.cpp's server."""
     row, table = architecture(name), _table()
     carried = "theta alone" if own is None or own.scaling == "none" else own.scaling
     if own is not None and own.divisors:
@@ -231,7 +211,10 @@ def readings(name: str, own: GgufRope | None, dim: int) -> tuple[LoaderReading, 
         carried = f"one divisor per pair in {tensors}.weight"
     why = carried + (" (read in its source, not run)" if row.evidence == "source" else "")
     llama = LoaderReading("llama.cpp", table["release"], "same", why, "", row.evidence)
-    return llama, _ollama(name, own, dim)
+    ollama = table["ollama"]
+    return llama, LoaderReading(
+        "ollama", ollama["versions"], "same", ollama["runner"], "", "source"
+    )
 
 
 def exact_in(names: tuple[str, ...], name: str, own: GgufRope, dim: int, even_so: bool) -> bool:

@@ -179,43 +179,46 @@ def test_what_an_architecture_cannot_carry_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arch", "options", "verdict"),
-    [
-        ("llama", {"method": "yarn"}, "same"),  # by its llama.cpp runner
-        ("qwen2", {"method": "yarn", "attention_factor": 1.3}, "same"),
-        ("qwen3", {"method": "ntk"}, "same"),
-        ("qwen3", {"method": "pi"}, "same"),
-        ("qwen3", {"method": "yarn"}, "different"),  # its engine drops the temperature
-        ("qwen3", {"method": "yarn", "attention_factor": 1.0}, "same"),
-        ("qwen3moe", {"method": "ntk", "attention_factor": 1.1}, "different"),
-        ("gemma3", {"method": "ntk"}, "not measured"),
-    ],
+    ("arch", "options"),
+    [("llama", {"method": "yarn"}), ("qwen3", {"method": "yarn"}), ("gemma3", {"method": "ntk"})],
 )
-def test_what_ollama_makes_of_it(tmp_path, arch, options, verdict):
+def test_ollama_runs_what_llama_cpp_runs(tmp_path, arch, options):
     path = making.write(tmp_path / "m.gguf", arch)
     made = inspecting.plan(str(path), factor=4.0, **options)
     assert {own.loader: own.verdict for own in made.readings} == {
         "llama.cpp": "same",
-        "ollama": verdict,
+        "ollama": "same",
     }
     asked = {"factor": 4.0, "for_loaders": "ollama"} | options
-    if verdict == "same":
-        assert inspecting.plan(str(path), **asked).main.params == made.main.params
-        return
-    said = "ollama reads exactly" if verdict == "different" else "ollama reads .*not measured"
-    with pytest.raises(NotExpressible, match=said):
-        inspecting.plan(str(path), **asked)
+    assert inspecting.plan(str(path), **asked).main.params == made.main.params
 
 
-def test_gpt_oss_in_ollama_has_yarn_alone():
-    from ropext.loaders.gguf import GgufRope, readings
+@pytest.mark.parametrize(("arch", "named"), [("gemma3", True), ("llama", False)])
+def test_the_scaling_is_named_where_ollama_would_add_one(tmp_path, arch, named):
+    """It gives a Gemma 3 of 131,072 tokens linear 8 where rope.scaling.type is absent."""
+    path, out = making.write(tmp_path / "m.gguf", arch), tmp_path / "long.gguf"
+    extend(path, out, method="ntk")
+    keys = ggml.keys(out)
+    assert keys.get(f"{arch}.rope.scaling.type") == ("none" if named else None)
+    assert keys.get(f"{arch}.rope.scaling.factor") == (1.0 if named else None)
 
-    keys = {"theta": GgufRope(1e6), "linear": GgufRope(1e4, "linear", 4.0, 256)}
-    keys |= {"yarn": GgufRope(1e4, "yarn", 4.0, 256)}
-    keys |= {"cooler": GgufRope(1e4, "yarn", 4.0, 256, attn_factor=0.9)}
-    found = {name: readings("gpt-oss", own, 16)[1].verdict for name, own in keys.items()}
-    assert [name for name, verdict in found.items() if verdict == "same"] == ["theta", "yarn"]
-    assert set(found.values()) == {"same", "different"}
+
+def test_a_mistral_of_ollamas_converter_is_read_by_its_own_names(tmp_path):
+    """The same file under llama.cpp's names and under the older ones."""
+    yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+    yarn |= {"rope.scaling.original_context_length": 64, "rope.scaling.attn_factor": 1.0}
+    found = []
+    for fast, slow, log in (
+        ("yarn_beta_fast", "yarn_beta_slow", "yarn_log_multiplier"),
+        ("beta_fast", "beta_slow", "mscale_all_dim"),
+    ):
+        own = {f"rope.scaling.{fast}": 16.0, f"rope.scaling.{slow}": 0.5}
+        own |= {f"rope.scaling.{log}": 1.0}
+        path = making.write(tmp_path / f"{fast}.gguf", "mistral3", making.LLAMA | yarn | own)
+        found.append(writing.spectrum_in(open_gguf(str(path))))
+    assert found[0] == found[1]
+    plain = making.write(tmp_path / "plain.gguf", "mistral3", making.LLAMA | yarn)
+    assert writing.spectrum_in(open_gguf(str(plain))) != found[0]
 
 
 def test_for_names_programs_that_run_a_file(base, tmp_path):
