@@ -6,11 +6,12 @@ reads, the verdict's evaluation among them; and its verdict is that of the base'
 documents that took no part.
 
     python benchmarks/auto.py [--model DIR --data FILE] [--factor 2 4 8] [--steps 40]
-    python benchmarks/auto.py --counting pays reads-on harms harms-stretched [--factor 2 4]
+    python benchmarks/auto.py --cells pays reads-on harms harms-stretched repeats [--factor 2 4]
 
-Without --model, the bundled checkpoint and its documents. With --counting the model of which is
-known what extending does (counting_model.py): where it pays, where the model reads further than its
-config says, where it harms; the truth is the gain of what was written on a sample of its own.
+Without --model, the bundled checkpoint and its documents. With --cells the model of which is known
+what extending does (counting_model.py): where it pays, where the model reads further than its
+config says, where it harms; and the bundled model on documents whose end stood before, beyond its
+window ("repeats"). The truth is the gain of what was written on a sample of its own.
 
 Tokens that are trained on count as three that are read. Losses of both are over all documents,
 those that `auto` chooses by and those that it keeps for its verdict; gain and verdict are its own.
@@ -25,10 +26,12 @@ from pathlib import Path
 from typing import Any
 
 import counting_model
+import numpy as np
 import torch
 import transformers
 
 import ropext
+from ropext.bundled import DATA, MODELS
 from ropext.options.extend import TRAINED
 from ropext.pipeline import job
 from ropext.pipeline.choosing import prospect
@@ -42,6 +45,8 @@ CLOSED = "pi,ntk,dynamic,by-parts,llama3,yarn"
 CELLS = {"pays": ("window", 0), "reads-on": ("any", 0), "harms": ("any", 48)}
 CELLS |= {"harms-stretched": ("window", 48)}
 DOCUMENTS, SAMPLE = 72, 1000
+WINDOW = 256  # of the bundled model
+PASSAGE = 112  # tokens that come again at a document's end; the tail's 64 lie inside
 
 
 def told(sentence: str) -> None:
@@ -107,18 +112,44 @@ def written(folder: Path, name: str, texts: list[str]) -> str:
     return str(folder / name)
 
 
+def repeating(target: int) -> list[str]:
+    """Pieces of the bundled held-out documents that end with a passage of their own first half,
+    further back than the model's window."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(MODELS["ropext://demo"])
+    lines = Path(DATA["ropext://held-out"]).read_text(encoding="utf-8").splitlines()
+    random = np.random.default_rng(0)
+    found = []
+    for line in lines:
+        text = json.loads(line)["text"]
+        begins = [at for at, _ in tokenizer(text, return_offsets_mapping=True)["offset_mapping"]]
+        new = target + 4 - PASSAGE  # the seams can take tokens away
+        for at in range(0, len(begins) - new, new):
+            start = at + int(random.integers(0, new - WINDOW - 1))
+            again = text[begins[start] : begins[start + PASSAGE + 8]]
+            found.append(text[begins[at] : begins[at + new]] + again)
+    return [found[at] for at in random.permutation(len(found))]
+
+
+def drawn(cell: str, target: int, folder: Path) -> tuple[str, list[str], list[str]]:
+    """A cell's model, the documents that choose and judge, and the sample."""
+    if cell == "repeats":
+        texts = repeating(target)
+        return "ropext://demo", texts[:DOCUMENTS], texts[DOCUMENTS:]
+    reach, last = CELLS[cell]
+    counting_model.write_model(folder / "counts", reach)
+    sizes = [(DOCUMENTS, 1), (SAMPLE, 2)]
+    ours, sample = (counting_model.documents(n, target, seed, last) for n, seed in sizes)
+    return str(folder / "counts"), ours, sample
+
+
 def verdict_row(cell: str, factor: float, steps: int) -> str:
     """One line of the table of verdicts: what was said, and what a large sample says."""
-    reach, last = CELLS[cell]
-    target = int(counting_model.CONTEXT * factor)
+    target = int((WINDOW if cell == "repeats" else counting_model.CONTEXT) * factor)
     with tempfile.TemporaryDirectory() as room:
         folder = Path(room)
-        counting_model.write_model(folder / "counts", reach)
-        texts = counting_model.documents(DOCUMENTS, target, 1, last)
-        data = written(folder, "data.jsonl", texts)
-        choice = chosen(str(folder / "counts"), data, factor, steps, folder)
-        texts = counting_model.documents(SAMPLE, target, 2, last)
-        data = written(folder, "sample.jsonl", texts)
+        model, ours, sample = drawn(cell, target, folder)
+        choice = chosen(model, written(folder, "data.jsonl", ours), factor, steps, folder)
+        data = written(folder, "sample.jsonl", sample)
         done = ropext.evaluate(str(folder / "out"), data=data, lengths=str(target), max_docs=SAMPLE)
     own, final = list(done.results["variants"].values())[-1], list(choice["variants"])[-1]
     said, true = choice["verdict"]["gain"], own["metrics"][f"gain@{target}"]
@@ -161,14 +192,14 @@ def main() -> None:
     parser.add_argument("--data", default="ropext://held-out")
     parser.add_argument("--factor", type=float, nargs="+", default=[2.0, 4.0, 8.0])
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--counting", nargs="+", choices=CELLS, default=())
+    parser.add_argument("--cells", nargs="+", choices=[*CELLS, "repeats"], default=())
     args = parser.parse_args()
     print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, transformers")
     print(f"{transformers.__version__}; {' '.join(sys.argv)}\n")
-    if args.counting:
+    if args.cells:
         names = "cell, factor, taken, gain by the verdict, gain by the sample, verdict"
         print(f"| {' | '.join(names.split(', '))} | is |\n|{'---|' * 7}")
-        for cell in args.counting:
+        for cell in args.cells:
             for factor in args.factor:
                 print(verdict_row(cell, factor, args.steps), flush=True)
         return
