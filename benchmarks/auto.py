@@ -62,7 +62,7 @@ def chosen(model: str, data: str, factor: float, steps: int, folder: Path) -> di
     }
     ropext.run(recipe, folder / "out", say=told).raise_if_failed()
     run = json.loads((folder / "out/ropext.json").read_text(encoding="utf-8"))["run"]
-    verdict = prospect(job.from_mapping(recipe)).verdict
+    verdict = prospect(job.read(recipe)).verdict
     return {
         **run["choice"],
         "variants": run["evaluation"]["variants"],

@@ -25,8 +25,9 @@ class RopextError(Exception):
     exit_code = 2
 
 
-class UsageError(RopextError):
-    """Options or recipe values that do not fit together or lie outside their range."""
+class UsageError(RopextError, ValueError):
+    """Options or recipe values that do not fit together or lie outside their range. Being a
+    ValueError, one that a field raises gets its place from pydantic."""
 
 
 class InputError(RopextError):

@@ -277,6 +277,14 @@ def read_bytes(path: Path, limit: int) -> bytes:
     return data
 
 
+PAIR_FACTORS_LIMIT = 16 << 20  # bytes
+
+
+def read_text(path: str) -> str:
+    """A small text file that an option names."""
+    return read_bytes(Path(path), PAIR_FACTORS_LIMIT).decode("utf-8", errors="replace")
+
+
 def read_object(path: Path, limit: int = CONFIG_LIMIT) -> dict[str, Any]:
     """The JSON object in a file; everything else about it is an InputError of one sentence."""
     return parse_object(read_bytes(path, limit), str(path))

@@ -20,7 +20,7 @@ from ropext.checkpoint.tokenizer import NO_LIMIT
 from ropext.errors import InputError, RopextError, UsageError
 from ropext.families import Model, Site
 from ropext.families.config import text_part
-from ropext.files import read_bytes
+from ropext.files import read_text
 from ropext.options.extend import Extend, parse_extend, resolve_target
 from ropext.planning import Plan, TablePlan, make_plan, make_table_plan, reached, readings_of
 from ropext.positions import Positions
@@ -215,9 +215,6 @@ def _task(model: Model) -> str:
     if model.masked_lm:
         return "fill-mask"
     return "text-generation" if model.text_type == model.model_type else ""
-
-
-PAIR_FACTORS_LIMIT = 16 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -425,11 +422,6 @@ def _again(record: Record | None, model: Model, request: Extend) -> Iterator[str
             f"--from-original: the config declares no scaling and there is no ropext.json; theta "
             f"{rope.theta:,g} may have been raised already, and its original is not known"
         )
-
-
-def read_text(path: str) -> str:
-    """A small text file that an option names."""
-    return read_bytes(Path(path), PAIR_FACTORS_LIMIT).decode("utf-8", errors="replace")
 
 
 @dataclass(frozen=True)

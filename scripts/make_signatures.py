@@ -13,11 +13,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from pydantic.fields import FieldInfo
+
 import ropext
 from ropext.evaluation.session import evaluate
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Choosing, Extend
-from ropext.options.fields import Key, keys
+from ropext.options.fields import PLACES, item_of
 from ropext.options.training import Finetune, Fit
 from ropext.pipeline.extending import extend
 
@@ -61,17 +63,18 @@ def imports_of(module: ModuleType, tree: ast.Module) -> dict[str, str]:
     return found
 
 
-def of_python(key: Key) -> str:
+def of_python(name: str, info: FieldInfo) -> str:
     """One option, as what a caller may give."""
-    kind = f"Literal{list(key.choices)}" if key.choices else key.item.__name__
-    if key.is_list:
-        kind = f"str | Sequence[{'int | str' if key.field == 'lengths' else kind}]"
-    elif key.field in ("data", "evaluate"):
+    item, is_list, choices = item_of(info)
+    kind = f"Literal{list(choices)}" if choices else item.__name__
+    if is_list:
+        kind = f"str | Sequence[{'int | str' if name == 'lengths' else kind}]"
+    elif name in ("data", "evaluate"):
         kind = "TextsOrPlace"
-    elif key.place:
+    elif name in PLACES:
         kind = "str | Path"
-    none = " | None" if key.default is None else ""
-    return f"{key.field}: {kind}{none}={key.default!r}"
+    none = " | None" if info.default is None else ""
+    return f"{name}: {kind}{none}={info.default!r}"
 
 
 def definition(own: Any) -> tuple[ModuleType, ast.Module, ast.FunctionDef]:
@@ -93,9 +96,8 @@ def arguments_of(name: str, node: ast.FunctionDef) -> str:
         args = definition(other)[2].args
         pairs = zip(args.kwonlyargs, args.kw_defaults, strict=True)
         parts += [f"{ast.unparse(a)}={ast.unparse(d)}" for a, d in pairs if d and a.arg in wanted]
-    return ", ".join(
-        [*parts, *(of_python(k) for k in keys(*OPTIONS[name]) if k.field not in stated)]
-    )
+    fields = {key: info for kind in OPTIONS[name] for key, info in kind.model_fields.items()}
+    return ", ".join([*parts, *(of_python(k, v) for k, v in fields.items() if k not in stated)])
 
 
 def function(name: str) -> tuple[str, set[str]]:

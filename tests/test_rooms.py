@@ -38,7 +38,6 @@ ABOVE_THE_LINE = (
     "planning",
     "checkpoint",
     "gguf",
-    "recipefile",
     "inspecting",
     "results",
     "report",

@@ -196,16 +196,16 @@ def _of_a_stage(name: str, words: list[str]) -> list[str]:
     """An option of fit, finetune or eval as the KEY=VALUE that says it in a run; the stages that
     the command line asks for, or all that have it."""
     from ropext.options.fields import EVALUATE, FINETUNE, FIT, flag
-    from ropext.options.sections import TABLE
+    from ropext.options.recipe import keys_of
 
     after = [word for before, word in pairwise(words) if before == name]
     after += [word.partition("=")[2] for word in words if word.startswith(f"{name}=")]
     value = after[0] if after and not after[0].startswith("-") else "..."
     found = {
-        stage: f"{stage}.{key.name}={value}"
+        stage: f"{stage}.{key}={value}"
         for stage in (FIT, FINETUNE, EVALUATE)
-        for key in TABLE[stage]
-        if flag(key.field) == name
+        for key, field in keys_of(stage).items()
+        if flag(field) == name
     }
     asked = {FIT: "--fit", FINETUNE: "--finetune", EVALUATE: "--eval"}
     return [said for stage, said in found.items() if asked[stage] in words] or [*found.values()]

@@ -1,7 +1,6 @@
 """`ropext extend MODEL -o OUT`, and with later steps the run of a recipe made of the options."""
 
 import sys
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import typer
@@ -74,7 +73,7 @@ def command(
         writing = {"link": link, "no_verify": no_verify, "hash": hash_weights}
         given.pop("finetune", None)
         asked = job.from_options(top, given | choosing | writing, later, words or ())
-        asked = replace(asked, trust_remote_code=trust_remote_code)
+        asked = asked.trusting(trust_remote_code)
         run.do(out, asked, output, push, dry_run=dry_run, time=time, force=force)
         return
     if time:

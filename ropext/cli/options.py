@@ -4,15 +4,16 @@ import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import typer
+from pydantic.fields import FieldInfo
 
 from ropext import guard
 from ropext.cli.output import Out
 from ropext.errors import UsageError
 from ropext.lengths import parse_length
-from ropext.options.fields import Key, Options, flag, keys, reads, shown_default
+from ropext.options.fields import LENGTHS, Options, flag, item_of, reads, shown_default
 
 ModelArg = Annotated[
     str,
@@ -64,36 +65,31 @@ def check_plot(plot: Path | None, model: str, **given: Any) -> None:
 Command = Callable[..., None]
 
 
-def option(key: Key) -> inspect.Parameter:
+def option(name: str, info: FieldInfo) -> inspect.Parameter:
     """One field as an option; its class checks what a command line cannot."""
-    names = [flag(key.field), *(["-m"] if key.field == "method" else [])]
-    kind: Any = str if key.is_list else key.item
-    if key.choices and not key.is_list:
-        kind = Literal[key.choices]
-    if key.item is bool and key.default is None:
+    names = [flag(name), *(["-m"] if name == "method" else [])]
+    item, is_list, choices = item_of(info)
+    kind: Any = str if is_list else Literal[choices] if choices else item
+    is_switch = item is bool and info.default is False
+    if item is bool and not is_switch:
         names[0] += f"/--no-{names[0].removeprefix('--')}"
-    is_switch = key.item is bool and key.default is False
-    counts = key.length and not key.is_list
-    metavar = key.metavar or ("TOKENS" if counts else None)
-    info = typer.Option(
+    counts = name in LENGTHS and not is_list
+    help_text = info.description or ""
+    if "[" not in help_text and type(info.default) in (str, int, float):
+        help_text += shown_default(info.default)  # unless the help says so already
+    extra = cast(dict[str, Any], info.json_schema_extra)
+    option = typer.Option(
         *names,
-        metavar=metavar,
-        help=key.help + _default(key),
+        metavar=extra["metavar"] or ("TOKENS" if counts else None),
+        help=help_text,
         parser=partial(parse_length, flag=names[0]) if counts else None,
     )
     return inspect.Parameter(
-        key.field,
+        name,
         inspect.Parameter.KEYWORD_ONLY,
         default=False if is_switch else None,
-        annotation=Annotated[bool if is_switch else kind | None, info],
+        annotation=Annotated[bool if is_switch else kind | None, option],
     )
-
-
-def _default(key: Key) -> str:
-    """What is taken where the option is not given, unless the help says so already."""
-    if isinstance(key.default, str | int | float) and not isinstance(key.default, bool):
-        return "" if "[" in key.help else shown_default(key.default)
-    return ""
 
 
 def takes(
@@ -101,8 +97,9 @@ def takes(
 ) -> Callable[[Command], Command]:
     """Give a command the options of these classes, after so many of its own; what was given comes
     as one dict, named `into`."""
-    added = [option(key) for key in keys(*kinds) if not only or key.field in only]
-    added = [own for own in added if own.name != "short_pair_factors"]  # in the file of the others
+    fields = {name: info for kind in kinds for name, info in kind.model_fields.items()}
+    fields.pop("short_pair_factors", None)  # in the file of the others
+    added = [option(name, fields[name]) for name in only or fields]
 
     def decorate(command: Command) -> Command:
         own = inspect.signature(command, eval_str=True)

@@ -15,7 +15,7 @@ from ropext.cli.push import Public, Push, PushToHub, asked_push, result
 from ropext.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
-    from ropext.pipeline.job import Recipe
+    from ropext.options.recipe import Recipe
 
 RecipeArg = Annotated[
     str,
@@ -64,7 +64,7 @@ def command(
     """Do what a recipe says. Plan, extend, prove, fit, fine-tune, evaluate, report; resumable."""
     from ropext.pipeline import job
 
-    asked = replace(job.from_file(recipe, words or ()), trust_remote_code=trust_remote_code)
+    asked = job.read(recipe, words or ()).trusting(trust_remote_code)
     push = asked_push(push_to_hub, public)
     choice = {"begin": begin, "only": only, "force": force}
     do(out, asked, output, push, dry_run=dry_run, time=time, **choice)
@@ -82,16 +82,15 @@ def do(
 ) -> None:
     """Run a job and tell what came of it; `ropext extend` with later steps does the same."""
     from ropext.evaluation.work import processes
+    from ropext.pipeline import job
 
     options.check_time(time, dry_run)
     if time and asked.is_auto:
         raise UsageError(
             "how long --method auto takes hangs on what it finds; --budget 2h limits it"
         )
-    if push is not None and not asked.is_auto and len(asked.cells()) > 1:
-        raise UsageError("--push-to-hub takes one checkpoint, and this recipe makes a grid")
     if place := output or asked.output:
-        asked.check_places(Path(place))
+        job.check_places(asked, Path(place))
     if dry_run and asked.is_auto:
         from ropext.pipeline import choosing
         from ropext.table import columns
@@ -116,7 +115,7 @@ def do(
         return
     if (report := done.folder / "report.md").is_file():
         out.summarise(report.read_text(encoding="utf-8") + "\n")
-    if push is not None and done.is_whole:
+    if push is not None and done.output is not None:
         push = replace(push, results=done.measured)
         result(out, done.to_text(), done.to_json(), done.output, push)
         return

@@ -135,8 +135,8 @@ def run(folder: Path, finetune: bool = True, say: Say = silent, show: Show = uns
     from ropext.pipeline import job
 
     words = [] if finetune else ["finetune=null"]
-    recipe = job.from_file(RECIPE, words)
-    reading = METHODS | recipe.evaluation()
+    recipe = job.read(RECIPE, words)
+    reading = METHODS | recipe.evaluation
     commands = (
         _line("eval", MODEL, folder / "methods", reading),
         _line("run", RECIPE, folder / "out", {}, words),

@@ -41,7 +41,8 @@ from ropext.evaluation.reading import (
     read_short,
     short_windows,
 )
-from ropext.inspecting import plan_of, read_text
+from ropext.files import read_text
+from ropext.inspecting import plan_of
 from ropext.lengths import length_text, tail_tokens
 from ropext.narration import SILENT, Hooks
 from ropext.options.evaluate import DocumentOptions, Evaluate

@@ -10,7 +10,7 @@ from typing import Any
 
 from ropext import guard
 from ropext.errors import UsageError
-from ropext.evaluation import harness, loading, work
+from ropext.evaluation import harness, loading
 from ropext.evaluation.costs import manner_of, work_of
 from ropext.evaluation.forward import Manner, TokenScorer
 from ropext.evaluation.manifest import stores_of, workdir_of
@@ -74,7 +74,6 @@ def evaluate(
     command: Sequence[str] = (),
     hooks: Hooks = SILENT,
     lineup: Lineup | None = None,
-    earlier: Sequence[Path] = (),
     gates: Sequence[Gate] = (),
     losses: str | Path | None = None,
     report: Callable[[rundir.Run], None] = lambda run: None,
@@ -83,11 +82,10 @@ def evaluate(
     """Measure a model on long text and by retrieval; `values` are the fields of Options.
 
     With `output` every finished piece is kept there, and the same call goes on where it stopped.
-    `lineup` names the models to be read, where they are not those that follow from `model`; what
-    an `earlier` run directory has of the same model on the same tokens is not read again. `gates`
-    will be held against the result: one about what is not measured is refused here. `losses` is a
-    parquet file for the loss of every token. `report` is given the run that was kept, while nobody
-    else may write into its folder.
+    `lineup` names the models to be read, where they are not those that follow from `model`.
+    `gates` will be held against the result: one about what is not measured is refused here.
+    `losses` is a parquet file for the loss of every token. `report` is given the run that was kept,
+    while nobody else may write into its folder.
     """
     rank, world = processes()
     if output is None and world > 1:
@@ -102,10 +100,7 @@ def evaluate(
     guard.check(read, {"--output": output})
     with _claimed(settled, output, command, force, hooks.say) as place, loading.silenced():
         path, stores = place.folder, stores_of(place, settled.lineup)
-        if rank == 0:
-            for other in earlier:
-                work.borrow(path, stores.values(), other)
-        else:
+        if rank != 0:
             wait_for(path / MANIFEST, place.has_begun, hooks.stop)
         worker = Worker(
             sum(part.passes * part.tokens for part in work_of(settled)),

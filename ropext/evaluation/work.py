@@ -1,7 +1,4 @@
-"""Do units of work: shared out over processes, resumable, interruptible between any two.
-
-A grid reads its base once: the cells link one another's finished pieces.
-"""
+"""Do units of work: shared out over processes, resumable, interruptible between any two."""
 
 import os
 import time
@@ -10,9 +7,7 @@ from pathlib import Path
 
 from ropext.errors import Interrupted, NothingKept
 from ropext.evaluation.reading import Unit, complete
-from ropext.files import write_bytes
 from ropext.narration import Show
-from ropext.results import rundir
 
 POLL_SECONDS = 0.2
 
@@ -79,21 +74,3 @@ def wait_for(path: Path, ready: Callable[[], bool], stop: Callable[[], bool]) ->
         if stop():
             raise NothingKept("interrupted before anything was finished")
         time.sleep(POLL_SECONDS)
-
-
-def borrow(path: Path, stores: Iterable[str], other: Path) -> None:
-    """Link every unit that `other` has in a store of the same name."""
-    for name in stores:
-        _link_all(rundir.store(other, name), rundir.store(path, name))
-
-
-def _link_all(source: Path, target: Path) -> None:
-    for file in sorted(source.glob("*/*")):
-        place = target / file.parent.name / file.name
-        if file.name.startswith(".") or place.exists():
-            continue
-        place.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(file, place)
-        except OSError:  # another device, or a file system without hard links
-            write_bytes(place, file.read_bytes())

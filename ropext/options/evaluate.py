@@ -88,6 +88,24 @@ class Measuring(DocumentOptions):
         (), "lm-evaluation-harness tasks on the same model (pip install lm-eval)", "TASKS"
     )
 
+
+class Evaluate(Measuring):
+    """One evaluation."""
+
+    method: Words = wanted(
+        (), "extend in memory by these methods, e.g. pi,ntk,yarn, without saving", "LIST"
+    )
+    factor: Numbers = wanted((), "factors of the methods, e.g. 2,4,8", "LIST")
+    context: Length | None = wanted(
+        None, "tokens the model was trained on, where its config misstates it"
+    )
+    base: Place | None = wanted(
+        None, "the model before extension, for the short window [the recorded one]", "MODEL"
+    )
+    adapter: Place | None = wanted(
+        None, "a LoRA (peft) to evaluate on top, with and without", "DIR"
+    )
+
     @model_validator(mode="after")
     def _measuring(self) -> Self:
         wordless = [name for name in self.tasks if not find_task(name).in_words]
@@ -113,24 +131,6 @@ class Measuring(DocumentOptions):
         for bad in [d for d in self.depths if not 0 <= d <= 1]:
             raise UsageError(f"--depths lie between 0 and 1, was {bad:g}")
         return self
-
-
-class Evaluate(Measuring):
-    """One evaluation."""
-
-    method: Words = wanted(
-        (), "extend in memory by these methods, e.g. pi,ntk,yarn, without saving", "LIST"
-    )
-    factor: Numbers = wanted((), "factors of the methods, e.g. 2,4,8", "LIST")
-    context: Length | None = wanted(
-        None, "tokens the model was trained on, where its config misstates it"
-    )
-    base: Place | None = wanted(
-        None, "the model before extension, for the short window [the recorded one]", "MODEL"
-    )
-    adapter: Place | None = wanted(
-        None, "a LoRA (peft) to evaluate on top, with and without", "DIR"
-    )
 
     @model_validator(mode="after")
     def _models(self) -> Self:

@@ -19,6 +19,7 @@ from ropext.options.fields import (
     Positive,
     Tokens,
     flag,
+    listed,
     plain,
     shown_default,
     wanted,
@@ -46,7 +47,7 @@ def _loaders(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-Loaders = Annotated[tuple[str, ...], BeforeValidator(_loaders)]
+Loaders = Annotated[tuple[str, ...], BeforeValidator(_loaders), listed("string")]
 
 
 class Reach(Options):
@@ -79,7 +80,7 @@ class Reach(Options):
         return self
 
 
-class _Extend(Reach):
+class _Extension(Reach):
     """What every method takes."""
 
     method: str | None = wanted(
@@ -96,19 +97,10 @@ class _Extend(Reach):
     temperature: Positive | None = wanted(
         None, "softmax temperature instead: attention factor = 1/sqrt(temperature)"
     )
-    like: Place | None = wanted(
-        None, "of a GGUF: take the spectrum of this extended or fitted directory", "DIR"
-    )
-    finetune: str | None = wanted(None, "data to fine-tune on afterwards", "DATA")
 
     @model_validator(mode="after")
     def _method(self) -> Self:
-        if self.method == AUTO:
-            raise UsageError(
-                "--method auto is for `ropext extend`, recipes and ropext.run, and chooses by "
-                "--data TEXTS; `ropext plan --measure TEXTS` ranks the methods"
-            )
-        if self.method is not None:
+        if self.method not in (None, AUTO):
             scaling.check_known(self.method)
         if self.attention_factor is not None and self.temperature is not None:
             raise UsageError("--attention-factor and --temperature say the same thing; give one")
@@ -140,14 +132,37 @@ def _knobs() -> dict[str, tuple[Any, Any]]:
 
 if TYPE_CHECKING:
 
-    class Extend(_Extend):
-        """One extension: how far, by which method, for whom, with which knobs."""
+    class Extension(_Extension):
+        """How far, by which method, for whom, with which knobs."""
 
         def __init__(self, **values: Any) -> None: ...
 
 else:
     # The knobs come from the list of methods, so that a new one needs no second mention here.
-    Extend = create_model("Extend", __base__=_Extend, __module__=__name__, **_knobs())
+    Extension = create_model("Extension", __base__=_Extension, __module__=__name__, **_knobs())
+
+
+class Extend(Extension):
+    """One extension by one method."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **values: Any) -> None: ...
+
+    like: Place | None = wanted(
+        None, "of a GGUF: take the spectrum of this extended or fitted directory", "DIR"
+    )
+    finetune: str | None = wanted(None, "data to fine-tune on afterwards", "DATA")
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if self.method == AUTO:
+            raise UsageError(
+                "--method auto is for `ropext extend`, recipes and ropext.run, and chooses by "
+                "--data TEXTS; `ropext plan --measure TEXTS` ranks the methods"
+            )
+        return self
+
 
 KNOBS = tuple(
     dict.fromkeys(name for method in scaling.METHODS.values() for name in method.knob_names())
@@ -196,10 +211,10 @@ def resolve_target(options: Extend, context: int) -> int:
     return target
 
 
-def parse_extend(
+def with_pair_factors(
     values: Mapping[str, Any], read_file: Callable[[str], str] | None = None
-) -> Extend:
-    """The options of these values; `pair_factors` given as a path is read with `read_file`."""
+) -> dict[str, Any]:
+    """The values, with the numbers of the file that `pair_factors` may name."""
     values = dict(values)
     pairs = values.get("pair_factors")
     if isinstance(pairs, str):
@@ -208,7 +223,14 @@ def parse_extend(
         values["pair_factors"], short = parse_pair_factors(read_file(pairs), pairs)
         if values.get("short_pair_factors") is None:
             values["short_pair_factors"] = short
-    return Extend(**values)
+    return values
+
+
+def parse_extend(
+    values: Mapping[str, Any], read_file: Callable[[str], str] | None = None
+) -> Extend:
+    """The options of these values; `pair_factors` given as a path is read with `read_file`."""
+    return Extend(**with_pair_factors(values, read_file))
 
 
 @dataclass(frozen=True)

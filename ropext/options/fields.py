@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from types import NoneType
@@ -16,8 +15,11 @@ from pydantic import (
     Field,
     ValidationError,
     ValidationInfo,
+    WithJsonSchema,
     WrapValidator,
 )
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from ropext.errors import UsageError
 from ropext.lengths import parse_length, parse_lengths
@@ -29,18 +31,33 @@ LARGEST = 10**9
 LARGEST_SEED = 2**63 - 1  # what every generator of random numbers takes
 
 EXTEND, FIT, FINETUNE, EVALUATE = "extend", "fit", "finetune", "evaluate"  # sections
+YAML = "yaml"  # what validation is told where every value is a text still
 
-_FLAGS = {"for_loaders": "--for", "evaluate": "--eval"}
+_SPELLED = {"for_loaders": "for", "evaluate": "eval"}
+
+
+def spelled(name: str) -> str:
+    """The key of a field in a recipe."""
+    return _SPELLED.get(name, name)
 
 
 def flag(name: str) -> str:
     """The flag of a field."""
-    return _FLAGS.get(name, "--" + name.replace("_", "-"))
+    return "--" + spelled(name).replace("_", "-")
 
 
 def wanted(default: Any, help_text: str, metavar: str | None = None, **bounds: Any) -> Any:
     """One option: its default, its help, and what stands for its value there."""
     return Field(default, description=help_text, json_schema_extra={"metavar": metavar}, **bounds)
+
+
+def _number(text: str) -> Any:
+    """A number as YAML has it: 4, 1_000, 2e3; any other text as it is."""
+    if not re.fullmatch(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d{1,3})?", text) or len(text) > 400:
+        return text
+    digits = text.replace("_", "")
+    # Digits as they stand: a float holds no more than sixteen of them.
+    return int(digits) if digits.lstrip("+-").isdecimal() else float(digits)
 
 
 def _words(value: Any) -> Any:
@@ -74,11 +91,13 @@ def _lengths(value: Any) -> Any:
 
 
 def _length(value: Any, info: ValidationInfo) -> Any:
+    value = _number(value) if info.context == YAML and isinstance(value, str) else value
     return parse_length(value, flag(str(info.field_name))) if isinstance(value, str) else value
 
 
-def _whole(value: Any) -> Any:
+def _whole(value: Any, info: ValidationInfo) -> Any:
     """8192.0 is a whole number: JSON of other programs has such."""
+    value = _number(value) if info.context == YAML and isinstance(value, str) else value
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -101,24 +120,33 @@ def as_place(given: TextsOrPlace) -> str:
     return found
 
 
-def _documents(value: Any, check: Callable[[Any], str]) -> str:
+def _documents(value: Any, check: Callable[[Any], str], info: ValidationInfo) -> str:
     held = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
-    return as_place(value) if held or isinstance(value, Texts | PathLike) else check(value)
+    held = (held or isinstance(value, Texts | PathLike)) and info.context != YAML
+    return as_place(value) if held else check(value)
+
+
+def listed(*items: str) -> WithJsonSchema:
+    """The schema of a list, which may also be one text with commas."""
+    kind = items[0] if len(items) == 1 else list(items)
+    return WithJsonSchema({"type": ["array", *items, "string"], "items": {"type": kind}})
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
 Count = Annotated[Whole, Field(ge=1, le=LARGEST)]
 CountOrNone = Annotated[Whole, Field(ge=0, le=LARGEST)]
 Seed = Annotated[Whole, Field(ge=0, le=LARGEST_SEED)]
-Length = Annotated[Whole, BeforeValidator(_length)]
+Length = Annotated[
+    Whole, BeforeValidator(_length), WithJsonSchema({"type": ["integer", "string"]})  # 4096 or 4k
+]
 Tokens = Annotated[Length, Field(ge=1, le=LONGEST_TARGET)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Place = Annotated[str, BeforeValidator(lambda v: str(v) if isinstance(v, Path) else v)]
 Documents = Annotated[str, WrapValidator(_documents)]
-Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
-Numbers = Annotated[tuple[float, ...], BeforeValidator(_numbers)]
-Lengths = Annotated[tuple[int, ...], BeforeValidator(_lengths)]
+Words = Annotated[tuple[str, ...], BeforeValidator(_words), listed("string")]
+Numbers = Annotated[tuple[float, ...], BeforeValidator(_numbers), listed("number")]
+Lengths = Annotated[tuple[int, ...], BeforeValidator(_lengths), listed("integer", "string")]
 Link = Literal["copy", "hard", "symlink"]
 LargestDocument = Annotated[Whole, Field(ge=1, le=2**20)]
 LARGEST_DOCUMENT = wanted(
@@ -145,7 +173,14 @@ Attention = Annotated[str, AfterValidator(_attention)]
 class Options(BaseModel):
     """Options that were checked; one that is None was not given."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", defer_build=True)
+    model_config = ConfigDict(
+        strict=True,
+        frozen=True,
+        extra="forbid",
+        defer_build=True,
+        alias_generator=spelled,
+        validate_by_name=True,
+    )
 
     if not TYPE_CHECKING:
 
@@ -153,7 +188,17 @@ class Options(BaseModel):
             try:
                 super().__init__(**{k: v for k, v in values.items() if v is not None})
             except ValidationError as error:
-                raise UsageError(_sentence(type(self), error)) from None
+                first = error.errors(include_url=False)[0]
+                if first["type"] == "value_error":
+                    raise first["ctx"]["error"] from None
+                name = str(first["loc"][0])
+                if first["type"] == "extra_forbidden":
+                    known = ", ".join(type(self).model_fields)
+                    raise UsageError(f"unknown option {name!r}; known are {known}") from None
+                raise UsageError(f"{flag(name)} {wish(first)}") from None
+
+        # Options in options are then checked as a part, and told with their place in the whole.
+        __init__.__pydantic_base_init__ = True
 
     def changed(self, **values: Any) -> Self:
         """The same with other values, checked again."""
@@ -170,22 +215,21 @@ _BOUNDS = {
 }
 
 
-def _sentence(kind: type[Options], error: ValidationError) -> str:
-    """What is wrong with the first option that is, by its flag."""
-    first = error.errors(include_url=False)[0]
-    name, what, value = str(first["loc"][0]), first["type"], first["input"]
-    if what == "extra_forbidden":
-        return f"unknown option {name!r}; known are {', '.join(kind.model_fields)}"
-    own = next(key for key in keys(kind) if key.field == name)
+def wish(error: ErrorDetails) -> str:
+    """What a value must be, and what it was."""
+    what, value, context = error["type"], error["input"], error.get("ctx", {})
     if what == "literal_error":
-        return f"{flag(name)} is one of {', '.join(own.choices)}, was {repr(value)[:60]}"
+        choices = re.sub(
+            r" or |'", lambda found: found[0].replace("'", "") and ", ", context["expected"]
+        )
+        return f"is one of {choices}, was {repr(value)[:60]}"
     if what in _BOUNDS:
-        bound = next(iter(first.get("ctx", {}).values()), None)
-        wish = _BOUNDS[what] + ("" if bound is None else f" {_shown(bound)}")
+        bound = next(iter(context.values()), None)
+        said = _BOUNDS[what] + ("" if bound is None else f" {_shown(bound)}")
     else:
-        wish = _NAMED.get(what.partition("_")[0], "a text")
+        said = _NAMED.get(what.partition("_")[0], "a text")
         value = repr(value)
-    return f"{flag(name)} must be {wish}, was {_shown(value)}"
+    return f"must be {said}, was {_shown(value)}"
 
 
 def shown_default(value: Any) -> str:
@@ -217,71 +261,13 @@ def reads(options: Options | Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True)
-class Key:
-    """One field, as a flag and as a key of a recipe."""
-
-    name: str  # as a recipe spells it: the flag with _ for -
-    field: str
-    item: Any  # bool, int, float or str: of one value
-    is_list: bool
-    choices: tuple[str, ...]
-    help: str
-    default: Any
-    metavar: str | None
-    matrix: bool = False  # a list of values is a grid
-
-    @property
-    def place(self) -> bool:
-        """Whether it names a file, a folder or a hub id: relative to the recipe, may hold ${X}."""
-        return self.field in PLACES
-
-    @property
-    def local(self) -> bool:
-        """Whether it is a place that is never on the hub."""
-        return self.field in LOCAL_PLACES
-
-    @property
-    def length(self) -> bool:
-        """Whether it counts tokens: 4096 or 4k."""
-        return self.field in LENGTHS
-
-    @property
-    def takes_list(self) -> bool:
-        """Whether a list of values means something."""
-        return self.matrix or self.is_list
-
-
-def keys(*kinds: type[Options], section: str | None = None) -> tuple[Key, ...]:
-    """The fields of option classes; a recipe's section has none that another key says."""
-    left = ("finetune", "like", "short_pair_factors") if section == EXTEND else ()
-    return tuple(
-        _key(name, info, section)
-        for kind in kinds
-        for name, info in kind.model_fields.items()
-        if name not in left
-    )
-
-
-def _key(name: str, info: Any, section: str | None) -> Key:
-    spelled = {"for_loaders": "for"} | ({"evaluate": "eval"} if section == FINETUNE else {})
+def item_of(info: FieldInfo) -> tuple[type, bool, tuple[str, ...]]:
+    """(bool, int, float or str: of one value; whether it is a list; what one value may be)."""
     kind = plain(info.annotation)
     is_list = get_origin(kind) is tuple
     item = get_args(kind)[0] if is_list else kind
     choices = get_args(item) if get_origin(item) is Literal else ()
-    if choices:
-        item = str
-    return Key(
-        name=spelled.get(name, name),
-        field=name,
-        item=item,
-        is_list=is_list,
-        choices=choices,
-        help=info.description,
-        default=info.default,
-        metavar=(info.json_schema_extra or {}).get("metavar"),
-        matrix=section == EXTEND and name in ("method", "factor"),
-    )
+    return str if choices else item, is_list, choices
 
 
 def plain(declared: Any) -> Any:

@@ -14,8 +14,7 @@ from ropext.checkpoint.card import README
 from ropext.inspecting import positions_of, read_again
 from ropext.narration import SILENT, Say, silent
 from ropext.options.extend import AUTO, Choosing, Extend
-from ropext.options.fields import EXTEND, FINETUNE, TextsOrPlace, as_place
-from ropext.options.sections import TABLE
+from ropext.options.fields import FINETUNE, TextsOrPlace, as_place
 from ropext.pipeline import extending
 from ropext.pipeline.extending import Extended
 from ropext.results.figures import figures
@@ -43,6 +42,7 @@ def extend(
     choosing = {k: options.pop(k) for k in Choosing.model_fields if options.get(k) is not None}
     if not choosing and options.get("method") != AUTO:
         return extending.extend(model, output, say=say, force=force, **options)
+    from ropext.options.recipe import ExtendSection
     from ropext.pipeline import job, running
 
     with _as_file(choosing.get("data")) as data:
@@ -52,10 +52,9 @@ def extend(
         command, later = given.pop("command", ()), {FINETUNE: given.pop("finetune", None)}
         given |= {"no_verify": not given.pop("prove", True)}
         given |= {"hash": given.pop("hash_weights", False)}
-        known = {key.field for key in TABLE[EXTEND]}
+        known = ExtendSection.model_fields
         Extend(**{name: given[name] for name in given if name not in known})  # refuses it
-        asked = job.from_options(top, given, later, where="the call")
-        asked = replace(asked, trust_remote_code=trusted)
+        asked = job.from_options(top, given, later, where="the call").trusting(trusted)
         return running.run(asked, output, force=force, command=command, say=say)
 
 

@@ -40,15 +40,15 @@ from ropext.evaluation.ranking import (
 )
 from ropext.evaluation.reading import score_items
 from ropext.evaluation.work import processes
-from ropext.files import read_json, write_json, write_text
-from ropext.inspecting import read_text
+from ropext.files import read_json, read_text, write_json, write_text
 from ropext.lengths import length_text
 from ropext.narration import Hooks
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import TRAINED, parse_budget, parse_extend
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
+from ropext.options.recipe import Recipe
 from ropext.pipeline.extending import WriteOptions, write_extension
-from ropext.pipeline.job import Recipe
+from ropext.pipeline.job import check_data, gates_of
 from ropext.pipeline.stages import Hashes
 from ropext.pipeline.steps import CONTROL, LABELS, READ_ALWAYS, USED
 from ropext.planning import Plan, make_plan, require_help
@@ -116,7 +116,7 @@ class Prospect:
         """Forward tokens of the evaluation at the end: the base, it untouched, the extension, and
         what was fitted or trained."""
         documents = len(self.to_judge) or self.documents
-        models = 3 + self.recipe.has(FINETUNE)
+        models = 3 + (self.recipe.finetune is not None)
         passes = documents * (models * self.target + base_tokens(self.frame))
         return passes + models * QUESTIONS * self.target
 
@@ -128,23 +128,23 @@ class Prospect:
     def check_budget(self, tokens: int) -> None:
         if tokens < self.least:
             raise UsageError(
-                f"--budget {self.recipe.choosing.budget} is {tokens:,} tokens, and the first "
+                f"--budget {self.recipe.extend.budget} is {tokens:,} tokens, and the first "
                 f"comparison of {len(self.plans)} forms with the verdict takes {self.least:,}: "
                 "give that much at the least"
             )
 
     def check_gates(self) -> None:
         """A gate about what the verdict will not measure is told before anything is read."""
-        options = Evaluate(**vars(self.reading) | {"tasks": (TASK,)} | self.recipe.evaluation())
+        options = Evaluate(**vars(self.reading) | {"tasks": (TASK,)} | self.recipe.evaluation)
         labels = (*READ_ALWAYS, *LABELS.values(), CONTROL)
-        gates = [own for own in self.recipe.gates if own.run is None]
+        gates = [own for own in gates_of(self.recipe) if own.run is None]
         with self.recipe.told(EVALUATE):
             Metrics(options, labels, options.lengths or (self.target,)).check(gates)
 
     def to_json(self) -> dict[str, Any]:
         """What --dry-run tells."""
         most = self.documents * len(self.plans) * self.target
-        forms, budget = ", ".join(self.plans), self.recipe.choosing.budget
+        forms, budget = ", ".join(self.plans), self.recipe.extend.budget
         count = len(self.to_judge)
         stages = {
             "choose": f"{forms}: {self.first_round:,} to {most:,} tokens, on {self.documents} "
@@ -158,7 +158,7 @@ class Prospect:
 
 def prospect(asked: Recipe) -> Prospect:
     """Read the config and the documents; whatever a choice would refuse is refused."""
-    snapshot = open_snapshot(asked.model, revision=asked.value("revision"))
+    snapshot = open_snapshot(asked.model, revision=asked.revision)
     request = parse_extend(asked.request, read_text)
     closed, left_out = closed_forms(snapshot, request, asked.model)
     example = next(iter(closed.values()))
@@ -170,14 +170,14 @@ def prospect(asked: Recipe) -> Prospect:
         plans = {UNTOUCHED: make_plan(snapshot.config, request.changed(**stays), asked.model)}
     except RopextError:
         plans = {}  # a temperature was asked for, or this family's spectrum is no theta's
-    place = str(asked.given.place("extend.data"))
-    own = asked.evaluation() | {"data": place, "lengths": (example.target,)}
+    place = str(asked.extend.data)
+    own = asked.evaluation | {"data": place, "lengths": (example.target,)}
     reading = Evaluate(**own)
     with loading.silenced():
-        tokenizer = loading.load_tokenizer(snapshot, asked.trust_remote_code)
+        tokenizer = loading.load_tokenizer(snapshot, asked.source.trust_remote_code)
     encoder = DocumentEncoder(tokenizer, example.model.vocab_size, reading.seed)
     able, short = _documents(reading, encoder, example.target)
-    elsewhere = bool(asked.value("evaluate.data"))
+    elsewhere = bool(asked.evaluate and asked.evaluate.data)
     judged, chosen = (list[Coded](), able) if elsewhere else _divided(able, short, example.target)
     if not chosen or not (judged or elsewhere):
         raise InputError(
@@ -198,7 +198,7 @@ def prospect(asked: Recipe) -> Prospect:
         able=len(chosen),
     )
     found.check_gates()
-    budget = asked.choosing.budget
+    budget = asked.extend.budget
     if budget and parse_budget(budget).unit == "tokens":
         found.check_budget(int(parse_budget(budget).amount))
     return found
@@ -255,7 +255,7 @@ def settled(
             "--method auto chooses on one process: run it without accelerate launch, and then the "
             "recipe with the method that it took"
         )
-    asked.check_data()
+    check_data(asked)
     words = {"words": list(provenance.clean_command(command))} if command else {}
     place = Workdir(output, "run", {}, words)
     folder, ledger = place.folder / "choice", Ledger(place.folder / "stages")
@@ -280,9 +280,9 @@ def settled(
 
 def _inputs(asked: Recipe, hashes: Hashes) -> dict[str, Any]:
     """What decides a choice."""
-    snapshot = with_weights(open_snapshot(asked.model, revision=asked.value("revision")))
+    snapshot = with_weights(open_snapshot(asked.model, revision=asked.revision))
     own, left = asked.resolved(), ("data", "eval", "fail_if", "link", "no_verify", "hash")
-    data = {name: asked.given.place(f"{name}.data") for name in (EXTEND, FINETUNE, EVALUATE)}
+    data = {name: asked.options(name).get("data") for name in (EXTEND, FINETUNE, EVALUATE)}
     return {
         "base": hashes.of_model(snapshot),
         **{f"{name}.data": hashes.of_data(place) for name, place in data.items() if place},
@@ -351,14 +351,14 @@ class AutoChoice:
             "rounds": values_json(self.rounds),
             "left_out": self.left_out,
             "forward_tokens": self.spent,
-            "budget": own.recipe.choosing.budget,
+            "budget": own.recipe.extend.budget,
             "budget_tokens": self.budget,
             "recipe": recipe,
         }
 
     def _measure(self) -> tuple[str, str]:
         """The rounds, then questions among those that are equally good: who is taken, and why."""
-        own, trusted = self.prospect, self.prospect.recipe.trust_remote_code
+        own, trusted = self.prospect, self.prospect.recipe.source.trust_remote_code
         files = own.reading.changed(data=str(self.folder / "choosing.jsonl"), **PLAIN)
         wanted = corpus.Wanted((own.target,), True, files.max_docs)
         documents = read_corpus(files, own.encoder, wanted).documents
@@ -378,7 +378,7 @@ class AutoChoice:
 
     def _set_budget(self, reader: DocumentReader, model: Any) -> None:
         """In tokens; a time by how long one document takes, once."""
-        own, text = self.prospect, self.prospect.recipe.choosing.budget
+        own, text = self.prospect, self.prospect.recipe.extend.budget
         if text is None:
             return
         asked, note, seconds = parse_budget(text), self.folder / "budget.json", 0.0
@@ -471,17 +471,17 @@ class AutoChoice:
             self.left_out[FIT] = "the model untouched is as good as the best closed form"
             return {}
         recipe = {"data": where, "column": None, "split": None, "split_documents": None}
-        recipe |= {"within": within} if (within := own.recipe.choosing.within) else {}
+        recipe |= {"within": within} if (within := own.recipe.extend.within) else {}
         recipe |= {"packing": "glued"} if own.reading.pack else {}
         recipe = {f"{FIT}.{key}": value for key, value in recipe.items()}
         order = [taken, *(label for part in reversed(self.rounds) for label in part.behind)]
         starts = [label for label in dict.fromkeys(order) if label != UNTOUCHED][:STARTS]
-        named = own.recipe.value(f"{FIT}.start")
-        for start in [named] if named else dict.fromkeys((",".join(starts), taken)):
+        named = own.recipe.fit and own.recipe.fit.start
+        for start in [",".join(named)] if named else dict.fromkeys((",".join(starts), taken)):
             recipe[f"{FIT}.start"] = start
             asked = own.recipe.chosen({"recipe": {f"{EXTEND}.method": taken} | recipe})
             try:
-                found = plan_fit(own.snapshot.name, where, **asked.fitting(asked.cells()[0]))
+                found = plan_fit(own.snapshot.name, where, **asked.fitting)
             except RopextError as error:
                 self.left_out[FIT] = str(error)
                 continue
@@ -506,24 +506,25 @@ class AutoChoice:
         own, recipe = self.prospect, dict[str, Any]()
         if own.to_judge:
             recipe |= {"data": str(self.folder / "verdict.jsonl")} | PLAIN
-        if not own.recipe.value(f"{EVALUATE}.lengths"):
+        given = own.recipe.evaluation
+        if not given.get("lengths"):
             recipe["lengths"] = (own.target,)
-        if own.recipe.value(f"{EVALUATE}.tasks") is None:
+        if "tasks" not in given:
             recipe |= {"tasks": (TASK,), "depths": DEPTHS}
         return {f"{EVALUATE}.{key}": value for key, value in recipe.items()}
 
     def _afford_tuning(self, taken: str) -> None:
         """A fine-tuning that the budget does not hold is left out."""
         own = self.prospect
-        if not own.recipe.has(FINETUNE) or self.budget is None:
+        if own.recipe.finetune is None or self.budget is None:
             return
         from ropext.training import plan_finetune
 
         with tempfile.TemporaryDirectory(prefix="ropext-choice-") as room:
             place, whole = Path(room, "model"), with_weights(own.snapshot)
             write_extension(whole, own.plans[taken], place, WriteOptions("symlink", prove=False))
-            data = str(own.recipe.given.place("finetune.data"))
-            found = plan_finetune(place, data, **own.recipe.finetuning())
+            data = own.recipe.finetune.data
+            found = plan_finetune(place, data, **own.recipe.finetuning)
         self._afford(FINETUNE, found.estimate.tokens)
 
 

@@ -17,12 +17,12 @@ from ropext.checkpoint.snapshot import Snapshot
 from ropext.errors import RopextError, UsageError
 from ropext.narration import Say
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
+from ropext.options.recipe import PLAN, REPORT, Recipe
 from ropext.pipeline.extending import WriteOptions, write_extension
-from ropext.pipeline.job import PLAN, REPORT, Recipe
 from ropext.pipeline.outcome import Choice, report_stage
 from ropext.pipeline.running import WholeRun, require
 from ropext.pipeline.stages import is_done
-from ropext.pipeline.steps import LABELS, CellWork
+from ropext.pipeline.steps import LABELS, Work
 from ropext.report.text import size
 from ropext.table import columns
 
@@ -46,37 +46,29 @@ def estimate(
     force: bool = False,
     time: bool = False,
 ) -> dict[str, Any]:
-    """Every cell, every stage that would be done: a sentence under `what`, the numbers behind it,
+    """Every stage that would be done: a sentence under `what`, the numbers behind it,
     and under `refused` why it would not get done; with `time` how long by a step that is timed.
     What a run refuses at once is refused."""
-    choice, cells = Choice(begin, only), []
+    choice = Choice(begin, only)
     with tempfile.TemporaryDirectory(prefix="ropext-estimate-") as room:
         place = Path(output or asked.output or Path(room, "OUT"))
-        works, failed = WholeRun(asked, place, choice, force, say=say).ready()
-        for work in works:
-            aside = replace(work, folder=Path(room) / (work.cell.name or "cell"))
-            told = {
-                name: SKIPPED if is_kept else _stage(name, aside, time)
-                for name, is_kept in _coming(work, choice).items()
-            }
-            cells.append({"cell": work.cell.name or None, "stages": told})
-    return {"model": asked.model, "cells": cells, "failed": failed}
+        work = WholeRun(asked, place, choice, force, say=say).ready()
+        aside = replace(work, folder=Path(room) / "run")
+        stages = {
+            name: SKIPPED if is_kept else _stage(name, aside, time)
+            for name, is_kept in _coming(work, choice).items()
+        }
+    return {"model": asked.model, "stages": stages}
 
 
 def raise_if_refused(found: Mapping[str, Any]) -> None:
     """UsageError where the run would not get through."""
-    reasons = [f"{name}: {why}" for name, why in found["failed"].items()]
-    for cell in found["cells"]:
-        reasons += [
-            f"{cell['cell']}, {name}: {own['refused']}" if cell["cell"] else own["refused"]
-            for name, own in cell["stages"].items()
-            if "refused" in own
-        ]
+    reasons = [own["refused"] for own in found["stages"].values() if "refused" in own]
     if reasons:
         raise UsageError("; ".join(reasons))
 
 
-def _coming(work: CellWork, choice: Choice) -> dict[str, bool]:
+def _coming(work: Work, choice: Choice) -> dict[str, bool]:
     """The stages that are asked for, and whether each would be skipped."""
     found: dict[str, bool] = {}
     changed = False  # a checkpoint that later stages start from
@@ -91,8 +83,8 @@ def _coming(work: CellWork, choice: Choice) -> dict[str, bool]:
     return found
 
 
-def _stage(name: str, work: CellWork, time: bool) -> Estimate:
-    counts: dict[str, Callable[[CellWork], Estimate]] = {
+def _stage(name: str, work: Work, time: bool) -> Estimate:
+    counts: dict[str, Callable[[Work], Estimate]] = {
         PLAN: _plan,
         EXTEND: _extend,
         FIT: partial(_fit, time=time),
@@ -106,7 +98,7 @@ def _stage(name: str, work: CellWork, time: bool) -> Estimate:
         return {"what": "refused, see below", "refused": str(error)}
 
 
-def _plan(work: CellWork) -> Estimate:
+def _plan(work: Work) -> Estimate:
     plan = work.plan
     for warning in plan.warnings:
         work.say(f"warning: {warning}")
@@ -118,21 +110,21 @@ def _weights(snapshot: Snapshot) -> int:
     return sum(snapshot.files[name] for name in snapshot.weight_files)
 
 
-def _extend(work: CellWork) -> Estimate:
-    total, link = _weights(work.base), work.job.writing.link
+def _extend(work: Work) -> Estimate:
+    total, link = _weights(work.base), work.job.extend.link
     if not total and work.base.hub_id != work.base.name:
         with_weights(work.base)  # raises: they are nowhere
     if not total:
         return {"what": "the weights, fetched from the hub first"}
     how = {"copy": "copied", "hard": "hard-linked", "symlink": "linked"}[link]
-    proof = "not proved" if work.job.writing.no_verify else "proved by stock transformers"
+    proof = "not proved" if work.job.extend.no_verify else "proved by stock transformers"
     return {"what": f"{size(total)} of weights {how}, {proof}", "bytes": total}
 
 
 NOT_HERE = {"what": "counted once the weights are here (hf download MODEL)"}
 
 
-def _extended(work: CellWork) -> Path:
+def _extended(work: Work) -> Path:
     """The extended checkpoint with linked weights."""
     place = work.checkpoint(EXTEND)
     if not place.is_dir():
@@ -159,27 +151,27 @@ def _more(time: "Timed | None", alarm: str = "") -> Estimate:
     return {"said": said} if said else {}
 
 
-def _fit(work: CellWork, time: bool) -> Estimate:
+def _fit(work: Work, time: bool) -> Estimate:
     if not _weights(work.base):
         return NOT_HERE
     from ropext.training import plan_fit
 
-    data = str(work.job.given.place("fit.data"))
-    found = plan_fit(work.base.name, data, time=time, **work.job.fitting(work.cell))
+    data = str(work.job.options(FIT)["data"])
+    found = plan_fit(work.base.name, data, time=time, **work.job.fitting)
     return _training(found, found.prepared.rows)
 
 
-def _finetune(work: CellWork, time: bool) -> Estimate:
+def _finetune(work: Work, time: bool) -> Estimate:
     if not _weights(work.base):
         return NOT_HERE
     from ropext.training import plan_finetune
 
-    data = str(work.job.given.place("finetune.data"))
-    found = plan_finetune(_extended(work), data, time=time, **work.job.finetuning())
+    data = work.job.options(FINETUNE)["data"]
+    found = plan_finetune(_extended(work), data, time=time, **work.job.finetuning)
     return _training(found, found.prepared.rows)
 
 
-def _evaluate(work: CellWork, time: bool) -> Estimate:
+def _evaluate(work: Work, time: bool) -> Estimate:
     if not _weights(work.base):
         return NOT_HERE
     from ropext.evaluation.costs import estimate_evaluation
@@ -192,7 +184,7 @@ def _evaluate(work: CellWork, time: bool) -> Estimate:
         lineup=work.lineup(places),
         gates=work.gates,
         timed=timed_reading if time else None,
-        **work.job.evaluation(),
+        **work.job.evaluation,
     )
     what = (
         f"{found.passes:,} passes, {found.tokens:,} tokens, {found.flops:.2e} FLOPs, "
@@ -203,11 +195,7 @@ def _evaluate(work: CellWork, time: bool) -> Estimate:
 
 def estimate_text(found: Mapping[str, Any]) -> str:
     """What --dry-run prints: each stage with what it takes."""
-    parts = []
-    for cell in found["cells"]:
-        rows = [(name, own["what"]) for name, own in cell["stages"].items()]
-        title = f"{cell['cell']}\n" if cell["cell"] else ""
-        said = [f"{name}: {s}" for name, own in cell["stages"].items() for s in own.get("said", ())]
-        table = title + columns(("stage", "what it takes"), rows)
-        parts.append("\n".join([table, *(["", *said] if said else [])]))
-    return "\n\n".join(parts)
+    stages = found["stages"].items()
+    said = [f"{name}: {sentence}" for name, own in stages for sentence in own.get("said", ())]
+    table = columns(("stage", "what it takes"), [(name, own["what"]) for name, own in stages])
+    return "\n".join([table, *(["", *said] if said else [])])

@@ -16,18 +16,18 @@ from ropext.checkpoint.card import README
 from ropext.checkpoint.copying import copy_file, place
 from ropext.checkpoint.provenance import digest, read_record
 from ropext.checkpoint.staging import check_output, recover, staged
-from ropext.errors import GateFailed, OutputExists, Stopped, UsageError
+from ropext.errors import GateFailed, OutputExists, UsageError
 from ropext.files import os_errors, read_json, read_object, write_json
-from ropext.pipeline.job import REPORT, STAGES, Recipe
+from ropext.options.recipe import REPORT, STAGES, Recipe
 from ropext.pipeline.stages import Hashes, Stage
-from ropext.pipeline.steps import CONTROL, EVALUATION, TUNED, USED, CellWork
-from ropext.report import html, tables, text
+from ropext.pipeline.steps import CONTROL, EVALUATION, TUNED, USED, Work
+from ropext.report import html, tables
 from ropext.results import rundir
 from ropext.results.gates import Outcome
 from ropext.results.overlap import overlap_in
 from ropext.results.values import values_json
 from ropext.results.verdict import AutoVerdict, verdict
-from ropext.table import Table, as_text, columns, with_rows
+from ropext.table import Table, as_text, with_rows
 from ropext.workdir import Flat, beside
 
 SECTION = "run"  # of ropext.json
@@ -41,7 +41,7 @@ OWNED = "output.json"  # digests of the outputs that this run has written
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was measured in one cell."""
+    """What was measured."""
 
     results: Mapping[str, Any] | None  # of the evaluation
     gates: tuple[Outcome, ...]
@@ -53,12 +53,12 @@ class Evidence:
         return all(gate.passed for gate in self.gates)
 
 
-def evidence_of(work: CellWork) -> Evidence:
+def evidence_of(work: Work) -> Evidence:
     """Read back from the run directory; a gate that names no variant is about the finished one."""
     if not (work.evaluation / "results.json").is_file():
         return Evidence(None, ())
     run = rundir.read_run(work.evaluation)
-    choice = work.job.choice
+    choice = work.job.source.choice
     reached = verdict(choice, run.results, work.final) if choice else None
     said = _control(run.results, work.plan.target)
     return Evidence(run.results, tuple(rundir.judge(run, work.gates)), reached, said)
@@ -76,7 +76,7 @@ def _control(results: Mapping[str, Any], target: int) -> tuple[str, ...]:
     return tuple(report.verdict(numbers, target))
 
 
-def _told(work: CellWork) -> dict[str, Any]:
+def _told(work: Work) -> dict[str, Any]:
     """What the record says of the training; {} where there was none yet."""
     place = work.checkpoints.get(TUNED)
     if place is None or not (place / provenance.NAME).is_file():
@@ -84,15 +84,15 @@ def _told(work: CellWork) -> dict[str, Any]:
     return dict(read_object(place / provenance.NAME).get("finetune") or {})
 
 
-def report_stage(work: CellWork) -> Stage:
-    """The last stage of a cell."""
+def report_stage(work: Work) -> Stage:
+    """The last stage."""
     page_path = work.folder / "report.html"
 
     def inputs() -> Flat:
         return {
-            "recipe": digest(work.job.text),
+            "recipe": digest(work.job.source.text),
             "resolved": digest(work.job.resolved()),
-            "gates": list(work.job.value("evaluate.fail_if", ())),
+            "gates": list(work.job.evaluate.fail_if) if work.job.evaluate else [],
             "output": work.output.name,
             **{f"checkpoint.{label}": own for label, own in work.contents().items()},
             "results": work.hashes.of(work.evaluation / "results.json")
@@ -120,7 +120,7 @@ def report_stage(work: CellWork) -> Stage:
     return Stage(REPORT, inputs, look, do, clear)
 
 
-def check_free(work: CellWork) -> None:
+def check_free(work: Work) -> None:
     """An output that is there may be replaced with --force, or when this run wrote it."""
     if not os.path.lexists(work.output):
         return
@@ -138,12 +138,9 @@ def check_free(work: CellWork) -> None:
 
 def owner(output: Path) -> Path | None:
     """The note of the run that left an output as it is now."""
-    cell = beside(output.parent) / "cells" / output.name
-    for folder in (beside(output), cell):
-        note = folder / "stages" / OWNED
-        if note.is_file() and _hashes(note).of_tree(output) in read_json(note):
-            return note
-    return None
+    note = beside(output) / "stages" / OWNED
+    is_owned = note.is_file() and _hashes(note).of_tree(output) in read_json(note)
+    return note if is_owned else None
 
 
 def own(note: Path, output: Path) -> None:
@@ -155,7 +152,7 @@ def _hashes(note: Path) -> Hashes:
     return Hashes(note.parents[1] / ".hashes.json")
 
 
-def write_output(work: CellWork, found: Evidence) -> None:
+def write_output(work: Work, found: Evidence) -> None:
     """OUT, as a whole or not at all."""
     source = work.checkpoints[work.final]
     recover(work.output)
@@ -201,7 +198,7 @@ def _carry(source: Path, target: Path) -> None:
                 copy_file(file, copy)
 
 
-def section(work: CellWork, found: Evidence) -> dict[str, Any]:
+def section(work: Work, found: Evidence) -> dict[str, Any]:
     """What ropext.json says of the run: no time, no path but those that the recipe names."""
     stages = {}
     for name in work.job.stages:
@@ -209,9 +206,8 @@ def section(work: CellWork, found: Evidence) -> dict[str, Any]:
         if record is not None and name != REPORT:
             stages[name] = {"inputs": record.inputs, "outputs": record.outputs}
     return {
-        "recipe": work.job.text and provenance.scrub(work.job.text),
+        "recipe": work.job.source.text and provenance.scrub(work.job.source.text),
         "resolved": work.job.resolved(),
-        "cell": work.cell.name or None,
         "stages": stages,
         "evaluation": None if found.results is None else _numbers(found.results),
         "gates": [vars(gate) for gate in found.gates],
@@ -219,11 +215,11 @@ def section(work: CellWork, found: Evidence) -> dict[str, Any]:
     }
 
 
-def _choice(work: CellWork, found: Evidence) -> dict[str, Any]:
+def _choice(work: Work, found: Evidence) -> dict[str, Any]:
     """What `--method auto` tried, took, and came to."""
-    if work.job.choice is None:
+    if work.job.source.choice is None:
         return {}
-    made = {k: v for k, v in work.job.choice.items() if k not in ("recipe", USED)}
+    made = {k: v for k, v in work.job.source.choice.items() if k not in ("recipe", USED)}
     return {"choice": made | {"verdict": values_json(found.verdict)}}
 
 
@@ -258,8 +254,8 @@ def gate_line(gate: Outcome) -> str:
     return f"gate {'passed' if gate.passed else 'FAILED'}: {gate.gate} ({gate.reason})"
 
 
-def write_report(work: CellWork, found: Evidence) -> None:
-    """report.md and report.html of one cell; the pictures are those of its stages."""
+def write_report(work: Work, found: Evidence) -> None:
+    """report.md and report.html; the pictures are those of the stages."""
     plan, verdicts = work.plan, [found.verdict.sentence] if found.verdict else []
     verdicts += [gate_line(gate) for gate in found.gates]
     shown, warnings = list[Table](), list(plan.warnings)
@@ -280,7 +276,7 @@ def write_report(work: CellWork, found: Evidence) -> None:
     html.write(work.folder, title, subtitle, verdicts, warnings, shown, _pictures(work), details)
 
 
-def _pictures(work: CellWork) -> dict[str, tuple[str, bytes]]:
+def _pictures(work: Work) -> dict[str, tuple[str, bytes]]:
     """Each picture's place in the folder, its caption and its bytes, what says most first."""
     plots = work.evaluation / "plots"
     found = {caption: plots / f"{name}.png" for name, caption in PLOTS.items()}
@@ -296,7 +292,7 @@ def _pictures(work: CellWork) -> dict[str, tuple[str, bytes]]:
     }
 
 
-def _facts(work: CellWork) -> Table:
+def _facts(work: Work) -> Table:
     plan = work.plan
     record = read_object(work.checkpoints[work.final] / provenance.NAME)
     proved = record.get("proof")
@@ -312,7 +308,7 @@ def _facts(work: CellWork) -> Table:
     return Table("What was made", "config.json carries it", ("", ""), tuple(rows))
 
 
-def _training_table(work: CellWork) -> Table | None:
+def _training_table(work: Work) -> Table | None:
     if TUNED not in work.checkpoints:
         return None
     from ropext.training import report
@@ -353,20 +349,18 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class CellRan:
-    """What became of one cell."""
+class Ran:
+    """What a run did."""
 
-    name: str  # "" where there is no grid
     output: Path | None  # None where a gate failed, or not all stages were asked for
     folder: Path
     label: str  # of the finished checkpoint in the evaluation
     stages: Mapping[str, str]  # name -> done, skipped
-    evidence: Evidence
+    evidence: Evidence = field(repr=False)
 
     def to_json(self) -> dict[str, Any]:
         results = self.evidence.results
         return {
-            "cell": self.name or None,
             "output": None if self.output is None else str(self.output),
             "folder": str(self.folder),
             "stages": dict(self.stages),
@@ -375,81 +369,34 @@ class CellRan:
             "verdict": values_json(self.evidence.verdict),
         }
 
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """What was measured of the output, as `ropext push --results` takes it."""
+        is_there = self.evidence.results is not None
+        return (f"{self.folder / EVALUATION}:{self.label}",) if is_there else ()
+
+    def raise_if_failed(self) -> None:
+        """GateFailed where a gate did."""
+        try:
+            rundir.raise_if_failed(self.evidence.gates)
+        except GateFailed as error:
+            raise GateFailed(
+                f"{error}; what did not pass is kept in {self.folder}, and not under the output's "
+                "name"
+            ) from None
+
     def to_text(self) -> str:
-        """What became of its stages, what was measured, what to do next; of a grid's cell the
-        tables are those of the comparison."""
+        """What became of the stages, what was measured, what to do next."""
         stages = ", ".join(f"{name} {state}" for name, state in self.stages.items())
-        lines, results = [f"{self.name or 'stages'}: {stages}"], self.evidence.results
-        if results is not None and not self.name:
+        lines, results = [f"stages: {stages}"], self.evidence.results
+        if results is not None:
             lines += ["", as_text(tables.main_tables(results)), ""]
         lines += [gate.sentence for gate in self.evidence.gates]
         lines += [self.evidence.verdict.sentence] if self.evidence.verdict else []
         if self.output is not None:
             lines += [f"wrote {self.output}", f"report: {self.folder / 'report.html'}"]
-            lines += [] if self.name else [f"next: ropext verify {self.output}"]
+            lines += [f"next: ropext verify {self.output}"]
         if results is not None:
-            own = [*tables.verdict_lines(results, self.label), *self.evidence.control]
-            lines += ["", *own] if own and not self.name else own
+            said = [*tables.verdict_lines(results, self.label), *self.evidence.control]
+            lines += ["", *said] if said else []
         return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class Ran:
-    """What a run did."""
-
-    output: Path
-    folder: Path
-    cells: tuple[CellRan, ...] = field(repr=False)
-    failed: Mapping[str, str] = field(default_factory=dict)  # cell -> why
-    comparison: Mapping[str, Any] | None = field(default=None, repr=False)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "output": str(self.output),
-            "folder": str(self.folder),
-            "cells": [cell.to_json() for cell in self.cells],
-            "failed": dict(self.failed),
-            "comparison": self.comparison,
-        }
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the output has its name: no cell failed, no gate did, all stages were done."""
-        return not self.failed and all(cell.output for cell in self.cells)
-
-    @property
-    def measured(self) -> tuple[str, ...]:
-        """What was measured of the output, as `ropext push --results` takes it."""
-        return tuple(
-            f"{cell.folder / EVALUATION}:{cell.label}"
-            for cell in self.cells
-            if cell.evidence.results is not None
-        )
-
-    def raise_if_failed(self) -> None:
-        """Stopped where a cell failed, GateFailed where a gate did."""
-        if self.failed:
-            reasons = "; ".join(f"{name}: {why}" for name, why in self.failed.items())
-            if not self.cells:
-                raise UsageError(f"all {len(self.failed)} cells failed ({reasons})")
-            raise Stopped(
-                f"{len(self.failed)} of {len(self.failed) + len(self.cells)} cells failed, the "
-                f"others are kept ({reasons})"
-            )
-        try:
-            rundir.raise_if_failed([gate for cell in self.cells for gate in cell.evidence.gates])
-        except GateFailed as error:
-            kept = ", ".join(str(cell.folder) for cell in self.cells if not cell.evidence.passed)
-            raise GateFailed(
-                f"{error}; what did not pass is kept in {kept}, and not under the output's name"
-            ) from None
-
-    def to_text(self) -> str:
-        """What the command prints at its end."""
-        parts = [cell.to_text() for cell in self.cells]
-        if self.failed:
-            parts.append(f"Failed\n{columns(('cell', 'why'), self.failed.items())}")
-        if self.comparison and self.comparison.get("text"):
-            parts.append(text.comparison(self.comparison["text"]))
-            parts.append(f"comparison: {self.folder / 'report.html'}")
-        return "\n\n".join(parts)

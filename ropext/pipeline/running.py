@@ -1,62 +1,32 @@
 """A whole run, from a recipe to the finished checkpoint: in order, skipping what is done.
 
-OUT/              the finished checkpoint (a grid: OUT/CELL)
+OUT/              the finished checkpoint
 OUT.run/          recipe.yaml, run.json (resolved, versions, command), log.txt (the time stamps)
   stages/         a record of each stage
   extended/ …     the checkpoints, weights hard-linked to one another
   evaluation/     as `ropext eval -o` writes it
   report.html, report.md
-  cells/CELL/     in a grid all of this for each cell; report.html is then the comparison
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ropext import guard
 from ropext.checkpoint import open_snapshot, provenance, with_weights
 from ropext.checkpoint.staging import check_place
-from ropext.errors import Interrupted, OutputExists, RopextError, UsageError
+from ropext.errors import OutputExists, UsageError
 from ropext.evaluation.work import processes, wait_for
-from ropext.files import read_json, write_json, write_text
+from ropext.files import write_text
 from ropext.narration import Hooks, Say, Show, silent, told_of_files, unseen
 from ropext.options.fields import EVALUATE
+from ropext.options.recipe import REPORT, STAGES, Recipe
 from ropext.pipeline import job, outcome, stages
-from ropext.pipeline.job import REPORT, STAGES, Recipe
-from ropext.pipeline.outcome import CellRan, Choice, Evidence, Ran
+from ropext.pipeline.outcome import Choice, Evidence, Ran
 from ropext.pipeline.stages import Hashes, Stage, is_done
-from ropext.pipeline.steps import EVALUATION, READ_ALWAYS, CellWork
-from ropext.report import evaluation
-from ropext.results import rundir
+from ropext.pipeline.steps import Work
 from ropext.workdir import MANIFEST, Flat, Ledger, Piece, Workdir
-
-
-def compare(works: Sequence[CellWork], folder: Path, again: bool) -> dict[str, Any]:
-    """comparison.json, report.md and report.html of the grid; the base is the reference. What is
-    there of these very evaluations is read back, unless it is to be made again."""
-    runs = {work.cell.name: rundir.read_run(work.evaluation) for work in works}
-    keys = {work.cell.name: [work.final, runs[work.cell.name].key] for work in works}
-    kept = folder / "comparison.json"
-    if not again and kept.is_file() and (folder / "report.html").is_file():
-        found: dict[str, Any] = read_json(kept)
-        if found.get("cells") == keys:
-            return found
-    first, spectra = next(iter(runs.values())), dict[str, Sequence[float]]()
-    everyone = {label: own for label, own in first.contenders.items() if label in READ_ALWAYS}
-    for work in works:
-        name, run = work.cell.name, runs[work.cell.name]
-        everyone[name] = replace(run.contenders[work.final], label=name)
-        if inv_freq := run.results["variants"][work.final].get("inv_freq"):
-            spectra[name] = inv_freq
-    compared = evaluation.compare(everyone)
-    compared.write(folder, runs, spectra)
-    data = {"cells": keys} | compared.to_json()
-    write_json(kept, data)
-    return data
-
 
 LOG, RECIPE = "log.txt", "recipe.yaml"
 DONE, SKIPPED = "done", "skipped"
@@ -82,12 +52,12 @@ def run(
     `Ran.raise_if_failed` turns failed cells and gates into an error. `show` gets the progress of an
     evaluation: what is done, of how much, and what it is.
     """
-    asked = asked_for(recipe, overrides)
-    asked = replace(asked, trust_remote_code=trust_remote_code or asked.trust_remote_code)
+    asked = job.read(recipe, overrides)
+    asked = asked.trusting(trust_remote_code or asked.source.trust_remote_code)
     place = output or asked.output
     if place is None:
-        raise UsageError(f"{asked.name} names no output; add output: DIR, or give -o OUT")
-    asked.check_places(Path(place))
+        raise UsageError(f"{asked.source.name} names no output; add output: DIR, or give -o OUT")
+    job.check_places(asked, Path(place))
     if asked.is_auto:
         from ropext.pipeline import choosing
 
@@ -95,15 +65,6 @@ def run(
         asked = choosing.settled(asked, Path(place), force=force, command=command, hooks=hooks)
     whole = WholeRun(asked, Path(place), Choice(begin, only), force, command, say, show)
     return whole.go()
-
-
-def asked_for(recipe: str | Path | Mapping[str, Any] | Recipe, words: Sequence[str] = ()) -> Recipe:
-    """The job of whatever `run` takes."""
-    if isinstance(recipe, Recipe):
-        return recipe
-    if isinstance(recipe, Mapping):
-        return job.from_mapping(recipe, words)
-    return job.from_file(recipe, words)
 
 
 class WholeRun:
@@ -120,7 +81,7 @@ class WholeRun:
         show: Show = unseen,
     ) -> None:
         choice.check(asked)
-        asked.check_places(output)
+        job.check_places(asked, output)
         self.job, self.output, self.choice, self.force = asked, output, choice, force
         self.command, self.show = command, show
         self.rank, self.world = processes()
@@ -128,7 +89,7 @@ class WholeRun:
         if output.name in ("", ".", ".."):
             raise UsageError(f"{output} (--output) does not name a directory of its own")
         about = {
-            "recipe": asked.name,
+            "recipe": asked.source.name,
             "resolved": asked.resolved(),
             "words": list(provenance.clean_command(command)) if command else [],
             "versions": provenance.versions(),
@@ -150,90 +111,47 @@ class WholeRun:
                 stream.write(f"{stamp} {provenance.scrub(sentence)}\n")
 
     def go(self) -> Ran:
-        """Do all cells; one that fails does not keep the others from their end."""
-        works, failed = self.ready()
+        """Do all stages."""
+        work = self.ready()
         with self.workdir.claimed(self.force, self.rank, self.world):
             self._keep_recipe()
             self.note(f"begin: {' '.join(provenance.clean_command(self.command))}")
-            for name, reason in failed.items():
-                self.note(f"{name} failed: {reason}")
             try:
-                return self._all(works, failed)
+                return self._all(work)
             finally:
                 if self.rank == 0:
                     self.hashes.save()
                     self.note("end")
 
-    def ready(self) -> tuple[list[CellWork], dict[str, str]]:
-        """Return the cells that can begin, and why the others cannot: all that is refused before
-        anything is written, which a dry run refuses too. Alone, a cell's error is the run's."""
-        self.job.check_data()
-        base = open_snapshot(self.job.model, revision=self.job.value("revision"))
+    def ready(self) -> Work:
+        """Refuse all that can be before anything is written, which a dry run refuses too."""
+        job.check_data(self.job)
+        base = open_snapshot(self.job.model, revision=self.job.revision)
         if base.hub_id != base.name:
             with_weights(base)  # weights that should lie here and do not
         if self.rank == 0:
             self.workdir.check(self.force)
             self._check_recipe()
         self.hashes = Hashes(self.folder / ".hashes.json", told_of_files(self._say))
-        works, failed = self._works(base), dict[str, str]()
-        for work in works:
-            check_place(work.output)
-            with self._kept(work, failed, self._say):
-                _ = work.plan
-                if self.rank == 0:
-                    outcome.check_free(work)
-        works = [work for work in works if work.cell.name not in failed]
-        for work in works:
-            work.limit = max(own.plan.target for own in works)
-            work.check_gates()
-        return works, failed
+        work = Work(
+            job=self.job,
+            output=self.output,
+            folder=self.folder,
+            base=base,
+            hashes=self.hashes,
+            say=self.say,
+            command=self.command,
+            force=self.force,
+            show=self.show,
+        )
+        check_place(work.output)
+        _ = work.plan
+        if self.rank == 0:
+            outcome.check_free(work)
+        work.check_gates()
+        return work
 
-    def _works(self, base: Any) -> list[CellWork]:
-        works = []
-        for cell in self.job.cells():
-            own = self.folder / "cells" / cell.name if cell.name else self.folder
-            works.append(
-                CellWork(
-                    job=self.job,
-                    cell=cell,
-                    output=self.output / cell.name if cell.name else self.output,
-                    folder=own,
-                    base=base,
-                    hashes=self.hashes,
-                    say=self._cell_say(cell.name),
-                    command=self.command,
-                    force=self.force,
-                    show=self.show,
-                )
-            )
-        return works
-
-    def _cell_say(self, name: str) -> Say:
-        return (lambda sentence: self.say(f"{name}: {sentence}")) if name else self.say
-
-    def _all(self, works: list[CellWork], failed: dict[str, str]) -> Ran:
-        ran = list[CellRan]()
-        for work in works:
-            work.siblings = tuple(own.folder / EVALUATION for own in works if own is not work)
-            with self._kept(work, failed, self.say):
-                ran.append(self._cell(work))
-        compared = self._compare([work for work in works if work.cell.name not in failed])
-        return Ran(self.output, self.folder, tuple(ran), failed, compared)
-
-    @contextmanager
-    def _kept(self, work: CellWork, failed: dict[str, str], say: Say) -> Iterator[None]:
-        """In a grid a cell's error is told and kept; alone it is the run's."""
-        try:
-            yield
-        except Interrupted:
-            raise  # the end of the run, not of a cell
-        except RopextError as error:
-            if not work.cell.name:
-                raise
-            failed[work.cell.name] = str(error)
-            say(f"{work.cell.name} failed: {error}")
-
-    def _cell(self, work: CellWork) -> CellRan:
+    def _all(self, work: Work) -> Ran:
         done: dict[str, str] = {}
         for stage in (*work.stages(), outcome.report_stage(work)):
             if self.choice.only not in (None, stage.name):
@@ -243,9 +161,9 @@ class WholeRun:
         measured = REPORT in done or EVALUATE in done
         found = outcome.evidence_of(work) if measured else Evidence(None, ())
         output = work.output if REPORT in done and found.passed else None
-        return CellRan(work.cell.name, output, work.folder, work.final, done, found)
+        return Ran(output, work.folder, work.final, done, found)
 
-    def _stage(self, stage: Stage, work: CellWork) -> str:
+    def _stage(self, stage: Stage, work: Work) -> str:
         """Do one stage, or find that it is done."""
         inputs = stage.inputs()
         left = None if self.choice.again(stage.name) else is_done(work.ledger, stage, inputs)
@@ -256,7 +174,7 @@ class WholeRun:
                 stage.write(work.ledger, inputs, left)
             other = stages.other_versions(record)
             hint = f" ({other}; --from {stage.name} does it again)" if other else ""
-            work.say(f"{stage.name}: done before, skipped{hint}")
+            self.say(f"{stage.name}: done before, skipped{hint}")
             return SKIPPED
         if self.rank == 0:
             self._prepare(stage, work, inputs)
@@ -272,15 +190,15 @@ class WholeRun:
             wait_for(path, lambda: is_finished(work.ledger, stage, inputs), lambda: False)
         return DONE
 
-    def _prepare(self, stage: Stage, work: CellWork, inputs: Flat) -> None:
+    def _prepare(self, stage: Stage, work: Work, inputs: Flat) -> None:
         """Say what is done and why; begin its record, without what another one left."""
         record = work.ledger.read(stage.name)
         goes_on = record is not None and record.outputs is None
         changed = None if record is None else stage.why_again(record, inputs)
         if goes_on and changed is None and not self.choice.again(stage.name):
-            work.say(f"{stage.name}: goes on from where it was interrupted")
+            self.say(f"{stage.name}: goes on from where it was interrupted")
         else:
-            work.say(f"{stage.name}{self._why(record, stage, changed)}")
+            self.say(f"{stage.name}{self._why(record, stage, changed)}")
             stage.clear()
         stage.write(work.ledger, inputs, None)
 
@@ -293,21 +211,14 @@ class WholeRun:
             return ": again, for what it wrote is gone or was edited"
         return f": again ({changed})"
 
-    def _compare(self, works: list[CellWork]) -> Mapping[str, Any] | None:
-        """The end of a grid."""
-        evaluated = [work for work in works if (work.evaluation / "results.json").is_file()]
-        if self.rank != 0 or self.choice.only not in (None, REPORT) or len(evaluated) < 2:
-            return None
-        return compare(evaluated, self.folder, self.choice.again(REPORT))
-
     def _keep_recipe(self) -> None:
         """The file as it is, beside the manifest; the other processes wait for that."""
         if self.rank != 0:
             wait_for(self.folder / MANIFEST, self.workdir.has_begun, lambda: False)
             return
         (self.folder / RECIPE).unlink(missing_ok=True)
-        if self.job.text is not None:
-            write_text(self.folder / RECIPE, guard.signed(provenance.scrub(self.job.text)))
+        if self.job.source.text is not None:
+            write_text(self.folder / RECIPE, guard.signed(provenance.scrub(self.job.source.text)))
 
     def _check_recipe(self) -> None:
         """Refuse to replace a recipe that was edited."""
@@ -322,7 +233,7 @@ def is_finished(ledger: Ledger, stage: Stage, inputs: Flat) -> bool:
     return found is not None and found.outputs is not None and not stage.why_again(found, inputs)
 
 
-def require(stage: Stage, work: CellWork, chosen: str) -> None:
+def require(stage: Stage, work: Work, chosen: str) -> None:
     """With --only, the stages before must be done; those after are left as they are."""
     if STAGES.index(stage.name) > STAGES.index(chosen):
         return

@@ -1,4 +1,4 @@
-"""The stages of one cell: what decides each, what it leaves, and how it is done."""
+"""The stages of a run: what decides each, what it leaves, and how it is done."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +15,11 @@ from ropext.inspecting import plan_of
 from ropext.lengths import doubling_grid
 from ropext.narration import Hooks, Say, Show
 from ropext.options.evaluate import Evaluate
-from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
+from ropext.options.extend import Extend
+from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, spelled
+from ropext.options.recipe import PLAN, Recipe
 from ropext.pipeline.extending import WriteOptions, write_extension
-from ropext.pipeline.job import PLAN, Cell, Recipe
+from ropext.pipeline.job import gates_of
 from ropext.pipeline.stages import Hashes, Stage
 from ropext.planning import Plan, require_help
 from ropext.results.gates import Gate, Metrics
@@ -32,16 +34,16 @@ EVALUATION = "evaluation"
 # Evaluated in every run, beside its checkpoints.
 READ_ALWAYS = ("base", "untouched")
 USED = "documents_used"  # of a choice: which documents chose, and which are kept for the verdict
+DATA = ("data", "evaluate")  # documents that a section names
 # Of the recipe, but no part of what a checkpoint or a number is.
 UNDECIDING = ("device", "device_map", "report_to", "chunk", "slice_memory", "max_document_mib")
 
 
 @dataclass
-class CellWork:
-    """One cell at work: where it keeps what, and what it has found out."""
+class Work:
+    """A run at work: where it keeps what, and what it has found out."""
 
     job: Recipe
-    cell: Cell
     output: Path  # the finished checkpoint
     folder: Path  # everything else
     base: Snapshot
@@ -50,13 +52,11 @@ class CellWork:
     command: Sequence[str]
     force: bool = False  # an output that this run did not write may be replaced
     show: Show | None = None
-    limit: int = 0  # the longest target of the grid: all cells are evaluated up to it
-    siblings: tuple[Path, ...] = ()  # evaluations of the grid's other cells
 
     @cached_property
     def plan(self) -> Plan:
         """What the extension does; made anew every time, from the config alone."""
-        made = plan_of(self.base, self.cell.extend(), self.base.name)
+        made = plan_of(self.base, Extend(**self.job.request), self.base.name)
         require_help(made)
         return made
 
@@ -87,7 +87,7 @@ class CellWork:
 
     @property
     def has_control(self) -> bool:
-        return self.job.has(FINETUNE) and bool(self.job.value("finetune.control"))
+        return self.job.finetune is not None and self.job.finetune.control
 
     @property
     def control(self) -> Path:
@@ -99,20 +99,20 @@ class CellWork:
         """The recipe's gates, each with whom it is about (the finished checkpoint where it says
         nothing); the path of another run as it lies from here."""
         gates = []
-        for gate in self.job.gates:
+        for gate in gates_of(self.job):
             other = gate.run
             if other is not None and other not in self.labels:
-                other = str(self.job.given.entries["evaluate.fail_if"].folder / other)
+                other = str(self.job.source.entries[EVALUATE, "fail_if"].folder / other)
             gates.append(replace(gate, variant=gate.variant or self.final, run=other))
         return tuple(gates)
 
     def check_gates(self) -> None:
         """A gate about what will not be measured is told before hours of other work. Of lengths
         that are not given, documents that are too short may leave some out: that is told later."""
-        if not self.job.has(EVALUATE):
+        if self.job.evaluate is None:
             return
-        options = Evaluate(**self.job.evaluation())
-        grid = options.lengths or doubling_grid(self.plan.context, self.limit)
+        options = Evaluate(**self.job.evaluation)
+        grid = options.lengths or doubling_grid(self.plan.context, self.plan.target)
         with self.job.told(EVALUATE):
             Metrics(options, self.labels, grid).check(self.gates)
 
@@ -139,10 +139,14 @@ class CellWork:
         left = (*UNDECIDING, "fail_if", "data", "eval")
         return {f"{name}.{key}": value for key, value in own.items() if key not in left}
 
-    def _data(self, name: str, *keys: str) -> Flat:
+    def _data(self, name: str) -> Flat:
         """The content of the documents that a section names."""
-        found = {key: self.job.given.place(f"{name}.{key}") for key in keys}
-        return {f"{name}.{key}": self.hashes.of_data(own) for key, own in found.items() if own}
+        given = self.job.options(name)
+        return {
+            f"{name}.{spelled(key)}": self.hashes.of_data(given[key])
+            for key in DATA
+            if key in given
+        }
 
     def _left(self, stage: str) -> Flat | None:
         content = self.hashes.of_tree(self.checkpoint(stage))
@@ -175,7 +179,7 @@ class CellWork:
     def _making(self, name: str, inputs: Callable[[], Flat], do: Callable[[], None]) -> Stage:
         """A stage that makes a checkpoint; trainings take all processes. After a choice of the
         method its record holds which documents chose, and which will give the verdict."""
-        used = self.job.choice and self.job.choice[USED]
+        used = self.job.source.choice and self.job.source.choice[USED]
 
         def do_and_record() -> None:
             do()
@@ -205,12 +209,9 @@ class CellWork:
             write_bytes(path, dump(self.plan.to_json()))
 
         def inputs() -> Flat:
-            request = {
-                key: value for key, value in dict(self.cell.extend()).items() if value is not None
-            }
-            return {
-                "config": digest(self.base.config),
-                **{f"extend.{k}": v for k, v in request.items()},
+            wish = Extend(**self.job.request).model_dump(exclude_none=True)
+            return {"config": digest(self.base.config)} | {
+                f"extend.{key}": value for key, value in wish.items()
             }
 
         def look() -> Flat | None:
@@ -219,7 +220,7 @@ class CellWork:
         return Stage(PLAN, inputs, look, do, lambda: path.unlink(missing_ok=True))
 
     def _extend(self) -> Stage:
-        writing = self.job.writing
+        writing = self.job.extend
 
         def inputs() -> Flat:
             return {
@@ -237,7 +238,7 @@ class CellWork:
                 force=True,
                 prove=not writing.no_verify,
                 hash_weights=writing.hash,
-                trust_remote_code=self.job.trust_remote_code,
+                trust_remote_code=self.job.source.trust_remote_code,
                 command=self.command,
                 say=self.say,
             )
@@ -250,13 +251,13 @@ class CellWork:
         return with_weights(self.base)
 
     def _fit(self) -> Stage:
-        options = self.job.fitting(self.cell)
+        options = self.job.fitting
 
         def inputs() -> Flat:
             return (
                 self._section(FIT)
                 | {f"fit.{key}": own for key, own in options.items() if key not in UNDECIDING}
-                | self._data(FIT, "data")
+                | self._data(FIT)
                 | {"base": self.hashes.of_model(self._whole_base)}
                 | {"config": digest(self.base.config)}
             )
@@ -266,7 +267,7 @@ class CellWork:
 
             run_fit(
                 self.base.name,
-                str(self.job.given.place("fit.data")),
+                str(self.job.options(FIT)["data"]),
                 self.checkpoint(FIT),
                 revision=self.base.commit if self.base.hub_id == self.base.name else None,
                 force=True,
@@ -279,11 +280,7 @@ class CellWork:
 
     def _finetune(self) -> Stage:
         def inputs() -> Flat:
-            return (
-                self._section(FINETUNE)
-                | self._data(FINETUNE, "data", "eval")
-                | self._before(FINETUNE)
-            )
+            return self._section(FINETUNE) | self._data(FINETUNE) | self._before(FINETUNE)
 
         def do() -> None:
             from ropext.training import run_finetune
@@ -292,11 +289,11 @@ class CellWork:
             source = self.checkpoint(names[names.index(FINETUNE) - 1])
             run_finetune(
                 source,
-                str(self.job.given.place("finetune.data")),
+                self.job.options(FINETUNE)["data"],
                 self.checkpoint(FINETUNE),
                 force=True,
                 say=self.say,
-                **self.job.finetuning(),
+                **self.job.finetuning,
             )
 
         return self._making(FINETUNE, inputs, do)
@@ -308,9 +305,9 @@ class CellWork:
             contents = {f"checkpoint.{label}": own for label, own in self.contents().items()}
             return (
                 self._section(EVALUATE)
-                | self._data(EVALUATE, "data")
+                | self._data(EVALUATE)
                 | contents
-                | {"context": self.plan.context, "limit": self.limit}
+                | {"context": self.plan.context, "limit": self.plan.target}
             )
 
         def look() -> Flat | None:
@@ -322,17 +319,16 @@ class CellWork:
             from ropext.report.evaluation import write_report
 
             evaluate(
-                str(self.job.model),
+                self.job.model,
                 self.evaluation,
-                trust_remote_code=self.job.trust_remote_code,
+                trust_remote_code=self.job.source.trust_remote_code,
                 force=True,
                 command=self.command,
                 hooks=Hooks(say=self.say) if self.show is None else Hooks(self.say, self.show),
                 lineup=self.lineup(),
                 gates=self.gates,
-                earlier=self.siblings,
                 report=write_report,
-                **self.job.evaluation(),
+                **self.job.evaluation,
             )
 
         def tidy() -> None:
@@ -359,7 +355,7 @@ class CellWork:
             self.base if counted else self._whole_base,
             {label: open_snapshot(str(place)) for label, place in places.items()},
             context=self.plan.context,
-            limit=self.limit,
+            limit=self.plan.target,
             contents=contents,
             control=self.control if self.has_control and not counted else None,
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropext.lengths import length_text
 from ropext.options.extend import Extend
-from ropext.options.fields import flag, keys
+from ropext.options.fields import flag
 from ropext.results.comparison import Comparison, Ranking, Standing
 from ropext.results.gates import metric_text
 from ropext.results.overlap import mark_of, marked
@@ -466,14 +466,14 @@ def _against_base(ranking: Ranking) -> list[str]:
 def extend_command(made: "Plan") -> str:
     """The command line that writes this plan."""
     words = ["ropext", "extend", made.name, "--method", made.method]
-    for key in keys(Extend):
-        value = getattr(made.recipe, key.field)
-        if key.field in ("method", "short_pair_factors") or value in (None, False, ()):
-            if value is False and key.default is None:
-                words.append(f"--no-{flag(key.field).removeprefix('--')}")
+    for name, info in Extend.model_fields.items():
+        value = getattr(made.recipe, name)
+        if name in ("method", "short_pair_factors") or value in (None, False, ()):
+            if value is False and info.default is None:
+                words.append(f"--no-{flag(name).removeprefix('--')}")
             continue
-        words.append(flag(key.field))
-        if key.field == "pair_factors":
+        words.append(flag(name))
+        if name == "pair_factors":
             words.append("FILE")
         elif isinstance(value, tuple):
             words.append(",".join(map(str, value)))

@@ -348,15 +348,3 @@ def verification(verdict: str, checks: Iterable[tuple[bool | None, str, str]], r
     rows = [(states[passed], what, sentence) for passed, what, sentence in checks]
     parts = [verdict, "", columns(["", "what", "found"], rows), ""]
     return "\n".join([*parts, *([readers, ""] if readers else []), verdict])
-
-
-def comparison(text: Mapping[str, Any]) -> str:
-    """Tails of a grid's cells and the winner, from the JSON of a comparison."""
-    labels = list(text["lengths"][0]["tail"])
-    header = ("tail perplexity", *(str(row["length"]) for row in text["lengths"]))
-    rows = [
-        (label, *(f"{row['tail'][label]['value']:.3f}" for row in text["lengths"]))
-        for label in labels
-    ]
-    rows.append(("winner", *(row["winner"] or "-" for row in text["lengths"])))
-    return columns(header, rows)

@@ -265,6 +265,7 @@ RECIPE = {
     "finetune": {"data": "ropext://tuning", "steps": 40, "eval_every": 5},
     "evaluate": {"data": "ropext://held-out", "tasks": ["passkey"]},
 }
+PAIRS = f"[{','.join(['1.2'] * 16)}]"
 REACH, SHAPE = {"plan", "extend", "fit", "evaluate"}, {"plan", "extend"}
 EXTENDING = {
     "factor": ("3", REACH),
@@ -283,6 +284,7 @@ EXTENDING = {
     "high_freq_factor": ("8 method=llama3", SHAPE),
     "truncate": ("false", SHAPE),
     "pair_factors": ("pairs.json method=longrope", SHAPE),
+    "short_pair_factors": (f"{PAIRS} method=longrope pair_factors=pairs.json", SHAPE),
     "link": ("hard", {"extend", "fit"}),
     "no_verify": ("true", {"extend"}),
     "hash": ("true", {"extend"}),
@@ -334,11 +336,12 @@ KEYS = [
 
 
 def test_every_key_of_a_recipe_is_said_to_decide_or_not():
-    from ropext.options.sections import TABLE
+    from ropext.options.recipe import SECTIONS, keys_of
 
-    wanted = {(section, key.name) for section, own in TABLE.items() for key in own}
+    wanted = {(section, key) for section in ("", *SECTIONS) for key in keys_of(section)}
+    wanted -= {("", section) for section in SECTIONS}
     # What a run is of, by its content; and what means something for a scaled model alone.
-    wanted -= {("", "model"), ("", "revision"), *((name, "data") for name in TABLE)}
+    wanted -= {("", "model"), ("", "revision"), *((name, "data") for name in SECTIONS)}
     wanted -= {("extend", "original_context")}
     wanted -= {("finetune", "train")}  # of a position table, which no run takes
     # What a choice of the method reads: tests/pipeline/test_choosing.py.
@@ -352,17 +355,16 @@ def inputs(tmp_path_factory):
     from ropext.checkpoint import open_snapshot
     from ropext.pipeline import job
     from ropext.pipeline.stages import Hashes
-    from ropext.pipeline.steps import CellWork
+    from ropext.pipeline.steps import Work
 
     place = tmp_path_factory.mktemp("recipe")
     (place / "pairs.json").write_text(json.dumps([1.5] * 16))
     hashes, base = Hashes(place / "hashes.json"), open_snapshot("ropext://demo")
 
     def read(*words):
-        asked = job.from_mapping(RECIPE, words)
-        where = place / "out", place / "out.run"
-        work = CellWork(asked, asked.cells()[0], *where, base, hashes, print, ())
-        work.limit = work.plan.target
+        work = Work(
+            job.read(RECIPE, words), place / "out", place / "out.run", base, hashes, print, ()
+        )
         return {stage.name: stage.inputs() for stage in work.stages()}
 
     with pytest.MonkeyPatch.context() as patch:

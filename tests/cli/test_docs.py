@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import typer
+from command_line import run
 from tiny_checkpoint import make_llama
 
-from ropext import recipefile
 from ropext.cli.app import COMMANDS, build
-from ropext.options.sections import TABLE
-from ropext.pipeline import job
+from ropext.options.recipe import RecipeSource, make, parse
 from ropext.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
@@ -93,9 +92,7 @@ def test_other_programs_that_a_page_starts_are_here():
 def test_the_recipe_on_a_page_is_read():
     text = (ROOT / "docs/pipeline.md").read_text("utf-8")
     (block,) = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
-    given = recipefile.from_text(block, "docs/pipeline.md", TABLE, Path())
-    asked = job.Recipe(given, "docs/pipeline.md", block)
-    asked.check()
+    asked = make(RecipeSource("docs/pipeline.md", parse(block, "docs/pipeline.md")))
     assert asked.stages == ("plan", "extend", "fit", "finetune", "evaluate", "report")
 
 
@@ -105,9 +102,20 @@ def test_the_overrides_on_a_page_are_read():
     words = re.findall(r"`([a-z]+(?:\.[a-z_]+)?=[^`]+)`", text)
     assert len(words) >= 4
     for word in words:
-        given = recipefile.from_text(block, "docs/pipeline.md", TABLE, Path())
-        recipefile.override(given, word, TABLE)
-        job.Recipe(given, "docs/pipeline.md", block).check()
+        make(RecipeSource("docs/pipeline.md", parse(block, "docs/pipeline.md")), [word])
+
+
+@pytest.mark.slow
+def test_the_gates_over_several_methods_hold_and_can_fail(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (words,) = [own for own in commands("docs/pipeline.md") if own[0] == "eval"]
+    code, heard = run(*words, capsys=capsys)
+    assert code == 0, heard.err
+    assert heard.out.count("gate passed") == 4  # two gates on each of two methods
+    strict = [word.replace("-0.5", "-1") for word in words]
+    code, heard = run(*strict, capsys=capsys)
+    assert (code, heard.out.count("gate FAILED")) == (3, 1)
+    assert "error: 1 of 4 gates failed: tail@512 > -1 vs untouched (ntk-4x: " in heard.err
 
 
 def test_the_pages_speak_of_every_command():

@@ -69,9 +69,9 @@ def number(shown, label, name):
 
 
 def test_the_recipe_is_four_times_the_context_and_its_lengths_double_up_to_it():
-    asked = job.from_file(demo.RECIPE)
-    assert asked.evaluation()["lengths"] == (WINDOW, 2 * WINDOW, TARGET)
-    assert asked.cells()[0].request["factor"] == demo.METHODS["factor"][0] == TARGET / WINDOW
+    asked = job.read(demo.RECIPE)
+    assert asked.evaluation["lengths"] == (WINDOW, 2 * WINDOW, TARGET)
+    assert asked.extend.factor == demo.METHODS["factor"][0] == TARGET / WINDOW
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """A store of readings is named by all that decides them: what is the same is not read again."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,8 +7,6 @@ from checkpoints import LENGTHS, write_checkpoint, write_documents
 
 from ropext.evaluation.manifest import stores_of
 from ropext.evaluation.variants import line_up
-from ropext.evaluation.work import borrow
-from ropext.files import write_text
 from ropext.options.evaluate import Evaluate
 from ropext.pipeline.extending import evaluate
 from ropext.workdir import Workdir
@@ -76,17 +73,3 @@ def test_a_run_with_other_settings_reads_what_is_new_and_leaves_nothing_else(pla
     arrays = {p for p in second if p.suffix == ".npy" and "ntk" not in p.parts[-3]}
     assert same == arrays
     assert (len(arrays), again.resumed, fresh.resumed) == (3 * 9, 3 * 9, 0)
-
-
-def test_the_cells_of_a_grid_link_what_another_one_has_read(tmp_path):
-    for store, regime in (("base-1", "short"), ("tuned-2", "pass-512"), ("tuned-3", "items")):
-        write_text(tmp_path / "other/variants" / store / regime / "unit", json.dumps(store))
-    write_text(tmp_path / "other/variants/base-1/short/.torn.0123456789abcdef.ropext-tmp", "half")
-    mine = tmp_path / "mine"
-    borrow(mine, ["base-1", "tuned-2"], tmp_path / "nowhere")
-    for _ in range(2):  # what is there stays
-        borrow(mine, ["base-1", "tuned-2"], tmp_path / "other")
-    found = sorted(p.relative_to(mine).as_posix() for p in mine.rglob("*") if p.is_file())
-    assert found == ["variants/base-1/short/unit", "variants/tuned-2/pass-512/unit"]
-    unit = "variants/base-1/short/unit"
-    assert (mine / unit).samefile(tmp_path / "other" / unit)

@@ -9,7 +9,7 @@ from pathlib import Path
 RECIPE = """\
 model: ropext://demo
 seed: 3
-extend: {method: [yarn, ntk], factor: 2}
+extend: {method: yarn, factor: 2}
 finetune: {data: ropext://tuning, steps: 2, batch_tokens: 1024, eval_documents: 2}
 evaluate: {data: ropext://held-out, max_docs: 2, lengths: "256,512", tasks: [passkey], items: 2}
 """
@@ -19,7 +19,6 @@ BAD_RECIPES = {
     "unknown-section": "model: ropext://demo\n\nextnd: {factor: 2}\n",
     "unknown-key": "model: ropext://demo\nextend:\n  factor: 2\n  metod: yarn\n",
     "wrong-type": "model: ropext://demo\nextend:\n  factor: four\n",
-    "text-number": 'model: ropext://demo\nextend:\n  factor: "4"\n',
     "boolean-number": "model: ropext://demo\nextend:\n  target: true\n",
     "out-of-range": "model: ropext://demo\nextend: {factor: 2}\nfit: {data: d.txt, steps: 0}\n",
     "two-say-one-thing": "model: ropext://demo\nextend: {factor: 2, target: 512}\n",
@@ -29,7 +28,7 @@ BAD_RECIPES = {
     "said-elsewhere": "model: ropext://demo\nextend: {factor: 2}\nfit: {data: d, factor: 4}\n",
     "foreign-knob": "model: ropext://demo\nextend: {factor: 2, method: pi, beta_fast: 3}\n",
     "bad-gate": "model: ropext://demo\nextend: {factor: 2}\nevaluate: {data: d, fail_if: [tail]}\n",
-    "grid-twice": "model: ropext://demo\nextend: {factor: [2, 2]}\n",
+    "a-grid": "model: ropext://demo\nextend: {factor: [2, 4]}\n",
     "bad-choice": "model: ropext://demo\nextend: {factor: 2}\nfinetune: {data: d, link: soft}\n",
     "not-yaml": "model: [ropext://demo\n",
     "a-list": "- model\n",

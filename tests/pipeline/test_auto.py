@@ -119,11 +119,6 @@ def test_python_is_refused_what_the_command_line_is(tmp_path, options, said):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_grid_has_no_auto():
-    with pytest.raises(UsageError, match="a grid has no method auto"):
-        job.from_mapping({"model": "m", "extend": {"factor": 2, "method": ["auto", "pi"]}})
-
-
 def test_a_dry_run_tells_what_would_be_tried_and_writes_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = (*AUTO, "--data", "ropext://held-out", "-o", "out", "--dry-run", "--json")
@@ -147,15 +142,15 @@ def test_another_value_chooses_again(tmp_path, word):
         "fit": {"steps": 2},
     }
     hashes = Hashes(tmp_path / "hashes.json")
-    before = _inputs(job.from_mapping(recipe), hashes)
-    assert _inputs(job.from_mapping(recipe), hashes) == before
-    assert _inputs(job.from_mapping(recipe, [word]), hashes) != before
+    before = _inputs(job.read(recipe), hashes)
+    assert _inputs(job.read(recipe), hashes) == before
+    assert _inputs(job.read(recipe, [word]), hashes) != before
     section, key, *_ = word.replace("=", ".").split(".")
     if key == "data":  # by its content
         named = recipe | {section: {"data": write(tmp_path / "a.jsonl", ["one"])}}
-        before = _inputs(job.from_mapping(named), hashes)
+        before = _inputs(job.read(named), hashes)
         write(tmp_path / "a.jsonl", ["another"])
-        assert _inputs(job.from_mapping(named), hashes) != before
+        assert _inputs(job.read(named), hashes) != before
 
 
 def test_documents_of_the_verdict_have_nothing_in_common_with_those_that_choose(tmp_path):
@@ -164,7 +159,7 @@ def test_documents_of_the_verdict_have_nothing_in_common_with_those_that_choose(
 
     def divided(texts):
         recipe["extend"]["data"] = write(tmp_path / "data.jsonl", texts)
-        found = prospect(job.from_mapping(recipe))
+        found = prospect(job.read(recipe))
         return [raw.content for raw, _ in found.to_judge], [raw.content for raw in found.to_choose]
 
     judged, chosen = divided(HELD_OUT)
@@ -186,7 +181,7 @@ def test_a_fit_is_tried_from_the_three_lowest_that_it_may_begin_at(tmp_path, opt
     """Whoever came into a later round is lower than who did not."""
     data = write(tmp_path / "data.jsonl", HELD_OUT)
     extend = {"method": "auto", "factor": 4, "data": data} | options
-    asked = job.from_mapping({"model": "ropext://demo", "extend": extend}, [])
+    asked = job.read({"model": "ropext://demo", "extend": extend}, [])
     own = AutoChoice(prospect(asked), tmp_path, Hooks())
     write(tmp_path / "choosing.jsonl", [document.content for document in own.prospect.to_choose])
     behind = [["llama3", "untouched", "ntk", "pi", "yarn"], ["untouched", "yarn", "ntk"]]

@@ -8,9 +8,9 @@ import pytest
 from marked import at_work, checkpoint
 
 import ropext
-from ropext.errors import GateFailed, InputError, OutputExists, Stopped, UsageError
+from ropext.errors import GateFailed, InputError, OutputExists, UsageError
 from ropext.pipeline import stages
-from ropext.pipeline.outcome import CellRan, Evidence, Ran
+from ropext.pipeline.outcome import Evidence, Ran
 from ropext.results.gates import Outcome
 from ropext.workdir import Ledger
 
@@ -38,10 +38,10 @@ def bytes_of(directory):
 
 def test_a_second_run_does_nothing(tmp_path):
     first, _ = go()
-    assert first.cells[0].stages == {"plan": "done", "extend": "done", "report": "done"}
+    assert first.stages == {"plan": "done", "extend": "done", "report": "done"}
     before = {p: os.stat(p).st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}
     again, said = go()
-    assert set(again.cells[0].stages.values()) == {"skipped"}
+    assert set(again.stages.values()) == {"skipped"}
     assert said == [f"{name}: done before, skipped" for name in ("plan", "extend", "report")]
     changed = {p.name for p, t in before.items() if os.stat(p).st_mtime_ns != t}
     assert changed <= {"log.txt", "run.json", ".hashes.json"}
@@ -80,13 +80,13 @@ def test_a_changed_key_does_the_stages_that_read_it_again(tmp_path):
     go()
     wish = SMALL | {"extend": SMALL["extend"] | {"factor": 4}}
     done, said = go(wish)
-    assert set(done.cells[0].stages.values()) == {"done"}
+    assert set(done.stages.values()) == {"done"}
     assert "plan: again (changed: extend.factor)" in said
     assert "extend: again (changed: config)" in said
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert config["max_position_embeddings"] == 1024
     done, said = go(wish | {"extend": wish["extend"] | {"link": "hard"}})
-    assert done.cells[0].stages["plan"] == "skipped"
+    assert done.stages["plan"] == "skipped"
     assert "extend: again (changed: extend.link)" in said
 
 
@@ -111,13 +111,13 @@ def test_what_was_deleted_or_edited_is_made_again(tmp_path):
     go()
     (tmp_path / "out.run/extended/out/config.json").write_text("{}")
     done, said = go()
-    assert done.cells[0].stages == {"plan": "skipped", "extend": "done", "report": "skipped"}
+    assert done.stages == {"plan": "skipped", "extend": "done", "report": "skipped"}
     assert "extend: again, for what it wrote is gone or was edited" in said
     import shutil
 
     shutil.rmtree(tmp_path / "out")
     done, _ = go()
-    assert done.cells[0].stages == {"plan": "skipped", "extend": "skipped", "report": "done"}
+    assert done.stages == {"plan": "skipped", "extend": "skipped", "report": "done"}
     assert (tmp_path / "out/config.json").is_file()
 
 
@@ -162,11 +162,11 @@ def test_from_and_only(tmp_path):
     with pytest.raises(UsageError, match="--only report needs plan, which is not done"):
         go(only="report")
     done, _ = go(only="plan")
-    assert done.cells[0].stages == {"plan": "done"}
+    assert done.stages == {"plan": "done"}
     assert not (tmp_path / "out").exists()
     go()
     done, said = go(begin="extend")
-    assert done.cells[0].stages == {"plan": "skipped", "extend": "done", "report": "done"}
+    assert done.stages == {"plan": "skipped", "extend": "done", "report": "done"}
     assert "extend: again, as asked" in said
     for flag, name, words in (
         ("only", "finetune", "the recipe has no such section"),
@@ -183,7 +183,7 @@ def test_a_changed_version_is_said_and_nothing_is_done_again(tmp_path):
     record["versions"]["transformers"] = "4.0.0"
     path.write_text(json.dumps(record))
     done, said = go()
-    assert done.cells[0].stages["extend"] == "skipped"
+    assert done.stages["extend"] == "skipped"
     assert any("transformers 4.0.0, now" in line and "--from extend" in line for line in said)
 
 
@@ -194,7 +194,7 @@ def test_another_schema_or_a_torn_record_is_done_again(tmp_path, monkeypatch):
     assert "extend: again (this ropext does it in another way)" in said
     (tmp_path / "out.run/stages/extend.json").write_text('{"schema": 99')
     done, _ = go()
-    assert done.cells[0].stages["extend"] == "done"
+    assert done.stages["extend"] == "done"
 
 
 def test_a_stage_that_was_begun_goes_on_and_one_that_is_whole_is_taken(tmp_path):
@@ -203,7 +203,7 @@ def test_a_stage_that_was_begun_goes_on_and_one_that_is_whole_is_taken(tmp_path)
     record = json.loads(path.read_text())
     path.write_text(json.dumps(record | {"outputs": None}))
     done, said = go()  # killed after its output got its name
-    assert done.cells[0].stages["extend"] == "skipped"
+    assert done.stages["extend"] == "skipped"
     assert json.loads(path.read_text()) == record
     import shutil
 
@@ -213,41 +213,20 @@ def test_a_stage_that_was_begun_goes_on_and_one_that_is_whole_is_taken(tmp_path)
     assert "extend: goes on from where it was interrupted" in said
 
 
-def test_a_failed_cell_does_not_keep_the_others_from_their_end(tmp_path):
-    wish = SMALL | {
-        "extend": {"method": ["yarn", "longrope", "pi"], "factor": 2, "no_verify": True}
-    }
-    done, said = go(wish)
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["pi-2x", "yarn-2x"]
-    assert list(done.failed) == ["longrope-2x"]
-    with pytest.raises(Stopped, match=r"1 of 3 cells failed, the others are kept \(longrope-2x: "):
-        done.raise_if_failed()
-    assert any(line.startswith("longrope-2x failed: ") for line in said)
-    none = {"extend": {"method": ["longrope", "abf"], "factor": 2, "no_verify": True}}
-    with pytest.raises(UsageError, match="all 2 cells failed"):
-        go(SMALL | none, "none")[0].raise_if_failed()
-    with pytest.raises(InputError, match=r"nowhere\.csv"):
-        go(
-            SMALL
-            | {"extend": SMALL["extend"] | {"method": "longrope", "pair_factors": "nowhere.csv"}}
-        )
-
-
-def test_gates_and_failed_cells_have_their_exit_codes(tmp_path):
+def test_a_failed_gate_has_its_exit_code(tmp_path):
     bad = Outcome("g > 1", "tuned", False, 2.0, "tuned: g is 2")
-    cell = CellRan("", None, tmp_path / "out.run", "tuned", {}, Evidence(None, (bad,)))
     with pytest.raises(GateFailed, match=r"g is 2\); what did not pass is kept in .*out\.run"):
-        Ran(tmp_path / "out", tmp_path / "out.run", (cell,)).raise_if_failed()
-    assert (GateFailed.exit_code, Stopped.exit_code) == (3, 4)
+        Ran(None, tmp_path / "out.run", "tuned", {}, Evidence(None, (bad,))).raise_if_failed()
+    assert GateFailed.exit_code == 3
 
 
 def test_the_dry_run_writes_nothing(tmp_path):
     from ropext.pipeline import estimating, job
 
     (tmp_path / "OUT").mkdir()  # nobody's: no output was named
-    found = estimating.estimate(job.from_mapping(SMALL), None, print)
+    found = estimating.estimate(job.read(SMALL), None, print)
     (tmp_path / "OUT").rmdir()
-    told = found["cells"][0]["stages"]
+    told = found["stages"]
     assert list(told) == ["plan", "extend", "report"]
     assert "256 to 512 tokens" in told["plan"]["what"]
     assert "copied, not proved" in told["extend"]["what"]
@@ -259,9 +238,9 @@ def estimated(tmp_path, wish=SMALL, **choice):
     from ropext.pipeline import estimating, job
 
     before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
-    found = estimating.estimate(job.from_mapping(wish), tmp_path / "out", print, **choice)
+    found = estimating.estimate(job.read(wish), tmp_path / "out", print, **choice)
     assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
-    told = found["cells"][0]["stages"]
+    told = found["stages"]
     return {name: own["what"].startswith("done before") for name, own in told.items()}
 
 
@@ -280,7 +259,7 @@ def test_the_dry_run_says_which_stages_are_done_and_heeds_from_and_only(tmp_path
     assert again == done | {"extend": False, "report": False}
     # As the run itself then does.
     ran, _ = go(SMALL | {"extend": SMALL["extend"] | {"link": "hard"}})
-    assert ran.cells[0].stages == {"plan": "skipped", "extend": "done", "report": "done"}
+    assert ran.stages == {"plan": "skipped", "extend": "done", "report": "done"}
 
 
 def test_the_dry_run_refuses_what_the_run_refuses(tmp_path):
@@ -300,16 +279,6 @@ def test_the_dry_run_refuses_what_the_run_refuses(tmp_path):
     nowhere = {"evaluate": {"data": "nowhere.jsonl"}}
     with pytest.raises(InputError, match="there is no such file"):
         estimated(tmp_path, SMALL | nowhere)
-
-
-def test_the_dry_run_of_a_grid_names_the_cells_that_fail(tmp_path):
-    from ropext.pipeline import estimating, job
-
-    wish = SMALL | {"extend": {"method": ["yarn", "longrope"], "factor": 2, "no_verify": True}}
-    found = estimating.estimate(job.from_mapping(wish), tmp_path / "out", print)
-    assert [cell["cell"] for cell in found["cells"]] == ["yarn-2x"]
-    with pytest.raises(UsageError, match=r"longrope-2x: .*--pair-factors"):
-        estimating.raise_if_refused(found)
 
 
 @pytest.mark.parametrize("factor", [2, 4])
@@ -368,7 +337,7 @@ def test_killed_in_a_stage_whose_inputs_changed_the_old_output_is_not_taken(tmp_
         with pytest.raises(ZeroDivisionError):
             go(wish)
     done, _ = go(wish)
-    assert done.cells[0].stages["extend"] == "done"
+    assert done.stages["extend"] == "done"
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert config["max_position_embeddings"] == 1024
 
@@ -376,15 +345,14 @@ def test_killed_in_a_stage_whose_inputs_changed_the_old_output_is_not_taken(tmp_
 def test_where_it_runs_decides_nothing_and_how_it_reads_does(tmp_path):
     from ropext.checkpoint import open_snapshot
     from ropext.pipeline import job
-    from ropext.pipeline.steps import CellWork
+    from ropext.pipeline.steps import Work
 
     def inputs(**evaluate):
         wish = SMALL | {"evaluate": {"data": "ropext://held-out"} | evaluate}
-        asked = job.from_mapping(wish)
         hashes = stages.Hashes(tmp_path / "hashes.json")
         base = open_snapshot("ropext://demo")
         where = (tmp_path / "out", tmp_path / "out.run")
-        work = CellWork(asked, asked.cells()[0], *where, base, hashes, print, ())
+        work = Work(job.read(wish), *where, base, hashes, print, ())
         return next(own for own in work.stages() if own.name == "evaluate").inputs()
 
     assert inputs(device="cpu", chunk=64) == inputs()
@@ -459,7 +427,7 @@ def test_a_token_in_a_recipe_is_not_copied(tmp_path):
             assert b"hf_abcdefghijklmnop" not in path.read_bytes(), path
 
 
-def test_a_cell_that_was_only_begun_is_nothing_to_keep(tmp_path):
+def test_a_run_that_was_only_begun_is_nothing_to_keep(tmp_path):
     ledger = Ledger(tmp_path / "out.run/stages")
     ledger.write("plan", 1, {}, None)
     assert not stages.any_finished(tmp_path / "out.run")

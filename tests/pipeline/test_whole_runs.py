@@ -128,7 +128,7 @@ def test_a_changed_key_trains_again_and_reads_only_what_is_new(straight, tmp_pat
     before = sorted((straight / stores).glob("base-*/short/*"))
     said = []
     done = ropext.run("r.yaml", "out", overrides=["finetune.steps=2"], say=said.append)
-    assert done.cells[0].stages == {
+    assert done.stages == {
         "plan": "skipped",
         "extend": "skipped",
         "finetune": "done",
@@ -162,12 +162,12 @@ def test_a_fit_stands_between_the_extension_and_the_training(tmp_path, monkeypat
         "evaluate": {"data": "ropext://held-out", "max_docs": 8, "lengths": [128, 512]},
     }
     done = ropext.run(wish, "out")
-    assert list(done.cells[0].stages) == ["plan", "extend", "fit", "evaluate", "report"]
-    assert list(done.cells[0].evidence.results["variants"])[-2:] == ["extended", "fitted"]
+    assert list(done.stages) == ["plan", "extend", "fit", "evaluate", "report"]
+    assert list(done.evidence.results["variants"])[-2:] == ["extended", "fitted"]
     record = json.loads((tmp_path / "out/ropext.json").read_text())
     assert record["fit"]
     again = ropext.run(wish, "out")
-    assert set(again.cells[0].stages.values()) == {"skipped"}
+    assert set(again.stages.values()) == {"skipped"}
 
 
 def test_the_control_stands_in_the_table_and_reads_as_its_training_read_it(tmp_path, monkeypatch):
@@ -181,8 +181,8 @@ def test_the_control_stands_in_the_table_and_reads_as_its_training_read_it(tmp_p
                      "fail_if": ["tail_nll@512 > 1 vs control"]},
     }  # fmt: skip
     done = ropext.run(recipe, "out")
-    assert done.is_whole
-    variants = done.to_json()["cells"][0]["evaluation"]["variants"]
+    assert done.output
+    variants = done.to_json()["evaluation"]["variants"]
     assert list(variants) == ["base", "untouched", "control", "extended", "tuned"]
     # The same adapter, loaded anew, on the same documents.
     read = json.loads(Path("out/training/numbers.json").read_text())
@@ -231,8 +231,8 @@ def test_the_dry_run_counts_every_stage(tmp_path, monkeypatch):
         "finetune": {"data": "ropext://tuning", "steps": 3, "batch_tokens": 1024},
         "evaluate": {"data": "ropext://held-out", "max_docs": 8, "lengths": [128, 512]},
     }
-    found = estimating.estimate(job.from_mapping(wish), None, lambda sentence: None)
-    told = found["cells"][0]["stages"]
+    found = estimating.estimate(job.read(wish), None, lambda sentence: None)
+    told = found["stages"]
     assert list(told) == ["plan", "extend", "fit", "finetune", "evaluate", "report"]
     assert not [own for own in told.values() if "refused" in own]
     assert told["finetune"]["estimate"]["tokens"] == 3 * 1024

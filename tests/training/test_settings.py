@@ -6,7 +6,7 @@ from tiny_llama import new_llama
 
 from ropext.errors import InputError, UsageError
 from ropext.evaluation.costs import shape_of
-from ropext.options.fields import keys
+from ropext.options.fields import item_of
 from ropext.options.training import Finetune, Fit
 from ropext.training import defaults, estimates
 
@@ -214,7 +214,7 @@ def test_a_seed_that_no_generator_takes_is_refused_at_once():
 
 @pytest.mark.parametrize("options", [Finetune, Fit])
 def test_no_count_is_so_large_that_a_run_would_hang_or_overflow(options):
-    counts = [key.field for key in keys(options) if key.item is int]
+    counts = [name for name, info in options.model_fields.items() if item_of(info)[0] is int]
     counts = [name for name in counts if name not in ("target", "context", "original_context")]
     assert {"steps", "batch_tokens", "seed"} < set(counts)
     for name in counts:

@@ -1,0 +1,527 @@
+"""A recipe: sections of options, read from YAML in which every key has its line.
+
+Tags (which name code), anchors and aliases (which multiply) and several documents are refused. A
+value becomes what its field says, never what YAML guesses (`no` is a text where a text is wanted;
+2e-4 is a number).
+"""
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from pydantic import ConfigDict, PrivateAttr, ValidationError, model_validator
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import ErrorDetails
+
+from ropext.errors import InputError, RopextError, UsageError, did_you_mean
+from ropext.files import read_bytes, read_text
+from ropext.options.evaluate import Evaluate, Measuring
+from ropext.options.extend import AUTO, KNOBS, Choosing, Extension, Reach, with_pair_factors
+from ropext.options.fields import (
+    EVALUATE,
+    EXTEND,
+    FINETUNE,
+    FIT,
+    LOCAL_PLACES,
+    PLACES,
+    YAML,
+    Link,
+    Options,
+    Place,
+    Seed,
+    Words,
+    flag,
+    item_of,
+    spelled,
+    wanted,
+    wish,
+)
+from ropext.options.training import Finetune, FitSettings
+
+PLAN, REPORT = "plan", "report"
+STAGES = (PLAN, EXTEND, FIT, FINETUNE, EVALUATE, REPORT)
+CHOSEN = "--method auto"  # where a value was given that a choice put in
+SIZE_LIMIT = 1 << 16  # bytes; a recipe has a few dozen lines
+_NULL = ("", "~", "null")
+DEPTH_LIMIT = 5  # the recipe, its sections, a key's list
+_PLACES = tuple(map(spelled, PLACES))
+_DATA = "documents: txt, jsonl, parquet, a folder, or a datasets id"
+
+
+class ExtendSection(Choosing, Extension):
+    """How far and how, and how it is written."""
+
+    link: Link = wanted("copy", "how the base's weights get to the output")
+    no_verify: bool = wanted(False, "skip the proof by stock transformers")
+    hash: bool = wanted(False, "record a SHA-256 of every weight file")
+
+    @model_validator(mode="after")
+    def _auto(self) -> Self:
+        """What is asked for by --method auto belongs to it alone."""
+        given = [name for name in Choosing.model_fields if getattr(self, name) is not None]
+        knobs = [name for name in KNOBS if getattr(self, name) is not None]
+        if self.method != AUTO:
+            if given:
+                raise UsageError(f"{flag(given[0])} goes with --method auto")
+        elif self.data is None:
+            raise UsageError("--method auto chooses by measuring on documents: give --data TEXTS")
+        elif self.no_verify:
+            raise UsageError(
+                "--no-verify and --method auto exclude each other: a choice is a claim"
+            )
+        elif knobs:
+            raise UsageError(f"{flag(knobs[0])} is a knob of one method; --method auto tries all")
+        return self
+
+
+class FitSection(FitSettings):
+    """A search for the pair factors, after the extension."""
+
+    data: Place | None = wanted(None, _DATA)
+
+
+class FinetuneSection(Finetune):
+    """A short LoRA, after the extension."""
+
+    data: Place = wanted(..., _DATA)
+
+
+class EvaluateSection(Measuring):
+    """Base, untouched, and every checkpoint of the run, on the same tokens."""
+
+    fail_if: Words = wanted((), 'gates such as "short_tax > 0.02" (exit code 3)')
+
+
+Loc = tuple[str, ...]  # of a section, or of a key in it
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A value as it was written, where, and the folder that a path counts from."""
+
+    value: Any
+    where: str
+    folder: Path = Path()
+
+
+@dataclass(frozen=True)
+class RecipeSource:
+    """How a recipe was given."""
+
+    name: str  # of the recipe, for messages: a file's name, or "the command line"
+    entries: Mapping[Loc, Entry] = field(default_factory=dict)
+    text: str | None = None  # the file, verbatim
+    file: Path | None = None
+    choice: Mapping[str, Any] | None = None  # what `--method auto` has come to
+    trust_remote_code: bool = False  # given with the call; recipes come from strangers
+
+    def where(self, loc: Loc) -> str:
+        """Where a section or key was given."""
+        inside = (own.where for at, own in self.entries.items() if at[: len(loc)] == loc)
+        return next(inside, self.name)
+
+
+class Recipe(Options):
+    """One run."""
+
+    model_config = ConfigDict(alias_generator=None)
+
+    model: Place = wanted(..., "a directory, a hub id, or ropext://demo")
+    revision: str | None = wanted(None, "branch, tag or commit of a hub model")
+    seed: Seed | None = wanted(None, "seed of every section that names none of its own [0]")
+    output: Place | None = wanted(None, "directory to write; -o on the command line wins")
+    extend: ExtendSection
+    fit: FitSection | None = None
+    finetune: FinetuneSection | None = None
+    evaluate: EvaluateSection | None = None
+    _source: RecipeSource = PrivateAttr()
+
+    @property
+    def source(self) -> RecipeSource:
+        return self._source
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the method is still to be chosen, by measurement."""
+        return self.extend.method == AUTO
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages of this run, in their order."""
+        return tuple(name for name in STAGES if getattr(self, name, name) is not None)
+
+    def options(self, section: str, kind: type[Options] | None = None) -> dict[str, Any]:
+        """The values that were given in a section (of those that a class has), by their fields."""
+        options = getattr(self, section) or Options()
+        names = (kind or type(options)).model_fields
+        return {name: getattr(options, name) for name in names if name in options.model_fields_set}
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """The options of the extension; of `auto`, those of every method."""
+        given = self.options(EXTEND, Extension)
+        if self.is_auto:
+            del given["method"]
+        data = self.source.entries.get((FINETUNE, "data"))
+        return given | ({"finetune": data.value} if data else {})  # some methods suit it better
+
+    @property
+    def fitting(self) -> dict[str, Any]:
+        """The options of the fit: how far and for whom is said by extend, and where from too."""
+        start = {"start": self.extend.method} if self.extend.method else {}
+        given = self.options(EXTEND, Reach) | self.options(FIT, FitSettings)
+        return {"link": self.extend.link} | start | given
+
+    @property
+    def finetuning(self) -> dict[str, Any]:
+        """The options of the fine-tuning."""
+        # The run's own checkpoint, in the run's own folder: nobody else edits it.
+        return {"link": "hard"} | self.options(FINETUNE, Finetune)
+
+    @property
+    def evaluation(self) -> dict[str, Any]:
+        """The options of the evaluation."""
+        return self.options(EVALUATE, Measuring)
+
+    def resolved(self) -> dict[str, Any]:
+        """All values, those of the defaults too; places as they were written."""
+        out = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        for (*section, name), entry in self.source.entries.items():
+            if name in _PLACES and isinstance(entry.value, str):
+                (out[section[0]] if section else out)[name] = entry.value
+        for name in (EXTEND, FIT, FINETUNE, EVALUATE):
+            if name in out:
+                out[name] = {key: value for key, value in out[name].items() if value != []}
+        return out
+
+    def trusting(self, trust_remote_code: bool) -> "Recipe":
+        """The same run; whether a model's own code may run."""
+        made = self.model_copy()
+        made._source = replace(self.source, trust_remote_code=trust_remote_code)
+        return made
+
+    def chosen(self, choice: Mapping[str, Any]) -> "Recipe":
+        """The same run with what was chosen in the place of `auto`; a value of None is none."""
+        chosen = dict.fromkeys((f"{EXTEND}.{name}" for name in Choosing.model_fields), None)
+        chosen |= choice["recipe"]
+        entries = dict(self.source.entries) | {
+            tuple(key.split(".")): Entry(value, CHOSEN) for key, value in chosen.items()
+        }
+        left = {FIT, FINETUNE} & choice.get("left_out", {}).keys()
+        entries = {loc: entry for loc, entry in entries.items() if loc[0] not in left}
+        return make(replace(self.source, entries=entries, choice=choice))
+
+    @contextmanager
+    def told(self, section: str) -> Iterator[None]:
+        """A complaint about a section, with where it stands."""
+        try:
+            yield
+        except RopextError as error:
+            raise type(error)(_about(self.source, section, error)) from None
+
+    def check(self) -> None:
+        """Refuse what no section sees alone."""
+        if self.fit and self.is_auto and self.fit.data is not None:
+            raise UsageError("--method auto fits on what it chooses by; leave the data of fit out")
+        if self.fit and not self.is_auto and self.fit.data is None:
+            raise UsageError(f"{self.source.where((FIT,))}: fit needs data")
+        if self.evaluate:
+            chosen_by = {"data": self.extend.data} if self.is_auto else {}
+            with self.told(EVALUATE):
+                Evaluate(**chosen_by | self.evaluation)
+
+
+SECTIONS: dict[str, type[Options]] = {
+    EXTEND: ExtendSection,
+    FIT: FitSection,
+    FINETUNE: FinetuneSection,
+    EVALUATE: EvaluateSection,
+}
+
+
+def keys_of(section: str) -> dict[str, str]:
+    """The fields of a section, or of what stands above them, by their keys."""
+    kind = SECTIONS.get(section, Recipe)
+    return {name if kind is Recipe else spelled(name): name for name in kind.model_fields}
+
+
+class _Schema(GenerateJsonSchema):
+    """Without titles, which repeat the names."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a recipe, for editors."""
+
+    def plain(node: Any) -> Any:
+        if isinstance(node, list):
+            return [plain(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        noise = {"metavar", *(["default"] if node.get("default", 0) is None else [])}
+        named = {"ge": "minimum", "le": "maximum"}  # pydantic's, where a field has a reader
+        return {named.get(k, k): plain(v) for k, v in node.items() if k not in noise}
+
+    made: dict[str, Any] = plain(Recipe.model_json_schema(schema_generator=_Schema))
+    head = {"$schema": GenerateJsonSchema.schema_dialect, "title": "ropext recipe"}
+    return head | {key: value for key, value in made.items() if key != "title"}
+
+
+# From a text to entries.
+
+
+class _Loader(yaml.BaseLoader):
+    """PyYAML's, in which every value is a text, without what a stranger may do harm with."""
+
+    depth, name = 0, ""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        where = f"{self.name}, line {event.start_mark.line + 1}"
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise InputError(
+                f"{where}: anchors and aliases (& and *) are not read; repeat the value"
+            )
+        if getattr(event, "tag", None):
+            raise InputError(f"{where}: tags (!{str(event.tag).lstrip('!')[:40]}) are not read")
+        self.depth += 1
+        if self.depth > DEPTH_LIMIT and isinstance(event, yaml.CollectionStartEvent):
+            raise InputError(f"{where}: nested deeper than anything in a recipe")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
+def parse(data: bytes | str, name: str, folder: Path = Path()) -> dict[Loc, Entry]:
+    """What a YAML text gives, whose top is a mapping."""
+    try:
+        loader = _Loader(data)
+        loader.name = name
+        top = loader.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        at = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
+        if isinstance(error, yaml.composer.ComposerError):
+            raise InputError(f"{name}{at}: a recipe is one document; drop the ---") from None
+        raise InputError(f"{name}{at}: not valid YAML: {error.problem}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(f"{name}: not valid YAML: {first}") from None
+    if not isinstance(top, yaml.MappingNode):
+        raise InputError(f"{name} is no recipe: it has no keys such as model and extend")
+    entries = dict[Loc, Entry]()
+    for key, where, node in _items(top, name):
+        is_section = isinstance(node, yaml.MappingNode) and key in SECTIONS
+        entries[key,] = Entry({} if is_section else _value(node, name), where, folder)
+        for inner, at, value in _items(node, name) if is_section else ():
+            entries[key, inner] = Entry(_value(value, name), at, folder)
+    return entries
+
+
+def _items(node: Any, name: str) -> Iterator[tuple[str, str, Any]]:
+    """The keys of a mapping, where each stands, and its value."""
+    lines = dict[str, int]()
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode):
+            raise InputError(f"{name}, line {line}: a key is a word")
+        if key.value in lines:
+            first = lines[key.value]
+            raise InputError(f"{name}, line {line}: {key.value} is given twice (line {first})")
+        lines[key.value] = line
+        yield key.value, f"{name}, line {line}", value
+
+
+def _value(node: Any, name: str) -> Any:
+    """A text, a list, or keys with their values; None where it was left empty."""
+    if isinstance(node, yaml.MappingNode):
+        return {key: _value(value, name) for key, _, value in _items(node, name)}
+    if isinstance(node, yaml.SequenceNode):
+        return [_value(item, name) for item in node.value]
+    return None if node.style is None and node.value in _NULL else node.value
+
+
+def override(entries: dict[Loc, Entry], word: str) -> None:
+    """Apply one `key=value` of the command line; paths count from the working directory."""
+    dotted, equals, text = word.partition("=")
+    if not equals:
+        raise UsageError(f"{word!r} is no KEY=VALUE, such as finetune.steps=60")
+    section, _, key = dotted.strip().rpartition(".")
+    loc, value = (section, key) if section else (key,), text.strip()
+    name = keys_of(section).get(key)
+    kind = SECTIONS.get(section, Recipe)
+    if name and value.startswith("[") and item_of(kind.model_fields[name])[1]:
+        try:
+            value = parse(f"value: {value}", word)["value",].value
+        except InputError as error:
+            raise UsageError(str(error)) from None
+    for inside in [at for at in entries if at[: len(loc)] == loc]:
+        del entries[inside]
+    if name is None or value not in _NULL:
+        entries[loc] = Entry(value, word)
+
+
+# From entries to a recipe.
+
+
+def read_recipe(
+    recipe: str | Path | Mapping[str, Any], words: Sequence[str] = (), folder: Path | None = None
+) -> Recipe:
+    """The recipe of a file, or one that Python holds as nested mappings, with `key=value` words;
+    relative paths of a file count from where it lies, or from `folder`."""
+    if isinstance(recipe, Mapping):
+        text = json.dumps(recipe, indent=1)  # JSON is YAML: one reader checks both
+        source = RecipeSource("the recipe", parse(text, "the recipe"))
+    else:
+        path = Path(recipe)
+        if path.is_file() and path.stat().st_size > SIZE_LIMIT:
+            limit = SIZE_LIMIT // 1024
+            raise InputError(f"{path} has more than the {limit} KiB that a recipe may have")
+        data = read_bytes(path, SIZE_LIMIT)
+        entries = parse(data, path.name, path.parent if folder is None else folder)
+        source = RecipeSource(path.name, entries, data.decode("utf-8", "replace"), path)
+    return make(source, words)
+
+
+def make(source: RecipeSource, words: Sequence[str] = ()) -> Recipe:
+    """Check all that can be found wrong without opening the model, and tell it with its line."""
+    entries = dict(source.entries)
+    for word in words:
+        override(entries, word)
+    source = replace(source, entries=entries)
+    try:
+        recipe = Recipe.model_validate(
+            _tree(source), strict=False, by_alias=True, by_name=False, context=YAML
+        )
+    except ValidationError as error:
+        raise _complaint(source, error) from None
+    recipe._source = source
+    recipe.check()
+    return recipe
+
+
+def _tree(source: RecipeSource) -> dict[str, Any]:
+    """The values in their sections, places as they lie from here; what is None was not given."""
+    tree = dict[str, Any]()
+    for loc, entry in source.entries.items():
+        section = tree.setdefault(loc[0], {}) if loc[1:] else tree
+        is_unknown = loc[-1] not in keys_of("".join(loc[:-1]))
+        if isinstance(section, dict) and (is_unknown or entry.value is not None):
+            section[loc[-1]] = _placed(loc, entry)
+    for name in (FIT, FINETUNE, EVALUATE):
+        if "seed" in tree and isinstance(tree.get(name), dict):
+            tree[name].setdefault("seed", tree["seed"])
+    if isinstance(tree.get(EXTEND), dict):
+        try:
+            tree[EXTEND] = with_pair_factors(tree[EXTEND], read_text)
+        except RopextError as error:
+            raise type(error)(_about(source, EXTEND, error)) from None
+    return tree
+
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+# Names that are or end in one of these words: HF_TOKEN, but not TOKENIZER_DIR or TOKEN_COUNTS.
+_SECRET = re.compile(r"(.*_)?(token|(api)?key|secret|password|passwd)", re.IGNORECASE)
+_DATA_SUFFIXES = (".txt", ".md", ".jsonl", ".parquet", ".json", ".csv")
+
+
+def _placed(loc: Loc, entry: Entry) -> Any:
+    """A value; of a place where it lies, seen from here: hub ids, `ropext://` names and absolute
+    paths as they are; a relative path counts from the recipe's folder."""
+    value = entry.value
+    if loc[-1] not in _PLACES or not isinstance(value, str):
+        return dict(value) if isinstance(value, dict) else value
+    if not value.strip():
+        dotted = ".".join(loc)
+        raise InputError(f"{entry.where}: {dotted} is empty; name a place, or leave the key out")
+    text = _VARIABLE.sub(lambda match: _variable(match[1], entry.where), value)
+    if "$" in text:
+        raise InputError(
+            f"{entry.where}: {value!r} holds a $ that names no variable; write ${{NAME}}"
+        )
+    text = os.path.expanduser(text)
+    if "://" in text or entry.folder == Path():
+        return text
+    looks_local = text.startswith((".", "~", "/")) or Path(text).suffix in _DATA_SUFFIXES
+    if loc[-1] in LOCAL_PLACES or looks_local or (entry.folder / text).exists():
+        return str(entry.folder / text)
+    return text
+
+
+def _variable(name: str, where: str) -> str:
+    if _SECRET.fullmatch(name):
+        raise InputError(
+            f"{where}: ${{{name}}} looks like a secret, which has no place in a recipe"
+        )
+    if name not in os.environ:
+        raise InputError(f"{where}: the environment variable {name} is not set")
+    return os.environ[name]
+
+
+# What is wrong.
+
+
+def _complaint(source: RecipeSource, error: ValidationError) -> UsageError:
+    """The first of what is wrong: unknown keys first, since one is why another is missing."""
+    begins = {loc: number for number, loc in reversed([*enumerate(source.entries)])}
+
+    def rank(found: ErrorDetails) -> tuple[int, int]:
+        loc = tuple(map(str, found["loc"][:2]))
+        kind = {"extra_forbidden": 0, "missing": 2}.get(found["type"], 1)
+        return kind, begins.get(loc, begins.get(loc[:1], 0))
+
+    first = min(error.errors(include_url=False), key=rank)
+    loc = tuple(map(str, first["loc"][:2]))
+    where, dotted = source.where(loc), ".".join(loc)
+    match first["type"]:
+        case "missing" if loc == ("model",):
+            said = f"{source.name} names no model; add model: (a directory or a hub id)"
+        case "missing" if loc == (EXTEND,):
+            said = f"{source.name} has no section extend, with method and factor or target"
+        case "missing":
+            said = f"{source.where(loc[:1])}: {loc[0]} needs {loc[1]}"
+        case "extra_forbidden":
+            said = f"{where}: {_unknown(loc)}"
+        case "model_type":
+            said = f"{where}: {dotted} is a section, with keys such as "
+            said += f"{next(iter(keys_of(dotted)))} below it"
+        case "value_error" if loc[1:]:
+            said = f"{where} ({dotted}): {first['ctx']['error']}"
+        case "value_error":
+            said = _about(source, dotted, first["ctx"]["error"])
+        case _:
+            said = f"{where}: {dotted} {wish(first)}"
+    return UsageError(said)
+
+
+def _about(source: RecipeSource, section: str, error: Exception) -> str:
+    """A complaint about a section, with where it stands and what the command line put into it."""
+    words = [
+        entry.where
+        for loc, entry in source.entries.items()
+        if loc[0] == section and entry.where.startswith(f"{'.'.join(loc)}=")
+    ]
+    return f"{source.where((section,))} ({', with '.join([section, *words])}): {error}"
+
+
+def _unknown(loc: Loc) -> str:
+    """A key that is none, with its nearest neighbours."""
+    section, key = loc if loc[1:] else ("", *loc)
+    if key == "trust_remote_code":
+        return (
+            "no recipe allows a model's own code to run; where you trust the model, give "
+            "--trust-remote-code on the command line"
+        )
+    said, known = f"{section or 'a recipe'} has no key {key!r}; ", keys_of(section)
+    owners = [name for name in SECTIONS if key in keys_of(name)]
+    if owners and not difflib.get_close_matches(key, known, 1, 0.8):
+        return f"{said}it is a key of {' and of '.join(owners)}"
+    return said + did_you_mean(key, known, f"known are {', '.join(known)}")
