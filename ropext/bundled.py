@@ -1,17 +1,27 @@
-"""Names of what comes with the package, understood wherever a model or data is named.
+"""Names of what comes with the package or lies where other programs keep it, understood wherever
+a model or data is named.
 
     ropext://demo       the bundled checkpoint, for a MODEL
     ropext://held-out   documents it was never trained on, for DATA
     ropext://tuning     documents to tune on, for DATA
+
+    ollama:NAME[:TAG]   a GGUF that Ollama has pulled, for a MODEL
+    NAME.gguf           one in LM Studio's folder, where no such file is here
 
     smoke-test          a recipe, for RECIPE (`ropext recipes ls`)
 
 So a command or recipe that uses them runs from any directory and records no path of this machine.
 """
 
+import glob
+import os
+import re
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 from ropext.errors import InputError, did_you_mean
+from ropext.files import read_bytes, read_object
 
 SCHEME = "ropext://"
 _DEMO = Path(__file__).parent / "demo"
@@ -21,6 +31,11 @@ DATA = {
     f"{SCHEME}held-out": _DEMO / "data" / "held-out.jsonl",
     f"{SCHEME}tuning": _DEMO / "data" / "tuning.jsonl",
 }
+
+OLLAMA, LISTED = "ollama:", 8  # names shown of a longer list
+OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")  # where it runs as a service on Linux
+# [HOST/][NAMESPACE/]MODEL[:TAG], each part as Ollama allows it.
+_PULLED = re.compile(r"(?:[A-Za-z0-9][\w.-]*/){0,2}[A-Za-z0-9][\w.-]*(?::\w[\w.-]*)?", re.ASCII)
 
 
 def recipes() -> dict[str, Path]:
@@ -65,5 +80,85 @@ def _find(
     raise InputError(f"{name[:80]} names nothing that comes with ropext as {kind}; {ask}")
 
 
-def _list(names: dict[str, Path]) -> str:
-    return ", ".join(names)
+def _list(names: Collection[object]) -> str:
+    more = [f"{len(names) - LISTED} more"] if len(names) > LISTED else []
+    return ", ".join([*map(str, [*names][:LISTED]), *more])
+
+
+def find_gguf(name: str) -> Path | None:
+    """The GGUF file that a name is of, by its first bytes where it is called otherwise; None where
+    the name is of no file."""
+    if name.startswith(OLLAMA):
+        return _in_ollama(name)
+    path = Path(os.path.expanduser(name))
+    if path.is_file():
+        return path if name.lower().endswith(".gguf") or _begins_as_gguf(path) else None
+    if not name.lower().endswith(".gguf") or path.is_absolute() or ".." in path.parts:
+        return None
+    folder, escaped = _lm_studio(), glob.escape(name)  # USER/REPO/FILE, or the last part alone
+    found = sorted({*folder.glob(escaped), *folder.glob(f"*/*/{escaped}")})
+    if len(found) > 1:
+        said = f"{name} is in LM Studio's folder {len(found)} times: {_list(found)}"
+        raise InputError(f"{said}; name one by its path")
+    return found[0] if found else None
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return False
+
+
+def _in_ollama(name: str) -> Path:
+    """The blob that Ollama's manifest of a name lists as its model."""
+    wanted = name.removeprefix(OLLAMA)
+    if not _PULLED.fullmatch(wanted):
+        raise InputError(f"{name[:80]} is no name of a model in Ollama, such as ollama:qwen3:8b")
+    model, _, tag = wanted.partition(":")
+    default = ["registry.ollama.ai", "library"]
+    parts = model.split("/")
+    place = [*default[: 3 - len(parts)], *parts, tag or "latest"]
+    own = os.environ.get("OLLAMA_MODELS")
+    homes = [Path(own)] if own else [Path.home() / ".ollama/models", OLLAMA_SERVICE]
+    for home in homes:
+        manifest = home.joinpath("manifests", *place)
+        if manifest.is_file():
+            return _blob(home, manifest, name)
+    pulled = [path for home in homes for path in sorted(home.glob("manifests/*/*/*/*"))]
+    known = ["/".join(path.parts[-4:-1]) + f":{path.name}" for path in pulled]
+    known = [own.removeprefix("registry.ollama.ai/").removeprefix("library/") for own in known]
+    raise InputError(
+        f"{name} was not pulled into {homes[0]} (OLLAMA_MODELS names another folder); there "
+        + (f"are {_list(known)}" if known else "is none")
+    )
+
+
+def _blob(home: Path, manifest: Path, name: str) -> Path:
+    layers = read_object(manifest).get("layers")
+    for layer in layers if isinstance(layers, list) else ():
+        if (
+            isinstance(layer, dict)
+            and layer.get("mediaType") == "application/vnd.ollama.image.model"
+        ):
+            digest = str(layer.get("digest"))
+            path = home / "blobs" / digest.replace(":", "-")
+            if re.fullmatch(r"sha256:[0-9a-f]{64}", digest) and path.is_file():
+                return path
+            raise InputError(
+                f"{manifest} names the model {digest[:80]}, which is not in {home}/blobs"
+            )
+    raise InputError(f"{name} is no GGUF in Ollama: {manifest} lists none")
+
+
+def _lm_studio() -> Path:
+    """LM Studio's folder of models: that of its settings, else the default in its home, which a
+    pointer file names where it is another than ~/.lmstudio."""
+    home, chosen = Path.home() / ".lmstudio", None
+    with suppress(InputError):
+        pointer = Path.home() / ".lmstudio-home-pointer"
+        home = Path(read_bytes(pointer, 4096).decode(errors="replace").strip() or home)
+    with suppress(InputError):
+        chosen = read_object(home / "settings.json").get("downloadsFolder")
+    return Path(chosen) if isinstance(chosen, str) and chosen else home / "models"

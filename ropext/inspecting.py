@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropext import families, loaders, scaling
+from ropext import bundled, families, loaders, scaling
 from ropext.checkpoint import Snapshot, card, open_snapshot, provenance
 from ropext.checkpoint.card import Card
 from ropext.checkpoint.provenance import Record, SiteRecord, readable_record, record_in
@@ -343,7 +343,7 @@ def planned(snapshot: Snapshot, name: str, options: Mapping[str, Any]) -> Plan |
 def open_model(model: str | Path, *, revision: str | None = None) -> Snapshot:
     """A checkpoint or a GGUF file, whichever the name is of."""
     model = str(model)
-    if model.lower().endswith(".gguf") and Path(model).expanduser().is_file():
+    if bundled.find_gguf(model) is not None:
         from ropext.gguf import open_gguf  # late: a directory needs none of it
 
         return open_gguf(model, revision=revision)
@@ -386,8 +386,14 @@ def plan_of(snapshot: Snapshot, request: Extend, name: str) -> Plan:
     from ropext.gguf import GgufFile, key_edits
 
     # A file's weights as a directory (for a fit) have its keys no more.
-    is_file = isinstance(snapshot, GgufFile)
-    return replace(made, edits=key_edits(snapshot, made)) if is_file else made
+    if not isinstance(snapshot, GgufFile):
+        return made
+    vision = [
+        f"{path.name} beside it is a part for images or sound, which an extension leaves as it is; "
+        "give it to the runner as before (llama-server --mmproj)"
+        for path in sorted(snapshot.directory.parent.glob("mmproj*.gguf"))[:1]
+    ]
+    return replace(made, edits=key_edits(snapshot, made), warnings=(*made.warnings, *vision))
 
 
 def _from_record(snapshot: Snapshot, record: Record, request: Extend, name: str) -> Plan:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from ropext import families, forms, proof
+from ropext import bundled, families, forms, proof
 from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.checkpoint.comparing_weights import compare_weights
 from ropext.checkpoint.provenance import NAME as RECORD
@@ -151,7 +151,7 @@ def _claim(
 ) -> tuple[Claim, Snapshot | None]:
     """What should be true: as a saved plan says (a JSON file), as recorded, or as we read the
     config; and the base, where `against` names one (a directory or hub id)."""
-    if against is not None and Path(against).is_file() and not against.lower().endswith(".gguf"):
+    if against is not None and Path(against).is_file() and bundled.find_gguf(against) is None:
         return _planned(Path(against)), None
     base = open_model(against) if against is not None else None
     if base is not None and base.container != snapshot.container:

@@ -1,8 +1,10 @@
 """The names of bundled things open what is bundled, from any directory."""
 
 import json
+import shutil
 
 import pytest
+from command_line import run
 
 from ropext import bundled
 from ropext.checkpoint import open_snapshot
@@ -60,3 +62,114 @@ def test_a_wrong_name_of_data_is_told_with_the_right_ones(name, words):
 def test_a_bundled_model_has_no_revisions():
     with pytest.raises(UsageError, match="ropext://demo is a local directory"):
         open_snapshot("ropext://demo", revision="main")
+
+
+@pytest.fixture
+def homes(tmp_path, monkeypatch):
+    """One small GGUF as Ollama and as LM Studio keep it, and by itself under another name."""
+    from gguf_files import making
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("OLLAMA_MODELS", raising=False)
+    monkeypatch.setattr(bundled, "OLLAMA_SERVICE", tmp_path / "none")
+    monkeypatch.chdir(tmp_path)
+    file = making.write(tmp_path / "made.gguf")
+    blob, digest = tmp_path / ".ollama/models/blobs" / f"sha256-{'a' * 64}", "sha256:" + "a" * 64
+    studio = tmp_path / ".lmstudio/models/org/small-GGUF/small.Q8_0.gguf"
+    for place in (blob, studio, tmp_path / "renamed"):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, place)
+    layers = [{"mediaType": "application/vnd.ollama.image.license", "digest": "sha256:x"}]
+    model = {"mediaType": "application/vnd.ollama.image.model", "digest": digest}
+    for name, own in {
+        "registry.ollama.ai/library/small/latest": [*layers, model],
+        "registry.ollama.ai/library/small/1b": [*layers, model],
+        "registry.ollama.ai/me/small/latest": [model],
+        "hf.co/org/small-GGUF/Q8_0": [model],
+        "registry.ollama.ai/library/tensors/latest": layers,
+        "registry.ollama.ai/library/lost/latest": [model | {"digest": "sha256:" + "b" * 64}],
+        "registry.ollama.ai/library/evil/latest": [model | {"digest": "sha256:../../../made"}],
+    }.items():
+        manifest = tmp_path / ".ollama/models/manifests" / name
+        manifest.parent.mkdir(parents=True, exist_ok=True)
+        manifest.write_text(json.dumps({"layers": own}))
+    return {"ollama": blob, "lm studio": studio, "renamed": tmp_path / "renamed"}
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("ollama:small", "ollama"),
+        ("ollama:small:1b", "ollama"),
+        ("ollama:me/small", "ollama"),
+        ("ollama:hf.co/org/small-GGUF:Q8_0", "ollama"),
+        ("small.Q8_0.gguf", "lm studio"),
+        ("org/small-GGUF/small.Q8_0.gguf", "lm studio"),
+        ("renamed", "renamed"),
+        ("~/renamed", "renamed"),
+    ],
+)
+def test_a_gguf_is_found_where_people_have_it(homes, name, where):
+    assert bundled.find_gguf(name).resolve() == homes[where].resolve()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        (
+            "ollama:small:7b",
+            r"not pulled into .*/\.ollama/models .* hf.co/org/small-GGUF:Q8_0, evil:latest",
+        ),
+        ("ollama:../../etc/passwd", "is no name of a model in Ollama"),
+        ("ollama:", "is no name of a model in Ollama"),
+        ("ollama:tensors", "is no GGUF in Ollama"),
+        ("ollama:lost", "names the model sha256:bbb.*, which is not in"),
+        ("ollama:evil", "names the model sha256:../../../made, which is not in"),
+    ],
+)
+def test_what_ollama_does_not_have_is_one_sentence(homes, name, says, capsys):
+    code, said = run("inspect", name, capsys=capsys)
+    assert (code, said.out, said.err.count("\n")) == (2, "", 1)
+    with pytest.raises(InputError, match=says):
+        bundled.find_gguf(name)
+
+
+def test_folders_are_where_their_programs_say(homes, tmp_path, monkeypatch):
+    (tmp_path / ".ollama/models").rename(tmp_path / "elsewhere")
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "elsewhere"))
+    assert bundled.find_gguf("ollama:small").parent == tmp_path / "elsewhere/blobs"
+    home, folder = tmp_path / "studio", tmp_path / "big disk"
+    (tmp_path / ".lmstudio").rename(home)
+    assert bundled.find_gguf("small.Q8_0.gguf") is None
+    (tmp_path / ".lmstudio-home-pointer").write_text(f"{home}\n")
+    assert bundled.find_gguf("small.Q8_0.gguf").is_relative_to(home / "models")
+    (home / "models").rename(folder)
+    (home / "settings.json").write_text(json.dumps({"downloadsFolder": str(folder)}))
+    assert bundled.find_gguf("small.Q8_0.gguf").is_relative_to(folder)
+    (folder / "me/x").mkdir(parents=True)
+    shutil.copy(homes["renamed"], folder / "me/x/small.Q8_0.gguf")
+    with pytest.raises(InputError, match=r"2 times: .*name one by its path"):
+        bundled.find_gguf("small.Q8_0.gguf")
+
+
+def test_a_projector_beside_the_file_is_named(homes, capsys):
+    assert "mmproj" not in run("plan", "renamed", "--factor", "2", capsys=capsys)[1].out
+    (homes["renamed"].parent / "mmproj-F16.gguf").write_bytes(b"GGUF")
+    said = run("plan", "renamed", "--factor", "2", capsys=capsys)[1].out
+    assert "mmproj-F16.gguf beside it is a part for images" in " ".join(said.split())
+
+
+def test_a_blob_of_ollama_is_extended_and_never_changed(homes, capsys):
+    before = homes["ollama"].read_bytes()
+    code, said = run("extend", "ollama:small", "--factor", "2", "-o", "out", capsys=capsys)
+    assert code == 0, said.err
+    assert [path.name for path in homes["ollama"].parent.iterdir()] == [homes["ollama"].name]
+    assert homes["ollama"].read_bytes() == before
+    assert "llama-server -m out/model.gguf -c 512" in said.out
+    assert str(homes["ollama"]) not in said.out
+    code, said = run("verify", "out/model.gguf", "--against", "ollama:small", capsys=capsys)
+    assert code == 0, said.out
+    code, said = run("finetune", "ollama:small", "--data", "x", "-o", "y", capsys=capsys)
+    assert (code, "a GGUF file takes no gradients" in said.err) == (2, True)
+    code, said = run("extend", "renamed", "--factor", "2", "-o", "renamed", capsys=capsys)
+    assert (code, "is the input itself" in said.err) == (2, True), said.err

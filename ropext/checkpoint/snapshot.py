@@ -272,7 +272,8 @@ def _locate(model: str, revision: str | None, weights: bool) -> tuple[Path, str 
     if not model or "\0" in model:
         reason = "not a name" if model else "empty"
         raise InputError(f"MODEL is {reason}; name a local directory or a hub id")
-    path = bundled.find_model(model) or Path(os.path.expanduser(model))
+    path = bundled.find_model(model) or bundled.find_gguf(model)
+    path = path or Path(os.path.expanduser(model))
     if path.is_dir():
         if revision is not None:
             raise UsageError(
@@ -300,7 +301,7 @@ def _locate(model: str, revision: str | None, weights: bool) -> tuple[Path, str 
 
 
 def _a_file(path: Path) -> str:
-    if path.suffix.lower() == ".gguf":
+    if bundled.find_gguf(str(path)) is not None:
         return (
             f"{path} is a GGUF file, which inspect, plan, extend, verify, eval and fit read; "
             "finetune, run, push and --method auto take Hugging Face checkpoints"

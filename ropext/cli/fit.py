@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ropext import bundled
 from ropext.cli import options as shared
 from ropext.cli import push
 from ropext.cli.output import Out
@@ -55,7 +56,7 @@ def command(
         say=out.say,
         **given,
     )
-    if done is not None and model.lower().endswith(".gguf"):
+    if done is not None and bundled.find_gguf(model) is not None:
         from ropext.pipeline.calling import write_fitted
 
         write_fitted(model, output, force=force, command=sys.argv, say=out.say)

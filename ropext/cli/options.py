@@ -18,7 +18,8 @@ from ropext.options.fields import LENGTHS, Options, flag, item_of, reads, shown_
 ModelArg = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="a local directory, a .gguf file, or a Hugging Face hub id"
+        metavar="MODEL",
+        help="a local directory, a .gguf file, ollama:NAME[:TAG], or a Hugging Face hub id",
     ),
 ]
 Revision = Annotated[

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ropext import forms
+from ropext import bundled, forms
 from ropext.checkpoint.snapshot import Snapshot
 from ropext.errors import UnsupportedModel, UsageError
 from ropext.families.config import named
@@ -61,7 +61,13 @@ class GgufFile(Snapshot):
 
     @property
     def short_name(self) -> str:
-        return self.head.path.name
+        return self.name if self.name.startswith(bundled.OLLAMA) else self.head.path.name
+
+    @property
+    def file_name(self) -> str:
+        """What an extended copy is called in a directory; Ollama names a blob by its hash."""
+        name = self.head.path.name
+        return name if name.lower().endswith(".gguf") else "model.gguf"
 
     def path(self, name: str) -> Path:
         return self.head.path.parent / name
@@ -71,7 +77,7 @@ def open_gguf(model: str, *, revision: str | None = None) -> GgufFile:
     """Read the header of a GGUF file, and of the other parts where it is split."""
     if revision is not None:
         raise UsageError(f"--revision {revision} is for hub ids, but {model} is a local file")
-    path = Path(os.path.expanduser(model))
+    path = bundled.find_gguf(model) or Path(os.path.expanduser(model))
     parts = _parts(path)
     head = parts[0]
     name = head.text("general.architecture")

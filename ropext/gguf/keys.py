@@ -33,10 +33,10 @@ def changes(model: Snapshot, plan: Plan) -> tuple[Values, Mapping[str, tuple[flo
         f"{prefix}.scaling.original_context_length": (UINT32, own.original),
         f"{prefix}.scaling.attn_factor": (FLOAT32, own.attn_factor),
     }
-    present, theta_alone = model.head.entries, own.scaling == "none" and not own.divisors
+    present, theta_alone = {*model.head.entries}, own.scaling == "none" and not own.divisors
     defaults = {"none", 1.0} | ({own.original} if theta_alone else set())
     if is_given_scaling(model.container):
-        present = {**present, f"{prefix}.scaling.type": None, f"{prefix}.scaling.factor": None}
+        present |= {f"{prefix}.scaling.type", f"{prefix}.scaling.factor"}
     keys |= {key: item for key, item in more.items() if key in present or item[1] not in defaults}
     if own.scaling == "yarn" and "betas" in architecture(model.container).adds:
         keys[f"{prefix}.scaling.yarn_beta_fast"] = (FLOAT32, own.beta_fast)

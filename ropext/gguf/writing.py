@@ -72,7 +72,7 @@ def write_gguf(
     notes: list[str] = []
     paths = [part.path for part in model.parts]
     with staged(output, force=force, inputs=paths, file=one, written=written) as stage:
-        target = stage.directory / (output.name if one else paths[0].name)
+        target = stage.directory / (output.name if one else model.file_name)
         with os_errors(output):
             for path in paths[1:]:
                 note = place(path, stage.directory / path.name, link, show)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropext import guard
+from ropext import bundled, guard
 from ropext.checkpoint import open_snapshot, provenance
 from ropext.checkpoint.card import README
 from ropext.inspecting import positions_of, read_again
@@ -78,7 +78,7 @@ def fit(
 
     common: dict[str, Any] = {"force": force, "command": command, "say": say}
     done = run_fit(model, data, output, revision=revision, **common, **options)
-    if done is not None and str(model).lower().endswith(".gguf"):
+    if done is not None and bundled.find_gguf(str(model)) is not None:
         write_fitted(model, output, **common)
     return done
 
@@ -87,7 +87,8 @@ def write_fitted(
     model: str | Path, output: str | Path, *, force: bool, command: Sequence[str], say: Say
 ) -> None:
     """Write what was fitted on a GGUF into a GGUF, beside the directory."""
-    file = Path(output) / f"{Path(model).stem}-long.gguf"
+    name = (bundled.find_gguf(str(model)) or Path(model)).stem
+    file = Path(output) / f"{name}-long.gguf"
     extending.extend(
         model, file, like=str(output), beside=True, force=force, command=command, say=say
     )

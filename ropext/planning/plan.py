@@ -102,7 +102,9 @@ class Plan:
         """How to run the result in each loader, once it lies in `directory`."""
         if self.model.container:
             one = directory.lower().endswith(".gguf")
-            file = directory if one else f"{directory}/{PurePath(self.name).name}"
+            name = PurePath(self.name).name
+            name = name if name.lower().endswith(".gguf") else "model.gguf"
+            file = directory if one else f"{directory}/{name}"
             return loaders.file_lines(file, self.target)
         return loaders.serving_lines(
             directory,

@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropext import families
+from ropext import bundled, families
 from ropext.checkpoint.staging import check_space
 from ropext.errors import InputError
 from ropext.files import dump
@@ -30,7 +30,7 @@ BYTES = 4  # of a weight: what the file says, to the last digit
 def directory_of(model: str, say: Say = silent) -> Iterator[str]:
     """The name of a model as it is; of a GGUF file that of a directory which lasts as long as
     this."""
-    if not model.lower().endswith(".gguf"):
+    if bundled.find_gguf(model) is None:
         yield model
         return
     from ropext.gguf import GgufFile  # late: a directory needs none of it

@@ -6,7 +6,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ropext import corpus, families
+from ropext import bundled, corpus, families
 from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.checkpoint.provenance import (
     Record,
@@ -134,7 +134,7 @@ def _never_extended(snapshot: Snapshot) -> str:
 
 def open_origin(model: str) -> Origin:
     """Read the extended checkpoint; one that was never extended is refused."""
-    if model.lower().endswith(".gguf"):
+    if bundled.find_gguf(model) is not None:
         raise UsageError(
             f"finetune {model}: a GGUF file takes no gradients and holds no adapter; "
             "fine-tune the Hugging Face checkpoint, convert OUT, then run `ropext extend OUT.gguf "
