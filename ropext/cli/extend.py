@@ -1,7 +1,7 @@
 """`ropext extend MODEL -o OUT`, and with later steps the run of a recipe made of the options."""
 
 import sys
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -9,7 +9,7 @@ from ropext.cli import options, plan, run
 from ropext.cli.output import Out
 from ropext.cli.push import Public, PushToHub, asked_push, result
 from ropext.errors import UsageError
-from ropext.options.extend import AUTO, Choosing, Extend
+from ropext.options.extend import AUTO, Choosing, Extend, Writing
 from ropext.pipeline import extending
 from ropext.planning import Plan, require_help
 from ropext.report import text
@@ -25,20 +25,11 @@ Evaluate = Annotated[
     str | None,
     typer.Option("--eval", metavar="DATA", help="data to evaluate on, before and after"),
 ]
-Link = Annotated[
-    Literal["copy", "hard", "symlink"],
-    typer.Option(
-        "--link",
-        help="how weights get to OUT; hard and symlink share the files with the base, so that an "
-        "edit in place alters both: for a cache of your own",
-    ),
-]
 Force = Annotated[bool, typer.Option("--force", help="replace OUT, where ropext wrote all of it")]
-NoVerify = Annotated[bool, typer.Option("--no-verify", help="skip the proof by stock transformers")]
-Hash = Annotated[bool, typer.Option("--hash", help="record a SHA-256 of every weight file")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="show the plan and write nothing")]
 
 
+@options.takes("writing", Writing)
 @options.takes("choosing", Choosing)
 @options.takes("given", Extend)
 def command(
@@ -46,14 +37,12 @@ def command(
     model: options.ModelArg,
     given: dict[str, Any],
     choosing: dict[str, Any],
+    writing: dict[str, Any],
     words: Words = None,
     fit: Fit = None,
     evaluate: Evaluate = None,
     output: options.Output = None,
-    link: Link = "copy",
     force: Force = False,
-    no_verify: NoVerify = False,
-    hash_weights: Hash = False,
     dry_run: DryRun = False,
     time: options.Time = False,
     revision: options.Revision = None,
@@ -70,7 +59,6 @@ def command(
     if words or any(later.values()) or choosing or given.get("method") == AUTO:
         from ropext.pipeline import job  # late: it needs the options of all steps
 
-        writing = {"link": link, "no_verify": no_verify, "hash": hash_weights}
         given.pop("finetune", None)
         asked = job.from_options(top, given | choosing | writing, later, words or ())
         asked = asked.trusting(trust_remote_code)
@@ -80,7 +68,8 @@ def command(
         raise UsageError(
             "an extension takes as long as its weights take to copy; --time is for more"
         )
-    common = {"revision": revision, "link": link, "force": force, **given}
+    how = Writing(**writing)
+    common = {"revision": revision, "link": how.link, "force": force, **given}
     if output is None or dry_run:
         made = extending.plan_extend(model, output, **common)
         plan.show(out, made)
@@ -90,8 +79,8 @@ def command(
     done = extending.extend(
         model,
         output,
-        prove=not no_verify,
-        hash_weights=hash_weights,
+        prove=not how.no_verify,
+        hash_weights=how.hash,
         trust_remote_code=trust_remote_code,
         command=sys.argv,
         say=out.say,

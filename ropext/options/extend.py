@@ -13,6 +13,7 @@ from ropext.errors import UsageError
 from ropext.options.fields import (
     LONGEST_TARGET,
     Length,
+    Link,
     Numbers,
     Options,
     Place,
@@ -256,6 +257,18 @@ def parse_budget(text: str) -> Budget:
     if unit in _UNITS:
         return Budget(amount * _UNITS[unit], "seconds")
     return Budget(amount, "FLOPs" if unit == "flops" else "tokens")
+
+
+class Writing(Options):
+    """How an extension is written."""
+
+    link: Link = wanted(
+        "copy",
+        "how weights get to OUT; hard and symlink share the files with the base, so that an edit "
+        "in place alters both: for a cache of your own",
+    )
+    no_verify: bool = wanted(False, "skip the proof by stock transformers")
+    hash: bool = wanted(False, "record a SHA-256 of every weight file")
 
 
 class Choosing(Options):

@@ -51,13 +51,16 @@ def wanted(default: Any, help_text: str, metavar: str | None = None, **bounds: A
     return Field(default, description=help_text, json_schema_extra={"metavar": metavar}, **bounds)
 
 
-def _number(text: str) -> Any:
-    """A number as YAML has it: 4, 1_000, 2e3; any other text as it is."""
-    if not re.fullmatch(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d{1,3})?", text) or len(text) > 400:
+def _number(text: Any) -> Any:
+    """A number as YAML has it: 4, 1_000, 2e3; any other value as it is."""
+    if not isinstance(text, str) or len(text) > 400 or not _NUMBER.fullmatch(text):
         return text
     digits = text.replace("_", "")
     # Digits as they stand: a float holds no more than sixteen of them.
     return int(digits) if digits.lstrip("+-").isdecimal() else float(digits)
+
+
+_NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d{1,3})?")
 
 
 def _words(value: Any) -> Any:
@@ -85,19 +88,20 @@ def _numbers(value: Any, info: ValidationInfo) -> Any:
 
 
 def _lengths(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        value = ",".join(map(str, value))
-    return parse_lengths(value) if isinstance(value, str) else value
+    parts = _words(value)
+    if not isinstance(parts, tuple):
+        return value
+    return parse_lengths(",".join(str(_number(part)) for part in parts))
 
 
 def _length(value: Any, info: ValidationInfo) -> Any:
-    value = _number(value) if info.context == YAML and isinstance(value, str) else value
+    value = _number(value) if info.context == YAML else value
     return parse_length(value, flag(str(info.field_name))) if isinstance(value, str) else value
 
 
 def _whole(value: Any, info: ValidationInfo) -> Any:
     """8192.0 is a whole number: JSON of other programs has such."""
-    value = _number(value) if info.context == YAML and isinstance(value, str) else value
+    value = _number(value) if info.context == YAML else value
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -219,9 +223,7 @@ def wish(error: ErrorDetails) -> str:
     """What a value must be, and what it was."""
     what, value, context = error["type"], error["input"], error.get("ctx", {})
     if what == "literal_error":
-        choices = re.sub(
-            r" or |'", lambda found: found[0].replace("'", "") and ", ", context["expected"]
-        )
+        choices = context["expected"].replace(" or ", ", ").replace("'", "")
         return f"is one of {choices}, was {repr(value)[:60]}"
     if what in _BOUNDS:
         bound = next(iter(context.values()), None)

@@ -23,7 +23,15 @@ from pydantic_core import ErrorDetails
 from ropext.errors import InputError, RopextError, UsageError, did_you_mean
 from ropext.files import read_bytes, read_text
 from ropext.options.evaluate import Evaluate, Measuring
-from ropext.options.extend import AUTO, KNOBS, Choosing, Extension, Reach, with_pair_factors
+from ropext.options.extend import (
+    AUTO,
+    KNOBS,
+    Choosing,
+    Extension,
+    Reach,
+    Writing,
+    with_pair_factors,
+)
 from ropext.options.fields import (
     EVALUATE,
     EXTEND,
@@ -32,7 +40,6 @@ from ropext.options.fields import (
     LOCAL_PLACES,
     PLACES,
     YAML,
-    Link,
     Options,
     Place,
     Seed,
@@ -55,12 +62,8 @@ _PLACES = tuple(map(spelled, PLACES))
 _DATA = "documents: txt, jsonl, parquet, a folder, or a datasets id"
 
 
-class ExtendSection(Choosing, Extension):
+class ExtendSection(Writing, Choosing, Extension):
     """How far and how, and how it is written."""
-
-    link: Link = wanted("copy", "how the base's weights get to the output")
-    no_verify: bool = wanted(False, "skip the proof by stock transformers")
-    hash: bool = wanted(False, "record a SHA-256 of every weight file")
 
     @model_validator(mode="after")
     def _auto(self) -> Self:
