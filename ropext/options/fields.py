@@ -145,7 +145,7 @@ Length = Annotated[
 ]
 Tokens = Annotated[Length, Field(ge=1, le=LONGEST_TARGET)]
 Share = Annotated[float, Field(ge=0, lt=1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0)]
 Place = Annotated[str, BeforeValidator(lambda v: str(v) if isinstance(v, Path) else v)]
 Documents = Annotated[str, WrapValidator(_documents)]
 Words = Annotated[tuple[str, ...], BeforeValidator(_words), listed("string")]
@@ -181,6 +181,7 @@ class Options(BaseModel):
         strict=True,
         frozen=True,
         extra="forbid",
+        allow_inf_nan=False,
         defer_build=True,
         alias_generator=spelled,
         validate_by_name=True,

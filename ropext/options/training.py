@@ -180,7 +180,7 @@ class FitSettings(Training):
     window: Annotated[Length, Field(ge=4, le=LARGEST)] | None = wanted(
         None, "pose: tokens of a row [the context, at most 2048 and half the target]"
     )
-    ceiling: Annotated[float, Field(ge=1, allow_inf_nan=False)] = wanted(
+    ceiling: Annotated[float, Field(ge=1)] = wanted(
         4.0, "no wavelength may become longer than so many times the factor times its own"
     )
     retrieval_share: Share = wanted(
