@@ -24,6 +24,7 @@ _VOLATILE = (
     (re.compile(r"\b(\d+ (h|min) )?\d+(\.\d+)? (s|ms|min|h)\b(?! tokens)"), "TIME"),
     (re.compile(r"\d+(\.\d+)? [GM]i?B (are )?free"), "MEMORY free"),
     (re.compile(r'((?:/variants/|"store": ")[\w+-]+-)[0-9a-f]{16}'), r"\1KEY"),
+    (re.compile(r'("[\w/.-]+\.\w+": ")[0-9a-f]{64}'), r"\1SHA-256"),  # files name versions
 )
 # One bit of a learned number is enough for another digest, and for another pair of the proof to be
 # the worst one; the numbers themselves are compared.

@@ -6,26 +6,36 @@ They are parsed, and opened in a headless browser where one is installed.
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from command_line import run
+from evaluation.checkpoints import write_checkpoint, write_documents
 from pages import Elements, check
 
 from ropext.report.html import page
 from ropext.table import Table
-
-sys.path.append(str(Path(__file__).parents[1] / "evaluation"))
-
-from checkpoints import write_checkpoint, write_documents
 
 pytestmark = pytest.mark.slow
 
 # What would leave a trace in the page: a script in a text, an event in a file's name.
 RAN = "document.documentElement.setAttribute('data-ran','yes')"
 SCRIPT = f"</pre></td></title><script>{RAN}</script>"
-NAME = f'"><img src=x onerror="{RAN}">'
+
+
+def named(what):
+    """A hostile name that says what it names."""
+    return f'"><img alt={what} src=x onerror="{RAN}">'
+
+
+NAME = named("name")
+WHATS = ("model", "documents", "recipe", "eval", "again", "ran", "label", "theirs", "task", "name")
+# What each report shows of them; a comparison shows no model, no document and no answer.
+SHOWN = {
+    "eval": {"model", "documents", "eval"},
+    "compare": {"eval", "again"},
+    "compare, theirs": {"eval", "label"},
+}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
@@ -33,66 +43,85 @@ def ropext(*words):
     assert run(*words, "--quiet")[0] == 0, words
 
 
-def poisoned(run, place):
-    """A copy of a run in which a stranger names a variant, documents and models; a task of no known
-    name is refused."""
+def poisoned(run, place, **words):
+    """A copy of a run in which a stranger names a variant, models and documents, and puts a script
+    into every answer; `words` are other words of it, with what stands in their place."""
     shutil.copytree(run, place)
-    (store,) = (place / "variants").glob("pi-2x-*")
-    store.rename(store.with_name(store.name.replace("pi-2x", NAME)))
-    names = json.loads((place / "documents.json").read_text())
+    documents = [own["name"] for own in json.loads((place / "documents.json").read_text())]
+    words = {"pi-2x": named("label")} | words
+    words |= dict.fromkeys(("token-weighted", *documents), named("theirs"))
+    for store in (place / "variants").glob("pi-2x-*"):
+        store.rename(store.with_name(store.name.replace("pi-2x", words["pi-2x"])))
     for name in ("results.json", "items.jsonl", "documents.json"):
         text = (place / name).read_text()
-        for word in ("pi-2x", "token-weighted", *(own["name"] for own in names)):
-            text = text.replace(json.dumps(word)[1:-1], json.dumps(NAME)[1:-1])
+        for old, new in words.items():
+            text = text.replace(json.dumps(old)[1:-1], json.dumps(new)[1:-1])
         text = text.replace('"answer": [', f'"answer": [{json.dumps(SCRIPT)}, ')
         (place / name).write_text(text)
     return place
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory):
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("hostile")
+
+
+@pytest.fixture(scope="module")
+def reports(folder):
     """The report of each command, by its name."""
-    folder = tmp_path_factory.mktemp("hostile")
-    model = write_checkpoint(folder / f"model {NAME}")
-    data = write_documents(folder / f"documents {NAME}.jsonl", count=3)
+    model = write_checkpoint(folder / named("model"))
+    data = write_documents(folder / f"{named('documents')}.jsonl", count=3)
     rows = [json.loads(line) for line in data.read_text().splitlines()]
     lines = [json.dumps({"text": f"{SCRIPT} {row['text']} {SCRIPT}"}) for row in rows]
     data.write_text("\n".join(lines))
-    recipe = folder / f"recipe {NAME}.yaml"
+    recipe = folder / f"{named('recipe')}.yaml"
     stages = {
         "model": str(model),
-        "extend": {"method": ["pi", "yarn"], "factor": 2, "no_verify": True},
+        "extend": {"method": "pi", "factor": 2, "no_verify": True},
         "evaluate": {"data": str(data), "lengths": [64, 128], "fail_if": ["tail@128.value > 1e9"]},
     }
     recipe.write_text(f"# {SCRIPT}\n{json.dumps(stages)}\n")
-    evaluated = folder / f"evaluated {NAME}"
+    evaluated = folder / named("eval")
     read = ("--data", data, "--lengths", "64,128", "--tasks", "passkey", "--items", "1")
     ropext("eval", model, *read, "--method", "pi,yarn", "--factor", 2, "-o", evaluated)
-    again = shutil.copytree(evaluated, folder / f"again {NAME}")
+    again = shutil.copytree(evaluated, folder / named("again"))
     ropext("compare", evaluated, again, "-o", folder / "compared")
     ropext("compare", evaluated, poisoned(evaluated, folder / "theirs"), "-o", folder / "again")
-    ropext("run", recipe, "-o", folder / f"ran {NAME}")
-    found = {
+    ropext("run", recipe, "-o", folder / named("ran"))
+    table = Table(SCRIPT, SCRIPT, (SCRIPT, NAME), ((SCRIPT, NAME),))
+    own = page(SCRIPT, NAME, [SCRIPT], [NAME], [table, table], {NAME: b"\x89PNG"}, SCRIPT)
+    (folder / "page.html").write_text(own)
+    ran = folder / f"{named('ran')}.run"
+    return {
         "eval": evaluated / "report.html",
         "compare": folder / "compared" / "report.html",
         "compare, theirs": folder / "again" / "report.html",
-        **{f"run, {path.parts[-3:-1]}": path for path in folder.glob("ran *.run/**/report.html")},
+        "run": ran / "report.html",
+        "run's evaluation": ran / "evaluation/report.html",
+        "page": folder / "page.html",
     }
-    table = Table(SCRIPT, SCRIPT, (SCRIPT, NAME), ((SCRIPT, NAME),))
-    own = page(SCRIPT, NAME, [SCRIPT], [NAME], [table, table], {NAME: b"\x89PNG"}, SCRIPT)
-    found["page"] = folder / "page.html"
-    found["page"].write_text(own)
-    return found
 
 
 def test_what_strangers_say_is_text_in_every_report(reports):
-    assert len(reports) == 9  # run's: two cells, their evaluations, and the comparison
+    found = {}
     for name, path in reports.items():
         said = check(path.read_text(encoding="utf-8")).text.replace('\\"', '"')
-        if path.parent.parent.name == "cells":
-            assert SCRIPT in said, name  # the recipe is quoted
-        elif path.parent.suffix != ".run":  # the comparison of a grid names its cells alone
-            assert NAME in said, name
+        assert (SCRIPT in said) == (name in ("page", "cell pi", "cell yarn")), name  # its recipe
+        found[name] = {what for what in WHATS if named(what) in said}
+    assert found == SHOWN
+
+
+@pytest.mark.parametrize("file", ["items.jsonl", "results.json, items.jsonl"])
+def test_a_task_that_a_stranger_named_is_no_name_in_a_report(reports, folder, file, capsys):
+    place = poisoned(reports["eval"].parent, folder / f"tasks in {file}", passkey=named("task"))
+    if file == "items.jsonl":
+        shutil.copy(reports["eval"].parent / "results.json", place)
+    output = folder / "never"
+    code, said = run("compare", reports["eval"].parent, place, "-o", output, capsys=capsys)
+    assert code == 2
+    assert not output.exists()
+    assert said.err.count("\n") == 1
+    assert named("task") in said.err
 
 
 def opened(path, folder):
