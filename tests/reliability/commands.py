@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
 
 SMALL_TRAINING = (
     *("--steps", "4", "--save-every", "2", "--eval-every", "2", "--batch-tokens", "256"),
@@ -36,7 +37,7 @@ class Command:
 
 def prepare(folder: Path) -> Path:
     """The input: a base, its extension, and documents. Written once, hashed by the campaign."""
-    from evaluation.checkpoints import write_checkpoint, write_documents
+    from checkpoints import write_checkpoint, write_documents
 
     import ropext
 

@@ -419,8 +419,11 @@ class Guarding:
         moved = [f"here/{word}" if word in plain else word for word in words.words]
         how = "mounted twice" if mounted else "by os.stat"
         with second_name(room, mounted):
-            writes = "{out}" in kind.words  # else there is nothing to refuse
-            changes = announced(kind, relation, f"here/{given}")
+            writes = kind.words[0] not in ("push", "verify")  # else one file of it at most
+            changes = (
+                *announced(kind, relation, f"here/{given}"),
+                *announced(kind, relation, f"there/{given}"),
+            )
             told = Command(name, tuple(moved))
             return self._judged(name, f"{relation}, {how}", room, told, changes, writes)
 

@@ -6,15 +6,19 @@ They are parsed, and opened in a headless browser where one is installed.
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from command_line import run
-from evaluation.checkpoints import write_checkpoint, write_documents
 from pages import Elements, check
 
 from ropext.report.html import page
 from ropext.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
+
+from checkpoints import write_checkpoint, write_documents
 
 pytestmark = pytest.mark.slow
 
@@ -35,6 +39,9 @@ SHOWN = {
     "eval": {"model", "documents", "eval"},
     "compare": {"eval", "again"},
     "compare, theirs": {"eval", "label"},
+    "run": {"ran", "model", "documents"},
+    "run's evaluation": {"ran", "recipe", "model", "documents"},
+    "page": {"name"},
 }
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
@@ -43,22 +50,23 @@ def ropext(*words):
     assert run(*words, "--quiet")[0] == 0, words
 
 
-def poisoned(run, place, **words):
+def poisoned(run, place):
     """A copy of a run in which a stranger names a variant, models and documents, and puts a script
-    into every answer; `words` are other words of it, with what stands in their place."""
+    into every answer."""
     shutil.copytree(run, place)
-    documents = [own["name"] for own in json.loads((place / "documents.json").read_text())]
-    words = {"pi-2x": named("label")} | words
-    words |= dict.fromkeys(("token-weighted", *documents), named("theirs"))
-    for store in (place / "variants").glob("pi-2x-*"):
-        store.rename(store.with_name(store.name.replace("pi-2x", words["pi-2x"])))
+    (store,) = (place / "variants").glob("pi-2x-*")
+    store.rename(store.with_name(store.name.replace("pi-2x", named("label"))))
+    names = [own["name"] for own in json.loads((place / "documents.json").read_text())]
+    words = {"pi-2x": "label", **dict.fromkeys(("token-weighted", *names), "theirs")}
     for name in ("results.json", "items.jsonl", "documents.json"):
-        text = (place / name).read_text()
         for old, new in words.items():
-            text = text.replace(json.dumps(old)[1:-1], json.dumps(new)[1:-1])
-        text = text.replace('"answer": [', f'"answer": [{json.dumps(SCRIPT)}, ')
-        (place / name).write_text(text)
+            say(place / name, json.dumps(old)[1:-1], json.dumps(named(new))[1:-1])
+        say(place / name, '"answer": [', f'"answer": [{json.dumps(SCRIPT)}, ')
     return place
+
+
+def say(file, old, new):
+    file.write_text(file.read_text().replace(old, new))
 
 
 @pytest.fixture(scope="module")
@@ -106,22 +114,21 @@ def test_what_strangers_say_is_text_in_every_report(reports):
     found = {}
     for name, path in reports.items():
         said = check(path.read_text(encoding="utf-8")).text.replace('\\"', '"')
-        assert (SCRIPT in said) == (name in ("page", "cell pi", "cell yarn")), name  # its recipe
+        assert (SCRIPT in said) == (name in ("page", "run")), name  # the recipe is quoted
         found[name] = {what for what in WHATS if named(what) in said}
     assert found == SHOWN
 
 
-@pytest.mark.parametrize("file", ["items.jsonl", "results.json, items.jsonl"])
-def test_a_task_that_a_stranger_named_is_no_name_in_a_report(reports, folder, file, capsys):
-    place = poisoned(reports["eval"].parent, folder / f"tasks in {file}", passkey=named("task"))
-    if file == "items.jsonl":
-        shutil.copy(reports["eval"].parent / "results.json", place)
-    output = folder / "never"
-    code, said = run("compare", reports["eval"].parent, place, "-o", output, capsys=capsys)
-    assert code == 2
-    assert not output.exists()
-    assert said.err.count("\n") == 1
-    assert named("task") in said.err
+@pytest.mark.parametrize("files", [["items.jsonl"], ["items.jsonl", "results.json"]])
+def test_a_task_that_a_stranger_named_is_no_name_in_a_report(reports, tmp_path, files, capsys):
+    theirs = shutil.copytree(reports["eval"].parent, tmp_path / "theirs")
+    for name in files:
+        say(theirs / name, "passkey", json.dumps(named("task"))[1:-1])
+    code, said = run(
+        "compare", reports["eval"].parent, theirs, "-o", tmp_path / "out", capsys=capsys
+    )
+    assert (code, (tmp_path / "out").exists(), said.err.count("\n")) == (2, False, 1)
+    assert "img alt=task" in said.err
 
 
 def opened(path, folder):
