@@ -96,7 +96,7 @@ def searched(
         output = folder / f"fit-{start}"
         asked: dict[str, Any] = {"factor": factor, "start": start, "steps": steps}
         plan = plan_fit(model, str(choosing), **asked)
-        spent += TRAINED * plan.tokens + plan.forward_tokens
+        spent += TRAINED * plan.tokens + plan.prepared.forward_tokens
         done = ropext.fit(model, str(choosing), output, say=told, **asked)
         assert done is not None  # the first process, and the only one
         judged[start] = done.judgements

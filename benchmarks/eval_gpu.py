@@ -58,9 +58,12 @@ def measure(tokens: int, rounds: int) -> None:
             lambda: model(row, use_cache=False, logits_to_keep=1).logits.shape, rounds
         )
         ours = seconds_of(lambda: scorer.token_nll(ids), rounds)
-    head = 2.0 * tokens * shape.hidden * shape.vocabulary
-    rate = (shape.flops(tokens) - head) / statistics.median(bare)
-    own = shape.flops(tokens) / statistics.median(ours)
+    # One causal pass: two operations for each weight and token, and half a square of attention.
+    tables = 2 * shape.hidden * shape.vocabulary
+    head = float(tokens * tables)
+    square = 2 * shape.layers * shape.heads * shape.head_dim * tokens**2
+    body = 2.0 * tokens * (shape.parameters - tables) + square
+    rate, own = body / statistics.median(bare), (body + head) / statistics.median(ours)
     print(f"{torch.cuda.get_device_name()}, {tokens} tokens, bfloat16, read as {manner}.\n")
     print("| | seconds, each round | TFLOP/s |\n|---|---|---|")
     for name, took, flops in (("bare forward", bare, rate), ("every token's NLL", ours, own)):

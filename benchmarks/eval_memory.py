@@ -1,11 +1,10 @@
-"""Peak memory of a reading above the model, and the estimate of --dry-run beside it.
+"""Peak memory of a reading above the model, and the peak by which a chunk would be chosen.
 
     OMP_NUM_THREADS=1 python benchmarks/eval_memory.py > benchmarks/results/eval-memory-DATE.md
 
 Random Llamas of hidden 256 and 4 layers, each case in a process of its own: resident memory at its
 highest, less what it was with the model loaded and 64 tokens read. What full logits take is counted
 from their shape (in float32, one tensor: no log-softmax yet), and measured where they are small.
-FLOPs are those that torch's counter sees.
 """
 
 import argparse
@@ -48,7 +47,6 @@ def measure(vocabulary: int, tokens: int, chunk: int | None, dtype: str) -> dict
     """In a child process: one reading."""
     import numpy as np
     import torch
-    from torch.utils.flop_counter import FlopCounterMode
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from ropext.evaluation.costs import choose_manner, shape_of
@@ -77,17 +75,9 @@ def measure(vocabulary: int, tokens: int, chunk: int | None, dtype: str) -> dict
         peer = None
         if full <= MEASURABLE:
             peer = highest(lambda: model(row, labels=row, use_cache=False).loss.item())
-        # The counter sees no FLOPs in SDPA on a CPU; eager attention computes the whole square,
-        # masked half included, and is counted.
-        small = min(tokens, 2048)
-        model.set_attn_implementation("eager")
-        with FlopCounterMode(display=False) as counter:
-            scorer.token_nll(ids[:small])
     return {
         "measured": measured,
         "estimated": shape.peak_bytes(tokens, manner),
-        "flops_measured": counter.get_total_flops(),
-        "flops_estimated": shape.flops(small),
         "full_logits": full,
         "peer": peer,
     }
@@ -111,10 +101,9 @@ def main() -> None:
     )
     print(
         "| vocabulary | tokens | chunk | dtype | peak above the model, MiB | estimated, MiB | "
-        "ratio | one tensor of full logits, MiB | peak of model(ids, labels=ids), MiB | "
-        "FLOPs estimated / counted |"
+        "ratio | one tensor of full logits, MiB | peak of model(ids, labels=ids), MiB |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|")
     for case in CASES:
         command = [sys.executable, __file__, "--case", json.dumps(case)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -126,8 +115,7 @@ def main() -> None:
             f"{found['measured'] / 2**20:.0f} | "
             f"{found['estimated'] / 2**20:.0f} | "
             f"{found['estimated'] / max(found['measured'], 1):.2f} | "
-            f"{found['full_logits'] / 2**20:.0f} | {peer} | "
-            f"{found['flops_estimated'] / max(found['flops_measured'], 1):.2f} |",
+            f"{found['full_logits'] / 2**20:.0f} | {peer} |",
             flush=True,
         )
 

@@ -93,8 +93,7 @@ def trainer(engine: str, model: Any, vocabulary: int, run: Run, folder: Path) ->
     strategy = Pose(run.window, run.tokens) if run.window else Full(run.tokens)
     rows = Rows([TrainingDocument(ids)], strategy, run.rows * run.steps, 0)
     prepared = SimpleNamespace(settings=settings, options=options, padding=0)
-    estimate = SimpleNamespace(recompute=run.recompute)
-    planned: Any = SimpleNamespace(prepared=prepared, estimate=estimate)
+    planned: Any = SimpleNamespace(prepared=prepared, recompute=run.recompute)
     job = ours.Job(
         planned=planned,
         model=joined,
@@ -114,22 +113,6 @@ def trainer(engine: str, model: Any, vocabulary: int, run: Run, folder: Path) ->
     made.remove_callback(transformers.PrinterCallback)
     made.args.save_strategy = "no"
     return made
-
-
-def estimated(model: Any, run: Run) -> Any:
-    """What --dry-run would say of the same run."""
-    from ropext.evaluation.costs import shape_of
-    from ropext.training import defaults, estimates
-
-    options, settings = run.settings()
-    shape = shape_of(model)
-    # Rank times in plus out, of q, k, v, o, gate, up, down.
-    width, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    sides = 2 * (shape.hidden + width) + 2 * (shape.hidden + narrow)
-    trained = 16 * shape.layers * (sides + 3 * (shape.hidden + shape.feed_forward))
-    micro = defaults.micro_rows(options, run.row_tokens, run.rows)
-    free = 0 if run.recompute else 2**60
-    return estimates.estimate(shape, settings, trained, micro, free=free)
 
 
 def status(key: str) -> float:

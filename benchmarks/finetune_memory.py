@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from finetune_engines import Model, Run, estimated, status, trainer
+from finetune_engines import Model, Run, status, trainer
 
 VOCABULARIES = (1024, 131072)
 
@@ -46,25 +46,17 @@ def measured(engine: str, vocabulary: int, tokens: int) -> dict[str, float]:
     return told
 
 
-def guess(vocabulary: int, tokens: int) -> float:
-    """What --dry-run would say, in MiB above the weights."""
-    found = estimated(Model(vocabulary).build(), Run(tokens))
-    return float(found.peak_bytes - found.weight_bytes) / 2**20
-
-
 def peaks(tokens: int) -> None:
-    print("| engine | vocabulary | tokens | peak above the weights, MiB | estimated | first loss |")
-    print("|---|---|---|---|---|---|")
+    print("| engine | vocabulary | tokens | peak above the weights, MiB | first loss |")
+    print("|---|---|---|---|---|")
     found: dict[tuple[str, int], float] = {}
     small, large = VOCABULARIES
     shapes = [(e, v, tokens) for v in VOCABULARIES for e in ("plain", "ropext")]
     for engine, vocabulary, size in [*shapes, ("ropext", 32768, tokens // 2)]:
         told = measured(engine, vocabulary, size)
         found[engine, vocabulary] = told["peak"]
-        said = f"{guess(vocabulary, size):.0f}" if engine == "ropext" else ""
         print(
-            f"| {engine} | {vocabulary} | {size} | {told['peak']:.0f} | {said} | "
-            f"{told['loss']:.5f} |",
+            f"| {engine} | {vocabulary} | {size} | {told['peak']:.0f} | {told['loss']:.5f} |",
             flush=True,
         )
     parts = {e: found[e, large] - found[e, small] for e in ("plain", "ropext")}

@@ -155,7 +155,7 @@ def trained(extended: Path, data: Path, way: str, own: judge.Judge, folder: Path
         "steps": done.steps,
         "kept": done.kept_step,
         "passes": done.passes,
-        "documents": done.planned.prepared.evaluated,
+        "documents": done.planned.prepared.judged,
         "held_out": [[int(e["step"]), round(e["held_out"], 4)] for e in done.evaluations],
         "tail": tail(own, folder / "out"),
     }

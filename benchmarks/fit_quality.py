@@ -253,7 +253,7 @@ def short_rows(factor: float, batch_tokens: Sequence[int], seed: int) -> None:
             done, own, _ = fitted(model, data, judge, Path(folder) / "out", options)
         length = done.planned.prepared.settings.row_tokens.value
         label = f"{length}, {done.tokens:,} tokens, {done.kept}"
-        cost = 3 * done.tokens + done.planned.forward_tokens
+        cost = 3 * done.tokens + done.planned.prepared.forward_tokens
         whole, found[label] = whole or cost, own
         print(f"{row(judge, base, label, own)} {cost:,} | {cost / whole:.2f} |", flush=True)
         first = next(iter(found))

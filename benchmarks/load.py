@@ -2,8 +2,8 @@
 
 Claims: a corpus of a million short documents is searched for long ones in the memory of one of ten
 thousand; an evaluation of 256 documents of 4,096 tokens takes the memory of one of 8 documents; one
-document of 131,072 tokens takes at most four times what one of 32,768 takes; the dry run's estimate
-stands beside it. (A checkpoint of 100 GB by link: benchmarks/extend.py.)
+document of 131,072 tokens takes at most four times what one of 32,768 takes. (A checkpoint
+of 100 GB by link: benchmarks/extend.py.)
 
     OMP_NUM_THREADS=1 python benchmarks/load.py [--only corpus,many,long] [--folder DIR]
 
@@ -105,7 +105,6 @@ def reading_case(folder: Path, count: int, tokens: int) -> dict[str, Any]:
     """`ropext eval`, whole, with its report."""
     import torch
 
-    from ropext.evaluation.costs import estimate_evaluation
     from ropext.evaluation.session import evaluate
 
     torch.set_num_threads(1)
@@ -116,11 +115,10 @@ def reading_case(folder: Path, count: int, tokens: int) -> dict[str, Any]:
     warm = folder / f"warm-{count}-{tokens}"
     evaluate(model, warm, data=str(folder / "small.jsonl"), lengths=(512,), **more)
     more |= {"data": str(path), "lengths": (tokens,)}
-    _, estimate = estimate_evaluation(model, **more)
     done, memory = highest(lambda: evaluate(model, folder / f"run-{count}-{tokens}", **more))
     kept = len(done.run.contenders["base"].documents.names) if done.run else 0
     told = {"read": count, "kept": kept, "bytes": os.path.getsize(path)}
-    return told | memory | {"estimated": estimate.peak_bytes}
+    return told | memory
 
 
 def main() -> None:
@@ -134,8 +132,8 @@ def main() -> None:
         case = corpus_case if kind == "corpus" else reading_case
         print(json.dumps(case(given.folder, *numbers)))
         return
-    print("| case | documents | tokens | input, MB | peak, MB | grown, MB | estimate, MB | ratio |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| case | documents | tokens | input, MB | peak, MB | grown, MB | ratio |")
+    print("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         write_model(Path(folder) / "model")
         for kind in given.only.split(","):
@@ -149,7 +147,6 @@ def main() -> None:
                 cells = [kind, f"{found['kept']} of {found['read']}"]
                 cells += [str(numbers[1]) if numbers[1:] else "12 to 1200"]
                 cells += [f"{found[key] / 1e6:.1f}" for key in ("bytes", "peak", "grown")]
-                cells += [f"{found['estimated'] / 1e6:.1f}" if "estimated" in found else "-"]
                 print(
                     "| " + " | ".join([*cells, f"{found['peak'] / first:.2f}"]) + " |", flush=True
                 )

@@ -16,6 +16,7 @@ import re
 import secrets
 import socket
 import stat
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -389,6 +390,18 @@ def limit_memory(most: int) -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def peak_memory() -> int:
+    """Bytes that this process held at its highest."""
+    if sys.platform == "win32":
+        import psutil  # accelerate needs it
+
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def is_plain_name(name: str) -> bool:

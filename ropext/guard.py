@@ -126,10 +126,12 @@ def states(directory: Path) -> dict[str, str | int | None]:
 
 
 def state(path: Path) -> str | int | None:
-    """What an edit of a file changes: its SHA-256, or the size of a large one. A link is known as a
-    link alone, and what cannot be read is not known."""
+    """What an edit of a file changes: its SHA-256, or the size of a large one. A link and a log,
+    which differs from run to run, are known as such alone; what cannot be read is not known."""
     if path.is_symlink():
         return "link"
+    if path.suffix == ".log":
+        return "log"
     with suppress(InputError, OSError), open(open_regular(path), "rb") as stream:
         size = os.fstat(stream.fileno()).st_size
         return size if size > WHOLE else hashlib.file_digest(stream, "sha256").hexdigest()

@@ -26,6 +26,7 @@ from ropext.files import HALF_WRITTEN, check_links, lock_of, locked, read_json, 
 from ropext.narration import Say, silent
 
 MANIFEST = "run.json"
+USED = "used.log"  # what first steps took
 STORES = "variants/"  # of an evaluation: what each model read
 BESIDE = ("fit", "finetune", "run")  # commands whose folder is OUT.run
 PASSING = ("fit", "finetune")  # commands whose folder is of no use once OUT is there
@@ -34,10 +35,10 @@ ABSENT = object()
 OURS = re.compile(
     "|".join(
         (
-            r"(run|documents|results|choice|budget|trials|attention-\d+)\.json",
+            r"(run|documents|results|choice|budget)\.json|used\.log",
             r"(items|choosing|verdict)\.jsonl|report\.(md|html)|documents/[0-9a-f]+\.npy",
             r"plots/(overview|nll-by-position|tail|gain|spectra|difference-by-position|retrieval-.+)\.png",
-            r"(variants|readings|steps)/.+\.(npy|json|whole)|spectrum/.+",
+            r"(variants|readings|steps)/.+\.(npy|json|whole)",
             r"[\w-]+/(tmp-)?checkpoint-\d+/(.+/)?"
             r"(complete|README\.md|[^/]+\.(safetensors|json|pt|pth|bin|distcp|metadata))",
             HALF_WRITTEN.pattern,
@@ -168,7 +169,7 @@ def remove(folder: Path, stays: Callable[[str], bool] = lambda name: False) -> l
 
 def _has_work(folder: Path) -> bool:
     """Whether there is more than a manifest. An option's mistake that is found late leaves none."""
-    return any(path.is_file() and path.name != MANIFEST for path in folder.rglob("*"))
+    return any(path.is_file() for path in folder.rglob("*") if path.name not in (MANIFEST, USED))
 
 
 def read(folder: Path) -> dict[str, Any] | None:

@@ -1,6 +1,7 @@
 """One guard: what is one place, what is ropext's own, and that it hears of every path."""
 
 import inspect
+import json
 import os
 import shutil
 from contextlib import suppress
@@ -212,3 +213,14 @@ def test_every_place_is_told_the_guard(tmp_path, monkeypatch, name, option):
     with suppress(Exception):
         command_line.run(name, *PATHS[name, option])
     assert any(given in path for path in seen), seen
+
+
+def test_a_log_is_known_by_its_name_alone(tmp_path):
+    """It differs from run to run; whoever else names a file so keeps it."""
+    (tmp_path / "used.log").write_text("one")
+    before = guard.states(tmp_path)
+    (tmp_path / "used.log").write_text("two")
+    assert guard.states(tmp_path) == before == {"used.log": "log"}
+    (tmp_path / "ropext.json").write_text(json.dumps({"files": before}))
+    (tmp_path / "mine.log").write_text("mine")
+    assert guard.recorded(tmp_path) == {"ropext.json", "used.log"}

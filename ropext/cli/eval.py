@@ -33,7 +33,9 @@ Losses = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", help="replace RUN if it holds another run")]
 Full = Annotated[bool, typer.Option("--full", help="print every table of the report")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="passes, FLOPs, peak memory; runs nothing")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="count passes, tokens and bytes; run nothing")
+]
 
 
 @options.takes("given", Evaluate)
@@ -47,18 +49,16 @@ def command(
     force: Force = False,
     full: Full = False,
     dry_run: DryRun = False,
-    time: options.Time = False,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Measure a model at its long lengths. By perplexity and retrieval, beside the base."""
-    from ropext.evaluation.costs import estimate_evaluation
+    from ropext.evaluation.costs import count_evaluation
     from ropext.evaluation.work import processes
     from ropext.narration import Hooks
     from ropext.pipeline.extending import check_evaluation, evaluate
     from ropext.results.gates import parse_gate
 
-    options.check_time(time, dry_run)
     gates = tuple(parse_gate(text) for text in fail_if or ())
     common: dict[str, Any] = {
         "revision": revision,
@@ -67,17 +67,13 @@ def command(
     }
     if dry_run:
         check_evaluation(model, output, common | given | {"losses": losses})
-        from ropext.evaluation.timing import timed_reading
         from ropext.proof.dequantising import directory_of
 
-        common["timed"] = timed_reading if time else None
         with directory_of(model, out.say) as place:
-            settled, estimate = estimate_evaluation(
-                place, **common, output=output, force=force, **given
-            )
+            settled, costs = count_evaluation(place, **common, output=output, force=force, **given)
         for warning in settled.warnings:
             out.say(f"warning: {warning}")
-        out.result(_estimate_text(estimate), estimate.to_json())
+        out.result(_costs_text(costs), costs.to_json())
         return
     with stoppable() as stop:
         hooks = Hooks(say=out.say, show=Bar(out).show, stop=stop)
@@ -119,25 +115,26 @@ def _tell(out: Out, done: "Evaluation", gates: "tuple[Gate, ...]", full: bool) -
     rundir.raise_if_failed(outcomes)
 
 
-def _estimate_text(estimate: Any) -> str:
+def _costs_text(costs: Any) -> str:
     from ropext.report.text import size
     from ropext.table import columns
 
-    manner = f"in chunks of {estimate.chunk}" if estimate.chunk else "each document in one piece"
-    if estimate.columns is None:
-        manner += f", logits in slices of {estimate.slice_tokens} tokens"
+    read = "each document in one piece"
+    if costs.chunk:
+        cache = "" if costs.cache_bytes is None else f" of {size(costs.cache_bytes)}"
+        read = f"in chunks of {costs.chunk} tokens with a KV cache{cache}"
+    if costs.columns is None:
+        read += f", logits in slices of {costs.slice_tokens} tokens"
     else:
-        manner += f", logits in tiles {estimate.columns} entries of the vocabulary wide"
-    rows = [(part.what, str(part.passes), str(part.tokens)) for part in estimate.work]
+        read += f", logits in tiles {costs.columns} entries of the vocabulary wide"
+    rows = [(part.what, str(part.passes), str(part.tokens)) for part in costs.work]
     return "\n".join(
         [
             columns(("work", "passes", "tokens each"), rows),
             "",
-            f"passes       {estimate.passes}",
-            f"tokens       {estimate.tokens:,}",
-            f"FLOPs        {estimate.flops:.3g}",
-            f"weights      {size(estimate.weight_bytes)}",
-            f"peak memory  {size(estimate.peak_bytes)} above the weights, read {manner}",
-            *([f"time         {estimate.time.sentence}"] if estimate.time else []),
+            f"passes   {costs.passes}",
+            f"tokens   {costs.tokens:,}",
+            f"weights  {size(costs.weight_bytes)}",
+            f"read     {read}",
         ]
     )

@@ -44,7 +44,6 @@ def command(
     output: options.Output = None,
     force: Force = False,
     dry_run: DryRun = False,
-    time: options.Time = False,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
     push_to_hub: PushToHub = None,
@@ -62,12 +61,8 @@ def command(
         given.pop("finetune", None)
         asked = job.from_options(top, given | choosing | writing, later, words or ())
         asked = asked.trusting(trust_remote_code)
-        run.do(out, asked, output, push, dry_run=dry_run, time=time, force=force)
+        run.do(out, asked, output, push, dry_run=dry_run, force=force)
         return
-    if time:
-        raise UsageError(
-            "an extension takes as long as its weights take to copy; --time is for more"
-        )
     how = Writing(**writing)
     common = {"revision": revision, "link": how.link, "force": force, **given}
     if output is None or dry_run:

@@ -14,7 +14,7 @@ Directory = Annotated[
     str, typer.Argument(metavar="DIR", help="an extended checkpoint: a directory or a hub id")
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="show settings, sources, tokens, memory; train nothing")
+    bool, typer.Option("--dry-run", help="show settings, sources, tokens, bytes; train nothing")
 ]
 
 
@@ -27,7 +27,6 @@ def command(
     output: shared.Output = None,
     force: shared.BeginAnew = False,
     dry_run: DryRun = False,
-    time: shared.Time = False,
     push_to_hub: push.PushToHub = None,
     public: push.Public = False,
 ) -> None:
@@ -37,12 +36,11 @@ def command(
 
     if output is None and not dry_run:
         raise UsageError("say where to: -o OUT (or --dry-run to see the settings)")
-    shared.check_time(time, output is None or dry_run)
     wanted = push.asked_push(push_to_hub, public)
     if output is None or dry_run:
-        planned = training.plan_finetune(directory, data, output, force=force, time=time, **given)
+        planned = training.plan_finetune(directory, data, output, force=force, **given)
         if sharing.is_main():
-            out.result(report.finetune_plan(planned), planned.to_json())
+            out.result(report.plan_text(planned), planned.to_json())
         return
     done = training.run_finetune(directory, data, output, force=force, say=out.say, **given)
     if sharing.is_main():

@@ -13,7 +13,7 @@ from ropext.errors import UsageError
 from ropext.options.training import Fit
 
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="show settings, sources, tokens, memory; fit nothing")
+    bool, typer.Option("--dry-run", help="show settings, sources, tokens, bytes; fit nothing")
 ]
 
 
@@ -26,7 +26,6 @@ def command(
     output: shared.Output = None,
     force: shared.BeginAnew = False,
     dry_run: DryRun = False,
-    time: shared.Time = False,
     revision: shared.Revision = None,
     push_to_hub: push.PushToHub = None,
     public: push.Public = False,
@@ -37,14 +36,11 @@ def command(
 
     if output is None and not dry_run:
         raise UsageError("say where to: -o OUT (or --dry-run to see the settings)")
-    shared.check_time(time, output is None or dry_run)
     wanted = push.asked_push(push_to_hub, public)
     if output is None or dry_run:
-        planned = training.plan_fit(
-            model, data, output, revision=revision, force=force, time=time, **given
-        )
+        planned = training.plan_fit(model, data, output, revision=revision, force=force, **given)
         if sharing.is_main():
-            out.result(report.fit_plan(planned), planned.to_json())
+            out.result(report.plan_text(planned), planned.to_json())
         return
     done = training.run_fit(
         model,

@@ -11,7 +11,6 @@ from pydantic.fields import FieldInfo
 
 from ropext import guard
 from ropext.cli.output import Out
-from ropext.errors import UsageError
 from ropext.lengths import parse_length
 from ropext.options.fields import LENGTHS, Options, flag, item_of, reads, shown_default
 
@@ -45,15 +44,6 @@ BeginAnew = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="print the result as one JSON document")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no narration on stderr")]
-Time = Annotated[
-    bool, typer.Option("--time", help="with --dry-run: time a small step and say how long it takes")
-]
-
-
-def check_time(time: bool, dry_run: bool) -> None:
-    """--time tells of what is not done yet."""
-    if time and not dry_run:
-        raise UsageError("--time says how long it would take; it goes with --dry-run")
 
 
 def check_plot(plot: Path | None, model: str, **given: Any) -> None:

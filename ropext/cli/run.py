@@ -12,7 +12,7 @@ import typer
 from ropext.cli import options
 from ropext.cli.output import Out
 from ropext.cli.push import Public, Push, PushToHub, asked_push, result
-from ropext.errors import Interrupted, UsageError
+from ropext.errors import Interrupted
 
 if TYPE_CHECKING:
     from ropext.options.recipe import Recipe
@@ -56,7 +56,6 @@ def command(
     only: Only = None,
     force: Force = False,
     dry_run: DryRun = False,
-    time: options.Time = False,
     trust_remote_code: options.TrustRemoteCode = False,
     push_to_hub: PushToHub = None,
     public: Public = False,
@@ -67,7 +66,7 @@ def command(
     asked = job.read(recipe, words or ()).trusting(trust_remote_code)
     push = asked_push(push_to_hub, public)
     choice = {"begin": begin, "only": only, "force": force}
-    do(out, asked, output, push, dry_run=dry_run, time=time, **choice)
+    do(out, asked, output, push, dry_run=dry_run, **choice)
 
 
 def do(
@@ -77,18 +76,12 @@ def do(
     push: Push | None,
     *,
     dry_run: bool = False,
-    time: bool = False,
     **choice: Any,
 ) -> None:
     """Run a job and tell what came of it; `ropext extend` with later steps does the same."""
     from ropext.evaluation.work import processes
     from ropext.pipeline import job
 
-    options.check_time(time, dry_run)
-    if time and asked.is_auto:
-        raise UsageError(
-            "how long --method auto takes hangs on what it finds; --budget 2h limits it"
-        )
     if place := output or asked.output:
         job.check_places(asked, Path(place))
     if dry_run and asked.is_auto:
@@ -99,11 +92,11 @@ def do(
         out.result(columns(("stage", "what it takes"), told["stages"].items()), told)
         return
     if dry_run:
-        from ropext.pipeline import estimating
+        from ropext.pipeline import counting
 
-        found = estimating.estimate(asked, output, out.say, time=time, **choice)
-        out.result(estimating.estimate_text(found), found)
-        estimating.raise_if_refused(found)
+        found = counting.count(asked, output, out.say, **choice)
+        out.result(counting.counts_text(found), found)
+        counting.raise_if_refused(found)
         return
     from ropext.cli.output import Bar
     from ropext.pipeline.running import run

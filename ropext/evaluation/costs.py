@@ -1,15 +1,15 @@
-"""What an evaluation takes, counted from configs before it starts: passes, tokens, FLOPs, memory.
-
-FLOPs of a causal pass over N tokens: N (2 P_body + 2 h V) + 2 layers d_attention N^2. Memory is
-above the weights. Both are within a factor of two of what is then measured (benchmarks/).
+"""What an evaluation takes, counted from configs before it starts: passes, tokens, bytes. And how a
+model is read in the memory that is free, for which alone a peak is estimated.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ropext import families
 from ropext.checkpoint import with_weights
+from ropext.errors import RopextError
 from ropext.evaluation import loading
 from ropext.evaluation.forward import (
     HEAD_BYTES,
@@ -20,13 +20,11 @@ from ropext.evaluation.forward import (
     plain_head,
     slice_for,
 )
-from ropext.evaluation.layers import Layer, layers_of
 from ropext.evaluation.manifest import workdir_of
 from ropext.evaluation.preparing import Settled, settle
 from ropext.evaluation.reading import hf_stride, short_windows, strided_windows
 from ropext.evaluation.variants import Lineup
 from ropext.lengths import length_text
-from ropext.narration import duration
 from ropext.options.evaluate import DocumentOptions
 from ropext.results.gates import Gate
 
@@ -48,24 +46,13 @@ class Shape:
     head_dim: int
     feed_forward: int
     vocabulary: int
-    body_parameters: int  # active per token, embeddings and head left out
-    all_parameters: int
+    parameters: int
     dtype_bytes: int
     eager: bool = False
     plain_head: bool = True
     device: str = "cpu"  # its type
-    parts: tuple[Layer, ...] = ()  # what each layer computes
+    window: int | None = None  # where layers have one
     masks: bool = True  # where a window is narrower than a row: flash attention needs none
-
-    def is_windowed_at(self, num_tokens: int) -> bool:
-        """Whether a layer's window is narrower than so many tokens, which takes a mask."""
-        return any(own.window is not None and own.window <= num_tokens for own in self.parts)
-
-    def flops(self, num_tokens: int) -> float:
-        """One causal pass over `num_tokens`."""
-        dense = 2 * self.body_parameters + 2 * self.hidden * self.vocabulary
-        attention = 2 * self.layers * self.heads * self.head_dim * num_tokens**2
-        return float(num_tokens * dense + attention)
 
     def peak_bytes(self, num_tokens: int, manner: Manner) -> int:
         """Above the weights, at the widest moment of one pass."""
@@ -79,7 +66,8 @@ class Shape:
             values = 2 * self.kv_heads * self.head_dim * num_tokens * self.dtype_bytes
             # A layer's cache grows by concatenation, which holds the old and the new one.
             cache = values * (self.layers + 1)
-        if at_once < num_tokens or (self.masks and self.is_windowed_at(num_tokens)):
+        windowed = self.masks and self.window is not None and self.window <= num_tokens
+        if at_once < num_tokens or windowed:
             # Booleans, and what SDPA adds to the logits in their place.
             mask = at_once * num_tokens * (1 + self.dtype_bytes)
             # With a mask, SDPA repeats keys and values for every query head.
@@ -102,16 +90,7 @@ def shape_of(model: Any) -> Shape:
     config = model.config.get_text_config()
     heads = int(config.num_attention_heads)
     hidden = int(config.hidden_size)
-    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
-    share = (getattr(config, "num_experts_per_tok", 1) or 1) / experts if experts else 1.0
-    body, total = 0.0, 0
-    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
-    tables = {id(embedding), id(getattr(head, "weight", None))}
-    for name, parameter in model.named_parameters():
-        count = _numel(parameter)
-        total += count
-        if id(parameter) not in tables:
-            body += count * (share if ".experts." in name else 1.0)
+    embedding = model.get_input_embeddings().weight
     width = getattr(config, "intermediate_size", None) or 4 * hidden
     return Shape(
         layers=int(config.num_hidden_layers),
@@ -121,15 +100,20 @@ def shape_of(model: Any) -> Shape:
         head_dim=int(getattr(config, "head_dim", None) or hidden // heads),
         feed_forward=int(max(width) if isinstance(width, list | tuple) else width),
         vocabulary=int(config.vocab_size),
-        body_parameters=int(body),
-        all_parameters=total,
+        parameters=sum(map(_numel, model.parameters())),
         dtype_bytes=int(embedding.element_size()),
         eager=getattr(model.config, "_attn_implementation", "") == "eager",
         plain_head=plain_head(model) is not None and not bends_logits(config),
         device=embedding.device.type,
-        parts=layers_of(model),
+        window=_window(config),
         masks=getattr(model.config, "_attn_implementation", "sdpa") == "sdpa",
     )
+
+
+def _window(config: Any) -> int | None:
+    """The window of layers that have one; without a list of types all layers have it."""
+    window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    return int(window) if window and (not kinds or "sliding_attention" in kinds) else None
 
 
 def _numel(parameter: Any) -> int:
@@ -175,56 +159,31 @@ class Passes:
 
 
 @dataclass(frozen=True)
-class Timed:
-    """How long all of the work takes on this machine, by one step that was timed."""
-
-    seconds: float  # of all
-    step: str  # what was done once
-    took: float
-
-    @property
-    def sentence(self) -> str:
-        return (
-            f"about {duration(self.seconds)} on this machine ({self.step} took {self.took:.2g} s)"
-        )
-
-
-@dataclass(frozen=True)
 class Costs:
     """All of it together."""
 
     work: tuple[Passes, ...]
     passes: int
     tokens: int
-    flops: float
     weight_bytes: int
-    peak_bytes: int  # above the weights
+    cache_bytes: int | None  # of one row of the longest length; None where that is not known
     chunk: int | None
     slice_tokens: int
     columns: int | None
-    time: Timed | None = None  # where it was asked for
 
     def to_json(self) -> dict[str, Any]:
         """As --dry-run --json prints it."""
-        return {k: v for k, v in asdict(self).items() if k != "time" or v is not None}
+        return asdict(self)
 
 
-def estimate(shape: Shape, work: list[Passes], manner: Manner) -> Costs:
-    """The sum over all passes, and the largest of their peaks."""
-    return Costs(
-        work=tuple(work),
-        passes=sum(part.passes for part in work),
-        tokens=sum(part.passes * part.tokens for part in work),
-        flops=sum(part.passes * shape.flops(part.tokens) for part in work),
-        weight_bytes=shape.all_parameters * shape.dtype_bytes,
-        peak_bytes=max((shape.peak_bytes(part.tokens, manner) for part in work), default=0),
-        chunk=manner.chunk,
-        slice_tokens=manner.slice_tokens,
-        columns=manner.columns,
-    )
+def _cache_bytes(config: dict[str, Any], tokens: int, dtype_bytes: int) -> int | None:
+    try:
+        return families.as_read(config).kv_bytes(tokens, dtype_bytes)
+    except RopextError:  # nothing rotates
+        return None
 
 
-def estimate_evaluation(
+def count_evaluation(
     model: str,
     *,
     revision: str | None = None,
@@ -233,11 +192,9 @@ def estimate_evaluation(
     gates: Sequence[Gate] = (),
     output: Path | None = None,
     force: bool = False,
-    timed: Callable[..., Timed] | None = None,
     **values: Any,
 ) -> tuple[Settled, Costs]:
-    """What `evaluate` would take; no weight is read, and what it would refuse is refused. `timed`
-    tells how long (`timing.timed_reading`)."""
+    """Count what `evaluate` would take; no weight is read, and what it would refuse is refused."""
     import torch
     from accelerate import init_empty_weights
     from transformers import AutoConfig
@@ -257,21 +214,28 @@ def estimate_evaluation(
                 attn_implementation=kind,
             ),
         )
+    skeleton.tie_weights()  # accelerate gives the head weights of its own
     device = torch.device(loading.device_of(options))
     shape = replace(shape_of(skeleton), device=device.type)
     free = loading.free_memory(device)
     manner = choose_manner(
         shape,
         settled.frame.longest,
-        free - shape.all_parameters * shape.dtype_bytes,
+        free - shape.parameters * shape.dtype_bytes,
         options.chunk,
         options.slice_memory * MIB,
     )
-    found = estimate(shape, work_of(settled), manner)
-    if timed is not None:
-        kind = dtype or torch.float32
-        found = replace(found, time=timed(skeleton, device, kind, found, settled.frame.longest))
-    return settled, found
+    work, longest = work_of(settled), settled.frame.longest
+    return settled, Costs(
+        work=tuple(work),
+        passes=sum(part.passes for part in work),
+        tokens=sum(part.passes * part.tokens for part in work),
+        weight_bytes=shape.parameters * shape.dtype_bytes,
+        cache_bytes=_cache_bytes(snapshot.config, longest, shape.dtype_bytes),
+        chunk=manner.chunk,
+        slice_tokens=manner.slice_tokens,
+        columns=manner.columns,
+    )
 
 
 def _check_places(settled: Settled, output: Path | None, force: bool) -> None:

@@ -1,5 +1,6 @@
 """A model and its tokenizer in memory, with errors that a user can act on."""
 
+import json
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,6 +13,9 @@ from ropext.checkpoint import Snapshot
 from ropext.checkpoint.adapter import WEIGHTS, read_lora
 from ropext.corpus.sandbox import try_tokenizer
 from ropext.errors import InputError, Stopped, UnsupportedModel, UsageError
+from ropext.files import peak_memory
+from ropext.narration import Say
+from ropext.report.text import size
 
 if TYPE_CHECKING:
     import torch
@@ -240,6 +244,18 @@ def free_memory(device: "torch.device") -> int:
         cached = _entries(CGROUP / "memory.stat").get("inactive_file", 0)
         found.append(int(most) - int(used.read_text()) + cached)
     return min(found) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def tell_used(log: Path, say: Say, device: "torch.device | str", what: str, seconds: float) -> None:
+    """Say what the first unit of a long piece of work took, and keep it in a log, which no
+    comparison of runs reads."""
+    import torch
+
+    on_gpu = torch.device(device).type == "cuda"
+    peak = torch.cuda.max_memory_allocated(device) if on_gpu else peak_memory()
+    say(f"{what} took {seconds:.2g} s, and {size(peak)} of memory at the peak")
+    with log.open("a", encoding="utf-8") as out:
+        out.write(json.dumps({"what": what, "seconds": seconds, "peak_bytes": peak}) + "\n")
 
 
 def _entries(path: Path) -> dict[str, int]:

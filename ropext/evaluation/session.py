@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ from ropext.results.retrieval import (
     ruler_tasks,
 )
 from ropext.results.values import Value, values_json
-from ropext.workdir import MANIFEST, Workdir
+from ropext.workdir import MANIFEST, USED, Workdir
 
 
 @dataclass(frozen=True)
@@ -102,11 +103,13 @@ def evaluate(
         path, stores = place.folder, stores_of(place, settled.lineup)
         if rank != 0:
             wait_for(path / MANIFEST, place.has_begun, hooks.stop)
+        device = loading.device_of(settled.options)
         worker = Worker(
             sum(part.passes * part.tokens for part in work_of(settled)),
             hooks.show if rank == 0 else Hooks.show,
             hooks.stop,
             Path(output) if output is not None else None,
+            partial(loading.tell_used, path / USED, hooks.say, device),
         )
         more = _read_all(settled, path, stores, worker, hooks)
         if rank != 0:

@@ -22,11 +22,16 @@ class Worker:
     """This process's share of the units; `total` are the forward tokens of all processes."""
 
     def __init__(
-        self, total: int, show: Show, stop: Callable[[], bool], kept_in: Path | None
+        self,
+        total: int,
+        show: Show,
+        stop: Callable[[], bool],
+        kept_in: Path | None,
+        used: Callable[[str, float], None],  # told what the first unit took, in seconds
     ) -> None:
         self.rank, self.world = processes()
         self.total, self.done, self.show = total // self.world, 0, show
-        self.stop, self.kept_in = stop, kept_in
+        self.stop, self.kept_in, self.used = stop, kept_in, used
         self.finished, self.resumed, self.begun = 0, 0, time.time()
         self.units: list[Path] = []
 
@@ -43,8 +48,11 @@ class Worker:
                     raise self.stopped()
                 if not self.done:  # the clock of the time left begins
                     self.show(0, self.total, unit.what)
+                begun = time.monotonic()
                 complete(unit)
                 self.finished += 1
+                if self.finished == 1 and self.rank == 0:
+                    self.used(f"the first unit ({unit.what})", time.monotonic() - begun)
                 self.done += unit.tokens
                 self.total = max(self.total, self.done)
                 self.show(self.done, self.total, unit.what)

@@ -236,27 +236,22 @@ def parse_extend(
 
 @dataclass(frozen=True)
 class Budget:
-    """What may be spent: tokens read forward, seconds, or floating-point operations."""
+    """What may be spent: tokens read forward, or seconds."""
 
     amount: float
-    unit: str  # "tokens", "seconds" or "FLOPs"
+    is_time: bool
 
 
 def parse_budget(text: str) -> Budget:
-    """30m, 2h, 20000000 (tokens) or 3e15flops."""
-    found = re.fullmatch(r"([\d.]+(?:e\d+)?) *(s|m|h|tokens|flops)?", text.strip().lower())
+    """30m, 2h, or 20000000 (tokens)."""
+    found = re.fullmatch(r"([\d.]+(?:e\d+)?) *(s|m|h|tokens)?", text.strip().lower())
     try:
         amount = float(found[1]) if found else 0.0
     except ValueError:
         amount = 0.0
     if not found or not amount > 0:
-        raise UsageError(
-            f"--budget {text[:40]}: write a time (30m, 2h), tokens (20000000), or 3e15flops"
-        )
-    unit = found[2] or "tokens"
-    if unit in _UNITS:
-        return Budget(amount * _UNITS[unit], "seconds")
-    return Budget(amount, "FLOPs" if unit == "flops" else "tokens")
+        raise UsageError(f"--budget {text[:40]}: write a time (30m, 2h) or tokens (20000000)")
+    return Budget(amount * _UNITS.get(found[2], 1), found[2] in _UNITS)
 
 
 class Writing(Options):
@@ -279,7 +274,7 @@ class Choosing(Options):
     )
     budget: str | None = wanted(
         None,
-        "--method auto: what it may take, as time (30m, 2h), tokens read (20000000) or 3e15flops",
+        "--method auto: what it may take, as time (30m, 2h) or tokens read (20000000)",
     )
     within: Literal["longrope", "yarn", "ntk"] | None = wanted(
         None, "--method auto: what its fit may move [the widest that --for reads exactly]"

@@ -87,9 +87,6 @@ class Training(Options):
         None, "eager, sdpa, flash_attention_2 ... [sdpa, or eager where a model has none]"
     )
     report_to: str = wanted("none", "tensorboard, wandb or trackio")
-    ignore_memory: bool = wanted(
-        False, "train also where the estimate says that the memory is not enough"
-    )
     link: Link = wanted("copy", "how the weights get to OUT")
 
     @model_validator(mode="after")

@@ -5,5 +5,5 @@ The parts, from the bottom: extending (one checkpoint, planned, written and prov
 checked, and its cells), stages (what was done with what: the skip rule), steps (the stages
 themselves), outcome (the finished checkpoint and the report), choosing (`--method auto`: what is
 tried within `--budget`, and what is taken), running (all of it in order), calling (what Python
-calls), estimating (what it would take).
+calls), counting (what it would take).
 """

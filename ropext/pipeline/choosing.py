@@ -26,7 +26,6 @@ from ropext.corpus import Document, DocumentEncoder, RawDocument
 from ropext.corpus.splitting import NO_LIMIT
 from ropext.errors import InputError, RopextError, UsageError
 from ropext.evaluation import loading
-from ropext.evaluation.costs import shape_of
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.preparing import read_corpus
 from ropext.evaluation.ranking import (
@@ -199,7 +198,7 @@ def prospect(asked: Recipe) -> Prospect:
     )
     found.check_gates()
     budget = asked.extend.budget
-    if budget and parse_budget(budget).unit == "tokens":
+    if budget and not parse_budget(budget).is_time:
         found.check_budget(int(parse_budget(budget).amount))
     return found
 
@@ -366,7 +365,7 @@ class AutoChoice:
         model = loading.load_model(with_weights(own.snapshot), files, trusted)
         ids = [document.ids for document in documents]
         reader = document_reader(model, ids, own.frame, files, self.hooks)
-        self._set_budget(reader, model)
+        self._set_budget(reader)
         lowest = self._rounds(reader, list(own.plans))
         last = self.rounds[-1]
         best = tied(own.frame, last, lowest)
@@ -376,20 +375,19 @@ class AutoChoice:
             taken = next(label for label in order if label in best and label not in out)
         return taken, because(last, taken)
 
-    def _set_budget(self, reader: DocumentReader, model: Any) -> None:
+    def _set_budget(self, reader: DocumentReader) -> None:
         """In tokens; a time by how long one document takes, once."""
         own, text = self.prospect, self.prospect.recipe.extend.budget
         if text is None:
             return
-        asked, note, seconds = parse_budget(text), self.folder / "budget.json", 0.0
+        budget, note = parse_budget(text), self.folder / "budget.json"
         if not note.is_file():
-            if asked.unit == "seconds":
+            tokens = budget.amount
+            if budget.is_time:
                 begun = time.monotonic()
                 replace(reader, documents=reader.documents[:1]).whole(UNTOUCHED, None)
-                seconds = time.monotonic() - begun
-            price = {"tokens": 1.0, "seconds": seconds, "FLOPs": shape_of(model).flops(own.target)}
-            each = price[asked.unit] / (1 if asked.unit == "tokens" else own.target)
-            write_json(note, {"tokens": int(asked.amount / each)})
+                tokens *= own.target / (time.monotonic() - begun)
+            write_json(note, {"tokens": int(tokens)})
         self.budget = int(read_json(note)["tokens"])
         own.check_budget(self.budget)
 
@@ -489,7 +487,7 @@ class AutoChoice:
             if reason := judge.few(found.prepared.judge.documents):
                 self.left_out[FIT] = reason
                 return {}
-            return recipe if self._afford(FIT, found.tokens, found.forward_tokens) else {}
+            return recipe if self._afford(FIT, found.tokens, found.prepared.forward_tokens) else {}
         return {}
 
     def _afford(self, stage: str, trained_on: int, read: int = 0) -> bool:
@@ -525,7 +523,7 @@ class AutoChoice:
             write_extension(whole, own.plans[taken], place, WriteOptions("symlink", prove=False))
             data = own.recipe.finetune.data
             found = plan_finetune(place, data, **own.recipe.finetuning)
-        self._afford(FINETUNE, found.estimate.tokens)
+        self._afford(FINETUNE, found.tokens)
 
 
 def _spans(documents: int) -> Iterator[tuple[int, int]]:

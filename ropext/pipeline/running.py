@@ -14,21 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from ropext import guard
-from ropext.checkpoint import provenance
+from ropext.checkpoint import open_snapshot, provenance, with_weights
 from ropext.checkpoint.staging import check_place
 from ropext.errors import OutputExists, UsageError
 from ropext.evaluation.work import processes, wait_for
 from ropext.files import write_text
-from ropext.narration import Hooks, Say, Show, silent, unseen
+from ropext.narration import Hooks, Say, Show, silent, told_of_files, unseen
 from ropext.options.fields import EVALUATE
 from ropext.options.recipe import REPORT, STAGES, Recipe
 from ropext.pipeline import job, outcome, stages
 from ropext.pipeline.outcome import Choice, Evidence, Ran
-from ropext.pipeline.stages import Stage, is_done
+from ropext.pipeline.stages import Hashes, Stage, is_done
 from ropext.pipeline.steps import Work
-from ropext.workdir import MANIFEST, Flat, Ledger, Piece, Workdir, beside
+from ropext.workdir import MANIFEST, Flat, Ledger, Piece, Workdir
 
-RECIPE = "recipe.yaml"
+LOG, RECIPE = "log.txt", "recipe.yaml"
 DONE, SKIPPED = "done", "skipped"
 
 
@@ -63,57 +63,93 @@ def run(
 
         hooks = Hooks(say, show)
         asked = choosing.settled(asked, Path(place), force=force, command=command, hooks=hooks)
-    folder = beside(Path(place))
-    work = Work(asked, Path(place), folder, say, command=command, force=force, show=show)
-    return WholeRun(work, Choice(begin, only)).go()
+    whole = WholeRun(asked, Path(place), Choice(begin, only), force, command, say, show)
+    return whole.go()
 
 
 class WholeRun:
-    """One run, stage by stage."""
+    """One run and its directory."""
 
-    def __init__(self, work: Work, choice: Choice) -> None:
-        choice.check(work.job)
-        job.check_places(work.job, work.output)
-        self.work, self.choice = work, choice
+    def __init__(
+        self,
+        asked: Recipe,
+        output: Path,
+        choice: Choice,
+        force: bool,
+        command: Sequence[str] = (),
+        say: Say = silent,
+        show: Show = unseen,
+    ) -> None:
+        choice.check(asked)
+        job.check_places(asked, output)
+        self.job, self.output, self.choice, self.force = asked, output, choice, force
+        self.command, self.show = command, show
         self.rank, self.world = processes()
-        if work.output.name in ("", ".", ".."):
-            raise UsageError(f"{work.output} (--output) does not name a directory of its own")
+        self._say = say if self.rank == 0 else silent
+        if output.name in ("", ".", ".."):
+            raise UsageError(f"{output} (--output) does not name a directory of its own")
         about = {
-            "recipe": work.job.source.name,
-            "resolved": work.job.resolved(),
-            "words": list(provenance.clean_command(work.command)) if work.command else [],
+            "recipe": asked.source.name,
+            "resolved": asked.resolved(),
+            "words": list(provenance.clean_command(command)) if command else [],
             "versions": provenance.versions(),
         }
         # What decides the numbers says the record of each stage.
-        self.workdir = Workdir(work.output, "run", {}, about)
+        self.workdir = Workdir(output, "run", {}, about)
+        self.folder = self.workdir.folder
+
+    def say(self, sentence: str) -> None:
+        """Tell the user, and write it to the log with its time."""
+        self._say(sentence)
+        self.note(sentence)
+
+    def note(self, sentence: str) -> None:
+        """Write to the log alone; the one place that holds times."""
+        if self.rank == 0:
+            stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            with (self.folder / LOG).open("a", encoding="utf-8") as stream:
+                stream.write(f"{stamp} {provenance.scrub(sentence)}\n")
 
     def go(self) -> Ran:
         """Do all stages."""
-        work = self.work
-        self.check()
-        with self.workdir.claimed(work.force, self.rank, self.world):
+        work = self.ready()
+        with self.workdir.claimed(self.force, self.rank, self.world):
             self._keep_recipe()
-            work.note(f"begin: {' '.join(provenance.clean_command(work.command))}")
+            self.note(f"begin: {' '.join(provenance.clean_command(self.command))}")
             try:
                 return self._all(work)
             finally:
                 if self.rank == 0:
-                    work.hashes.save()
-                    work.note("end")
+                    self.hashes.save()
+                    self.note("end")
 
-    def check(self) -> None:
+    def ready(self) -> Work:
         """Refuse all that can be before anything is written, which a dry run refuses too."""
-        work = self.work
-        job.check_data(work.job)
-        _ = work.base
+        job.check_data(self.job)
+        base = open_snapshot(self.job.model, revision=self.job.revision)
+        if base.hub_id != base.name:
+            with_weights(base)  # weights that should lie here and do not
         if self.rank == 0:
-            self.workdir.check(work.force)
+            self.workdir.check(self.force)
             self._check_recipe()
+        self.hashes = Hashes(self.folder / ".hashes.json", told_of_files(self._say))
+        work = Work(
+            job=self.job,
+            output=self.output,
+            folder=self.folder,
+            base=base,
+            hashes=self.hashes,
+            say=self.say,
+            command=self.command,
+            force=self.force,
+            show=self.show,
+        )
         check_place(work.output)
         _ = work.plan
         if self.rank == 0:
             outcome.check_free(work)
         work.check_gates()
+        return work
 
     def _all(self, work: Work) -> Ran:
         done: dict[str, str] = {}
@@ -138,17 +174,17 @@ class WholeRun:
                 stage.write(work.ledger, inputs, left)
             other = stages.other_versions(record)
             hint = f" ({other}; --from {stage.name} does it again)" if other else ""
-            work.say(f"{stage.name}: done before, skipped{hint}")
+            self.say(f"{stage.name}: done before, skipped{hint}")
             return SKIPPED
         if self.rank == 0:
             self._prepare(stage, work, inputs)
         if self.rank == 0 or stage.everyone:
             begun = time.monotonic()
             stage.do()
-            work.note(f"{stage.name}: took {time.monotonic() - begun:.1f} s")
+            self.note(f"{stage.name}: took {time.monotonic() - begun:.1f} s")
         if self.rank == 0:
             stage.write(work.ledger, inputs, stage.look())
-            work.hashes.save()
+            self.hashes.save()
         else:
             path = work.ledger.folder / f"{stage.name}.json"
             wait_for(path, lambda: is_finished(work.ledger, stage, inputs), lambda: False)
@@ -160,9 +196,9 @@ class WholeRun:
         goes_on = record is not None and record.outputs is None
         changed = None if record is None else stage.why_again(record, inputs)
         if goes_on and changed is None and not self.choice.again(stage.name):
-            work.say(f"{stage.name}: goes on from where it was interrupted")
+            self.say(f"{stage.name}: goes on from where it was interrupted")
         else:
-            work.say(f"{stage.name}{self._why(record, stage, changed)}")
+            self.say(f"{stage.name}{self._why(record, stage, changed)}")
             stage.clear()
         stage.write(work.ledger, inputs, None)
 
@@ -178,17 +214,15 @@ class WholeRun:
     def _keep_recipe(self) -> None:
         """The file as it is, beside the manifest; the other processes wait for that."""
         if self.rank != 0:
-            wait_for(self.work.folder / MANIFEST, self.workdir.has_begun, lambda: False)
+            wait_for(self.folder / MANIFEST, self.workdir.has_begun, lambda: False)
             return
-        (self.work.folder / RECIPE).unlink(missing_ok=True)
-        if self.work.job.source.text is not None:
-            write_text(
-                self.work.folder / RECIPE, guard.signed(provenance.scrub(self.work.job.source.text))
-            )
+        (self.folder / RECIPE).unlink(missing_ok=True)
+        if self.job.source.text is not None:
+            write_text(self.folder / RECIPE, guard.signed(provenance.scrub(self.job.source.text)))
 
     def _check_recipe(self) -> None:
         """Refuse to replace a recipe that was edited."""
-        kept = self.work.folder / RECIPE
+        kept = self.folder / RECIPE
         if kept.is_file() and guard.signed(text := kept.read_text(encoding="utf-8")) != text:
             raise OutputExists(f"{kept} is not as ropext wrote it; {guard.MOVE}")
 

@@ -3,7 +3,7 @@ the spectrum itself with the weights frozen (a fit).
 
 The parts, from the bottom: options and `defaults`, `rows` (what a model reads) and `data` (which
 documents), `judge`, `loss`, `models` (loaded, with a LoRA), `spectrum` and `attention` (what
-a fit moves), `estimates`; `run` (the order), `finetune` and `fit` (each prepared and planned),
+a fit moves); `run` (the order), `finetune` and `fit` (each prepared and planned),
 `trainer`, `report`, `writing`, and `session`, which does it.
 """
 
@@ -16,8 +16,9 @@ from ropext.narration import Say, silent
 from ropext.options.fields import TextsOrPlace, as_place, reads
 
 if TYPE_CHECKING:
-    from ropext.training.finetune import Finetuned, PlannedFinetune
-    from ropext.training.fit import Fitted, PlannedFit
+    from ropext.training.finetune import Finetuned, PreparedFinetune
+    from ropext.training.fit import Fitted, PreparedFit
+    from ropext.training.run import Planned
 
 
 def run_finetune(
@@ -33,7 +34,7 @@ def run_finetune(
     from ropext.options.training import Finetune
     from ropext.training import finetune, run
 
-    def work(planned: "PlannedFinetune", folder: Path, say: Say) -> "Finetuned":
+    def work(planned: "Planned[PreparedFinetune]", folder: Path, say: Say) -> "Finetuned":
         from ropext.training.session import FinetuneSession
 
         return FinetuneSession(planned, folder, Path(output), force, say).run()
@@ -49,17 +50,15 @@ def plan_finetune(
     output: str | Path | None = None,
     *,
     force: bool = False,
-    time: bool = False,
     **options: Any,
-) -> "PlannedFinetune":
-    """What `run_finetune` would do, and what that would take (with `time` how long, by a step that
-    is timed); what it would refuse is refused."""
+) -> "Planned[PreparedFinetune]":
+    """What `run_finetune` would do, and what that would take; what it would refuse is refused."""
     from ropext.options.training import Finetune
     from ropext.training import finetune, run
 
     prepare = partial(finetune.prepare, str(directory), as_place(data), Finetune(**options))
     read = {"DIR": directory, **reads({"data": as_place(data), **options})}
-    return run.dry_run(prepare, finetune.plan, output, force, read, time)
+    return run.dry_run(prepare, finetune.plan, output, force, read)
 
 
 def run_fit(
@@ -82,7 +81,7 @@ def run_fit(
     from ropext.proof.dequantising import directory_of
     from ropext.training import fit, run
 
-    def work(planned: "PlannedFit", folder: Path, say: Say) -> "Fitted | None":
+    def work(planned: "Planned[PreparedFit]", folder: Path, say: Say) -> "Fitted | None":
         from ropext.training.session import FitSession
 
         return FitSession(planned, folder, Path(output), force, say).run(command)
@@ -103,11 +102,9 @@ def plan_fit(
     *,
     revision: str | None = None,
     force: bool = False,
-    time: bool = False,
     **options: Any,
-) -> "PlannedFit":
-    """What `run_fit` would do, and what that would take (with `time` how long, by a step that is
-    timed); what it would refuse is refused."""
+) -> "Planned[PreparedFit]":
+    """What `run_fit` would do, and what that would take; what it would refuse is refused."""
     from ropext.options.training import Fit
     from ropext.proof.dequantising import directory_of
     from ropext.training import fit, run
@@ -117,4 +114,4 @@ def plan_fit(
         prepare = partial(
             fit.prepare, place, as_place(data), Fit(**options), revision, named=str(model)
         )
-        return run.dry_run(prepare, fit.plan, output, force, read, time)
+        return run.dry_run(prepare, fit.plan, output, force, read)

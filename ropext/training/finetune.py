@@ -25,13 +25,13 @@ from ropext.families.config import named, text_part
 from ropext.inspecting import READ_FROM, growth_of, record_of_config, scaled_by_config
 from ropext.options.fields import flag
 from ropext.options.training import Finetune
-from ropext.results.overlap import as_json, kept_out_of
+from ropext.results.overlap import kept_out_of
 from ropext.scaling.tables import Growth
 from ropext.training import data, defaults, models, sharing
 from ropext.training.data import LARGEST_SHARE
 from ropext.training.judge import Judge, judge_of
 from ropext.training.rows import Full, KeyRows, Pose, Rows, glue, rows_in
-from ropext.training.run import PlannedTraining, PreparedTraining, encoder_of, taken
+from ropext.training.run import COPIES, Planned, PreparedTraining, counted, encoder_of
 
 # Options that decide the numbers, beside the settings.
 DECIDING = (
@@ -41,6 +41,7 @@ DECIDING = (
 )  # fmt: skip
 
 
+STOPS = "stops when held-out documents no longer improve"
 NEW_ROWS = " new rows of "  # among what is trained
 OF_A_LORA = (
     *("rank", "alpha", "dropout", "targets"),
@@ -113,6 +114,16 @@ class Origin:
                 f"{flag(given[0])} goes with a LoRA; add --train both, or --train lora"
             )
         return kind
+
+
+def asked_text(share: float) -> list[str]:
+    """What must be known to read a retrieval score of a model that was trained to retrieve."""
+    if not share:
+        return []
+    return [
+        f"Of the rows {share:.0%} state keys and ask for them, in the wording of the task mkey: "
+        "its retrieval scores are those of a trained task."
+    ]
 
 
 def _never_extended(snapshot: Snapshot) -> str:
@@ -190,12 +201,25 @@ class PreparedFinetune(PreparedTraining):
     command = "finetune"
     options: Finetune
     origin: Origin
-    rows: Rows
 
     @property
-    def evaluated(self) -> int:
-        """Documents that are read before, during and after."""
-        return len(self.judge.documents) if self.judge else 0
+    def title(self) -> str:
+        options = self.options
+        return f"{self.origin.told}, strategy {options.strategy}, packing {options.packing}"
+
+    @property
+    def remarks(self) -> list[str]:
+        said = [f"not evaluated: {self.why_no_judge}"] if self.why_no_judge else []
+        if self.settings.is_open:
+            said.append(f"at most {self.settings.steps.value} steps, {STOPS}")
+        return said + asked_text(self.options.retrieval_share)
+
+    @property
+    def forward_tokens(self) -> int:
+        evaluations = -(-self.settings.steps.value // self.settings.between)
+        # Before and after too; the base and the control through the short window, which is twice.
+        passes = evaluations + (6 if self.options.control else 4)
+        return passes * self.judge.tokens if self.judge else 0
 
     @property
     def why_no_judge(self) -> str | None:
@@ -225,52 +249,11 @@ class PreparedFinetune(PreparedTraining):
 
 
 @dataclass(frozen=True)
-class PlannedFinetune(PlannedTraining):
-    """What `finetune --dry-run` shows."""
-
-    prepared: PreparedFinetune
-    targets: tuple[str, ...]
-
-    @property
-    def trainings(self) -> int:
-        return 2 if self.prepared.options.control else 1
-
-    @property
-    def forward_tokens(self) -> int:
-        settings, judge = self.prepared.settings, self.prepared.judge
-        evaluations = -(-settings.steps.value // settings.between)
-        # Before and after too; the base and the control through the short window, which is twice.
-        passes = evaluations + 2 + 2 * self.trainings
-        return passes * judge.tokens if judge else 0
-
-    def facts(self) -> dict[str, Any]:
-        prepared = self.prepared
-        return {
-            "model": prepared.snapshot.name,
-            "context": prepared.context,
-            "target": prepared.target,
-            "strategy": prepared.options.strategy,
-            "packing": prepared.options.packing,
-            "settings": prepared.settings.to_json(),
-            "targets": list(self.targets),
-            "trained_parameters": self.moving,
-            "estimate": self.estimate.to_json(),
-            "documents": len(prepared.rows.documents),
-            "documents_too_short": prepared.rows.too_short,
-            "passes": prepared.rows.passes,
-            "evaluation_documents": prepared.evaluated,
-            "overlap": as_json(prepared.overlap),
-            "loss": "sliced" if self.sliced is None else f"whole logits: {self.sliced}",
-            "memory_warning": self.tight,
-        }
-
-
-@dataclass(frozen=True)
 class Finetuned:
     """What a fine-tuning did."""
 
     output: Path
-    planned: PlannedFinetune = field(repr=False)
+    planned: Planned[PreparedFinetune] = field(repr=False)
     steps: int
     kept_step: int  # whose weights are written
     stopped_early: bool
@@ -383,7 +366,7 @@ def _judge(
     return judge_of(judging, (origin.context, target), options.seed, masking=masking)
 
 
-def plan(prepared: PreparedFinetune) -> PlannedFinetune:
+def plan(prepared: PreparedFinetune) -> Planned[PreparedFinetune]:
     """Which layers are trained and what that takes, from a model without weights."""
     from accelerate import init_empty_weights
 
@@ -400,6 +383,7 @@ def plan(prepared: PreparedFinetune) -> PlannedFinetune:
     model = models.skeleton(prepared.snapshot)
     lora, table = prepared.settings.lora, prepared.origin.table
     names = [] if lora is None else models.target_names(model, options.targets)
+    counts = counted(prepared, model)
     with init_empty_weights(include_buffers=False):
         joined = models.add_adapter(model, options, lora, table)
     moving = sum(p.numel() for p in joined.parameters() if p.requires_grad)
@@ -408,5 +392,10 @@ def plan(prepared: PreparedFinetune) -> PlannedFinetune:
         for name, rows in models.trained_tables(joined, table):
             moving -= (len(rows) - new) * rows.shape[1]
             names.append(f"{new}{NEW_ROWS}{name}")
-    found, reason, tight = taken(prepared, joined.get_base_model(), moving)
-    return PlannedFinetune(prepared, found, moving, reason, tight, tuple(names))
+    return Planned(
+        prepared=prepared,
+        moving=moving,
+        moving_bytes=COPIES * 4 * moving,  # float32
+        targets=tuple(names),
+        **counts,
+    )

@@ -12,14 +12,14 @@ from ropext.errors import NotExpressible, UnsupportedModel, UsageError
 from ropext.inspecting import open_model, plan_of
 from ropext.options.training import WITHIN, Fit
 from ropext.planning import Plan, PlannedSite, make_plan, require_help
-from ropext.results.overlap import as_json, kept_out_of
+from ropext.results.overlap import kept_out_of
 from ropext.rope import compression
 from ropext.tasks import check_amount
 from ropext.training import attention, data, defaults, models, sharing
 from ropext.training.data import TrainingData
 from ropext.training.judge import Judge, few, judge_of
 from ropext.training.rows import FitQuestions, Full, Pose, Rows, WithShort
-from ropext.training.run import PlannedTraining, PreparedTraining, encoder_of, taken
+from ropext.training.run import COPIES, Planned, PreparedTraining, counted, encoder_of
 from ropext.training.spectrum import Space, space_of
 
 # Which methods may be the start of what moves: by default those that factor and target determine.
@@ -30,8 +30,7 @@ RIVALS = 2  # of those that are not named, how many are tried for a few steps
 DETERMINED = tuple(name for name in scaling.METHODS if name not in ("abf", "longrope"))
 # Options that do not decide the numbers.
 UNDECIDING = (
-    "link", "device", "report_to", "micro_rows", "column", "split", "ignore_memory",
-    "max_document_mib",
+    "link", "device", "report_to", "micro_rows", "column", "split", "max_document_mib",
 )  # fmt: skip
 
 
@@ -44,9 +43,20 @@ class PreparedFit(PreparedTraining):
     judge: Judge
     within: str
     starts: Mapping[str, Plan]  # the closed forms to choose from
-    rows: Rows
     mixed: WithShort  # what is read: these, and --keep-short
     notes: tuple[str, ...]
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        return self.notes
+
+    @property
+    def title(self) -> str:
+        start, rivals = ", ".join(self.starts), self.settings.rivals
+        start = f"the best of {start}" if len(self.starts) > 1 else start
+        if rivals > 1:
+            start += f", {rivals} of which are tried for {self.settings.between} steps"
+        return f"from {self.context} to {self.target} tokens, starting from {start}"
 
     @property
     def plan(self) -> Plan:
@@ -62,6 +72,22 @@ class PreparedFit(PreparedTraining):
         """The plan of a spectrum that was found."""
         return _planned(self.snapshot, self.options, method, knobs)
 
+    @property
+    def forward_tokens(self) -> int:
+        settings, target, judged = self.settings, self.target, self.judged
+        judgements = -(-settings.steps.value // settings.between) + settings.rivals - 1
+        base = judged * self.context * (2 * target // self.context)
+        questions = 2 * len(self.judge.far) * target + len(self.judge.near) * self.context
+        searched = 0
+        if self.options.strategy == "pose":
+            windows = attention.windows_of(self.data.documents, target)
+            searched = judgements * attention.USUAL * len(windows) * target
+        passes = len(self.starts) + judgements + 1
+        return int(passes * judged * target + base + questions + searched)
+
+    def facts(self) -> dict[str, Any]:
+        return {"within": self.within, "starts": list(self.starts)}
+
     def manifest(self) -> dict[str, Any]:
         return {
             "config": digest(self.snapshot.config),
@@ -75,63 +101,11 @@ class PreparedFit(PreparedTraining):
 
 
 @dataclass(frozen=True)
-class PlannedFit(PlannedTraining):
-    """What `fit --dry-run` shows."""
-
-    prepared: PreparedFit
-
-    @property
-    def forward_tokens(self) -> int:
-        prepared, options, settings = self.prepared, self.prepared.options, self.prepared.settings
-        target, context, judge = prepared.target, prepared.context, prepared.judge
-        judged = len(judge.documents)
-        judgements = -(-settings.steps.value // settings.between) + settings.rivals - 1
-        base = judged * context * (2 * target // context)
-        questions = 2 * len(judge.far) * target + len(judge.near) * context
-        searched = 0
-        if options.strategy == "pose":
-            windows = attention.windows_of(prepared.data.documents, target)
-            searched = judgements * attention.USUAL * len(windows) * target
-        passes = len(prepared.starts) + judgements + 1
-        return int(passes * judged * target + base + questions + searched)
-
-    @property
-    def tokens(self) -> int:
-        """Read with gradients."""
-        return self.prepared.settings.tokens
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return (*self.prepared.notes, *([self.tight] if self.tight else []))
-
-    def facts(self) -> dict[str, Any]:
-        prepared = self.prepared
-        return {
-            "model": prepared.snapshot.name,
-            "context": prepared.context,
-            "target": prepared.target,
-            "within": prepared.within,
-            "starts": list(prepared.starts),
-            "moving": self.moving,
-            "settings": prepared.settings.to_json(),
-            "documents": len(prepared.rows.documents),
-            "documents_too_short": prepared.rows.too_short,
-            "passes": prepared.rows.passes,
-            "judging_documents": len(prepared.judge.documents),
-            "overlap": as_json(prepared.overlap),
-            "tokens": self.tokens,
-            "forward_tokens": self.forward_tokens,
-            "estimate": self.estimate.to_json(),
-            "notes": list(self.notes),
-        }
-
-
-@dataclass(frozen=True)
 class Fitted:
     """What a fit did."""
 
     output: Path
-    planned: PlannedFit = field(repr=False)
+    planned: Planned[PreparedFit] = field(repr=False)
     plan: Plan  # the one that was written
     kept: str  # "fitted" or "start"
     reason: str  # why that one
@@ -355,11 +329,15 @@ def _judge(
     return judge_of(found.held_out, lengths, options.seed, near, far, bos)
 
 
-def plan(prepared: PreparedFit) -> PlannedFit:
+def plan(prepared: PreparedFit) -> Planned[PreparedFit]:
     """What it takes, from a model without weights."""
     options = prepared.options
     models.check_tracker(options.report_to)
-    moving = sum(own.numel() for own in prepared.space(next(iter(prepared.starts))).parameters())
-    model = models.skeleton(prepared.snapshot)
-    found, reason, tight = taken(prepared, model, moving)
-    return PlannedFit(prepared, found, moving, reason, tight)
+    moving = list(prepared.space(next(iter(prepared.starts))).parameters())
+    return Planned(
+        prepared=prepared,
+        targets=(f"the spectrum ({prepared.within})",),
+        moving=sum(own.numel() for own in moving),
+        moving_bytes=COPIES * sum(own.nbytes for own in moving),
+        **counted(prepared, models.skeleton(prepared.snapshot)),
+    )

@@ -76,11 +76,6 @@ def caps_logits(model: Any) -> str | None:
     return None
 
 
-def is_eager(skeleton: Any, asked: str | None) -> bool:
-    """Whether attention will hold its whole square of positions."""
-    return asked == "eager" or not (asked or getattr(skeleton, "_supports_sdpa", True))
-
-
 def load(snapshot: Snapshot, options: Training) -> Any:
     """The model with its weights, and the attention that was asked for, or one that it has. Under
     FSDP the first process alone holds them, and accelerate shares them out from there (its

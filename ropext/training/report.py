@@ -9,6 +9,7 @@ from ropext.errors import listed
 from ropext.lengths import length_text, octaves
 from ropext.planning import Plan
 from ropext.planning.plan import WRONG, newest
+from ropext.report.text import size
 from ropext.results.overlap import as_json, mark_of, marked
 from ropext.results.perplexity import Reading, by_position
 from ropext.results.values import FEWEST_DOCUMENTS, Value
@@ -16,12 +17,11 @@ from ropext.table import Table, as_text, columns
 
 if TYPE_CHECKING:
     from ropext.options.training import Training
-    from ropext.training.defaults import Setting
-    from ropext.training.finetune import Finetuned, PlannedFinetune
-    from ropext.training.fit import Fitted, PlannedFit
+    from ropext.training.finetune import Finetuned
+    from ropext.training.fit import Fitted
     from ropext.training.judge import Judge
     from ropext.training.rows import Rows
-    from ropext.training.run import PlannedTraining, PreparedTraining
+    from ropext.training.run import Planned
     from ropext.training.writing import Story
 
 Numbers = dict[str, dict[str, Any]]  # label -> values as JSON
@@ -31,7 +31,6 @@ TUNED_ROWS = {"base": "base", "untuned": "extended", "control": "control", "tune
 TRAINED = ("control", "tuned")
 # From here on repeated text teaches less and less (Muennighoff et al. 2023, figure 1).
 MANY_PASSES = 8
-STOPS = "stops when held-out documents no longer improve"
 FITTED = "fitted"  # its name in pictures and tables
 FIT_ROWS = {"base": "base", "start": "{start}", "fitted": FITTED}
 # Options that the record repeats.
@@ -39,15 +38,32 @@ TUNED_BY = ("train_norms", "train_embeddings", "retrieval_share", "keep_short", 
 FITTED_BY = ("ceiling", "retrieval_share", "keep_short", "packing", "seed")
 
 
-def _plan_text(title: str, settings: "Mapping[str, Setting]", *lines: str) -> str:
-    """Under a title each setting with where it comes from, then lines."""
-    shown = [(name.replace("_", " "), _plain(s.value), s.source) for name, s in settings.items()]
+def plan_text(planned: "Planned[Any]") -> str:
+    """What `--dry-run` prints: each setting with where it comes from, then what it takes."""
+    prepared, settings, rows = planned.prepared, planned.prepared.settings, planned.prepared.rows
+    named = settings.named.items()
+    shown = [(name.replace("_", " "), _plain(own.value), own.source) for name, own in named]
+    most = "at most " if settings.is_open else ""
+    lines = [
+        f"trained: {planned.moving:,} parameters in {', '.join(planned.targets)}",
+        f"documents: {len(rows.documents)} to train on, {prepared.judged} to judge by, "
+        f"{rows.too_short} too short",
+        passes_text(rows, most),
+        *_kept(prepared.options, prepared.context),
+        f"tokens: {most}{planned.tokens:,} with gradients, {prepared.forward_tokens:,} without "
+        f"(evaluations, one every {settings.between} steps)",
+        f"bytes: {size(planned.weight_bytes)} of weights, {size(planned.moving_bytes)} of what is "
+        "trained with its gradient and AdamW's two moments",
+    ]
+    if planned.recompute:
+        lines.append("layers are run again in the backward pass")
+    if planned.sliced:
+        lines.append(f"the loss needs whole logits: {planned.sliced}")
+    if prepared.lineage:
+        lines.append(f"warning: {prepared.lineage}")
+    lines += [f"note: {remark}" for remark in prepared.remarks]
+    title = f"{prepared.snapshot.name}: {prepared.title}"
     return "\n".join([title, "", *columns((), shown).splitlines(), "", *lines])
-
-
-def _warning(prepared: "PreparedTraining") -> list[str]:
-    """What is said of an evaluation on what was trained on."""
-    return [f"warning: {prepared.lineage}"] if prepared.lineage else []
 
 
 def _plain(value: Any) -> str:
@@ -61,40 +77,6 @@ def _json_files(contents: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 # Of a fine-tuning.
-
-
-def finetune_plan(planned: "PlannedFinetune") -> str:
-    """What `finetune --dry-run` prints."""
-    prepared, found = planned.prepared, planned.estimate
-    options, why, settings = prepared.options, prepared.why_no_judge, prepared.settings
-    most = "at most " if settings.is_open else ""
-    return _plan_text(
-        f"{prepared.snapshot.name}: {prepared.origin.told}, strategy {options.strategy}, packing "
-        f"{options.packing}",
-        prepared.settings.named,
-        f"trained: {planned.moving:,} parameters in {', '.join(planned.targets)}",
-        f"documents: {len(prepared.rows.documents)} used, {prepared.rows.too_short} too short, "
-        f"{prepared.evaluated} to evaluate on",
-        *([f"not evaluated: {why}"] if why else []),
-        *_warning(prepared),
-        *([f"{most}{settings.steps.value} steps, {STOPS}"] if most else []),
-        passes_text(prepared.rows, most),
-        *_asked(options.retrieval_share),
-        *_kept(options, prepared.context),
-        f"tokens: {most}{found.tokens:,} with gradients, {planned.forward_tokens:,} without "
-        f"(evaluations, one every {settings.between} steps); FLOPs of the training: "
-        f"{found.flops:.2e}",
-        f"memory of one device: about {found.peak_bytes / 1e6:,.0f} MB (weights "
-        f"{found.weight_bytes / 1e6:,.0f}, trained {found.trained_bytes / 1e6:,.0f}, activations "
-        f"{found.activation_bytes / 1e6:,.0f}, loss {found.loss_bytes / 1e6:,.0f})",
-        *([f"note: {planned.tight}"] if planned.tight else []),
-        *([f"the loss needs whole logits: {planned.sliced}"] if planned.sliced else []),
-        *_time(planned),
-    )
-
-
-def _time(planned: "PlannedTraining") -> list[str]:
-    return [f"time: {planned.time.sentence}"] if planned.time else []
 
 
 def _kept(options: "Training", context: int) -> list[str]:
@@ -121,16 +103,6 @@ def too_often(passes: float) -> str:
         f" (warning: from {MANY_PASSES} passes on the same text teaches less and less; more "
         "documents are better)"
     )
-
-
-def _asked(share: float) -> list[str]:
-    """What must be known to read a retrieval score of a model that was trained to retrieve."""
-    if not share:
-        return []
-    return [
-        f"Of the rows {share:.0%} state keys and ask for them, in the wording of the task mkey: "
-        "its retrieval scores are those of a trained task."
-    ]
 
 
 def finetune_result(done: "Finetuned") -> str:
@@ -216,7 +188,7 @@ def _apart(one: float, other: float) -> str:
 
 def finetune_story(done: "Finetuned") -> "Story":
     """For the record and the card."""
-    from ropext.training.finetune import NEW_ROWS
+    from ropext.training.finetune import NEW_ROWS, asked_text
     from ropext.training.writing import Story
 
     prepared = done.planned.prepared
@@ -246,7 +218,7 @@ def finetune_story(done: "Finetuned") -> "Story":
     summary = [
         f"It was then trained for {section['steps']} steps ({section['tokens']:,} tokens, strategy "
         f"{options.strategy}) {' and '.join(ways)}.",
-        *_asked(options.retrieval_share),
+        *asked_text(options.retrieval_share),
         *_kept(options, prepared.context),
         *verdict(done.numbers, prepared.target),
         *([f"{told[0].upper()}{told[1:]}."] if told else []),
@@ -321,35 +293,6 @@ def share_text(change: Value) -> str:
     return f"{change.value:+.2f}, 95 % interval {ends[0]:+.2f} to {ends[1]:+.2f}"
 
 
-def fit_plan(planned: "PlannedFit") -> str:
-    """What `fit --dry-run` prints."""
-    prepared, found = planned.prepared, planned.estimate
-    starts = list(prepared.starts)
-    start = starts[0] if len(starts) == 1 else f"the best of {', '.join(starts)}"
-    settings, rivals = prepared.settings.named, prepared.settings.rivals
-    if rivals > 1:
-        start += f", {rivals} of which are tried for {prepared.settings.between} steps"
-    costs = [
-        f"tokens: {planned.tokens:,} with gradients, {planned.forward_tokens:,} without; FLOPs of "
-        f"the training: {found.flops:.2e}",
-        f"memory of one device: about {found.peak_bytes / 1e6:,.0f} MB",
-    ]
-    return _plan_text(
-        f"{prepared.snapshot.name}: from {prepared.context} to {prepared.target} tokens, "
-        f"{planned.moving} number{'s move' if planned.moving > 1 else ' moves'} "
-        f"({prepared.within}), starting from {start}",
-        settings,
-        *_kept(prepared.options, prepared.context),
-        f"documents: {len(prepared.rows.documents)} to fit on, "
-        f"{len(prepared.judge.documents)} held out, {prepared.rows.too_short} too short",
-        passes_text(prepared.rows),
-        *costs,
-        *_time(planned),
-        *_warning(prepared),
-        *(f"note: {note}" for note in planned.notes),
-    )
-
-
 def fit_result(done: "Fitted") -> str:
     """What `fit` prints at its end."""
     what = f"the fitted spectrum, as {done.plan.method}"
@@ -361,7 +304,7 @@ def fit_result(done: "Fitted") -> str:
     left = f" and {lost} that were given up" if lost else ""
     lines += [
         f"cost: {len(done.losses)} steps{left}, {done.tokens:,} tokens with gradients, "
-        f"{done.planned.forward_tokens:,} without",
+        f"{done.planned.prepared.forward_tokens:,} without",
         "",
         f"next: ropext verify {done.output}",
     ]

@@ -4,11 +4,11 @@ A training is prepared (read, divided, settled) before a weight is loaded, plann
 from a model without weights, and then handed to its session (`session`), in the folder OUT.run.
 """
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from ropext import guard
 from ropext.checkpoint import Snapshot
@@ -16,18 +16,24 @@ from ropext.checkpoint.provenance import read_record
 from ropext.checkpoint.staging import check_output, settle_output
 from ropext.corpus import DocumentEncoder
 from ropext.evaluation import work
-from ropext.evaluation.costs import Shape, Timed
-from ropext.evaluation.loading import load_tokenizer, memory_errors, silenced, with_attention
+from ropext.evaluation.loading import free_memory, load_tokenizer, silenced
 from ropext.evaluation.reading import Masking
 from ropext.narration import Say, silent
-from ropext.options.training import Finetune, Training
-from ropext.results.overlap import NOTHING, Overlap, Trained, overlap, trained, trained_in
-from ropext.training import defaults, estimates, models, sharing
+from ropext.options.training import Training
+from ropext.results.overlap import NOTHING, Overlap, Trained, as_json, overlap, trained, trained_in
+from ropext.training import defaults, models, sharing
 from ropext.training.data import TrainingData
 from ropext.training.defaults import Settings
-from ropext.training.estimates import TrainingEstimate, row_flops
 from ropext.training.judge import Judge
+from ropext.training.rows import Rows
 from ropext.workdir import Workdir, beside, release
+
+# Layers are run again in the backward pass unless what they keep for it takes less than this share
+# of the free memory, which saves a quarter of the time. Kept are so many bytes for each token and
+# hidden channel of a layer (Korthikanti et al. 2022, section 4.1, without the square of scores).
+KEPT_BYTES, PLENTY = 34, 0.125
+# Copies of each trained number: itself, its gradient, and AdamW's two moments.
+COPIES = 4
 
 
 @dataclass(frozen=True)
@@ -42,8 +48,33 @@ class PreparedTraining:
     settings: Settings
     data: TrainingData
     encoder: DocumentEncoder
+    rows: Rows
     judge: Judge | None  # None where no document is read
     masking: Masking | None = field(default=None, kw_only=True)  # of masked language models
+
+    @property
+    def title(self) -> str:
+        """What is done, in a clause."""
+        raise NotImplementedError
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """What is said of it beforehand."""
+        raise NotImplementedError
+
+    @property
+    def forward_tokens(self) -> int:
+        """Tokens read without gradients."""
+        raise NotImplementedError
+
+    @property
+    def judged(self) -> int:
+        """Documents that are read before, during and after."""
+        return len(self.judge.documents) if self.judge else 0
+
+    def facts(self) -> dict[str, Any]:
+        """What --json says of this kind of training alone."""
+        return {}
 
     @property
     def padding(self) -> int:
@@ -83,38 +114,54 @@ class PreparedTraining:
         raise NotImplementedError
 
 
+Prepared = TypeVar("Prepared", bound=PreparedTraining)
+Done = TypeVar("Done")
+
+
 @dataclass(frozen=True)
-class PlannedTraining:
+class Planned(Generic[Prepared]):
     """What `--dry-run` shows."""
 
-    prepared: PreparedTraining
-    estimate: TrainingEstimate
-    moving: int  # parameters that are trained, or numbers of a spectrum
+    prepared: Prepared
+    targets: tuple[str, ...]  # what is trained
+    moving: int  # parameters in it
+    moving_bytes: int  # with gradients and the optimiser's state
+    weight_bytes: int  # of the model that is read, in all devices together
+    recompute: bool  # layers are run again in the backward pass
     sliced: str | None  # why the loss is not sliced
-    tight: str | None  # why memory may not be enough
-    time: Timed | None = field(default=None, kw_only=True)  # where it was asked for
 
     @property
-    def trainings(self) -> int:
-        """How often all of the estimate's FLOPs are done."""
-        return 1
-
-    @property
-    def forward_tokens(self) -> int:
-        """Tokens read without gradients."""
-        raise NotImplementedError
-
-    def facts(self) -> dict[str, Any]:
-        """All but the time, as JSON."""
-        raise NotImplementedError
+    def tokens(self) -> int:
+        """Read with gradients."""
+        return self.prepared.settings.tokens
 
     def to_json(self) -> dict[str, Any]:
-        return self.facts() | ({} if self.time is None else {"time": asdict(self.time)})
-
-
-Prepared = TypeVar("Prepared", bound=PreparedTraining)
-Planned = TypeVar("Planned", bound=PlannedTraining)
-Done = TypeVar("Done")
+        prepared, rows = self.prepared, self.prepared.rows
+        options, settings = prepared.options, prepared.settings
+        return {
+            "model": prepared.snapshot.name,
+            "context": prepared.context,
+            "target": prepared.target,
+            "strategy": options.strategy,
+            "packing": options.packing,
+            **prepared.facts(),
+            "targets": list(self.targets),
+            "moving": self.moving,
+            "settings": settings.to_json(),
+            "steps": settings.steps.value,
+            "tokens": self.tokens,
+            "forward_tokens": prepared.forward_tokens,
+            "weight_bytes": self.weight_bytes,
+            "moving_bytes": self.moving_bytes,
+            "recompute": self.recompute,
+            "documents": len(rows.documents),
+            "documents_too_short": rows.too_short,
+            "judging_documents": prepared.judged,
+            "passes": rows.passes,
+            "overlap": as_json(prepared.overlap),
+            "loss": "sliced" if self.sliced is None else f"whole logits: {self.sliced}",
+            "notes": list(prepared.remarks),
+        }
 
 
 def encoder_of(snapshot: Snapshot, vocabulary: int | None, seed: int) -> DocumentEncoder:
@@ -122,42 +169,27 @@ def encoder_of(snapshot: Snapshot, vocabulary: int | None, seed: int) -> Documen
     return DocumentEncoder(load_tokenizer(snapshot, False), vocabulary, seed)
 
 
-def taken(
-    prepared: PreparedTraining, model: Any, moving: int
-) -> tuple[TrainingEstimate, str | None, str | None]:
-    """What a training takes, told from a model without weights; why its loss will need whole
-    logits; and why memory may not be enough (which is refused where it surely is not)."""
-    import torch
-
-    from ropext.evaluation.costs import shape_of
-    from ropext.evaluation.loading import free_memory
-
+def counted(prepared: PreparedTraining, model: Any) -> dict[str, Any]:
+    """Fields of a plan that follow from the model, which has no weights and no adapter yet."""
     options, settings = prepared.options, prepared.settings
-    lora, four_bits = settings.lora is not None, isinstance(options, Finetune) and options.qlora
-    device = models.device(options)
-    shape = replace(
-        shape_of(model),
-        dtype_bytes=torch.empty((), dtype=models.dtype(options)).element_size(),
-        eager=models.is_eager(model, options.attn_implementation),
-        masks=options.attn_implementation in (None, "sdpa"),
-    )
     share = settings.per_step // sharing.readers()
-    micro = defaults.micro_rows(options, settings.longest, share)
-    reason, free = models.caps_logits(model), free_memory(device)
-    reason = reason if prepared.masking is None else "a masked language model takes its own"
-    sliced = reason is None
-    found = estimates.estimate(
-        shape, settings, moving, micro, free=free, sliced=sliced, four_bits=four_bits, lora=lora
-    )
-    ignored = options.ignore_memory
-    tight = estimates.check_fits(found, shape, free, sliced=sliced, lora=lora, ignored=ignored)
-    return found, reason, tight
+    rows = defaults.micro_rows(options, settings.longest, share)
+    config, size = model.config.get_text_config(), models.dtype(options).itemsize
+    # Of each row, what one process reads.
+    tokens = rows * settings.longest // sharing.of_each_row()
+    kept = KEPT_BYTES * tokens * config.hidden_size * config.num_hidden_layers
+    reason = models.caps_logits(model)
+    return {
+        "weight_bytes": size * sum(own.numel() for own in model.parameters()),
+        "recompute": kept > PLENTY * free_memory(models.device(options)),
+        "sliced": reason if prepared.masking is None else "a masked language model takes its own",
+    }
 
 
 def train(
     prepare: Callable[[], Prepared],
-    plan: Callable[[Prepared], Planned],
-    session: Callable[[Planned, Path, Say], Done],
+    plan: Callable[[Prepared], Planned[Prepared]],
+    session: Callable[[Planned[Prepared], Path, Say], Done],
     output: Path,
     say: Say,
     force: bool,
@@ -181,72 +213,19 @@ def check_places(read: guard.Named, output: Path) -> None:
 
 def dry_run(
     prepare: Callable[[], Prepared],
-    plan: Callable[[Prepared], Planned],
+    plan: Callable[[Prepared], Planned[Prepared]],
     output: str | Path | None,
     force: bool,
     read: guard.Named,
-    time: bool = False,
-) -> Planned:
-    """All but the training; what it would refuse is refused. With `time` a step is timed."""
+) -> Planned[Prepared]:
+    """All but the training; what it would refuse is refused."""
     if output is not None:
         check_places(read, Path(output))
     with silenced():
         prepared = prepare()
         if output is not None:
             _workdir(prepared, Path(output), force).check(force)
-        planned = plan(prepared)
-        return replace(planned, time=_timed(planned)) if time else planned
-
-
-def _timed(planned: PlannedTraining) -> Timed:
-    """By one row, forward and backward."""
-    import torch
-
-    from ropext.evaluation import timing
-    from ropext.training.loss import use_sliced_loss
-
-    prepared, estimate = planned.prepared, planned.estimate
-    options, target = prepared.options, prepared.target
-    device, dtype = models.device(options), models.dtype(options)
-
-    def work(shape: Shape) -> float:
-        reading = planned.forward_tokens * shape.flops(target) / target
-        return planned.trainings * estimate.flops + reading
-
-    def prepare(model: Any) -> timing.Step:
-        model.config.use_cache = False
-        use_sliced_loss(model)
-        if isinstance(options, Finetune) and prepared.settings.lora is not None:
-            model = models.add_adapter(model, options, prepared.settings.lora)
-        else:
-            model.enable_input_require_grads()
-        model.train()
-        if estimate.recompute:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-
-        def step(_: Any, ids: torch.Tensor) -> None:
-            with torch.autocast(device.type, dtype, enabled=dtype == torch.bfloat16):
-                loss = model(input_ids=ids, labels=ids).loss
-            loss.backward()
-
-        return step
-
-    skeleton = with_attention(
-        options.attn_implementation,
-        lambda kind: models.skeleton(prepared.snapshot, kind, dtype=dtype),
-    )
-    said = "out of memory in the step that is timed; leave --time out, or give --dtype bfloat16"
-    with memory_errors(said):
-        return timing.timed(
-            skeleton,
-            device,
-            dtype,
-            prepared.settings.longest,
-            work,
-            partial(row_flops, recompute=estimate.recompute),
-            prepare,
-            "a row",
-        )
+        return plan(prepared)
 
 
 def _workdir(

@@ -36,15 +36,16 @@ from ropext.training import (
     trainer,
     writing,
 )
-from ropext.training.finetune import Finetuned, PlannedFinetune, PreparedFinetune
-from ropext.training.fit import Fitted, PlannedFit, PreparedFit
+from ropext.training.finetune import STOPS, Finetuned, PreparedFinetune
+from ropext.training.fit import Fitted, PreparedFit
 from ropext.training.loss import use_sliced_loss
 from ropext.training.rows import ControlRows, MaskedRows, Row, WithShort
-from ropext.training.run import PlannedTraining
+from ropext.training.run import Planned
 from ropext.training.sharing import is_main
 from ropext.training.spectrum import Learner, LeftGuards, Space
 from ropext.training.trainer import Evaluate, History, Job, LossNotFinite
 from ropext.training.writing import writing_errors
+from ropext.workdir import USED
 
 # The models that are read.
 BASE, UNTUNED, TUNED, CONTROL = "base", "untuned", "tuned", "control"
@@ -56,7 +57,7 @@ LAST_KEPT = "The last checkpoint is kept"
 class Session:
     """The state of one process of a training."""
 
-    planned: PlannedTraining
+    planned: Planned[Any]
     folder: Path
     output: Path
     force: bool
@@ -102,6 +103,11 @@ class Session:
                 "nothing of the first, so it would learn nothing; use --strategy full"
             )
 
+    def used(self, folder: str) -> dict[str, bytes]:
+        """What first steps took, as a file of the result."""
+        log = self.folder / USED
+        return {f"{folder}{USED}": log.read_bytes()} if log.is_file() else {}
+
     def train(self, label: str, model: Any, rows: Sequence[Row], **more: Any) -> History:
         """Train what of a model can be trained, from the last checkpoint on."""
         planned = more.pop("planned", self.planned)
@@ -111,7 +117,7 @@ class Session:
 class FinetuneSession(Session):
     """A LoRA is trained, and merged at the end."""
 
-    planned: PlannedFinetune
+    planned: Planned[PreparedFinetune]
     prepared: PreparedFinetune
     out_of_memory = (
         "out of memory; three options help most: --micro-rows 1, --strategy pose (memory does not "
@@ -157,8 +163,6 @@ class FinetuneSession(Session):
             self.note(prepared.lineage)
         if prepared.rows.passes > 1 and not self.settings.is_open:
             self.note(report.passes_text(prepared.rows))
-        if self.planned.tight is not None:
-            self.note(self.planned.tight)
 
     @contextmanager
     def _readings(self) -> Iterator[Show]:
@@ -244,7 +248,7 @@ class FinetuneSession(Session):
         longest = self.origin.context if label == CONTROL else self.origin.target
         until, tokens = more.get("until"), f"of {settings.step_tokens} tokens"
         if settings.is_open and not until:
-            tokens += f" at most, {report.STOPS}"
+            tokens += f" at most, {STOPS}"
         self.say(f"training {label}: {until or settings.steps.value} steps {tokens}")
         documents, context = self.prepared.rows.documents, self.origin.context
         mixed = WithShort(rows, settings.rows.value * pieces, documents, context, self.options)
@@ -303,7 +307,7 @@ class FinetuneSession(Session):
                 done,
                 self.origin,
                 adapter,
-                report.finetune_files(done) | trackers,
+                report.finetune_files(done) | trackers | self.used(""),
                 report.finetune_story(done),
                 control=control,
                 force=self.force,
@@ -340,7 +344,7 @@ Verdict = tuple[int, str, Plan]
 class FitSession(Session):
     """The numbers of a spectrum are moved, the weights frozen, and the best step is written."""
 
-    planned: PlannedFit
+    planned: Planned[PreparedFit]
     prepared: PreparedFit
     judge: judge.Judge
     out_of_memory = (
@@ -356,7 +360,7 @@ class FitSession(Session):
         self.scores: dict[str, list[ItemScore]] = {}
         self.left_steps = 0  # of starts that were tried and left
         self.back_at = 0  # the step after which a fit went back to the start; 0 = it did not
-        for sentence in (*self.planned.notes, self.prepared.lineage):
+        for sentence in (*self.prepared.remarks, self.prepared.lineage):
             if sentence:
                 self.note(sentence)
 
@@ -650,7 +654,7 @@ class FitSession(Session):
         )
 
     def _write(self, done: Fitted, command: Sequence[str]) -> None:
-        files = report.fit_files(done, self.judge, self.readings, self.closed)
+        files = report.fit_files(done, self.judge, self.readings, self.closed) | self.used("fit/")
         self.say("writing, and proving what stock transformers builds from it")
         story = report.fit_story(done)
         try:

@@ -34,12 +34,6 @@ def readers() -> int:
     return max(1, processes()[1] // of_each_row())
 
 
-def of_the_weights() -> int:
-    """Processes that hold the weights together."""
-    copies = int(os.environ.get("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "1"))
-    return max(1, processes()[1] // copies) if is_fsdp() else 1
-
-
 def check_rows(rows: int, tokens: int, short: int = 0) -> None:
     """Refuse rows that the processes cannot share, with `short` windows of --keep-short among
     them."""

@@ -5,6 +5,7 @@ Nothing here is distributed by itself: DDP, FSDP2 and context parallelism come f
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -17,11 +18,13 @@ from torch.utils.data import SequentialSampler
 
 from ropext.errors import InputError, Interrupted, NothingKept, RopextError, Stopped
 from ropext.evaluation.forward import NanInLogits
+from ropext.evaluation.loading import tell_used
 from ropext.narration import Pace, Say, interruptible
 from ropext.training import defaults, models
 from ropext.training.rows import Collator, Row
-from ropext.training.run import PlannedTraining
+from ropext.training.run import Planned
 from ropext.training.sharing import WAITING, from_first, keep_float32, readers
+from ropext.workdir import USED
 
 # Of an evaluation, in Trainer's log and its trackers; weights are compared by the first.
 WATCHED, TAIL = "eval_held_out", "eval_tail_nll"
@@ -169,7 +172,7 @@ class _Watch(transformers.TrainerCallback):
     def __init__(self, say: Say, job: "Job") -> None:
         self.say, self.job = say, job
         self.asked: Callable[[], bool] = lambda: False
-        self.pace, self.first, self.begun = Pace(), 0, False
+        self.pace, self.first, self.begun, self.since = Pace(), 0, False, 0.0
         self.trainer: _Trainer | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -178,6 +181,8 @@ class _Watch(transformers.TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.begun = True
+        if state.global_step == self.first:
+            self.since = time.monotonic()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         step, steps = state.global_step, self.job.last_step
@@ -193,6 +198,10 @@ class _Watch(transformers.TrainerCallback):
         self.say(f"step {step} of {most}{steps}: loss {logs['loss']:.4f}, {left}")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        if state.global_step == self.first + 1 and state.is_world_process_zero:
+            took, log = time.monotonic() - self.since, self.job.folder.parent / USED
+            what = f"the first step ({self.job.folder.name})"
+            tell_used(log, self.say, args.device, what, took)
         if state.global_step in self.job.lowered_after and self.trainer is not None:
             self.trainer.lower_rate()
         over = self.job.last_step <= state.global_step < state.max_steps
@@ -209,7 +218,7 @@ class _Watch(transformers.TrainerCallback):
 class Job:
     """All that one training needs."""
 
-    planned: PlannedTraining
+    planned: Planned[Any]
     model: Any
     rows: Sequence[Row]
     folder: Path
@@ -249,7 +258,7 @@ def arguments(job: Job) -> transformers.TrainingArguments:
         max_grad_norm=settings.gradient_norm.value,
         optim="adamw_torch",
         bf16=dtype == torch.bfloat16,
-        **(_recomputing() if job.planned.estimate.recompute else {}),
+        **(_recomputing() if job.planned.recompute else {}),
         logging_steps=1,
         logging_nan_inf_filter=False,
         save_strategy="steps",

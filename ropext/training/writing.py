@@ -5,12 +5,12 @@ OUT/                    merged, in stock format; config.json is the extended bas
 OUT/base/               the extended, untuned checkpoint
 OUT/adapter/            the LoRA; its adapter_config.json names ../base
 OUT/control/            with --control: the control's LoRA, of the model before its extension
-OUT/training/           settings, losses and evaluations, loss.png
+OUT/training/           settings, losses and evaluations, loss.png, used.log
 
 A fit:
 OUT/                    the base's weights, the new config, record and card, as `extend` writes them
 OUT/pair-factors.json   what --method longrope --pair-factors reads
-OUT/fit/                numbers.json, losses.json, pair-factors.png, positions.png
+OUT/fit/                numbers.json, losses.json, pair-factors.png, positions.png, used.log
 """
 
 import json

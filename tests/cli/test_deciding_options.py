@@ -32,7 +32,7 @@ BEGUN = {
 }
 # Of this very call, or what a run is of; the latter is told by the digest of what is read.
 OF_THE_CALL = {
-    *("output", "force", "dry_run", "time", "out", "push_to_hub", "public", "fail_if"),
+    *("output", "force", "dry_run", "out", "push_to_hub", "public", "fail_if"),
     *("full", "losses"),
     *("directory", "model", "data", "revision", "trust_remote_code"),
 }
@@ -115,14 +115,12 @@ DOES_NOT = {
         "control": "",
         "save_every": "2",
         "device": "cpu",
-        "ignore_memory": "",
         "max_document_mib": "65",
         "link": "hard",
     },
     "fit": {
         "micro_rows": "1",
         "device": "cpu",
-        "ignore_memory": "",
         "max_document_mib": "65",
         "link": "hard",
     },
@@ -304,7 +302,7 @@ MORE["evaluate"] |= {"chat": "--tasks vt", "passages": "own.jsonl --tasks qa_1"}
 OF_THE_RUN = {"eval": {"method", "factor", "base"}, "fit": {"factor", "target", "context"}}
 # A run takes a checkpoint's training as one piece: these begin it anew, where `finetune` and `fit`
 # would go on with it.
-LIKE_OTHERS = {"micro_rows", "control", "save_every", "ignore_memory", "link"}
+LIKE_OTHERS = {"micro_rows", "control", "save_every", "link"}
 
 
 def trainings():
@@ -352,14 +350,19 @@ def test_every_key_of_a_recipe_is_said_to_decide_or_not():
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
     """What decides each stage of the recipe above with other values, and as it stands."""
+    from ropext.checkpoint import open_snapshot
     from ropext.pipeline import job
+    from ropext.pipeline.stages import Hashes
     from ropext.pipeline.steps import Work
 
     place = tmp_path_factory.mktemp("recipe")
     (place / "pairs.json").write_text(json.dumps([1.5] * 16))
+    hashes, base = Hashes(place / "hashes.json"), open_snapshot("ropext://demo")
 
     def read(*words):
-        work = Work(job.read(RECIPE, words), place / "out", place / "out.run")
+        work = Work(
+            job.read(RECIPE, words), place / "out", place / "out.run", base, hashes, print, ()
+        )
         return {stage.name: stage.inputs() for stage in work.stages()}
 
     with pytest.MonkeyPatch.context() as patch:

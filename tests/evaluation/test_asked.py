@@ -7,7 +7,7 @@ from checkpoints import write_checkpoint, write_documents
 from small_tokenizer import make_tokenizer
 
 from ropext.errors import InputError, Interrupted, UsageError
-from ropext.evaluation.costs import estimate_evaluation
+from ropext.evaluation.costs import count_evaluation
 from ropext.evaluation.forward import TokenScorer
 from ropext.evaluation.preparing import settle
 from ropext.evaluation.session import evaluate
@@ -98,7 +98,7 @@ def test_the_forecast_is_what_is_read_at_most(model, monkeypatch):
     expected = []
     hooks = Hooks(show=lambda done, total, what: expected.append(total))
     evaluate(model, hooks=hooks, **ASKED)
-    _, costs = estimate_evaluation(model, **ASKED)
+    _, costs = count_evaluation(model, **ASKED)
     # One haystack of two questions, and four prompts alone.
     assert [part.passes for part in costs.work] == [2, 1, 2]
     assert expected[0] == costs.tokens

@@ -20,7 +20,7 @@ from transformers import (
 
 import ropext
 from ropext.errors import InputError, UnsupportedModel, UsageError
-from ropext.evaluation.costs import estimate_evaluation
+from ropext.evaluation.costs import count_evaluation
 from ropext.evaluation.forward import Manner, TokenScorer
 from ropext.pipeline.extending import evaluate
 from ropext.report.evaluation import compare_runs
@@ -169,10 +169,10 @@ def test_a_table_shorter_than_the_probe_is_read():
 
 
 def test_a_dry_run_counts_every_pass(place):
-    _, estimate = estimate_evaluation(str(place / "bert-copy"), **asked(place))
+    _, costs = count_evaluation(str(place / "bert-copy"), **asked(place))
     # Of eight documents eight passes at each length, the base's no longer than its own.
-    assert estimate.passes == 8 * 8 * 5
-    assert estimate.tokens == 8 * 8 * (2 * (32 + CONTEXT) + TARGET)
+    assert costs.passes == 8 * 8 * 5
+    assert costs.tokens == 8 * 8 * (2 * (32 + CONTEXT) + TARGET)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from ropext.errors import (
     Stopped,
     UsageError,
 )
-from ropext.evaluation.costs import estimate_evaluation
+from ropext.evaluation.costs import count_evaluation
 from ropext.evaluation.variants import Lineup, Variant, fetched, line_up
 from ropext.narration import Hooks
 from ropext.options.evaluate import Evaluate
@@ -273,7 +273,7 @@ def test_the_attention_that_a_config_names_is_not_followed(tmp_path):
     few = {"tasks": "copy", "items": 1, "depths": "0.5", "lengths": "64", "haystack": "noise"}
     done = evaluate(str(tmp_path / "model"), **few)
     assert done.results["variants"]["untouched"]["retrieval"]
-    estimate_evaluation(str(tmp_path / "model"), **few)
+    count_evaluation(str(tmp_path / "model"), **few)
 
 
 def test_force_replaces_another_run_and_nothing_else(place):
@@ -319,8 +319,8 @@ def test_a_longrope_with_two_sets_is_read_in_two_passes(place):
     (label,) = [own for own in done.results["variants"] if own != "base"]
     passes = done.results["variants"][label]["passes"]
     assert passes == {"pass-64": 64, "pass-256": 256}
-    _, estimate = estimate_evaluation(str(path), **options)
-    whole = [(own.passes, own.tokens) for own in estimate.work if "whole" in own.what]
+    _, costs = count_evaluation(str(path), **options)
+    whole = [(own.passes, own.tokens) for own in costs.work if "whole" in own.what]
     assert whole == [(9, 64), (9, 256)]
     assert any("2 passes, each with the rotation held still" in line for line in heard)
 
@@ -388,14 +388,43 @@ def test_lengths_beyond_the_config_name_extend(place):
     assert any("`ropext extend` of the base makes a checkpoint" in line for line in heard)
 
 
-def test_the_estimate_counts_what_is_then_done(place):
+def test_the_dry_run_counts_what_is_then_done(place):
     units = []
     hooks = Hooks(show=lambda done, total, what: units.append((done, total)))
     evaluate(str(place / "model"), hooks=hooks, **asked(place))
-    setting, estimate = estimate_evaluation(str(place / "model"), **asked(place))
-    assert units[-1] == (estimate.tokens, estimate.tokens)
+    setting, costs = count_evaluation(str(place / "model"), **asked(place))
+    assert units[-1] == (costs.tokens, costs.tokens)
     assert len(setting.corpus.documents) == 9
-    assert estimate.passes == sum(part.passes for part in estimate.work)
+    assert costs.passes == sum(part.passes for part in costs.work)
+    model = AutoModelForCausalLM.from_pretrained(place / "model")
+    row = torch.ones(1, setting.frame.longest, dtype=torch.long)
+    with torch.no_grad():
+        layers = model(row, use_cache=True).past_key_values.layers
+    assert costs.cache_bytes == sum(own.keys.nbytes + own.values.nbytes for own in layers)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_dry_run_counts_the_bytes_of_the_weights(place, tmp_path, tied):
+    write_checkpoint(tmp_path / "model", tie_word_embeddings=tied)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    _, costs = count_evaluation(str(tmp_path / "model"), **asked(place))
+    assert costs.weight_bytes == sum(own.nbytes for own in model.parameters())
+
+
+def test_what_the_first_unit_took_is_said_and_kept(place, tmp_path):
+    resource, heard = pytest.importorskip("resource"), []
+    hooks = Hooks(say=heard.append)
+    evaluate(str(place / "model"), tmp_path / "run", hooks=hooks, **asked(place))
+    (line,) = (tmp_path / "run" / "used.log").read_text("utf-8").splitlines()
+    used = json.loads(line)
+    # The highest so far of this process, of which the kernel tells in KiB.
+    assert 2**20 < used["peak_bytes"] <= resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    assert used["what"].startswith("the first unit (")
+    (said,) = [sentence for sentence in heard if "at the peak" in sentence]
+    assert said.startswith(f"{used['what']} took {used['seconds']:.2g} s, and ")
+    # Nothing is read a second time, and nothing took anything.
+    evaluate(str(place / "model"), tmp_path / "run", hooks=hooks, **asked(place))
+    assert len((tmp_path / "run" / "used.log").read_text("utf-8").splitlines()) == 1
 
 
 def test_a_tokenizer_of_another_model(place, tmp_path):

@@ -22,7 +22,7 @@ _VOLATILE = (
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)?"), "DATE"),
     (re.compile(r"\b\d{4}-\d\d-\d\d\b"), "DATE"),
     (re.compile(r"\b(\d+ (h|min) )?\d+(\.\d+)? (s|ms|min|h)\b(?! tokens)"), "TIME"),
-    (re.compile(r"\d+(\.\d+)? [GM]i?B (are )?free"), "MEMORY free"),
+    (re.compile(r"\d+(\.\d+)? [GM]i?B of memory at the peak"), "MEMORY at the peak"),
     (re.compile(r'((?:/variants/|"store": ")[\w+-]+-)[0-9a-f]{16}'), r"\1KEY"),
     (re.compile(r'("[\w/.-]+\.\w+": ")[0-9a-f]{64}'), r"\1SHA-256"),  # files name versions
 )
@@ -36,7 +36,7 @@ _OF_LEARNED = (
     (re.compile(r'"pair": \d+,\n( *)"wanted": .*\n *"found": .*\n'), r'"pair": WORST,\n'),
 )
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w])")
-_KINDS = {".json", ".jsonl", ".md", ".txt", ".yaml", ".csv", ".html", ".log", ".jinja"}
+_KINDS = {".json", ".jsonl", ".md", ".txt", ".yaml", ".csv", ".html", ".jinja"}
 
 
 def record(folder: Path) -> Iterator[tuple[Case, str]]:

@@ -221,10 +221,10 @@ def test_a_failed_gate_has_its_exit_code(tmp_path):
 
 
 def test_the_dry_run_writes_nothing(tmp_path):
-    from ropext.pipeline import estimating, job
+    from ropext.pipeline import counting, job
 
     (tmp_path / "OUT").mkdir()  # nobody's: no output was named
-    found = estimating.estimate(job.read(SMALL), None, print)
+    found = counting.count(job.read(SMALL), None, print)
     (tmp_path / "OUT").rmdir()
     told = found["stages"]
     assert list(told) == ["plan", "extend", "report"]
@@ -233,12 +233,12 @@ def test_the_dry_run_writes_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def estimated(tmp_path, wish=SMALL, **choice):
+def counted(tmp_path, wish=SMALL, **choice):
     """What a dry run says of each stage; that it wrote nothing."""
-    from ropext.pipeline import estimating, job
+    from ropext.pipeline import counting, job
 
     before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
-    found = estimating.estimate(job.read(wish), tmp_path / "out", print, **choice)
+    found = counting.count(job.read(wish), tmp_path / "out", print, **choice)
     assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
     told = found["stages"]
     return {name: own["what"].startswith("done before") for name, own in told.items()}
@@ -246,50 +246,39 @@ def estimated(tmp_path, wish=SMALL, **choice):
 
 def test_the_dry_run_says_which_stages_are_done_and_heeds_from_and_only(tmp_path):
     with pytest.raises(UsageError, match="--only report needs plan, which is not done"):
-        estimated(tmp_path, only="report")
+        counted(tmp_path, only="report")
     with pytest.raises(UsageError, match="no such stage"):
-        estimated(tmp_path, begin="bake")
-    assert estimated(tmp_path, only="plan") == {"plan": False}
+        counted(tmp_path, begin="bake")
+    assert counted(tmp_path, only="plan") == {"plan": False}
     go()
     done = {"plan": True, "extend": True, "report": True}
-    assert estimated(tmp_path) == done
-    assert estimated(tmp_path, begin="extend") == done | {"extend": False, "report": False}
-    assert estimated(tmp_path, only="report") == {"report": False}
-    again = estimated(tmp_path, SMALL | {"extend": SMALL["extend"] | {"link": "hard"}})
+    assert counted(tmp_path) == done
+    assert counted(tmp_path, begin="extend") == done | {"extend": False, "report": False}
+    assert counted(tmp_path, only="report") == {"report": False}
+    again = counted(tmp_path, SMALL | {"extend": SMALL["extend"] | {"link": "hard"}})
     assert again == done | {"extend": False, "report": False}
     # As the run itself then does.
     ran, _ = go(SMALL | {"extend": SMALL["extend"] | {"link": "hard"}})
     assert ran.stages == {"plan": "skipped", "extend": "done", "report": "done"}
 
 
-def test_the_dry_run_says_the_warnings_of_the_plan_and_writes_no_log(tmp_path):
-    from ropext.pipeline import estimating, job
-
-    ropext.extend("ropext://demo", "long", method="yarn", factor=2, prove=False)
-    said = []
-    wish = {"model": "long", "extend": {"factor": 2, "even_so": True}}
-    estimating.estimate(job.read(wish), tmp_path / "out", said.append)
-    assert any("this scales the model again, after yarn" in sentence for sentence in said)
-    assert [path.name for path in tmp_path.iterdir()] == ["long"]
-
-
 def test_the_dry_run_refuses_what_the_run_refuses(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/mine.txt").write_text("mine")
     with pytest.raises(OutputExists, match="not as a run of this recipe left it"):
-        estimated(tmp_path)
+        counted(tmp_path)
     (tmp_path / "out/mine.txt").unlink()
     (tmp_path / "out").rmdir()
     (tmp_path / "out.run").write_text("mine")
     with pytest.raises(OutputExists, match="holds something else"):
-        estimated(tmp_path)
+        counted(tmp_path)
     (tmp_path / "out.run").unlink()
     judged = {"evaluate": {"data": "ropext://held-out", "fail_if": ["tail@4k > 9"]}}
     with pytest.raises(UsageError, match="4k is none of the lengths"):
-        estimated(tmp_path, SMALL | judged)
+        counted(tmp_path, SMALL | judged)
     nowhere = {"evaluate": {"data": "nowhere.jsonl"}}
     with pytest.raises(InputError, match="there is no such file"):
-        estimated(tmp_path, SMALL | nowhere)
+        counted(tmp_path, SMALL | nowhere)
 
 
 @pytest.mark.parametrize("factor", [2, 4])
@@ -354,12 +343,16 @@ def test_killed_in_a_stage_whose_inputs_changed_the_old_output_is_not_taken(tmp_
 
 
 def test_where_it_runs_decides_nothing_and_how_it_reads_does(tmp_path):
+    from ropext.checkpoint import open_snapshot
     from ropext.pipeline import job
     from ropext.pipeline.steps import Work
 
     def inputs(**evaluate):
         wish = SMALL | {"evaluate": {"data": "ropext://held-out"} | evaluate}
-        work = Work(job.read(wish), tmp_path / "out", tmp_path / "out.run")
+        hashes = stages.Hashes(tmp_path / "hashes.json")
+        base = open_snapshot("ropext://demo")
+        where = (tmp_path / "out", tmp_path / "out.run")
+        work = Work(job.read(wish), *where, base, hashes, print, ())
         return next(own for own in work.stages() if own.name == "evaluate").inputs()
 
     assert inputs(device="cpu", chunk=64) == inputs()

@@ -21,7 +21,6 @@ from ropext.errors import InputError, OutputExists, Stopped, UsageError
 from ropext.evaluation.forward import NanInLogits
 from ropext.narration import Pace, unseen
 from ropext.training import (
-    estimates,
     judge,
     plan_finetune,
     plan_fit,
@@ -69,11 +68,11 @@ def test_of_three_documents_none_is_held_out_and_it_is_said(extended, stories, t
     few = tmp_path / "few.jsonl"
     few.write_text("\n".join(stories.read_text().splitlines()[:3]))
     planned = plan_finetune(extended, str(few), **RUN)
-    assert planned.to_json()["evaluation_documents"] == 0
-    assert "not evaluated: fewer than 4 of its 3 documents reach" in report.finetune_plan(planned)
+    assert planned.to_json()["judging_documents"] == 0
+    assert "not evaluated: fewer than 4 of its 3 documents reach" in report.plan_text(planned)
     unsaid = plan_finetune(extended, str(few), **OPEN)
     assert 3 < unsaid.prepared.rows.passes <= 4
-    assert "at most 4 passes: no held-out document says" in report.finetune_plan(unsaid)
+    assert "at most 4 passes: no held-out document says" in report.plan_text(unsaid)
 
 
 def test_refusals_of_one_text_name_what_works(extended, base, stories, tmp_path):
@@ -82,11 +81,11 @@ def test_refusals_of_one_text_name_what_works(extended, base, stories, tmp_path)
     for packing in ("documents", "glued"):
         with pytest.raises(InputError, match="--split-documents makes several documents"):
             plan_fit(base, str(one), factor=4, steps=2, packing=packing)
-    assert "--split-documents" in report.finetune_plan(plan_finetune(extended, str(one), **RUN))
+    assert "--split-documents" in report.plan_text(plan_finetune(extended, str(one), **RUN))
     for how in ("=====", "windows"):
         assert plan_fit(base, str(one), factor=4, steps=2, split_documents=how)
         planned = plan_finetune(extended, str(one), **RUN, split_documents=how)
-        assert planned.prepared.evaluated > 0
+        assert planned.prepared.judged > 0
 
 
 def test_fewer_than_eight_documents_give_no_verdict():
@@ -144,16 +143,16 @@ def test_a_run_that_nobody_said_how_long_to_make_is_ended_by_its_held_out_docume
     extended, stories
 ):
     planned = plan_finetune(extended, str(stories), **OPEN)
-    said = report.finetune_plan(planned)
+    said = report.plan_text(planned)
     assert "at most 400 steps, stops when held-out documents no longer improve" in said
     assert f": at most {planned.prepared.rows.passes:.1f} passes\n" in said
     # Three documents: before, after and at each of 100 evaluations; the base in windows, twice.
-    assert planned.forward_tokens == 3 * 256 * (100 + 2 + 2)
-    assert f"{planned.forward_tokens:,} without (evaluations, one every 4 steps)" in said
+    assert planned.prepared.forward_tokens == 3 * 256 * (100 + 2 + 2)
+    assert f"{planned.prepared.forward_tokens:,} without (evaluations, one every 4 steps)" in said
     for length, passes in (({"epochs": 7}, 6.5), ({"steps": 99}, 2)):
         asked = plan_finetune(extended, str(stories), **OPEN, **length)
         assert asked.prepared.rows.passes > passes
-        assert "at most" not in report.finetune_plan(asked).partition("documents: ")[2]
+        assert "at most" not in report.plan_text(asked).partition("documents: ")[2]
 
 
 def test_a_run_says_after_its_first_step_how_long_it_will_take():
@@ -245,13 +244,20 @@ def test_record_and_card_tell_the_run(tuned, extended):
 
 
 def test_base_and_curve_lie_beside_it_and_the_run_directory_is_gone(tuned, extended):
-    _, output, _ = tuned
+    _, output, told = tuned
     for name in ("config.json", "model.safetensors", "ropext.json", "tokenizer.json"):
         assert (output / "base" / name).read_bytes() == (extended / name).read_bytes()
     assert (output / "training" / "loss.png").read_bytes().startswith(b"\x89PNG")
     losses = json.loads((output / "training" / "losses.json").read_text())
     assert len(losses["tuned"]) == len(losses["control"]) == 8
     assert not output.with_name("out.run").exists()
+    # What each training's first step took: as much is said.
+    used = [json.loads(own) for own in (output / "training/used.log").read_text().splitlines()]
+    labels = ["the first step (tuned)", "the first step (control)"]
+    assert [own["what"] for own in used] == labels
+    assert all(own["seconds"] > 0 and own["peak_bytes"] > 2**20 for own in used)
+    said = [own for own in told if own.startswith("the first step")]
+    assert [own.partition(" took")[0] for own in said] == labels
 
 
 ELSEWHERE = """
@@ -576,13 +582,17 @@ def test_pose_trains_positions_up_to_the_target_in_rows_of_half_of_it(
     assert record["finetune"]["strategy"] == "pose"
 
 
-@pytest.mark.parametrize(("free", "times"), [(10**6, 2), (10**12, 1)])
+# An eighth of it is 34 bytes for each of 2 rows x 256 tokens x 32 channels x 2 layers, or less.
+PLENTY = 8 * 34 * 2 * 256 * 32 * 2
+
+
+@pytest.mark.parametrize(("free", "times"), [(PLENTY - 8, 2), (PLENTY, 1)])
 def test_layers_run_again_in_the_backward_pass_only_where_memory_is_short(
     extended, stories, tmp_path, monkeypatch, free, times
 ):
     from transformers.models.llama.modeling_llama import LlamaMLP
 
-    from ropext.evaluation import loading
+    from ropext.training import run
 
     step, forward, runs = trainer._Trainer.training_step, LlamaMLP.forward, []
 
@@ -595,13 +605,12 @@ def test_layers_run_again_in_the_backward_pass_only_where_memory_is_short(
         runs.append(0)
         return step(self, *args, **kwargs)
 
-    monkeypatch.setattr(loading, "free_memory", lambda device: free)
-    monkeypatch.setattr(estimates, "check_fits", lambda *args, **more: None)
+    monkeypatch.setattr(run, "free_memory", lambda device: free)
     monkeypatch.setattr(LlamaMLP, "forward", counts)
     monkeypatch.setattr(trainer._Trainer, "training_step", begins)
     options = RUN | {"steps": 1, "eval_documents": 0, "micro_rows": 2}
     done = run_finetune(extended, str(stories), tmp_path / "out", **options)
-    assert done.planned.estimate.recompute is (times == 2)
+    assert done.planned.recompute is (times == 2)
     assert runs == [2 * times]  # one in each of two layers
 
 

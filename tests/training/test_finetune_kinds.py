@@ -19,7 +19,7 @@ from ropext import verifying
 from ropext.errors import InputError, Stopped, UsageError
 from ropext.evaluation.loading import memory_errors
 from ropext.options.training import Finetune
-from ropext.training import models, run_finetune, session, trainer, writing
+from ropext.training import models, plan_finetune, run_finetune, session, trainer, writing
 from ropext.training.finetune import open_origin, prepare
 from ropext.training.report import passes_text
 
@@ -249,6 +249,21 @@ def test_what_the_cpus_allocator_says_is_told_as_out_of_memory_too():
         torch.empty(2**60)
     with pytest.raises(RuntimeError, match="shape"), memory_errors(""):
         torch.empty(2) @ torch.empty(3, 3)
+
+
+def test_what_cuda_says_of_its_memory_is_exit_4_and_a_sentence():
+    for words in (
+        "CUDA error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ):
+        with pytest.raises(Stopped, match="smaller") as stopped, memory_errors("smaller rows"):
+            raise RuntimeError(words)
+        assert stopped.value.exit_code == 4
+
+
+def test_no_refusal_rests_on_an_estimate(extended, stories, monkeypatch):
+    monkeypatch.setattr("ropext.training.run.free_memory", lambda device: 1)
+    assert plan_finetune(extended, str(stories), **RUN).recompute
 
 
 @pytest.mark.skipif(

@@ -452,14 +452,16 @@ def test_few_documents_are_warned_of(base, stories, tmp_path):
     few.write_text("\n".join(stories.read_text().splitlines()[:5]))
     planned = plan_fit(base, str(few), **RANDOM)
     assert len(planned.prepared.judge.documents) == 1
-    assert "only 1 held-out documents give no interval" in planned.prepared.notes[0]
+    assert "only 1 held-out documents give no interval" in planned.prepared.remarks[0]
 
 
 def test_no_document_is_in_both_parts(base, stories):
     for packing in ("documents", "glued"):
         prepared = plan_fit(base, str(stories), **RANDOM | {"packing": packing}).prepared
         found = prepared.data
-        assert any("no two of which share" in own for own in prepared.notes) == (packing == "glued")
+        assert any("no two of which share" in own for own in prepared.remarks) == (
+            packing == "glued"
+        )
         judging = {bytes(own.ids[1:60].tobytes()) for own in found.held_out}
         for document in found.documents:
             text = document.ids.astype(np.int32).tobytes()

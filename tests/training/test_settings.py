@@ -1,14 +1,12 @@
-"""Defaults and their sources, options, estimates: all without a weight."""
+"""Defaults and their sources, and options: all without a weight."""
 
 import pytest
 import torch
-from tiny_llama import new_llama
 
-from ropext.errors import InputError, UsageError
-from ropext.evaluation.costs import shape_of
+from ropext.errors import UsageError
 from ropext.options.fields import item_of
 from ropext.options.training import Finetune, Fit
-from ropext.training import defaults, estimates
+from ropext.training import defaults
 
 
 def settings(parameters, context=4096, target=32768, **options):
@@ -131,76 +129,6 @@ def test_rows_read_at_once_divide_the_share_of_a_step():
 def test_options_that_do_not_fit_are_refused(options, words):
     with pytest.raises(UsageError, match=words):
         Finetune(**options)
-
-
-def counted_flops(attention, length, changes):
-    """What torch's counter sees of one LoRA step: every matrix product; SDPA on CPU not at all."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from ropext.training import models
-
-    model = new_llama(**changes)
-    model.set_attn_implementation(attention)
-    model.config.use_cache = False
-    joined = models.add_adapter(model, Finetune(targets=("q_proj",)), settings(1e5, rank=2).lora)
-    joined.train()
-    joined.gradient_checkpointing_enable({"use_reentrant": False})
-    ids = torch.randint(0, 64, (1, length))
-    with FlopCounterMode(display=False) as counter:
-        joined(input_ids=ids, labels=ids).loss.backward()
-    return counter.get_total_flops()
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize(
-    ("length", "changes"),
-    [
-        (64, {}),
-        (512, {"num_hidden_layers": 4}),
-        (128, {"hidden_size": 64, "vocab_size": 512, "num_hidden_layers": 2}),
-    ],
-)
-def test_the_flops_of_a_row_are_those_that_torch_counts(length, changes):
-    shape = shape_of(new_llama(**changes))
-    dense = length * (6 * shape.body_parameters + 4 * shape.hidden * shape.vocabulary)
-    attention = estimates.row_flops(shape, length) - dense
-    counted = counted_flops("sdpa", length, changes)
-    # The first layer needs no gradient of its input; the adapter adds a little.
-    assert 0.75 < counted / dense < 1.1
-    # Eager attention computes the whole square, of which the causal half counts.
-    square = counted_flops("eager", length, changes) - counted
-    assert 0.75 < square / 2 / attention < 1.1
-
-
-def test_what_cannot_fit_is_refused_with_the_longest_row_that_would():
-    shape = shape_of(new_llama(hidden_size=256, intermediate_size=1024, num_hidden_layers=4))
-    run = settings(1e7, 1024, 2**20, rank=8)
-    found = estimates.estimate(shape, run, trained=10**6, micro=1)
-    estimates.check_fits(found, shape, int(found.peak_bytes / 0.9) + 100)
-    with pytest.raises(InputError, match=r"rows of up to (\d+) tokens would fit") as refused:
-        estimates.check_fits(found, shape, found.peak_bytes // 4)
-    words = str(refused.value)
-    longest = int(words.split("--window ")[1].split(",")[0])
-    fits = estimates.estimate(shape, settings(1e7, 1024, longest, rank=8), trained=10**6, micro=1)
-    assert fits.peak_bytes <= 0.9 * (found.peak_bytes // 4)
-    assert longest >= 2**16
-    with pytest.raises(InputError, match="weights alone"):
-        estimates.check_fits(found, shape, found.weight_bytes)
-    # A fit has no other strategy, and shares or packs no weights.
-    for free in (found.peak_bytes // 4, found.weight_bytes):
-        with pytest.raises(InputError, match="--dtype bfloat16") as refused:
-            estimates.check_fits(found, shape, free, lora=False)
-        assert not any(own in str(refused.value) for own in ("pose", "qlora", "FSDP"))
-
-
-def test_to_run_layers_again_takes_more_flops_and_less_memory():
-    shape = shape_of(new_llama())
-    run = settings(1e7, 64, 256, batch_tokens=512)
-    short, ample = (estimates.estimate(shape, run, 0, 2, free=f) for f in (10**6, 10**9))
-    assert short.recompute
-    assert not ample.recompute
-    assert ample.flops < short.flops
-    assert ample.activation_bytes > short.activation_bytes
 
 
 def test_a_seed_that_no_generator_takes_is_refused_at_once():

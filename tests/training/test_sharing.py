@@ -1,19 +1,13 @@
 """What the processes of a launch share, as far as one process without a GPU can tell."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from test_finetune import RUN
 from tiny_llama import new_llama
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from ropext.errors import InputError, UsageError
 from ropext.evaluation.costs import shape_of
-from ropext.options.training import Finetune
 from ropext.training import (
-    defaults,
-    estimates,
     models,
     plan_finetune,
     plan_fit,
@@ -21,16 +15,6 @@ from ropext.training import (
     sharing,
     trainer,
 )
-
-LLAMA_70B = {
-    "num_hidden_layers": 80,
-    "hidden_size": 8192,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "intermediate_size": 28672,
-    "vocab_size": 128256,
-}
-CARD = int(79e9)  # free bytes of a GPU of 80 GB
 
 
 @pytest.fixture
@@ -49,55 +33,18 @@ def launched(monkeypatch):
     return set_up
 
 
-def large(target, rows):
-    options = Finetune(batch_tokens=rows * target, steps=400)
-    with torch.device("meta"):
-        model = LlamaForCausalLM._from_config(LlamaConfig(**LLAMA_70B), dtype=torch.bfloat16)
-    shape = replace(shape_of(model), eager=False)
-    assert shape.all_parameters == 70_553_706_496
-    return shape, defaults.settings(options, 70e9, 8192, target)
-
-
-def test_a_model_that_no_gpu_holds_fits_where_weights_and_rows_are_shared(launched):
-    shape, settings = large(32768, 16)
-    trained = 207_093_760  # a LoRA of rank 16 on all linear layers
-    alone = estimates.estimate(shape, settings, trained, 1, free=CARD)
-    with pytest.raises(InputError, match=r"weights alone \(141.1 GB\).*not run on GPUs yet"):
-        estimates.check_fits(alone, shape, CARD)
-    launched(16, fsdp=True, cp=4, dp_shard=4)
-    found = estimates.estimate(shape, settings, trained, 1, free=CARD)
-    assert estimates.check_fits(found, shape, CARD) is None
-    assert found.tokens == alone.tokens
-    assert found.trained_bytes == alone.trained_bytes // 16
-    # A sixteenth, and whole at once: two layers of 0.86e9 parameters, both tables of 1.05e9.
-    assert found.weight_bytes == pytest.approx(141.1e9 / 16 + 2 * (2 * 0.856e9 + 2.1e9), rel=0.01)
-    kept = alone.activation_bytes / found.activation_bytes
-    assert kept == pytest.approx(4, rel=0.01)
-
-
-def test_a_refusal_under_fsdp_names_the_whole_row(launched):
-    launched(16, fsdp=True, cp=4)
-    shape, settings = large(2**20, 4)
-    found = estimates.estimate(shape, settings, 10**8, 1, free=CARD)
-    with pytest.raises(InputError, match=r"--window (131072|65536),"):
-        estimates.check_fits(found, shape, CARD)
-    found = estimates.estimate(shape, settings, 10**8, 1, free=10**10)
-    with pytest.raises(InputError, match="more GPUs share them further"):
-        estimates.check_fits(found, shape, 10**10)
-
-
-def test_weights_are_copied_where_that_is_asked_for(launched):
-    launched(16, fsdp=True, dp_replicate=2)
-    assert (sharing.of_the_weights(), sharing.readers()) == (8, 16)
+def test_several_processes_read_rows_of_their_own(launched):
     launched(16)
-    assert sharing.of_each_row() == 1
+    assert (sharing.of_each_row(), sharing.readers()) == (1, 16)
+    launched(16, fsdp=True, cp=4)
+    assert (sharing.of_each_row(), sharing.readers()) == (4, 4)
 
 
 def test_the_head_of_a_tied_model_is_no_weight_of_its_own(extended):
     from ropext.checkpoint import open_snapshot
 
     made = shape_of(models.skeleton(open_snapshot(str(extended))))
-    assert made.all_parameters == shape_of(new_llama(tie_word_embeddings=True)).all_parameters
+    assert made.parameters == shape_of(new_llama(tie_word_embeddings=True)).parameters
 
 
 def test_rows_that_processes_cannot_share_are_refused_before_documents_are_read(
@@ -135,11 +82,11 @@ def test_nothing_is_loaded_a_second_time_to_be_read_under_fsdp(
 ):
     launched(1, fsdp=True)
     monkeypatch.setattr(models, "device", lambda options: torch.device("cuda"))
-    monkeypatch.setattr("ropext.evaluation.loading.free_memory", lambda device: CARD)
+    monkeypatch.setattr("ropext.training.run.free_memory", lambda device: int(79e9))
     planned = plan_finetune(extended, str(stories), **RUN)
     assert planned.prepared.judge is None
     assert "ropext eval OUT --data DATA --device-map auto" in planned.prepared.why_no_judge
-    assert planned.to_json()["evaluation_documents"] == 0
+    assert planned.to_json()["judging_documents"] == 0
 
 
 class Seen(Exception):

@@ -69,10 +69,10 @@ def test_training_on_what_is_measured_on_is_told_everywhere(tuned):
 
 def test_it_is_told_before_the_training_too(extended, data):
     planned = plan_finetune(extended, data["train"], evaluate=data["again"], **RUN)
-    assert "warning: 8 of 8 documents were trained on" in report.finetune_plan(planned)
+    assert "warning: 8 of 8 documents were trained on" in report.plan_text(planned)
     planned = plan_finetune(extended, data["train"], evaluate=data["new"], **RUN)
     assert planned.to_json()["overlap"]["mark"] == ""
-    assert "trained on" not in report.finetune_plan(planned)
+    assert "trained on" not in report.plan_text(planned)
 
 
 def test_an_evaluation_tells_it_in_tables_gates_and_comparisons(tuned, data, tmp_path):

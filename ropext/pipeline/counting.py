@@ -8,7 +8,6 @@ weights are links, in a temporary directory.
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,19 +24,15 @@ from ropext.pipeline.stages import is_done
 from ropext.pipeline.steps import LABELS, Work
 from ropext.report.text import size
 from ropext.table import columns
-from ropext.workdir import beside
 
 if TYPE_CHECKING:
-    from ropext.evaluation.costs import Timed
-    from ropext.training.finetune import PlannedFinetune
-    from ropext.training.fit import PlannedFit
-    from ropext.training.rows import Rows
+    from ropext.training.run import Planned
 
-Estimate = dict[str, Any]
-SKIPPED: Estimate = {"what": "done before, skipped", "skipped": True}
+Counts = dict[str, Any]
+SKIPPED: Counts = {"what": "done before, skipped", "skipped": True}
 
 
-def estimate(
+def count(
     asked: Recipe,
     output: Path | None,
     say: Say,
@@ -45,19 +40,16 @@ def estimate(
     begin: str | None = None,
     only: str | None = None,
     force: bool = False,
-    time: bool = False,
 ) -> dict[str, Any]:
-    """Every stage that would be done: a sentence under `what`, the numbers behind it,
-    and under `refused` why it would not get done; with `time` how long by a step that is timed.
-    What a run refuses at once is refused."""
+    """Every stage that would be done: a sentence under `what`, the numbers behind it, and under
+    `refused` why it would not get done. What a run refuses at once is refused."""
     choice = Choice(begin, only)
-    with tempfile.TemporaryDirectory(prefix="ropext-estimate-") as room:
+    with tempfile.TemporaryDirectory(prefix="ropext-count-") as room:
         place = Path(output or asked.output or Path(room, "OUT"))
-        work = Work(asked, place, beside(place), say, force=force)
-        WholeRun(work, choice).check()
+        work = WholeRun(asked, place, choice, force, say=say).ready()
         aside = replace(work, folder=Path(room) / "run")
         stages = {
-            name: SKIPPED if is_kept else _stage(name, aside, time)
+            name: SKIPPED if is_kept else _stage(name, aside)
             for name, is_kept in _coming(work, choice).items()
         }
     return {"model": asked.model, "stages": stages}
@@ -85,13 +77,13 @@ def _coming(work: Work, choice: Choice) -> dict[str, bool]:
     return found
 
 
-def _stage(name: str, work: Work, time: bool) -> Estimate:
-    counts: dict[str, Callable[[Work], Estimate]] = {
+def _stage(name: str, work: Work) -> Counts:
+    counts: dict[str, Callable[[Work], Counts]] = {
         PLAN: _plan,
         EXTEND: _extend,
-        FIT: partial(_fit, time=time),
-        FINETUNE: partial(_finetune, time=time),
-        EVALUATE: partial(_evaluate, time=time),
+        FIT: _fit,
+        FINETUNE: _finetune,
+        EVALUATE: _evaluate,
         REPORT: lambda work: {"what": "the report, and the weights once more by hard link"},
     }
     try:
@@ -100,7 +92,7 @@ def _stage(name: str, work: Work, time: bool) -> Estimate:
         return {"what": "refused, see below", "refused": str(error)}
 
 
-def _plan(work: Work) -> Estimate:
+def _plan(work: Work) -> Counts:
     plan = work.plan
     for warning in plan.warnings:
         work.say(f"warning: {warning}")
@@ -112,7 +104,7 @@ def _weights(snapshot: Snapshot) -> int:
     return sum(snapshot.files[name] for name in snapshot.weight_files)
 
 
-def _extend(work: Work) -> Estimate:
+def _extend(work: Work) -> Counts:
     total, link = _weights(work.base), work.job.extend.link
     if not total and work.base.hub_id != work.base.name:
         with_weights(work.base)  # raises: they are nowhere
@@ -134,68 +126,60 @@ def _extended(work: Work) -> Path:
     return place
 
 
-def _training(found: "PlannedFinetune | PlannedFit", rows: "Rows") -> Estimate:
+def _training(found: "Planned[Any]") -> Counts:
     from ropext.training import report
 
-    estimate, is_open = found.estimate, found.prepared.settings.is_open
+    rows, is_open = found.prepared.rows, found.prepared.settings.is_open
+    most = "at most " if is_open else ""
     what = (
-        f"{'at most ' if is_open else ''}{estimate.tokens:,} tokens, {estimate.flops:.2e} FLOPs, "
-        f"about {size(estimate.peak_bytes)} of memory on a device"
+        f"{most}{found.prepared.settings.steps.value} steps, {most}{found.tokens:,} tokens with "
+        f"gradients, {found.prepared.forward_tokens:,} without"
     )
-    alarm = report.passes_text(rows) if report.too_often(rows.passes) and not is_open else ""
-    return {"what": what} | _more(found.time, alarm) | found.to_json()
+    counts = {"what": what} | found.to_json()
+    if report.too_often(rows.passes) and not is_open:
+        counts["said"] = [report.passes_text(rows)]
+    return counts
 
 
-def _more(time: "Timed | None", alarm: str = "") -> Estimate:
-    """What is said under the table."""
-    said = [alarm] if alarm else []
-    said += [time.sentence] if time else []
-    return {"said": said} if said else {}
-
-
-def _fit(work: Work, time: bool) -> Estimate:
+def _fit(work: Work) -> Counts:
     if not _weights(work.base):
         return NOT_HERE
     from ropext.training import plan_fit
 
     data = str(work.job.options(FIT)["data"])
-    found = plan_fit(work.base.name, data, time=time, **work.job.fitting)
-    return _training(found, found.prepared.rows)
+    found = plan_fit(work.base.name, data, **work.job.fitting)
+    return _training(found)
 
 
-def _finetune(work: Work, time: bool) -> Estimate:
+def _finetune(work: Work) -> Counts:
     if not _weights(work.base):
         return NOT_HERE
     from ropext.training import plan_finetune
 
     data = work.job.options(FINETUNE)["data"]
-    found = plan_finetune(_extended(work), data, time=time, **work.job.finetuning)
-    return _training(found, found.prepared.rows)
+    found = plan_finetune(_extended(work), data, **work.job.finetuning)
+    return _training(found)
 
 
-def _evaluate(work: Work, time: bool) -> Estimate:
+def _evaluate(work: Work) -> Counts:
     if not _weights(work.base):
         return NOT_HERE
-    from ropext.evaluation.costs import estimate_evaluation
-    from ropext.evaluation.timing import timed_reading
+    from ropext.evaluation.costs import count_evaluation
 
     place = _extended(work)
     places = dict.fromkeys(work.checkpoints, place)
-    _, found = estimate_evaluation(
+    _, found = count_evaluation(
         work.job.model,
         lineup=work.lineup(places),
         gates=work.gates,
-        timed=timed_reading if time else None,
         **work.job.evaluation,
     )
-    what = (
-        f"{found.passes:,} passes, {found.tokens:,} tokens, {found.flops:.2e} FLOPs, "
-        f"{size(found.peak_bytes)} of memory above the weights"
-    )
-    return {"what": what} | _more(found.time) | found.to_json()
+    weights = size(found.weight_bytes)
+    what = f"{found.passes:,} passes, {found.tokens:,} tokens, {weights} of weights"
+    return {"what": what} | found.to_json()
 
 
-def estimate_text(found: Mapping[str, Any]) -> str:
+def counts_text(found: Mapping[str, Any]) -> str:
     """What --dry-run prints: each stage with what it takes."""
     stages = found["stages"].items()
     said = [f"{name}: {sentence}" for name, own in stages for sentence in own.get("said", ())]
