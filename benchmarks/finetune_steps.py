@@ -34,6 +34,8 @@ import transformers as hf
 import ropext
 from ropext import corpus
 from ropext.bundled import DATA, MODELS
+from ropext.checkpoint import open_snapshot
+from ropext.evaluation.variants import Variant
 from ropext.training import judge, run_finetune
 
 CONTEXT, FACTOR, JUDGING, DOCUMENT = 256, 4, 32, 5000
@@ -143,7 +145,7 @@ def judge_of(tokenizer: Any, texts: Sequence[str]) -> judge.Judge:
 def tail(own: judge.Judge, place: Path) -> float:
     """Nats a token of the last tokens before the target, by what stock transformers loads."""
     model = hf.AutoModelForCausalLM.from_pretrained(place).eval()
-    return own.tail(own.read_long(model, "own"))
+    return own.tail(own.read(model, Variant("own", "extended", open_snapshot(str(place)))))
 
 
 def trained(extended: Path, data: Path, way: str, own: judge.Judge, folder: Path) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 
 from ropext import corpus, patching, scaling
@@ -33,12 +32,13 @@ from ropext.checkpoint import open_snapshot
 from ropext.corpus.splitting import NO_LIMIT
 from ropext.errors import RopextError
 from ropext.evaluation.loading import load_tokenizer
+from ropext.evaluation.variants import Variant
 from ropext.options.extend import Extend
 from ropext.options.training import Fit
 from ropext.planning import make_plan
-from ropext.results.comparison import difference
 from ropext.results.perplexity import Reading
 from ropext.results.retrieval import ItemScore
+from ropext.results.rules import difference
 from ropext.training import judge as judges
 from ropext.training import rows, run_fit
 from ropext.training.data import separator_of
@@ -102,8 +102,7 @@ def closed_forms(
     """The base in its window, and every closed form."""
     snapshot = open_snapshot(model)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(snapshot.directory).eval()
-    with torch.inference_mode():
-        base = judge.read_short(loaded, "base")
+    base = judge.read(loaded, Variant("base", "base", snapshot))
     found = {}
     for method in CLOSED:
         try:
@@ -112,17 +111,13 @@ def closed_forms(
             told(f"{method}: {error}")
             continue
         patching.apply_config(loaded, plan.config)
-        found[method] = read(judge, loaded, method)
+        found[method] = read(judge, loaded, Variant(method, "extended", snapshot, plan.config))
         told(f"{method}: far half {judge.loss(found[method][0]):.4f}")
     return base, found
 
 
-@torch.inference_mode()
-def read(judge: Judge, model: Any, label: str) -> tuple[Reading, list[ItemScore]]:
-    return (
-        judge.read_long(model, label),
-        judge.ask(model, judge.far, lambda *_: None),
-    )
+def read(judge: Judge, model: Any, variant: Variant) -> tuple[Reading, list[ItemScore]]:
+    return judge.read(model, variant), judge.ask(model, variant, judge.far)
 
 
 def fitted(
@@ -133,11 +128,15 @@ def fitted(
     done = run_fit(model, data, output, say=told, **options)
     assert done is not None
     loaded = transformers.AutoModelForCausalLM.from_pretrained(output).eval()
-    own = done.planned.prepared.judge
-    again = own.loss(own.read_long(loaded, FITTED))
+    own, variant = done.planned.prepared.judge, written(output)
+    again = own.loss(own.read(loaded, variant))
     label = FITTED if done.kept == FITTED else "start"
     said = done.numbers[label][f"far_half_nll@{own.frame.longest}"]["value"]
-    return done, read(judge, loaded, FITTED), abs(again - said)
+    return done, read(judge, loaded, variant), abs(again - said)
+
+
+def written(output: Path) -> Variant:
+    return Variant(FITTED, "extended", open_snapshot(str(output)))
 
 
 def row(judge: Judge, base: Reading, label: str, own: tuple[Reading, list[ItemScore]]) -> str:
@@ -237,9 +236,9 @@ def short_rows(factor: float, batch_tokens: Sequence[int], seed: int) -> None:
     what each read; a token with gradients costs three forward."""
     model, data = "ropext://demo", "ropext://tuning"
     judge = judge_of(model, "ropext://held-out", factor, "documents")
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(open_snapshot(model).directory)
-    with torch.inference_mode():
-        base = judge.read_short(loaded.eval(), "base")
+    snapshot = open_snapshot(model)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(snapshot.directory)
+    base = judge.read(loaded.eval(), Variant("base", "base", snapshot))
     ways: list[dict[str, Any]] = [{}]
     ways += [{"strategy": "pose", "batch_tokens": own} for own in batch_tokens]
     found: dict[str, tuple[Reading, list[ItemScore]]] = {}

@@ -33,10 +33,14 @@ from ropext import corpus, patching
 from ropext.checkpoint import open_snapshot
 from ropext.evaluation.costs import shape_of
 from ropext.evaluation.loading import load_tokenizer
-from ropext.evaluation.ranking import document_reader, frame_of
+from ropext.evaluation.ranking import frame_of
+from ropext.evaluation.reader import Progress, Reader
+from ropext.evaluation.reads import Reads
+from ropext.evaluation.variants import Variant
 from ropext.files import write_json
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
+from ropext.results.stores import Store
 from ropext.results.values import Bootstrap, Value
 
 PART = 256  # tokens of a sum
@@ -129,11 +133,15 @@ def resident(name: str) -> int:
 def read(models: Models, variant: str, book: corpus.Document) -> dict[str, Any]:
     """One cell."""
     loaded = models.of(variant)
-    reader = document_reader(loaded, [book.ids], frame_of(CONTEXT, models.length))
+    reader, store = Reader(loaded, models.length), Store()
+    reads = Reads(frame_of(CONTEXT, models.length), (book,))
     before, began = resident("VmRSS"), time.process_time()
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     short = models.is_short(variant, loaded)
-    reading = reader.short_window(variant) if short else reader.whole(variant, None)
+    kind, config = "base" if short else "extended", loaded.config.to_dict()
+    read = Variant(variant, kind, open_snapshot(str(loaded.name_or_path)), config)
+    reader.read(reads.units(read), store, Progress(0))
+    reading = reads.reading(read, store)
     longest = max(reading.passes)
     nll = np.nan_to_num(reading.passes[longest][0].astype(np.float64))
     window = CONTEXT if short else models.length

@@ -31,13 +31,13 @@ from ropext.corpus import (
     read_documents,
 )
 from ropext.evaluation.loading import load_model, load_tokenizer
-from ropext.evaluation.ranking import document_reader, frame_of
+from ropext.evaluation.ranking import frame_of, rank
+from ropext.evaluation.reads import Reads
 from ropext.narration import Hooks
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
 from ropext.report.tables import number, shown
-from ropext.results.comparison import rank_readings
 
 METHODS: dict[str, dict[str, Any]] = {
     "yarn": {},
@@ -139,10 +139,8 @@ def main() -> None:
                 told(f"{label} | {question} | {text}")
 
     frame = frame_of(min(first.context, longest), longest)
-    reader = document_reader(model, ids, frame, hooks=Hooks(say=told, show=show))
-    base = reader.short_window()
-    readings = {label: reader.whole(label, plan.config) for label, plan in plans.items()}
-    ranking = rank_readings(frame, readings, base, list(plans))
+    reads = Reads(frame, tuple(own.cut(longest) for own in corpus.documents))
+    ranking = rank(model, snapshot, reads, plans, Hooks(say=told, show=show))
 
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
     print(f"{first.context:,} -> {first.target:,} tokens, {len(ids)} documents\n")
@@ -155,7 +153,7 @@ def main() -> None:
     )
     print(f"| method | attention factor | tail perplexity | gain | short tax | {kept} |")
     print("|---|---|---|---|---|---|")
-    found = {own.method: own for own in ranking.standings}
+    found = {own.method: own for own in ranking.rows}
 
     def score(label: str) -> str:
         if not asked.chat:

@@ -38,7 +38,7 @@ OURS = re.compile(
             r"(run|documents|results|choice|budget)\.json|used\.log",
             r"(items|choosing|verdict)\.jsonl|report\.(md|html)|documents/[0-9a-f]+\.npy",
             r"plots/(overview|nll-by-position|tail|gain|spectra|difference-by-position|retrieval-.+)\.png",
-            r"(variants|readings|steps)/.+\.(npy|json|whole)",
+            r"(variants|readings|steps)/.+\.(npy|json)",
             r"[\w-]+/(tmp-)?checkpoint-\d+/(.+/)?"
             r"(complete|README\.md|[^/]+\.(safetensors|json|pt|pth|bin|distcp|metadata))",
             HALF_WRITTEN.pattern,

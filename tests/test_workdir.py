@@ -14,7 +14,7 @@ from ropext.errors import InputError, OutputExists, UsageError
 from ropext.workdir import Ledger, Workdir
 
 COMMANDS = ("eval", "fit", "finetune", "run")
-KEPT = "readings/base.whole"  # a name that a training gives
+KEPT = "readings/base/short/0a.npy"  # a name that a training gives
 
 
 def place(tmp_path, command, output="out", **decides):
@@ -24,7 +24,7 @@ def place(tmp_path, command, output="out", **decides):
 def work(own, force=False):
     """A run that keeps something and is interrupted."""
     with suppress(KeyboardInterrupt), own.claimed(force):
-        (own.folder / KEPT).parent.mkdir(exist_ok=True)
+        (own.folder / KEPT).parent.mkdir(parents=True, exist_ok=True)
         (own.folder / KEPT).write_text("kept")
         raise KeyboardInterrupt
 
@@ -102,7 +102,7 @@ USERS = ("documents-2024/a.txt", "report.docx", "plots/mine", "plots/mine.png", 
 def test_force_keeps_and_names_what_a_user_put_there(tmp_path, command, name):
     work(place(tmp_path, command, seed=1))
     other, said = place(tmp_path, command, seed=2), []
-    (other.folder / name).parent.mkdir(exist_ok=True)
+    (other.folder / name).parent.mkdir(parents=True, exist_ok=True)
     (other.folder / name).write_text("mine")
     with other.claimed(True, say=said.append):
         assert not (other.folder / KEPT).exists()
@@ -135,7 +135,7 @@ def test_while_another_run_is_cleared_away_it_is_known_whose_folder_it_is(tmp_pa
 
     monkeypatch.setattr(Path, "unlink", noted)
     with place(tmp_path, "eval", seed=2).claimed(True):
-        assert [name for name in names if not name.startswith(".")] == ["base.whole"]
+        assert [name for name in names if not name.startswith(".")] == ["0a.npy"]
 
 
 def test_a_folder_is_not_claimed_through_a_link(tmp_path):

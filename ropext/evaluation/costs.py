@@ -22,9 +22,7 @@ from ropext.evaluation.forward import (
 )
 from ropext.evaluation.manifest import workdir_of
 from ropext.evaluation.preparing import Settled, settle
-from ropext.evaluation.reading import hf_stride, short_windows, strided_windows
 from ropext.evaluation.variants import Lineup
-from ropext.lengths import length_text
 from ropext.options.evaluate import DocumentOptions
 from ropext.results.gates import Gate
 
@@ -250,33 +248,16 @@ def _check_places(settled: Settled, output: Path | None, force: bool) -> None:
 
 
 def work_of(settled: Settled) -> list[Passes]:
-    """Passes by kind, from configs alone."""
-    frame, options = settled.frame, settled.options
-    num = len(settled.documents or ())
-    work = list[Passes]()
-    for own in settled.lineup.variants if num else ():
-        if own.reads_short and settled.masking is None:
-            windows = sum(1 for _ in short_windows(frame.longest, frame.context))
-            size = min(frame.context, frame.longest)
-            work.append(Passes(f"{own.label}, short window", num * windows, size))
-            continue
-        for length in own.passes(frame):
-            work.append(Passes(f"{own.label}, whole", num * (frame.mask_stride or 1), length))
-        for length in frame.lengths if options.protocol == "hf-stride" else ():
-            count = sum(1 for _ in strided_windows(frame.longest, length, hf_stride(length)))
-            work.append(Passes(f"{own.label}, strided at {length}", num * count, length))
-    return work + _questions_work(settled)
-
-
-def _questions_work(settled: Settled) -> list[Passes]:
-    """One entry for all questions of a task and length, each haystack's as many tokens as the
-    largest takes; every variant but the base answers them."""
-    readers = [own.label for own in settled.lineup.variants if not own.reads_short]
-    who = readers[0] if len(readers) == 1 else f"each of {len(readers)} variants"
-    sizes, extra = dict[str, list[int]](), 0 if settled.encoder.bos is None else 1
-    for group in settled.questions:
-        shared = group[0].shared if len(group) > 1 else 0
-        tokens = shared + sum(item.most_read - shared for item in group)
-        name = f"{who}, {group[0].task} at {length_text(group[0].length + extra)}"
-        sizes.setdefault(name, []).append(tokens)
-    return [Passes(what, len(own) * len(readers), max(own)) for what, own in sizes.items()]
+    """Passes by kind, from configs alone; every variant but the base answers the same questions."""
+    variants = settled.lineup.variants
+    readers = [own.label for own in variants if not own.reads_short]
+    everyone = readers[0] if len(readers) == 1 else f"each of {len(readers)} variants"
+    texts, questions = dict[Any, Passes](), dict[Any, Passes]()
+    for own in variants:
+        for unit in settled.reads.units(own):
+            found, who = (questions, everyone) if unit.asks else (texts, own.label)
+            what = f"{who}, {unit.kind}"
+            key = what if unit.asks else (what, unit.size)
+            before = found.get(key, Passes(what, 0, 0))
+            found[key] = Passes(what, before.passes + unit.passes, max(before.tokens, unit.size))
+    return [*texts.values(), *questions.values()]

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext.checkpoint.provenance import digest
@@ -16,6 +15,7 @@ from ropext.files import read_json, write_json
 if TYPE_CHECKING:
     from ropext.evaluation.variants import Variant
     from ropext.options.evaluate import Evaluate
+    from ropext.results.stores import Store
 
 
 def check(tasks: Sequence[str]) -> None:
@@ -42,7 +42,7 @@ def run_tasks(
     options: "Evaluate",
     length: int,
     variants: Sequence["Variant"],
-    stores: Mapping[str, Path],
+    stores: "Mapping[str, Store]",
 ) -> dict[str, Any]:
     """Per variant and task the harness's own metrics; what its store has already is not run again.
 
@@ -56,7 +56,7 @@ def run_tasks(
         if variant.reads_short:
             continue
         name = digest([options.lm_eval, options.seed, length])[:16]
-        kept = stores[variant.label] / "lm-eval" / f"{name}.json"
+        kept = stores[variant.label].file(f"lm-eval/{name}.json")
         if not kept.exists():
             with applied(model, variant):
                 write_json(kept, _run(model, tokenizer, options, length))

@@ -7,7 +7,6 @@ from typing import Any
 
 from ropext.checkpoint import provenance
 from ropext.evaluation.preparing import Settled
-from ropext.evaluation.variants import Lineup
 from ropext.results import rundir
 from ropext.workdir import Workdir
 
@@ -32,24 +31,22 @@ def workdir_of(output: Path, settled: Settled, command: Sequence[str] = ()) -> W
     """Where it is kept, and what exactly is run."""
     lineup, options = settled.lineup, settled.options
     settings = {key: value for key, value in dict(options).items() if key not in NOT_IN_KEY}
-    longest = settled.frame.longest if settled.documents else 0
+    reads = settled.reads
     decides = {
         "schema": rundir.SCHEMA,
         "protocol": settled.protocol.name,
         "protocol_text": settled.protocol.text,
-        **({"masking": asdict(settled.masking)} if settled.masking else {}),
+        **({"masking": asdict(reads.masking)} if reads.masking else {}),
         "settings": settings,
         "context": lineup.context,
         "lengths": list(settled.frame.lengths),
         "variants": {own.label: own.content for own in lineup.variants},
-        "tokens_sha256": [hashes[longest] for hashes in settled.documents.prefix_hashes]
-        if settled.documents
-        else [],
+        "tokens_sha256": [reads.hash_of(document) for document in reads.documents],
         "questions_sha256": provenance.digest(
-            [asdict(item) for group in settled.questions for item in group]
+            [asdict(item) for group in reads.questions for item in group]
         ),
         "tokenizer_sha256": _tokenizer_digest(settled.encoder.tokenizer),
-        "bos": settled.encoder.bos,
+        "bos": reads.bos,
         "packed": settled.corpus.packed if settled.corpus else False,
         "versions": provenance.installed(LIBRARIES),
     }
@@ -61,7 +58,7 @@ def workdir_of(output: Path, settled: Settled, command: Sequence[str] = ()) -> W
     return Workdir(output, "eval", decides, about)
 
 
-def stores_of(place: Workdir, lineup: Lineup) -> dict[str, str]:
+def stores_of(place: Workdir, settled: Settled) -> dict[str, str]:
     """Name the folder of each variant's readings, by its label, so that it holds what this very
     model reads in this manner, whichever run read it. Documents and questions name the files."""
     rest = {key: own for key, own in place.decides.items() if key in OF_EVERY_UNIT}
@@ -70,7 +67,7 @@ def stores_of(place: Workdir, lineup: Lineup) -> dict[str, str]:
         rest["lengths"] = place.decides["lengths"]  # the shortest bounds the tail
     return {
         own.label: f"{own.label}-{provenance.digest([own.key(), rest])[:16]}"
-        for own in lineup.variants
+        for own in settled.lineup.variants
     }
 
 

@@ -6,7 +6,7 @@ chunked differs from whole by tenths of a nat. A pinned module keeps what one fo
 sequence would use.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -92,34 +92,3 @@ def put(module: Any, name: str, value: Any) -> None:
         module.register_buffer(name, value, persistent=False)
     else:
         setattr(module, name, value)
-
-
-def _spectrum(model: "torch.nn.Module", length: int) -> list[Any]:
-    """Every rotary module's inverse frequencies and scaling, as used at a length."""
-    found = list[Any]()
-    with pinned(model, length):
-        for name, module in model.named_modules():
-            for key, buffer in module._buffers.items():
-                if key.endswith("inv_freq") and "original" not in key and buffer is not None:
-                    whole = getattr(module, "attention_scaling", None)
-                    scaling = getattr(module, f"{key[: -len('inv_freq')]}attention_scaling", whole)
-                    values = buffer.detach().cpu().double().numpy().tobytes()
-                    found.append((name, key, values, scaling))
-    return found
-
-
-def pass_lengths(model: "torch.nn.Module", lengths: Sequence[int]) -> tuple[int, ...]:
-    """Which passes serve the lengths: one for each run of lengths that share a spectrum.
-
-    A static spectrum needs one pass, at the longest; longrope with two different sets needs two;
-    dynamic needs one for every length beyond the context.
-    """
-    ordered = sorted(set(lengths))
-    if not _length_dependent(model):
-        return (ordered[-1],)
-    spectra = [_spectrum(model, length) for length in ordered]
-    return tuple(
-        length
-        for k, length in enumerate(ordered)
-        if k + 1 == len(ordered) or spectra[k + 1] != spectra[k]
-    )

@@ -20,13 +20,14 @@ from ropext.corpus.splitting import REMEDY, WINDOWS
 from ropext.errors import InputError, UsageError
 from ropext.evaluation import harness, loading
 from ropext.evaluation.reading import Masking
+from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Lineup, line_up, trained_on
 from ropext.files import CONFIG_LIMIT, read_bytes
 from ropext.lengths import doubling_grid, length_text, lengths_text, tail_tokens
 from ropext.options.evaluate import Evaluate
 from ropext.results.gates import Gate, Metrics, split_spec
 from ropext.results.overlap import Overlap, overlap
-from ropext.results.perplexity import MASK_STRIDE, PROTOCOLS, Documents, Frame, Protocol
+from ropext.results.perplexity import MASK_STRIDE, PROTOCOLS, Frame, Protocol
 from ropext.results.rundir import read_run
 from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap
 from ropext.tasks import (
@@ -51,14 +52,15 @@ class Settled:
     lineup: Lineup
     encoder: DocumentEncoder
     trust_remote_code: bool
-    frame: Frame
     corpus: Corpus | None
-    documents: Documents | None
-    questions: tuple[tuple[Item, ...], ...]
+    reads: Reads
     protocol: Protocol
-    masking: Masking | None  # of masked language models
     warnings: tuple[str, ...]
     overlaps: Mapping[str, Overlap]  # of the variants that were trained, by label
+
+    @property
+    def frame(self) -> Frame:
+        return self.reads.frame
 
 
 def settle(
@@ -97,12 +99,17 @@ def settle(
         lineup,
         encoder,
         trust_remote_code,
-        Frame(lineup.context, grid, tail, Bootstrap(options.seed), stride),
         corpus,
-        _documents(corpus, grid) if corpus is not None else None,
-        questions,
+        Reads(
+            Frame(lineup.context, grid, tail, Bootstrap(options.seed), stride),
+            corpus.documents if corpus else (),
+            questions,
+            masking,
+            encoder.bos,
+            encoder.decode,
+            is_strided=options.protocol == "hf-stride",
+        ),
         PROTOCOLS["pseudo-perplexity" if masking else options.protocol],
-        masking,
         (*lineup.warnings, *warnings, *_overlap_warnings(overlaps), *left_out),
         overlaps,
     )
@@ -218,14 +225,6 @@ def _corpus_warnings(corpus: Corpus, grid: Sequence[int], split: str | None) -> 
             f"{len(corpus.documents)} glued sequences, no two of which share a document"
         )
     return lines
-
-
-def _documents(corpus: Corpus, lengths: Sequence[int]) -> Documents:
-    return Documents(
-        tuple(document.name for document in corpus.documents),
-        tuple(document.prefix_hashes(lengths) for document in corpus.documents),
-        tuple(document.token_bytes.astype("int64") for document in corpus.documents),
-    )
 
 
 def _questions(

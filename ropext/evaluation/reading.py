@@ -1,29 +1,22 @@
-"""Read documents and questions: windows, passes, answers, and the units of work made of them.
+"""Read documents and questions: windows, passes and answers.
 
-A unit is one document under one regime, or one group of questions under one variant. Windows are
-pure integers: what is read together, and which part of it is scored. Questions are scored by
-teacher forcing, a shared prefix read once: an answer is right when every one of its tokens is the
-model's first choice given the prompt and the right tokens before it. By induction that is what
-greedy decoding would produce, so nothing is generated. Where an answer need only be named
-(`Item.references`), teacher forcing gives the beginning, and greedy decoding what follows it.
+Windows are pure integers: what is read together, and which part of it is scored. Questions are
+scored by teacher forcing, a shared prefix read once: an answer is right when every one of its
+tokens is the model's first choice given the prompt and the right tokens before it. By induction
+that is what greedy decoding would produce, so nothing is generated. Where an answer need only be
+named (`Item.references`), teacher forcing gives the beginning, and greedy decoding what follows it.
 """
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ropext.checkpoint.provenance import digest
-from ropext.corpus import Document
 from ropext.errors import UsageError
 from ropext.evaluation.forward import Ids, NanInLogits, TokenNll, TokenScorer
-from ropext.evaluation.loading import memory_errors, out_of_memory
 from ropext.evaluation.pinning import pinned
-from ropext.files import write_json
-from ropext.results import rundir
 from ropext.results.retrieval import ItemScore
 from ropext.tasks import Item
 from ropext.tasks.asking import match
@@ -196,16 +189,6 @@ def hf_stride(size: int) -> int:
     return min(HF_STRIDE, max(1, size // 2))
 
 
-@dataclass(frozen=True)
-class Unit:
-    """One piece of work whose result is one file."""
-
-    path: Path
-    what: str  # for messages
-    tokens: int  # forward tokens it takes
-    compute: Callable[[], None]
-
-
 def read_windows(scorer: TokenScorer, ids: Ids, windows: Iterator[Window]) -> TokenNll:
     """NLL of every token, each scored by one window."""
     nll = np.full(len(ids), np.nan, np.float32)
@@ -269,56 +252,3 @@ def read_pass(
     with pinned(scorer.model, length):
         nll[-tail:] = scorer.masked_nll(row, range(end - tail, end), masking.token)
     return nll
-
-
-def questions_name(items: Sequence[Item], bos: int | None) -> str:
-    """The file of the answers to the items of one task, length and index."""
-    first, content = items[0], digest([asdict(item) for item in items])
-    return f"{first.task}-{first.length + (bos is not None)}-{first.index}-{content[:8]}.json"
-
-
-@dataclass(frozen=True)
-class UnitMaker:
-    """Makes the units of one variant whose model is loaded and set."""
-
-    store: Path
-    label: str
-    scorer: TokenScorer
-
-    def array(
-        self, document: Document, regime: str, tokens: int, read: Callable[..., Any], *how: Any
-    ) -> Unit:
-        """What `read` makes of a document, one of the functions above."""
-        longest = len(document)
-        name = document.prefix_hashes([longest])[longest]
-        path = rundir.unit_path(self.store, regime, name)
-
-        def compute() -> None:
-            found = read(self.scorer, document.ids, *how)
-            rundir.write_array(path, np.asarray(found))
-
-        return Unit(path, f"{document.name} ({self.label}, {regime})", tokens, compute)
-
-    def questions(self, items: Sequence[Item], bos: int | None, decode: Decode) -> Unit:
-        """The items of one task, length and index."""
-        first, path = items[0], self.store / "items" / questions_name(items, bos)
-        length = first.length + (0 if bos is None else 1)
-
-        def compute() -> None:
-            with pinned(self.scorer.model, length):
-                scores = score_items(self.scorer, items, bos, decode)
-            rows = [score.to_json() | {"length": length} for score in scores]
-            write_json(path, rows)
-
-        shared = first.shared if len(items) > 1 else 0
-        tokens = shared + sum(item.most_read - shared for item in items)
-        return Unit(path, f"{first.task} at {length} ({self.label})", tokens, compute)
-
-
-def complete(unit: Unit) -> None:
-    """Do one unit, with errors that say where it went wrong."""
-    with memory_errors(out_of_memory(unit.what)):
-        try:
-            unit.compute()
-        except NanInLogits as error:
-            raise NanInLogits(f"{unit.what}: {error}") from error

@@ -3,7 +3,7 @@
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -12,26 +12,14 @@ from typing import Any
 from ropext import guard
 from ropext.errors import UsageError
 from ropext.evaluation import harness, loading
-from ropext.evaluation.costs import manner_of, work_of
-from ropext.evaluation.forward import Manner, TokenScorer
+from ropext.evaluation.forward import Manner
 from ropext.evaluation.manifest import stores_of, workdir_of
 from ropext.evaluation.preparing import Settled, settle
-from ropext.evaluation.reading import (
-    Unit,
-    UnitMaker,
-    forward_tokens,
-    hf_stride,
-    questions_name,
-    read_pass,
-    read_short,
-    read_strided,
-    short_windows,
-    strided_windows,
-)
+from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.variants import Lineup, Variant, applied, fetched
-from ropext.evaluation.work import Worker, processes, wait_for
+from ropext.evaluation.work import processes, wait_for_everyone
 from ropext.files import write_json, write_text
-from ropext.narration import SILENT, Hooks, Say
+from ropext.narration import SILENT, Hooks, Say, unseen
 from ropext.results import rundir
 from ropext.results.gates import Gate
 from ropext.results.losses import write_losses
@@ -51,8 +39,11 @@ from ropext.results.retrieval import (
     retrieval_values,
     ruler_tasks,
 )
+from ropext.results.stores import Store
 from ropext.results.values import Value, values_json
-from ropext.workdir import MANIFEST, USED, Workdir
+from ropext.workdir import USED, Workdir
+
+NOTHING_KEPT = "interrupted; nothing was kept (-o RUN keeps what is finished)"
 
 
 @dataclass(frozen=True)
@@ -91,6 +82,7 @@ def evaluate(
     rank, world = processes()
     if output is None and world > 1:
         raise UsageError("several processes share their work through a directory; give -o RUN")
+    wait_for_everyone()  # so that one that is refused is noticed by the others
     settled = settle(model, revision, trust_remote_code, values, lineup, gates)
     if losses is not None and settled.corpus is None:
         raise UsageError("--losses writes the loss of every token of --data; give documents")
@@ -100,31 +92,31 @@ def evaluate(
     read = {"MODEL": [own.snapshot.directory for own in settled.lineup.variants]}
     guard.check(read, {"--output": output})
     with _claimed(settled, output, command, force, hooks.say) as place, loading.silenced():
-        path, stores = place.folder, stores_of(place, settled.lineup)
-        if rank != 0:
-            wait_for(path / MANIFEST, place.has_begun, hooks.stop)
+        path = place.folder
+        stores = {
+            label: rundir.store(path, own) for label, own in stores_of(place, settled).items()
+        }
+        wait_for_everyone()  # the first one has claimed the folder
+        kept_in = None if output is None else Path(output)
+        seen = hooks if rank == 0 else replace(hooks, show=unseen)
+        total = sum(settled.reads.tokens(own) for own in settled.lineup.variants)
         device = loading.device_of(settled.options)
-        worker = Worker(
-            sum(part.passes * part.tokens for part in work_of(settled)),
-            hooks.show if rank == 0 else Hooks.show,
-            hooks.stop,
-            Path(output) if output is not None else None,
-            partial(loading.tell_used, path / USED, hooks.say, device),
-        )
-        more = _read_all(settled, path, stores, worker, hooks)
+        used = partial(loading.tell_used, path / USED, hooks.say, device)
+        progress = Progress(total, seen, kept_in, NOTHING_KEPT, rank, world, used)
+        more = _read_all(settled, stores, progress, hooks.say)
+        wait_for_everyone()
         if rank != 0:
-            return Evaluation(Path(output) if output else None, {}, None)
-        worker.wait_for_others()
-        rundir.keep_only(path, worker.units)
+            return Evaluation(kept_in, {}, None)
+        rundir.keep_only(path, _files(settled, stores))
         results = assemble(settled, path, stores, more)
         run = rundir.read_run(path)
         if losses is not None and settled.corpus is not None:
             texts = ((document.name, document.ids) for document in settled.corpus.documents)
             write_losses(Path(losses), texts, run.contenders)
         if output is None:
-            return Evaluation(None, results, run, worker.resumed)
+            return Evaluation(None, results, run, progress.resumed)
         report(run)
-        return Evaluation(path, results, run, worker.resumed)
+        return Evaluation(path, results, run, progress.resumed)
 
 
 @contextmanager
@@ -139,38 +131,41 @@ def _claimed(
 
 
 def _read_all(
-    settled: Settled, path: Path, stores: Mapping[str, str], worker: Worker, hooks: Hooks
+    settled: Settled, stores: Mapping[str, Store], progress: Progress, say: Say
 ) -> dict[str, Any]:
     """Every unit of every variant, one loaded model at a time; what else was measured."""
-    import torch
-
     more, longest = dict[str, Any](), settled.frame.longest
     manner: Manner | None = None
     for others in _by_weights(settled.lineup):
         own = others[0]
         what = f"the weights of {own.snapshot.name}"
         with loading.memory_errors(loading.out_of_memory(what)):
-            hooks.say(f"loading {own.snapshot.name}")
+            say(f"loading {own.snapshot.name}")
             loaded = loading.load_model(
                 own.snapshot, settled.options, settled.trust_remote_code, settled.lineup.masked
             )
         for variant in others:
             if variant.adapter is not None and not hasattr(loaded, "disable_adapter"):
                 loaded = loading.add_adapter(loaded, variant.adapter)
-            with torch.inference_mode(), applied(loaded, variant):
-                manner = manner or manner_of(loaded, longest, settled.options)
-                scorer = TokenScorer(loaded, manner)
-                if not scorer.self_check().split:
-                    hooks.say(f"{variant.label}: this architecture is read whole, in chunks")
-                maker = UnitMaker(rundir.store(path, stores[variant.label]), variant.label, scorer)
-                worker.do(_units(settled, variant, maker, _passes(settled, variant, hooks)))
-        if settled.options.lm_eval and worker.rank == 0 and any(not v.reads_short for v in others):
-            places = {own: rundir.store(path, name) for own, name in stores.items()}
+            with applied(loaded, variant):
+                reader = Reader(loaded, longest, settled.options, manner)
+                manner = manner or reader.manner
+                if not reader.is_split:
+                    say(f"{variant.label}: this architecture is read whole, in chunks")
+                _say_passes(settled, variant, say)
+                reader.read(
+                    settled.reads.units(variant), stores[variant.label], progress, _out_of_memory
+                )
+        if settled.options.lm_eval and progress.rank == 0:
             found = harness.run_tasks(
-                loaded, settled.encoder.tokenizer, settled.options, longest, others, places
+                loaded, settled.encoder.tokenizer, settled.options, longest, others, stores
             )
             more["lm_eval"] = more.get("lm_eval", {}) | found
     return more
+
+
+def _out_of_memory(what: str) -> AbstractContextManager[None]:
+    return loading.memory_errors(loading.out_of_memory(what))
 
 
 def _by_weights(lineup: Lineup) -> list[list[Variant]]:
@@ -181,71 +176,34 @@ def _by_weights(lineup: Lineup) -> list[list[Variant]]:
     return [sorted(group, key=lambda own: own.adapter is not None) for group in groups.values()]
 
 
-def _passes(settled: Settled, variant: Variant, hooks: Hooks) -> dict[str, int]:
-    """The regimes of a variant, each with its pass length."""
-    if settled.documents is None:
-        return {}
-    found = variant.regimes(settled.frame)
-    if len(found) > 1 and settled.masking is None:
-        hooks.say(
-            f"{variant.label}: its spectrum depends on the length; it is read in "
-            f"{len(found)} passes, each with the rotation held still"
+def _say_passes(settled: Settled, variant: Variant, say: Say) -> None:
+    passes = len(variant.passes(settled.frame))
+    if passes > 1 and settled.corpus is not None and settled.reads.masking is None:
+        say(
+            f"{variant.label}: its spectrum depends on the length; it is read in {passes} passes, "
+            "each with the rotation held still"
         )
-    return found
 
 
-def _units(
-    settled: Settled, variant: Variant, maker: UnitMaker, passes: Mapping[str, int]
-) -> Iterator[Unit]:
-    frame, masking = settled.frame, settled.masking
-    for document in settled.corpus.documents if settled.corpus else ():
-        if variant.reads_short and masking is None:
-            tokens = forward_tokens(short_windows(frame.longest, frame.context))
-            yield maker.array(document, "short", tokens, read_short, frame.context)
-            continue
-        for regime, length in passes.items():
-            tokens = length * (frame.mask_stride or 1)
-            yield maker.array(document, regime, tokens, read_pass, length, masking, frame.tail)
-        for size in frame.lengths if settled.options.protocol == "hf-stride" else ():
-            tokens = forward_tokens(strided_windows(frame.longest, size, hf_stride(size)))
-            yield maker.array(document, f"stride-{size}", tokens, read_strided, size)
-    for group in settled.questions if not variant.reads_short else ():
-        yield maker.questions(group, settled.encoder.bos, settled.encoder.decode)
-
-
-def read_items(settled: Settled, store: Path) -> list[ItemScore]:
-    """All scored questions of a variant, in a fixed order."""
-    names = [questions_name(group, settled.encoder.bos) for group in settled.questions]
-    rows = [
-        ItemScore.from_json(row)
-        for name in names
-        for row in json.loads((store / "items" / name).read_text(encoding="utf-8"))
+def _files(settled: Settled, stores: Mapping[str, Store]) -> list[Path]:
+    """The files of all units."""
+    return [
+        stores[own.label].file(unit.name)
+        for own in settled.lineup.variants
+        for unit in settled.reads.units(own)
     ]
-    return sorted(rows, key=lambda own: (own.task, own.length, own.index, own.depth or 0.0))
 
 
 def assemble(
-    settled: Settled,
-    path: Path,
-    stores: Mapping[str, str],
-    more: Mapping[str, Any],
+    settled: Settled, path: Path, stores: Mapping[str, Store], more: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Write items.jsonl and results.json; the numbers depend on the units' files alone."""
-    lineup, frame = settled.lineup, settled.frame
-    readings, passes = dict[str, Reading](), dict[str, dict[str, int]]()
-    if (documents := settled.documents) is not None:
-        rundir.write_documents(path, documents, frame.longest)
-        passes = {own.label: own.regimes(frame) for own in lineup.variants}
-        readings = {
-            label: rundir.read_reading(path, stores[label], label, documents, own, frame.longest)
-            for label, own in passes.items()
-        }
-    items = {
-        own.label: []
-        if own.reads_short
-        else read_items(settled, rundir.store(path, stores[own.label]))
-        for own in lineup.variants
-    }
+    lineup, reads, frame = settled.lineup, settled.reads, settled.frame
+    readings = dict[str, Reading]()
+    if reads.documents:
+        rundir.write_documents(path, reads.described(), frame.longest)
+        readings = {own.label: reads.reading(own, stores[own.label]) for own in lineup.variants}
+    items = {own.label: reads.answers(own, stores[own.label]) for own in lineup.variants}
     if any(items.values()):
         _write_items(path, items)
     left_out = not_measurable(items, frame.context)
@@ -272,8 +230,9 @@ def assemble(
             own.label: {"kind": own.kind, "model": own.snapshot.name, "target": own.target}
             | {"adapter": own.adapter}
             | {key: value for key, value in own.info.items() if key != "target"}
-            | {"store": stores[own.label], "passes": passes.get(own.label, {})}
-            | _measured(settled, path, own, readings, items[own.label], stores[own.label])
+            | {"store": stores[own.label].file().name}
+            | {"passes": own.regimes(frame) if reads.documents else {}}
+            | _measured(settled, own, readings, items[own.label], stores[own.label])
             for own in lineup.variants
         },
         **more,
@@ -300,26 +259,21 @@ def _write_items(path: Path, items: Mapping[str, list[ItemScore]]) -> None:
 
 def _measured(
     settled: Settled,
-    path: Path,
     own: Variant,
     readings: Mapping[str, Reading],
     scores: Sequence[ItemScore],
-    store: str,
+    store: Store,
 ) -> dict[str, Any]:
     """All numbers of one variant."""
-    frame, options, values = settled.frame, settled.options, dict[str, Value]()
+    reads, frame, values = settled.reads, settled.frame, dict[str, Value]()
     positions: list[dict[str, Any]] = []
-    if settled.documents is not None:
+    if reads.documents:
         reading, base = readings[own.label], None if own.kind == "base" else readings.get("base")
-        values = text_values(frame, settled.documents, reading, base)
+        values = text_values(frame, reads.described(), reading, base)
         positions = by_position(frame, reading, base)
-        if options.protocol == "hf-stride" and not own.reads_short:
-            regimes = {f"stride-{length}": length for length in frame.lengths}
-            strides = rundir.read_reading(
-                path, store, own.label, settled.documents, regimes, frame.longest
-            )
-            values |= strided_values(frame, strides.passes)
-    overlap, in_text = settled.overlaps.get(own.label), options.haystack == "text"
+        if reads.is_strided and not own.reads_short:
+            values |= strided_values(frame, reads.strides(store))
+    overlap, in_text = settled.overlaps.get(own.label), settled.options.haystack == "text"
     name = marked(own.label, overlap.mark if overlap else "")
     values |= retrieval_values(scores, frame.context, frame.bootstrap) if scores else {}
     return {

@@ -16,15 +16,14 @@ from ropext.checkpoint.provenance import (
     SAVED,
     TRAININGS,
     Record,
-    SiteRecord,
     digest,
     identity,
     read_record,
 )
 from ropext.checkpoint.snapshot import with_weights
-from ropext.errors import InputError, RopextError, UnsupportedModel, UsageError
+from ropext.errors import RopextError, UnsupportedModel, UsageError
 from ropext.evaluation import loading
-from ropext.evaluation.pinning import LENGTH_DEPENDENT, PINNED, put
+from ropext.evaluation.pinning import LENGTH_DEPENDENT
 from ropext.files import read_object
 from ropext.inspecting import READ_FROM, growth_of, record_of_config, scaled_by_config
 from ropext.options.evaluate import Evaluate
@@ -32,7 +31,6 @@ from ropext.options.extend import Extend
 from ropext.planning import plan_config
 from ropext.results.overlap import HASHES, Trained, both, from_json, trained_in, unknown
 from ropext.results.perplexity import Frame
-from ropext.rope import Spectrum
 from ropext.scaling.tables import Growth
 
 # The section of ropext.json that says that weights were trained after the extension.
@@ -56,7 +54,6 @@ class Variant:
     snapshot: Snapshot
     config: Mapping[str, Any] | None = None  # applied in memory
     growth: Growth | None = None  # what becomes of a position table then
-    original: Mapping[str, SiteRecord] = field(default_factory=dict)  # applied in memory
     adapter: str | None = None
     target: int | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
@@ -92,7 +89,7 @@ class Variant:
         if frame.mask_stride:
             reach = frame.context if self.reads_short else frame.longest
             return tuple(length for length in frame.read_lengths if length <= reach)
-        if self.reads_short or self.original:
+        if self.reads_short:
             return (frame.longest,)
         config = self.snapshot.config if self.config is None else dict(self.config)
         try:
@@ -145,7 +142,8 @@ def _adapter_digest(adapter: str) -> str:
 def trained_on(variant: Variant) -> Trained | None:
     """What is known of the documents that a variant was trained or fitted on."""
     record = read_record(variant.snapshot.directory)
-    if variant.original and record is not None and record.more.get(FITTED):
+    before_it = variant.config is not None and variant.kind != "extended"
+    if before_it and record is not None and record.more.get(FITTED):
         record = None  # the spectrum of before the fit
     before = trained_in(record)
     if before is not None and variant.kind != "extended":  # nobody chose the base
@@ -180,7 +178,7 @@ def line_up(model: str, revision: str | None, options: Evaluate) -> Lineup:
         variants.append(base)
     context = base_context
     if record is not None or limit > context:
-        other = base is not None and (base.original or base.config or base.snapshot is not snapshot)
+        other = base is not None and (base.config or base.snapshot is not snapshot)
         if base is not None and other and not table:
             variants.append(replace(base, label="untouched", kind="untouched", info={}))
         label, info = _label(record), _recorded(record)
@@ -226,7 +224,7 @@ def line_up_checkpoints(
         return {"content_sha256": contents[label]}
 
     variants = [
-        Variant("base", "base", base, info=content("base") | _turning(base)),
+        Variant("base", "base", base, info=content("base") | _turning(base.config)),
         Variant("untouched", "untouched", base, info=content("base")),
     ]
     if CONTROL in contents:
@@ -280,7 +278,7 @@ def _with_adapter(variant: Variant, adapter: str | None) -> list[Variant]:
 def _in_memory(snapshot: Snapshot, options: Evaluate, context: int) -> Lineup:
     """The table every paper prints: base, untouched, and a grid of methods and factors."""
     table, mpt = _has_table(snapshot), _is_mpt(snapshot)
-    variants = [Variant("base", "base", snapshot, info=_turning(snapshot))]
+    variants = [Variant("base", "base", snapshot, info=_turning(snapshot.config))]
     variants += [] if table else [Variant("untouched", "untouched", snapshot)]
     warnings: list[str] = []
     targets = list[int]()
@@ -339,9 +337,9 @@ def _base(
     if options.base is not None:
         found = open_snapshot(options.base)
         own_context, *_ = _context(found, options.context)
-        return Variant("base", "base", found, info=_turning(found)), own_context, ""
+        return Variant("base", "base", found, info=_turning(found.config)), own_context, ""
     if record is None:
-        return Variant("base", "base", snapshot, info=_turning(snapshot)), context, ""
+        return Variant("base", "base", snapshot, info=_turning(snapshot.config)), context, ""
     if record.more.get(READ_FROM):
         warning = (
             f"{snapshot.name} is {scaled_by_config(families.read(snapshot.config))}, so what its "
@@ -349,46 +347,31 @@ def _base(
             f"compare with, --context {record.target} says that this length was trained"
         )
         return None, context, warning
-    untrained, before = _untrained(snapshot, record), dict[str, Any]()
-    if untrained is not None and families.read_positions(untrained.config) is not None:
-        before["config"] = record.base["config"]
-        if _has_table(untrained):
-            before["growth"] = growth_of(untrained, record).undone()
-            untrained = None if before["growth"] is None else untrained
+    untrained, growth = _untrained(snapshot, record), None
+    if untrained is not None and _has_table(untrained):
+        growth = growth_of(untrained, record).undone()
+        untrained = None if growth is None else untrained
     if untrained is not None:
-        original = {
-            site.label: replace(site, base=_at(site.base, context))
-            for site in record.sites
-            if site.scaled
-        }
-        first = next(iter(original.values()), None)
-        info = {"inv_freq": list(first.base.inv_freq)} if first else {}
-        own = Variant("base", "base", untrained, original=original, info=info)
-        return replace(own, **before), context, ""
+        config = record.base["config"]
+        own = Variant("base", "base", untrained, config, growth, info=_turning(config))
+        return own, context, ""
     hub_id = record.base.get("hub_id")
     try:
         revision = str(record.base["commit"]) if hub_id and record.base.get("commit") else None
         found = open_snapshot(str(hub_id or record.base.get("name") or ""), revision=revision)
     except RopextError as error:
         return None, context, f"no base to compare with ({error}); name it with --base MODEL"
-    return Variant("base", "base", found, info=_turning(found)), context, ""
+    return Variant("base", "base", found, info=_turning(found.config)), context, ""
 
 
-def _at(spectrum: Spectrum, length: int) -> Spectrum:
-    """Of two sets of frequencies the one that windows of this length are read with."""
-    if spectrum.short_inv_freq is None:
-        return spectrum
-    near = spectrum.short_inv_freq if length <= spectrum.short_context else spectrum.inv_freq
-    return replace(spectrum, inv_freq=near, short_inv_freq=None, short_context=0)
-
-
-def _turning(snapshot: Snapshot) -> dict[str, Any]:
+def _turning(config: dict[str, Any]) -> dict[str, Any]:
     """The frequencies of a base, for the pictures."""
     try:
-        sites = families.read(snapshot.config).sites
+        sites = families.read(config).sites
     except UnsupportedModel:
         return {}  # no rotary embeddings
-    return {"inv_freq": list(sites[0].rope.spectrum.inv_freq)} if sites else {}
+    first = next(own for own in sites if own.scaled)
+    return {"inv_freq": list(first.rope.spectrum.inv_freq)}
 
 
 def _untrained(snapshot: Snapshot, record: Record) -> Snapshot | None:
@@ -454,53 +437,4 @@ def applied(model: Any, variant: Variant) -> Iterator[None]:
         if variant.config is not None:
             apply_config(model, variant.config, variant.growth)
             stack.callback(unpatch, model)
-        elif variant.original:
-            stack.enter_context(recorded_spectrum(model, variant.original))
         yield
-
-
-@contextmanager
-def recorded_spectrum(model: Any, original: Mapping[str, SiteRecord]) -> Iterator[None]:
-    """The same weights with the original spectra that ropext.json recorded, by site."""
-    import torch
-
-    undo: list[tuple[Any, str, Any]] = []
-
-    def change(module: Any, name: str, value: Any) -> None:
-        undo.append((module, name, getattr(module, name)))
-        put(module, name, value)
-
-    for module in model.modules():
-        for name in [n for n in module._buffers if n.endswith("inv_freq")]:
-            label = name.removesuffix("inv_freq").removesuffix("_")
-            site, buffer = original.get(label), module._buffers[name]
-            if site is None or buffer is None or len(site.base.inv_freq) != buffer.numel():
-                continue
-            values = torch.tensor(site.base.inv_freq, dtype=torch.float64)
-            change(module, name, values.to(torch.float32).to(buffer.device))
-            scaling = f"{label}_attention_scaling" if label else "attention_scaling"
-            if hasattr(module, scaling):
-                change(module, scaling, site.base.attention_factor)
-            kind = getattr(module, "rope_type", None)
-            if isinstance(kind, str):
-                change(module, "rope_type", PINNED)
-            elif isinstance(kind, dict):
-                change(module, "rope_type", kind | {label: PINNED})
-    if not undo:
-        raise InputError(
-            "the original spectrum in ropext.json fits no rotary embedding of this model; name the "
-            "base with --base MODEL"
-        )
-    # Where the extension changed the softmax scales too (DeepSeek's mscale_all_dim).
-    first = next(iter(original.values()))
-    ratio = first.base.softmax_factor / first.spectrum.softmax_factor
-    for module in model.modules() if ratio != 1 else ():
-        for name in ("scaling", "softmax_scale"):
-            scale = getattr(module, name, None)
-            if "Attention" in type(module).__name__ and isinstance(scale, float):
-                change(module, name, scale * ratio)
-    try:
-        yield
-    finally:
-        for module, name, value in reversed(undo):
-            put(module, name, value)

@@ -28,16 +28,11 @@ from ropext.errors import InputError, RopextError, UsageError
 from ropext.evaluation import loading
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.preparing import read_corpus
-from ropext.evaluation.ranking import (
-    DocumentReader,
-    base_tokens,
-    closed_forms,
-    computing,
-    document_reader,
-    frame_of,
-    preference,
-)
-from ropext.evaluation.reading import score_items
+from ropext.evaluation.ranking import closed_forms, frame_of, preference
+from ropext.evaluation.reader import Progress, Reader
+from ropext.evaluation.reading import forward_tokens, short_windows
+from ropext.evaluation.reads import Reads
+from ropext.evaluation.variants import Variant
 from ropext.evaluation.work import processes
 from ropext.files import read_json, read_text, write_json, write_text
 from ropext.lengths import length_text
@@ -55,9 +50,9 @@ from ropext.results.comparison import item_differences
 from ropext.results.gates import Metrics
 from ropext.results.overlap import NOTHING, Trained, trained
 from ropext.results.perplexity import Frame, Reading
-from ropext.results.rounds import ROUNDS, UNTOUCHED, Round, halve, tied
-from ropext.results.values import FEWEST_DOCUMENTS, values_json
-from ropext.results.verdict import because
+from ropext.results.rules import ROUNDS, UNTOUCHED, Standing, because, standing
+from ropext.results.stores import Store
+from ropext.results.values import FEWEST_DOCUMENTS
 from ropext.tasks import Item, find_task, repetition
 from ropext.workdir import Ledger, Workdir, remove
 
@@ -116,7 +111,8 @@ class Prospect:
         what was fitted or trained."""
         documents = len(self.to_judge) or self.documents
         models = 3 + (self.recipe.finetune is not None)
-        passes = documents * (models * self.target + base_tokens(self.frame))
+        base = forward_tokens(short_windows(self.target, self.frame.context))
+        passes = documents * (models * self.target + base)
         return passes + models * QUESTIONS * self.target
 
     @property
@@ -303,7 +299,7 @@ class AutoChoice:
     hooks: Hooks
     spent: int = 0  # tokens read forward
     budget: int | None = None  # the same
-    rounds: list[Round] = field(default_factory=list)
+    rounds: list[Standing] = field(default_factory=list)
     chose: Trained = NOTHING
 
     def __post_init__(self) -> None:
@@ -347,7 +343,7 @@ class AutoChoice:
             "documents": own.able,
             "verdict_documents": len(own.to_judge),
             USED: used.to_json(),
-            "rounds": values_json(self.rounds),
+            "rounds": [own.to_json() for own in self.rounds],
             "left_out": self.left_out,
             "forward_tokens": self.spent,
             "budget": own.recipe.extend.budget,
@@ -363,19 +359,16 @@ class AutoChoice:
         documents = read_corpus(files, own.encoder, wanted).documents
         self.chose = trained(document.known_by[1:] for document in documents)
         model = loading.load_model(with_weights(own.snapshot), files, trusted)
-        ids = [document.ids for document in documents]
-        reader = document_reader(model, ids, own.frame, files, self.hooks)
-        self._set_budget(reader)
-        lowest = self._rounds(reader, list(own.plans))
+        reader, reads = Reader(model, own.target, files), Reads(own.frame, documents)
+        self._set_budget(reader, reads)
+        self._rounds(reader, reads, list(own.plans))
         last = self.rounds[-1]
-        best = tied(own.frame, last, lowest)
-        out = self._forgetful(reader, best[:FINALISTS])
-        order, taken = [UNTOUCHED, *preference(own.plans)], best[0]
-        if last.documents >= FEWEST_DOCUMENTS:
-            taken = next(label for label in order if label in best and label not in out)
+        out = self._forgetful(reader, last.alike[:FINALISTS])
+        remembering = [label for label in last.alike if label not in out]
+        taken = last.take(remembering, [UNTOUCHED, *preference(own.plans)])
         return taken, because(last, taken)
 
-    def _set_budget(self, reader: DocumentReader) -> None:
+    def _set_budget(self, reader: Reader, reads: Reads) -> None:
         """In tokens; a time by how long one document takes, once."""
         own, text = self.prospect, self.prospect.recipe.extend.budget
         if text is None:
@@ -385,7 +378,7 @@ class AutoChoice:
             tokens = budget.amount
             if budget.is_time:
                 begun = time.monotonic()
-                replace(reader, documents=reader.documents[:1]).whole(UNTOUCHED, None)
+                reader.reading(self._variant(UNTOUCHED), reads.of(0, 1), Store(), Progress(0))
                 tokens *= own.target / (time.monotonic() - begun)
             write_json(note, {"tokens": int(tokens)})
         self.budget = int(read_json(note)["tokens"])
@@ -395,47 +388,46 @@ class AutoChoice:
         reserved = self.spent + self.prospect.verdict
         return self.budget is None or reserved + tokens <= self.budget
 
-    def _rounds(self, reader: DocumentReader, labels: list[str]) -> Reading:
-        """Read more and more documents by fewer and fewer forms; the lowest one's reading."""
-        whole: dict[str, Reading] = {}
-        for begin, end in _spans(len(reader.documents)):
+    def _variant(self, label: str) -> Variant:
+        return Variant(label, "extended", self.prospect.snapshot, self.prospect.plans[label].config)
+
+    def _store(self, label: str) -> Store:
+        return Store(self.folder / "readings" / label)
+
+    def _rounds(self, reader: Reader, reads: Reads, labels: list[str]) -> None:
+        """Read more and more documents by fewer and fewer forms."""
+        for begin, end in _spans(len(reads.documents)):
             if begin and not self._may_spend((end - begin) * len(labels) * self.prospect.target):
                 self.left_out["more documents"] = f"the budget is used up after {begin}"
                 break
+            readings = dict[str, Reading]()
             for label in labels:
                 try:
-                    part = self._reading(reader, label, begin, end)
+                    self._read(reader, label, reads.of(begin, end))
                 except NanInLogits as error:
                     self.left_out[label] = str(error)
                     continue
-                whole[label] = _joined(whole.get(label), part)
-            readings = {label: whole[label] for label in labels if label not in self.left_out}
+                whole = reads.of(0, end)
+                readings[label] = whole.reading(self._variant(label), self._store(label))
             if not readings:
                 raise InputError(f"no form gives logits that are numbers: {self.left_out}")
-            self.rounds.append(halve(self.prospect.frame, readings))
+            self.rounds.append(standing(self.prospect.frame, readings))
             labels = list(self.rounds[-1].stay)
             self.hooks.say(f"choose: after {end} documents {', '.join(labels)}")
             if len(labels) == 1 and end >= FEWEST_DOCUMENTS:
                 break
-        return whole[labels[0]]
 
-    def _reading(self, reader: DocumentReader, label: str, begin: int, end: int) -> Reading:
-        from ropext.training import judge
+    def _read(self, reader: Reader, label: str, reads: Reads) -> None:
+        """Read what was not read before; both are spent."""
+        variant = self._variant(label)
+        tokens = reads.tokens(variant)
+        progress = Progress(tokens, self.hooks, self.folder)
+        self.spent += tokens
+        reader.reading(variant, reads, self._store(label), progress)
 
-        folder = self.folder / "readings" / f"{begin}-{end}"
-        self.spent += (end - begin) * self.prospect.target
-        found = judge.kept(folder, label)
-        if found is None:
-            part = replace(reader, documents=reader.documents[begin:end], total=0, tokens=0)
-            found = part.whole(label, self.prospect.plans[label].config)
-            judge.keep(folder, found)
-        return found
-
-    def _forgetful(self, reader: DocumentReader, labels: Sequence[str]) -> list[str]:
+    def _forgetful(self, reader: Reader, labels: Sequence[str]) -> list[str]:
         """Of those that are equally good in loss, who surely answers fewer questions than the
         lowest."""
-        import torch
-
         own, items = self.prospect, list[Item]()
         if len(labels) < 2 or not self._may_spend(len(labels) * QUESTIONS * own.target):
             return []
@@ -444,13 +436,11 @@ class AutoChoice:
         for index in range(QUESTIONS // len(DEPTHS)):
             ask = find_task(TASK).build
             items += ask(own.encoder, around, length=length, depths=DEPTHS, index=index, seed=seed)
+        asked = Reads(own.frame, (), tuple((item,) for item in items), bos=bos)
         scores = {}
         for label in labels:
-            with torch.no_grad(), computing(reader.scorer.model, own.plans[label].config):
-                scores[label] = [
-                    score for item in items for score in score_items(reader.scorer, [item], bos)
-                ]
-        self.spent += len(labels) * QUESTIONS * own.target
+            self._read(reader, label, asked)
+            scores[label] = asked.answers(self._variant(label), self._store(label))
         lost, first = [], scores[labels[0]]
         for label in labels[1:]:
             change = item_differences(scores[label], first, own.frame.bootstrap)
@@ -530,10 +520,3 @@ def _spans(documents: int) -> Iterator[tuple[int, int]]:
     """Which documents each round reads anew."""
     ends = [end for end in ROUNDS if end < documents]
     yield from zip([0, *ends], [*ends, documents], strict=True)
-
-
-def _joined(before: Reading | None, more: Reading) -> Reading:
-    if before is None:
-        return more
-    passes = {at: [*before.passes[at], *arrays] for at, arrays in more.passes.items()}
-    return Reading(more.label, passes)

@@ -25,8 +25,8 @@ from ropext.report import html, tables
 from ropext.results import rundir
 from ropext.results.gates import Outcome
 from ropext.results.overlap import overlap_in
+from ropext.results.rules import AutoVerdict, verdict
 from ropext.results.values import values_json
-from ropext.results.verdict import AutoVerdict, verdict
 from ropext.table import Table, as_text, with_rows
 from ropext.workdir import Flat, beside
 

@@ -17,7 +17,7 @@ from ropext import guard
 from ropext.checkpoint import open_snapshot, provenance, with_weights
 from ropext.checkpoint.staging import check_place
 from ropext.errors import OutputExists, UsageError
-from ropext.evaluation.work import processes, wait_for
+from ropext.evaluation.work import processes, wait_for_everyone
 from ropext.files import write_text
 from ropext.narration import Hooks, Say, Show, silent, told_of_files, unseen
 from ropext.options.fields import EVALUATE
@@ -26,7 +26,7 @@ from ropext.pipeline import job, outcome, stages
 from ropext.pipeline.outcome import Choice, Evidence, Ran
 from ropext.pipeline.stages import Hashes, Stage, is_done
 from ropext.pipeline.steps import Work
-from ropext.workdir import MANIFEST, Flat, Ledger, Piece, Workdir
+from ropext.workdir import Flat, Piece, Workdir
 
 LOG, RECIPE = "log.txt", "recipe.yaml"
 DONE, SKIPPED = "done", "skipped"
@@ -112,9 +112,11 @@ class WholeRun:
 
     def go(self) -> Ran:
         """Do all stages."""
+        wait_for_everyone()  # so that one that is refused is noticed by the others
         work = self.ready()
         with self.workdir.claimed(self.force, self.rank, self.world):
             self._keep_recipe()
+            wait_for_everyone()
             self.note(f"begin: {' '.join(provenance.clean_command(self.command))}")
             try:
                 return self._all(work)
@@ -168,6 +170,7 @@ class WholeRun:
         inputs = stage.inputs()
         left = None if self.choice.again(stage.name) else is_done(work.ledger, stage, inputs)
         record = work.ledger.read(stage.name)
+        wait_for_everyone()  # all have looked, none has begun
         if left is not None and record is not None:
             if record.outputs is None and self.rank == 0:
                 stage.tidy()
@@ -185,9 +188,7 @@ class WholeRun:
         if self.rank == 0:
             stage.write(work.ledger, inputs, stage.look())
             self.hashes.save()
-        else:
-            path = work.ledger.folder / f"{stage.name}.json"
-            wait_for(path, lambda: is_finished(work.ledger, stage, inputs), lambda: False)
+        wait_for_everyone()
         return DONE
 
     def _prepare(self, stage: Stage, work: Work, inputs: Flat) -> None:
@@ -212,9 +213,8 @@ class WholeRun:
         return f": again ({changed})"
 
     def _keep_recipe(self) -> None:
-        """The file as it is, beside the manifest; the other processes wait for that."""
+        """The file as it is, beside the manifest."""
         if self.rank != 0:
-            wait_for(self.folder / MANIFEST, self.workdir.has_begun, lambda: False)
             return
         (self.folder / RECIPE).unlink(missing_ok=True)
         if self.job.source.text is not None:
@@ -225,12 +225,6 @@ class WholeRun:
         kept = self.folder / RECIPE
         if kept.is_file() and guard.signed(text := kept.read_text(encoding="utf-8")) != text:
             raise OutputExists(f"{kept} is not as ropext wrote it; {guard.MOVE}")
-
-
-def is_finished(ledger: Ledger, stage: Stage, inputs: Flat) -> bool:
-    """For the processes that wait for the first one."""
-    found = ledger.read(stage.name)
-    return found is not None and found.outputs is not None and not stage.why_again(found, inputs)
 
 
 def require(stage: Stage, work: Work, chosen: str) -> None:

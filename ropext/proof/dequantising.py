@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext import bundled, families
+from ropext.checkpoint.provenance import read_record
 from ropext.checkpoint.staging import check_space
 from ropext.errors import InputError
 from ropext.files import dump
@@ -59,8 +60,13 @@ def dequantise(model: "GgufFile", place: Path, say: Say = silent) -> Path:
     with redirect_stderr(StringIO()):  # its progress bars
         config = _load(model, place)
     (place / "config.json").write_bytes(dump(with_rope(config, model.config)))
-    if model.kept_record is not None:
-        (place / "ropext.json").write_bytes(dump(model.kept_record))
+    if (kept := model.kept_record) is not None:
+        (place / "ropext.json").write_bytes(dump(kept))
+        record = read_record(place)
+        assert record is not None, place
+        # A file names no more of its base than its positions.
+        base = {**record.base, "config": with_rope(config, record.base["config"])}
+        (place / "ropext.json").write_bytes(dump(kept | {"base": base}))
     return place
 
 

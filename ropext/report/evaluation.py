@@ -12,10 +12,11 @@ from ropext.files import write_bytes
 from ropext.report import html, plots, tables
 from ropext.report.plots import BASE, Curve, Style
 from ropext.results import comparison, rundir
-from ropext.results.comparison import Comparison, Contender, difference
+from ropext.results.comparison import Comparison, Contender
 from ropext.results.gates import split_spec
 from ropext.results.perplexity import Frame, Reading, Span
 from ropext.results.retrieval import heat_map
+from ropext.results.rules import difference
 from ropext.results.values import Value, values_json
 from ropext.table import Table, with_rows
 from ropext.tasks import find_task

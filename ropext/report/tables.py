@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from ropext.lengths import length_text
 from ropext.options.extend import Extend
 from ropext.options.fields import flag
-from ropext.results.comparison import Comparison, Ranking, Standing
+from ropext.results.comparison import Comparison
 from ropext.results.gates import metric_text
 from ropext.results.overlap import mark_of, marked
 from ropext.results.retrieval import RULERS
+from ropext.results.rules import Ranked, Ranking
 from ropext.results.values import Value
 from ropext.table import Table, as_text, with_rows
 from ropext.tasks import RULER, THIRTEEN, find_task
@@ -381,28 +382,26 @@ def ranking_table(ranking: Ranking, mark: str = "") -> Table:
             own.method + ("*" if own.method == ranking.taken else ""),
             shown(own.tail),
             NOTHING if own is ranking.best else shown(own.behind, 4, sign=True),
-            NOTHING if own.share_lowest is None else f"{own.share_lowest:.0%}",
             shown(own.gain, 4, sign=True),
             shown(own.short_tax, 4, sign=True),
         )
-        for own in ranking.standings
+        for own in ranking.rows
     ]
     if ranking.in_window is not None:
-        rows.append(("base", shown(ranking.in_window), *(NOTHING,) * 4))
+        rows.append(("base", shown(ranking.in_window), *(NOTHING,) * 3))
     return Table(
         f"Tail perplexity at {length_text(ranking.frame.longest)}: the last {ranking.frame.tail} "
-        f"tokens, {marked(f'{ranking.documents} documents', mark)}",
+        f"tokens, {marked(f'{ranking.standing.documents} documents', mark)}",
         "behind = nats a token above the lowest, paired by document, each interval for itself; "
-        "lowest in = share of the bootstrap's resamples; gain = against the base through its short "
-        "window",
-        ("method", "tail", "behind", "lowest in", "context gain", "short tax"),
+        "gain = against the base through its short window",
+        ("method", "tail", "behind", "context gain", "short tax"),
         tuple(rows),
     )
 
 
 def ranking_verdict(ranking: Ranking) -> str:
     """Which one to take, and how sure that is."""
-    best, others = ranking.best, ranking.standings[1:]
+    best, others = ranking.best, ranking.rows[1:]
     if not others:
         return f"{best.method} is the only method that can be written as asked"
     second = min(
@@ -411,19 +410,19 @@ def ranking_verdict(ranking: Ranking) -> str:
     if best.behind.ci95 is None:
         return (
             f"take {best.method}, the lowest by {number(second.behind.value, 4)} nats a token: how "
-            f"sure that is cannot be said of {ranking.documents} documents"
+            f"sure that is cannot be said of {ranking.standing.documents} documents"
         )
-    if ranking.sure:
+    if ranking.standing.is_sure:
         return (
             f"take {best.method}: surely the lowest, {_least(second)} below {second.method}"
             f"{_allowed_for(ranking)}"
         )
-    if len(ranking.tied) == 1:
+    if len(ranking.standing.tied) == 1:
         return (
             f"take {best.method}: the lowest, below each other one by more than its interval, but "
             f"not surely below {second.method}: {_least(second)}{_allowed_for(ranking)}"
         )
-    alike = ", ".join(ranking.tied)
+    alike = ", ".join(ranking.standing.tied)
     if ranking.taken == best.method:
         return (
             f"take {best.method}: the lowest, and of those that cannot be told apart here ({alike})"
@@ -436,18 +435,18 @@ def ranking_verdict(ranking: Ranking) -> str:
     )
 
 
-def _distance(own: Standing) -> str:
+def _distance(own: Ranked) -> str:
     low, high = own.behind.ci95 or (own.behind.value,) * 2
     return f"{number(own.behind.value, 4)} nats a token ({number(low, 4)} to {number(high, 4)})"
 
 
-def _least(own: Standing) -> str:
+def _least(own: Ranked) -> str:
     least = math.nan if own.behind_at_least is None else own.behind_at_least
     return f"{number(own.behind.value, 4)} nats a token ({number(least, 4)} at least)"
 
 
 def _allowed_for(ranking: Ranking) -> str:
-    count = len(ranking.standings) - 1
+    count = len(ranking.rows) - 1
     return f", {count} comparisons allowed for" if count > 1 else ""
 
 

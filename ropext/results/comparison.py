@@ -5,7 +5,6 @@ difference has an error bar several times smaller than the difference of two unp
 """
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +15,8 @@ from ropext.errors import InputError
 from ropext.lengths import length_text
 from ropext.results.perplexity import Documents, Frame, Reading, Span
 from ropext.results.retrieval import ItemScore, mean_of, ruler_means
-from ropext.results.values import FEWEST_DOCUMENTS, RISK, Bootstrap, Value, values_json
+from ropext.results.rules import difference, standing
+from ropext.results.values import Bootstrap, Value, values_json
 from ropext.tasks import RULER, TASKS
 
 _TASKS = frozenset((RULER, *(task.name for task in TASKS)))
@@ -173,47 +173,13 @@ def compare_text(contenders: Sequence[Contender]) -> Comparison:
     )
 
 
-def difference(frame: Frame, left: Reading, right: Reading, span: Span) -> Value:
-    """Return the NLL of `left` minus NLL of `right` on the same tokens, in nats per token."""
-    sums, counts = left.sums(*span)
-    return frame.bootstrap.ratio(sums - right.sums(*span)[0], counts)
-
-
-def behind_lowest(frame: Frame, readings: Mapping[str, Reading]) -> dict[str, Value]:
-    """Nats a token of the longest length's tail above the lowest, by label, the lowest first."""
-    span = frame.tail_span(frame.longest)
-    totals = {label: float(reading.sums(*span)[0].sum()) for label, reading in readings.items()}
-    order = sorted(readings, key=lambda label: totals[label])
-    lowest = readings[order[0]]
-    return {label: difference(frame, readings[label], lowest, span) for label in order}
-
-
-def lead(
-    frame: Frame, lowest: Reading, other: Reading, span: Span, comparisons: int
-) -> float | None:
-    """Nats per token that `lowest` is below `other` at the least; None below eight documents.
-
-    Several are compared, and the lowest of them is not known before: so many comparisons share the
-    risk of one two-sided 95 % interval (Bonferroni). "Surely the lowest" is false only where the
-    one that truly is was beaten in a comparison with it, and there are one fewer of these than
-    contenders.
-    """
-    sums, counts = lowest.sums(*span)
-    differences = sums - other.sums(*span)[0]
-    highest = frame.bootstrap.upper(differences, counts, RISK / comparisons)
-    return None if highest is None else -highest
-
-
 def _winner(frame: Frame, readings: Mapping[str, Reading], span: Span) -> str | None:
     """The lowest tail, if it is surely below every other one, all comparisons allowed for."""
-    totals = {label: float(reading.sums(*span)[0].sum()) for label, reading in readings.items()}
-    finite = {label: total for label, total in totals.items() if math.isfinite(total)}
-    if len(finite) < len(readings) or len(readings) < 2:
+    sums = [reading.sums(*span)[0] for reading in readings.values()]
+    if len(sums) < 2 or not np.isfinite(sums).all():
         return None
-    best = min(finite, key=lambda label: finite[label])
-    others = [reading for label, reading in readings.items() if label != best]
-    leads = [lead(frame, readings[best], other, span, len(others)) for other in others]
-    return best if all(own is not None and own > 0 for own in leads) else None
+    found = standing(frame, readings, span)
+    return found.lowest if found.is_sure else None
 
 
 def differences(left: Contender, right: Contender) -> dict[str, Value]:
@@ -252,97 +218,3 @@ def item_differences(
         values[f"{task}@{length}"] = mean_of(points, asked, bootstrap)
         values[f"{task}_nll@{length}"] = mean_of(losses, asked, bootstrap)
     return values | ruler_means(values)
-
-
-@dataclass(frozen=True)
-class Standing:
-    """One contender's numbers at the longest length; `gain` and `short_tax` are against the base
-    through its short window, and None where there was no base."""
-
-    method: str
-    tail: Value  # perplexity
-    tail_nll: Value
-    behind: Value  # nats a token against the lowest, on the same tokens
-    behind_at_least: float | None  # so far behind, all comparisons with the lowest allowed for
-    share_lowest: float | None  # of the bootstrap's resamples; None without an interval
-    gain: Value | None
-    short_tax: Value | None
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """Contenders by their tail, the lowest first; `taken` is the one to use."""
-
-    frame: Frame
-    documents: int
-    standings: tuple[Standing, ...]
-    in_window: Value | None  # perplexity of the base through its short window, the same tokens
-    tied: tuple[str, ...]  # whose own interval against the lowest holds zero, itself included
-    taken: str
-
-    @property
-    def best(self) -> Standing:
-        """The lowest tail."""
-        return self.standings[0]
-
-    @property
-    def sure(self) -> bool:
-        """Whether the lowest is below every other one, all comparisons allowed for."""
-        leads = [own.behind_at_least for own in self.standings[1:]]
-        return all(lead is not None and lead > 0 for lead in leads)
-
-    def to_json(self) -> dict[str, Any]:
-        """As `ropext plan --measure --json` prints it."""
-        return {
-            "length": self.frame.longest,
-            "context": self.frame.context,
-            "tail_tokens": self.frame.tail,
-            "documents": self.documents,
-            "in_window": values_json(self.in_window),
-            "ranking": values_json(self.standings),
-            "tied": list(self.tied),
-            "sure": self.sure,
-            "taken": self.taken,
-        }
-
-
-def rank_readings(
-    frame: Frame,
-    readings: Mapping[str, Reading],
-    base: Reading | None = None,
-    preference: Sequence[str] = (),
-) -> Ranking:
-    """Rank readings of the same documents by the tail before the longest length.
-
-    Of those whose own interval against the lowest holds zero, the first in `preference` is taken:
-    what is used is a choice, and only "surely the lowest" a claim about all of them. Below eight
-    documents there is no interval: nothing is sure, and the lowest is taken.
-    """
-    span = frame.tail_span(frame.longest)
-    behind = behind_lowest(frame, readings)
-    order, lowest = list(behind), readings[next(iter(behind))]
-    sums = [readings[label].sums(*span)[0] for label in order]
-    shares: Sequence[float | None] = frame.bootstrap.shares_lowest(sums) or [None] * len(order)
-    documents = len(lowest.sums(*span)[0])
-    leads: dict[str, float | None] = {
-        label: lead(frame, lowest, readings[label], span, len(order) - 1) for label in order[1:]
-    }
-    tied = [label for label in order if label == order[0] or not behind[label].excludes_zero]
-    taken = order[0]
-    if documents >= FEWEST_DOCUMENTS:
-        taken = next((label for label in preference if label in tied), taken)
-    standings = tuple(
-        Standing(
-            label,
-            tail=frame.bootstrap.ratio(*readings[label].sums(*span), np.exp),
-            tail_nll=frame.bootstrap.ratio(*readings[label].sums(*span)),
-            behind=behind[label],
-            behind_at_least=leads.get(label),
-            share_lowest=share,
-            gain=difference(frame, base, readings[label], span) if base else None,
-            short_tax=difference(frame, readings[label], base, frame.inside) if base else None,
-        )
-        for label, share in zip(order, shares, strict=True)
-    )
-    in_window = frame.bootstrap.ratio(*base.sums(*span), np.exp) if base else None
-    return Ranking(frame, documents, standings, in_window, tuple(tied), taken)

@@ -20,26 +20,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ropext import workdir
 from ropext.checkpoint.provenance import digest
 from ropext.errors import GateFailed, InputError, UsageError
-from ropext.files import read_json, write_json, write_whole
+from ropext.files import read_json, write_json
 from ropext.results.comparison import Contender, differences
 from ropext.results.gates import Gate, Outcome, check_gate, split_spec
 from ropext.results.overlap import mark_of
-from ropext.results.perplexity import Documents, Frame, Reading
+from ropext.results.perplexity import Documents, Frame
 from ropext.results.retrieval import ItemScore
+from ropext.results.stores import Store, write_array
 from ropext.results.values import Bootstrap, Value
 from ropext.workdir import STORES
 
 SCHEMA = 1
-
-
-def write_array(path: Path, array: npt.NDArray[Any]) -> None:
-    """One .npy file (unlike .npz it holds no date)."""
-    write_whole(path, lambda stream: np.save(stream, array, allow_pickle=False))
 
 
 def write_documents(path: Path, documents: Documents, longest: int) -> None:
@@ -53,9 +48,9 @@ def write_documents(path: Path, documents: Documents, longest: int) -> None:
     write_json(path / "documents.json", rows)
 
 
-def store(path: Path, name: str) -> Path:
-    """The folder of the readings and answers of one variant."""
-    return path / STORES / name
+def store(path: Path, name: str) -> Store:
+    """The losses and answers of one variant of a run."""
+    return Store(path / STORES / name)
 
 
 def keep_only(path: Path, units: Collection[Path]) -> None:
@@ -66,11 +61,6 @@ def keep_only(path: Path, units: Collection[Path]) -> None:
 
 def _is_unit(name: str) -> bool:
     return name.startswith(STORES) and "/lm-eval/" not in name
-
-
-def unit_path(store: Path, regime: str, document_hash: str) -> Path:
-    """Where the array of one unit (document, regime) lies."""
-    return store / regime / f"{document_hash[:32]}.npy"
 
 
 @dataclass(frozen=True)
@@ -126,7 +116,9 @@ def _contenders(path: Path, results: Mapping[str, Any]) -> dict[str, Contender]:
             label,
             frame,
             documents,
-            read_reading(path, variant["store"], label, documents, variant["passes"], frame.longest)
+            store(path, variant["store"]).reading(
+                label, variant["passes"], [own[frame.longest] for own in documents.prefix_hashes]
+            )
             if documents is not None
             else None,
             tuple(items.get(label, ())),
@@ -148,27 +140,6 @@ def _read_documents(path: Path, frame: Frame) -> Documents:
             np.load(file, mmap_mode="r").astype(np.int64)
             for file in [path / "documents" / f"{own[frame.longest][:32]}.npy" for own in hashes]
         ),
-    )
-
-
-def read_reading(
-    path: Path,
-    name: str,
-    label: str,
-    documents: Documents,
-    passes: Mapping[str, int],
-    longest: int,
-) -> Reading:
-    """Open the arrays of one variant; `passes` maps a regime's directory to its pass length."""
-    return Reading(
-        label,
-        {
-            length: [
-                np.load(unit_path(store(path, name), regime, hashes[longest]), mmap_mode="r")
-                for hashes in documents.prefix_hashes
-            ]
-            for regime, length in passes.items()
-        },
     )
 
 

@@ -202,19 +202,6 @@ class Bootstrap:
         end = np.quantile(self._ratios(top, bottom), 1 - risk)
         return float(plain + _widening(len(top), risk) * (end - plain))
 
-    def shares_lowest(self, sums: npt.ArrayLike) -> tuple[float, ...] | None:
-        """Of `sums` (contenders, documents): in which share of the resamples each is the lowest.
-
-        Equal ones share a resample between them; None below eight documents.
-        """
-        rows = np.asarray(sums, np.float64)
-        if rows.shape[1] < FEWEST_DOCUMENTS:
-            return None
-        drawn = np.concatenate([draw @ rows.T for draw in self._draws(rows.shape[1])])
-        lowest = drawn == drawn.min(axis=1, keepdims=True)
-        shares = (lowest / lowest.sum(axis=1, keepdims=True)).mean(axis=0)
-        return tuple(float(share) for share in shares)
-
 
 def _widening(n: int, risk: float = RISK) -> float:
     """Return Student's t over the normal quantile, times sqrt(n/(n-1))."""

@@ -3,25 +3,24 @@ of a fit also questions."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from ropext import corpus
-from ropext.evaluation.forward import TokenNll, TokenScorer
-from ropext.evaluation.ranking import DocumentReader, document_reader
-from ropext.evaluation.reading import Masking, score_items
+from ropext.evaluation.forward import TokenScorer
+from ropext.evaluation.reader import Progress, Reader
+from ropext.evaluation.reading import Masking
+from ropext.evaluation.reads import Reads
+from ropext.evaluation.variants import Variant
 from ropext.files import write_json
 from ropext.lengths import tail_tokens
 from ropext.narration import Hooks, Show, unseen
 from ropext.options.evaluate import DocumentOptions
-from ropext.results import rundir
-from ropext.results.comparison import difference
-from ropext.results.perplexity import MASK_STRIDE, Documents, Frame, Reading, Span, text_values
+from ropext.results.perplexity import MASK_STRIDE, Frame, Reading, Span, text_values
 from ropext.results.retrieval import ItemScore
+from ropext.results.rules import difference
+from ropext.results.stores import Store
 from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Value, wilson
 from ropext.tasks import Item
 from ropext.training.rows import MEASURED
@@ -37,61 +36,70 @@ ROUNDING = 1e-5
 
 @dataclass(frozen=True)
 class Judge:
-    """The documents that are read, from where in them the numbers come, and a fit's questions."""
+    """What is read, from where in it the numbers come, and a fit's questions."""
 
-    documents: tuple[corpus.Document, ...]
-    frame: Frame
+    reads: Reads
     near: tuple[Item, ...] = ()  # inside the context, for the base
     far: tuple[Item, ...] = ()  # at the target
-    bos: int | None = None
-    masking: Masking | None = None  # of a masked language model
+
+    @property
+    def documents(self) -> tuple[corpus.Document, ...]:
+        return self.reads.documents
+
+    @property
+    def frame(self) -> Frame:
+        return self.reads.frame
 
     @property
     def tokens(self) -> int:
         """Read through windows of the target's length."""
         return len(self.documents) * self.frame.longest * (self.frame.mask_stride or 1)
 
-    # Not inference_mode: buffers that a pinned embedding makes anew would be inference tensors,
-    # which the training that follows cannot share among processes.
-    @torch.no_grad()
-    def read_long(self, model: Any, label: str, pause: Show = unseen) -> Reading:
-        """Through windows of the target's length."""
-        return self._reader(model, pause).whole(label, None)
+    def has(self, variant: Variant, store: Store, reads: Reads | None = None) -> bool:
+        """Whether a store has all that a variant reads."""
+        return all(store.has(unit.name) for unit in (reads or self.reads).units(variant))
 
-    @torch.no_grad()
-    def read_short(self, model: Any, label: str, pause: Show = unseen) -> Reading:
-        """Through the short window."""
-        return self._reader(model, pause).short_window(label)
+    def read(
+        self, model: Any, variant: Variant, store: Store | None = None, pause: Show = unseen
+    ) -> Reading:
+        """Read what the store has not; the model computes now as the variant says."""
+        store = store or Store()
+        self._do(model, self.reads, variant, store, pause)
+        return self.reads.reading(variant, store)
+
+    def ask(
+        self,
+        model: Any,
+        variant: Variant,
+        items: Sequence[Item],
+        store: Store | None = None,
+        pause: Show = unseen,
+    ) -> list[ItemScore]:
+        """The questions, each by itself, by a model as it computes now."""
+        asked, store = self.asked(items), store or Store()
+        self._do(model, asked, variant, store, pause)
+        return asked.answers(variant, store)
+
+    def asked(self, items: Sequence[Item]) -> Reads:
+        """Questions in place of documents."""
+        return replace(self.reads, documents=(), questions=tuple((item,) for item in items))
 
     def scorer(self, model: Any) -> TokenScorer:
         return self._reader(model).scorer
 
-    def _reader(self, model: Any, pause: Show = unseen) -> DocumentReader:
-        documents = [own.ids for own in self.documents]
-        options = DocumentOptions(chunk=self.frame.longest) if self.masking else None
-        show = Hooks(show=pause)
-        return document_reader(model, documents, self.frame, options, show, self.masking)
+    def _reader(self, model: Any) -> Reader:
+        longest = self.frame.longest
+        options = DocumentOptions(chunk=longest) if self.reads.masking else None
+        return Reader(model, longest, options)
 
-    @torch.no_grad()
-    def ask(self, model: Any, items: Sequence[Item], pause: Show) -> list[ItemScore]:
-        """The questions, read by a model as it computes now."""
-        if not items:
-            return []
-        scorer = self.scorer(model)
-        scores: list[ItemScore] = []
-        total = sum(item.length for item in items)
-        pause(0, total, "questions")
-        for done, item in enumerate(items, 1):
-            scores += score_items(scorer, [item], self.bos)
-            pause(done * total // len(items), total, "questions")
-        return scores
+    def _do(self, model: Any, reads: Reads, variant: Variant, store: Store, pause: Show) -> None:
+        if not self.has(variant, store, reads):
+            progress = Progress(reads.tokens(variant), Hooks(show=pause))
+            self._reader(model).read(reads.units(variant), store, progress)
 
     def numbers(self, reading: Reading, base: Reading | None) -> dict[str, Any]:
         """Those of one model as JSON."""
-        names = tuple(document.name for document in self.documents)
-        hashes = tuple(d.prefix_hashes(self.frame.lengths) for d in self.documents)
-        counts = tuple(d.token_bytes.astype(np.int64) for d in self.documents)
-        values = text_values(self.frame, Documents(names, hashes, counts), reading, base)
+        values = text_values(self.frame, self.reads.described(), reading, base)
         return {k: v.to_json() for k, v in values.items() if k.startswith(REPORTED)}
 
     def tail(self, reading: Reading) -> float:
@@ -139,8 +147,7 @@ class Judge:
         found[f"far_half_nll@{self.frame.longest}"] = far.to_json()
         for length in sorted({score.length for score in scores}):
             own = [score.exact for score in scores if score.length == length]
-            whole = length + (0 if self.bos is None else 1)  # with its BOS
-            found[f"{MEASURED}@{whole}"] = wilson(sum(own), len(own)).to_json()
+            found[f"{MEASURED}@{length}"] = wilson(sum(own), len(own)).to_json()
         return found
 
     def answers(self, scores: Sequence[ItemScore]) -> bool:
@@ -168,7 +175,7 @@ def judge_of(
     """Over documents of the target's length; `lengths` are the context and the target."""
     stride = 0 if masking is None else MASK_STRIDE
     frame = Frame(lengths[0], lengths, tail_tokens(lengths[0]), Bootstrap(seed), stride)
-    return Judge(tuple(documents), frame, tuple(near), tuple(far), bos, masking)
+    return Judge(Reads(frame, tuple(documents), (), masking, bos), tuple(near), tuple(far))
 
 
 def few(documents: Sequence[corpus.Document]) -> str | None:
@@ -181,40 +188,23 @@ def few(documents: Sequence[corpus.Document]) -> str | None:
     )
 
 
-def keep(folder: Path, reading: Reading) -> None:
-    """Write a reading, so that a run that goes on does not take it again. The mark comes last: a
-    kill between two passes leaves none, and another process may look while this one writes."""
-    for length, arrays in reading.passes.items():
-        rundir.write_array(folder / f"{reading.label}-{length}.npy", np.stack(list(arrays)))
-    (folder / f"{reading.label}.whole").touch()
-
-
-def kept(folder: Path, label: str) -> Reading | None:
-    """A reading that was kept whole, or None."""
-    if not (folder / f"{label}.whole").is_file():
-        return None
-    found: dict[int, list[TokenNll]] = {}
-    for path in sorted(folder.glob(f"{label}-*.npy")):
-        found[int(path.stem.rpartition("-")[2])] = list(np.load(path, allow_pickle=False))
-    return Reading(label, found)
-
-
 class JudgedSteps:
     """What was judged on the way: each step's spectrum and reading, kept on the disk so that a run
     that goes on knows them, and so that every step can be written in the end."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, reads: Reads, variant: Variant) -> None:
+        self.folder, self.reads, self.variant = folder, reads, variant
 
-    def keep(self, step: int, knobs: Mapping[str, Any], reading: Reading) -> None:
-        keep(self.folder / str(step), reading)
+    def keep(self, step: int, knobs: Mapping[str, Any], store: Store) -> None:
+        """Write a step; its knobs come last, for a kill may come before them."""
+        store.written(self.folder / str(step))
         write_json(self.folder / str(step) / "knobs.json", dict(knobs))
 
     def found(self) -> dict[int, Reading]:
         """Every step that was kept whole, in order."""
         numbers = sorted(int(path.parent.name) for path in self.folder.glob("*/knobs.json"))
-        readings = {step: kept(self.folder / str(step), "step") for step in numbers}
-        return {step: reading for step, reading in readings.items() if reading is not None}
+        stores = {step: Store(self.folder / str(step)) for step in numbers}
+        return {step: self.reads.reading(self.variant, own) for step, own in stores.items()}
 
     def knobs(self, step: int) -> dict[str, Any]:
         text = (self.folder / str(step) / "knobs.json").read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """A training, once all about it is settled: models are loaded, read, trained, judged, written."""
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +14,7 @@ import torch
 from ropext.errors import InputError, Interrupted, listed
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.loading import add_adapter, memory_errors
-from ropext.files import read_json, write_json
+from ropext.evaluation.variants import Variant
 from ropext.inspecting import READ_FROM
 from ropext.narration import Say, Show, pausing, told, told_of_files
 from ropext.patching import apply_config, unpatch
@@ -22,6 +22,7 @@ from ropext.planning import Plan
 from ropext.results.overlap import as_json
 from ropext.results.perplexity import MASK_STRIDE, Reading
 from ropext.results.retrieval import ItemScore
+from ropext.results.stores import Store
 from ropext.results.values import MARGIN
 from ropext.rope import compression
 from ropext.training import (
@@ -82,15 +83,9 @@ class Session:
         with memory_errors(self.out_of_memory), writing_errors(folder):
             yield
 
-    def kept(self, label: str, read: Callable[[], Reading]) -> Reading:
-        """A reading that was kept, or a new one."""
-        folder = self.folder / "readings"
-        found = judge.kept(folder, label)
-        if found is None:
-            found = read()
-            if is_main():
-                judge.keep(folder, found)
-        return found
+    def store(self, label: str) -> Store:
+        """Where a reading is kept, so that a run that goes on does not take it again."""
+        return Store(self.folder / "readings" / label, writes=is_main())
 
     def check_jumps(self, model: Any) -> None:
         """Refuse short rows where their second chunk would not see the first."""
@@ -197,17 +192,22 @@ class FinetuneSession(Session):
         """The base through its short window, and the extended model before it is trained."""
         if self.judge is None or not is_main():
             return {}
-        folder, own = self.folder / "readings", self.judge
-        base, untuned = (judge.kept(folder, label) for label in (BASE, UNTUNED))
-        if base is None or untuned is None:
+        own, stores = self.judge, {label: self.store(label) for label in (BASE, UNTUNED)}
+        if not all(own.has(self.variant(label), store) for label, store in stores.items()):
             self.say(f"reading {len(own.documents)} documents before the training")
             model = self._load().eval()
-            untuned = own.read_long(model, UNTUNED, pause)
+            own.read(model, self.variant(UNTUNED), stores[UNTUNED], pause)
             self._make_base(model)
-            base = own.read_short(model, BASE, pause)
-            judge.keep(folder, base)
-            judge.keep(folder, untuned)
-        return {BASE: base, UNTUNED: untuned}
+            own.read(model, self.variant(BASE), stores[BASE], pause)
+        return {
+            label: own.reads.reading(self.variant(label), store) for label, store in stores.items()
+        }
+
+    def variant(self, label: str) -> Variant:
+        """A model that is read: the base, and its control, through the short window."""
+        if label in (BASE, CONTROL):
+            return Variant(label, label, self.origin.snapshot, self.origin.base_config())
+        return Variant(label, "extended", self.origin.snapshot)
 
     def _train(self) -> History:
         model = self._load()
@@ -273,7 +273,7 @@ class FinetuneSession(Session):
 
         def evaluate(model: Any, step: int) -> tuple[float, float]:
             model.eval()
-            reading = own.read_long(model, TUNED, self.show)
+            reading = own.read(model, self.variant(TUNED), pause=self.show)
             # The tail alone has few tokens: more steps would look worse by chance.
             return own.loss(reading), own.tail(reading)
 
@@ -286,11 +286,12 @@ class FinetuneSession(Session):
         own = self.judge
         if own is None:
             return {}
-        readings[TUNED] = own.read_long(self._with_adapter(tuned), TUNED, pause)
+        model = self._with_adapter(tuned)
+        readings[TUNED] = own.read(model, self.variant(TUNED), pause=pause)
         if control is not None:
             model = self._with_adapter(control)
             self._make_base(model)
-            readings[CONTROL] = own.read_short(model, CONTROL, pause)
+            readings[CONTROL] = own.read(model, self.variant(CONTROL), pause=pause)
         return {label: own.numbers(read, readings[BASE]) for label, read in readings.items()}
 
     def _with_adapter(self, history: History) -> Any:
@@ -354,7 +355,6 @@ class FitSession(Session):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.steps = judge.JudgedSteps(self.folder / "steps")
         self.readings: dict[str, Reading] = {}  # of base, start and what was fitted
         self.closed: dict[str, Reading] = {}  # of every closed form to start from
         self.scores: dict[str, list[ItemScore]] = {}
@@ -398,18 +398,16 @@ class FitSession(Session):
         """The base through its short window, every start, and which of these is the best."""
         own, prepared = self.judge, self.prepared
 
-        def by_base() -> Reading:
+        base, store = Variant(BASE, BASE, prepared.snapshot), self.store(BASE)
+        if not own.has(base, store):
             self.say(f"reading {len(own.documents)} held-out documents by the base")
-            return own.read_short(model, BASE, pause)
-
-        def by_form(method: str, plan: Plan) -> Reading:
-            self.say(f"reading them by {method}")
-            apply_config(model, plan.config)
-            return own.read_long(model, method, pause)
-
-        self.readings[BASE] = self.kept(BASE, by_base)
+        self.readings[BASE] = own.read(model, base, store, pause)
         for method, plan in prepared.starts.items():
-            self.closed[method] = self.kept(method, partial(by_form, method, plan))
+            form, store = self.variant(method, plan), self.store(method)
+            if not own.has(form, store):
+                self.say(f"reading them by {method}")
+                apply_config(model, plan.config)
+            self.closed[method] = own.read(model, form, store, pause)
         losses = {method: own.objective(reading) for method, reading in self.closed.items()}
         allowed = {m: loss for m, loss in losses.items() if prepared.space(m).outside() is None}
         allowed = allowed or losses  # else all lie outside of the guards
@@ -423,6 +421,10 @@ class FitSession(Session):
                 f"far half and tail, nats a token: {shown}; starting from {listed(self.rivals)}"
             )
         self.readings[START] = self.closed[self.start]
+
+    def variant(self, label: str, plan: Plan) -> Variant:
+        """A spectrum that is read."""
+        return Variant(label, "extended", self.prepared.snapshot, plan.config)
 
     def _ask_before(self, model: Any, pause: Show) -> None:
         """Questions to base and start. A base that cannot answer inside its own context is not
@@ -440,16 +442,11 @@ class FitSession(Session):
         self._ask(START, model, pause)
 
     def _ask(self, label: str, model: Any, pause: Show) -> None:
-        path = self.folder / "readings" / f"{label}-items.json"
         items = self.judge.near if label == BASE else self.judge.far
-        if path.is_file():
-            self.scores[label] = [ItemScore.from_json(own) for own in read_json(path)]
-            return
-        if items:
+        variant, store = Variant(label, "extended", self.prepared.snapshot), self.store(label)
+        if not self.judge.has(variant, store, self.judge.asked(items)):
             self.say(f"asking {label} {len(items)} questions")
-        self.scores[label] = found = self.judge.ask(model, items, pause)
-        if is_main():
-            write_json(path, [score.to_json() for score in found])
+        self.scores[label] = self.judge.ask(model, variant, items, store, pause)
 
     def _apply(self, model: Any, method: str, knobs: Mapping[str, Any]) -> Plan:
         """Make the model compute, by stock arithmetic, as a plan with these knobs says."""
@@ -459,9 +456,10 @@ class FitSession(Session):
 
     def _judge_step(self, model: Any, step: int, space: Space, pause: Show) -> Reading:
         """Read the held-out documents by the present spectrum, and keep it with its reading."""
-        reading = self.judge.read_long(model, "step", pause)
+        store = Store()
+        reading = self.judge.read(model, self.steps.variant, store, pause)
         if is_main():
-            self.steps.keep(step, space.knobs(), reading)
+            self.steps.keep(step, space.knobs(), store)
         return reading
 
     def _fit(self, model: Any) -> History:
@@ -500,7 +498,11 @@ class FitSession(Session):
             prepared = replace(prepared, settings=defaults.slower(prepared.settings))
             label += "-slower"
         else:
-            self.steps = judge.JudgedSteps(self.folder / "steps" / start)
+            place, read = (
+                self.folder / "steps" / start,
+                self.variant("step", prepared.starts[start]),
+            )
+            self.steps = judge.JudgedSteps(place, own.reads, read)
         settings = prepared.settings
         self._apply(model, space.method, space.knobs())
         reason = loss.why_not_sliced(model)
@@ -589,7 +591,7 @@ class FitSession(Session):
         plan = self._apply(model, method, self.steps.knobs(step))
         self.say(f"reading them by the spectrum of step {step}, as its config says")
         try:
-            fitted = own.read_long(model, FITTED, pause)
+            fitted = own.read(model, self.variant(FITTED, plan), pause=pause)
         except NanInLogits as error:
             return keep_start(f"step {step}: {error}")
         self.readings[FITTED] = fitted

@@ -3,15 +3,12 @@
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any, TypeVar
 
 from ropext.errors import InputError, UsageError
-from ropext.evaluation.work import processes
+from ropext.evaluation.work import processes, wait_for_everyone
 
 Found = TypeVar("Found")
-
-WAITING = 6 * 3600  # seconds that other processes wait while one loads or evaluates
 
 
 def is_main() -> bool:
@@ -83,10 +80,9 @@ def from_first(found: Found) -> Found:
     """What the first process found, in all of them."""
     if processes()[1] == 1:
         return found
-    from accelerate import PartialState
     from torch import distributed
 
-    PartialState(timeout=timedelta(seconds=WAITING))  # the processes know one another from here on
+    wait_for_everyone()  # the processes know one another from here on
     told = [found]
     distributed.broadcast_object_list(told)
     return told[0]

@@ -19,11 +19,12 @@ from torch.utils.data import SequentialSampler
 from ropext.errors import InputError, Interrupted, NothingKept, RopextError, Stopped
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.loading import tell_used
+from ropext.evaluation.work import WAITING
 from ropext.narration import Pace, Say, interruptible
 from ropext.training import defaults, models
 from ropext.training.rows import Collator, Row
 from ropext.training.run import Planned
-from ropext.training.sharing import WAITING, from_first, keep_float32, readers
+from ropext.training.sharing import from_first, keep_float32, readers
 from ropext.workdir import USED
 
 # Of an evaluation, in Trainer's log and its trackers; weights are compared by the first.

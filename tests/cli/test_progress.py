@@ -3,13 +3,14 @@
 import os
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from ropext import narration
 from ropext.checkpoint import comparing_weights, copying, weights
 from ropext.cli.output import Bar, Out
-from ropext.evaluation.reading import Unit
-from ropext.evaluation.work import Worker
-from ropext.files import write_text
+from ropext.evaluation.reader import Progress, Reader
+from ropext.evaluation.reads import Unit
+from ropext.results.stores import Store
 
 
 @pytest.fixture
@@ -58,30 +59,30 @@ def test_many_short_pieces_of_work_are_told_once_in_half_a_minute(now, show, cap
     assert [line.rpartition(" ")[2] for line in lines] == ["0", "10", "20", "30"]
 
 
-def test_what_was_read_before_or_elsewhere_is_not_counted(now, tmp_path, monkeypatch):
+def test_what_was_read_before_or_elsewhere_is_not_counted(now, llama, tmp_path):
     """Eight units of ten tokens, five seconds each. Two were read before, of the rest every second
     one is another process's: three are left, and the first line says ten seconds. What the other
     process finishes meanwhile was not found."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
     said = []
-    worker = Worker(80, narration.told(said.append, lambda: now[0]), lambda: False, tmp_path)
+    hooks = narration.Hooks(show=narration.told(said.append, lambda: now[0]))
+    progress, store = Progress(80, hooks, tmp_path, world=2), Store(tmp_path)
 
     def unit(number):
-        path = tmp_path / f"{number}"
-
-        def compute():
+        def compute(scorer):
             now[0] += 5
-            write_text(path, "")
-            write_text(tmp_path / "3", "")
+            store.put("3.json", [])
+            return []
 
-        return Unit(path, f"unit {number}", 10, compute)
+        return Unit(f"{number}.json", f"unit {number}", "whole", 1, 10, 10, compute)
 
     for kept in "01":
-        write_text(tmp_path / kept, "")
-        os.utime(tmp_path / kept, (0, 0))
-    worker.do(map(unit, range(8)))
+        store.put(f"{kept}.json", [])
+        os.utime(tmp_path / f"{kept}.json", (0, 0))
+    Reader(AutoModelForCausalLM.from_pretrained(llama), 16).read(
+        map(unit, range(8)), store, progress
+    )
     assert said == ["33 % (10 of 30 tokens), 10 s left: unit 2"]
-    assert (worker.resumed, worker.finished) == (2, 3)
+    assert (progress.resumed, progress.finished) == (2, 3)
 
 
 WORKS = {

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import write_checkpoint, write_documents
@@ -10,16 +11,16 @@ from command_line import run
 
 import ropext
 from ropext.checkpoint import open_snapshot
+from ropext.corpus import Document
 from ropext.errors import InputError, UnsupportedModel, UsageError
 from ropext.evaluation.ranking import (
     closed_forms,
-    document_reader,
-    expected_tokens,
     frame_of,
     measure,
     preference,
     rank,
 )
+from ropext.evaluation.reads import Reads
 from ropext.evaluation.session import evaluate
 from ropext.narration import Hooks
 from ropext.options import extend
@@ -55,17 +56,17 @@ def test_the_numbers_are_those_of_eval(place, found):
         method="pi,ntk,dynamic,by-parts,llama3,yarn",
         factor="4",
     )
-    assert {own.method for own in ranking.standings} == {
+    assert {own.method for own in ranking.rows} == {
         *("pi", "ntk", "dynamic", "by-parts", "llama3", "yarn")
     }
-    for own in ranking.standings:
+    for own in ranking.rows:
         metrics = done.results["variants"][f"{own.method}-4x"]["metrics"]
         assert own.tail.to_json() == metrics["tail@256"]
         assert own.tail_nll.to_json() == metrics["tail_nll@256"]
         assert own.gain.to_json() == metrics["gain@256"]
         assert own.short_tax.to_json() == metrics["short_tax"]
         assert ranking.in_window.to_json() == metrics["in_window@256"]
-    tails = [own.tail.value for own in ranking.standings]
+    tails = [own.tail.value for own in ranking.rows]
     assert tails == sorted(tails)
 
 
@@ -85,34 +86,36 @@ def demo_bench(documents=8, factor=4):
     tokenizer = AutoTokenizer.from_pretrained(DEMO / "checkpoint")
     rows = (DEMO / "data" / "held-out.jsonl").read_text(encoding="utf-8").splitlines()
     ids = [tokenizer.encode(json.loads(row)["text"], verbose=False) for row in rows]
-    long = [own for own in ids if len(own) >= 256 * factor][:documents]
-    return document_reader(model, long, frame_of(256, 256 * factor))
+    long = [np.asarray(own, np.int32) for own in ids if len(own) >= 256 * factor][:documents]
+    read = tuple(Document(f"{k}", "", own, np.ones(len(own)), False) for k, own in enumerate(long))
+    return model, Reads(frame_of(256, 256 * factor), read)
 
 
 @pytest.mark.slow
 def test_a_spectrum_spoilt_on_purpose_ranks_last_and_the_model_comes_back_as_it_was():
     with torch.inference_mode(False):
-        reader = demo_bench()
-        config = open_snapshot(str(DEMO / "checkpoint")).config
+        model, reads = demo_bench()
+        snapshot = open_snapshot(str(DEMO / "checkpoint"))
         plans = {
-            method: make_plan(config, extend.parse_extend({"method": method, "factor": 4.0}))
+            method: make_plan(
+                snapshot.config, extend.parse_extend({"method": method, "factor": 4.0})
+            )
             for method in ("yarn", "dynamic")
         }
         # Every pair slowed by its own odd factor, the fast ones most: no position stays known.
         spoilt = tuple(20.0 - i + (-1) ** i * 3 for i in range(16))
         wish = {"method": "longrope", "factor": 4.0, "pair_factors": spoilt}
-        plans = {"spoilt": make_plan(config, extend.parse_extend(wish))} | plans
-        ids = torch.as_tensor(reader.documents[0][:512], dtype=torch.long)[None]
+        plans = {"spoilt": make_plan(snapshot.config, extend.parse_extend(wish))} | plans
+        ids = torch.as_tensor(reads.documents[0].ids[:512], dtype=torch.long)[None]
         with torch.no_grad():
-            before = reader.scorer.model(ids).logits
-        ranking = rank(reader, plans)
+            before = model(ids).logits
+        ranking = rank(model, snapshot, reads, plans)
         with torch.no_grad():
-            assert torch.equal(reader.scorer.model(ids).logits, before)
-        reader.scorer.model(ids, labels=ids).loss.backward()  # and it can be trained
-    assert ranking.standings[-1].method == "spoilt"
-    assert ranking.standings[-1].behind.ci95[0] > 1
+            assert torch.equal(model(ids).logits, before)
+        model(ids, labels=ids).loss.backward()  # and it can be trained
+    assert ranking.rows[-1].method == "spoilt"
+    assert ranking.rows[-1].behind.ci95[0] > 1
     assert ranking.taken != "spoilt"
-    assert reader.tokens == expected_tokens(reader.frame, 8, 3)
 
 
 def test_below_eight_documents_there_is_a_warning_and_no_interval(place):
@@ -121,7 +124,7 @@ def test_below_eight_documents_there_is_a_warning_and_no_interval(place):
         str(place / "model"), str(place / "few.jsonl"), factor=4.0, hooks=Hooks(say=said.append)
     )
     assert said[0].startswith("warning: only 7 documents reach 256 tokens")
-    assert done.ranking.standings[1].behind.ci95 is None
+    assert done.ranking.rows[1].behind.ci95 is None
     assert done.ranking.taken == done.ranking.best.method
 
 

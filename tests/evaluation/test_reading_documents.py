@@ -7,13 +7,10 @@ import pytest
 import torch
 from small_models import CONTEXT, VOCABULARY, random_ids, rope, tiny
 
-from ropext.checkpoint.provenance import SiteRecord
 from ropext.evaluation.forward import Manner, TokenScorer
 from ropext.evaluation.reading import read_pass, read_short, read_strided
-from ropext.evaluation.variants import recorded_spectrum
 from ropext.results.perplexity import Documents, Frame, Reading, text_values
 from ropext.results.values import Bootstrap
-from ropext.rope import Spectrum
 
 LENGTHS = (32, 64, 128)
 
@@ -117,18 +114,3 @@ def test_uniform_logits_have_the_vocabulary_as_perplexity_under_every_protocol()
         # One byte per token here.
         assert values[f"bpb@{length}"].value == pytest.approx(math.log2(VOCABULARY), rel=1e-5)
     assert values["short_tax"].value == pytest.approx(0, abs=1e-6)
-
-
-def test_recorded_spectrum_makes_the_base_out_of_the_extended_weights():
-    base, ids = tiny(), random_ids(64)
-    extended = tiny(max_position_embeddings=256, rope_parameters=rope("yarn"))
-    plain = Spectrum(tuple(10000.0 ** (-2 * i / 8) for i in range(4)))
-    sizes = {"label": "", "dim": 8, "context": 64}
-    original = {"": SiteRecord(**sizes, base=plain, spectrum=plain, params={})}
-    truth = scorer_of(base).token_nll(ids)[1:]
-    before = scorer_of(extended).token_nll(ids)[1:]
-    with recorded_spectrum(extended, original):
-        inside = scorer_of(extended).token_nll(ids)[1:]
-    assert inside == pytest.approx(truth, abs=1e-4)
-    assert np.abs(before - truth).max() > 0.05
-    assert np.array_equal(scorer_of(extended).token_nll(ids)[1:], before)

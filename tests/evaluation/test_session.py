@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -227,7 +228,13 @@ def test_killed_and_resumed_gives_the_same_bytes(place, whole):
 @pytest.mark.slow
 def test_two_processes_give_the_same_bytes(place, whole):
     output = place / "two"
-    children = [start(place, output, RANK=str(rank), WORLD_SIZE="2") for rank in range(2)]
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    meet = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    children = [
+        start(place, output, RANK=f"{rank}", LOCAL_RANK=f"{rank}", **meet) for rank in range(2)
+    ]
     for child in children:
         _, errors = child.communicate()
         assert child.returncode == 0, errors.decode()

@@ -1,6 +1,7 @@
 """A store of readings is named by all that decides them: what is the same is not read again."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from checkpoints import LENGTHS, write_checkpoint, write_documents
@@ -27,9 +28,10 @@ def decides(**changes):
     return own | {"tokenizer_sha256": "t", "versions": {"torch": "2"}} | changes
 
 
-def names(place, model="model", options=(), **changes):
-    lineup = line_up(str(place / model), None, Evaluate(data="any", **dict(options)))
-    return stores_of(Workdir(Path("out"), "eval", decides(**changes)), lineup)
+def names(tmp, model="model", options=(), **changes):
+    lineup = line_up(str(tmp / model), None, Evaluate(data="any", **dict(options)))
+    place = Workdir(Path("out"), "eval", decides(**changes))
+    return stores_of(place, SimpleNamespace(lineup=lineup))
 
 
 def test_all_that_decides_a_reading_is_in_the_name_of_its_store(place):

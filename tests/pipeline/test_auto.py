@@ -17,7 +17,7 @@ from ropext.pipeline import job
 from ropext.pipeline.choosing import AutoChoice, _inputs, prospect
 from ropext.pipeline.stages import Hashes
 from ropext.results.figures import figures
-from ropext.results.rounds import Round
+from ropext.results.rules import Standing
 from ropext.results.values import Value
 
 HELD_OUT = [json.loads(line)["text"] for line in DATA["ropext://held-out"].read_text().splitlines()]
@@ -184,7 +184,9 @@ def test_a_fit_is_tried_from_the_three_lowest_that_it_may_begin_at(tmp_path, opt
     own = AutoChoice(prospect(asked), tmp_path, Hooks())
     write(tmp_path / "choosing.jsonl", [document.content for document in own.prospect.to_choose])
     behind = [["llama3", "untouched", "ntk", "pi", "yarn"], ["untouched", "yarn", "ntk"]]
-    own.rounds = [Round(8, dict.fromkeys(names, Value(0, None, None, 8)), ()) for names in behind]
+    own.rounds = [
+        Standing(8, 1.0, dict.fromkeys(names, Value(0, None, None, 8)), {}) for names in behind
+    ]
     assert own._fitting("yarn")["fit.start"] == starts
     assert "fit" not in own.left_out
 
@@ -220,7 +222,7 @@ def test_the_method_taken_is_that_of_an_exhaustive_ranking(made):
     choice = made / "out.run/choice"
     told = json.loads((choice / "choice.json").read_text())
     ranking = measure("ropext://demo", str(choice / "choosing.jsonl"), factor=2.0).ranking
-    assert told["taken"] in ranking.tied
+    assert told["taken"] in ranking.standing.tied
     assert told["forward_tokens"] > 0
     counts = [len(own["behind"]) for own in told["rounds"]]
     assert counts == sorted(counts, reverse=True)

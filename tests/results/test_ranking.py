@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ropext.results.comparison import lead, rank_readings
 from ropext.results.perplexity import Frame, Reading
+from ropext.results.rules import lead, rank_readings
 from ropext.results.values import Bootstrap
 
 FRAME = Frame(context=8, lengths=(32,), tail=2, bootstrap=Bootstrap(0))
@@ -34,11 +34,14 @@ def ranked(preference=(), base=None, **tails):
 def test_a_clear_winner_is_taken_whatever_is_preferred():
     levels = np.linspace(2, 5, 10)  # documents differ far more than the contenders do
     found = ranked(("worse", "better"), worse=levels + 0.2, better=levels)
-    assert [own.method for own in found.standings] == ["better", "worse"]
-    assert (found.taken, found.sure, found.tied) == ("better", True, ("better",))
-    assert found.standings[1].behind.value == pytest.approx(0.2, abs=1e-6)
-    assert found.standings[1].behind.ci95 == pytest.approx((0.2, 0.2), abs=1e-6)
-    assert [own.share_lowest for own in found.standings] == [1.0, 0.0]
+    assert [own.method for own in found.rows] == ["better", "worse"]
+    assert (found.taken, found.standing.is_sure, found.standing.tied) == (
+        "better",
+        True,
+        ("better",),
+    )
+    assert found.rows[1].behind.value == pytest.approx(0.2, abs=1e-6)
+    assert found.rows[1].behind.ci95 == pytest.approx((0.2, 0.2), abs=1e-6)
     assert found.best.tail.value == pytest.approx(math.exp(3.5), rel=1e-6)
 
 
@@ -47,15 +50,11 @@ def test_a_tie_is_said_and_the_preferred_one_taken():
     contenders = {"odd": levels, "plain": levels + sway + 0.01, "far": levels + 1}
     found = ranked(("plain", "far", "odd"), **contenders)
     assert found.best.method == "odd"
-    assert found.tied == ("odd", "plain")
-    assert not found.sure
+    assert found.standing.tied == ("odd", "plain")
+    assert not found.standing.is_sure
     assert found.taken == "plain"
     # "far" is preferred to "odd", but surely worse: it is no part of the tie.
     assert ranked(("far", "odd", "plain"), **contenders).taken == "odd"
-    shares = {own.method: own.share_lowest for own in found.standings}
-    assert shares["far"] == 0
-    assert 0.3 < shares["odd"] < 0.7
-    assert sum(shares.values()) == pytest.approx(1)
 
 
 def test_the_lowest_of_many_equals_is_seldom_called_surely_the_lowest():
@@ -66,9 +65,9 @@ def test_the_lowest_of_many_equals_is_seldom_called_surely_the_lowest():
         losses = rng.normal(3, 0.5, (12, 40))
         readings = {f"c{number}": reading("", own) for number, own in enumerate(losses)}
         found = rank_readings(frame, readings)
-        sure += found.sure
+        sure += found.standing.is_sure
         # Each comparison by itself leaves fewer and fewer in the tie.
-        naive += any(own.behind.excludes_zero for own in found.standings)
+        naive += any(own.behind.excludes_zero for own in found.rows)
     assert naive > 20
     assert sure <= 1
 
@@ -96,34 +95,34 @@ def test_of_two_equal_models_one_is_surely_lower_in_a_twentieth_of_the_draws(spr
 def test_a_lead_that_one_comparison_makes_sure_may_not_be_sure_among_many():
     levels, sway = np.linspace(2, 5, 16), np.array([0.3, -0.3] * 8)
     losses = {"low": levels, "next": levels + sway + 0.18}
-    assert ranked(**losses).sure
+    assert ranked(**losses).standing.is_sure
     crowd = {f"far{number}": levels + 1 for number in range(8)}
     among = ranked(**losses, **crowd)
-    assert not among.sure
-    assert (among.tied, among.taken) == (("low",), "low")  # what is used is a choice, no claim
-    assert among.standings[1].behind_at_least < 0 < among.standings[1].behind.ci95[0]
+    assert not among.standing.is_sure
+    assert (among.standing.tied, among.taken) == (
+        ("low",),
+        "low",
+    )  # what is used is a choice, no claim
+    assert among.rows[1].behind_at_least < 0 < among.rows[1].behind.ci95[0]
 
 
 def test_below_eight_documents_nothing_is_sure_and_the_lowest_is_taken():
     levels = np.linspace(2, 5, 7)
     found = ranked(("worse", "better"), worse=levels + 2, better=levels)
     assert found.taken == "better"
-    assert not found.sure
-    assert found.standings[1].behind.ci95 is None
-    assert found.standings[1].share_lowest is None
+    assert not found.standing.is_sure
+    assert found.rows[1].behind.ci95 is None
 
 
-def test_equal_contenders_share_the_resamples():
+def test_of_equal_contenders_the_preferred_one_is_taken():
     levels = np.linspace(2, 5, 10)
-    found = ranked(("second", "first"), first=levels, second=levels)
-    assert [own.share_lowest for own in found.standings] == [0.5, 0.5]
-    assert found.taken == "second"
+    assert ranked(("second", "first"), first=levels, second=levels).taken == "second"
 
 
 def test_gain_is_against_the_base_on_the_same_tokens():
     levels = np.linspace(2, 5, 10)
     found = ranked(base=levels, helped=levels - 0.25, hurt=levels + 0.5)
     assert found.in_window.value == pytest.approx(math.exp(3.5), rel=1e-6)
-    assert found.standings[0].gain.value == pytest.approx(0.25, abs=1e-6)
-    assert found.standings[1].gain.value == pytest.approx(-0.5, abs=1e-6)
-    assert found.standings[0].short_tax.value == 0
+    assert found.rows[0].gain.value == pytest.approx(0.25, abs=1e-6)
+    assert found.rows[1].gain.value == pytest.approx(-0.5, abs=1e-6)
+    assert found.rows[0].short_tax.value == 0

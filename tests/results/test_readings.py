@@ -19,7 +19,6 @@ from ropext.report.tables import tail_text
 from ropext.results.comparison import (
     Contender,
     compare_text,
-    difference,
     differences,
     item_differences,
 )
@@ -33,6 +32,7 @@ from ropext.results.perplexity import (
     verdicts,
 )
 from ropext.results.retrieval import ItemScore, heat_map, retrieval_values
+from ropext.results.rules import difference
 from ropext.results.values import Bootstrap, Value, wilson
 
 

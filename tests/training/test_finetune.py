@@ -446,10 +446,10 @@ def test_a_poisoned_folder_of_a_run_is_one_sentence_and_runs_nothing(
 def interrupt(monkeypatch, label, earlier=0):
     """Send a real SIGINT after the first document that is read for a label; `earlier` readings of
     it, those inside of the training, are left out."""
-    read = judge.Judge.read_long
+    read = judge.Judge.read
     begun = []
 
-    def asks(self, model, own, pause=unseen):
+    def asks(self, model, variant, store=None, pause=unseen):
         sent = []
 
         def signals(*told):
@@ -458,12 +458,12 @@ def interrupt(monkeypatch, label, earlier=0):
                 os.kill(os.getpid(), signal.SIGINT)
             pause(*told)
 
-        if own == label:
-            begun.append(own)
-        wanted = own == label and len(begun) > earlier
-        return read(self, model, own, signals if wanted else pause)
+        if variant.label == label:
+            begun.append(label)
+        wanted = variant.label == label and len(begun) > earlier
+        return read(self, model, variant, store, signals if wanted else pause)
 
-    monkeypatch.setattr(judge.Judge, "read_long", asks)
+    monkeypatch.setattr(judge.Judge, "read", asks)
 
 
 def test_an_interrupt_while_documents_are_read_stops_after_the_one_in_hand(
@@ -644,26 +644,3 @@ def test_mistakes_are_told_in_a_sentence(base, extended, stories, tmp_path):
     # Nothing was kept of it, so that the corrected command may take the name.
     assert not (tmp_path / "out.run").exists()
     plan_finetune(extended, str(stories), output, **RUN)
-
-
-def test_a_reading_of_two_passes_that_a_kill_cut_short_is_taken_again(tmp_path, monkeypatch):
-    import numpy as np
-
-    from ropext.results import rundir
-    from ropext.results.perplexity import Reading
-
-    reading = Reading("untuned", {64: [np.ones(64)], 128: [np.ones(128)]})
-    write = rundir.write_array
-
-    def killed(path, array):
-        if array.shape[-1] == 128:
-            raise KeyboardInterrupt
-        write(path, array)
-
-    monkeypatch.setattr(rundir, "write_array", killed)
-    with pytest.raises(KeyboardInterrupt):
-        judge.keep(tmp_path, reading)
-    assert judge.kept(tmp_path, "untuned") is None
-    monkeypatch.undo()
-    judge.keep(tmp_path, reading)
-    assert set(judge.kept(tmp_path, "untuned").passes) == {64, 128}

@@ -1,0 +1,164 @@
+"""What models read: documents and questions, and the units of work that these make.
+
+A unit is one document in one regime, or the questions about one haystack; its result is one file of
+a variant's store. The units are enumerated here alone: for the work, for what it will take, and for
+what is read back.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ropext.checkpoint.provenance import digest
+from ropext.corpus import Document
+from ropext.evaluation.forward import TokenScorer
+from ropext.evaluation.pinning import pinned
+from ropext.evaluation.reading import (
+    Decode,
+    Masking,
+    Window,
+    hf_stride,
+    read_pass,
+    read_short,
+    read_strided,
+    score_items,
+    short_windows,
+    strided_windows,
+)
+from ropext.evaluation.variants import Variant
+from ropext.lengths import length_text
+from ropext.results.perplexity import Documents, Frame, Reading
+from ropext.results.retrieval import ItemScore
+from ropext.results.stores import Store, array_name
+from ropext.tasks import Item
+
+ANSWERS = "items/"  # of a store
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One piece of work whose result is one file."""
+
+    name: str  # its file in the store of its variant
+    what: str  # for messages
+    kind: str  # of work: of which regime, or questions of which task and length
+    passes: int
+    size: int  # tokens of a pass, or of the longest one
+    tokens: int  # forward tokens of all
+    compute: Callable[[TokenScorer], Any]
+
+    @property
+    def asks(self) -> bool:
+        """Whether it is questions, not a document."""
+        return self.name.startswith(ANSWERS)
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What every variant reads; one that reads through the short window answers no questions."""
+
+    frame: Frame
+    documents: tuple[Document, ...] = ()
+    questions: tuple[tuple[Item, ...], ...] = ()  # each group over one haystack
+    masking: Masking | None = None  # of masked language models
+    bos: int | None = None
+    decode: Decode = str
+    is_strided: bool = False  # read also as the loop in the transformers documentation does
+
+    def of(self, begin: int, end: int) -> "Reads":
+        """Return some of the documents alone."""
+        return replace(self, documents=self.documents[begin:end], questions=())
+
+    def units(self, variant: Variant) -> Iterator[Unit]:
+        """Enumerate all that a variant reads."""
+        for document in self.documents:
+            yield from self._of_document(document, variant)
+        for group in self.questions if not variant.reads_short else ():
+            yield self._of_questions(group, variant.label)
+
+    def tokens(self, variant: Variant) -> int:
+        """Count the forward tokens of a variant."""
+        return sum(unit.tokens for unit in self.units(variant))
+
+    def reading(self, variant: Variant, store: Store) -> Reading:
+        """Return what the store has of the documents."""
+        hashes = [self.hash_of(document) for document in self.documents]
+        return store.reading(variant.label, variant.regimes(self.frame), hashes)
+
+    def strides(self, store: Store) -> dict[int, list[Any]]:
+        """Return each document's weighted sum and weight of the strided loop, by window."""
+        names = [self.hash_of(document) for document in self.documents]
+        return {
+            size: [store.get(array_name(f"stride-{size}", own)) for own in names]
+            for size in self.frame.lengths
+        }
+
+    def answers(self, variant: Variant, store: Store) -> list[ItemScore]:
+        """Return what the store has of the questions, in a fixed order."""
+        groups = self.questions if not variant.reads_short else ()
+        rows = [row for group in groups for row in store.get(self._name_of(group))]
+        scores = [ItemScore.from_json(row) for row in rows]
+        return sorted(scores, key=lambda own: (own.task, own.length, own.index, own.depth or 0.0))
+
+    def described(self) -> Documents:
+        """Return the documents as results hold them."""
+        return Documents(
+            tuple(own.name for own in self.documents),
+            tuple(own.prefix_hashes(self.frame.lengths) for own in self.documents),
+            tuple(own.token_bytes.astype(np.int64) for own in self.documents),
+        )
+
+    def hash_of(self, document: Document) -> str:
+        """Return the digest of the tokens that are read of a document."""
+        return document.prefix_hashes([self.frame.longest])[self.frame.longest]
+
+    def _of_document(self, document: Document, variant: Variant) -> Iterator[Unit]:
+        frame = self.frame
+        ids, name = document.ids[: frame.longest], self.hash_of(document)
+
+        def unit(regime: str, kind: str, windows: list[Window], read: Callable[..., Any]) -> Unit:
+            sizes = [window.end - window.begin for window in windows]
+            what = f"{document.name} ({variant.label}, {regime})"
+            counts = len(sizes), max(sizes), sum(sizes)
+            return Unit(array_name(regime, name), what, kind, *counts, read)
+
+        read: Callable[..., Any]
+        for regime, length in variant.regimes(frame).items():
+            if regime == "short":
+                windows = [*short_windows(frame.longest, frame.context)]
+                read = partial(read_short, ids=ids, context=frame.context)
+                yield unit(regime, "short window", windows, read)
+                continue
+            windows = [Window(0, length, 1)] * (frame.mask_stride or 1)
+            masking, tail = self.masking, frame.tail
+            read = partial(read_pass, ids=ids, length=length, masking=masking, tail=tail)
+            yield unit(regime, "whole", windows, read)
+        for size in frame.lengths if self.is_strided and not variant.reads_short else ():
+            windows = [*strided_windows(frame.longest, size, hf_stride(size))]
+            read = partial(read_strided, ids=ids, size=size)
+            yield unit(f"stride-{size}", f"strided at {size}", windows, read)
+
+    def _name_of(self, items: tuple[Item, ...]) -> str:
+        content = digest([asdict(item) for item in items])[:8]
+        return f"{ANSWERS}{items[0].task}-{self._length_of(items)}-{items[0].index}-{content}.json"
+
+    def _length_of(self, items: tuple[Item, ...]) -> int:
+        """The length of a prompt, its BOS included."""
+        return items[0].length + (self.bos is not None)
+
+    def _of_questions(self, items: tuple[Item, ...], label: str) -> Unit:
+        task, length = items[0].task, self._length_of(items)
+
+        def compute(scorer: TokenScorer) -> list[dict[str, Any]]:
+            with pinned(scorer.model, length):
+                scores = score_items(scorer, items, self.bos, self.decode)
+            return [score.to_json() | {"length": length} for score in scores]
+
+        # A haystack that several questions share is read once.
+        shared = items[0].shared if len(items) > 1 else 0
+        tokens = shared + sum(item.most_read - shared for item in items)
+        kind, what = f"{task} at {length_text(length)}", f"{task} at {length} ({label})"
+        return Unit(self._name_of(items), what, kind, 1, tokens, tokens, compute)
