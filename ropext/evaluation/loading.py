@@ -171,11 +171,25 @@ def add_adapter(model: Any, adapter: str) -> Any:
     try:
         _check_size(model, given, Path(adapter, WEIGHTS).stat().st_size)
         config = peft.LoraConfig(**given)
-        return peft.PeftModel.from_pretrained(model, adapter, config=config).eval()
+        joined = peft.PeftModel.from_pretrained(model, adapter, config=config).eval()
+        put_weights(joined, Path(adapter))
+        return joined
     except (OSError, TypeError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise InputError(
             f"--adapter {adapter} cannot be put on this model: {_first_line(error)}"
         ) from error
+
+
+def put_weights(joined: Any, adapter: Path) -> None:
+    """Give a PEFT model the weights of an adapter that bear its own names. PEFT renames them as it
+    does those of transformers 4, and loses some (Laguna's shared experts) with a warning."""
+    import peft
+    from safetensors.torch import load_file
+
+    stored = load_file(adapter / WEIGHTS)
+    for name, weight in peft.get_peft_model_state_dict(joined).items():
+        if name in stored and stored[name].shape == weight.shape:
+            weight.data.copy_(stored[name])
 
 
 def _check_size(model: Any, given: dict[str, Any], size: int) -> None:

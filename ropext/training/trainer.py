@@ -16,9 +16,10 @@ import torch
 import transformers
 from torch.utils.data import SequentialSampler
 
+from ropext.checkpoint.adapter import WEIGHTS
 from ropext.errors import InputError, Interrupted, NothingKept, RopextError, Stopped
 from ropext.evaluation.forward import NanInLogits
-from ropext.evaluation.loading import tell_used
+from ropext.evaluation.loading import put_weights, tell_used
 from ropext.evaluation.work import WAITING
 from ropext.narration import Pace, Say, interruptible
 from ropext.training import defaults, models
@@ -74,6 +75,11 @@ class _Trainer(transformers.Trainer):
 
     job: "Job"
     say: Say
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if Path(resume_from_checkpoint, WEIGHTS).is_file() and not self.is_fsdp_enabled:
+            put_weights(self.model, Path(resume_from_checkpoint))
 
     def lower_rate(self) -> None:
         """From the step after the next one on; checkpoints keep it."""
