@@ -15,6 +15,8 @@ MOST = 20_000  # names in a list, layers of a model
 
 # Letters, digits and dots, with an anchor at most: as a regular expression it cannot backtrack.
 Name = Annotated[str, Field(pattern=r"^\^?(?:[\w-]|\\?\.)+\$?$", max_length=500)]
+# PEFT writes these itself for experts that transformers 5 fused: ".*\.gate_up_proj".
+Pattern = Annotated[str, Field(pattern=r"^(?:\.\*\\\.)?\^?(?:[\w-]|\\?\.)+\$?$", max_length=500)]
 Names = Annotated[list[Name], Field(max_length=MOST)]
 Rank = Annotated[int, Field(ge=1, le=16_384)]
 Alpha = Annotated[float, Field(gt=0, le=10**6)]
@@ -42,8 +44,8 @@ class Lora(BaseModel):
     target_parameters: Names | None = None
     layers_to_transform: Layer | Annotated[list[Layer], Field(max_length=MOST)] | None = None
     layers_pattern: Name | Names | None = None
-    rank_pattern: dict[Name, Rank] | None = None
-    alpha_pattern: dict[Name, Alpha] | None = None
+    rank_pattern: dict[Pattern, Rank] | None = None
+    alpha_pattern: dict[Pattern, Alpha] | None = None
     bias: Literal["none", "all", "lora_only"] = "none"
     init_lora_weights: bool | Literal["gaussian", "orthogonal"] = True
     fan_in_fan_out: bool = False

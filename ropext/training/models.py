@@ -1,6 +1,7 @@
 """The model in memory as training wants it: without weights, loaded, and with its LoRA."""
 
 import importlib.util
+import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -222,17 +223,21 @@ def linear_names(model: Any) -> list[str]:
     """Short names of the linear layers inside the model's blocks, in their order.
 
     A block is what stands in a list of modules; the output head and what projects images or sound
-    from outside of the text decoder stay out.
+    from outside of the text decoder stay out. So do layers that multiply otherwise (DeepSeek V4's
+    groups, Llama 4's router), and those of a router, past which LongCat reads the weights.
     """
-    head = model.get_output_embeddings()
-    names: dict[str, None] = {}
-    for name, module in model.get_decoder().named_modules():
-        inside = any(part.isdigit() for part in name.split("."))
+    head, decoder = model.get_output_embeddings(), model.get_decoder()
+    names: dict[str, bool] = {}
+    for name, module in decoder.named_modules():
+        parent, _, short = name.rpartition(".")
+        inside = any(part.isdigit() for part in parent.split("."))
         # What quantisers make of nn.Linear too, and the transposed Conv1D of GPT-2.
-        kind = isinstance(module, nn.Linear) or type(module).__name__ in ("Conv1D", "Linear4bit")
-        if inside and module is not head and kind:
-            names[name.rpartition(".")[2]] = None
-    return list(names)
+        kind = type(module).__name__
+        linear = isinstance(module, nn.Linear) or kind in ("Conv1D", "Linear4bit")
+        if inside and module is not head and linear:
+            kinds = f"{kind} {type(decoder.get_submodule(parent)).__name__}"
+            names[short] = names.get(short, True) and not re.search("Router|Grouped", kinds)
+    return [name for name, plain in names.items() if plain]
 
 
 def target_names(model: Any, wanted: tuple[str, ...]) -> list[str]:
@@ -279,8 +284,10 @@ def check_rank(model: Any, names: Iterable[str], rank: int) -> None:
     sides = [
         (min(module.weight.shape), name)
         for name, module in model.get_decoder().named_modules()
-        # A quantiser's packed weight does not have the layer's shape.
-        if name.rpartition(".")[2] in wanted and type(module).__name__ != "Linear4bit"
+        # A quantiser's packed weight does not have the layer's shape; a block can have its name.
+        if name.rpartition(".")[2] in wanted
+        and type(module).__name__ != "Linear4bit"
+        and hasattr(module, "weight")
     ]
     smallest, name = min(sides, default=(rank, ""))
     if rank > smallest:

@@ -350,6 +350,7 @@ def an_old_copy(room: Path) -> None:
     (room / "out" / "results.json").write_text("{}")
 
 
+ANOTHERS = "an old copy, and another's OUT"
 ADDED = "a user's files in a run"  # eval --force begins anew there, and keeps them
 STANDING: dict[str, Callable[[Path], None]] = {
     "a user's folder": foreign,
@@ -361,7 +362,7 @@ STANDING: dict[str, Callable[[Path], None]] = {
     "a link": a_link,
     "a dangling link": a_dangling_link,
     "OUT.run as a link": linked_run,
-    "an old copy, and another's OUT": an_old_copy,
+    ANOTHERS: an_old_copy,
 }
 
 
@@ -432,8 +433,8 @@ class Guarding:
         kind, room = (KINDS | DEMO)[name], self.room()
         prepare(room, self.inputs, self.runs)
         STANDING[what](room)
-        # eval begins anew there, and replaces its own manifest
-        changes = ("out/run.json",) if what == ADDED else ()
+        # eval begins anew there, and the demo goes on: each replaces its own manifest
+        changes = ("out/run.json",) if what in (ADDED, ANOTHERS) else ()
         return self._judged(name, what, room, kind.command(kind.source, "out"), changes)
 
     def _judged(

@@ -67,11 +67,16 @@ TIED = {
     "opt": SMALL | {"word_embed_proj_dim": 32, "ffn_dim": 64},
     "biogpt": SMALL | {"intermediate_size": 64},
     "xglm": SMALL | {"ffn_dim": 64},
+    "ministral3": tiny.modern("ministral3"),
 }
+# What stock's queries are scaled by.
+SCALE = {"original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1}
+TIED["ministral3"]["rope_parameters"] |= SCALE
 # Embeddings and heads under names of their own; .ci/slow takes every decoder type.
-NAMED = ["falcon", "gpt_neox_japanese", "gemma3_text", "laguna", "llama"]
+NAMED = ["falcon", "gpt_neox_japanese", "gemma3_text", "laguna", "llama", "llama4_text"]
+NAMED += ["deepseek_v4", "gemma3n_text", "longcat_flash"]  # layers that a LoRA passes over
 if os.environ.get("SPELLINGS") == "all":
-    NAMED = sorted(name for name in DECODERS if tiny.text_part(name) == (name, ()))
+    NAMED = sorted(n for n in DECODERS if tiny.text_part(n) == (n, ()) and n not in TIED)
 
 
 @pytest.mark.parametrize("model_type", [*TIED, *NAMED])
