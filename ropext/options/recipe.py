@@ -18,7 +18,6 @@ from typing import Any, Self
 import yaml
 from pydantic import ConfigDict, PrivateAttr, ValidationError, model_validator
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import ErrorDetails
 
 from ropext.errors import InputError, RopextError, UsageError, did_you_mean
 from ropext.files import read_bytes, read_text
@@ -45,7 +44,6 @@ from ropext.options.fields import (
     Seed,
     Words,
     flag,
-    item_of,
     spelled,
     wanted,
     wish,
@@ -251,8 +249,8 @@ SECTIONS: dict[str, type[Options]] = {
 
 def keys_of(section: str) -> dict[str, str]:
     """The fields of a section, or of what stands above them, by their keys."""
-    kind = SECTIONS.get(section, Recipe)
-    return {name if kind is Recipe else spelled(name): name for name in kind.model_fields}
+    kind = SECTIONS.get(section, Options) if section else Recipe
+    return {info.alias or name: name for name, info in kind.model_fields.items()}
 
 
 class _Schema(GenerateJsonSchema):
@@ -359,16 +357,14 @@ def override(entries: dict[Loc, Entry], word: str) -> None:
         raise UsageError(f"{word!r} is no KEY=VALUE, such as finetune.steps=60")
     section, _, key = dotted.strip().rpartition(".")
     loc, value = (section, key) if section else (key,), text.strip()
-    name = keys_of(section).get(key)
-    kind = SECTIONS.get(section, Recipe)
-    if name and value.startswith("[") and item_of(kind.model_fields[name])[1]:
+    if value.startswith("["):
         try:
             value = parse(f"value: {value}", word)["value",].value
         except InputError as error:
             raise UsageError(str(error)) from None
     for inside in [at for at in entries if at[: len(loc)] == loc]:
         del entries[inside]
-    if name is None or value not in _NULL:
+    if value not in _NULL or key not in keys_of(section):
         entries[loc] = Entry(value, word)
 
 
@@ -474,14 +470,8 @@ def _variable(name: str, where: str) -> str:
 
 def _complaint(source: RecipeSource, error: ValidationError) -> UsageError:
     """The first of what is wrong: unknown keys first, since one is why another is missing."""
-    begins = {loc: number for number, loc in reversed([*enumerate(source.entries)])}
-
-    def rank(found: ErrorDetails) -> tuple[int, int]:
-        loc = tuple(map(str, found["loc"][:2]))
-        kind = {"extra_forbidden": 0, "missing": 2}.get(found["type"], 1)
-        return kind, begins.get(loc, begins.get(loc[:1], 0))
-
-    first = min(error.errors(include_url=False), key=rank)
+    rank = {"extra_forbidden": 0, "missing": 2}
+    first = min(error.errors(include_url=False), key=lambda found: rank.get(found["type"], 1))
     loc = tuple(map(str, first["loc"][:2]))
     where, dotted = source.where(loc), ".".join(loc)
     match first["type"]:

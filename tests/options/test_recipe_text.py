@@ -105,7 +105,7 @@ def test_a_word_that_yaml_takes_for_something_else_stays_a_text():
         # Of two mistakes the unknown key is told, which may be why another is missing.
         ("modle: a\nextend: {factor: x}\n", ["no key 'modle'"]),
         ("model: a\nextend: {factor: x}\nfinetune: {rank: 0, dta: b}\n", ["no key 'dta'"]),
-        ("model: a\nextend: {theta: x, factor: y}\nfinetune: {}\n", ["extend.theta must be"]),
+        ("model: a\nextend: {theta: x}\nfinetune: {}\n", ["extend.theta must be"]),
     ],
 )
 def test_what_is_refused_is_named_with_its_line(text, words):
@@ -221,6 +221,7 @@ def test_overrides_are_typed_like_the_file_and_count_from_the_working_directory(
             "finetune.steps=many",
             "finetune.steps=many: finetune.steps must be a whole number, was 'many'",
         ),
+        ("no.such.model=null", "a recipe has no key 'no.such'"),
         ("finetune", "no KEY=VALUE"),
         ("finetune=3", "finetune=3: finetune is a section"),
         ("steps=3", "it is a key of fit and of finetune"),
