@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import typer
 
-from ropext import bundled
 from ropext.cli import options as shared
 from ropext.cli import push
 from ropext.cli.output import Out
@@ -32,6 +31,7 @@ def command(
 ) -> None:
     """Learn a spectrum from text, weights untouched. config.json says what was found."""
     from ropext import training
+    from ropext.pipeline.calling import fit
     from ropext.training import report, sharing
 
     if output is None and not dry_run:
@@ -42,19 +42,7 @@ def command(
         if sharing.is_main():
             out.result(report.plan_text(planned), planned.to_json())
         return
-    done = training.run_fit(
-        model,
-        data,
-        output,
-        revision=revision,
-        force=force,
-        command=sys.argv,
-        say=out.say,
-        **given,
-    )
-    if done is not None and bundled.find_gguf(model) is not None:
-        from ropext.pipeline.calling import write_fitted
-
-        write_fitted(model, output, force=force, command=sys.argv, say=out.say)
+    given |= {"revision": revision, "force": force, "command": sys.argv, "say": out.say}
+    done = fit(model, data, output, **given)
     if done is not None:
         push.result(out, report.fit_result(done), done.to_json(), done.output, wanted)

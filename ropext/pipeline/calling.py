@@ -78,22 +78,12 @@ def fit(
 
     common: dict[str, Any] = {"force": force, "command": command, "say": say}
     done = run_fit(model, data, output, revision=revision, **common, **options)
-    if done is not None and bundled.find_gguf(str(model)) is not None:
-        write_fitted(model, output, **common)
+    if done is not None and (gguf := bundled.find_gguf(str(model))) is not None:
+        file = Path(output) / f"{gguf.stem}-long.gguf"
+        extending.extend(model, file, like=str(output), beside=True, **common)
+        provenance.relist(Path(output), file.name)
+        say(f"{file} is the file with this spectrum; beside it are the weights in float32")
     return done
-
-
-def write_fitted(
-    model: str | Path, output: str | Path, *, force: bool, command: Sequence[str], say: Say
-) -> None:
-    """Write what was fitted on a GGUF into a GGUF, beside the directory."""
-    name = (bundled.find_gguf(str(model)) or Path(model)).stem
-    file = Path(output) / f"{name}-long.gguf"
-    extending.extend(
-        model, file, like=str(output), beside=True, force=force, command=command, say=say
-    )
-    provenance.relist(Path(output), file.name)
-    say(f"{file} is the file with this spectrum; beside it are the weights in float32")
 
 
 @contextmanager
