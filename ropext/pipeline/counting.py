@@ -24,6 +24,7 @@ from ropext.pipeline.stages import is_done
 from ropext.pipeline.steps import LABELS, Work
 from ropext.report.text import size
 from ropext.table import columns
+from ropext.workdir import beside
 
 if TYPE_CHECKING:
     from ropext.training.run import Planned
@@ -46,7 +47,8 @@ def count(
     choice = Choice(begin, only)
     with tempfile.TemporaryDirectory(prefix="ropext-count-") as room:
         place = Path(output or asked.output or Path(room, "OUT"))
-        work = WholeRun(asked, place, choice, force, say=say).ready()
+        work = Work(asked, place, beside(place), say, force=force)
+        WholeRun(work, choice).check()
         aside = replace(work, folder=Path(room) / "run")
         stages = {
             name: SKIPPED if is_kept else _stage(name, aside)

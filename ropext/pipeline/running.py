@@ -14,21 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from ropext import guard
-from ropext.checkpoint import open_snapshot, provenance, with_weights
+from ropext.checkpoint import provenance
 from ropext.checkpoint.staging import check_place
 from ropext.errors import OutputExists, UsageError
 from ropext.evaluation.work import processes, wait_for_everyone
 from ropext.files import write_text
-from ropext.narration import Hooks, Say, Show, silent, told_of_files, unseen
+from ropext.narration import Hooks, Say, Show, silent, unseen
 from ropext.options.fields import EVALUATE
 from ropext.options.recipe import REPORT, STAGES, Recipe
 from ropext.pipeline import job, outcome, stages
 from ropext.pipeline.outcome import Choice, Evidence, Ran
-from ropext.pipeline.stages import Hashes, Stage, is_done
+from ropext.pipeline.stages import Stage, is_done
 from ropext.pipeline.steps import Work
-from ropext.workdir import Flat, Piece, Workdir
+from ropext.workdir import Flat, Piece, Workdir, beside
 
-LOG, RECIPE = "log.txt", "recipe.yaml"
+RECIPE = "recipe.yaml"
 DONE, SKIPPED = "done", "skipped"
 
 
@@ -63,95 +63,59 @@ def run(
 
         hooks = Hooks(say, show)
         asked = choosing.settled(asked, Path(place), force=force, command=command, hooks=hooks)
-    whole = WholeRun(asked, Path(place), Choice(begin, only), force, command, say, show)
-    return whole.go()
+    folder = beside(Path(place))
+    work = Work(asked, Path(place), folder, say, command=command, force=force, show=show)
+    return WholeRun(work, Choice(begin, only)).go()
 
 
 class WholeRun:
-    """One run and its directory."""
+    """One run, stage by stage."""
 
-    def __init__(
-        self,
-        asked: Recipe,
-        output: Path,
-        choice: Choice,
-        force: bool,
-        command: Sequence[str] = (),
-        say: Say = silent,
-        show: Show = unseen,
-    ) -> None:
-        choice.check(asked)
-        job.check_places(asked, output)
-        self.job, self.output, self.choice, self.force = asked, output, choice, force
-        self.command, self.show = command, show
+    def __init__(self, work: Work, choice: Choice) -> None:
+        choice.check(work.job)
+        job.check_places(work.job, work.output)
+        self.work, self.choice = work, choice
         self.rank, self.world = processes()
-        self._say = say if self.rank == 0 else silent
-        if output.name in ("", ".", ".."):
-            raise UsageError(f"{output} (--output) does not name a directory of its own")
+        if work.output.name in ("", ".", ".."):
+            raise UsageError(f"{work.output} (--output) does not name a directory of its own")
         about = {
-            "recipe": asked.source.name,
-            "resolved": asked.resolved(),
-            "words": list(provenance.clean_command(command)) if command else [],
+            "recipe": work.job.source.name,
+            "resolved": work.job.resolved(),
+            "words": list(provenance.clean_command(work.command)) if work.command else [],
             "versions": provenance.versions(),
         }
         # What decides the numbers says the record of each stage.
-        self.workdir = Workdir(output, "run", {}, about)
-        self.folder = self.workdir.folder
-
-    def say(self, sentence: str) -> None:
-        """Tell the user, and write it to the log with its time."""
-        self._say(sentence)
-        self.note(sentence)
-
-    def note(self, sentence: str) -> None:
-        """Write to the log alone; the one place that holds times."""
-        if self.rank == 0:
-            stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            with (self.folder / LOG).open("a", encoding="utf-8") as stream:
-                stream.write(f"{stamp} {provenance.scrub(sentence)}\n")
+        self.workdir = Workdir(work.output, "run", {}, about)
 
     def go(self) -> Ran:
         """Do all stages."""
         wait_for_everyone()  # so that one that is refused is noticed by the others
-        work = self.ready()
-        with self.workdir.claimed(self.force, self.rank, self.world):
+        work = self.work
+        self.check()
+        with self.workdir.claimed(work.force, self.rank, self.world):
             self._keep_recipe()
             wait_for_everyone()
-            self.note(f"begin: {' '.join(provenance.clean_command(self.command))}")
+            work.note(f"begin: {' '.join(provenance.clean_command(work.command))}")
             try:
                 return self._all(work)
             finally:
                 if self.rank == 0:
-                    self.hashes.save()
-                    self.note("end")
+                    work.hashes.save()
+                    work.note("end")
 
-    def ready(self) -> Work:
+    def check(self) -> None:
         """Refuse all that can be before anything is written, which a dry run refuses too."""
-        job.check_data(self.job)
-        base = open_snapshot(self.job.model, revision=self.job.revision)
-        if base.hub_id != base.name:
-            with_weights(base)  # weights that should lie here and do not
+        work = self.work
+        job.check_data(work.job)
+        _ = work.base
         if self.rank == 0:
-            self.workdir.check(self.force)
+            self.workdir.check(work.force)
             self._check_recipe()
-        self.hashes = Hashes(self.folder / ".hashes.json", told_of_files(self._say))
-        work = Work(
-            job=self.job,
-            output=self.output,
-            folder=self.folder,
-            base=base,
-            hashes=self.hashes,
-            say=self.say,
-            command=self.command,
-            force=self.force,
-            show=self.show,
-        )
         check_place(work.output)
         _ = work.plan
         if self.rank == 0:
             outcome.check_free(work)
         work.check_gates()
-        return work
 
     def _all(self, work: Work) -> Ran:
         done: dict[str, str] = {}
@@ -177,17 +141,17 @@ class WholeRun:
                 stage.write(work.ledger, inputs, left)
             other = stages.other_versions(record)
             hint = f" ({other}; --from {stage.name} does it again)" if other else ""
-            self.say(f"{stage.name}: done before, skipped{hint}")
+            work.say(f"{stage.name}: done before, skipped{hint}")
             return SKIPPED
         if self.rank == 0:
             self._prepare(stage, work, inputs)
         if self.rank == 0 or stage.everyone:
             begun = time.monotonic()
             stage.do()
-            self.note(f"{stage.name}: took {time.monotonic() - begun:.1f} s")
+            work.note(f"{stage.name}: took {time.monotonic() - begun:.1f} s")
         if self.rank == 0:
             stage.write(work.ledger, inputs, stage.look())
-            self.hashes.save()
+            work.hashes.save()
         wait_for_everyone()
         return DONE
 
@@ -197,9 +161,9 @@ class WholeRun:
         goes_on = record is not None and record.outputs is None
         changed = None if record is None else stage.why_again(record, inputs)
         if goes_on and changed is None and not self.choice.again(stage.name):
-            self.say(f"{stage.name}: goes on from where it was interrupted")
+            work.say(f"{stage.name}: goes on from where it was interrupted")
         else:
-            self.say(f"{stage.name}{self._why(record, stage, changed)}")
+            work.say(f"{stage.name}{self._why(record, stage, changed)}")
             stage.clear()
         stage.write(work.ledger, inputs, None)
 
@@ -216,13 +180,15 @@ class WholeRun:
         """The file as it is, beside the manifest."""
         if self.rank != 0:
             return
-        (self.folder / RECIPE).unlink(missing_ok=True)
-        if self.job.source.text is not None:
-            write_text(self.folder / RECIPE, guard.signed(provenance.scrub(self.job.source.text)))
+        (self.work.folder / RECIPE).unlink(missing_ok=True)
+        if self.work.job.source.text is not None:
+            write_text(
+                self.work.folder / RECIPE, guard.signed(provenance.scrub(self.work.job.source.text))
+            )
 
     def _check_recipe(self) -> None:
         """Refuse to replace a recipe that was edited."""
-        kept = self.folder / RECIPE
+        kept = self.work.folder / RECIPE
         if kept.is_file() and guard.signed(text := kept.read_text(encoding="utf-8")) != text:
             raise OutputExists(f"{kept} is not as ropext wrote it; {guard.MOVE}")
 

@@ -1,5 +1,6 @@
 """The stages of a run: what decides each, what it leaves, and how it is done."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -7,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
-from ropext.checkpoint.provenance import TRAINED_ON, digest, read_record
+from ropext.checkpoint.provenance import TRAINED_ON, digest, read_record, scrub
 from ropext.checkpoint.provenance import write as write_record
 from ropext.checkpoint.staging import recover, remove_output
+from ropext.evaluation.work import processes
 from ropext.files import dump, write_bytes
 from ropext.inspecting import plan_of
 from ropext.lengths import doubling_grid
-from ropext.narration import Hooks, Say, Show
+from ropext.narration import Hooks, Say, Show, silent, told_of_files, unseen
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, spelled
@@ -24,13 +26,14 @@ from ropext.pipeline.stages import Hashes, Stage
 from ropext.planning import Plan, require_help
 from ropext.results.gates import Gate, Metrics
 from ropext.results.overlap import both, from_json, trained_in
-from ropext.workdir import Flat, Ledger, beside, release, remove
+from ropext.workdir import MANIFEST, Flat, Ledger, beside, release, remove
 
 # The folder of each stage's checkpoint, which is also its label in the evaluation.
 EXTENDED, FITTED, TUNED = "extended", "fitted", "tuned"
 LABELS = {EXTEND: EXTENDED, FIT: FITTED, FINETUNE: TUNED}
 CONTROL = "control"  # inside of the tuned one, and its label
 EVALUATION = "evaluation"
+LOG = "log.txt"
 # Evaluated in every run, beside its checkpoints.
 READ_ALWAYS = ("base", "untouched")
 USED = "documents_used"  # of a choice: which documents chose, and which are kept for the verdict
@@ -46,12 +49,35 @@ class Work:
     job: Recipe
     output: Path  # the finished checkpoint
     folder: Path  # everything else
-    base: Snapshot
-    hashes: Hashes
-    say: Say
-    command: Sequence[str]
+    tell: Say = silent  # to the user
+    command: Sequence[str] = ()
     force: bool = False  # an output that this run did not write may be replaced
-    show: Show | None = None
+    show: Show = unseen
+
+    @cached_property
+    def base(self) -> Snapshot:
+        """The model; one whose weights should lie here and do not is refused."""
+        found = open_snapshot(self.job.model, revision=self.job.revision)
+        if found.hub_id != found.name:
+            with_weights(found)
+        return found
+
+    @cached_property
+    def hashes(self) -> Hashes:
+        return Hashes(self.folder / ".hashes.json", told_of_files(self.tell))
+
+    def say(self, sentence: str) -> None:
+        """Tell the user, and write it to the log with its time."""
+        if processes()[0] == 0:
+            self.tell(sentence)
+        self.note(sentence)
+
+    def note(self, sentence: str) -> None:
+        """Write to the log alone, the one place that holds times; a dry run has none."""
+        if processes()[0] == 0 and (self.folder / MANIFEST).is_file():
+            stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            with (self.folder / LOG).open("a", encoding="utf-8") as stream:
+                stream.write(f"{stamp} {scrub(sentence)}\n")
 
     @cached_property
     def plan(self) -> Plan:
@@ -324,7 +350,7 @@ class Work:
                 trust_remote_code=self.job.source.trust_remote_code,
                 force=True,
                 command=self.command,
-                hooks=Hooks(say=self.say) if self.show is None else Hooks(self.say, self.show),
+                hooks=Hooks(self.say, self.show),
                 lineup=self.lineup(),
                 gates=self.gates,
                 report=write_report,

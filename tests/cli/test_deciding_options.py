@@ -350,19 +350,14 @@ def test_every_key_of_a_recipe_is_said_to_decide_or_not():
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
     """What decides each stage of the recipe above with other values, and as it stands."""
-    from ropext.checkpoint import open_snapshot
     from ropext.pipeline import job
-    from ropext.pipeline.stages import Hashes
     from ropext.pipeline.steps import Work
 
     place = tmp_path_factory.mktemp("recipe")
     (place / "pairs.json").write_text(json.dumps([1.5] * 16))
-    hashes, base = Hashes(place / "hashes.json"), open_snapshot("ropext://demo")
 
     def read(*words):
-        work = Work(
-            job.read(RECIPE, words), place / "out", place / "out.run", base, hashes, print, ()
-        )
+        work = Work(job.read(RECIPE, words), place / "out", place / "out.run")
         return {stage.name: stage.inputs() for stage in work.stages()}
 
     with pytest.MonkeyPatch.context() as patch:

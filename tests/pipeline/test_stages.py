@@ -262,6 +262,17 @@ def test_the_dry_run_says_which_stages_are_done_and_heeds_from_and_only(tmp_path
     assert ran.stages == {"plan": "skipped", "extend": "done", "report": "done"}
 
 
+def test_the_dry_run_says_the_warnings_of_the_plan_and_writes_no_log(tmp_path):
+    from ropext.pipeline import estimating, job
+
+    ropext.extend("ropext://demo", "long", method="yarn", factor=2, prove=False)
+    said = []
+    wish = {"model": "long", "extend": {"factor": 2, "even_so": True}}
+    estimating.estimate(job.read(wish), tmp_path / "out", said.append)
+    assert any("this scales the model again, after yarn" in sentence for sentence in said)
+    assert [path.name for path in tmp_path.iterdir()] == ["long"]
+
+
 def test_the_dry_run_refuses_what_the_run_refuses(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/mine.txt").write_text("mine")
@@ -343,16 +354,12 @@ def test_killed_in_a_stage_whose_inputs_changed_the_old_output_is_not_taken(tmp_
 
 
 def test_where_it_runs_decides_nothing_and_how_it_reads_does(tmp_path):
-    from ropext.checkpoint import open_snapshot
     from ropext.pipeline import job
     from ropext.pipeline.steps import Work
 
     def inputs(**evaluate):
         wish = SMALL | {"evaluate": {"data": "ropext://held-out"} | evaluate}
-        hashes = stages.Hashes(tmp_path / "hashes.json")
-        base = open_snapshot("ropext://demo")
-        where = (tmp_path / "out", tmp_path / "out.run")
-        work = Work(job.read(wish), *where, base, hashes, print, ())
+        work = Work(job.read(wish), tmp_path / "out", tmp_path / "out.run")
         return next(own for own in work.stages() if own.name == "evaluate").inputs()
 
     assert inputs(device="cpu", chunk=64) == inputs()
