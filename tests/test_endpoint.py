@@ -385,6 +385,7 @@ GGUF_FORMS = {
     "yarn": {"method": "yarn"},
     "rope_freqs": {"method": "llama3"},
     "theta": {"method": "ntk"},
+    "linear": {"method": "pi"},
 }
 
 
@@ -438,6 +439,21 @@ def test_a_server_is_asked_about_a_gguf(files, by_directory, capsys, file, serve
     assert len(beyond) == {"yarn": 8, "near": 1, "base": 0}[file]
     for prompt, longer in pairwise(beyond):
         assert longer[: len(prompt)] == prompt  # what the server has read is not read again
+
+
+@pytest.mark.parametrize(
+    ("untold", "code", "says"), [(1, 0, "after 9 prompts"), (3, 2, "after 3 of 8")]
+)
+def test_llama_server_tells_nothing_where_the_next_token_is_no_whole_character(
+    files, by_directory, capsys, untold, code, says
+):
+    """Some of its answers may be missing, not most."""
+    whole = by_directory["yarn"]
+    with serving(
+        "llama.cpp", lambda ids: None if len(ids) % 7 <= untold else whole(ids), 1024
+    ) as url:
+        given, said = verify_file(files / "yarn.gguf", url, capsys)
+    assert (given, says in said) == (code, True), said
 
 
 def test_a_gguf_served_with_too_short_a_context_is_told_before_any_prompt(files, capsys):

@@ -289,6 +289,7 @@ def transformers_rows(
 
 
 def _ask(server: Server, model: str, ids: Sequence[int]) -> list[tuple[int | None, float]]:
+    """What is told of the next token: nothing by llama-server where it is no whole character."""
     url = server.root
     body = {"model": model, "prompt": list(ids), "max_tokens": 1, "temperature": 0}
     body |= {"logprobs": TOP, "return_tokens_as_token_ids": True}
@@ -303,10 +304,11 @@ def _ask(server: Server, model: str, ids: Sequence[int]) -> list[tuple[int | Non
         raise ProofFailed(
             f"endpoint: {url} refuses a prompt of {len(ids)} tokens (HTTP {status}: {reason})"
         )
-    pairs = top_logprobs(server.parsed("/v1/completions", answer))
-    if not pairs:
-        raise InputError(f"--endpoint {url} tells no log-probabilities for /v1/completions")
-    return pairs
+    return top_logprobs(server.parsed("/v1/completions", answer))
+
+
+def _untold(server: Server, some: str = "no log-probabilities") -> InputError:
+    return InputError(f"--endpoint {server.root} tells {some} for /v1/completions")
 
 
 def _check_limit(limit: int | None, context: int, target: int) -> None:
@@ -325,6 +327,8 @@ def compare(
     out = []
     for ids in prompts:
         pairs = _ask(server, model, ids)
+        if not pairs:
+            raise _untold(server)
         answers = zip(pairs, _matched(pairs, wanted(ids)), strict=True)
         worst = max(abs(value - truth) for (_, value), truth in answers)
         out.append(Prompt(len(ids), len(ids) > context, worst))
@@ -396,9 +400,13 @@ def probe_gguf(
     wanted = {size: read(text, at[size]) for size, text in texts.items()}
     del read
     for size, text in texts.items():
-        for length, row in zip(at[size], wanted[size], strict=True):
-            gap = _mean_gap(_ask(server, model, text[:length]), row)
-            done.append(Prompt(length, length > context, gap))
+        told = [_ask(server, model, text[:length]) for length in at[size]]
+        if 2 * sum(map(bool, told)) < len(told):
+            few = f"log-probabilities after {sum(map(bool, told))} of {len(told)} prompts alone"
+            raise _untold(server, few if any(told) else "no log-probabilities")
+        for length, pairs, row in zip(at[size], told, wanted[size], strict=True):
+            if pairs:
+                done.append(Prompt(length, length > context, _mean_gap(pairs, row)))
     lost = None
     if before is not None and longest > context:
         others = transformers_rows(directory, config=before, **loading)(texts[longest], at[longest])
