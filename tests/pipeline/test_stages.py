@@ -263,12 +263,12 @@ def test_the_dry_run_says_which_stages_are_done_and_heeds_from_and_only(tmp_path
 
 
 def test_the_dry_run_says_the_warnings_of_the_plan_and_writes_no_log(tmp_path):
-    from ropext.pipeline import estimating, job
+    from ropext.pipeline import counting, job
 
     ropext.extend("ropext://demo", "long", method="yarn", factor=2, prove=False)
     said = []
     wish = {"model": "long", "extend": {"factor": 2, "even_so": True}}
-    estimating.estimate(job.read(wish), tmp_path / "out", said.append)
+    counting.count(job.read(wish), tmp_path / "out", said.append)
     assert any("this scales the model again, after yarn" in sentence for sentence in said)
     assert [path.name for path in tmp_path.iterdir()] == ["long"]
 
