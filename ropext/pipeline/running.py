@@ -178,13 +178,11 @@ class WholeRun:
 
     def _keep_recipe(self) -> None:
         """The file as it is, beside the manifest."""
-        if self.rank != 0:
-            return
-        (self.work.folder / RECIPE).unlink(missing_ok=True)
-        if self.work.job.source.text is not None:
-            write_text(
-                self.work.folder / RECIPE, guard.signed(provenance.scrub(self.work.job.source.text))
-            )
+        kept, text = self.work.folder / RECIPE, self.work.job.source.text
+        if self.rank == 0:
+            kept.unlink(missing_ok=True)
+        if self.rank == 0 and text is not None:
+            write_text(kept, guard.signed(provenance.scrub(text)))
 
     def _check_recipe(self) -> None:
         """Refuse to replace a recipe that was edited."""
