@@ -76,6 +76,15 @@ def test_the_same_recipe_gives_the_same_bytes_anywhere(tmp_path, monkeypatch):
     assert found[0] == found[1]
 
 
+def test_a_log_is_no_content_of_a_folder(tmp_path):
+    found = set()
+    for text in ("one", "two"):
+        (tmp_path / "used.log").write_text(text)
+        (tmp_path / "weights").write_text("the same")
+        found.add(stages.Hashes(tmp_path.with_name("hashes.json")).of_tree(tmp_path))
+    assert len(found) == 1
+
+
 def test_a_changed_key_does_the_stages_that_read_it_again(tmp_path):
     go()
     wish = SMALL | {"extend": SMALL["extend"] | {"factor": 4}}

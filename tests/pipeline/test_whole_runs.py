@@ -38,11 +38,11 @@ def finish(folder):
 
 
 def tree(directory):
-    """Every file's bytes; run.json and the log may speak of this very call."""
+    """Every file's bytes; the logs speak of this very call."""
     return {
         str(path.relative_to(directory)): path.read_bytes()
         for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.name not in ("log.txt", ".hashes.json")
+        if path.is_file() and path.name not in ("log.txt", "used.log", ".hashes.json")
     }
 
 

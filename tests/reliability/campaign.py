@@ -95,8 +95,9 @@ PRELOADED = (
 
 
 def files(room: Path) -> dict[str, str]:
-    """All that a command wrote, but for its history."""
-    return {name: digest for name, digest in tree(room).items() if name not in HISTORY}
+    """All that a command wrote, but for its history and for what first steps took."""
+    found = {name: own for name, own in tree(room).items() if name not in HISTORY}
+    return {name: own for name, own in found.items() if not name.endswith("/used.log")}
 
 
 def below(folder: str, found: dict[str, str]) -> dict[str, str]:
