@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import transformers
-from torch.utils.data import SequentialSampler
 
 from ropext.checkpoint.adapter import WEIGHTS
 from ropext.errors import InputError, Interrupted, NothingKept, RopextError, Stopped
@@ -85,9 +84,6 @@ class _Trainer(transformers.Trainer):
         """From the step after the next one on; checkpoints keep it."""
         schedule: Any = self.lr_scheduler
         schedule.base_lrs = [defaults.REDUCED * own for own in schedule.base_lrs]
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        return SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """The rows of a step, and of how many tokens its loss is the mean. Where a conversation's
@@ -277,6 +273,7 @@ def arguments(job: Job) -> transformers.TrainingArguments:
         eval_steps=settings.between,
         disable_tqdm=True,
         remove_unused_columns=False,
+        train_sampling_strategy="sequential",
         label_names=["labels"],
         report_to=options.report_to,
         use_cpu=on_cpu,
