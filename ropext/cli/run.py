@@ -96,7 +96,6 @@ def do(
 
         found = counting.count(asked, output, out.say, **choice)
         out.result(counting.counts_text(found), found)
-        counting.raise_if_refused(found)
         return
     from ropext.cli.output import Bar
     from ropext.pipeline.running import run

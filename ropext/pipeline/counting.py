@@ -1,23 +1,15 @@
-"""What each stage of a run would take, without writing anything that stays, and whether it would be
-refused.
-
-Training and evaluation are counted on a checkpoint whose config is the extended one and whose
-weights are links, in a temporary directory.
-"""
+"""What each stage of a run would take, by its options alone: no weight and no document is read."""
 
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ropext.checkpoint import with_weights
-from ropext.checkpoint.snapshot import Snapshot
-from ropext.errors import RopextError, UsageError
+from ropext.lengths import doubling_grid, lengths_text
 from ropext.narration import Say
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
-from ropext.options.recipe import PLAN, REPORT, Recipe
-from ropext.pipeline.extending import WriteOptions, write_extension
+from ropext.options.recipe import PLAN, Recipe
+from ropext.options.training import Training
 from ropext.pipeline.outcome import Choice, report_stage
 from ropext.pipeline.running import WholeRun, require
 from ropext.pipeline.stages import is_done
@@ -25,12 +17,6 @@ from ropext.pipeline.steps import LABELS, Work
 from ropext.report.text import size
 from ropext.table import columns
 from ropext.workdir import beside
-
-if TYPE_CHECKING:
-    from ropext.training.run import Planned
-
-Counts = dict[str, Any]
-SKIPPED: Counts = {"what": "done before, skipped", "skipped": True}
 
 
 def count(
@@ -42,26 +28,20 @@ def count(
     only: str | None = None,
     force: bool = False,
 ) -> dict[str, Any]:
-    """Every stage that would be done: a sentence under `what`, the numbers behind it, and under
-    `refused` why it would not get done. What a run refuses at once is refused."""
+    """Every stage that would be done: a sentence under `what`, the numbers behind it. What a run
+    refuses at once is refused."""
     choice = Choice(begin, only)
     with tempfile.TemporaryDirectory(prefix="ropext-count-") as room:
         place = Path(output or asked.output or Path(room, "OUT"))
         work = Work(asked, place, beside(place), say, force=force)
         WholeRun(work, choice).check()
-        aside = replace(work, folder=Path(room) / "run")
         stages = {
-            name: SKIPPED if is_kept else _stage(name, aside)
+            name: {"what": "done before, skipped", "skipped": True}
+            if is_kept
+            else _stage(name, work)
             for name, is_kept in _coming(work, choice).items()
         }
     return {"model": asked.model, "stages": stages}
-
-
-def raise_if_refused(found: Mapping[str, Any]) -> None:
-    """UsageError where the run would not get through."""
-    reasons = [own["refused"] for own in found["stages"].values() if "refused" in own]
-    if reasons:
-        raise UsageError("; ".join(reasons))
 
 
 def _coming(work: Work, choice: Choice) -> dict[str, bool]:
@@ -79,111 +59,63 @@ def _coming(work: Work, choice: Choice) -> dict[str, bool]:
     return found
 
 
-def _stage(name: str, work: Work) -> Counts:
-    counts: dict[str, Callable[[Work], Counts]] = {
-        PLAN: _plan,
-        EXTEND: _extend,
-        FIT: _fit,
-        FINETUNE: _finetune,
-        EVALUATE: _evaluate,
-        REPORT: lambda work: {"what": "the report, and the weights once more by hard link"},
-    }
-    try:
-        return counts[name](work)
-    except RopextError as error:
-        return {"what": "refused, see below", "refused": str(error)}
+def _stage(name: str, work: Work) -> dict[str, Any]:
+    job = work.job
+    if name == PLAN:
+        return _plan(work)
+    if name == EXTEND:
+        return _extend(work)
+    if name == FIT and job.fit:
+        return _training(job.fit)
+    if name == FINETUNE and job.finetune:
+        return _training(job.finetune, job.finetune.epochs)
+    if name == EVALUATE and job.evaluate:
+        return _evaluate(work)
+    return {"what": "the report, and the weights once more by hard link"}
 
 
-def _plan(work: Work) -> Counts:
+def _plan(work: Work) -> dict[str, Any]:
     plan = work.plan
     for warning in plan.warnings:
-        work.say(f"warning: {warning}")
+        work.tell(f"warning: {warning}")
     what = f"{plan.method}: {plan.context:,} to {plan.target:,} tokens (factor {plan.factor:g})"
     return {"what": what, "context": plan.context, "target": plan.target, "method": plan.method}
 
 
-def _weights(snapshot: Snapshot) -> int:
-    return sum(snapshot.files[name] for name in snapshot.weight_files)
-
-
-def _extend(work: Work) -> Counts:
-    total, link = _weights(work.base), work.job.extend.link
-    if not total and work.base.hub_id != work.base.name:
-        with_weights(work.base)  # raises: they are nowhere
+def _extend(work: Work) -> dict[str, Any]:
+    total = sum(work.base.files[name] for name in work.base.weight_files)
     if not total:
         return {"what": "the weights, fetched from the hub first"}
-    how = {"copy": "copied", "hard": "hard-linked", "symlink": "linked"}[link]
+    how = {"copy": "copied", "hard": "hard-linked", "symlink": "linked"}[work.job.extend.link]
     proof = "not proved" if work.job.extend.no_verify else "proved by stock transformers"
     return {"what": f"{size(total)} of weights {how}, {proof}", "bytes": total}
 
 
-NOT_HERE = {"what": "counted once the weights are here (hf download MODEL)"}
+def _training(options: Training, epochs: float | None = None) -> dict[str, Any]:
+    from ropext.training.defaults import MOST_STEPS
 
-
-def _extended(work: Work) -> Path:
-    """The extended checkpoint with linked weights."""
-    place = work.checkpoint(EXTEND)
-    if not place.is_dir():
-        write_extension(work.base, work.plan, place, WriteOptions("symlink", prove=False))
-    return place
-
-
-def _training(found: "Planned[Any]") -> Counts:
-    from ropext.training import report
-
-    rows, is_open = found.prepared.rows, found.prepared.settings.is_open
-    most = "at most " if is_open else ""
-    what = (
-        f"{most}{found.prepared.settings.steps.value} steps, {most}{found.tokens:,} tokens with "
-        f"gradients, {found.prepared.forward_tokens:,} without"
+    steps, batch = options.steps, options.batch_tokens
+    what = f"at most {MOST_STEPS} steps" if steps is None else f"{steps} steps"
+    what = what if epochs is None else f"{epochs:g} passes over the data"
+    what += (
+        ", as many tokens a step as suit the model"
+        if batch is None
+        else f", {batch:,} tokens a step"
     )
-    counts = {"what": what} | found.to_json()
-    if report.too_often(rows.passes) and not is_open:
-        counts["said"] = [report.passes_text(rows)]
-    return counts
+    return {"what": what, "steps": steps, "batch_tokens": batch}
 
 
-def _fit(work: Work) -> Counts:
-    if not _weights(work.base):
-        return NOT_HERE
-    from ropext.training import plan_fit
-
-    data = str(work.job.options(FIT)["data"])
-    found = plan_fit(work.base.name, data, **work.job.fitting)
-    return _training(found)
-
-
-def _finetune(work: Work) -> Counts:
-    if not _weights(work.base):
-        return NOT_HERE
-    from ropext.training import plan_finetune
-
-    data = work.job.options(FINETUNE)["data"]
-    found = plan_finetune(_extended(work), data, **work.job.finetuning)
-    return _training(found)
-
-
-def _evaluate(work: Work) -> Counts:
-    if not _weights(work.base):
-        return NOT_HERE
-    from ropext.evaluation.costs import count_evaluation
-
-    place = _extended(work)
-    places = dict.fromkeys(work.checkpoints, place)
-    _, found = count_evaluation(
-        work.job.model,
-        lineup=work.lineup(places),
-        gates=work.gates,
-        **work.job.evaluation,
-    )
-    weights = size(found.weight_bytes)
-    what = f"{found.passes:,} passes, {found.tokens:,} tokens, {weights} of weights"
-    return {"what": what} | found.to_json()
+def _evaluate(work: Work) -> dict[str, Any]:
+    options, labels = work.job.evaluate, work.labels
+    assert options is not None
+    lengths = options.lengths or doubling_grid(work.plan.context, work.plan.target)
+    what = [f"at most {options.max_docs} documents"] if options.data else []
+    what += [f"{options.items} questions of {task} at each depth" for task in options.tasks]
+    said = f"{', '.join(what)}; at {lengths_text(lengths)}; by {', '.join(labels)}"
+    return {"what": said, "lengths": lengths, "models": labels}
 
 
 def counts_text(found: Mapping[str, Any]) -> str:
     """What --dry-run prints: each stage with what it takes."""
     stages = found["stages"].items()
-    said = [f"{name}: {sentence}" for name, own in stages for sentence in own.get("said", ())]
-    table = columns(("stage", "what it takes"), [(name, own["what"]) for name, own in stages])
-    return "\n".join([table, *(["", *said] if said else [])])
+    return columns(("stage", "what it takes"), [(name, own["what"]) for name, own in stages])

@@ -1,7 +1,7 @@
 """The stages of a run: what decides each, what it leaves, and how it is done."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -370,18 +370,15 @@ class Work:
             made[CONTROL] = str(self.hashes.of_tree(self.control))
         return {"base": self.hashes.of_model(self._whole_base)} | made
 
-    def lineup(self, checkpoints: Mapping[str, Path] | None = None) -> Any:
+    def lineup(self) -> Any:
         """Who is evaluated."""
         from ropext.evaluation.variants import line_up_checkpoints
 
-        places = self.checkpoints if checkpoints is None else checkpoints
-        counted = checkpoints is not None  # of a dry run, which has none of them
-        contents = dict.fromkeys(["base", *self.labels], "") if counted else self.contents()
         return line_up_checkpoints(
-            self.base if counted else self._whole_base,
-            {label: open_snapshot(str(place)) for label, place in places.items()},
+            self._whole_base,
+            {label: open_snapshot(str(place)) for label, place in self.checkpoints.items()},
             context=self.plan.context,
             limit=self.plan.target,
-            contents=contents,
-            control=self.control if self.has_control and not counted else None,
+            contents=self.contents(),
+            control=self.control if self.has_control else None,
         )

@@ -271,6 +271,29 @@ def test_the_dry_run_says_which_stages_are_done_and_heeds_from_and_only(tmp_path
     assert ran.stages == {"plan": "skipped", "extend": "done", "report": "done"}
 
 
+def test_the_dry_run_says_of_each_stage_what_its_options_ask_for(tmp_path):
+    from ropext.pipeline import counting, job
+
+    wish = {
+        "model": "ropext://demo",
+        "extend": {"method": "yarn", "factor": 2},
+        "fit": {"data": "ropext://tuning", "steps": 2},
+        "finetune": {"data": "ropext://tuning", "batch_tokens": 1024, "control": True},
+        "evaluate": {"data": "ropext://held-out", "max_docs": 8, "tasks": ["passkey"]},
+    }
+    found = counting.count(job.read(wish), tmp_path / "out", print)["stages"]
+    said = {name: own["what"] for name, own in found.items()}
+    assert said["fit"] == "2 steps, 8,192 tokens a step"
+    assert said["finetune"] == "at most 400 steps, 1,024 tokens a step"
+    assert said["evaluate"] == (
+        "at most 8 documents, 4 questions of passkey at each depth; at 64, 128, 256, 512; by base, "
+        "untouched, control, extended, fitted, tuned"
+    )
+    found = counting.count(job.read(wish, ["finetune.epochs=2"]), tmp_path / "out", print)
+    assert found["stages"]["finetune"]["what"] == "2 passes over the data, 1,024 tokens a step"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_dry_run_says_the_warnings_of_the_plan_and_writes_no_log(tmp_path):
     from ropext.pipeline import counting, job
 

@@ -218,24 +218,3 @@ def test_two_processes_make_what_one_makes(straight, tmp_path):
     )
     assert again.returncode == 0
     assert again.stderr.count("done before, skipped") == 5
-
-
-def test_the_dry_run_counts_every_stage(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    from ropext.pipeline import counting, job
-
-    wish = {
-        "model": "ropext://demo",
-        "extend": {"method": "yarn", "factor": 2},
-        "fit": {"data": "ropext://tuning", "steps": 2, "batch_tokens": 1024},
-        "finetune": {"data": "ropext://tuning", "steps": 3, "batch_tokens": 1024},
-        "evaluate": {"data": "ropext://held-out", "max_docs": 8, "lengths": [128, 512]},
-    }
-    found = counting.count(job.read(wish), None, lambda sentence: None)
-    told = found["stages"]
-    assert list(told) == ["plan", "extend", "fit", "finetune", "evaluate", "report"]
-    assert not [own for own in told.values() if "refused" in own]
-    assert told["finetune"]["tokens"] == 3 * 1024
-    # Three checkpoints and the untouched base read 8 documents whole; the base 3 windows of each.
-    assert told["evaluate"]["passes"] == 4 * 8 + 3 * 8
-    assert list(tmp_path.iterdir()) == []
