@@ -42,6 +42,9 @@ def record_of(
 ) -> Record:
     """The plan as ropext.json keeps it; the weights and the proof are filled in when written."""
     in_file = isinstance(plan, Plan) and plan.model.container
+    asked = dict(plan.recipe)
+    if not asked.get("length_only"):
+        asked.pop("length_only", None)  # where it is off, it says nothing of the method
     return Record(
         base=base,
         method=plan.method,
@@ -61,7 +64,7 @@ def record_of(
             for site in plan.sites
         ),
         edits=_config_edits(plan.edits, "metadata" if in_file else "config.json"),
-        recipe={key: value for key, value in dict(plan.recipe).items() if value not in (None, ())},
+        recipe={key: value for key, value in asked.items() if value not in (None, ())},
         command=provenance.clean_command(command) if command else (),
         versions=provenance.versions(),
     )

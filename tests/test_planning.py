@@ -9,7 +9,7 @@ import pytest
 from ropext import families
 from ropext.errors import NotExpressible, UnsupportedModel, UsageError
 from ropext.options.extend import Extend
-from ropext.planning import make_plan, require_help
+from ropext.planning import make_plan, make_table_plan, require_help
 
 
 def plan(config, **options):
@@ -206,6 +206,53 @@ def test_the_plan_says_where_scaling_cannot_help_and_extend_asks():
     with pytest.raises(UnsupportedModel, match="--even-so"):
         require_help(made)
     require_help(plan(configs.MISTRAL_WINDOWED, even_so=True))
+
+
+SCALED = configs.LLAMA | {
+    "max_position_embeddings": 16384,
+    "rope_scaling": {"type": "linear", "factor": 4.0, "original_max_position_embeddings": 4096},
+}
+
+
+WITHOUT_MOTION = {
+    "plain": configs.LLAMA,
+    "linear": SCALED,
+    "llama3": configs.LLAMA31,
+    "yarn": configs.DEEPSEEK_V3,
+    "two thetas": configs.GEMMA4,
+    "windowed": configs.MISTRAL_WINDOWED,
+}
+
+
+@pytest.mark.parametrize("config", WITHOUT_MOTION.values(), ids=WITHOUT_MOTION)
+def test_the_length_alone(config):
+    """What stock reads of the new config turns as before; nothing but the length is another."""
+    before = families.read(config)
+    made = plan(config, factor=None, target=2 * before.context, length_only=True)
+    require_help(made)
+    after = families.read(made.config)
+    assert [s.rope.spectrum for s in after.sites] == [s.rope.spectrum for s in before.sites]
+    assert after.context == after.stated_context == 2 * before.context
+    assert (made.method, made.knobs) == ("length-only", {})
+    assert any("the spectrum is untouched" in warning for warning in made.warnings)
+    assert made.edits
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"method": "yarn"},
+        {"theta": 2e4},
+        {"attention_factor": 1.1},
+        {"temperature": 0.9},
+        {"from_original": True},
+    ],
+)
+def test_the_length_alone_takes_nothing_that_scales(more):
+    with pytest.raises(UsageError, match="--length-only changes no spectrum; --"):
+        plan(configs.LLAMA, length_only=True, **more)
+    with pytest.raises(UsageError, match="is for rotary embeddings"):
+        make_table_plan(configs.GPT2, Extend(factor=2.0, length_only=True), "model")
 
 
 def test_a_method_that_moves_no_pair_is_refused_as_such():

@@ -99,6 +99,19 @@ class _Extension(Reach):
         None, "softmax temperature instead: attention factor = 1/sqrt(temperature)"
     )
 
+    length_only: bool = wanted(
+        False, "raise the stated length alone: the spectrum, and so what is computed, stays"
+    )
+
+    @model_validator(mode="after")
+    def _nothing_else(self) -> Self:
+        names = ("method", "attention_factor", "temperature", "like", *KNOBS)
+        given = [name for name in names if getattr(self, name, None) is not None]
+        given += ["from_original"] * self.from_original
+        if self.length_only and given:
+            raise UsageError(f"--length-only changes no spectrum; {flag(given[0])} asks for one")
+        return self
+
     @model_validator(mode="after")
     def _method(self) -> Self:
         if self.method not in (None, AUTO):

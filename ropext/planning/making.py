@@ -27,6 +27,7 @@ from ropext.planning.recommending import default_method, recommend
 FLOAT32_MATTERS = 2**18
 # LongRoPE took LLaMA2 from 4k to 2,048k (Ding et al. 2024, table 4): nobody went further.
 FARTHEST = 512
+LENGTH_ONLY = "length-only"  # what stands in the place of a method
 
 
 def composed(
@@ -43,7 +44,7 @@ def composed(
     """
     others = [f"{r.loader} ({r.verdict})" for r in newest(readings) if r.verdict in WRONG]
     composes = main.params["rope_type"] == "longrope" and not main.rope.is_geometric
-    if recipe.from_original or not composes or not others:
+    if recipe.from_original or recipe.length_only or not composes or not others:
         return
     sentence = (
         "the model is scaled already, and both scalings together are written as a longrope, "
@@ -69,7 +70,13 @@ def warnings_of(
     main = next(site for site in sites if site.scaled)
     anyway = "" if recipe.even_so else "; extend and its like ask for --even-so"
     out = [*model.notes, *(obstacle + anyway for obstacle in model.obstacles)]
-    if main.wanted.inv_freq == main.rope.spectrum.inv_freq:
+    if recipe.length_only:
+        out.append(
+            f"the spectrum is untouched: only the stated length goes from {context:,} to "
+            f"{target:,}, for a model that reads further than it states, or for a scaling that is "
+            "set at run time"
+        )
+    elif main.wanted.inv_freq == main.rope.spectrum.inv_freq:
         out.append("no pair moves: only the stated length grows")
     if doubt := too_far(recipe, context, target):
         out.append(doubt)
@@ -153,9 +160,11 @@ def make_plan(
     context = _context(model, recipe)
     _require_length(model, recipe)
     target = resolve_target(recipe, context)
-    method = recipe.method or default_method(model, recipe, target)
-    knobs = knobs_for(recipe, method)
-    require_motion(model, method, target, knobs, recipe)
+    method, knobs = LENGTH_ONLY, None
+    if not recipe.length_only:
+        method = recipe.method or default_method(model, recipe, target)
+        knobs = knobs_for(recipe, method)
+        require_motion(model, method, target, knobs, recipe)
     sites = tuple(plan_site(model, site, method, target, knobs, recipe) for site in model.sites)
     written = families.write(
         dict(config), model, {s.label: s.params for s in sites if s.scaled}, target
@@ -165,7 +174,8 @@ def make_plan(
     def rows(request: Extend, chosen: str = "") -> tuple[MethodRow, ...]:
         return tuple(method_row(model, each, chosen, target, request) for each in scaling.METHODS)
 
-    table = rows(recipe, method)
+    others = recipe.changed(length_only=False)  # what the methods would do
+    table = rows(others, method)
     main = next(site for site in sites if site.scaled)
     readings = readings_of(model, main.rope, main.wanted, main.params, target)
     warnings = warnings_of(model, recipe, sites, context, target)
@@ -174,7 +184,7 @@ def make_plan(
         model=model,
         recipe=recipe,
         method=method,
-        knobs=asdict(knobs),  # type: ignore[call-overload]
+        knobs=asdict(knobs) if knobs else {},  # type: ignore[call-overload]
         context=context,
         target=target,
         sites=sites,
@@ -182,7 +192,7 @@ def make_plan(
         edits=tuple(families.diff(dict(config), written)),
         methods=table,
         recommendation=recommend(
-            model, recipe, target, table, lambda: rows(recipe.changed(from_original=True))
+            model, others, target, table, lambda: rows(others.changed(from_original=True))
         ),
         warnings=(*warnings, *composed(model, recipe, main, method, target, readings)),
         readings=readings,
@@ -213,7 +223,7 @@ def _read_again(written: dict[str, Any], method: str) -> None:
 
 def require_help(plan: Plan) -> None:
     """Raise where scaling cannot help this model, or not so far, unless asked for all the same."""
-    if plan.model.obstacles and not plan.recipe.even_so:
+    if plan.model.obstacles and not (plan.recipe.even_so or plan.recipe.length_only):
         raise UnsupportedModel(
             f"{plan.name}: {'; '.join(plan.model.obstacles)}; --even-so extends it all the same"
         )

@@ -222,8 +222,11 @@ def plan_site(
     if not site.scaled:
         return PlannedSite(site.label, site.rope, site.rope.spectrum, site.params, False)
     rope = _extended(site, recipe)
-    scaled = scaling.scale(rope, method, target, knobs, recipe.attention)
-    wanted, native = scaling.compose(rope, scaled, target), scaling.native(rope, scaled)
+    wanted: Spectrum = rope.spectrum
+    native: forms.Params | None = site.params
+    if not recipe.length_only:
+        scaled = scaling.scale(rope, method, target, knobs, recipe.attention)
+        wanted, native = scaling.compose(rope, scaled, target), scaling.native(rope, scaled)
     try:
         params = _carry(model, site, rope, wanted, target, native, recipe)
     except NotExpressible:

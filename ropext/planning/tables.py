@@ -113,6 +113,7 @@ def _check_options(recipe: Extend, found: Positions) -> Positions:
         rotary += ("context",)
     given = [name for name in rotary if getattr(recipe, name) is not None]
     given += ["from_original"] * recipe.from_original + ["for_loaders"] * bool(recipe.for_loaders)
+    given += ["length_only"] * recipe.length_only
     if given:
         name = "--for" if given[0] == "for_loaders" else flag(given[0])
         raise UsageError(f"{name} is for rotary embeddings; this model has {SCHEMES[found.kind]}")

@@ -327,7 +327,10 @@ def attempt(
         return answer | {"failed": sentence_of(error)}
     answer["moved"] = apart(old, new)
     if not answer["moved"]:
-        return answer | {"note": "finite; not compared: no output depends on the rotation"}
+        same = [[one["inv_freq"] for one in model.rotary()] for model in (base, after)]
+        why = "not compared: no output depends on the rotation"
+        why = "equal to the base's, whose frequencies it has" if same[0] == same[1] else why
+        return answer | {"note": f"finite; {why}"}
     try:
         return answer | {"difference": compare(base, after, entry["sites"], where, new)}
     except NotRun as reason:

@@ -273,6 +273,7 @@ EXTENDING = {
     "even_so": ("true", {"plan", "fit"}),
     "for": ("vllm", {"plan", "fit"}),
     "method": ("pi", SHAPE),
+    "length_only": ("true method=null", SHAPE),
     "attention_factor": ("1.1", SHAPE),
     "temperature": ("0.9", SHAPE),
     "theta": ("20000 method=abf", SHAPE),

@@ -193,6 +193,26 @@ def test_ollama_runs_what_llama_cpp_runs(tmp_path, arch, options):
     assert inspecting.plan(str(path), **asked).main.params == made.main.params
 
 
+@pytest.mark.parametrize(
+    ("arch", "more"),
+    [
+        ("llama", {}),
+        ("qwen3", {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}),
+        ("gemma3", {}),
+    ],
+)
+def test_the_length_alone_leaves_what_ggml_computes(tmp_path, arch, more):
+    path, out = making.write(tmp_path / "m.gguf", arch, making.LLAMA | more), tmp_path / "l.gguf"
+    extend(path, out, factor=None, target=2048, length_only=True)
+    assert ggml.keys(out)[f"{arch}.context_length"] == 2048
+    assert ggml.rope(out, 16)[0] == pytest.approx(ggml.rope(path, 16)[0], abs=0)
+    changed = {key for key, own in ggml.keys(out).items() if ggml.keys(path).get(key) != own}
+    # ggml takes the stated length for a yarn's original one where no key has that.
+    also = {"qwen3": {"original_context_length"}, "gemma3": {"type", "factor"}}.get(arch, set())
+    wanted = {f"{arch}.context_length", *(f"{arch}.rope.scaling.{key}" for key in also)}
+    assert {key for key in changed if not key.startswith("ropext.")} == wanted
+
+
 @pytest.mark.parametrize(("arch", "named"), [("gemma3", True), ("llama", False)])
 def test_the_scaling_is_named_where_ollama_would_add_one(tmp_path, arch, named):
     """It gives a Gemma 3 of 131,072 tokens linear 8 where rope.scaling.type is absent."""
