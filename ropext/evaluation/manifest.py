@@ -41,7 +41,7 @@ def workdir_of(output: Path, settled: Settled, command: Sequence[str] = ()) -> W
         "context": lineup.context,
         "lengths": list(settled.frame.lengths),
         "variants": {own.label: own.content for own in lineup.variants},
-        "tokens_sha256": [reads.hash_of(document) for document in reads.documents],
+        "tokens_sha256": list(reads.hashes),
         "questions_sha256": provenance.digest(
             [asdict(item) for group in reads.questions for item in group]
         ),

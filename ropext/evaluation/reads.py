@@ -7,7 +7,7 @@ what is read back.
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -74,10 +74,24 @@ class Reads:
 
     def units(self, variant: Variant) -> Iterator[Unit]:
         """Enumerate all that a variant reads."""
-        for document in self.documents:
-            yield from self._of_document(document, variant)
-        for group in self.questions if not variant.reads_short else ():
-            yield self._of_questions(group, variant.label)
+        for document, name in zip(self.documents, self.hashes, strict=True):
+            yield from self._of_document(document, name, variant)
+        for group, name in self._asked(variant):
+            yield self._of_questions(group, name, variant.label)
+
+    @cached_property
+    def hashes(self) -> tuple[str, ...]:
+        """The digest of the tokens that are read of each document."""
+        longest = self.frame.longest
+        return tuple(own.prefix_hashes([longest])[longest] for own in self.documents)
+
+    @cached_property
+    def _files(self) -> tuple[str, ...]:
+        """The file of each group of answers."""
+        return tuple(map(self._file_of, self.questions))
+
+    def _asked(self, variant: Variant) -> Iterator[tuple[tuple[Item, ...], str]]:
+        yield from zip(self.questions, self._files, strict=True) if not variant.reads_short else ()
 
     def tokens(self, variant: Variant) -> int:
         """Count the forward tokens of a variant."""
@@ -85,39 +99,32 @@ class Reads:
 
     def reading(self, variant: Variant, store: Store) -> Reading:
         """Return what the store has of the documents."""
-        hashes = [self.hash_of(document) for document in self.documents]
-        return store.reading(variant.label, variant.regimes(self.frame), hashes)
+        return store.reading(variant.label, variant.regimes(self.frame), self.hashes)
 
     def strides(self, store: Store) -> dict[int, list[Any]]:
         """Return each document's weighted sum and weight of the strided loop, by window."""
-        names = [self.hash_of(document) for document in self.documents]
         return {
-            size: [store.get(array_name(f"stride-{size}", own)) for own in names]
+            size: [store.get(array_name(f"stride-{size}", own)) for own in self.hashes]
             for size in self.frame.lengths
         }
 
     def answers(self, variant: Variant, store: Store) -> list[ItemScore]:
         """Return what the store has of the questions, in a fixed order."""
-        groups = self.questions if not variant.reads_short else ()
-        rows = [row for group in groups for row in store.get(self._name_of(group))]
+        rows = [row for _, name in self._asked(variant) for row in store.get(name)]
         scores = [ItemScore.from_json(row) for row in rows]
         return sorted(scores, key=lambda own: (own.task, own.length, own.index, own.depth or 0.0))
 
+    @cached_property
     def described(self) -> Documents:
-        """Return the documents as results hold them."""
+        """The documents as results hold them."""
         return Documents(
             tuple(own.name for own in self.documents),
             tuple(own.prefix_hashes(self.frame.lengths) for own in self.documents),
             tuple(own.token_bytes.astype(np.int64) for own in self.documents),
         )
 
-    def hash_of(self, document: Document) -> str:
-        """Return the digest of the tokens that are read of a document."""
-        return document.prefix_hashes([self.frame.longest])[self.frame.longest]
-
-    def _of_document(self, document: Document, variant: Variant) -> Iterator[Unit]:
-        frame = self.frame
-        ids, name = document.ids[: frame.longest], self.hash_of(document)
+    def _of_document(self, document: Document, name: str, variant: Variant) -> Iterator[Unit]:
+        frame, ids = self.frame, document.ids[: self.frame.longest]
 
         def unit(regime: str, kind: str, windows: list[Window], read: Callable[..., Any]) -> Unit:
             sizes = [window.end - window.begin for window in windows]
@@ -141,7 +148,7 @@ class Reads:
             read = partial(read_strided, ids=ids, size=size)
             yield unit(f"stride-{size}", f"strided at {size}", windows, read)
 
-    def _name_of(self, items: tuple[Item, ...]) -> str:
+    def _file_of(self, items: tuple[Item, ...]) -> str:
         content = digest([asdict(item) for item in items])[:8]
         return f"{ANSWERS}{items[0].task}-{self._length_of(items)}-{items[0].index}-{content}.json"
 
@@ -149,7 +156,7 @@ class Reads:
         """The length of a prompt, its BOS included."""
         return items[0].length + (self.bos is not None)
 
-    def _of_questions(self, items: tuple[Item, ...], label: str) -> Unit:
+    def _of_questions(self, items: tuple[Item, ...], name: str, label: str) -> Unit:
         task, length = items[0].task, self._length_of(items)
 
         def compute(scorer: TokenScorer) -> list[dict[str, Any]]:
@@ -161,4 +168,4 @@ class Reads:
         shared = items[0].shared if len(items) > 1 else 0
         tokens = shared + sum(item.most_read - shared for item in items)
         kind, what = f"{task} at {length_text(length)}", f"{task} at {length} ({label})"
-        return Unit(self._name_of(items), what, kind, 1, tokens, tokens, compute)
+        return Unit(name, what, kind, 1, tokens, tokens, compute)

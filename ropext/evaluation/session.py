@@ -201,7 +201,7 @@ def assemble(
     lineup, reads, frame = settled.lineup, settled.reads, settled.frame
     readings = dict[str, Reading]()
     if reads.documents:
-        rundir.write_documents(path, reads.described(), frame.longest)
+        rundir.write_documents(path, reads.described, frame.longest)
         readings = {own.label: reads.reading(own, stores[own.label]) for own in lineup.variants}
     items = {own.label: reads.answers(own, stores[own.label]) for own in lineup.variants}
     if any(items.values()):
@@ -269,7 +269,7 @@ def _measured(
     positions: list[dict[str, Any]] = []
     if reads.documents:
         reading, base = readings[own.label], None if own.kind == "base" else readings.get("base")
-        values = text_values(frame, reads.described(), reading, base)
+        values = text_values(frame, reads.described, reading, base)
         positions = by_position(frame, reading, base)
         if reads.is_strided and not own.reads_short:
             values |= strided_values(frame, reads.strides(store))

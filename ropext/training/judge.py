@@ -99,7 +99,7 @@ class Judge:
 
     def numbers(self, reading: Reading, base: Reading | None) -> dict[str, Any]:
         """Those of one model as JSON."""
-        values = text_values(self.frame, self.reads.described(), reading, base)
+        values = text_values(self.frame, self.reads.described, reading, base)
         return {k: v.to_json() for k, v in values.items() if k.startswith(REPORTED)}
 
     def tail(self, reading: Reading) -> float:
