@@ -131,8 +131,7 @@ def staged(
                     stage.directory.mkdir()
                 yield stage
                 with os_errors(output):
-                    open_to_readers(stage.directory)
-                    sync_tree(stage.directory)
+                    finish_tree(stage.directory)
                     whole = stage.directory / output.name if file else stage.directory
                     _commit(work, whole, real, output, force)
                 finished = True
@@ -255,27 +254,17 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def open_to_readers(directory: Path) -> None:
-    """Give every file of its own in a directory the mode that a plain `open` would have given it.
-
-    safetensors writes files that only their owner can read. A hard link shares its mode with the
-    base, so it is left alone.
-    """
+def finish_tree(directory: Path) -> None:
+    """`sync` everything in a directory, from the files up; links are not followed. safetensors
+    writes files that only their owner can read: each gets the mode that a plain `open` gives, but
+    for a hard link, which shares its mode with the base."""
     mask = os.umask(0)
     os.umask(mask)
-    for folder, _, files in os.walk(directory):
-        for name in files:
-            path = Path(folder, name)
+    for folder, _, files in os.walk(directory, topdown=False):
+        for path in (Path(folder, name) for name in files):
             status = path.lstat()
             if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
                 path.chmod(0o666 & ~mask)
-
-
-def sync_tree(directory: Path) -> None:
-    """`sync` for everything in a directory, from the files up. Links are not followed."""
-    for folder, _, files in os.walk(directory, topdown=False):
-        for name in files:
-            path = Path(folder, name)
             if not path.is_symlink():
                 sync(path)
         sync(Path(folder))

@@ -22,7 +22,14 @@ from ropext.checkpoint.provenance import Record
 from ropext.errors import ProofFailed
 from ropext.families import Model
 from ropext.positions import Positions
-from ropext.proof.comparing import Expected, Proof, compare, compare_tensors, compare_told
+from ropext.proof.comparing import (
+    Expected,
+    Proof,
+    check_built,
+    compare,
+    compare_tensors,
+    compare_told,
+)
 from ropext.rope import Spectrum
 
 __all__ = ["Expected", "Proof", "compare"]
@@ -188,11 +195,7 @@ def prove_table(
     target = positions.context + 2 * listen  # so that the last distance has one behind it
     how: dict[str, Any] = {"listen": listen, "trust_remote_code": trust_remote_code}
     (built,) = build([directory], text_paths=[positions.path], bases=[base], last=target, **how)
-    if built["error"]:
-        raise ProofFailed(
-            f"proof: transformers {built['transformers']} cannot build {directory}:"
-            f" {built['error']}"
-        )
+    check_built(built)
     compared, packed = compare_tensors(built, str(directory))
     last = built["last"]
     if last["failed"] is not None:

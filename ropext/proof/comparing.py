@@ -131,10 +131,9 @@ def _compare_rotary(built: Mapping[str, Any], sites: Sequence[Expected]) -> list
                 f"proof: {module['module']} has an embedding for {module['label']!r}, which the "
                 f"plan does not know; it has {', '.join(site.label or 'one' for site in sites)}"
             )
-        tried = [(max(_differences(module, c), key=lambda d: d.excess), c) for c in candidates]
-        difference, site = min(tried, key=lambda pair: pair[0].error)
-        seen.add(site.label)
-        worst.append(difference)
+        found = _nearest(module, candidates)
+        seen.add(found.site.label)
+        worst.append(found.difference)
     if not worst:
         raise ProofFailed(
             f"proof: {built['model_class']} as stock builds it has no rotary embedding"
@@ -150,14 +149,7 @@ def _bad(difference: Difference) -> bool:
 
 
 def _compare_softmax(built: Mapping[str, Any], sites: Sequence[Expected]) -> list[Difference]:
-    worst = []
-    for module in built["attention"]:
-        name, factor = module["module"], module["softmax_factor"]
-        tried = [
-            Difference(name, "softmax factor", -1, site.softmax_factor, factor, site.bound)
-            for site in sites
-        ]
-        worst.append(min(tried, key=lambda d: d.error))
+    worst = [_nearest_factor(module, sites).difference for module in built["attention"]]
     if not worst and any(site.softmax_factor != 1 for site in sites):
         raise ProofFailed("proof: no attention module shows a softmax scale to compare")
     return worst
@@ -229,7 +221,13 @@ class _Match:
 def _nearest(module: Mapping[str, Any], sites: Iterable[Expected]) -> _Match:
     tried = [(max(_differences(module, s), key=lambda d: d.excess), s) for s in sites]
     difference, site = min(tried, key=lambda pair: pair[0].error)
-    return _Match(difference, site, module["params"])
+    return _Match(difference, site, module.get("params", {}))
+
+
+def _nearest_factor(module: Mapping[str, Any], sites: Iterable[Expected]) -> _Match:
+    place, factor = (module["module"], "softmax factor", -1), module["softmax_factor"]
+    tried = [_Match(Difference(*place, s.softmax_factor, factor, s.bound), s, {}) for s in sites]
+    return min(tried, key=lambda match: match.difference.error)
 
 
 def worst_of_base(
@@ -248,10 +246,7 @@ def worst_of_base(
         strict.append((_nearest(module, [s for s in read if s.label in fits] or read), module))
     right = {own.site.label for own, _ in strict if not _bad(own.difference)}
     found = [_nearest(module, read) if own.site.label in right else own for own, module in strict]
-    for module in base["attention"]:
-        place, factor = (module["module"], "softmax factor", -1), module["softmax_factor"]
-        tried = [_Match(Difference(*place, s.softmax_factor, factor, s.bound), s, {}) for s in read]
-        found.append(min(tried, key=lambda own: own.difference.error))
+    found += [_nearest_factor(module, read) for module in base["attention"]]
     return max(found, key=lambda own: own.difference.excess)
 
 
@@ -278,6 +273,15 @@ def _compare_base(
     )
 
 
+def check_built(built: Mapping[str, Any]) -> None:
+    """Raise where stock could not build a directory at all."""
+    if built["error"]:
+        raise ProofFailed(
+            f"proof: transformers {built['transformers']} cannot build {built['directory']}:"
+            f" {built['error']}"
+        )
+
+
 def compare(
     built: Mapping[str, Any],
     sites: Sequence[Expected],
@@ -288,11 +292,8 @@ def compare(
 ) -> Proof:
     """Hold what stock built against what the plan says, and its base against what was `read` of
     that; ProofFailed names the worst of it."""
+    check_built(built)
     directory, version = built["directory"], built["transformers"]
-    if built["error"]:
-        raise ProofFailed(
-            f"proof: transformers {version} cannot build {directory}: {built['error']}"
-        )
     base = _compare_base(built, sites, read, departures) if read else ""
     differences = [*_compare_rotary(built, sites), *_compare_softmax(built, sites)]
     worst = max(differences, key=lambda d: d.excess)
