@@ -23,16 +23,16 @@ finally:
 """
 _TRAIN = "ropext://demo --factor 2 --data ropext://tuning --batch-tokens 1024 --steps 1"
 QUICK = {
-    "inspect ropext://demo": 58,
-    "plan ropext://demo --factor 4": 70,
+    "inspect ropext://demo": 59,
+    "plan ropext://demo --factor 4": 71,
     "extend ropext://demo --factor 4 --no-verify -o quick": 81,
 }
 SLOW = {
     "extend ropext://demo --factor 4 -o out": 81,
     "verify out": 63,
-    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 113,
+    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 117,
     "finetune out --data ropext://tuning --batch-tokens 2048 --steps 1 -o tuned": 128,
-    f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 129,
+    f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 135,
     "run recipe.yaml -o ran": 124,
 }
 RECIPE = """\
