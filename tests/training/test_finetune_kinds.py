@@ -72,6 +72,8 @@ TIED = {
 # What stock's queries are scaled by.
 SCALE = {"original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1}
 TIED["ministral3"]["rope_parameters"] |= SCALE
+# Whenever stock loads a Youtu it empties the padding token's row, trained or not.
+TIED["youtu"] = tiny.modern("youtu") | {"pad_token_id": None}
 # Embeddings and heads under names of their own; .ci/slow takes every decoder type.
 NAMED = ["falcon", "gpt_neox_japanese", "gemma3_text", "laguna", "llama", "llama4_text"]
 NAMED += ["deepseek_v4", "gemma3n_text", "longcat_flash"]  # layers that a LoRA passes over
