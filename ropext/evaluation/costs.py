@@ -227,7 +227,7 @@ def count_evaluation(
     return settled, Costs(
         work=tuple(work),
         passes=sum(part.passes for part in work),
-        tokens=sum(part.passes * part.tokens for part in work),
+        tokens=sum(map(settled.reads.tokens, settled.lineup.variants)),
         weight_bytes=shape.parameters * shape.dtype_bytes,
         cache_bytes=_cache_bytes(snapshot.config, longest, shape.dtype_bytes),
         chunk=manner.chunk,

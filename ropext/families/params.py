@@ -203,7 +203,7 @@ def read_flat(text: TextConfig) -> tuple[dict[str, Params | None], list[Problem]
         conflicts += _uncut(text, given, current)
     current = _completed(current, **usual)
     if len(given) == 2 and not conflicts:
-        conflicts += _lost(given, current)
+        conflicts += _lost(text, given, current)
     return {"": current}, conflicts
 
 
@@ -224,11 +224,12 @@ def _uncut(text: TextConfig, given: list[tuple[str, Params]], current: Params) -
         yield conflict((name, read), (f"{text.name(text.row.dim)} / head_dim", share))
 
 
-def _lost(given: list[tuple[str, Params]], current: Params) -> Iterator[Problem]:
+def _lost(text: TextConfig, given: list[tuple[str, Params]], current: Params) -> Iterator[Problem]:
     """What stands in rope_parameters alone while rope_scaling wins: the class default is read."""
     (winner, _), (loser, ignored) = given
+    above = text.number("partial_rotary_factor") if text.row.still else None
     for key in ("rope_theta", "partial_rotary_factor"):
-        if key in ignored and not agree(ignored[key], current.get(key, 1.0)):
+        if key in ignored and not agree(ignored[key], current.get(key, above or 1.0)):
             read = f"{key} beside {winner}, which is read instead,"
             yield conflict((f"{loser}.{key}", ignored[key]), (read, current.get(key)))
 

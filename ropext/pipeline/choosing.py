@@ -467,7 +467,9 @@ class AutoChoice:
         named = own.recipe.fit and own.recipe.fit.start
         for start in [",".join(named)] if named else dict.fromkeys((",".join(starts), taken)):
             recipe[f"{FIT}.start"] = start
-            asked = own.recipe.chosen({"recipe": {f"{EXTEND}.method": taken} | recipe})
+            asked = own.recipe.chosen(
+                {"recipe": {f"{EXTEND}.method": taken} | recipe | self._judging()}
+            )
             try:
                 found = plan_fit(own.snapshot.name, where, **asked.fitting)
             except RopextError as error:

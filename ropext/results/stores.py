@@ -56,13 +56,13 @@ class Store:
         else:
             write_json(self.file(name), result)
 
-    def get(self, name: str, mapped: bool = False) -> Any:
-        """Return what was kept. `mapped`: a header that claims more than its file holds is refused,
-        not allocated."""
+    def get(self, name: str) -> Any:
+        """Return what was kept."""
         if name in self.held or self.folder is None:
             return self.held[name]
         if name.endswith(".npy"):
-            return np.load(self.file(name), "r" if mapped else None, allow_pickle=False)
+            # Mapped: a header that claims more than its file holds is refused, not allocated.
+            return np.array(np.load(self.file(name), "r", allow_pickle=False))
         return json.loads(self.file(name).read_text(encoding="utf-8"))
 
     def written(self, folder: Path) -> None:
@@ -70,12 +70,10 @@ class Store:
         for name, result in self.held.items():
             Store(folder).put(name, result)
 
-    def reading(
-        self, label: str, regimes: Mapping[str, int], hashes: Sequence[str], mapped: bool = False
-    ) -> Reading:
+    def reading(self, label: str, regimes: Mapping[str, int], hashes: Sequence[str]) -> Reading:
         """Return the arrays of documents by the pass length of each regime."""
         passes = {
-            length: [self.get(array_name(regime, own), mapped) for own in hashes]
+            length: [self.get(array_name(regime, own)) for own in hashes]
             for regime, length in regimes.items()
         }
         return Reading(label, passes)

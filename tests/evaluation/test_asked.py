@@ -111,7 +111,7 @@ def test_through_the_chat_template(model, tmp_path):
     write_checkpoint(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     for chat in (False, True):
-        (item, *_), *_ = settle(str(tmp_path), None, False, {**ASKED, "chat": chat}).questions
+        (item, *_), *_ = settle(str(tmp_path), None, False, {**ASKED, "chat": chat}).reads.questions
         text = tokenizer.decode(item.prompt)
         assert text.startswith("[user]Some secret" if chat else "Some secret")
         assert ("?[answer]As the text tells" in text) is chat
@@ -169,10 +169,10 @@ def test_the_users_passages_are_asked(model, tmp_path):
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in known))
     more = {"tasks": "qa_1", "passages": str(tmp_path / "own.jsonl")}
     settled = settle(model, None, False, {**ASKED, **more})
-    text = settled.encoder.decode(settled.questions[0][0].prompt)
+    text = settled.encoder.decode(settled.reads.questions[0][0].prompt)
     number = text.rsplit("Who is ", 1)[1].partition("?")[0]
     assert f"M{number} is {number}." in text
-    assert settled.questions[0][0].references == (f"M{number}",)
+    assert settled.reads.questions[0][0].references == (f"M{number}",)
 
 
 def test_of_lengths_that_are_too_short_the_longest_need_is_said(model):
@@ -191,5 +191,5 @@ def test_a_window_that_holds_no_question_is_told(tmp_path):
         settle(own, None, False, {"tasks": "ruler"})
     write_documents(tmp_path / "d.jsonl")
     settled = settle(own, None, False, {"tasks": "copy,vt"})
-    assert {group[0].task for group in settled.questions} == {"copy"}
+    assert {group[0].task for group in settled.reads.questions} == {"copy"}
     assert any("vt is left out at 64" in line for line in settled.warnings)
