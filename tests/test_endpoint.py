@@ -219,6 +219,17 @@ def test_a_refused_prompt(right) -> None:
             endpoint.compare(server, "tiny", [[3] * 80], CONTEXT, right)
 
 
+def test_a_prompt_after_which_nothing_is_told_ends_earlier(directory: Path, right) -> None:
+    """As llama-server does where the next token is no whole character."""
+    asked: list = []
+    whole = endpoint.lengths(CONTEXT, TARGET)
+    told = lambda ids: None if len(ids) in whole else right(ids)  # noqa: E731
+    with serving("llama.cpp", told, requests=asked) as url:
+        done = probe(url, directory)
+    assert [prompt.tokens for prompt in done.prompts] == [length - 1 for length in whole]
+    assert [prompt.beyond for prompt in done.prompts] == [False, True, True]
+
+
 def test_no_log_probabilities(directory: Path) -> None:
     with (
         serving("vllm", lambda ids: None) as url,
