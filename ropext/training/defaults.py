@@ -11,6 +11,7 @@ from functools import partial
 from math import ceil
 from typing import Any
 
+from ropext.options.fields import flag
 from ropext.options.training import Finetune, Fit, Training
 
 YARN = "YaRN (Peng et al. 2023, section 4.1)"
@@ -271,14 +272,18 @@ def fit_settings(options: Fit, context: int, target: int, pairs: int, starts: in
     until = options.eval_every or max(1, options.steps // parts)
     rivals = 1 if 4 * until > options.steps else starts
     row = _row_tokens(options, context, target)
+
+    def said(name: str) -> str:
+        return flag(name) if name in options.model_fields_set else FIT_MEASURED
+
     rate, why = FIT_LEARNING_RATE, FIT_MEASURED
     if pairs < FEW_PAIRS:
         rate, why = OF_FEW_PAIRS / pairs, f"only {pairs} pairs rotate (docs/fitting.md)"
     rate = min(MOST_FIT_LEARNING_RATE, rate * (FAR_SHARE if target >= FAR_FACTOR * context else 1))
     return Settings(
         row_tokens=row,
-        rows=Setting(max(1, round(options.batch_tokens / row.value)), "--batch-tokens"),
-        steps=Setting(options.steps, "--steps"),
+        rows=Setting(max(1, round(options.batch_tokens / row.value)), said("batch_tokens")),
+        steps=Setting(options.steps, said("steps")),
         learning_rate=_chosen(options, "learning_rate", rate, why),
         warmup=Setting(max(1, options.steps // FIT_WARMUP_SHARE), FIT_MEASURED),
         schedule=Setting(FIT_SCHEDULE, FIT_MEASURED),

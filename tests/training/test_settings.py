@@ -162,6 +162,13 @@ def in_brackets(options, name):
     return options.model_fields[name].description.partition("[")[2].rstrip("]")
 
 
+def test_a_fit_names_a_flag_only_where_it_was_given():
+    plain, given = (defaults.fit_settings(own, 256, 1024, 32, 1) for own in (Fit(), Fit(steps=40)))
+    assert plain.steps.value == given.steps.value == 40
+    assert [own.steps.source for own in (plain, given)] == [defaults.FIT_MEASURED, "--steps"]
+    assert plain.rows.source == given.rows.source == defaults.FIT_MEASURED
+
+
 def test_the_help_says_the_defaults_that_are_taken():
     def rate(pairs, target=1024):
         return defaults.fit_settings(Fit(), 256, target, pairs, 1).learning_rate.value
