@@ -180,7 +180,7 @@ def heat_pictures(contenders: Mapping[str, Contender]) -> Pictures:
 @dataclass(frozen=True)
 class Compared:
     """Models side by side on the same tokens and questions, as paired differences: `ropext
-    compare`, and the end of a grid. None or empty where fewer than two have a reading or answers.
+    compare`. None or empty where fewer than two have a reading or answers.
     """
 
     contenders: Mapping[str, Contender]

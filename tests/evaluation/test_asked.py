@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from checkpoints import write_checkpoint, write_documents
 from small_tokenizer import make_tokenizer
+from tiny_checkpoints import write_checkpoint, write_documents
 
 from ropext.errors import InputError, Interrupted, UsageError
 from ropext.evaluation.costs import count_evaluation

@@ -1,7 +1,7 @@
 """A weight file that a broken download left short: both ways of loading say so in a sentence."""
 
 import pytest
-from checkpoints import write_checkpoint
+from tiny_checkpoints import write_checkpoint
 
 from ropext.checkpoint import open_snapshot
 from ropext.errors import InputError

@@ -6,10 +6,10 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from checkpoints import write_checkpoint, write_documents
 from command_line import run
 from marked import manifest
 from pyarrow import parquet
+from tiny_checkpoints import write_checkpoint, write_documents
 
 from ropext.errors import RopextError
 from ropext.options.evaluate import Evaluate

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from checkpoints import write_checkpoint
 from small_tokenizer import make_tokenizer
+from tiny_checkpoints import write_checkpoint
 
 from ropext.errors import UsageError
 from ropext.evaluation import harness

@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
-from checkpoints import write_documents
 from small_tokenizer import wrapping_tokenizer
+from tiny_checkpoints import write_documents
 from transformers import (
     AutoModelForMaskedLM,
     BertConfig,

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checkpoints import write_checkpoint, write_documents
 from command_line import run
+from tiny_checkpoints import write_checkpoint, write_documents
 
 import ropext
 from ropext.checkpoint import open_snapshot

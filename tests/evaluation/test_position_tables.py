@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
-from checkpoints import write_documents
 from safetensors.torch import load_file
 from small_tokenizer import make_tokenizer
+from tiny_checkpoints import write_documents
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 import ropext

@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from checkpoints import LENGTHS, write_checkpoint, write_documents
 from small_models import CONTEXT, rope, tiny
+from tiny_checkpoints import LENGTHS, write_checkpoint, write_documents
 from transformers import AutoModelForCausalLM
 
 import ropext

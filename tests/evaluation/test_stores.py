@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from checkpoints import LENGTHS, write_checkpoint, write_documents
+from tiny_checkpoints import LENGTHS, write_checkpoint, write_documents
 
 from ropext.evaluation.manifest import stores_of
 from ropext.evaluation.variants import line_up

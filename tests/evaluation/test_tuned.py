@@ -4,7 +4,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from checkpoints import LENGTHS, write_checkpoint, write_documents
+from tiny_checkpoints import LENGTHS, write_checkpoint, write_documents
 
 import ropext
 from ropext.checkpoint import provenance

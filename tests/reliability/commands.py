@@ -37,7 +37,7 @@ class Command:
 
 def prepare(folder: Path) -> Path:
     """The input: a base, its extension, and documents. Written once, hashed by the campaign."""
-    from checkpoints import write_checkpoint, write_documents
+    from tiny_checkpoints import write_checkpoint, write_documents
 
     import ropext
 

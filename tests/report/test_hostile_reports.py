@@ -18,7 +18,7 @@ from ropext.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
 
-from checkpoints import write_checkpoint, write_documents
+from tiny_checkpoints import write_checkpoint, write_documents
 
 pytestmark = pytest.mark.slow
 
