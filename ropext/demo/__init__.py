@@ -226,6 +226,7 @@ def _write(demo: Demo) -> None:
     contenders = {label: own.contender for label, own in demo.models.items()}
     spectra = {label: own.inv_freq for label, own in demo.models.items() if own.inv_freq}
     details = evaluation.draw(contenders, spectra, CONTEXT)
+    del details["nll-by-position"]  # the overview has it
     found = list[Curve]()
     for label, model in demo.models.items():
         asked = {name: v for name, v in model.values.items() if name.startswith("keys@")}
