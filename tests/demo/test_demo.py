@@ -145,7 +145,7 @@ def test_the_report_is_one_file_with_everything_in_it(shown):
     for text in (*(target.sentence for target in shown.targets), *shown.commands, *demo.ORDER):
         assert text in page.text
     pictures = list((shown.folder / "plots").glob("*.png"))
-    assert len(pictures) == [tag for tag, _ in page.tags].count("img") == 6
+    assert len(pictures) == [tag for tag, _ in page.tags].count("img") == 5
     assert all(own.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for own in pictures)
 
 
