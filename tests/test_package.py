@@ -105,5 +105,5 @@ def test_the_readmes_first_line_sets_up_as_the_test_line_does():
     )
     assert [part.replace("-e '.[dev]'", ".") for part in tests[:-1]] == first[:-1]
     assert first[-1] == "ropext demo"
-    assert tests[-1] == "OMP_NUM_THREADS=1 pytest -q -n 2 --dist loadfile"
+    assert tests[-1] == 'OMP_NUM_THREADS=1 pytest -q -n 2 --dist loadfile -m "not slow"'
     assert text.index("```sh") == text.index("<!-- main job -->\n") + len("<!-- main job -->\n")
