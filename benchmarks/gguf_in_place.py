@@ -121,8 +121,8 @@ def real(engine: str, model: Path, text: Path, tokens: int, like: Path | None, k
     tokens of one text, inside the window and at its end. Each cell is kept, and not read again."""
     from transformers import AutoTokenizer
 
+    from ropext.dequantising import directory_of
     from ropext.inspecting import Inspection, inspect
-    from ropext.proof.dequantising import directory_of
 
     kept.mkdir(parents=True, exist_ok=True)
     found = inspect(str(model))

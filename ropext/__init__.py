@@ -15,15 +15,15 @@ from ropext.version import __version__
 # Imported on first use: `import ropext` costs nothing, and planning never loads torch. Editors read
 # __init__.pyi, which scripts/make_signatures.py writes.
 _PLACES = {
-    "compare": "ropext.pipeline.extending:compare",
-    "evaluate": "ropext.pipeline.extending:evaluate",
-    "extend": "ropext.pipeline.calling:extend",
+    "compare": "ropext.pipeline.public:compare",
+    "evaluate": "ropext.pipeline.public:evaluate",
+    "extend": "ropext.pipeline.public:extend",
     "finetune": "ropext.training:run_finetune",
-    "fit": "ropext.pipeline.calling:fit",
+    "fit": "ropext.pipeline.public:fit",
     "inspect": "ropext.inspecting:inspect",
     "patch": "ropext.patching:patch",
     "plan": "ropext.inspecting:plan",
-    "push": "ropext.pipeline.calling:push",
+    "push": "ropext.pipeline.public:push",
     "run": "ropext.pipeline.running:run",
     "save": "ropext.patching:save",
     "verify": "ropext.verifying:check_directory",

@@ -22,7 +22,15 @@ from ropext.families import Model, Site
 from ropext.families.config import text_part
 from ropext.files import read_text
 from ropext.options.extend import Extend, parse_extend, resolve_target
-from ropext.planning import Plan, TablePlan, make_plan, make_table_plan, reached, readings_of
+from ropext.planning import (
+    ExtensionPlan,
+    Plan,
+    TablePlan,
+    make_plan,
+    make_table_plan,
+    reached,
+    readings_of,
+)
 from ropext.positions import Positions
 from ropext.rope import Spectrum
 from ropext.scaling import tables
@@ -37,11 +45,8 @@ if TYPE_CHECKING:
 READ_FROM = "read_from"  # section of a record that was read from a config
 
 
-def record_of(
-    plan: Plan | TablePlan, base: Mapping[str, Any], command: Sequence[str] = ()
-) -> Record:
+def record_of(plan: ExtensionPlan, base: Mapping[str, Any], command: Sequence[str] = ()) -> Record:
     """The plan as ropext.json keeps it; the weights and the proof are filled in when written."""
-    in_file = isinstance(plan, Plan) and plan.model.container
     asked = dict(plan.recipe)
     if not asked.get("length_only"):
         asked.pop("length_only", None)  # where it is off, it says nothing of the method
@@ -63,7 +68,7 @@ def record_of(
             )
             for site in plan.sites
         ),
-        edits=_config_edits(plan.edits, "metadata" if in_file else "config.json"),
+        edits=_config_edits(plan.edits, "metadata" if plan.container else "config.json"),
         recipe={key: value for key, value in asked.items() if value not in (None, ())},
         command=provenance.clean_command(command) if command else (),
         versions=provenance.versions(),
@@ -328,12 +333,12 @@ def positions_of(snapshot: Snapshot) -> Positions | None:
     return None if snapshot.container else families.read_positions(snapshot.config)
 
 
-def plan(model: str | Path, *, revision: str | None = None, **options: Any) -> Plan | TablePlan:
+def plan(model: str | Path, *, revision: str | None = None, **options: Any) -> ExtensionPlan:
     """What `extend` would do; `options` are the fields of ropext.options.Extend."""
     return planned(open_model(model, revision=revision), str(model), options)
 
 
-def planned(snapshot: Snapshot, name: str, options: Mapping[str, Any]) -> Plan | TablePlan:
+def planned(snapshot: Snapshot, name: str, options: Mapping[str, Any]) -> ExtensionPlan:
     """The plan for a model, by the scheme that it has."""
     request = parse_extend(options, read_text)
     if positions_of(snapshot) is not None:

@@ -24,7 +24,7 @@ from ropext.errors import InputError, OutputExists, UnsupportedModel, UsageError
 from ropext.families import refusal
 from ropext.inspecting import record_of
 from ropext.options.extend import parse_extend
-from ropext.planning import Plan, TablePlan, plan_config, require_help
+from ropext.planning import ExtensionPlan, plan_config
 from ropext.scaling.tables import Growth
 
 Model = TypeVar("Model")
@@ -291,7 +291,7 @@ def _name(live: Any) -> str:
     return str(getattr(live.config, "_name_or_path", ""))
 
 
-def plan_of(model: Any, **options: Any) -> Plan | TablePlan:
+def plan_of(model: Any, **options: Any) -> ExtensionPlan:
     """The plan for a loaded model, from the config it had before any patch."""
     live = base_model(model)
     name = _name(live) or type(live).__name__
@@ -312,8 +312,7 @@ def patch(model: Model, **options: Any) -> Model:
     A second call replaces the first; `ropext.patching.unpatch` takes it back.
     """
     made = plan_of(model, **options)
-    if isinstance(made, Plan):
-        require_help(made)
+    made.require_help()
     apply_config(model, made.config, made.growth)
     setattr(base_model(model), PLANNED, made)
     return model
@@ -326,8 +325,8 @@ def save(model: Any, directory: str | os.PathLike[str]) -> Path:
     made = getattr(live, PLANNED, None)
     if made is None:
         raise UsageError("save wants a model that ropext.patch extended; call ropext.patch first")
-    if isinstance(made, TablePlan) and not made.positions.carried:
-        raise UnsupportedModel(refusal(made.positions))
+    if made.growth is not None and not made.growth.positions.carried:
+        raise UnsupportedModel(refusal(made.growth.positions))
     # What a trainer did to the weights since the patch is not known.
     record = replace(record_of(made, _base_of(live)), more={SAVED: True})
     return write_model(model, directory, made.config, record)

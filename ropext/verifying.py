@@ -1,7 +1,7 @@
 """Check a directory, ropext's own or anybody's: spectrum, spellings, lengths, limits, weights."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -101,31 +101,22 @@ def check_directory(
     snapshot = open_model(str(directory))
     if not snapshot.container:
         snapshot = open_snapshot(str(directory), weights=True)
-    known = record_in(snapshot)
+    asked = Checking(snapshot, record_in(snapshot), deep, record, trust_remote_code, show)
     if (positions := positions_of(snapshot)) is not None:
         if endpoint is not None:
             raise UsageError(f"--endpoint compares rotary models; {directory} has none of it")
-        checks = list(
-            _table(
-                *(snapshot, positions, known, against),
-                deep=deep,
-                keep=record,
-                trust_remote_code=trust_remote_code,
-                show=show,
-            )
-        )
-        return Verification(snapshot.name, tuple(checks), None)
+        return Verification(snapshot.name, tuple(asked.table(positions, against)), None)
     with said_of(snapshot):
         model = families.as_read(snapshot.config)
-    claim, base = _claim(snapshot, model, known, against)
+    claim, base = _claim(snapshot, model, asked.record, against)
     if snapshot.container:
-        checks = list(_file(snapshot, claim, known, base, deep=deep, show=show))
+        checks = [*asked.file(claim, base)]
     else:
         checks = [
-            *_spellings(snapshot.config, known is not None),
+            *_spellings(snapshot.config, asked.record is not None),
             *_lengths(snapshot, model, claim),
-            *_proof(snapshot, model, claim, trust_remote_code),
-            *_weights(snapshot, known, base, deep=deep, keep=record, show=show),
+            *asked.proof(model, claim),
+            *asked.weights(base),
         ]
     if endpoint is not None:
         loading |= {"trust_remote_code": trust_remote_code}
@@ -217,147 +208,213 @@ def _config(
     yield Check("config", True, f"every key beside the edits is the base's{others}")
 
 
-def _table(
-    snapshot: Snapshot,
-    positions: Positions,
-    record: Record | None,
-    against: str | None,
-    *,
-    deep: bool,
-    keep: bool,
-    trust_remote_code: bool,
-    show: Show,
-) -> Iterable[Check]:
-    """Check a directory that rotates nothing: its lengths, its rows, its other tensors."""
-    from ropext.checkpoint import tables  # late: no rotary model needs it
+@dataclass(frozen=True)
+class Checking:
+    """What is checked, and how deep."""
 
-    if not positions.carried:
-        raise UnsupportedModel(families.refusal(positions))
-    target = record.target if record else positions.context
-    said = f"{positions.key} gives {positions.context} tokens"
-    right = positions.context == target
-    yield Check("length", right, said + ("" if right else f", the record says {target}"))
-    try:
-        found = tables.find_tables(snapshot, positions)
-    except InputError as error:
-        yield Check("rows", False, str(error))
-        return
-    if found:
-        names = ", ".join(f"{own.name} {own.shape[0]}" for own in found)
-        front = f"{positions.offset} of them in front of the first position"
-        yield Check("rows", True, f"{names}, {front}")
-    yield from _limits(snapshot, record.context if record else target, target)
-    base = open_snapshot(against, weights=True) if against is not None else None
-    if base is not None:
-        if record is None or record.method not in METHODS:
-            raise UsageError(f"--against compares with a record, and {snapshot.name} has none")
-        yield from _against(snapshot, positions, record, base, deep=deep, show=show)
-    weights = record.weights if record is not None else {}
-    recorded = deep and (base is None or any(own.sha256 for own in weights.values()))
-    yield from _weights(snapshot, record, None, deep=recorded, keep=keep, show=show)
-    before = base.config if base is not None else record.base["config"] if record else None
-    edited = _edited(record) if record is not None else ()
-    try:
-        proved = proof.prove_table(
-            snapshot.directory,
-            replace(positions, context=target),
-            base=before,
-            trust_remote_code=trust_remote_code,
+    snapshot: Snapshot
+    record: Record | None
+    deep: bool  # every byte of the weights
+    keep: bool  # their SHA-256 is written into the record
+    trust_remote_code: bool
+    show: Show
+
+    def table(self, positions: Positions, against: str | None) -> Iterator[Check]:
+        """Check a directory that rotates nothing: its lengths, its rows, its other tensors."""
+        from ropext.checkpoint import tables  # late: no rotary model needs it
+
+        snapshot, record = self.snapshot, self.record
+        if not positions.carried:
+            raise UnsupportedModel(families.refusal(positions))
+        target = record.target if record else positions.context
+        said = f"{positions.key} gives {positions.context} tokens"
+        right = positions.context == target
+        yield Check("length", right, said + ("" if right else f", the record says {target}"))
+        try:
+            found = tables.find_tables(snapshot, positions)
+        except InputError as error:
+            yield Check("rows", False, str(error))
+            return
+        if found:
+            names = ", ".join(f"{own.name} {own.shape[0]}" for own in found)
+            front = f"{positions.offset} of them in front of the first position"
+            yield Check("rows", True, f"{names}, {front}")
+        yield from _limits(snapshot, record.context if record else target, target)
+        base = open_snapshot(against, weights=True) if against is not None else None
+        if base is not None:
+            if record is None or record.method not in METHODS:
+                raise UsageError(f"--against compares with a record, and {snapshot.name} has none")
+            yield from self.against(positions, record, base)
+        weights = record.weights if record is not None else {}
+        recorded = self.deep and (base is None or any(own.sha256 for own in weights.values()))
+        yield from replace(self, deep=recorded).weights(None)
+        before = base.config if base is not None else record.base["config"] if record else None
+        edited = _edited(record) if record is not None else ()
+        try:
+            proved = proof.prove_table(
+                snapshot.directory,
+                replace(positions, context=target),
+                base=before,
+                trust_remote_code=self.trust_remote_code,
+            )
+        except ProofFailed as failed:
+            yield Check("tensors", False, str(failed))
+            yield from _config(snapshot.config, before, edited, failed.changed)
+            return
+        yield from _config(snapshot.config, before, edited, proved.get("changed"))
+        loads = f"transformers {proved['transformers']} loads {proved['tensors_compared']} tensors"
+        yield from _untied(proved.get("untied", ()))
+        yield Check("tensors", True, f"{loads} in the shapes of {proved['model_class']}")
+        yield Check("forward", True, proved["forward"])
+
+    def against(self, positions: Positions, record: Record, base: Snapshot) -> Iterator[Check]:
+        """Compare a table's old rows, and all tensors beside it, with those of the base."""
+        from ropext.checkpoint import tables  # late: no rotary model needs it
+
+        before = families.read_positions(base.config)
+        if before is None or before.context != record.context:
+            raise UsageError(f"--against {base.name} is not the base that ropext.json names")
+        old, how = tables.find_tables(base, before), growth(before, record.method, record.target)
+        trained = any(record.more.get(name) for name in (*TRAININGS, SAVED))
+        if trained:  # of equal rows the first is the old one
+            how = replace(how, kept={new: row for row, new in how.old_rows.items()})
+        try:
+            found = tables.compare_tables(base, self.snapshot.directory, how, old, trained=trained)
+        except ProofFailed as failed:
+            yield Check("base", False, str(failed))
+            return
+        if old:
+            said = f"{found['rows_bit_exact']} old rows in every bit"
+            said += "" if trained else f", the others of {how.rows} as they were made"
+            yield Check("base", True, f"{said}, {found['tensors_unchanged']} tensors beside them")
+        grown = {own.file for own in old}
+        for finding in compare_weights(
+            base, self.snapshot.directory, deep=self.deep, show=self.show
+        ):
+            if finding.file not in grown:
+                yield Check("base", finding.same, finding.sentence)
+
+    def file(self, claim: Claim, base: Snapshot | None) -> Iterator[Check]:
+        """Check a GGUF file: what ggml computes from its keys, and its tensors."""
+        from ropext.gguf import GgufFile, writing  # late: no directory needs it
+
+        snapshot, record, deep = self.snapshot, self.record, self.deep
+        assert isinstance(snapshot, GgufFile)
+        site = next(site for site in claim.sites if site.scaled)
+        kept = [own.spectrum.short_context for own in record.sites if own.scaled] if record else []
+        near = kept[0] if kept else claim.context
+        wanted = Spectrum(
+            site.inv_freq,
+            site.attention_factor,
+            site.softmax_factor,
+            site.short_inv_freq,
+            near if site.short_inv_freq else 0,
         )
-    except ProofFailed as failed:
-        yield Check("tensors", False, str(failed))
-        yield from _config(snapshot.config, before, edited, failed.changed)
-        return
-    yield from _config(snapshot.config, before, edited, proved.get("changed"))
-    loads = f"transformers {proved['transformers']} loads {proved['tensors_compared']} tensors"
-    yield from _untied(proved.get("untied", ()))
-    yield Check("tensors", True, f"{loads} in the shapes of {proved['model_class']}")
-    yield Check("forward", True, proved["forward"])
+        try:
+            done = writing.compare(snapshot, wanted, claim.target)
+        except ProofFailed as failed:
+            yield Check("spectrum", False, str(failed))
+        else:
+            said = f"{done.pairs} pairs, within {done.error:.1e} of what is expected"
+            yield Check("spectrum", True, f"ggml's formula on its keys gives {said}")
+        known = record.weights if record else {}
+        if isinstance(base, GgufFile):
+            known = writing.weigh_parts(base, content=deep, show=self.show)
+        own = writing.weigh_parts(snapshot, content=deep and bool(known), show=self.show)
+        count = sum(len(part.tensors) for part in snapshot.parts)
+        for name, found in own.items() if known else ():
+            wish = known.get(name)
+            if wish is None or (wish.size, wish.header_sha256) != (found.size, found.header_sha256):
+                yield Check("tensors", False, "names, types, shapes or sizes are not the base's")
+                return
+            if deep and wish.sha256 is None:
+                yield Check(
+                    "tensors", None, "their bytes were not recorded: --against BASE, or --hash"
+                )
+                return
+            if deep and wish.sha256 != found.sha256:
+                yield Check("tensors", False, "their bytes are not the base's")
+                return
+        how = "in every byte" if deep and known else "in name, type, shape and size"
+        against = f"the base's {how}" if known else "whole; there is no record to compare with"
+        yield Check("tensors", True, f"{count} tensors, {against}")
 
-
-def _against(
-    snapshot: Snapshot,
-    positions: Positions,
-    record: Record,
-    base: Snapshot,
-    *,
-    deep: bool,
-    show: Show,
-) -> Iterable[Check]:
-    """Compare a table's old rows, and all tensors beside it, with those of the base."""
-    from ropext.checkpoint import tables  # late: no rotary model needs it
-
-    before = families.read_positions(base.config)
-    if before is None or before.context != record.context:
-        raise UsageError(f"--against {base.name} is not the base that ropext.json names")
-    old, how = tables.find_tables(base, before), growth(before, record.method, record.target)
-    trained = any(record.more.get(name) for name in (*TRAININGS, SAVED))
-    if trained:  # of equal rows the first is the old one
-        how = replace(how, kept={new: row for row, new in how.old_rows.items()})
-    try:
-        found = tables.compare_tables(base, snapshot.directory, how, old, trained=trained)
-    except ProofFailed as failed:
-        yield Check("base", False, str(failed))
-        return
-    if old:
-        said = f"{found['rows_bit_exact']} old rows in every bit"
-        said += "" if trained else f", the others of {how.rows} as they were made"
-        yield Check("base", True, f"{said}, {found['tensors_unchanged']} tensors beside them")
-    grown = {own.file for own in old}
-    for finding in compare_weights(base, snapshot.directory, deep=deep, show=show):
-        if finding.file not in grown:
-            yield Check("base", finding.same, finding.sentence)
-
-
-def _file(
-    snapshot: Snapshot,
-    claim: Claim,
-    record: Record | None,
-    base: Snapshot | None,
-    *,
-    deep: bool,
-    show: Show,
-) -> Iterable[Check]:
-    """Check a GGUF file: what ggml computes from its keys, and its tensors."""
-    from ropext.gguf import GgufFile, writing  # late: no directory needs it
-
-    assert isinstance(snapshot, GgufFile)
-    site = next(site for site in claim.sites if site.scaled)
-    kept = [own.spectrum.short_context for own in record.sites if own.scaled] if record else []
-    near = kept[0] if kept else claim.context
-    wanted = Spectrum(
-        site.inv_freq,
-        site.attention_factor,
-        site.softmax_factor,
-        site.short_inv_freq,
-        near if site.short_inv_freq else 0,
-    )
-    try:
-        done = writing.compare(snapshot, wanted, claim.target)
-    except ProofFailed as failed:
-        yield Check("spectrum", False, str(failed))
-    else:
-        said = f"{done.pairs} pairs, within {done.error:.1e} of what is expected"
-        yield Check("spectrum", True, f"ggml's formula on its keys gives {said}")
-    known = record.weights if record else {}
-    if isinstance(base, GgufFile):
-        known = writing.weigh_parts(base, content=deep, show=show)
-    own = writing.weigh_parts(snapshot, content=deep and bool(known), show=show)
-    count = sum(len(part.tensors) for part in snapshot.parts)
-    for name, found in own.items() if known else ():
-        wish = known.get(name)
-        if wish is None or (wish.size, wish.header_sha256) != (found.size, found.header_sha256):
-            yield Check("tensors", False, "names, types, shapes or sizes are not the base's")
+    def proof(self, model: Model, claim: Claim) -> Iterator[Check]:
+        forward = proof.Forward(claim.context, max(claim.target, claim.context), claim.base)
+        try:
+            proved = proof.prove(
+                self.snapshot.directory,
+                claim.sites,
+                forward=forward,
+                text_path=model.path,
+                trust_remote_code=self.trust_remote_code,
+            )
+        except ProofFailed as failed:
+            yield Check("spectrum and tensors", False, str(failed))
+            yield from _config(self.snapshot.config, claim.base, claim.edited, failed.changed)
             return
-        if deep and wish.sha256 is None:
-            yield Check("tensors", None, "their bytes were not recorded: --against BASE, or --hash")
+        yield from _config(self.snapshot.config, claim.base, claim.edited, proved.changed)
+        packed = proved.tensors_not_compared
+        yield from _untied(proved.untied)
+        yield Check(
+            "spectrum and tensors",
+            True,
+            f"transformers {proved.transformers} builds {proved.rotary_modules} rotary and "
+            f"{proved.attention_modules} attention modules and {proved.tensors_compared} tensors "
+            f"as expected (worst relative error {proved.worst.error:.1e})"
+            + (f"; {packed} packed tensors not compared" if packed else ""),
+        )
+        yield Check("forward", True, proved.forward)
+        if proved.base:
+            yield Check("base", True, proved.base)
+
+    def weights(self, base: Snapshot | None) -> Iterator[Check]:
+        snapshot, record, deep, show = self.snapshot, self.record, self.deep, self.show
+        if self.keep and record is None:
+            raise UsageError(
+                f"--record writes into ropext.json, and {snapshot.name} has none; --against BASE "
+                "--deep compares its weights with the base's"
+            )
+        source: Snapshot | Mapping[str, WeightFile]
+        if base is not None or record is not None:
+            source = base or record.weights  # type: ignore[union-attr]
+        elif deep:
+            source = {name: weigh(snapshot.path(name)) for name in snapshot.weight_files}
+        else:
             return
-        if deep and wish.sha256 != found.sha256:
-            yield Check("tensors", False, "their bytes are not the base's")
-            return
-    how = "in every byte" if deep and known else "in name, type, shape and size"
-    against = f"the base's {how}" if known else "whole; there is no record to compare with"
-    yield Check("tensors", True, f"{count} tensors, {against}")
+        findings = compare_weights(source, snapshot.directory, deep=deep or self.keep, show=show)
+        if (
+            deep and base is not None and record is not None
+        ):  # what was recorded is read all the same
+            hashed = {name: file for name, file in record.weights.items() if file.sha256}
+            findings += tuple(
+                own
+                for own in compare_weights(hashed, snapshot.directory, deep=True, show=show)
+                if own.file in hashed
+            )
+        bad = [finding for finding in findings if finding.same is False]
+        for finding in bad:
+            yield Check("weights", False, finding.sentence)
+        for how, words in _EQUAL.items():
+            count = sum(finding.same is True and finding.how == how for finding in findings)
+            if count:
+                yield Check("weights", True, f"{count} weight files {words}")
+        unknown = [finding for finding in findings if finding.same is None]
+        if self.keep and not bad:
+            names = _record_bytes(snapshot, show)
+            yield Check(
+                "weights", True, f"SHA-256 recorded of {len(names)} weight files as they are"
+            )
+        elif unknown:
+            more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+            advice = "--against BASE compares them with the base's"
+            if record is not None:
+                advice += (
+                    f"; `ropext verify {snapshot.name} --record` records them as they are now, and"
+                    " `extend --hash` does so at once"
+                )
+            said = f"so --deep has nothing to compare them with: {advice}"
+            yield Check("weights", None, f"{unknown[0].sentence}{more}, {said}")
 
 
 _SPECTRUM = ("label", "inv_freq", "attention_factor", "softmax_factor", "scaled", "short_inv_freq")
@@ -418,38 +475,6 @@ def _limits(snapshot: Snapshot, context: int, target: int) -> Iterable[Check]:
         yield Check("limits", True, "no tokenizer or generation limit caps it")
 
 
-def _proof(
-    snapshot: Snapshot, model: Model, claim: Claim, trust_remote_code: bool
-) -> Iterable[Check]:
-    forward = proof.Forward(claim.context, max(claim.target, claim.context), claim.base)
-    try:
-        proved = proof.prove(
-            snapshot.directory,
-            claim.sites,
-            forward=forward,
-            text_path=model.path,
-            trust_remote_code=trust_remote_code,
-        )
-    except ProofFailed as failed:
-        yield Check("spectrum and tensors", False, str(failed))
-        yield from _config(snapshot.config, claim.base, claim.edited, failed.changed)
-        return
-    yield from _config(snapshot.config, claim.base, claim.edited, proved.changed)
-    packed = proved.tensors_not_compared
-    yield from _untied(proved.untied)
-    yield Check(
-        "spectrum and tensors",
-        True,
-        f"transformers {proved.transformers} builds {proved.rotary_modules} rotary and "
-        f"{proved.attention_modules} attention modules and {proved.tensors_compared} tensors as "
-        f"expected (worst relative error {proved.worst.error:.1e})"
-        + (f"; {packed} packed tensors not compared" if packed else ""),
-    )
-    yield Check("forward", True, proved.forward)
-    if proved.base:
-        yield Check("base", True, proved.base)
-
-
 def _untied(pairs: Iterable[str]) -> Iterable[Check]:
     for pair in pairs:
         yield Check(
@@ -466,58 +491,6 @@ _EQUAL = {
     "sha256": "with the recorded SHA-256",
     "header and size": "with the right header and size (their bytes: --deep)",
 }
-
-
-def _weights(
-    snapshot: Snapshot,
-    record: Record | None,
-    base: Snapshot | None,
-    *,
-    deep: bool,
-    keep: bool,
-    show: Show,
-) -> Iterable[Check]:
-    if keep and record is None:
-        raise UsageError(
-            f"--record writes into ropext.json, and {snapshot.name} has none; --against BASE --deep"
-            " compares its weights with the base's"
-        )
-    source: Snapshot | Mapping[str, WeightFile]
-    if base is not None or record is not None:
-        source = base or record.weights  # type: ignore[union-attr]
-    elif deep:
-        source = {name: weigh(snapshot.path(name)) for name in snapshot.weight_files}
-    else:
-        return
-    findings = compare_weights(source, snapshot.directory, deep=deep or keep, show=show)
-    if deep and base is not None and record is not None:  # what was recorded is read all the same
-        hashed = {name: file for name, file in record.weights.items() if file.sha256}
-        findings += tuple(
-            own
-            for own in compare_weights(hashed, snapshot.directory, deep=True, show=show)
-            if own.file in hashed
-        )
-    bad = [finding for finding in findings if finding.same is False]
-    for finding in bad:
-        yield Check("weights", False, finding.sentence)
-    for how, words in _EQUAL.items():
-        count = sum(finding.same is True and finding.how == how for finding in findings)
-        if count:
-            yield Check("weights", True, f"{count} weight files {words}")
-    unknown = [finding for finding in findings if finding.same is None]
-    if keep and not bad:
-        names = _record_bytes(snapshot, show)
-        yield Check("weights", True, f"SHA-256 recorded of {len(names)} weight files as they are")
-    elif unknown:
-        more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
-        advice = "--against BASE compares them with the base's"
-        if record is not None:
-            advice += (
-                f"; `ropext verify {snapshot.name} --record` records them as they are now, and"
-                " `extend --hash` does so at once"
-            )
-        said = f"so --deep has nothing to compare them with: {advice}"
-        yield Check("weights", None, f"{unknown[0].sentence}{more}, {said}")
 
 
 def _record_bytes(snapshot: Snapshot, show: Show) -> list[str]:
@@ -577,8 +550,8 @@ def _gguf_endpoint(
     say: Say,
 ) -> "Probe":
     """Ask a server about a GGUF: its weights by transformers, with its spectrum and the base's."""
+    from ropext.dequantising import directory_of, with_rope
     from ropext.proof import server
-    from ropext.proof.dequantising import directory_of, with_rope
 
     if model.vocab_size is None:
         raise InputError(f"--endpoint: {snapshot.name} does not say the size of its vocabulary")

@@ -21,7 +21,6 @@ from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Choosing, Extend
 from ropext.options.fields import PLACES, item_of
 from ropext.options.training import Finetune, Fit
-from ropext.pipeline.extending import extend
 
 PATH = Path(ropext.__file__).with_suffix(".pyi")
 HEAD = """\
@@ -36,7 +35,6 @@ OPTIONS = {
 # Of the functions that take the arguments of another.
 PASSED_ON = {
     "evaluate": (evaluate, ("revision", "trust_remote_code", "force", "gates", "losses")),
-    "extend": (extend, ("revision", "link", "prove", "hash_weights", "trust_remote_code")),
 }
 ALWAYS = {
     "Literal": "from typing import Literal",

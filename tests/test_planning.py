@@ -9,7 +9,7 @@ import pytest
 from ropext import families
 from ropext.errors import NotExpressible, UnsupportedModel, UsageError
 from ropext.options.extend import Extend
-from ropext.planning import make_plan, make_table_plan, require_help
+from ropext.planning import make_plan, make_table_plan
 
 
 def plan(config, **options):
@@ -204,8 +204,8 @@ def test_the_plan_says_where_scaling_cannot_help_and_extend_asks():
     assert made.recommendation.method == "none"
     assert any("window of 4096 tokens" in warning for warning in made.warnings)
     with pytest.raises(UnsupportedModel, match="--even-so"):
-        require_help(made)
-    require_help(plan(configs.MISTRAL_WINDOWED, even_so=True))
+        made.require_help()
+    plan(configs.MISTRAL_WINDOWED, even_so=True).require_help()
 
 
 SCALED = configs.LLAMA | {
@@ -229,7 +229,7 @@ def test_the_length_alone(config):
     """What stock reads of the new config turns as before; nothing but the length is another."""
     before = families.read(config)
     made = plan(config, factor=None, target=2 * before.context, length_only=True)
-    require_help(made)
+    made.require_help()
     after = families.read(made.config)
     assert [s.rope.spectrum for s in after.sites] == [s.rope.spectrum for s in before.sites]
     assert after.context == after.stated_context == 2 * before.context

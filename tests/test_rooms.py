@@ -45,6 +45,7 @@ ABOVE_THE_LINE = (
 BELOW_THE_LINE = (
     "proof",
     "patching",
+    "dequantising",
     "verifying",
     "corpus",
     "evaluation",

@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -217,9 +217,10 @@ def push(
         notes.append(f"of this machine's paths in {', '.join(changed)} the last part alone goes up")
     contents[provenance.NAME] = _without_files(contents[provenance.NAME])
     sizes |= {name: len(own) for name, own in contents.items() if isinstance(own, bytes)}
+    figures = len(head.figures)
+    pushed = Pushed(repository, "", None, private, sizes, figures, False, text, tuple(notes))
     if dry_run:
-        number = len(head.figures)
-        return Pushed(repository, "", None, private, sizes, number, False, text, tuple(notes))
+        return pushed
     from huggingface_hub import HfApi
 
     api = HfApi(token=token, library_name="ropext")
@@ -234,15 +235,12 @@ def push(
         notes += _keep_card(Path(directory), text)
     if before.private and not private:
         notes.append(f"{repository} was private before and stays so; its settings make it public")
-    return Pushed(
-        repository=repository,
+    return replace(
+        pushed,
         url=provenance.scrub(f"{api.endpoint}/{repository}"),  # HF_ENDPOINT may hold a password
         commit=commit,
         private=bool(before.private),
-        files=sizes,
-        figures=len(head.figures),
         changed=commit != before.sha,
-        card=text,
         notes=tuple(notes),
     )
 

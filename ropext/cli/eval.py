@@ -53,40 +53,22 @@ def command(
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Measure a model at its long lengths. By perplexity and retrieval, beside the base."""
-    from ropext.evaluation.costs import count_evaluation
     from ropext.evaluation.work import processes
     from ropext.narration import Hooks
-    from ropext.pipeline.extending import check_evaluation, evaluate
+    from ropext.pipeline.public import count_evaluation, evaluate
+    from ropext.report import text
     from ropext.results.gates import parse_gate
 
-    gates = tuple(parse_gate(text) for text in fail_if or ())
-    common: dict[str, Any] = {
-        "revision": revision,
-        "trust_remote_code": trust_remote_code,
-        "gates": gates,
-    }
+    gates = tuple(map(parse_gate, fail_if or ()))
+    given |= {"revision": revision, "trust_remote_code": trust_remote_code, "gates": gates}
+    given |= {"losses": losses, "force": force}
     if dry_run:
-        check_evaluation(model, output, common | given | {"losses": losses})
-        from ropext.proof.dequantising import directory_of
-
-        with directory_of(model, out.say) as place:
-            settled, costs = count_evaluation(place, **common, output=output, force=force, **given)
-        for warning in settled.warnings:
-            out.say(f"warning: {warning}")
-        out.result(_costs_text(costs), costs.to_json())
+        costs = count_evaluation(model, output, say=out.say, **given)
+        out.result(text.costs(costs), costs.to_json())
         return
     with stoppable() as stop:
         hooks = Hooks(say=out.say, show=Bar(out).show, stop=stop)
-        done = evaluate(
-            model,
-            output,
-            **common,
-            losses=losses,
-            force=force,
-            command=sys.argv,
-            hooks=hooks,
-            **given,
-        )
+        done = evaluate(model, output, command=sys.argv, hooks=hooks, **given)
     if processes()[0] == 0:
         _tell(out, done, gates, full)
 
@@ -113,28 +95,3 @@ def _tell(out: Out, done: "Evaluation", gates: "tuple[Gate, ...]", full: bool) -
         out.say(f"report: {done.path / 'report.html'}")
     out.summarise(as_markdown(every) + "\n\n" + "".join(f"- {line}\n" for line in lines))
     rundir.raise_if_failed(outcomes)
-
-
-def _costs_text(costs: Any) -> str:
-    from ropext.report.text import size
-    from ropext.table import columns
-
-    read = "each document in one piece"
-    if costs.chunk:
-        cache = "" if costs.cache_bytes is None else f" of {size(costs.cache_bytes)}"
-        read = f"in chunks of {costs.chunk} tokens with a KV cache{cache}"
-    if costs.columns is None:
-        read += f", logits in slices of {costs.slice_tokens} tokens"
-    else:
-        read += f", logits in tiles {costs.columns} entries of the vocabulary wide"
-    rows = [(part.what, str(part.passes), str(part.tokens)) for part in costs.work]
-    return "\n".join(
-        [
-            columns(("work", "passes", "tokens each"), rows),
-            "",
-            f"passes   {costs.passes}",
-            f"tokens   {costs.tokens:,}",
-            f"weights  {size(costs.weight_bytes)}",
-            f"read     {read}",
-        ]
-    )

@@ -11,7 +11,7 @@ from ropext.cli.push import Public, PushToHub, asked_push, result
 from ropext.errors import UsageError
 from ropext.options.extend import AUTO, Choosing, Extend, Writing
 from ropext.pipeline import extending
-from ropext.planning import Plan, require_help
+from ropext.pipeline.extending import WriteOptions, plan_extend
 from ropext.report import text
 
 Words = Annotated[
@@ -64,21 +64,14 @@ def command(
         run.do(out, asked, output, push, dry_run=dry_run, force=force)
         return
     how = Writing(**writing)
-    common = {"revision": revision, "link": how.link, "force": force, **given}
     if output is None or dry_run:
-        made = extending.plan_extend(model, output, **common)
+        manner = WriteOptions(how.link, force)
+        made = plan_extend(model, output, given, manner, revision=revision)
         plan.show(out, made)
-        if isinstance(made, Plan):
-            require_help(made)  # as the run would, which shows no plan
+        made.require_help()  # as the run would, which shows no plan
         return
-    done = extending.extend(
-        model,
-        output,
-        prove=not how.no_verify,
-        hash_weights=how.hash,
-        trust_remote_code=trust_remote_code,
-        command=sys.argv,
-        say=out.say,
-        **common,
+    manner = WriteOptions(
+        how.link, force, not how.no_verify, how.hash, trust_remote_code, sys.argv, out.say
     )
+    done = extending.extend(model, output, given, manner, revision=revision)
     result(out, text.extended(done.plan, done.written), done.to_json(), done.output, push)

@@ -31,7 +31,7 @@ def command(
 ) -> None:
     """Learn a spectrum from text, weights untouched. config.json says what was found."""
     from ropext import training
-    from ropext.pipeline.calling import fit
+    from ropext.pipeline.public import fit
     from ropext.training import report, sharing
 
     if output is None and not dry_run:

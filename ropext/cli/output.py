@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from ropext.narration import Clock, Pace, interruptible, told
 
 if TYPE_CHECKING:
     from ropext.inspecting import Inspection, Unrotated
-    from ropext.planning import Plan
+    from ropext.planning import ExtensionPlan
 
 
 def _plain(value: Any) -> Any:
@@ -70,17 +69,12 @@ class Out:
                 return  # the reader had enough (`ropext plan ... | head`)
             raise InputError(f"the result cannot be printed: {error.strerror}") from None
 
-    def picture(self, path: Path, of: "Plan | Inspection | Unrotated") -> None:
-        """The file that --plot asks for: spectra, or how alike the rows of a position table are."""
-        from ropext.inspecting import Unrotated
+    def picture(self, path: Path, of: "ExtensionPlan | Inspection | Unrotated") -> None:
+        """The file that --plot asks for."""
         from ropext.report import plots  # late: it loads matplotlib
 
-        if isinstance(of, Unrotated):
-            draw = partial(plots.plot_rows, of.rows(), path, title=of.name)
-        else:
-            draw = partial(plots.plot, of.main.rope, of.spectra(), of.target, path, title=of.name)
         try:
-            draw()
+            plots.write(of, path)
         except OSError as error:
             raise InputError(f"--plot {path} cannot be written: {error.strerror}") from None
         self.say(f"wrote {path}")

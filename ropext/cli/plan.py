@@ -14,7 +14,7 @@ from ropext.options.extend import Extend
 from ropext.options.fields import flag
 
 if TYPE_CHECKING:
-    from ropext.planning import Plan, TablePlan
+    from ropext.planning import ExtensionPlan
 
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE.png", help="draw the spectra of all methods")
@@ -63,16 +63,10 @@ def command(
     show(out, inspecting.plan(model, revision=revision, **given), plot)
 
 
-def show(out: Out, plan: "Plan | TablePlan", plot: Path | None = None) -> None:
+def show(out: Out, plan: "ExtensionPlan", plot: Path | None = None) -> None:
     """Print a plan; `extend --dry-run` prints the same."""
-    from ropext.planning import TablePlan
     from ropext.report import text
 
-    if isinstance(plan, TablePlan):
-        if plot is not None:
-            raise UsageError("--plot draws spectra; `ropext inspect --plot` draws a table's rows")
-        out.result(text.table_plan(plan), plan.to_json())
-        return
     if plot is not None:
         out.picture(plot, plan)
     out.result(text.plan(plan), plan.to_json())

@@ -45,7 +45,7 @@ from ropext.pipeline.extending import WriteOptions, write_extension
 from ropext.pipeline.job import check_data, gates_of
 from ropext.pipeline.stages import Hashes
 from ropext.pipeline.steps import CONTROL, LABELS, READ_ALWAYS, USED
-from ropext.planning import Plan, make_plan, require_help
+from ropext.planning import Plan, make_plan
 from ropext.results.comparison import item_differences
 from ropext.results.gates import Metrics
 from ropext.results.overlap import NOTHING, Trained, trained
@@ -159,7 +159,7 @@ def prospect(asked: Recipe) -> Prospect:
     example = next(iter(closed.values()))
     if example.model.masked_lm:
         raise UsageError("--method auto measures causal language models; name a method")
-    require_help(example)
+    example.require_help()
     stays = {"method": "abf", "theta": example.main.rope.theta, "even_so": True}
     try:
         plans = {UNTOUCHED: make_plan(snapshot.config, request.changed(**stays), asked.model)}

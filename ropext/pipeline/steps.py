@@ -23,7 +23,7 @@ from ropext.options.recipe import PLAN, Recipe
 from ropext.pipeline.extending import WriteOptions, write_extension
 from ropext.pipeline.job import gates_of
 from ropext.pipeline.stages import Hashes, Stage
-from ropext.planning import Plan, require_help
+from ropext.planning import Plan
 from ropext.results.gates import Gate, Metrics
 from ropext.results.overlap import both, from_json, trained_in
 from ropext.workdir import MANIFEST, Flat, Ledger, beside, release, remove
@@ -83,7 +83,7 @@ class Work:
     def plan(self) -> Plan:
         """What the extension does; made anew every time, from the config alone."""
         made = plan_of(self.base, Extend(**self.job.request), self.base.name)
-        require_help(made)
+        made.require_help()
         return made
 
     @cached_property

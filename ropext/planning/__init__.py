@@ -4,11 +4,12 @@ named, computed without touching a file.
 The plan is the prediction; the proof compares it with what stock transformers builds.
 """
 
-from ropext.planning.making import make_plan, reached, require_help
-from ropext.planning.plan import Plan, PlannedSite, readings_of
+from ropext.planning.plan import ExtensionPlan, Plan, PlannedSite, readings_of
+from ropext.planning.rotary import make_plan, reached
 from ropext.planning.tables import TablePlan, make_table_plan, plan_config
 
 __all__ = [
+    "ExtensionPlan",
     "Plan",
     "PlannedSite",
     "TablePlan",
@@ -17,5 +18,4 @@ __all__ = [
     "plan_config",
     "reached",
     "readings_of",
-    "require_help",
 ]

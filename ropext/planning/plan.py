@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import PurePath
-from typing import Any, ClassVar
+from typing import Any
 
 from ropext import families, forms, loaders, scaling
-from ropext.errors import NotExpressible, UsageError, listed
+from ropext.errors import NotExpressible, UnsupportedModel, UsageError, listed
 from ropext.families import Model, Site
 from ropext.options.extend import Extend, knobs_for
 from ropext.rope import Explanation, Rope, Spectrum, explain, turns
+from ropext.scaling.tables import Growth
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,11 @@ class Recommendation:
     reason: str
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What `extend` does: the new config, why, and who reads it how."""
+@dataclass(frozen=True, kw_only=True)
+class ExtensionPlan:
+    """What `extend` does, whatever the model's position scheme: the new config, and why."""
 
     name: str  # the model as the user named it
-    model: Model
     recipe: Extend
     method: str
     knobs: dict[str, Any]
@@ -61,19 +61,59 @@ class Plan:
     sites: tuple[PlannedSite, ...]
     config: dict[str, Any]
     edits: tuple[families.Edit, ...]
-    methods: tuple[MethodRow, ...]
-    recommendation: Recommendation
     warnings: tuple[str, ...]
-    readings: tuple[loaders.LoaderReading, ...]
-    growth: ClassVar[None] = None  # as in a TablePlan: no tensor changes
 
     def __repr__(self) -> str:
-        form, far = self.main.params["rope_type"], f"{self.context:,} -> {self.target:,} tokens"
-        return f"<Plan for {self.name}: {far} by {self.method}, written as {form}>"
+        far = f"{self.context:,} -> {self.target:,} tokens"
+        return f"<Plan for {self.name}: {far} by {self.method}{self.form}>"
+
+    @property
+    def form(self) -> str:
+        """How the config carries it, as a clause."""
+        return ""
 
     @property
     def factor(self) -> float:
         return self.target / self.context
+
+    @property
+    def container(self) -> str:
+        """The architecture of a GGUF file that is extended; "" of a directory."""
+        return ""
+
+    @property
+    def growth(self) -> Growth | None:
+        """What becomes of position tables; None where no tensor changes."""
+        return None
+
+    def require_help(self) -> None:
+        """Raise where an extension cannot help this model, unless asked for all the same."""
+
+    def serving(self, directory: str) -> tuple[loaders.Serving, ...]:
+        """How to run the result in each loader, once it lies in `directory`."""
+        return ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as one JSON document."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Plan(ExtensionPlan):
+    """The plan for rotary embeddings, with who reads the result how."""
+
+    model: Model
+    methods: tuple[MethodRow, ...]
+    recommendation: Recommendation
+    readings: tuple[loaders.LoaderReading, ...]
+
+    @property
+    def form(self) -> str:
+        return f", written as {self.main.params['rope_type']}"
+
+    @property
+    def container(self) -> str:
+        return self.model.container
 
     @property
     def main(self) -> PlannedSite:
@@ -98,8 +138,16 @@ class Plan:
                 out[row.method] = scaling.compose(rope, scaled, self.target)
         return out
 
+    def require_help(self) -> None:
+        """Raise where scaling cannot help, or not so far, unless asked for all the same."""
+        if self.model.obstacles and not (self.recipe.even_so or self.recipe.length_only):
+            raise UnsupportedModel(
+                f"{self.name}: {'; '.join(self.model.obstacles)}; --even-so extends it all the same"
+            )
+        if doubt := too_far(self.recipe, self.context, self.target):
+            raise UsageError(f"{self.name}: {doubt}")
+
     def serving(self, directory: str) -> tuple[loaders.Serving, ...]:
-        """How to run the result in each loader, once it lies in `directory`."""
         if self.model.container:
             one = directory.lower().endswith(".gguf")
             name = PurePath(self.name).name
@@ -133,7 +181,6 @@ class Plan:
         return by_options(self.nearest())
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as one JSON document."""
         return {
             "model": self.name,
             "model_type": self.model.model_type,
@@ -158,6 +205,20 @@ class Plan:
 
 
 WRONG = ("different", "ignored", "error")
+# LongRoPE took LLaMA2 from 4k to 2,048k (Ding et al. 2024, table 4): nobody went further.
+FARTHEST = 512
+
+
+def too_far(recipe: Extend, context: int, target: int) -> str:
+    """The question that a factor nobody has reached gets; "" for any other."""
+    factor = target / context
+    if factor <= FARTHEST or recipe.even_so:
+        return ""
+    meant = f"is --target {recipe.factor:g} meant" if recipe.factor else "is that meant"
+    return (
+        f"{target:,} tokens are {factor:g} times the {context:,} of the model, and no model was "
+        f"ever extended more than {FARTHEST} times: {meant}? (--even-so goes on)"
+    )
 
 
 def readings_of(

@@ -2,49 +2,31 @@
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ropext import families
 from ropext.errors import UnsupportedModel, UsageError
 from ropext.options.extend import KNOBS, Extend, resolve_target
 from ropext.options.fields import flag
-from ropext.planning.making import make_plan
-from ropext.planning.plan import Plan, PlannedSite
+from ropext.planning.plan import ExtensionPlan
+from ropext.planning.rotary import make_plan
 from ropext.positions import SCHEMES, Positions
 from ropext.scaling import tables
 from ropext.scaling.tables import Growth, alike, growth
 
 
-@dataclass(frozen=True)
-class TablePlan:
-    """What `extend` does to such a model: the new config, the rows, and what a user must know."""
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TablePlan(ExtensionPlan):
+    """The plan for such a model: the new config, the rows, and what a user must know."""
 
-    name: str  # the model as the user named it
     positions: Positions
-    recipe: Extend
-    method: str
-    context: int
-    target: int
-    config: dict[str, Any]
-    edits: tuple[families.Edit, ...]
-    warnings: tuple[str, ...]
-    knobs: Mapping[str, Any] = field(default_factory=dict)  # as in a Plan: a table has none ...
-    sites: tuple[PlannedSite, ...] = ()  # ... of either
-
-    def __repr__(self) -> str:
-        return f"<Plan for {self.name}: {self.context:,} -> {self.target:,} by {self.method}>"
-
-    @property
-    def factor(self) -> float:
-        return self.target / self.context
 
     @property
     def growth(self) -> Growth:
         return growth(self.positions, self.method, self.target)
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as one JSON document."""
         return {
             "model": self.name,
             "model_type": self.positions.model_type,
@@ -85,15 +67,17 @@ def make_table_plan(
         positions=found,
         recipe=recipe,
         method=method,
+        knobs={},
         context=found.context,
         target=target,
+        sites=(),
         config=written,
         edits=tuple(families.diff(dict(config), written)),
         warnings=tuple(_warnings(found, target, method)),
     )
 
 
-def plan_config(config: Mapping[str, Any], recipe: Extend, name: str = "MODEL") -> Plan | TablePlan:
+def plan_config(config: Mapping[str, Any], recipe: Extend, name: str = "MODEL") -> ExtensionPlan:
     """The plan for a model in memory, by the scheme that its config has."""
     if families.read_positions(dict(config)) is None:
         return make_plan(config, recipe, name)

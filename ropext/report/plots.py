@@ -15,8 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ropext.errors import UsageError
 from ropext.files import replace_whole
+from ropext.inspecting import Inspection, Unrotated
 from ropext.lengths import length_text
+from ropext.planning import ExtensionPlan, Plan
 from ropext.results.values import Value
 from ropext.rope import Rope, Spectrum
 
@@ -290,16 +293,24 @@ def by_pair(axis: "Axes", values: Sequence[float], label: str, style: Style) -> 
     axis.plot(range(len(values)), values, label=label, marker=marker, ms=3.5, **style)
 
 
-def plot(
-    rope: Rope, named: Mapping[str, Spectrum], target: int, path: Path | str, title: str = ""
-) -> None:
-    """Write the wavelengths of the model as it is and of each named spectrum."""
+def write(of: ExtensionPlan | Inspection | Unrotated, path: Path) -> None:
+    """The file that --plot asks for: spectra, or how alike the rows of a position table are."""
+    if isinstance(of, Unrotated):
+        data = plot_rows(of.rows(), of.name)
+    elif isinstance(of, Plan | Inspection):
+        data = plot(of.main.rope, of.spectra(), of.target, of.name)
+    else:
+        raise UsageError("--plot draws spectra; `ropext inspect --plot` draws a table's rows")
+    replace_whole(path, lambda stream: stream.write(data), keep=True)
+
+
+def plot(rope: Rope, named: Mapping[str, Spectrum], target: int, title: str = "") -> bytes:
+    """The wavelengths of the model as it is and of each named spectrum."""
     models = {UNTOUCHED: rope.spectrum.inv_freq}
     models |= {name: own.inv_freq for name, own in named.items()}
     heading = f"{title}: rotary dim {rope.dim}, theta {rope.theta:g}".removeprefix(": ")
     lengths = {"trained context": rope.context, "target": target}
-    data = spectra(heading, models, lengths=lengths)
-    replace_whole(Path(path), lambda stream: stream.write(data), keep=True)
+    return spectra(heading, models, lengths=lengths)
 
 
 def similarity(rows: "np.ndarray", most: int = 512) -> "np.ndarray":
@@ -313,8 +324,8 @@ def similarity(rows: "np.ndarray", most: int = 512) -> "np.ndarray":
     return alike
 
 
-def plot_rows(rows: "np.ndarray", path: Path | str, title: str = "") -> None:
-    """Write how alike the rows of a position table are, pair by pair and by distance, as a PNG."""
+def plot_rows(rows: "np.ndarray", title: str = "") -> bytes:
+    """How alike the rows of a position table are, pair by pair and by distance."""
     import numpy as np
     from matplotlib.figure import Figure
 
@@ -331,5 +342,4 @@ def plot_rows(rows: "np.ndarray", path: Path | str, title: str = "") -> None:
     panel(right, "Mean cosine by distance", "distance in tokens", "cosine")
     right.plot([far * step for far in range(len(alike))], means, color=INK)
     right.axhline(0, color=GREY, lw=0.8, ls=":")
-    data = png(figure)
-    replace_whole(Path(path), lambda stream: stream.write(data), keep=True)
+    return png(figure)

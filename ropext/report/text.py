@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ropext.families import ABSENT, Edit, Model, Site
 from ropext.families.config import named
 from ropext.inspecting import proved_of, scaled_by_config
+from ropext.planning import ExtensionPlan, Plan, TablePlan
 from ropext.positions import SCHEMES
 from ropext.rope import phase_ratio, turns
 from ropext.scaling import tables
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from ropext.checkpoint.writing import Written
     from ropext.inspecting import Served, Unrotated
     from ropext.loaders import LoaderReading, Serving
-    from ropext.planning import Plan, TablePlan
 
 
 def size(count: float) -> str:
@@ -167,7 +167,7 @@ def unrotated(seen: "Unrotated") -> str:
     return f"{seen.name}\n{_columns(facts)}{note}"
 
 
-def table_plan(made: "TablePlan") -> str:
+def _table_plan(made: TablePlan) -> str:
     """`ropext plan` for a model that rotates nothing as text."""
     rows = []
     for method in tables.methods_for(made.positions).values():
@@ -259,8 +259,11 @@ def _both_numbers(plan: "Plan") -> str | None:
     )
 
 
-def plan(made: "Plan") -> str:
+def plan(made: ExtensionPlan) -> str:
     """`ropext plan` as text."""
+    if isinstance(made, TablePlan):
+        return _table_plan(made)
+    assert isinstance(made, Plan)
     chosen = made.recommendation
     origin = f" --from-original --target {made.target}" if chosen.from_original else ""
     advice = "none" if chosen.method == "none" else f"--method {chosen.method}{origin}"
@@ -300,7 +303,7 @@ def serving_text(lines: Iterable["Serving"]) -> str:
     return "\n".join(out)
 
 
-def extended(made: "Plan | TablePlan", written: "Written") -> str:
+def extended(made: ExtensionPlan, written: "Written") -> str:
     """`ropext extend` as text: what was written, what was proved, what to do next."""
     proved = written.proof
     parts = [f"wrote {written.output}: {made.context:,} -> {made.target:,} tokens by {made.method}"]
@@ -326,8 +329,8 @@ def extended(made: "Plan | TablePlan", written: "Written") -> str:
     parts += [f"note: {note}" for note in written.notes]
     left = {name: reason for name, reason in written.left.items() if name != "README.md"}
     parts += [f"left out: {name}: {reason}" for name, reason in left.items()]
-    if serving := getattr(made, "serving", None):
-        parts += ["", "to serve it", serving_text(serving(str(written.output)))]
+    if serving := made.serving(str(written.output)):
+        parts += ["", "to serve it", serving_text(serving)]
     return "\n".join(parts)
 
 
@@ -348,3 +351,26 @@ def verification(verdict: str, checks: Iterable[tuple[bool | None, str, str]], r
     rows = [(states[passed], what, sentence) for passed, what, sentence in checks]
     parts = [verdict, "", columns(["", "what", "found"], rows), ""]
     return "\n".join([*parts, *([readers, ""] if readers else []), verdict])
+
+
+def costs(found: Any) -> str:
+    """`ropext eval --dry-run` as text."""
+    read = "each document in one piece"
+    if found.chunk:
+        cache = "" if found.cache_bytes is None else f" of {size(found.cache_bytes)}"
+        read = f"in chunks of {found.chunk} tokens with a KV cache{cache}"
+    if found.columns is None:
+        read += f", logits in slices of {found.slice_tokens} tokens"
+    else:
+        read += f", logits in tiles {found.columns} entries of the vocabulary wide"
+    rows = [(part.what, str(part.passes), str(part.tokens)) for part in found.work]
+    return "\n".join(
+        [
+            columns(("work", "passes", "tokens each"), rows),
+            "",
+            f"passes   {found.passes}",
+            f"tokens   {found.tokens:,}",
+            f"weights  {size(found.weight_bytes)}",
+            f"read     {read}",
+        ]
+    )

@@ -77,8 +77,8 @@ def run_fit(
 
     Under `accelerate launch` the first process has the result, the others None.
     """
+    from ropext.dequantising import directory_of
     from ropext.options.training import Fit
-    from ropext.proof.dequantising import directory_of
     from ropext.training import fit, run
 
     def work(planned: "Planned[PreparedFit]", folder: Path, say: Say) -> "Fitted | None":
@@ -105,8 +105,8 @@ def plan_fit(
     **options: Any,
 ) -> "Planned[PreparedFit]":
     """What `run_fit` would do, and what that would take; what it would refuse is refused."""
+    from ropext.dequantising import directory_of
     from ropext.options.training import Fit
-    from ropext.proof.dequantising import directory_of
     from ropext.training import fit, run
 
     read = {"MODEL": model, **reads({"data": as_place(data), **options})}

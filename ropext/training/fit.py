@@ -11,7 +11,7 @@ from ropext.checkpoint.provenance import digest, read_record, weights_digest
 from ropext.errors import NotExpressible, UnsupportedModel, UsageError
 from ropext.inspecting import open_model, plan_of
 from ropext.options.training import WITHIN, Fit
-from ropext.planning import Plan, PlannedSite, make_plan, require_help
+from ropext.planning import Plan, PlannedSite, make_plan
 from ropext.results.overlap import kept_out_of
 from ropext.rope import compression
 from ropext.tasks import check_amount
@@ -254,7 +254,7 @@ def prepare(
         raise UnsupportedModel(
             f"{model} is a masked language model ({plan.model.model_type}); fit reads causal ones"
         )
-    require_help(plan)
+    plan.require_help()
     _check_geometry(plan)
     snapshot = with_weights(snapshot)
     pairs = plan.main.rope.dim // 2

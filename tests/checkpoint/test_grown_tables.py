@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 import ropext
 from ropext.errors import InputError, ProofFailed, UnsupportedModel, UsageError
 from ropext.options.extend import Extend
-from ropext.pipeline.calling import push
+from ropext.pipeline.public import push
 from ropext.planning import plan_config
 from ropext.scaling.tables import METHODS
 

@@ -14,7 +14,7 @@ from tiny_checkpoints import write_checkpoint
 from ropext.errors import UsageError
 from ropext.evaluation import harness
 from ropext.evaluation.variants import Variant
-from ropext.pipeline.extending import evaluate
+from ropext.pipeline.public import evaluate
 from ropext.tasks.asking import match
 
 QUESTIONS = [

@@ -14,7 +14,7 @@ from ropext import patching
 from ropext.errors import UsageError
 from ropext.evaluation.variants import line_up
 from ropext.options.evaluate import Evaluate
-from ropext.pipeline.extending import evaluate
+from ropext.pipeline.public import evaluate
 
 CONTEXT, TARGET, TAIL = 32, 128, 8
 KEYS = {"n_embd": 32, "n_layer": 2, "n_head": 2}

@@ -28,7 +28,7 @@ from ropext.evaluation.costs import count_evaluation
 from ropext.evaluation.variants import Lineup, Variant, fetched, line_up
 from ropext.narration import Hooks
 from ropext.options.evaluate import Evaluate
-from ropext.pipeline.extending import evaluate
+from ropext.pipeline.public import evaluate
 
 
 @pytest.fixture(scope="session")
@@ -189,7 +189,7 @@ def test_an_interrupt_with_nothing_to_keep(place):
 CHILD = """
 import json, os, signal, sys
 from ropext.narration import Hooks
-from ropext.pipeline.extending import evaluate
+from ropext.pipeline.public import evaluate
 import torch
 torch.set_num_threads(1)
 model, output, options, kill_after = json.loads(sys.argv[1])

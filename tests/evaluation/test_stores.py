@@ -9,7 +9,7 @@ from tiny_checkpoints import LENGTHS, write_checkpoint, write_documents
 from ropext.evaluation.manifest import stores_of
 from ropext.evaluation.variants import line_up
 from ropext.options.evaluate import Evaluate
-from ropext.pipeline.extending import evaluate
+from ropext.pipeline.public import evaluate
 from ropext.workdir import Workdir
 
 

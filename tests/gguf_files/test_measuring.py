@@ -9,10 +9,10 @@ from gguf_files import making
 
 import ropext
 from ropext import bundled
+from ropext.dequantising import directory_of
 from ropext.errors import InputError, NotExpressible, UsageError
 from ropext.gguf import open_gguf, writing
 from ropext.options.training import Fit
-from ropext.proof.dequantising import directory_of
 from ropext.training import finetune, fit
 
 DEMO = bundled.MODELS["ropext://demo"]

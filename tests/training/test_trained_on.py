@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 import ropext
-from ropext.pipeline.extending import evaluate
+from ropext.pipeline.public import evaluate
 from ropext.report import evaluation, tables
 from ropext.results.figures import figures
 from ropext.results.gates import parse_gate

@@ -1,4 +1,4 @@
-"""The order in which a plan is made."""
+"""The plan for rotary embeddings, in the order in which it is made."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
@@ -19,14 +19,13 @@ from ropext.planning.plan import (
     plan_site,
     readings_of,
     require_motion,
+    too_far,
 )
 from ropext.planning.recommending import default_method, recommend
 
 # Angles are float32 in stock transformers: position * 2^-24 radians of rounding on the fastest
 # pair. From here on the error passes 1e-2 (measured: 2.5e-2 at 1M positions).
 FLOAT32_MATTERS = 2**18
-# LongRoPE took LLaMA2 from 4k to 2,048k (Ding et al. 2024, table 4): nobody went further.
-FARTHEST = 512
 LENGTH_ONLY = "length-only"  # what stands in the place of a method
 
 
@@ -132,18 +131,6 @@ def reached(target: int, context: int) -> str:
     )
 
 
-def too_far(recipe: Extend, context: int, target: int) -> str:
-    """The question that a factor nobody has reached gets; "" for any other."""
-    factor = target / context
-    if factor <= FARTHEST or recipe.even_so:
-        return ""
-    meant = f"is --target {recipe.factor:g} meant" if recipe.factor else "is that meant"
-    return (
-        f"{target:,} tokens are {factor:g} times the {context:,} of the model, and no model was "
-        f"ever extended more than {FARTHEST} times: {meant}? (--even-so goes on)"
-    )
-
-
 def make_plan(
     config: Mapping[str, Any],
     recipe: Extend,
@@ -219,17 +206,6 @@ def _read_again(written: dict[str, Any], method: str) -> None:
             f"--method {method}: the result leaves the range of numbers that a config may hold: "
             f"{error}"
         ) from None
-
-
-def require_help(plan: Plan) -> None:
-    """Raise where scaling cannot help this model, or not so far, unless asked for all the same."""
-    if plan.model.obstacles and not (plan.recipe.even_so or plan.recipe.length_only):
-        raise UnsupportedModel(
-            f"{plan.name}: {'; '.join(plan.model.obstacles)}; --even-so extends it all the same"
-        )
-    doubt = too_far(plan.recipe, plan.context, plan.target)
-    if doubt:
-        raise UsageError(f"{plan.name}: {doubt}")
 
 
 def _context(model: Model, recipe: Extend) -> int:

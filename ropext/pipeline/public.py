@@ -1,0 +1,202 @@
+"""What Python and the command line call, where the pipeline does it."""
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropext import bundled, guard
+from ropext.checkpoint import open_snapshot, provenance
+from ropext.checkpoint.card import README
+from ropext.inspecting import open_model, planned, positions_of, read_again
+from ropext.narration import SILENT, Hooks, Say, silent
+from ropext.options.extend import AUTO, Choosing, Extend
+from ropext.options.fields import FINETUNE, Link, TextsOrPlace, as_place, reads
+from ropext.pipeline import extending
+from ropext.pipeline.extending import Extended, WriteOptions
+
+if TYPE_CHECKING:
+    from ropext.checkpoint.push import Pushed
+    from ropext.evaluation.costs import Costs
+    from ropext.evaluation.session import Evaluation
+    from ropext.pipeline.outcome import Ran
+    from ropext.report.evaluation import Compared
+    from ropext.training.fit import Fitted
+
+
+def extend(
+    model: str | Path,
+    output: str | Path,
+    *,
+    revision: str | None = None,
+    link: Link = "copy",
+    force: bool = False,
+    prove: bool = True,
+    hash_weights: bool = False,
+    trust_remote_code: bool = False,
+    command: Sequence[str] = (),
+    say: Say = silent,
+    **options: Any,
+) -> "Extended | Ran":
+    """Write an extended checkpoint and prove it; `options` are the fields of options.extend.Extend.
+
+    With method="auto" the method is chosen by measuring on `data`, and all that a run did is
+    returned (`Ran.raise_if_failed` turns failed gates into an error).
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    if options.get("method") != AUTO and not given.keys() & Choosing.model_fields.keys():
+        how = WriteOptions(link, force, prove, hash_weights, trust_remote_code, command, say)
+        return extending.extend(str(model), Path(output), options, how, revision=revision)
+    from ropext.options.recipe import ExtendSection
+    from ropext.pipeline import job, running
+
+    with _as_file(given.pop("data", None)) as data:
+        later = {FINETUNE: given.pop("finetune", None)}
+        known = ExtendSection.model_fields
+        Extend(**{name: given[name] for name in given if name not in known})  # refuses it
+        given |= {"link": link, "no_verify": not prove, "hash": hash_weights}
+        given |= {} if data is None else {"data": data}
+        top = {"model": str(model), "revision": revision}
+        asked = job.from_options(top, given, later, where="the call").trusting(trust_remote_code)
+        return running.run(asked, output, force=force, command=command, say=say)
+
+
+@contextmanager
+def _as_file(data: TextsOrPlace | None) -> Iterator[str | None]:
+    """Where documents lie; those that Python holds lie in a file while this lasts."""
+    place = None if data is None else as_place(data)
+    rows = getattr(place, "rows", None)
+    if rows is None:
+        yield place
+        return
+    with tempfile.TemporaryDirectory(prefix="ropext-texts-") as room:
+        file = Path(room) / "texts.jsonl"
+        documents = (row if isinstance(row, Mapping) else {"text": row} for row in rows)
+        file.write_text("".join(json.dumps(dict(own)) + "\n" for own in documents), "utf-8")
+        yield str(file)
+
+
+def fit(
+    model: str | Path,
+    data: TextsOrPlace,
+    output: str | Path,
+    *,
+    revision: str | None = None,
+    force: bool = False,
+    command: Sequence[str] = (),
+    say: Say = silent,
+    **options: Any,
+) -> "Fitted | None":
+    """Fit a spectrum with the weights frozen; `options` are the fields of options.training.Fit. Of
+    a GGUF it is fitted on the dequantised weights, and OUTPUT also has the file with it.
+
+    Under `accelerate launch` the first process has the result, the others None.
+    """
+    from ropext.training import run_fit
+
+    common: dict[str, Any] = {"force": force, "command": command, "say": say}
+    done = run_fit(model, data, output, revision=revision, **common, **options)
+    if done is not None and (gguf := bundled.find_gguf(str(model))) is not None:
+        file = Path(output) / f"{gguf.stem}-long.gguf"
+        snapshot = open_model(model)
+        plan = extending.warned(planned(snapshot, str(model), {"like": str(output)}), say)
+        extending.write_extension(snapshot, plan, file, WriteOptions(**common))
+        provenance.relist(Path(output), file.name)
+        say(f"{file} is the file with this spectrum; beside it are the weights in float32")
+    return done
+
+
+def evaluate(
+    model: str | Path, output: str | Path | None = None, *, hooks: Hooks = SILENT, **options: Any
+) -> "Evaluation":
+    """Measure a model on long text and by retrieval, and with `output` write the report there too;
+    `options` are those of evaluation.session.evaluate."""
+    from ropext.evaluation import session
+    from ropext.report.evaluation import write_report
+
+    with _readable(str(model), output, options, hooks.say) as place:
+        if place != str(model):
+            from ropext.evaluation.variants import line_up_as
+
+            options["lineup"] = line_up_as(place, str(model), options)
+        return session.evaluate(place, output, hooks=hooks, report=write_report, **options)
+
+
+def count_evaluation(
+    model: str, output: Path | None, *, losses: Path | None, say: Say, **options: Any
+) -> "Costs":
+    """What `evaluate` would read; what it would refuse is refused."""
+    from ropext.evaluation import costs
+
+    with _readable(model, output, options | {"losses": losses}, say) as place:
+        settled, found = costs.count_evaluation(place, output=output, **options)
+    for warning in settled.warnings:
+        say(f"warning: {warning}")
+    return found
+
+
+@contextmanager
+def _readable(
+    model: str, output: str | Path | None, options: Mapping[str, Any], say: Say
+) -> Iterator[str]:
+    """The directory that is read: of a GGUF, one of its weights while this lasts. To write over,
+    into or around what is read is refused."""
+    from ropext.dequantising import directory_of
+    from ropext.results.gates import split_spec
+
+    runs = [split_spec(gate.run)[0] for gate in options.get("gates", ()) if gate.run]
+    losses = Path(options["losses"]) if options.get("losses") else None
+    read = {"MODEL": model, "--fail-if": runs, **reads(options)}
+    guard.check(read, {"--output": output, "--losses": losses})
+    guard.check_file(losses, "--losses", guard.LOSSES)
+    with directory_of(model, say) as place:
+        yield place
+
+
+def compare(*runs: str | Path, output: str | Path | None = None) -> "Compared":
+    """Set finished evaluations side by side, paired on the same tokens: a run directory, or
+    RUN:VARIANT; with `output` write the report there too."""
+    from ropext.report.evaluation import compare_runs
+
+    return compare_runs([str(run) for run in runs], None if output is None else Path(output))[1]
+
+
+def push(
+    directory: str | Path,
+    repository: str,
+    *,
+    public: bool = False,
+    results: Sequence[str | Path] = (),
+    license: str | None = None,
+    base_model: str | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    bars: bool = False,
+    say: Say = silent,
+    stop: Callable[[], bool] = SILENT.stop,
+) -> "Pushed":
+    """Upload a finished output to the hub, with its card and what `results` (runs of an evaluation,
+    or RUN:VARIANT) measured of it; with `dry_run` only say what would be there."""
+    from ropext.checkpoint import push as pushing
+    from ropext.pipeline import outcome
+    from ropext.results.figures import figures
+    from ropext.results.gates import split_spec
+
+    guard.check(
+        {"--results": [split_spec(str(run))[0] for run in results]},
+        {"its model card": Path(directory) / README},
+    )
+    there = replace(open_snapshot(directory), name=repository, hub_id=repository)
+    served = read_again(there).serving if positions_of(there) is None else ()
+    lines = [(own.loader, own.command) for own in served if own.command]
+    found = figures(directory, [str(run) for run in results])
+    head = pushing.Head(found, lines, license, base_model)
+    note = outcome.owner(Path(directory))
+    how: dict[str, Any] = {"force": force, "dry_run": dry_run, "bars": bars}
+    done = pushing.push(directory, repository, not public, head=head, say=say, stop=stop, **how)
+    if note is not None:
+        outcome.own(note, Path(directory))
+    return done
