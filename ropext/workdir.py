@@ -4,7 +4,7 @@ It is OUT.run beside the output OUT of fit, finetune and run; of eval the output
 
     run.json     the command, by name under "decides" what its numbers follow from, and what else is
                  good to know
-    PIECE.json   in a folder of records (`Ledger`): what became of one piece of the work
+    STEP.json    in a folder of records (`Ledger`): what became of one step, which is done `once`
 
 The same command with the same deciding values goes on in it. With other values it begins anew where
 that is asked for (--force), or where nothing is lost. The folder of another command is never taken,
@@ -208,44 +208,110 @@ def _named(names: list[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What became of one piece of work."""
+class Step:
+    """A piece of a run that is not done twice: `make` leaves what `look` finds, each file and
+    folder whole or not at all."""
 
-    schema: int  # goes up when what is done with the same inputs changes
-    inputs: Flat
-    outputs: Flat | None  # None: begun, not finished
-    about: Flat
-
-    def why_again(self, schema: int, inputs: Flat) -> str | None:
-        """Why it is not of this very work, by the names of what changed; None where it is."""
-        if self.schema != schema:
-            return "this ropext does it in another way"
-        names = differences(self.inputs, inputs)
-        return f"changed: {_named(names)}" if names else None
+    name: str
+    schema: int  # goes up when what is done with the same key changes
+    key: Callable[[], Flat]  # what decides its result, by name
+    look: Callable[[], Flat | None]  # digests of what it left, None where that is not whole
+    make: Callable[[], None]
+    clear: Callable[[], object] = lambda: None  # what another run of it left
+    tidy: Callable[[], object] = lambda: None  # what a kill left beside an output that is whole
+    everyone: bool = False  # under accelerate launch all processes take part
 
 
 class Ledger:
-    """The records of a run, one file each; none holds a time."""
+    """The records of a run's steps, one file each; none holds a time. `versions` are those of the
+    libraries now."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, versions: Mapping[str, str] = {}) -> None:
+        self.folder, self.versions = folder, versions
 
-    def read(self, piece: str) -> Piece | None:
-        """None where there is none, or one that cannot be read: then the piece is done again."""
+    def read(self, name: str) -> Flat | None:
+        """None where there is none, or one that cannot be read: then the step is done again."""
         try:
-            found = read_json(self.folder / f"{piece}.json")
-            schema, inputs, outputs = (found.pop(name) for name in ("schema", "inputs", "outputs"))
-            return Piece(schema, inputs, outputs, found)
-        except (InputError, AttributeError, KeyError, TypeError):
+            found = read_json(self.folder / f"{name}.json")
+            return found if {"schema", "inputs", "outputs"} <= found.keys() else None
+        except (InputError, AttributeError):
             return None
 
-    def write(
-        self, piece: str, schema: int, inputs: Flat, outputs: Flat | None, **about: Any
-    ) -> None:
-        """Begin a record (outputs None) or finish it."""
-        content = {"schema": schema, "inputs": inputs, "outputs": outputs, **about}
-        write_json(self.folder / f"{piece}.json", content)
+    def write(self, step: Step, key: Flat, left: Flat | None) -> None:
+        """Begin a record (`left` None) or finish it."""
+        content = {"schema": step.schema, "inputs": key, "outputs": left}
+        write_json(self.folder / f"{step.name}.json", content | {"versions": self.versions})
 
-    def forget(self, piece: str) -> None:
-        """So that it is done again."""
-        (self.folder / f"{piece}.json").unlink(missing_ok=True)
+    def why_again(self, step: Step, key: Flat) -> str:
+        """Why a record is not of this very work; "" where it is, or where there is none."""
+        if (record := self.read(step.name)) is None:
+            return ""
+        if record["schema"] != step.schema:
+            return "this ropext does it in another way"
+        names = differences(record["inputs"], key)
+        return f"changed: {_named(names)}" if names else ""
+
+    def left(self, step: Step, key: Flat | None = None) -> Flat | None:
+        """What a step left, where it need not be done again: the same schema and key, and what it
+        wrote as it was left.
+
+        A record that was begun counts when all is there: each gets its name in one step.
+        """
+        record = self.read(step.name)
+        if record is None or self.why_again(step, step.key() if key is None else key):
+            return None
+        seen = step.look()
+        return seen if record["outputs"] in (None, seen) else None
+
+    def has_finished(self) -> bool:
+        """Whether something is kept that need not be done again."""
+        records = [self.read(path.stem) or {} for path in self.folder.glob("*.json")]
+        return any(record.get("outputs") is not None for record in records)
+
+    def other_versions(self, name: str) -> str:
+        """Libraries that changed since; said, not silently a reason to do a step again."""
+        now, then = self.versions, (self.read(name) or {}).get("versions", {})
+        names = [own for own in {**now, **then} if now.get(own) != then.get(own)]
+        return ", ".join(
+            f"{own} {then.get(own, 'absent')}, now {now.get(own, 'absent')}" for own in names
+        )
+
+
+def once(
+    ledger: Ledger,
+    step: Step,
+    say: Say = silent,
+    again: bool = False,
+    rank: int = 0,
+    wait: Callable[[], None] = lambda: None,
+) -> bool:
+    """Do a step that was not done with this key, or where it is asked for `again`; whether it was
+    done now. Of several processes, which `wait` for one another, the first writes."""
+    key, record = step.key(), ledger.read(step.name)
+    left = None if again else ledger.left(step, key)
+    is_begun = record is not None and record["outputs"] is None
+    wait()  # all have looked, none has begun
+    if left is not None:
+        if is_begun and rank == 0:
+            step.tidy()
+            ledger.write(step, key, left)
+        other = ledger.other_versions(step.name)
+        hint = f" ({other}; --from {step.name} does it again)" if other else ""
+        say(f"{step.name}: done before, skipped{hint}")
+        return False
+    if rank == 0:
+        changed = ledger.why_again(step, key)
+        if is_begun and not changed and not again:
+            say(f"{step.name}: goes on from where it was interrupted")
+        else:
+            why = "as asked" if again else "for what it wrote is gone or was edited"
+            why = f"again ({changed})" if changed and not again else f"again, {why}"
+            say(f"{step.name}: {'begins' if record is None else why}")
+            step.clear()
+        ledger.write(step, key, None)
+    if rank == 0 or step.everyone:
+        step.make()
+    if rank == 0:
+        ledger.write(step, key, step.look())
+    wait()
+    return True

@@ -3,6 +3,7 @@
 import json
 import shutil
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from marked import manifest
 import ropext
 from ropext import workdir
 from ropext.errors import InputError, OutputExists, UsageError
-from ropext.workdir import Ledger, Workdir
+from ropext.workdir import Ledger, Step, Workdir, once
 
 COMMANDS = ("eval", "fit", "finetune", "run")
 KEPT = "readings/base/short/0a.npy"  # a name that a training gives
@@ -171,20 +172,49 @@ def test_a_stranger_s_manifest_makes_no_folder_ours(tmp_path, key):
     assert (folder / "data.bin").is_file()
 
 
-def test_a_record_is_of_the_same_work_or_says_what_changed(tmp_path):
-    ledger = Ledger(tmp_path)
-    ledger.write("extend", 1, {"base": "a", "sizes": (1, 2)}, None, versions={"torch": "2"})
-    begun = ledger.read("extend")
-    assert (begun.outputs, begun.about) == (None, {"versions": {"torch": "2"}})
-    assert begun.why_again(1, {"base": "a", "sizes": (1, 2)}) is None
-    assert begun.why_again(1, {"base": "b", "more": None}) == "changed: base, more, sizes"
-    assert begun.why_again(2, {}) == "this ropext does it in another way"
+def step(place, schema=1, **key):
+    """A step that leaves one file with what its key says."""
+    path = place / "made"
+    look = lambda: {"made": path.read_text()} if path.is_file() else None  # noqa: E731
+    return Step("extend", schema, lambda: key, look, lambda: path.write_text(json.dumps(key)))
+
+
+def test_a_step_is_done_once_and_again_where_its_key_or_what_it_left_changed(tmp_path):
+    ledger, said = Ledger(tmp_path / "records", {"torch": "2"}), []
+
+    def done(**more):
+        asked = more.pop("again", False)
+        made = once(ledger, step(tmp_path, **more), said.append, asked)
+        return said[-1] if made else None
+
+    assert done(base="a", sizes=(1, 2)) == "extend: begins"
+    assert done(base="a", sizes=(1, 2)) is None
+    assert said[-1] == "extend: done before, skipped"
+    assert done(base="a", sizes=(1, 2), again=True) == "extend: again, as asked"
+    assert done(base="b", more=None) == "extend: again (changed: base, more, sizes)"
+    assert done(base="b", more=None, schema=2).endswith("(this ropext does it in another way)")
+    (tmp_path / "made").write_text("edited")
+    assert done(base="b", more=None, schema=2).endswith("what it wrote is gone or was edited")
+    ledger.versions = {"torch": "3"}
+    assert done(base="b", more=None, schema=2) is None
+    assert said[-1].endswith("skipped (torch 2, now 3; --from extend does it again)")
+
+
+def test_a_step_that_was_killed_goes_on_or_is_taken_as_it_is(tmp_path):
+    ledger, killed = Ledger(tmp_path / "records"), step(tmp_path, base="a")
+    with pytest.raises(ZeroDivisionError):
+        once(ledger, replace(killed, make=lambda: 1 / 0))
+    assert (ledger.read("extend")["outputs"], ledger.has_finished()) == (None, False)
+    said = []
+    assert once(ledger, killed, said.append)
+    assert said == ["extend: goes on from where it was interrupted"]
+    finished = ledger.read("extend")
+    ledger.write(killed, {"base": "a"}, None)  # killed when all was written
+    assert not once(ledger, killed)
+    assert ledger.read("extend") == finished
     for torn in ("{", "[]", '{"schema": 1}'):
-        (tmp_path / "extend.json").write_text(torn)
+        (tmp_path / "records/extend.json").write_text(torn)
         assert ledger.read("extend") is None
-    ledger.forget("extend")
-    ledger.forget("extend")
-    assert list(tmp_path.iterdir()) == []
 
 
 # --- by the commands themselves ---

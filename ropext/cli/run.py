@@ -1,8 +1,6 @@
 """`ropext run RECIPE -o OUT`."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +10,6 @@ import typer
 from ropext.cli import options
 from ropext.cli.output import Out
 from ropext.cli.push import Public, Push, PushToHub, asked_push, result
-from ropext.errors import Interrupted
 
 if TYPE_CHECKING:
     from ropext.options.recipe import Recipe
@@ -100,9 +97,7 @@ def do(
     from ropext.cli.output import Bar
     from ropext.pipeline.running import run
 
-    with _resumable(asked, output):
-        show = Bar(out).show
-        done = run(asked, output, command=sys.argv, say=out.say, show=show, **choice)
+    done = run(asked, output, command=sys.argv, say=out.say, show=Bar(out).show, **choice)
     if processes()[0] != 0:
         return
     if (report := done.folder / "report.md").is_file():
@@ -113,21 +108,3 @@ def do(
         return
     out.result(done.to_text(), done.to_json())
     done.raise_if_failed()
-
-
-@contextmanager
-def _resumable(asked: "Recipe", output: Path | None) -> Iterator[None]:
-    """An interrupt with a finished stage behind it is told with what goes on from there."""
-    from ropext.pipeline.stages import any_finished
-    from ropext.workdir import beside
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        folder = beside(Path(output or asked.output or ""))
-        if not any_finished(folder):
-            raise
-        raise Interrupted(
-            f"interrupted; finished stages are kept in {folder}: the same command goes on from "
-            "there"
-        ) from None

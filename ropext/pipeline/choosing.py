@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import compress
 from operator import not_
 from pathlib import Path
@@ -42,8 +42,8 @@ from ropext.options.extend import TRAINED, parse_budget, parse_extend
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.options.recipe import Recipe
 from ropext.pipeline.extending import WriteOptions, write_extension
+from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.job import check_data, gates_of
-from ropext.pipeline.stages import Hashes
 from ropext.pipeline.steps import CONTROL, LABELS, READ_ALWAYS, USED
 from ropext.planning import Plan, make_plan
 from ropext.results.comparison import item_differences
@@ -54,9 +54,8 @@ from ropext.results.rules import ROUNDS, UNTOUCHED, Standing, because, standing
 from ropext.results.stores import Store
 from ropext.results.values import FEWEST_DOCUMENTS
 from ropext.tasks import Item, find_task, repetition
-from ropext.workdir import Ledger, Workdir, remove
+from ropext.workdir import Ledger, Step, Workdir, once, remove
 
-PIECE, SCHEMA = "choose", 1
 # Of the documents that reach the target a third gives the verdict: eight, if there are as many
 # again, and no more than this.
 VERDICT = 32
@@ -253,24 +252,26 @@ def settled(
     check_data(asked)
     words = {"words": list(provenance.clean_command(command))} if command else {}
     place = Workdir(output, "run", {}, words)
-    folder, ledger = place.folder / "choice", Ledger(place.folder / "stages")
+    folder, ledger = place.folder / "choice", Ledger(place.folder / "stages", provenance.versions())
     hashes, path = Hashes(place.folder / ".hashes.json"), folder / "choice.json"
-    inputs, record = _inputs(asked, hashes), ledger.read(PIECE)
-    changed = record is None or record.why_again(SCHEMA, inputs) is not None
-    if not changed and path.is_file():
+    step = Step(
+        "choose",
+        1,
+        partial(_inputs, asked, hashes),
+        lambda: {"choice": hashes.of(path)} if path.is_file() else None,
+        lambda: write_json(path, AutoChoice(found, folder, hooks).made()),
+        partial(remove, folder),
+    )
+    if ledger.left(step) is None:
+        if ledger.read(step.name) is None:  # later the run knows what it has written itself
+            check_output(output, force=force, inputs=[])
+        found = prospect(asked)
+        with place.claimed(force):
+            once(ledger, step)
+            hashes.save()
+    else:
         hooks.say("choose: done before, skipped")
-        return asked.chosen(read_json(path))
-    if record is None:  # later the run knows what it has written itself
-        check_output(output, force=force, inputs=[])
-    found = prospect(asked)
-    with place.claimed(force):
-        if changed:
-            remove(folder)
-        ledger.write(PIECE, SCHEMA, inputs, None)
-        write_json(path, AutoChoice(found, folder, hooks).made())
-        ledger.write(PIECE, SCHEMA, inputs, {"choice": hashes.of(path)})
-        hashes.save()
-        return asked.chosen(read_json(path))
+    return asked.chosen(read_json(path))
 
 
 def _inputs(asked: Recipe, hashes: Hashes) -> dict[str, Any]:

@@ -10,9 +10,8 @@ from ropext.narration import Say
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.options.recipe import PLAN, Recipe
 from ropext.options.training import Training
-from ropext.pipeline.outcome import Choice, report_stage
+from ropext.pipeline.outcome import Choice, report_step
 from ropext.pipeline.running import WholeRun, require
-from ropext.pipeline.stages import is_done
 from ropext.pipeline.steps import LABELS, Work
 from ropext.report.text import size
 from ropext.table import columns
@@ -48,14 +47,14 @@ def _coming(work: Work, choice: Choice) -> dict[str, bool]:
     """The stages that are asked for, and whether each would be skipped."""
     found: dict[str, bool] = {}
     changed = False  # a checkpoint that later stages start from
-    for stage in (*work.stages(), report_stage(work)):
-        if choice.only not in (None, stage.name):
-            require(stage, work, str(choice.only))
+    for step in (*work.steps(), report_step(work)):
+        if choice.only not in (None, step.name):
+            require(step, work, str(choice.only))
             continue
-        starts_anew = changed and stage.name != FIT  # a fit starts from the base
-        again = choice.again(stage.name) or starts_anew
-        found[stage.name] = not again and is_done(work.ledger, stage) is not None
-        changed = changed or (stage.name in LABELS and not found[stage.name])
+        starts_anew = changed and step.name != FIT  # a fit starts from the base
+        again = choice.again(step.name) or starts_anew
+        found[step.name] = not again and work.ledger.left(step) is not None
+        changed = changed or (step.name in LABELS and not found[step.name])
     return found
 
 

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from ropext.checkpoint.staging import check_output, recover, staged
 from ropext.errors import GateFailed, OutputExists, UsageError
 from ropext.files import os_errors, read_json, read_object, write_json
 from ropext.options.recipe import REPORT, STAGES, Recipe
-from ropext.pipeline.stages import Hashes, Stage
-from ropext.pipeline.steps import CONTROL, EVALUATION, TUNED, USED, Work
+from ropext.pipeline.hashes import Hashes
+from ropext.pipeline.steps import CONTROL, EVALUATION, SCHEMAS, TUNED, USED, Work
 from ropext.report import html, tables
 from ropext.results import rundir
 from ropext.results.gates import Outcome
@@ -28,7 +29,7 @@ from ropext.results.overlap import overlap_in
 from ropext.results.rules import AutoVerdict, verdict
 from ropext.results.values import values_json
 from ropext.table import Table, as_text, with_rows
-from ropext.workdir import Flat, beside
+from ropext.workdir import Flat, Step, beside
 
 SECTION = "run"  # of ropext.json
 PLOTS = {
@@ -84,40 +85,33 @@ def _told(work: Work) -> dict[str, Any]:
     return dict(read_object(place / provenance.NAME).get("finetune") or {})
 
 
-def report_stage(work: Work) -> Stage:
-    """The last stage."""
-    page_path = work.folder / "report.html"
+def report_step(work: Work) -> Step:
+    """The last step."""
+    page_path, results = work.folder / "report.html", work.evaluation / "results.json"
 
-    def inputs() -> Flat:
+    def key() -> Flat:
+        contents = {f"checkpoint.{label}": own for label, own in work.contents().items()}
         return {
             "recipe": digest(work.job.source.text),
             "resolved": digest(work.job.resolved()),
             "gates": list(work.job.evaluate.fail_if) if work.job.evaluate else [],
             "output": work.output.name,
-            **{f"checkpoint.{label}": own for label, own in work.contents().items()},
-            "results": work.hashes.of(work.evaluation / "results.json")
-            if (work.evaluation / "results.json").is_file()
-            else None,
+            **contents,
+            "results": work.hashes.of(results) if results.is_file() else None,
         }
 
     def look() -> Flat | None:
-        if not page_path.is_file():
-            return None
-        return {
-            "report": work.hashes.of(page_path),
-            "output": work.hashes.of_tree(work.output, but=PUSHED),
-        }
+        output = {"output": work.hashes.of_tree(work.output, but=PUSHED)}
+        return {"report": work.hashes.of(page_path)} | output if page_path.is_file() else None
 
-    def do() -> None:
+    def make() -> None:
         found = evidence_of(work)
         if found.passed:
             write_output(work, found)
         write_report(work, found)
 
-    def clear() -> None:
-        page_path.unlink(missing_ok=True)
-
-    return Stage(REPORT, inputs, look, do, clear)
+    clear = partial(page_path.unlink, missing_ok=True)
+    return Step(REPORT, SCHEMAS[REPORT], key, look, make, clear)
 
 
 def check_free(work: Work) -> None:
@@ -204,7 +198,7 @@ def section(work: Work, found: Evidence) -> dict[str, Any]:
     for name in work.job.stages:
         record = work.ledger.read(name)
         if record is not None and name != REPORT:
-            stages[name] = {"inputs": record.inputs, "outputs": record.outputs}
+            stages[name] = {key: record[key] for key in ("inputs", "outputs")}
     return {
         "recipe": work.job.source.text and provenance.scrub(work.job.source.text),
         "resolved": work.job.resolved(),

@@ -10,23 +10,24 @@ OUT.run/          recipe.yaml, run.json (resolved, versions, command), log.txt (
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ropext import guard
 from ropext.checkpoint import provenance
 from ropext.checkpoint.staging import check_place
-from ropext.errors import OutputExists, UsageError
+from ropext.errors import Interrupted, OutputExists, UsageError
 from ropext.evaluation.work import processes, wait_for_everyone
 from ropext.files import write_text
 from ropext.narration import Hooks, Say, Show, silent, unseen
 from ropext.options.fields import EVALUATE
 from ropext.options.recipe import REPORT, STAGES, Recipe
-from ropext.pipeline import job, outcome, stages
+from ropext.pipeline import job, outcome
 from ropext.pipeline.outcome import Choice, Evidence, Ran
-from ropext.pipeline.stages import Stage, is_done
 from ropext.pipeline.steps import Work
-from ropext.workdir import Flat, Piece, Workdir, beside
+from ropext.workdir import Ledger, Step, Workdir, beside, once
 
 RECIPE = "recipe.yaml"
 DONE, SKIPPED = "done", "skipped"
@@ -58,14 +59,22 @@ def run(
     if place is None:
         raise UsageError(f"{asked.source.name} names no output; add output: DIR, or give -o OUT")
     job.check_places(asked, Path(place))
-    if asked.is_auto:
-        from ropext.pipeline import choosing
-
-        hooks = Hooks(say, show)
-        asked = choosing.settled(asked, Path(place), force=force, command=command, hooks=hooks)
     folder = beside(Path(place))
-    work = Work(asked, Path(place), folder, say, command=command, force=force, show=show)
-    return WholeRun(work, Choice(begin, only)).go()
+    try:
+        if asked.is_auto:
+            from ropext.pipeline import choosing
+
+            hooks = Hooks(say, show)
+            asked = choosing.settled(asked, Path(place), force=force, command=command, hooks=hooks)
+        work = Work(asked, Path(place), folder, say, command=command, force=force, show=show)
+        return WholeRun(work, Choice(begin, only)).go()
+    except KeyboardInterrupt:
+        if not Ledger(folder / "stages").has_finished():
+            raise
+        raise Interrupted(
+            f"interrupted; finished stages are kept in {folder}: the same command goes on from "
+            "there"
+        ) from None
 
 
 class WholeRun:
@@ -119,62 +128,27 @@ class WholeRun:
 
     def _all(self, work: Work) -> Ran:
         done: dict[str, str] = {}
-        for stage in (*work.stages(), outcome.report_stage(work)):
-            if self.choice.only not in (None, stage.name):
-                require(stage, work, str(self.choice.only))
+        for step in (*work.steps(), outcome.report_step(work)):
+            if self.choice.only not in (None, step.name):
+                require(step, work, str(self.choice.only))
                 continue
-            done[stage.name] = self._stage(stage, work)
+            make = partial(self._timed, step)
+            again = self.choice.again(step.name)
+            made = once(
+                work.ledger, replace(step, make=make), work.say, again, self.rank, wait_for_everyone
+            )
+            done[step.name] = DONE if made else SKIPPED
         measured = REPORT in done or EVALUATE in done
         found = outcome.evidence_of(work) if measured else Evidence(None, ())
         output = work.output if REPORT in done and found.passed else None
         return Ran(output, work.folder, work.final, done, found)
 
-    def _stage(self, stage: Stage, work: Work) -> str:
-        """Do one stage, or find that it is done."""
-        inputs = stage.inputs()
-        left = None if self.choice.again(stage.name) else is_done(work.ledger, stage, inputs)
-        record = work.ledger.read(stage.name)
-        wait_for_everyone()  # all have looked, none has begun
-        if left is not None and record is not None:
-            if record.outputs is None and self.rank == 0:
-                stage.tidy()
-                stage.write(work.ledger, inputs, left)
-            other = stages.other_versions(record)
-            hint = f" ({other}; --from {stage.name} does it again)" if other else ""
-            work.say(f"{stage.name}: done before, skipped{hint}")
-            return SKIPPED
+    def _timed(self, step: Step) -> None:
+        begun = time.monotonic()
+        step.make()
+        self.work.note(f"{step.name}: took {time.monotonic() - begun:.1f} s")
         if self.rank == 0:
-            self._prepare(stage, work, inputs)
-        if self.rank == 0 or stage.everyone:
-            begun = time.monotonic()
-            stage.do()
-            work.note(f"{stage.name}: took {time.monotonic() - begun:.1f} s")
-        if self.rank == 0:
-            stage.write(work.ledger, inputs, stage.look())
-            work.hashes.save()
-        wait_for_everyone()
-        return DONE
-
-    def _prepare(self, stage: Stage, work: Work, inputs: Flat) -> None:
-        """Say what is done and why; begin its record, without what another one left."""
-        record = work.ledger.read(stage.name)
-        goes_on = record is not None and record.outputs is None
-        changed = None if record is None else stage.why_again(record, inputs)
-        if goes_on and changed is None and not self.choice.again(stage.name):
-            work.say(f"{stage.name}: goes on from where it was interrupted")
-        else:
-            work.say(f"{stage.name}{self._why(record, stage, changed)}")
-            stage.clear()
-        stage.write(work.ledger, inputs, None)
-
-    def _why(self, record: Piece | None, stage: Stage, changed: str | None) -> str:
-        if record is None:
-            return ": begins"
-        if self.choice.again(stage.name):
-            return ": again, as asked"
-        if changed is None:
-            return ": again, for what it wrote is gone or was edited"
-        return f": again ({changed})"
+            self.work.hashes.save()
 
     def _keep_recipe(self) -> None:
         """The file as it is, beside the manifest."""
@@ -191,12 +165,12 @@ class WholeRun:
             raise OutputExists(f"{kept} is not as ropext wrote it; {guard.MOVE}")
 
 
-def require(stage: Stage, work: Work, chosen: str) -> None:
+def require(step: Step, work: Work, chosen: str) -> None:
     """With --only, the stages before must be done; those after are left as they are."""
-    if STAGES.index(stage.name) > STAGES.index(chosen):
+    if STAGES.index(step.name) > STAGES.index(chosen):
         return
-    if is_done(work.ledger, stage) is None:
+    if work.ledger.left(step) is None:
         raise UsageError(
-            f"--only {chosen} needs {stage.name}, which is not done with this recipe; run "
-            f"without --only, or --only {stage.name} first"
+            f"--only {chosen} needs {step.name}, which is not done with this recipe; run "
+            f"without --only, or --only {step.name} first"
         )

@@ -3,12 +3,12 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
-from ropext.checkpoint.provenance import TRAINED_ON, digest, read_record, scrub
+from ropext.checkpoint.provenance import TRAINED_ON, digest, read_record, scrub, versions
 from ropext.checkpoint.provenance import write as write_record
 from ropext.checkpoint.staging import recover, remove_output
 from ropext.evaluation.work import processes
@@ -21,12 +21,12 @@ from ropext.options.extend import Extend
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, spelled
 from ropext.options.recipe import PLAN, Recipe
 from ropext.pipeline.extending import WriteOptions, write_extension
+from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.job import gates_of
-from ropext.pipeline.stages import Hashes, Stage
 from ropext.planning import Plan
 from ropext.results.gates import Gate, Metrics
 from ropext.results.overlap import both, from_json, trained_in
-from ropext.workdir import MANIFEST, Flat, Ledger, beside, release, remove
+from ropext.workdir import MANIFEST, Flat, Ledger, Step, beside, release, remove
 
 # The folder of each stage's checkpoint, which is also its label in the evaluation.
 EXTENDED, FITTED, TUNED = "extended", "fitted", "tuned"
@@ -38,6 +38,8 @@ LOG = "log.txt"
 READ_ALWAYS = ("base", "untouched")
 USED = "documents_used"  # of a choice: which documents chose, and which are kept for the verdict
 DATA = ("data", "evaluate")  # documents that a section names
+# A number goes up when what a stage does with the same key changes.
+SCHEMAS = {"plan": 1, "extend": 1, "fit": 1, "finetune": 1, "evaluate": 2, "report": 2}
 # Of the recipe, but no part of what a checkpoint or a number is.
 UNDECIDING = ("device", "device_map", "report_to", "chunk", "slice_memory", "max_document_mib")
 
@@ -88,7 +90,7 @@ class Work:
 
     @cached_property
     def ledger(self) -> Ledger:
-        return Ledger(self.folder / "stages")
+        return Ledger(self.folder / "stages", versions())
 
     def checkpoint(self, stage: str) -> Path:
         """Where a stage writes its checkpoint: under the name of the finished one, so that its
@@ -146,7 +148,7 @@ class Work:
     def evaluation(self) -> Path:
         return self.folder / EVALUATION
 
-    def stages(self) -> tuple[Stage, ...]:
+    def steps(self) -> tuple[Step, ...]:
         """All but the report, in their order."""
         makers = {
             PLAN: self._plan,
@@ -157,190 +159,147 @@ class Work:
         }
         return tuple(makers[name]() for name in self.job.stages if name in makers)
 
-    # What decides, and what is there.
-
     def _section(self, name: str) -> Flat:
-        """The section's values by dotted key; places count by what lies there."""
-        own = self.job.resolved()[name]
+        """A section's values by dotted key, its documents by their content."""
+        section, given = self.job.resolved()[name], self.job.options(name)
         left = (*UNDECIDING, "fail_if", "data", "eval")
-        return {f"{name}.{key}": value for key, value in own.items() if key not in left}
-
-    def _data(self, name: str) -> Flat:
-        """The content of the documents that a section names."""
-        given = self.job.options(name)
-        return {
+        values = {f"{name}.{key}": value for key, value in section.items() if key not in left}
+        return values | {
             f"{name}.{spelled(key)}": self.hashes.of_data(given[key])
             for key in DATA
             if key in given
         }
 
-    def _left(self, stage: str) -> Flat | None:
-        content = self.hashes.of_tree(self.checkpoint(stage))
-        return None if content is None else {LABELS[stage]: content}
+    def _source(self, name: str) -> str:
+        """The stage whose checkpoint one of the others starts from."""
+        made = [stage for stage in self.job.stages if stage in LABELS]
+        return made[made.index(name) - 1]
 
-    def _before(self, stage: str) -> Flat:
-        """The checkpoint that a training starts from."""
-        names = [name for name in self.job.stages if name in LABELS]
-        earlier = names[names.index(stage) - 1]
-        return self._left(earlier) or {}
+    def _left(self, name: str) -> Flat | None:
+        content = self.hashes.of_tree(self.checkpoint(name))
+        return None if content is None else {LABELS[name]: content}
 
-    def _clear(self, stage: str) -> Callable[[], None]:
-        def clear() -> None:
-            place = self.checkpoint(stage)
-            # A training's own checkpoints, of other weights or settings.
-            remove(beside(place))
-            remove_output(place)
-
-        return clear
-
-    def _tidy(self, stage: str) -> Callable[[], None]:
-        def tidy() -> None:
-            place = self.checkpoint(stage)
-            remove(beside(place))
-            release(beside(place), place)
-            recover(place)
-
-        return tidy
-
-    def _making(self, name: str, inputs: Callable[[], Flat], do: Callable[[], None]) -> Stage:
-        """A stage that makes a checkpoint; trainings take all processes. After a choice of the
+    def _making(self, name: str, key: Callable[[], Flat], make: Callable[[], object]) -> Step:
+        """A step that makes a checkpoint; trainings take all processes. After a choice of the
         method its record holds which documents chose, and which will give the verdict."""
         used = self.job.source.choice and self.job.source.choice[USED]
+        place = self.checkpoint(name)
 
-        def do_and_record() -> None:
-            do()
-            if used and (record := read_record(place := self.checkpoint(name))) is not None:
+        def make_and_record() -> None:
+            make()
+            if used and (record := read_record(place)) is not None:
                 known = both(trained_in(record), from_json(used))
                 more = dict(record.more) | {TRAINED_ON: known and known.to_json()}
                 write_record(replace(record, more=more), place)
 
-        return Stage(
+        def clear() -> None:
+            remove(beside(place))  # a training's own checkpoints, of other weights or settings
+            remove_output(place)
+
+        def tidy() -> None:
+            remove(beside(place))
+            release(beside(place), place)
+            recover(place)
+
+        return Step(
             name,
-            lambda: inputs() | ({USED: digest(used)} if used else {}),
+            SCHEMAS[name],
+            lambda: key() | ({USED: digest(used)} if used else {}),
             lambda: self._left(name),
-            do_and_record,
-            self._clear(name),
-            self._tidy(name),
+            make_and_record,
+            clear,
+            tidy,
             everyone=name != EXTEND,
         )
 
-    # The stages.
-
-    def _plan(self) -> Stage:
+    def _plan(self) -> Step:
         path = self.folder / "plan.json"
 
-        def do() -> None:
+        def key() -> Flat:
+            wish = Extend(**self.job.request).model_dump(exclude_none=True)
+            values = {f"extend.{name}": value for name, value in wish.items()}
+            return {"config": digest(self.base.config)} | values
+
+        def make() -> None:
             for warning in self.plan.warnings:
                 self.say(f"warning: {warning}")
             write_bytes(path, dump(self.plan.to_json()))
 
-        def inputs() -> Flat:
-            wish = Extend(**self.job.request).model_dump(exclude_none=True)
-            return {"config": digest(self.base.config)} | {
-                f"extend.{key}": value for key, value in wish.items()
-            }
-
         def look() -> Flat | None:
             return {"plan": self.hashes.of(path)} if path.is_file() else None
 
-        return Stage(PLAN, inputs, look, do, lambda: path.unlink(missing_ok=True))
+        return Step(PLAN, SCHEMAS[PLAN], key, look, make, lambda: path.unlink(missing_ok=True))
 
-    def _extend(self) -> Stage:
-        writing = self.job.extend
+    def _extend(self) -> Step:
+        writing, trusted = self.job.extend, self.job.source.trust_remote_code
 
-        def inputs() -> Flat:
-            return {
+        def make() -> None:
+            prove, words = not writing.no_verify, self.command
+            how = WriteOptions(writing.link, True, prove, writing.hash, trusted, words, self.say)
+            write_extension(self._whole_base, self.plan, self.checkpoint(EXTEND), how)
+
+        return self._making(
+            EXTEND,
+            lambda: {
                 "base": self.hashes.of_model(self._whole_base),
                 "config": digest(self.plan.config),
                 "extend.link": writing.link,
                 "extend.no_verify": writing.no_verify,
                 "extend.hash": writing.hash,
                 "output": self.output.name,
-            }
-
-        def do() -> None:
-            how = WriteOptions(
-                writing.link,
-                force=True,
-                prove=not writing.no_verify,
-                hash_weights=writing.hash,
-                trust_remote_code=self.job.source.trust_remote_code,
-                command=self.command,
-                say=self.say,
-            )
-            write_extension(self._whole_base, self.plan, self.checkpoint(EXTEND), how)
-
-        return self._making(EXTEND, inputs, do)
+            },
+            make,
+        )
 
     @cached_property
     def _whole_base(self) -> Snapshot:
         return with_weights(self.base)
 
-    def _fit(self) -> Stage:
+    def _fit(self) -> Step:
         options = self.job.fitting
 
-        def inputs() -> Flat:
-            return (
-                self._section(FIT)
-                | {f"fit.{key}": own for key, own in options.items() if key not in UNDECIDING}
-                | self._data(FIT)
-                | {"base": self.hashes.of_model(self._whole_base)}
-                | {"config": digest(self.base.config)}
-            )
+        def key() -> Flat:
+            values = {f"fit.{name}": own for name, own in options.items() if name not in UNDECIDING}
+            base = {"base": self.hashes.of_model(self._whole_base)}
+            return self._section(FIT) | values | base | {"config": digest(self.base.config)}
 
-        def do() -> None:
+        def make() -> None:
             from ropext.training import run_fit
 
-            run_fit(
-                self.base.name,
-                str(self.job.options(FIT)["data"]),
-                self.checkpoint(FIT),
-                revision=self.base.commit if self.base.hub_id == self.base.name else None,
-                force=True,
-                command=self.command,
-                say=self.say,
-                **options,
-            )
+            revision = self.base.commit if self.base.hub_id == self.base.name else None
+            how: dict[str, Any] = {"revision": revision, "force": True, "command": self.command}
+            data, place = str(self.job.options(FIT)["data"]), self.checkpoint(FIT)
+            run_fit(self.base.name, data, place, say=self.say, **how, **options)
 
-        return self._making(FIT, inputs, do)
+        return self._making(FIT, key, make)
 
-    def _finetune(self) -> Stage:
-        def inputs() -> Flat:
-            return self._section(FINETUNE) | self._data(FINETUNE) | self._before(FINETUNE)
+    def _finetune(self) -> Step:
+        source = self._source(FINETUNE)
 
-        def do() -> None:
+        def make() -> None:
             from ropext.training import run_finetune
 
-            names = [name for name in self.job.stages if name in LABELS]
-            source = self.checkpoint(names[names.index(FINETUNE) - 1])
-            run_finetune(
-                source,
-                self.job.options(FINETUNE)["data"],
-                self.checkpoint(FINETUNE),
-                force=True,
-                say=self.say,
-                **self.job.finetuning,
-            )
+            data, options = self.job.options(FINETUNE)["data"], self.job.finetuning
+            place = self.checkpoint(FINETUNE)
+            run_finetune(self.checkpoint(source), data, place, force=True, say=self.say, **options)
 
-        return self._making(FINETUNE, inputs, do)
+        return self._making(
+            FINETUNE, lambda: self._section(FINETUNE) | (self._left(source) or {}), make
+        )
 
-    def _evaluate(self) -> Stage:
+    def _evaluate(self) -> Step:
         results = self.evaluation / "results.json"
 
-        def inputs() -> Flat:
+        def key() -> Flat:
             contents = {f"checkpoint.{label}": own for label, own in self.contents().items()}
-            return (
-                self._section(EVALUATE)
-                | self._data(EVALUATE)
-                | contents
-                | {"context": self.plan.context, "limit": self.plan.target}
-            )
+            lengths = {"context": self.plan.context, "limit": self.plan.target}
+            return self._section(EVALUATE) | contents | lengths
 
         def look() -> Flat | None:
             whole = results.is_file() and (self.evaluation / "report.html").is_file()
             return {"results": self.hashes.of(results)} if whole else None
 
-        def do() -> None:
+        def make() -> None:
             from ropext.evaluation.session import evaluate
             from ropext.report.evaluation import write_report
 
@@ -357,11 +316,9 @@ class Work:
                 **self.job.evaluation,
             )
 
-        def tidy() -> None:
-            release(self.evaluation, self.evaluation)
-
+        tidy = partial(release, self.evaluation, self.evaluation)
         # What was read of models that are still the same stays, and is not read again.
-        return Stage(EVALUATE, inputs, look, do, tidy=tidy, everyone=True)
+        return Step(EVALUATE, SCHEMAS[EVALUATE], key, look, make, tidy=tidy, everyone=True)
 
     def contents(self) -> dict[str, str]:
         """Digests of all bytes of the base and of each checkpoint, by label."""

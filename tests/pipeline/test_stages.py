@@ -9,10 +9,10 @@ from marked import at_work, checkpoint
 
 import ropext
 from ropext.errors import GateFailed, InputError, OutputExists, UsageError
-from ropext.pipeline import stages
+from ropext.pipeline import hashes, steps
 from ropext.pipeline.outcome import Evidence, Ran
 from ropext.results.gates import Outcome
-from ropext.workdir import Ledger
+from ropext.workdir import Ledger, Step
 
 SMALL = {"model": "ropext://demo", "extend": {"method": "yarn", "factor": 2, "no_verify": True}}
 
@@ -81,7 +81,7 @@ def test_a_log_is_no_content_of_a_folder(tmp_path):
     for text in ("one", "two"):
         (tmp_path / "used.log").write_text(text)
         (tmp_path / "weights").write_text("the same")
-        found.add(stages.Hashes(tmp_path.with_name("hashes.json")).of_tree(tmp_path))
+        found.add(hashes.Hashes(tmp_path.with_name("hashes.json")).of_tree(tmp_path))
     assert len(found) == 1
 
 
@@ -198,7 +198,7 @@ def test_a_changed_version_is_said_and_nothing_is_done_again(tmp_path):
 
 def test_another_schema_or_a_torn_record_is_done_again(tmp_path, monkeypatch):
     go()
-    monkeypatch.setitem(stages.SCHEMAS, "extend", 99)
+    monkeypatch.setitem(steps.SCHEMAS, "extend", 99)
     _, said = go()
     assert "extend: again (this ropext does it in another way)" in said
     (tmp_path / "out.run/stages/extend.json").write_text('{"schema": 99')
@@ -338,8 +338,6 @@ def test_killed_while_the_output_was_replaced_it_goes_on(tmp_path, factor):
 
 
 def test_an_output_that_appears_while_the_run_goes_on_is_not_replaced(tmp_path, monkeypatch):
-    from ropext.pipeline import steps
-
     extend = steps.write_extension
 
     def meanwhile(*args, **more):
@@ -392,7 +390,7 @@ def test_where_it_runs_decides_nothing_and_how_it_reads_does(tmp_path):
     def inputs(**evaluate):
         wish = SMALL | {"evaluate": {"data": "ropext://held-out"} | evaluate}
         work = Work(job.read(wish), tmp_path / "out", tmp_path / "out.run")
-        return next(own for own in work.stages() if own.name == "evaluate").inputs()
+        return next(own for own in work.steps() if own.name == "evaluate").key()
 
     assert inputs(device="cpu", chunk=64) == inputs()
     assert inputs(max_docs=9) != inputs()
@@ -405,12 +403,12 @@ def test_where_it_runs_decides_nothing_and_how_it_reads_does(tmp_path):
 
 
 def test_a_hash_is_remembered_but_not_within_the_clocks_grain(tmp_path):
-    hashes, file = stages.Hashes(tmp_path / "hashes.json"), tmp_path / "file"
+    known, file = hashes.Hashes(tmp_path / "hashes.json"), tmp_path / "file"
 
     def hashed(content, at):
         file.write_bytes(content)
         os.utime(file, ns=(at, at))
-        return hashes.of(file)
+        return known.of(file)
 
     now, old = time.time_ns(), time.time_ns() - 3600 * 10**9
     assert hashed(b"one", now) != hashed(b"two", now)
@@ -467,8 +465,8 @@ def test_a_token_in_a_recipe_is_not_copied(tmp_path):
 
 
 def test_a_run_that_was_only_begun_is_nothing_to_keep(tmp_path):
-    ledger = Ledger(tmp_path / "out.run/stages")
-    ledger.write("plan", 1, {}, None)
-    assert not stages.any_finished(tmp_path / "out.run")
-    ledger.write("plan", 1, {}, {"plan": "x"})
-    assert stages.any_finished(tmp_path / "out.run")
+    ledger, step = Ledger(tmp_path), Step("plan", 1, dict, dict, lambda: None)
+    ledger.write(step, {}, None)
+    assert not ledger.has_finished()
+    ledger.write(step, {}, {"plan": "x"})
+    assert ledger.has_finished()

@@ -1,27 +1,19 @@
-"""The stages of a run, and the rule by which one is skipped.
-
-A stage is skipped when its schema and inputs are those of its record and its outputs are there as
-they were left. One whose record was begun with the same inputs goes on from what is there.
-"""
+"""What a run reads and writes, by its content."""
 
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from ropext import bundled
-from ropext.checkpoint import Snapshot, provenance, weights
+from ropext.checkpoint import Snapshot, weights
 from ropext.checkpoint.provenance import digest
 from ropext.corpus.sources import READERS
 from ropext.files import write_json
 from ropext.narration import Show, unseen
-from ropext.workdir import Flat, Ledger, Piece
 
-# A number goes up when what a stage does with the same inputs changes.
-SCHEMAS = {"plan": 1, "extend": 1, "fit": 1, "finetune": 1, "evaluate": 2, "report": 2}
 # Nanoseconds. What is written again within the coarsest clock of a file system, also where another
 # file was deleted, can have the number, size and time of before.
 CLOCK_GRAIN = 2 * 10**9
@@ -86,60 +78,3 @@ def _files(directory: Path) -> Iterator[Path]:
         folders.sort()
         # A log differs from run to run, and nothing reads it.
         yield from (Path(folder, name) for name in sorted(names) if not name.endswith(".log"))
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One step of a run."""
-
-    name: str
-    inputs: Callable[[], Flat]  # what decides its result, by name
-    look: Callable[[], Flat | None]  # digests of what it left, None where that is not whole
-    do: Callable[[], None]
-    clear: Callable[[], None] = lambda: None  # what another run of it left
-    tidy: Callable[[], None] = lambda: None  # what a kill left beside an output that is whole
-    everyone: bool = False  # under accelerate launch all processes take part
-    schema: int | None = None  # where it is none of SCHEMAS
-
-    def why_again(self, record: Piece, inputs: Flat) -> str | None:
-        """Why a record is not of this very work; None where it is."""
-        schema = SCHEMAS[self.name] if self.schema is None else self.schema
-        return record.why_again(schema, inputs)
-
-    def write(self, ledger: Ledger, inputs: Flat, outputs: Flat | None) -> None:
-        """Begin (outputs None) or finish the record."""
-        versions = provenance.versions()
-        ledger.write(self.name, SCHEMAS[self.name], inputs, outputs, versions=versions)
-
-
-def is_done(ledger: Ledger, stage: Stage, inputs: Flat | None = None) -> Flat | None:
-    """What a stage left, where it need not be done again: the same schema and inputs, and the
-    outputs as they were left.
-
-    A record that was begun counts when all outputs are there: they get their names in one step.
-    """
-    record = ledger.read(stage.name)
-    if record is None:
-        return None
-    if stage.why_again(record, stage.inputs() if inputs is None else inputs) is not None:
-        return None
-    seen = stage.look()
-    return seen if record.outputs in (None, seen) else None
-
-
-def any_finished(folder: Path) -> bool:
-    """Whether a run directory keeps something that need not be done again."""
-    ledgers = {path.parent for path in folder.glob("**/stages/*.json")}
-    found = (Ledger(place).read(name) for place in ledgers for name in SCHEMAS)
-    return any(record is not None and record.outputs is not None for record in found)
-
-
-def other_versions(record: Piece) -> str:
-    """Libraries that changed since; said, not silently a reason to do a stage again."""
-    now, then = provenance.versions(), record.about.get("versions", {})
-    lines = [
-        f"{name} {then.get(name, 'absent')}, now {now.get(name, 'absent')}"
-        for name in dict.fromkeys([*now, *then])
-        if now.get(name) != then.get(name)
-    ]
-    return ", ".join(lines)
