@@ -31,7 +31,7 @@ class Sizes:
     layer_types: tuple[str, ...]
     window: int | None
     layer_thetas: tuple[float, ...]
-    nope_layers: int  # layers that the config exempts from rotation by number
+    rotates: tuple[bool, ...]  # whether each layer does, where the config says so layer by layer
 
 
 class TextConfig(Dict):
@@ -98,10 +98,10 @@ class TextConfig(Dict):
         thetas = None
         if self.row.layer_thetas:
             thetas = self.numbers("layer_rope_theta", zero=True, most=LARGEST_THETA)
-        vocab, nope_layers = self.size("vocab_size", 1 << 31), _rotates(self, layers).count(False)
+        vocab, rotates = self.size("vocab_size", 1 << 31), _rotates(self, layers)
         return Sizes(
             *(context, layers, hidden, heads, kv_heads, head_dim, vocab),
-            *(layer_types, window, tuple(thetas or ()), nope_layers),
+            *(layer_types, window, tuple(thetas or ()), tuple(rotates)),
         )
 
 
@@ -146,7 +146,8 @@ def _layer_types(text: TextConfig, layers: int | None) -> tuple[str, ...]:
             )
     if not run:
         return ()
-    made = [run[i % len(run)] for i in range(layers)]
+    start = text.defaults["num_hidden_layers"] - layers if text.row.counts_back else 0
+    made = [run[(start + i) % len(run)] for i in range(layers)]
     return (*made[:-1], text.defaults.get("last_layer_type", made[-1]))
 
 
@@ -179,12 +180,15 @@ def _window(text: TextConfig, layer_types: tuple[str, ...]) -> tuple[int | None,
 
 
 def _rotates(text: TextConfig, layers: int | None) -> list[bool]:
-    """SmolLM 3 and Llama 4 list 1 for a layer that rotates and 0 for one that does not."""
+    """SmolLM 3 and Llama 4 list 1 for a layer that rotates and 0 for one that does not; Muse and
+    Granite list a theta, or 0."""
     given = text.numbers("no_rope_layers", zero=True)
+    if not given and (text.row.zero_theta_stops or text.row.layer_thetas):
+        given = text.numbers("layer_rope_theta", zero=True, most=LARGEST_THETA)
     if given:
-        return [value != 0 for value in given]
-    every = text.size("no_rope_layer_interval", MOST_LAYERS)
-    if not every or "no_rope_layer_interval" not in text.defaults:
+        return [value != 0 for value in given[:layers]]
+    every = text.size("no_rope_layer_interval", MOST_LAYERS) or text.row.skips_every
+    if not every or not ("no_rope_layer_interval" in text.defaults or text.row.skips_every):
         return []
     return [(i + 1) % every != 0 for i in range(layers or 0)]
 

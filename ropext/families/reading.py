@@ -53,7 +53,12 @@ def observe(text: TextConfig, context: int) -> tuple[list[str], list[str], int |
         if not row.labels and not row.rotates_only_windows:
             sentence += "; they share one rotary embedding with the others and are scaled with them"
         notes.append(sentence)
-    if row.rotates_only_windows and (sizes.window or row.labels):
+    only_windows = bool(row.rotates_only_windows and (sizes.window or row.labels))
+    if sizes.rotates and text.has("layer_rope_theta"):
+        layers_that_rotate = zip(sizes.layer_types, sizes.rotates, strict=False)
+        turning = [is_windowed(kind) for kind, turns in layers_that_rotate if turns]
+        only_windows = bool(turning) and all(turning) and windowed < len(kinds)
+    if only_windows:
         obstacles.append(
             f"{text.type} rotates in its windowed layers only and its full-attention layers have no"
             " positions; scaling would move trained local layers and lengthen nothing"
@@ -357,8 +362,8 @@ def _rope(text: TextConfig, dim: int, params: Params, *, nested: bool) -> Rope:
 def _rotating_layers(text: TextConfig) -> int | None:
     sizes = text.sizes
     if not sizes.layer_types:
-        return sizes.layers and sizes.layers - sizes.nope_layers
+        return sizes.layers and sizes.layers - sizes.rotates.count(False)
     kinds = [kind for kind in sizes.layer_types if attends(kind)]
-    if text.row.rotates_only_windows and sizes.window:
+    if text.row.rotates_only_windows and sizes.window and not sizes.rotates:
         return sum(map(is_windowed, kinds))
-    return len(kinds) - min(sizes.nope_layers, len(kinds))
+    return len(kinds) - min(sizes.rotates.count(False), len(kinds))

@@ -75,8 +75,11 @@ class Family:
     one_theta: bool = False  # the authors have one theta for every layer
     null_theta_stops: bool = False  # rope_theta null means no rotation
     rotates_only_windows: bool = False
+    zero_theta_stops: bool = False  # a 0 in layer_rope_theta stops that layer; no other value is read
+    skips_every: int = 0  # every so many-th layer does not rotate, where no key says which
     every_layer_windowed: bool = False  # sliding_window, where set, holds for all layers
     alternates: bool = False  # every second layer below max_window_layers has the window
+    counts_back: bool = False  # the class lays its pattern of layer types from the last layer on
     # A key that replaces sliding_window (or comes after it, where it means the same): what it is
     # divided by, then what is added to it, and the window where neither stands.
     window: tuple[str, int, int, int | None] | None = None
@@ -210,7 +213,9 @@ FAMILIES: dict[str, Family] = {
         MLA,
     ),
     "mistral_large4_text": replace(
-        MLA, remark="its weights scale queries by a learned multiple of ln(position + 1)"
+        MLA,
+        skips_every=4,
+        remark="its weights scale queries by a learned multiple of ln(position + 1)",
     ),
     # Plain RoPE would turn its whole head there; every scaled type cuts it by a partial factor.
     "mistral4": replace(MLA, still="qk_nope_head_dim", forms=("linear", "yarn", "llama3")),
@@ -317,7 +322,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "cohere_compass_text": replace(NESTED, rotates_only_windows=True),
     # RoPE in windowed layers only.
-    **_rows("afmoe exaone4 exaone_moe flint", NOPE_FULL),
+    **_rows("afmoe exaone4 exaone_moe flint kolibri1", NOPE_FULL),
+    **_rows("muse_glimmer_text muse_spark_text", replace(NOPE_FULL, zero_theta_stops=True, counts_back=True)),
     "cohere2": replace(NOPE_FULL, legacy="rope_type", interleaved=True),
     "cohere2_moe": replace(NOPE_FULL, legacy="rope_type", interleaved=True),
     "llama4_text": Family(temperature="cancelled", interleaved=True, rotates_only_windows=True),

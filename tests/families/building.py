@@ -138,8 +138,9 @@ class Stock:
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
-    def build(self, case, tokens=0):
-        """What stock builds; with `tokens` also what its cache keeps of so many."""
+    def build(self, case, tokens=0, turns=0):
+        """What stock builds; with `tokens` also what its cache keeps of so many, with `turns` alone
+        which layers turn what they read."""
         text_type, _ = tiny.text_part(case.model_type)
         request = {
             "id": case.id,
@@ -147,7 +148,7 @@ class Stock:
             "text_type": [text_type],
             "task": self.tasks[case.model_type],
         }
-        return self.ask(request | ({"tokens": tokens} if tokens else {}))
+        return self.ask(request | {"tokens": tokens, "turns": turns})
 
     def keys(self, model_type):
         """The keys that stock's code reads for a type, each with another value than the default."""

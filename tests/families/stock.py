@@ -2,7 +2,8 @@
 
 stdin: JSON lines of {"id", "config", "text_type", "task"}; stdout: one JSON line per config with
 the inverse frequencies and attention factors of the text part's rotary modules, or the error. With
-"tokens" so many are read, and how many numbers a DynamicCache then keeps is told per layer. A
+"tokens" so many are read, and how many numbers a DynamicCache then keeps is told per layer. With
+"turns" the answer is whether the output of each layer's attention moves with the positions. A
 line of {"id", "keys"} asks for the keys that stock reads for this model type (stock_keys.py).
 """
 
@@ -74,6 +75,8 @@ def build(request, folder):
     config = transformers.AutoConfig.from_pretrained(folder)
     auto = getattr(transformers, request["task"])
     tokens = request.get("tokens")
+    if request.get("turns"):
+        return {"turns": turning(auto.from_config(config).eval(), request["turns"])}
     if not tokens:
         with init_empty_weights(include_buffers=False):
             model = auto.from_config(config)
@@ -83,6 +86,50 @@ def build(request, folder):
     with no_init_weights():  # what is computed does not matter, only how much is kept
         model = auto.from_config(config).eval()
     return describe(model, request["text_type"]) | {"cache": cached(model, tokens)}
+
+
+def turning(model, tokens):
+    """Per layer whether its attention, given the same hidden states at other positions, computes
+    something else. What it makes of positions beside the rotation stays as it was."""
+    import torch
+
+    first, moved = {}, {}
+
+    def enter(module, args, kwargs):
+        if "args" not in (seen := first.setdefault(module, {})):
+            seen["args"], seen["kwargs"] = args, kwargs
+        elif "position_embeddings" in kwargs:
+            turned = {"position_embeddings": kwargs["position_embeddings"]}
+            return seen["args"], seen["kwargs"] | turned
+        else:
+            states = {k: v for k, v in seen["kwargs"].items() if k == "hidden_states"}
+            return (args if states else (seen["args"][0], *args[1:])), kwargs | states
+
+    def leave(module, args, output):
+        out = output[0] if isinstance(output, tuple) else output
+        before = first[module].setdefault("out", out)
+        if not out.isfinite().all():
+            raise ValueError("its weights made at random overflow")
+        layer = tuple(int(part) for part in names[module].split(".") if part.isdigit())
+        far = (out - before).abs().max() > 1e-6 * before.abs().max()
+        moved[layer] = moved.get(layer, False) or bool(far)
+
+    for weights in model.parameters():  # far from nought, where an attention weighs all alike
+        weights.data += torch.randn_like(weights) / max(weights.shape[-1:], default=1) ** 0.5
+    kinds = ("Attention", "MLA")
+    names = {m: name for name, m in model.named_modules() if type(m).__name__.endswith(kinds)}
+    names = {m: n for m, n in names.items() if any(map(str.isdigit, n))}
+    inner = {part for module in names for part in module.modules() if part is not module}
+    names = {m: n for m, n in names.items() if m not in inner}
+    for module in names:
+        module.register_forward_pre_hook(enter, with_kwargs=True)
+        module.register_forward_hook(leave)
+    ids = torch.arange(tokens)[None] % 8 + 3
+    with torch.no_grad():
+        for positions in (torch.arange(tokens), 3 * torch.arange(tokens)):
+            rest = {"attention_mask": torch.ones_like(ids), "use_cache": False}
+            model(input_ids=ids, position_ids=positions[None], **rest)
+    return [turns for _, turns in sorted(moved.items())]
 
 
 def cached(model, tokens):

@@ -25,6 +25,8 @@ from tiny import text_part, wrapped
 from ropext import families, forms
 from ropext.errors import InputError
 from ropext.families import config
+from ropext.families.geometry import attends, is_windowed
+from ropext.families.table import family
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
 
@@ -148,6 +150,52 @@ def test_every_key_that_stock_reads_is_read(stock, model_type):
     assert not wrong, "\n".join(wrong)
     if not built:
         pytest.skip("stock builds none of these")
+
+
+# The types whose code passes over the rotation in some layers, or may; .ci/slow takes all.
+SKIPPING = [
+    *("afmoe", "beam", "cohere2", "cohere2_moe", "cohere_compass_text", "exaone4", "exaone_moe"),
+    *("flint", "gemma3_text", "granite_swa", "granitemoe_swa", "kolibri1", "llama", "llama4_text"),
+    *("longcat_flash", "mistral_large4_text", "muse_glimmer_text", "muse_spark_text", "neomme"),
+    *("olmo_hybrid", "recurrent_gemma", "smollm3", "zamba2"),
+]
+if os.environ.get("SPELLINGS") == "all":
+    SKIPPING = [name for name in rotary_types() if not text_part(name)[1]]
+
+
+@pytest.mark.parametrize("model_type", SKIPPING)
+def test_the_layers_that_turn_are_those_that_were_read(stock, model_type):
+    """Each attention is given the same hidden states at two sets of positions: one whose output
+    stays does not rotate. Where none of them sees the whole text, scaling is said not to help."""
+    if model_type not in stock.tasks:
+        pytest.skip(f"transformers {stock.version} has no model of this type by itself")
+    case, model = base_case(model_type, "turns", tiny.modern(model_type))
+    if not family(model_type).labels:  # a class with mRoPE wants sections of this very head
+        third = model.sites[0].rope.dim // 2 // 3
+        sections = [model.sites[0].rope.dim // 2 - 2 * third, third, third]
+        case.config["rope_parameters"]["mrope_section"] = sections
+    answer = stock.build(case, turns=8)
+    if "error" in answer:
+        pytest.skip(answer["error"])
+    turns = answer["turns"]
+    attending = [kind for kind in model.layer_types if attends(kind)] or [""] * len(turns)
+    assert sum(turns) == sum(site.layers for site in model.sites)
+    assert model.nope_layers == (turns.count(False) if model.layer_types else 0)
+    if len(turns) == len(attending) and model.sliding_window and False in turns:
+        kinds = zip(attending, turns, strict=True)
+        far = any(turn and not is_windowed(kind) for kind, turn in kinds)
+        assert bool(model.obstacles) == (not far), model.obstacles
+
+
+@pytest.mark.parametrize("last", [0, 20000.0])
+def test_a_list_of_thetas_says_which_layers_of_muse_turn(stock, last):
+    """A full layer that is given a theta turns, and then scaling helps."""
+    config = tiny.modern("muse_glimmer_text") | {"layer_rope_theta": [20000.0, 0, 20000.0, last]}
+    case, model = base_case("muse_glimmer_text", "listed", config)
+    turns = stock.build(case, turns=8)["turns"]
+    assert turns == [True, False, True, bool(last)]
+    assert model.sites[0].layers == sum(turns)
+    assert bool(model.obstacles) == (not last)
 
 
 YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256}
