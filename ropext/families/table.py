@@ -75,7 +75,9 @@ class Family:
     one_theta: bool = False  # the authors have one theta for every layer
     null_theta_stops: bool = False  # rope_theta null means no rotation
     rotates_only_windows: bool = False
-    zero_theta_stops: bool = False  # a 0 in layer_rope_theta stops that layer; no other value is read
+    zero_theta_stops: bool = (
+        False  # a 0 in layer_rope_theta stops that layer; no other value is read
+    )
     skips_every: int = 0  # every so many-th layer does not rotate, where no key says which
     every_layer_windowed: bool = False  # sliding_window, where set, holds for all layers
     alternates: bool = False  # every second layer below max_window_layers has the window
@@ -323,7 +325,10 @@ FAMILIES: dict[str, Family] = {
     "cohere_compass_text": replace(NESTED, rotates_only_windows=True),
     # RoPE in windowed layers only.
     **_rows("afmoe exaone4 exaone_moe flint kolibri1", NOPE_FULL),
-    **_rows("muse_glimmer_text muse_spark_text", replace(NOPE_FULL, zero_theta_stops=True, counts_back=True)),
+    **_rows(
+        "muse_glimmer_text muse_spark_text",
+        replace(NOPE_FULL, zero_theta_stops=True, counts_back=True),
+    ),
     "cohere2": replace(NOPE_FULL, legacy="rope_type", interleaved=True),
     "cohere2_moe": replace(NOPE_FULL, legacy="rope_type", interleaved=True),
     "llama4_text": Family(temperature="cancelled", interleaved=True, rotates_only_windows=True),

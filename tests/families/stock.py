@@ -98,12 +98,12 @@ def turning(model, tokens):
     def enter(module, args, kwargs):
         if "args" not in (seen := first.setdefault(module, {})):
             seen["args"], seen["kwargs"] = args, kwargs
-        elif "position_embeddings" in kwargs:
+            return None
+        if "position_embeddings" in kwargs:
             turned = {"position_embeddings": kwargs["position_embeddings"]}
             return seen["args"], seen["kwargs"] | turned
-        else:
-            states = {k: v for k, v in seen["kwargs"].items() if k == "hidden_states"}
-            return (args if states else (seen["args"][0], *args[1:])), kwargs | states
+        states = {k: v for k, v in seen["kwargs"].items() if k == "hidden_states"}
+        return (args if states else (seen["args"][0], *args[1:])), kwargs | states
 
     def leave(module, args, output):
         out = output[0] if isinstance(output, tuple) else output
