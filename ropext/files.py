@@ -367,20 +367,20 @@ def _check_depth(value: Mapping[str, Any], name: str) -> None:
 
 def dump(value: Mapping[str, Any]) -> bytes:
     """JSON as transformers writes it, but in the order of the keys: indent 2, a final newline."""
-    value = _tagged(value)
+    value = tagged(value)
     try:
         return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
     except UnicodeEncodeError:  # a lone surrogate, legal in JSON only as an escape
         return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
 
 
-def _tagged(value: Any) -> Any:
+def tagged(value: Any) -> Any:
     """Infinity, which JSON lacks, as transformers spells it. A channel that never turns is a
     longrope factor of infinity."""
     if isinstance(value, Mapping):
-        return {key: _tagged(item) for key, item in value.items()}
+        return {key: tagged(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_tagged(item) for item in value]
+        return [tagged(item) for item in value]
     return {"__float__": "Infinity"} if value == math.inf else value
 
 

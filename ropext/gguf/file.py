@@ -13,12 +13,12 @@ from ropext.checkpoint.snapshot import Snapshot
 from ropext.errors import UnsupportedModel, UsageError
 from ropext.families.config import named
 from ropext.families.geometry import MOST_LAYERS, MOST_ROTARY
-from ropext.families.table import family
+from ropext.families.table import Label, family
 from ropext.files import parse_object
 from ropext.gguf.header import TYPES, GgufHeader, read_gguf
 from ropext.loaders.gguf import STORED, Architecture, GgufRope, architecture
 from ropext.loaders.gguf import read as ggml_read
-from ropext.rope import plain_inv_freq
+from ropext.rope import Rope, plain_inv_freq
 
 RECORD = "ropext.record"  # the key that holds ropext.json
 FREQS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
@@ -139,17 +139,17 @@ def _single(head: GgufHeader, key: str) -> int | None:
 def _config(head: GgufHeader, row: Architecture) -> dict[str, Any]:
     """The config that transformers would have, as far as positions go."""
     key = f"{row.name}.{{}}".format
-    layers = head.whole(key("block_count"), 1, MOST_LAYERS)
+    layers = head.whole(key("block_count"), 1, MOST_LAYERS) or 0
+    layers -= head.whole(key("nextn_predict_layers"), 0, MOST_LAYERS) or 0  # those that draft
     hidden, context = head.whole(key("embedding_length")), head.whole(key("context_length"))
     heads = _single(head, key("attention.head_count"))
-    if not (layers and hidden and context and heads):
+    if not (layers > 0 and hidden and context and heads):
         raise head.wrong("it lacks block_count, embedding_length, context_length or head_count")
-    head_dim = head.whole(key("attention.key_length"), 1, 1 << 20) or hidden // heads
-    dim = head.whole(key("rope.dimension_count"), 2, MOST_ROTARY) or head_dim
-    if dim % 2 or (dim > head_dim and row.name != "deepseek2"):
-        raise head.wrong(f"it rotates {dim} of {head_dim} channels, which is not possible")
-    tokens = head.entries.get("tokenizer.ggml.tokens")
-    own = rope_of(head, row, dim, context)
+    dim, head_dim = sizes(head, row)
+    window, kinds = _windows(head, row, layers)
+    type_ = row.windowed if row.windowed and window else row.type
+    row = replace(row, type=type_)
+    tokens, own = head.entries.get("tokenizer.ggml.tokens"), rope_of(head, row, dim, context)
     out: dict[str, Any] = {
         "model_type": row.type,
         "hidden_size": hidden,
@@ -161,9 +161,11 @@ def _config(head: GgufHeader, row: Architecture) -> dict[str, Any]:
         "vocab_size": head.whole(key("vocab_size")) or (tokens.items if tokens else None),
         "rope_theta": own.freq_base,
         "rope_scaling": _params(own, row, dim, context, _original(head, row)),
-        "sliding_window": head.whole(key("attention.sliding_window"), 0) or None,
+        "sliding_window": window,
+        "layer_types": kinds,
         "max_window_layers": layers,
-        "use_sliding_window": False,
+        "use_sliding_window": None if window else False,
+        "full_attention_interval": head.whole(key("full_attention_interval")) or row.interval or None,
     }
     if row.partial:
         out[row.partial] = dim / head_dim
@@ -172,37 +174,80 @@ def _config(head: GgufHeader, row: Architecture) -> dict[str, Any]:
     return {k: v for k, v in (out | _of_family(head, row, dim, out)).items() if v is not None}
 
 
+def sizes(head: GgufHeader, row: Architecture) -> tuple[int, int]:
+    """The channels of a head that rotate, and all of them, in the layers that see all tokens."""
+    key = f"{row.name}.{{}}".format
+    hidden, heads = head.whole(key("embedding_length")), _single(head, key("attention.head_count"))
+    derived = hidden // heads if hidden and heads else 0
+    head_dim = head.whole(key("attention.key_length"), 1, 1 << 20) or derived
+    dim = head.whole(key("rope.dimension_count"), 2, MOST_ROTARY) or head_dim
+    dim //= 2 if row.halves else 1
+    if dim < 2 or dim % 2 or (dim > head_dim and row.name != "deepseek2"):
+        raise head.wrong(f"it rotates {dim} of {head_dim} channels, which is not possible")
+    return dim, head_dim
+
+
+def _windows(
+    head: GgufHeader, row: Architecture, layers: int
+) -> tuple[int | None, list[str] | None]:
+    """The window and the type of each layer, as llama.cpp's load_swa_pattern has them."""
+    key = f"{row.name}.attention.sliding_window"
+    window = head.whole(key, 0) if key in head.entries else row.window
+    if not row.every or not window:
+        return None, ["full_attention"] * layers if family(row.type).labels else None
+    entry = head.entries.get(f"{key}_pattern")
+    if entry is not None and entry.value is None:
+        listed = [*(head.numbers(f"{key}_pattern") or ()), *[0] * layers][:layers]
+    else:
+        every = head.whole(f"{key}_pattern", 0) if entry else row.every
+        listed = [
+            not every or int((i if row.dense_first else i + 1) % every != 0) for i in range(layers)
+        ]
+    return window, [f"{'sliding' if own else 'full'}_attention" for own in listed]
+
+
 def _of_family(
     head: GgufHeader, row: Architecture, dim: int, out: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What single families keep elsewhere."""
     key = f"{row.name}.{{}}".format
-    window, layers = out["sliding_window"], out["num_hidden_layers"]
     if row.name == "deepseek2":
-        if out["rope_scaling"] is not None:
+        if out["rope_scaling"] != {"rope_type": "default"}:
             raise UnsupportedModel(
                 f"{head.path} is a scaled model of latent attention (deepseek2), whose softmax "
                 "llama.cpp scales by a reading of its own; extend the Hugging Face checkpoint"
             )
         latent = head.whole(f"{row.name}.attention.kv_lora_rank")
         return {"qk_rope_head_dim": dim, "kv_lora_rank": latent, "head_dim": None}
-    if row.name == "olmo2" and window:
-        raise UnsupportedModel(
-            f"{head.path} is an Olmo 3, whose windowed layers llama.cpp gives the full layers' "
-            "theta; extend the Hugging Face checkpoint and convert the result"
-        )
-    if row.name == "gemma3":
-        kinds = ["full" if i % 6 == 5 else "sliding" for i in range(layers)]
-        if window is None:
-            kinds = ["full"] * layers
-        local = head.decimal(key("rope.freq_base_swa"))
-        mine = {"layer_types": [f"{kind}_attention" for kind in kinds]}
-        return mine | {"rope_local_base_freq": local or 10000.0}
+    if labels := family(row.type).labels:
+        return _by_layer_type(head, row, labels, out)
     if row.name == "mistral3" and (beta := head.decimal(key("attention.temperature_scale"))):
         lengths = {"original_max_position_embeddings": _original(head, row)}
-        scaling = out["rope_scaling"] or {"rope_type": "default"}
-        return {"rope_scaling": scaling | lengths | {"llama_4_scaling_beta": beta}}
+        return {"rope_scaling": out["rope_scaling"] | lengths | {"llama_4_scaling_beta": beta}}
     return {}
+
+
+def _by_layer_type(
+    head: GgufHeader, row: Architecture, labels: tuple[Label, ...], out: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The rope dicts of windowed and of other layers, whose heads may differ, too."""
+    key, whole = f"{row.name}.{{}}".format, out["head_dim"]
+    local = head.whole(key("attention.key_length_swa"), 1, 1 << 20) or whole
+    turning = head.whole(key("rope.dimension_count_swa"), 2, MOST_ROTARY)
+    turning = turning or head.whole(key("rope.dimension_count"), 2, MOST_ROTARY) or local
+    theta = head.decimal(key("rope.freq_base_swa")) or row.local or out["rope_theta"]
+    full = {"rope_theta": out["rope_theta"]}
+    windowed = {"rope_type": "default", "rope_theta": theta}
+    if row.partial:
+        full[row.partial], windowed[row.partial] = out[row.partial], min(1.0, turning / local)
+    full |= out["rope_scaling"]
+    own = {label.name: windowed if label.windowed else full for label in labels}
+    return {
+        "head_dim": local,
+        "global_head_dim": whole,
+        "rope_parameters": own,
+        **dict.fromkeys(("rope_theta", "rope_scaling", row.partial)),
+    }
 
 
 def _original(head: GgufHeader, row: Architecture) -> int | None:
@@ -222,6 +267,8 @@ def rope_of(head: GgufHeader, row: Architecture, dim: int, context: int) -> Gguf
     factor = at("scaling.factor", at("scale_linear", 0.0)) or 1.0
     named_sets = (LONG, SHORT) if scaling == "longrope" or row.name == "phi3" else (FREQS, FREQS)
     divisors, short = (head.floats(name) for name in named_sets)
+    if row.halves:  # a row for the windowed layers, of which the others read the first half
+        divisors, short = divisors[: dim // 2], short[: dim // 2]
     if bool(divisors) != bool(short) or any(len(d) != dim // 2 for d in (divisors, short) if d):
         raise head.wrong(f"its rope factors are not one number for each of {dim // 2} pairs")
     base, attention = at("freq_base", 10000.0), at("scaling.attn_factor", 1.0)
@@ -248,14 +295,14 @@ def rope_of(head: GgufHeader, row: Architecture, dim: int, context: int) -> Gguf
 
 def _params(
     own: GgufRope, row: Architecture, dim: int, context: int, original: int | None
-) -> dict[str, Any] | None:
-    """A stock dict of the same spectrum; None where nothing is scaled."""
+) -> dict[str, Any]:
+    """A stock dict of the same spectrum."""
     allowed = family(row.type).forms
     plain = not own.divisors or set(own.divisors + own.short) == {1.0}
     lengths = {"original_max_position_embeddings": original} if original else {}
     scaled = own.scaling != "none" and own.factor != 1
     if plain and own.attn_factor == 1 and not scaled:
-        return None
+        return {"rope_type": "default"}
     if plain and own.attn_factor == 1 and own.scaling == "linear" and "linear" in allowed:
         return {"rope_type": "linear", "factor": own.factor} | lengths
     if plain and own.scaling == "yarn" and "yarn" in allowed:
@@ -264,17 +311,12 @@ def _params(
         known = _llama3(own, dim)
         if known is not None:
             return known
-    spectrum = ggml_read(own, dim)
-    near = spectrum.short_inv_freq or spectrum.inv_freq
-    base, length = plain_inv_freq(dim, own.freq_base), original or context
-    return {
-        "rope_type": "longrope",
-        "factor": context / length,
-        "original_max_position_embeddings": length,
-        "attention_factor": spectrum.attention_factor,
-        "short_factor": [a / b for a, b in zip(base, near, strict=True)],
-        "long_factor": [a / b for a, b in zip(base, spectrum.inv_freq, strict=True)],
-    }
+    rope = Rope(dim, own.freq_base, context, original or context)
+
+    def listed(params: forms.Params) -> bool:
+        return params["rope_type"] in {"longrope", *allowed} & {"longrope", "proportional"}
+
+    return forms.carry(rope, ggml_read(own, dim), context, accept=listed)
 
 
 def _yarn(own: GgufRope, dim: int) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from ropext.checkpoint.staging import check_output, check_space, staged
 from ropext.checkpoint.weights import WeightFile
 from ropext.checkpoint.writing import TEXT_ROOM, Written
 from ropext.errors import InputError, ProofFailed, RopextError, UsageError
-from ropext.files import open_regular, os_errors
-from ropext.gguf.file import DIVISORS, RECORD, GgufFile, open_gguf, rope_of
+from ropext.files import open_regular, os_errors, tagged
+from ropext.gguf.file import DIVISORS, RECORD, GgufFile, open_gguf, rope_of, sizes
 from ropext.gguf.header import F32, FORMATS, STRING, UINT32, GgufHeader
 from ropext.gguf.keys import Values, changes
 from ropext.loaders.gguf import STORED, architecture, farthest
@@ -103,7 +103,7 @@ def _provenance(record: Record) -> dict[str, tuple[int, Any]]:
         "ropext.context": (UINT32, record.context),
         "ropext.target": (UINT32, record.target),
         "ropext.spectrum_sha256": (STRING, site.spectrum.digest()),
-        RECORD: (STRING, json.dumps(provenance.to_json(record), separators=(",", ":"))),
+        RECORD: (STRING, json.dumps(tagged(provenance.to_json(record)), separators=(",", ":"))),
     }
 
 
@@ -213,11 +213,8 @@ class ReadBack:
 def spectrum_in(model: GgufFile) -> Spectrum:
     """What ggml computes from the file, by its formula."""
     row = architecture(model.container)
-    head, prefix = model.head, model.container
-    heads = model.config["num_attention_heads"]
-    dim = head.whole(f"{prefix}.rope.dimension_count") or model.config.get("head_dim")
-    dim = dim or model.config["hidden_size"] // heads
-    return ggml_read(rope_of(head, row, dim, model.config["max_position_embeddings"]), dim)
+    dim, _ = sizes(model.head, row)
+    return ggml_read(rope_of(model.head, row, dim, model.config["max_position_embeddings"]), dim)
 
 
 def compare(model: GgufFile, wanted: Spectrum, target: int) -> ReadBack:

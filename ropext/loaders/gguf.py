@@ -21,6 +21,8 @@ from ropext.rope import Rope, Spectrum, plain_inv_freq
 
 # Keys and divisors are float32: half a unit in the last place, twice (a factor and a divisor).
 STORED = 2.0**-22
+STANDS = 1e30  # Gemma 4's divisor of a pair that does not turn; STILL and more are read as that
+STILL = 1e20
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,14 @@ class Architecture:
     lacks: tuple[str, ...] = ()
     also: tuple[str, ...] = ()  # other types that are converted to it
     partial: str = ""  # the key under which that type keeps the share of a head that rotates
+    interval: int = 0  # of so many layers one attends, where full_attention_interval says nothing
+    every: int = 0  # of so many layers one sees all tokens; 0 = llama.cpp knows no windows in it
+    dense_first: bool = False
+    window: int = 0  # where no key says it
+    windowed: str = ""  # the model type where a key does
+    local: float = 0.0  # theta of windowed layers without a key; 0 = that of the others
+    halves: bool = False  # full layers rotate half of dimension_count
+    only: str = ""  # the one program that knows it
     evidence: str = "engine"
 
     @property
@@ -123,7 +133,8 @@ def read(own: GgufRope, dim: int) -> Spectrum:
         low, high = _corrections(own, dim) if own.scaling == "yarn" else (0.0, 0.0)
         out = []
         for i in range(dim // 2):
-            extrapolated = own.freq_base ** (-2 * i / dim) / (divisors[i] if divisors else 1.0)
+            divisor = divisors[i] if divisors else 1.0
+            extrapolated = own.freq_base ** (-2 * i / dim) / divisor if divisor < STILL else 0.0
             theta = interpolated = freq_scale * extrapolated
             if own.scaling == "yarn":
                 y = (i - low) / max(0.001, high - low)
@@ -158,34 +169,43 @@ def _offers(row: Architecture, rope: Rope, wanted: Spectrum, params: Params) -> 
     original = int(params.get("original_max_position_embeddings") or rope.original_context)
     plain = plain_inv_freq(rope.dim, rope.theta)
     factors = tuple(p / w if w else math.inf for p, w in zip(plain, wanted.inv_freq, strict=True))
+    held = tuple(STANDS if p == math.inf else p for p in factors)  # a float32 that a file can hold
     if (theta := forms.theta_form(rope, factors, wanted, 0)) is not None:
         yield GgufRope(theta["rope_theta"], original=original)
     if (linear := forms.linear_form(rope, factors, wanted, 0)) is not None:
         yield GgufRope(linear["rope_theta"], "linear", linear["factor"], original)
-    if params["rope_type"] == "linear":
-        yield GgufRope(params["rope_theta"], "linear", params["factor"], original)
-    if params["rope_type"] == "yarn":
+    if params["rope_type"] in ("linear", "proportional"):
+        scaling = "none" if params["factor"] == 1 else "linear"
+        yield GgufRope(params["rope_theta"], scaling, params["factor"], original)
+    # A yarn over pairs that stand still has the form of a longrope.
+    if params["rope_type"] == "yarn" or (rope.stands and params["rope_type"] == "longrope"):
         betas = {key: params[key] for key in ("beta_fast", "beta_slow") if params.get(key)}
         log = rope.mscale_all_dim if "log" in row.adds else 0.0
         own = GgufRope(params["rope_theta"], "yarn", params["factor"], original, log_multiplier=log)
         yield replace(own, **betas) if "betas" in row.adds else own
     if "freqs" in row.adds:
-        yield GgufRope(rope.theta, original=original, divisors=factors)
+        yield GgufRope(rope.theta, original=original, divisors=held)
     if "factors" in row.adds:
         short = factors
         if wanted.short_inv_freq is not None:
             short = tuple(p / w for p, w in zip(plain, wanted.short_inv_freq, strict=True))
             original = wanted.short_context
-        yield GgufRope(rope.theta, "longrope", 1.0, original, divisors=factors, short=short)
+        yield GgufRope(rope.theta, "longrope", 1.0, original, divisors=held, short=short)
+
+
+def _moves_windows(own: GgufRope, rope: Rope) -> bool:
+    return rope.nested and not math.isclose(own.freq_base, rope.theta, rel_tol=forms.EXACT)
 
 
 def carry(name: str, rope: Rope, wanted: Spectrum, params: Params) -> GgufRope | None:
     """The keys and divisors that make llama.cpp compute `wanted` in this architecture, if any do;
     `params` is a stock rope dict of that spectrum."""
     row = architecture(name)
+    standing = tuple(STANDS if p == math.inf else 1.0 for p in rope.pair_factors)
     for own in _offers(row, rope, wanted, params):
-        if own.scaling in row.lacks or math.inf in (*own.divisors, *own.short):
+        if own.scaling in row.lacks or ("theta" in row.lacks and _moves_windows(own, rope)):
             continue
+        own = replace(own, divisors=standing) if rope.stands and not own.divisors else own
         ratio = wanted.attention_factor / read(own, rope.dim).attention_factor
         own = (
             own if math.isclose(ratio, 1, rel_tol=forms.EXACT) else replace(own, attn_factor=ratio)

@@ -143,7 +143,8 @@ def make_plan(
     to extend from, where that is recorded and `config` does not say it."""
     read = dict(origin or config)
     model = families.read(read, context=recipe.context, original=recipe.original_context)
-    model = replace(model, container=container)
+    if container:  # whose keys are no dict of the family's
+        model = replace(model, container=container, forms=tuple({*model.forms, "longrope"}))
     context = _context(model, recipe)
     _require_length(model, recipe)
     target = resolve_target(recipe, context)
