@@ -468,7 +468,7 @@ def read_again(snapshot: Snapshot) -> Served:
     if snapshot.container:
         model = replace(model, container=snapshot.container)
         found = readings_of(model, main.rope, main.rope.spectrum, main.params, model.context)
-        lines = loaders.file_lines(snapshot.name, model.context)
+        lines = loaders.file_lines(snapshot.name, model.context, found, main.params)
         return Served(snapshot.name, model, record, found, lines)
     text = text_part(snapshot.config, model.path)
     read = partial(

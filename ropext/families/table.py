@@ -370,7 +370,6 @@ FAMILIES: dict[str, Family] = {
     "qwen2_moe": Family(alternates=True),
     "granite_swa": Family(layer_thetas=True),
     "granitemoe_swa": Family(layer_thetas=True),
-    "muse_glimmer_text": Family(layer_thetas=True, rotates_only_windows=True),
     # Its local encoder and decoder see windows of bytes; the global part between them is scaled.
     "blt_global_transformer": Family(
         interleaved=True, remark="its lengths count patches of several bytes each"

@@ -15,8 +15,15 @@ from ropext.families.config import named
 from ropext.families.geometry import MOST_LAYERS, MOST_ROTARY
 from ropext.families.table import Label, family
 from ropext.files import parse_object
-from ropext.gguf.header import TYPES, GgufHeader, read_gguf
-from ropext.loaders.gguf import STORED, Architecture, GgufRope, architecture
+from ropext.gguf.header import FILE_TYPES, TYPES, GgufHeader, read_gguf
+from ropext.loaders.gguf import (
+    STORED,
+    Architecture,
+    GgufRope,
+    architecture,
+    given_by_ollama,
+    older_names,
+)
 from ropext.loaders.gguf import read as ggml_read
 from ropext.rope import Rope, plain_inv_freq
 
@@ -25,15 +32,6 @@ FREQS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_fact
 DIVISORS = frozenset((FREQS, LONG, SHORT))  # the tensors that an extension may write
 SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 MOST_PARTS = 1000
-
-# general.file_type of llama.cpp's include/llama.h.
-FILE_TYPES = {
-    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K",
-    11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S",
-    17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS",
-    23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M",
-    30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -165,7 +163,9 @@ def _config(head: GgufHeader, row: Architecture) -> dict[str, Any]:
         "layer_types": kinds,
         "max_window_layers": layers,
         "use_sliding_window": None if window else False,
-        "full_attention_interval": head.whole(key("full_attention_interval")) or row.interval or None,
+        "full_attention_interval": head.whole(key("full_attention_interval"))
+        or row.interval
+        or None,
     }
     if row.partial:
         out[row.partial] = dim / head_dim
@@ -235,7 +235,7 @@ def _by_layer_type(
     local = head.whole(key("attention.key_length_swa"), 1, 1 << 20) or whole
     turning = head.whole(key("rope.dimension_count_swa"), 2, MOST_ROTARY)
     turning = turning or head.whole(key("rope.dimension_count"), 2, MOST_ROTARY) or local
-    theta = head.decimal(key("rope.freq_base_swa")) or row.local or out["rope_theta"]
+    theta = rope_key(head, row, "freq_base_swa") or row.local or out["rope_theta"]
     full = {"rope_theta": out["rope_theta"]}
     windowed = {"rope_type": "default", "rope_theta": theta}
     if row.partial:
@@ -254,17 +254,26 @@ def _original(head: GgufHeader, row: Architecture) -> int | None:
     return head.whole(f"{row.name}.rope.scaling.original_context_length", 0) or None
 
 
+def rope_key(head: GgufHeader, row: Architecture, key: str) -> float | None:
+    """A number among the rope keys, under llama.cpp's name or an older one."""
+    places = (f"{row.name}.rope.{name}" for name in (key, *older_names(key)))
+    return next((value for place in places if (value := head.decimal(place)) is not None), None)
+
+
 def rope_of(head: GgufHeader, row: Architecture, dim: int, context: int) -> GgufRope:
     """What the file's keys and tensors say of its rotary embedding, as llama.cpp takes them."""
 
-    def at(key: str, default: float) -> float:
-        value = head.decimal(f"{row.name}.rope.{key}")
-        return default if value is None else value
+    names = {*head.entries, *(own.name for own in head.tensors)}
+    given = given_by_ollama(row.name, names, context)
 
-    scaling = head.text(f"{row.name}.rope.scaling.type") or "linear"
+    def at(key: str, default: float) -> float:
+        value = rope_key(head, row, key)
+        return given.get(key, default) if value is None else value
+
+    scaling = head.text(f"{row.name}.rope.scaling.type") or given.get("scaling.type", "linear")
     if scaling not in ("none", "linear", "yarn", "longrope"):
         raise head.wrong(f"rope.scaling.type is {named(scaling)}, which llama.cpp does not know")
-    factor = at("scaling.factor", at("scale_linear", 0.0)) or 1.0
+    factor = at("scaling.factor", 0.0) or 1.0
     named_sets = (LONG, SHORT) if scaling == "longrope" or row.name == "phi3" else (FREQS, FREQS)
     divisors, short = (head.floats(name) for name in named_sets)
     if row.halves:  # a row for the windowed layers, of which the others read the first half
@@ -276,18 +285,12 @@ def rope_of(head: GgufHeader, row: Architecture, dim: int, context: int) -> Gguf
         raise head.wrong("a rotary key (freq_base, scaling.factor or attn_factor) is out of range")
     own = GgufRope(base, scaling, factor, _original(head, row) or context, attention)
     if "betas" in row.adds:
-        # The names of Ollama's converter, where llama.cpp's are absent.
-        fast, slow = (
-            at(f"scaling.yarn_beta_{which}", at(f"scaling.beta_{which}", 0.0))
-            for which in ("fast", "slow")
-        )
+        fast, slow = at("scaling.yarn_beta_fast", 0.0), at("scaling.yarn_beta_slow", 0.0)
         own = replace(own, beta_fast=fast or own.beta_fast, beta_slow=slow or own.beta_slow)
         if min(own.beta_fast, own.beta_slow) <= 0:
             raise head.wrong("yarn_beta_fast and yarn_beta_slow must be above 0")
     if "log" in row.adds:
-        older = at("scaling.mscale_all_dim", 0.0)
-        log = at("scaling.yarn_log_multiplier", older)
-        own = replace(own, log_multiplier=max(0.0, log))
+        own = replace(own, log_multiplier=max(0.0, at("scaling.yarn_log_multiplier", 0.0)))
     if factor == 1 and scaling in ("linear", "yarn"):
         own = replace(own, scaling="none")
     return replace(own, divisors=divisors, short=short)

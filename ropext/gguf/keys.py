@@ -22,7 +22,7 @@ def changes(model: Snapshot, plan: Plan) -> tuple[Values, Mapping[str, tuple[flo
     own = carry(model.container, site.rope, site.wanted, site.params)
     if own is None:  # the plan was made with this very question
         raise NotExpressible(f"a {model.container} GGUF does not carry this spectrum exactly")
-    prefix = f"{model.container}.rope"
+    row, prefix = architecture(model.container), f"{model.container}.rope"
     keys: dict[str, tuple[int, Any]] = {
         f"{model.container}.context_length": (UINT32, plan.target),
         f"{prefix}.freq_base": (FLOAT32, own.freq_base),
@@ -38,22 +38,28 @@ def changes(model: Snapshot, plan: Plan) -> tuple[Values, Mapping[str, tuple[flo
     if is_given_scaling(model.container):
         present |= {f"{prefix}.scaling.type", f"{prefix}.scaling.factor"}
     keys |= {key: item for key, item in more.items() if key in present or item[1] not in defaults}
-    if own.scaling == "yarn" and "betas" in architecture(model.container).adds:
+    local = f"{prefix}.freq_base_swa"
+    if site.rope.nested and own.freq_base != site.rope.theta and not row.local:
+        keys[local] = (FLOAT32, model.head.decimal(local) or site.rope.theta)
+    if own.scaling == "yarn" and "betas" in row.adds:
         keys[f"{prefix}.scaling.yarn_beta_fast"] = (FLOAT32, own.beta_fast)
         keys[f"{prefix}.scaling.yarn_beta_slow"] = (FLOAT32, own.beta_slow)
     old = f"{prefix}.scale_linear"  # read where scaling.factor is absent
     if old in model.head.entries:
         keys[old] = (FLOAT32, own.factor)
-    return keys, _tensors(model, own, site.rope.dim // 2)
+    return keys, _tensors(model, own)
 
 
-def _tensors(model: GgufFile, own: GgufRope, pairs: int) -> dict[str, tuple[float, ...]]:
+def _tensors(model: GgufFile, own: GgufRope) -> dict[str, tuple[float, ...]]:
     """The divisors of this spectrum; those of another that are there already become ones."""
     present = [name for name in (FREQS, LONG, SHORT) if model.head.tensor(name)]
-    out = dict.fromkeys(present, (1.0,) * pairs)
+    out = {name: (1.0,) * len(model.head.floats(name)) for name in present}
     if own.short:
         return out | {LONG: own.divisors, SHORT: own.short}
-    return out | {FREQS: own.divisors} if own.divisors else out
+    if own.divisors:  # a Step has more of them, for its windowed layers
+        known = model.head.floats(FREQS)
+        out[FREQS] = own.divisors + known[len(own.divisors) :]
+    return out
 
 
 def key_edits(model: Snapshot, plan: Plan) -> tuple[Edit, ...]:

@@ -7,7 +7,7 @@ written here: that is ropext.gguf.
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 from ropext import forms
 from ropext.errors import UnsupportedModel
 from ropext.forms import Params
-from ropext.loaders.table import LoaderReading, loader_of
+from ropext.loaders.table import LoaderReading, TableCell, as_cell, loader_of, sourced
 from ropext.rope import Rope, Spectrum, plain_inv_freq
 
 # Keys and divisors are float32: half a unit in the last place, twice (a factor and a divisor).
@@ -68,7 +68,8 @@ def architecture(name: str) -> Architecture:
             raise UnsupportedModel(f"the GGUF architecture {name} {reason}")
     raise UnsupportedModel(
         f"the GGUF architecture {name[:60]!r} is not in ropext's table of what llama.cpp "
-        f"{_table()['release']} reads; extend the Hugging Face checkpoint and convert the result"
+        f"{runners()['llama.cpp']['versions']} reads; extend the Hugging Face checkpoint and "
+        "convert the result"
     )
 
 
@@ -218,22 +219,67 @@ def carry(name: str, rope: Rope, wanted: Spectrum, params: Params) -> GgufRope |
 
 
 def is_given_scaling(name: str) -> bool:
-    """Whether Ollama scales such a file where no key names its scaling: then one has to."""
-    return name in _table()["ollama"]["injects"]
+    """Whether Ollama scales some of these files where no key names their scaling: then one has
+    to."""
+    return name in _table()["ollama"]
+
+
+def older_names(key: str) -> tuple[str, ...]:
+    """What Ollama's converters called a key, where llama.cpp's name is absent."""
+    return tuple(_table()["older"].get(key, ()))
+
+
+def given_by_ollama(name: str, names: Collection[str], context: int) -> dict[str, Any]:
+    """The rope keys that Ollama adds to a file of its own; `names` are all its keys and tensors."""
+    rule: dict[str, Any] = _table()["ollama"].get(name, {})
+    marks, lacks = tuple(rule.get("marks", ())), rule.get("lacks")
+    own = not marks or lacks not in names or any(one.startswith(marks) for one in names)
+    return dict(rule["keys"]) if rule and own and context >= rule["from"] else {}
+
+
+def _kind(own: GgufRope | None) -> str:
+    """By what a file carries its spectrum; Gemma 4's divisors stand beside a yarn."""
+    if own is None or (own.scaling == "none" and not own.divisors):
+        return "theta"
+    return own.scaling if own.scaling in ("linear", "yarn") else "factors" if own.short else "freqs"
+
+
+CARRIED = {
+    "theta": "theta alone",
+    "freqs": "one divisor per pair in rope_freqs.weight",
+    "factors": "one divisor per pair in rope_factors_*.weight",
+}
 
 
 def readings(name: str, own: GgufRope | None, dim: int) -> tuple[LoaderReading, ...]:
-    """Who reads such a file how: llama.cpp, and Ollama, which runs llama.cpp's server."""
-    row, table = architecture(name), _table()
-    carried = "theta alone" if own is None or own.scaling == "none" else own.scaling
-    if own is not None and own.divisors:
-        tensors = "rope_factors_*" if own.scaling == "longrope" else "rope_freqs"
-        carried = f"one divisor per pair in {tensors}.weight"
-    why = carried + (" (read in its source, not run)" if row.evidence == "source" else "")
-    llama = LoaderReading("llama.cpp", table["release"], "same", why, "", row.evidence)
-    ollama = table["ollama"]
-    return llama, LoaderReading(
-        "ollama", ollama["versions"], "same", ollama["runner"], "", "source"
+    """Who reads such a file how: llama.cpp, and the programs that were read."""
+    row, kinds = architecture(name), [_kind(own), "*"]
+    kinds = ["attn", *kinds] if own is not None and own.attn_factor != 1 else kinds
+    return tuple(_reading(loader, row, kinds) for loader in runners())
+
+
+def runners() -> Mapping[str, Any]:
+    """The programs that run a file, llama.cpp first."""
+    table: Mapping[str, Any] = _table()["runners"]
+    return table
+
+
+def _reading(loader: str, row: Architecture, kinds: list[str]) -> LoaderReading:
+    entry, first = runners()[loader], loader == "llama.cpp"
+    evidence = row.evidence if first else entry.get("evidence", "source")
+    cells = entry.get("cells", {})
+    mine = next((own for names, own in cells.items() if row.name in names.split()), None)
+    mine = cells.get("*", {}) if mine is None else mine
+    why = CARRIED.get(kinds[-2], kinds[-2]) if first else entry.get("why", "")
+    found = (mine[kind] for kind in kinds if kind in mine)
+    cell = as_cell(next(found, {"is": "same", "why": why}), evidence)
+    if row.only and cell.verdict == "same":
+        said = f"knows no architecture {row.name}"
+        if loader == row.only.lower():
+            said = f"reads its own blob, but `ollama create` refuses a copy: llama-quantize {said}"
+        cell = TableCell("error", said, evidence=evidence)
+    return LoaderReading(
+        loader, entry["versions"], cell.verdict, sourced(cell.why, cell.evidence), "", cell.evidence
     )
 
 

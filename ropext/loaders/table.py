@@ -142,30 +142,16 @@ _DATA: dict[str, Any] = json.loads(Path(__file__).with_name("table.json").read_t
 KINDS: dict[str, str] = _DATA["kinds"]
 
 # What users also type for a loader of the table.
-_ALIASES = {
-    "mlx-lm": "mlx",
-    "llamacpp": "llama.cpp",
-    "gguf": "llama.cpp",
-    "lm-studio": "llama.cpp",  # which it runs
-    "lmstudio": "llama.cpp",
-    "tensorrt-llm": "trt-llm",
-    "exl2": "exllamav2",
-    "exl3": "exllamav3",
-    "ct2": "ctranslate2",
-    "transformers4": "transformers==4.57",
-}
+_ALIASES: dict[str, str] = _DATA["aliases"]
 
-# Those whose row is in gguf.json: they read no directory.
-FILE_READERS = ("ollama",)
+# Those whose rows are in gguf.json, which read no directory; why they should not, where one would.
+FILE_READERS: dict[str, str] = _DATA["file readers"]
 
 # What stands behind a cell where no engine read a model.
-_EVIDENCE = {
-    "function": "its functions run, not the engine",
-    "source": "read in its source, not run",
-}
+_EVIDENCE: dict[str, str] = _DATA["evidence"]
 
 # The method that gives each kind, in the order in which they are offered for one another.
-_METHODS = {"yarn": "yarn", "llama3": "llama3", "theta": "ntk", "linear": "pi"}
+_METHODS: dict[str, str] = _DATA["methods"]
 
 
 @dataclass(frozen=True)
@@ -231,13 +217,13 @@ def _reader(entry: Mapping[str, Any], engine: Mapping[str, Any]) -> LoaderVersio
     measured: dict[str, str] = {}
     for group in entry["groups"]:
         evidence = group.get("evidence", entry.get("evidence", "engine"))
-        cells = {kind: _cell(cell, evidence) for kind, cell in group["cells"].items()}
+        cells = {kind: as_cell(cell, evidence) for kind, cell in group["cells"].items()}
         for family in group["families"]:
             families.setdefault(family, {}).update(cells)
             measured.setdefault(family, group.get("versions", entry["versions"]))
     for group in engine.get("groups", ()):
         evidence = group.get("evidence", engine["evidence"])
-        found = {kind: _cell(own, evidence) for kind, own in group["cells"].items()}
+        found = {kind: as_cell(own, evidence) for kind, own in group["cells"].items()}
         for family in group["families"]:
             known = families.setdefault(family, {})
             for kind, cell in found.items():
@@ -260,7 +246,12 @@ def _told(cell: TableCell, known: TableCell | None) -> TableCell:
     return replace(known, evidence=cell.evidence)
 
 
-def _cell(cell: str | Mapping[str, str], evidence: str) -> TableCell:
+def sourced(why: str, evidence: str) -> str:
+    """What is said of a cell, with what stands behind it where no engine read a model."""
+    return f"{why} ({_EVIDENCE[evidence]})".strip() if evidence in _EVIDENCE else why
+
+
+def as_cell(cell: str | Mapping[str, str], evidence: str) -> TableCell:
     if isinstance(cell, str):
         return TableCell(cell, evidence=evidence)  # type: ignore[arg-type]
     values: dict[str, Any] = {"evidence": evidence, **cell}
@@ -306,8 +297,7 @@ def _reading(
     found = [_judge(cells.get(kind), kind, params) for kind in kinds]
     worst = min(found, key=lambda cell: _WORST_FIRST.index(cell.verdict))
     why = "; ".join(dict.fromkeys(c.why for c in found if c.verdict == worst.verdict and c.why))
-    if worst.evidence in _EVIDENCE:
-        why = f"{why} ({_EVIDENCE[worst.evidence]})".strip()
+    why = sourced(why, worst.evidence)
     flag = " ".join(dict.fromkeys(_filled(c.flag, params, target) for c in found if c.flag))
     return LoaderReading(reader.loader, versions, worst.verdict, why, flag, worst.evidence)
 
@@ -353,13 +343,19 @@ def select(name: str) -> tuple[LoaderVersions, ...]:
     """The readers a user means: NAME is the newest range, NAME==VERSION the one that holds it."""
     loader, version = loader_of(name), _ALIASES.get(name.lower(), name).partition("==")[2]
     if loader in FILE_READERS:
+        why = FILE_READERS[loader] or "of a directory --for llama.cpp says what its converter makes"
         raise UsageError(
             f"--for {name}: {loader} reads a GGUF, so name one (ropext plan MODEL.gguf --for"
-            f" {loader}); of a directory --for llama.cpp says what its converter makes"
+            f" {loader}); {why}"
         )
     mine = [r for r in readers() if r.loader == loader]
     if not mine:
-        known = [*dict.fromkeys(r.loader for r in readers()), "transformers4", *FILE_READERS]
+        known = [
+            *dict.fromkeys(r.loader for r in readers()),
+            "transformers4",
+            "lm-studio",
+            *FILE_READERS,
+        ]
         meant = did_you_mean(loader, [*known, *_ALIASES], "none has a name like it;")
         raise UsageError(f"--for {name!r}: no such loader; {meant} known are {', '.join(known)}")
     if not version:

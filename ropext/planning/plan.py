@@ -142,7 +142,8 @@ class Plan(ExtensionPlan):
         """Raise where scaling cannot help, or not so far, unless asked for all the same."""
         if self.model.obstacles and not (self.recipe.even_so or self.recipe.length_only):
             raise UnsupportedModel(
-                f"{self.name}: {'; '.join(self.model.obstacles)}; --even-so extends it all the same"
+                f"{self.name}: {'; '.join(self.model.obstacles)}; --length-only raises "
+                "the stated length alone, --even-so extends it all the same"
             )
         if doubt := too_far(self.recipe, self.context, self.target):
             raise UsageError(f"{self.name}: {doubt}")
@@ -153,7 +154,7 @@ class Plan(ExtensionPlan):
             name = PurePath(self.name).name
             name = name if name.lower().endswith(".gguf") else "model.gguf"
             file = directory if one else f"{directory}/{name}"
-            return loaders.file_lines(file, self.target)
+            return loaders.file_lines(file, self.target, self.readings, self.main.params)
         return loaders.serving_lines(
             directory,
             self.model.text_type,
@@ -403,7 +404,7 @@ def _why_not(
     if not able:
         hint = _from_original(model, method, target, recipe)
     free = carried(recipe.changed(for_loaders=()))
-    if free is not None and not able and not hint:
+    if free is not None and not able and not hint and not model.container:
         near = {name: nearest_form(model, name, free, target) for name in names}
         for options, readers in by_options(near).items():
             if options:

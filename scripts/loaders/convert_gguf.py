@@ -32,6 +32,7 @@ def convert(converter: Path, directory: Path, output: Path) -> None:
     hparams = base.ModelBase.load_hparams(directory, False)
     kind = module.get_model_class(base.get_model_architecture(hparams, base.ModelType.TEXT))
     kind.set_vocab = set_vocab
+    kind.no_mtp = True  # stock saves no layers that draft
     with torch.inference_mode():
         kind(directory, gguf.LlamaFileType.ALL_F32, output, hparams=hparams).write()
 

@@ -1,0 +1,246 @@
+"""What each architecture of 2026 carries: ggml's formula on the written file, by its own reader."""
+
+import numpy as np
+import pytest
+import transcriptions
+from gguf_files import ggml, making
+
+import ropext
+from ropext import families, inspecting
+from ropext.errors import NotExpressible, UnsupportedModel
+
+DRIFT = 64 * 2**-23  # ggml multiplies up a power in float32
+STANDING = np.array([1.0] * 4 + [1e30] * 12, np.float32)
+WINDOWS = {"attention.sliding_window": 32, "attention.sliding_window_pattern": [True, False]}
+HALF = {"rope.dimension_count": 8}
+GEMMA4 = WINDOWS | {"attention.key_length": 32, "attention.key_length_swa": 16}
+GEMMA4 |= {"rope.dimension_count": 32, "rope.dimension_count_swa": 16, "rope.freq_base_swa": 1e4}
+GEMMA4 |= {"rope.freq_base": 1e9}
+# Metadata beside a Llama's, and the channels of a full layer that rotate.
+NEW = {
+    "qwen35": (HALF, 8),
+    "qwen35moe": (HALF, 8),
+    "qwen3next": (HALF, 8),
+    "qwen2vl": ({}, 16),
+    "qwen3vl": ({}, 16),
+    "qwen3vlmoe": ({}, 16),
+    "gemma3n": (WINDOWS, 16),
+    "gemma4": (GEMMA4, 32),
+    "olmo2": (WINDOWS, 16),
+    "olmo3": (WINDOWS, 16),
+    "gptoss": (WINDOWS | {"rope.scaling.type": "none"}, 16),
+    "granite_swa": (WINDOWS, 16),
+    "hy_v3": ({}, 16),
+    "laguna": (WINDOWS | HALF | {"rope.dimension_count_swa": 16}, 8),
+    "minimax-m2": (HALF, 8),
+    "step35": (WINDOWS, 8),
+}
+
+
+def made(path, arch, more=None, **tensors):
+    more = NEW[arch][0] if more is None else more
+    data = {"rope_freqs.weight": STANDING} if arch == "gemma4" else {}
+    return making.write(path, arch, making.LLAMA | more, data=data | tensors | making.tensors())
+
+
+@pytest.mark.parametrize("arch", NEW)
+def test_yarn_is_the_papers(tmp_path, arch):
+    path, dim = made(tmp_path / "m.gguf", arch), NEW[arch][1]
+    theta = (making.LLAMA | NEW[arch][0])["rope.freq_base"]
+    ropext.extend(str(path), tmp_path / "o.gguf", factor=4.0, method="yarn")
+    wanted, factor = transcriptions.yarn(dim, theta, 256, 1024)
+    angles, attention = ggml.rope(tmp_path / "o.gguf", dim)
+    turning = 4 if arch == "gemma4" else dim // 2
+    np.testing.assert_allclose(angles[:turning], wanted[:turning], rtol=DRIFT)
+    assert max(angles[turning:], default=0) < 1e-25
+    assert attention == pytest.approx(factor, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "pi", "factor": 4.0},
+        {"method": "ntk", "factor": 4.0},
+        {"method": "llama3", "factor": 4.0},
+        {"length_only": True, "target": 1024},
+        {"method": "pi", "target": 2048, "from_original": True},
+        {"method": "ntk", "target": 4096},
+    ],
+)
+def test_the_pairs_of_gemma_4_that_stand_still_keep_their_divisors(tmp_path, options):
+    path, out = made(tmp_path / "m.gguf", "gemma4"), tmp_path / "o.gguf"
+    if "target" in options and "method" in options:  # one that is extended already
+        ropext.extend(str(path), tmp_path / "one.gguf", factor=4.0, method="llama3")
+        path = tmp_path / "one.gguf"
+    wanted = ropext.extend(str(path), out, **options).plan.main.wanted
+    held = ggml.tensors(out)["rope_freqs.weight"]
+    assert held.shape == (16,)
+    assert set(held[4:]) == {np.float32(1e30)}
+    np.testing.assert_allclose(ggml.rope(out, 32)[0][:4], wanted.inv_freq[:4], rtol=DRIFT)
+    assert wanted.inv_freq[4:] == (0.0,) * 12
+
+
+@pytest.mark.parametrize(
+    ("arch", "options"),
+    [
+        ("qwen35", {"method": "llama3"}),
+        ("qwen3vl", {"method": "yarn", "beta_fast": 8.0}),
+        ("gemma4", {"method": "yarn", "attention_factor": 1.3}),
+        ("gemma3n", {"method": "yarn", "attention_factor": 1.3}),
+        ("step35", {"method": "yarn", "attention_factor": 1.3}),
+        ("olmo2", {"method": "ntk"}),  # llama.cpp gives its windowed layers the same theta
+    ],
+)
+def test_what_reaches_windowed_layers_or_is_not_read_is_refused(tmp_path, arch, options):
+    path = made(tmp_path / "m.gguf", arch)
+    with pytest.raises(NotExpressible, match=f"reads of a {arch} GGUF"):
+        ropext.extend(str(path), tmp_path / "o.gguf", factor=4.0, **options)
+    assert [own.name for own in tmp_path.iterdir()] == ["m.gguf"]
+
+
+def test_a_theta_does_not_reach_the_windows_that_would_follow_it(tmp_path):
+    """A Laguna without freq_base_swa: its windowed layers have the theta of the others."""
+    path, out = made(tmp_path / "m.gguf", "laguna"), tmp_path / "o.gguf"
+    ropext.extend(str(path), out, factor=4.0, method="ntk")
+    assert ggml.keys(out)["laguna.rope.freq_base"] > 60_000
+    assert ggml.keys(out)["laguna.rope.freq_base_swa"] == 50_000
+
+
+def test_the_half_row_of_a_step_keeps_its_other_half(tmp_path):
+    """Its full layers rotate 8 of 16 channels and read the first 4 of 8 divisors."""
+    row = np.linspace(1, 2, 8, dtype=np.float32)
+    path = made(tmp_path / "m.gguf", "step35", **{"rope_freqs.weight": row})
+    done = ropext.extend(str(path), tmp_path / "o.gguf", factor=4.0, method="llama3")
+    held = ggml.tensors(tmp_path / "o.gguf")["rope_freqs.weight"]
+    assert len(held) == 8
+    plain = 50_000.0 ** (-np.arange(4) / 4)
+    np.testing.assert_allclose(plain / held[:4], done.plan.main.wanted.inv_freq, rtol=DRIFT)
+
+
+BLOB = {k: v for k, v in making.LLAMA.items() if k != "rope.freq_base"} | WINDOWS
+
+
+@pytest.mark.parametrize(
+    ("more", "general", "factor", "thetas"),
+    [
+        ({"context_length": 131_072}, {}, 8.0, (1e6, 2e4)),
+        ({"context_length": 131_072, "rope.scaling.type": "none"}, {}, 1.0, (1e6, 2e4)),
+        ({"context_length": 32_768}, {}, 1.0, (1e6, 2e4)),
+        # Of another converter, which writes this key.
+        ({"context_length": 131_072, "rope.freq_base": 1e6}, {"rms": 1e-6}, 1.0, (1e6, 1e4)),
+    ],
+)
+def test_a_gemma_3_of_ollamas_converter_starts_from_what_ollama_gives_it(
+    tmp_path, more, general, factor, thetas
+):
+    if general:
+        more = more | {"attention.layer_norm_rms_epsilon": 1e-6}
+    else:
+        more = more | {"rope.global.freq_base": 1e6, "rope.local.freq_base": 2e4}
+    path, out = making.write(tmp_path / "sha256-ab", "gemma3", BLOB | more), tmp_path / "o.gguf"
+    sites = inspecting.inspect(str(path)).model.sites
+    assert sorted(site.rope.theta for site in sites) == sorted(thetas)
+    full = next(site.rope for site in sites if site.scaled)
+    assert full.spectrum.inv_freq[0] == 1 / factor
+    stated = more["context_length"]
+    options = {"target": 2 * stated, "method": "pi"} | ({"context": stated} if factor > 1 else {})
+    ropext.extend(str(path), out, **options)
+    keys = ggml.keys(out)
+    assert keys["gemma3.rope.scaling.type"] == "linear"
+    assert keys["gemma3.rope.scaling.factor"] == 2 * factor
+
+
+def test_a_gpt_oss_of_ollamas_converter_is_a_yarn_and_its_copy_is_refused_there(tmp_path):
+    yarn = {"rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64}
+    path = making.write(tmp_path / "m.gguf", "gptoss", making.LLAMA | WINDOWS | yarn)
+    assert inspecting.inspect(str(path)).main.params["rope_type"] == "yarn"
+    options = {"target": 1024, "method": "yarn", "from_original": True}
+    made = inspecting.plan(str(path), **options)
+    said = {own.loader: own for own in made.readings}
+    assert said["llama.cpp"].verdict == said["ollama"].verdict == "error"
+    assert "knows no architecture gptoss" in said["llama.cpp"].why
+    assert "`ollama create` refuses a copy" in said["ollama"].why
+    assert [line.command for line in made.serving("OUT.gguf")] == ["", "", ""]
+    with pytest.raises(NotExpressible, match="for ollama"):
+        inspecting.plan(str(path), for_loaders="ollama", **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "method", "verdict"),
+    [
+        ("koboldcpp", "qwen3", "yarn", "same"),
+        ("koboldcpp", "llama", "llama3", "same"),
+        ("llama-cpp-python", "qwen3", "yarn", "same"),
+        ("ik_llama.cpp", "phi3", "llama3", "error"),
+        ("mistral.rs", "llama", "pi", "same"),
+        ("mistral.rs", "llama", "yarn", "error"),
+        ("mistral.rs", "qwen3", "ntk", "same"),
+        ("candle", "qwen3", "yarn", "ignored"),
+        ("candle", "qwen3", "ntk", "same"),
+        ("text-generation-webui", "qwen35", "yarn", "same"),
+        ("lemonade", "gemma4", "yarn", "same"),
+        ("jan", "qwen3", "yarn", "not measured"),
+    ],
+)
+def test_for_answers_for_each_program_that_runs_a_file(tmp_path, name, arch, method, verdict):
+    path = made(tmp_path / "m.gguf", arch, NEW.get(arch, ({},))[0])
+    options = {"factor": 4.0, "method": method}
+    found = inspecting.plan(str(path), **options)
+    mine = next(own for own in found.readings if own.loader == name)
+    assert (mine.verdict, bool(mine.versions)) == (verdict, True)
+    if verdict == "same":
+        inspecting.plan(str(path), for_loaders=name, **options)
+        return
+    assert mine.why
+    with pytest.raises(NotExpressible, match=f"for {name}"):
+        inspecting.plan(str(path), for_loaders=name, **options)
+
+
+@pytest.mark.parametrize(
+    ("method", "wanted"),
+    [
+        ("yarn", "ROPE_SCALING_TYPE=yarn|ROPE_SCALE=4|YARN_ORIG_CTX=256"),
+        ("pi", "ROPE_SCALING_TYPE=linear|ROPE_SCALE=4"),
+        ("llama3", ""),  # no flag divides each pair by its own
+    ],
+)
+def test_the_way_by_ollamas_environment_is_printed(tmp_path, method, wanted):
+    path = making.write(tmp_path / "m.gguf")
+    lines = inspecting.plan(str(path), factor=4.0, method=method).serving("OUT.gguf")
+    note = next(line.note for line in lines if line.loader == "ollama")
+    found = [word.removeprefix("LLAMA_ARG_") for word in note.split() if "LLAMA_ARG" in word]
+    assert "|".join(found) == wanted
+    assert "second copy" in note
+
+
+def test_layers_that_draft_are_not_counted(tmp_path):
+    more = HALF | {"block_count": 9, "nextn_predict_layers": 1}
+    path = made(tmp_path / "m.gguf", "qwen35", more)
+    seen = inspecting.inspect(str(path)).model
+    assert seen.layer_types.count("full_attention") == 2
+    assert seen.layers == 8
+
+
+@pytest.mark.parametrize(
+    ("arch", "type_"), [("granite_swa", "granite_swa"), ("gemma4", "gemma4_text")]
+)
+def test_windows_alone_get_the_warning_of_a_directory(tmp_path, arch, type_):
+    every = NEW[arch][0] | {"attention.sliding_window_pattern": [True, True]}
+    path = made(tmp_path / "m.gguf", arch, every)
+    kinds = ["sliding_attention"] * 2
+    config = {"model_type": type_, "num_hidden_layers": 2, "layer_types": kinds}
+    config |= {"sliding_window": 32, "max_position_embeddings": 256}
+    with pytest.raises(UnsupportedModel, match="every layer sees a window of 32 tokens") as told:
+        ropext.extend(str(path), tmp_path / "o.gguf", factor=4.0)
+    assert families.read(config).obstacles[0] in str(told.value)
+    # One layer that sees all is enough.
+    assert not inspecting.inspect(str(made(tmp_path / "n.gguf", arch))).model.obstacles
+
+
+def test_muse_glimmer_is_told_to_raise_its_length_alone(tmp_path):
+    path, out = made(tmp_path / "m.gguf", "muse-glimmer", WINDOWS), tmp_path / "o.gguf"
+    with pytest.raises(UnsupportedModel, match=r"windowed layers only.*--length-only"):
+        ropext.extend(str(path), out, factor=4.0)
+    ropext.extend(str(path), out, target=1024, length_only=True)
+    changed = {key for key, own in ggml.keys(out).items() if ggml.keys(path).get(key) != own}
+    assert {key for key in changed if key.startswith("muse")} == {"muse-glimmer.context_length"}
