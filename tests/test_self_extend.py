@@ -1,0 +1,175 @@
+"""Self-Extend in memory beside the paper's two score matrices, written out on channels that stock
+has not turned yet."""
+
+import importlib
+
+import pytest
+import torch
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, DynamicCache
+
+from ropext import self_extend
+from ropext.errors import UnsupportedModel, UsageError
+from ropext.self_extend import NO_GROUP, Fold
+
+CONTEXT, WINDOW, GROUP, LENGTH = 64, 24, 8, 200
+SIZES = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 4, "max_position_embeddings": CONTEXT, "pad_token_id": 0}
+SHARED = {"num_key_value_heads": 2, "head_dim": 16}
+WINDOWED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
+KINDS = {
+    "llama": SHARED,
+    "qwen3": SHARED,
+    "gemma3_text": SHARED | WINDOWED,
+    "mistral": SHARED | {"sliding_window": None},
+    "gpt_neox": {"rotary_pct": 0.5},
+    "cohere": SHARED,
+}
+
+
+def tiny(kind, **more):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **(SIZES | KINDS[kind] | more))
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            weight.data.normal_(0, 0.15)
+    return model
+
+
+def spectrum(model):
+    """The frequencies of the layers that see all text."""
+    rotary = next(
+        part
+        for part in model.modules()
+        if hasattr(part, "attention_scaling")
+        or any(name.endswith("inv_freq") for name in part._buffers)
+    )
+    name = "full_attention_inv_freq" if "full_attention_inv_freq" in rotary._buffers else "inv_freq"
+    return rotary._buffers[name].tolist()
+
+
+@pytest.fixture(params=KINDS)
+def model(request):
+    return tiny(request.param)
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(1, 64, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+def logits(model, ids, **more):
+    with torch.no_grad():
+        return model(ids, **more).logits
+
+
+def folded(model, window=WINDOW, group=GROUP):
+    self_extend.fold(model, [spectrum(model)], Fold(CONTEXT, window, group))
+    return model
+
+
+def turned(states, positions, rates, interleaved):
+    """RoFormer, eq. 34, at one position a token."""
+    out = states.clone()
+    for pair, rate in enumerate(rates):
+        a, b = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + len(rates))
+        cos, sin = (positions * rate).cos(), (positions * rate).sin()
+        out[..., a] = states[..., a] * cos - states[..., b] * sin
+        out[..., b] = states[..., b] * cos + states[..., a] * sin
+    return out
+
+
+def literal(rates, local, interleaved, window, group):
+    """Attention by the paper's algorithm 1, with the rule by the query's position."""
+
+    def attend(module, q, k, v, mask, scaling, **rest):
+        heads = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(heads, 1), v.repeat_interleave(heads, 1)
+        p = torch.arange(q.shape[2])
+        near = rest.get("sliding_window")
+        own = rates if near is None else local
+        q0, k0 = (turned(states, p.float(), own, interleaved) for states in (q, k))
+        scores = q0 @ k0.transpose(2, 3)
+        distance = p[:, None] - p
+        if near is None:
+            neighbours = turned(
+                q, (p // group + window - window // group).float(), own, interleaved
+            )
+            grouped = turned(k, (p // group).float(), own, interleaved)
+            far = (distance >= window) & (p[:, None] >= CONTEXT)
+            scores = torch.where(far, neighbours @ grouped.transpose(2, 3), scores)
+        hidden = (distance < 0) | (distance >= (near or LENGTH))
+        weights = (scores * scaling).masked_fill(hidden, -torch.inf).softmax(-1)
+        return (weights @ v).transpose(1, 2).contiguous(), None
+
+    return attend
+
+
+@pytest.mark.parametrize(("window", "group"), [(WINDOW, GROUP), (32, 3), (WINDOW, NO_GROUP)])
+def test_logits_are_those_of_the_papers_two_matrices(model, ids, window, group, monkeypatch):
+    base = logits(model, ids)
+    mine = logits(folded(model, window, group), ids)
+    assert torch.equal(mine[:, :CONTEXT], base[:, :CONTEXT])
+    assert (mine[:, CONTEXT + 1 :] - base[:, CONTEXT + 1 :]).abs().amax(-1).min() > 1e-3
+    rates = spectrum(model)
+    self_extend.unfold(model)
+    assert torch.equal(logits(model, ids), base)
+    kind = model.config.model_type
+    part = importlib.import_module(type(model).__module__)
+    monkeypatch.setattr(part, "apply_rotary_pos_emb", lambda q, k, *_, **__: (q, k))
+    local = [10_000.0 ** (-2 * pair / 16) for pair in range(8)]
+    attend = literal(rates, local, kind == "cohere", window, group)
+    AttentionInterface.register("literal", attend)
+    model.set_attn_implementation("literal")
+    assert (logits(model, ids) - mine).abs().max() < 1e-5 * mine.abs().max().clamp(min=1)
+
+
+def test_a_cache_padding_and_scores_that_are_held_change_nothing(model, ids, monkeypatch):
+    whole = logits(folded(model), ids)
+    close = 1e-5 * whole.abs().max().clamp(min=1)
+    cache = DynamicCache(config=model.config)
+    pieces = [0, 50, 90, 150, *range(151, LENGTH + 1)]
+    parts = [
+        logits(model, ids[:, start:end], past_key_values=cache)
+        for start, end in zip(pieces, pieces[1:], strict=False)
+    ]
+    assert (torch.cat(parts, 1) - whole).abs().max() < close
+    shown = torch.ones(2, LENGTH + 9, dtype=torch.long)
+    shown[0, :9] = shown[1, :4] = 0
+    padded = torch.zeros(2, LENGTH + 9, dtype=torch.long)
+    padded[0, 9:], padded[1, 4 : LENGTH + 4] = ids[0], ids[1]
+    where = (shown.cumsum(1) - 1).clamp(min=0)
+    mine = logits(model, padded, attention_mask=shown, position_ids=where)
+    assert (mine[0, 9:] - whole[0]).abs().max() < close
+    assert (mine[1, 4 : LENGTH + 4] - whole[1]).abs().max() < close
+    monkeypatch.setattr(self_extend, "_in_blocks", self_extend._in_scores)
+    assert (logits(model, ids) - whole).abs().max() < close
+
+
+def test_generate_with_a_cache_says_what_it_says_without(ids):
+    model = folded(tiny("llama"))
+    asked = {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+    said = [model.generate(ids, use_cache=cached, **asked) for cached in (True, False)]
+    assert torch.equal(*said)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "why"),
+    [
+        ("gemma3_text", {"layer_types": ["sliding_attention"] * 2}, "sees all text"),
+        ("qwen3", {"rope_theta": 3.0}, "way of its own"),
+    ],
+)
+def test_what_cannot_be_folded_is_named_and_left_as_it_was(kind, more, why, ids):
+    model = tiny(kind, **more)
+    base = logits(model, ids)
+    with pytest.raises(UnsupportedModel, match=why):
+        self_extend.fold(model, [[0.5**pair for pair in range(8)]], Fold(CONTEXT, WINDOW, GROUP))
+    assert torch.equal(logits(model, ids), base)
+
+
+def test_another_attention_is_refused():
+    model = tiny("llama")
+    model.set_attn_implementation("eager")
+    with pytest.raises(UsageError, match="sdpa"):
+        folded(model)
