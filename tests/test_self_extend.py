@@ -2,14 +2,17 @@
 has not turned yet."""
 
 import importlib
+from itertools import pairwise
 
 import pytest
 import torch
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from ropext import self_extend
 from ropext.errors import UnsupportedModel, UsageError
-from ropext.self_extend import NO_GROUP, Fold
+from ropext.options.extend import parse_extend
+from ropext.patching import patch, save, self_extend, unpatch
+from ropext.planning import make_plan
+from ropext.scaling.self_extend import Fold
 
 CONTEXT, WINDOW, GROUP, LENGTH = 64, 24, 8, 200
 SIZES = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
@@ -64,7 +67,7 @@ def logits(model, ids, **more):
 
 
 def folded(model, window=WINDOW, group=GROUP):
-    self_extend.fold(model, [spectrum(model)], Fold(CONTEXT, window, group))
+    self_extend.apply_fold(model, Fold(CONTEXT, window, group, (tuple(spectrum(model)),)))
     return model
 
 
@@ -92,10 +95,10 @@ def literal(rates, local, interleaved, window, group):
         scores = q0 @ k0.transpose(2, 3)
         distance = p[:, None] - p
         if near is None:
-            neighbours = turned(
-                q, (p // group + window - window // group).float(), own, interleaved
-            )
-            grouped = turned(k, (p // group).float(), own, interleaved)
+            size = group or 10**9  # ReRoPE: all far keys are in one group
+            at = (p // size + window - window // size).float()
+            neighbours = turned(q, at, own, interleaved)
+            grouped = turned(k, (p // size).float(), own, interleaved)
             far = (distance >= window) & (p[:, None] >= CONTEXT)
             scores = torch.where(far, neighbours @ grouped.transpose(2, 3), scores)
         hidden = (distance < 0) | (distance >= (near or LENGTH))
@@ -105,14 +108,14 @@ def literal(rates, local, interleaved, window, group):
     return attend
 
 
-@pytest.mark.parametrize(("window", "group"), [(WINDOW, GROUP), (32, 3), (WINDOW, NO_GROUP)])
+@pytest.mark.parametrize(("window", "group"), [(WINDOW, GROUP), (32, 3), (WINDOW, 0)])
 def test_logits_are_those_of_the_papers_two_matrices(model, ids, window, group, monkeypatch):
     base = logits(model, ids)
     mine = logits(folded(model, window, group), ids)
     assert torch.equal(mine[:, :CONTEXT], base[:, :CONTEXT])
     assert (mine[:, CONTEXT + 1 :] - base[:, CONTEXT + 1 :]).abs().amax(-1).min() > 1e-3
     rates = spectrum(model)
-    self_extend.unfold(model)
+    self_extend.remove_fold(model)
     assert torch.equal(logits(model, ids), base)
     kind = model.config.model_type
     part = importlib.import_module(type(model).__module__)
@@ -130,8 +133,7 @@ def test_a_cache_padding_and_scores_that_are_held_change_nothing(model, ids, mon
     cache = DynamicCache(config=model.config)
     pieces = [0, 50, 90, 150, *range(151, LENGTH + 1)]
     parts = [
-        logits(model, ids[:, start:end], past_key_values=cache)
-        for start, end in zip(pieces, pieces[1:], strict=False)
+        logits(model, ids[:, start:end], past_key_values=cache) for start, end in pairwise(pieces)
     ]
     assert (torch.cat(parts, 1) - whole).abs().max() < close
     shown = torch.ones(2, LENGTH + 9, dtype=torch.long)
@@ -157,14 +159,15 @@ def test_generate_with_a_cache_says_what_it_says_without(ids):
     ("kind", "more", "why"),
     [
         ("gemma3_text", {"layer_types": ["sliding_attention"] * 2}, "sees all text"),
-        ("qwen3", {"rope_theta": 3.0}, "way of its own"),
+        ("qwen3", {}, "way of its own"),
     ],
 )
 def test_what_cannot_be_folded_is_named_and_left_as_it_was(kind, more, why, ids):
     model = tiny(kind, **more)
     base = logits(model, ids)
+    spectra = (tuple(0.5**pair for pair in range(8)),)
     with pytest.raises(UnsupportedModel, match=why):
-        self_extend.fold(model, [[0.5**pair for pair in range(8)]], Fold(CONTEXT, WINDOW, GROUP))
+        self_extend.apply_fold(model, Fold(CONTEXT, WINDOW, GROUP, spectra))
     assert torch.equal(logits(model, ids), base)
 
 
@@ -173,3 +176,36 @@ def test_another_attention_is_refused():
     model.set_attn_implementation("eager")
     with pytest.raises(UsageError, match="sdpa"):
         folded(model)
+
+
+def test_patch_takes_factor_window_and_group_and_unpatch_takes_them_back(ids, tmp_path):
+    model = tiny("llama")
+    base, mine = logits(model, ids), logits(folded(model, 32, 3), ids)
+    close = 1e-5 * mine.abs().max()  # stock's spectrum is float32
+    assert (logits(patch(model, method="self-extend", factor=2), ids) - mine).abs().max() < close
+    other = logits(folded(model, 24, 0), ids)
+    again = patch(model, method="self-extend", factor=2, window=24, group=0)
+    assert (logits(again, ids) - other).abs().max() < close
+    with pytest.raises(UnsupportedModel, match=r"ropext\.patch.*eval MODEL"):
+        save(model, tmp_path / "out")
+    assert torch.equal(logits(unpatch(model), ids), base)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"window": CONTEXT}, "window=64: from 1 to 63"),
+        ({"group": -1}, "group=-1"),
+        ({"attention_factor": 1.0}, "--attention-factor is for a spectrum"),
+        ({"method": "yarn", "window": 8}, "are of method self-extend"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options, why):
+    with pytest.raises(UsageError, match=why):
+        patch(tiny("llama"), **({"method": "self-extend", "factor": 2} | options))
+
+
+def test_a_directory_by_this_method_is_refused_with_what_can_be_done():
+    config = tiny("llama").config.to_dict()
+    with pytest.raises(UnsupportedModel, match=r"ropext\.patch"):
+        make_plan(config, parse_extend({"method": "self-extend", "factor": 2}))

@@ -31,6 +31,7 @@ from ropext.options.extend import Extend
 from ropext.planning import plan_config
 from ropext.results.overlap import HASHES, Trained, both, from_json, trained_in, unknown
 from ropext.results.perplexity import Frame
+from ropext.scaling.self_extend import Fold
 from ropext.scaling.tables import Growth
 
 # The section of ropext.json that says that weights were trained after the extension.
@@ -54,6 +55,7 @@ class Variant:
     snapshot: Snapshot
     config: Mapping[str, Any] | None = None  # applied in memory
     growth: Growth | None = None  # what becomes of a position table then
+    fold: Fold | None = None  # of Self-Extend, in memory too
     adapter: str | None = None
     target: int | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
@@ -296,12 +298,15 @@ def _in_memory(snapshot: Snapshot, options: Evaluate, context: int) -> Lineup:
                 "spectrum_sha256": [own.digest() for own in wanted],
                 "inv_freq": list(scaled[0].inv_freq) if scaled else None,
             }
+            if plan.fold is not None:
+                info |= plan.knobs
             own = Variant(
                 f"{method}-{factor:g}x",
                 "extended",
                 snapshot,
                 config=plan.config,
                 growth=plan.growth,
+                fold=plan.fold,
                 target=plan.target,
                 info=info,
             )
@@ -435,6 +440,6 @@ def applied(model: Any, variant: Variant) -> Iterator[None]:
         if variant.adapter is None and hasattr(model, "disable_adapter"):
             stack.enter_context(model.disable_adapter())
         if variant.config is not None:
-            apply_config(model, variant.config, variant.growth)
+            apply_config(model, variant.config, variant.growth, variant.fold)
             stack.callback(unpatch, model)
         yield

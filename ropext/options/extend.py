@@ -25,7 +25,7 @@ from ropext.options.fields import (
     shown_default,
     wanted,
 )
-from ropext.scaling import tables
+from ropext.scaling import self_extend, tables
 from ropext.scaling.pair_factors import parse_pair_factors
 
 # Twelve doublings: beyond, no model was ever extended.
@@ -90,6 +90,7 @@ class _Extension(Reach):
         + ", ".join(scaling.METHODS)
         + "; where nothing rotates: "
         + ", ".join(tables.METHODS)
+        + f"; in memory alone: {self_extend.NAME}"
         + " [what plan recommends]",
     )
     attention_factor: Positive | None = wanted(

@@ -12,6 +12,7 @@ from ropext.errors import NotExpressible, UnsupportedModel, UsageError, listed
 from ropext.families import Model, Site
 from ropext.options.extend import Extend, knobs_for
 from ropext.rope import Explanation, Rope, Spectrum, explain, turns
+from ropext.scaling.self_extend import Fold
 from ropext.scaling.tables import Growth
 
 
@@ -62,6 +63,7 @@ class ExtensionPlan:
     config: dict[str, Any]
     edits: tuple[families.Edit, ...]
     warnings: tuple[str, ...]
+    fold: Fold | None = None  # of Self-Extend, which no config says
 
     def __repr__(self) -> str:
         far = f"{self.context:,} -> {self.target:,} tokens"

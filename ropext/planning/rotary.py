@@ -22,6 +22,7 @@ from ropext.planning.plan import (
     too_far,
 )
 from ropext.planning.recommending import default_method, recommend
+from ropext.scaling import self_extend
 
 # Angles are float32 in stock transformers: position * 2^-24 radians of rounding on the fastest
 # pair. From here on the error passes 1e-2 (measured: 2.5e-2 at 1M positions).
@@ -141,6 +142,8 @@ def make_plan(
     """The plan for a config dict; raises where the request cannot be carried exactly. `container`
     is the GGUF architecture that will carry it, where it is not the config; `origin` is the config
     to extend from, where that is recorded and `config` does not say it."""
+    if recipe.method == self_extend.NAME:
+        raise UnsupportedModel(self_extend.UNCARRIED)
     read = dict(origin or config)
     model = families.read(read, context=recipe.context, original=recipe.original_context)
     if container:  # whose keys are no dict of the family's

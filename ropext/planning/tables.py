@@ -9,10 +9,12 @@ from ropext import families
 from ropext.errors import UnsupportedModel, UsageError
 from ropext.options.extend import KNOBS, Extend, resolve_target
 from ropext.options.fields import flag
+from ropext.planning.folded import make_folded_plan
 from ropext.planning.plan import ExtensionPlan
 from ropext.planning.rotary import make_plan
 from ropext.positions import SCHEMES, Positions
-from ropext.scaling import tables
+from ropext.scaling import self_extend, tables
+from ropext.scaling.self_extend import FoldOptions
 from ropext.scaling.tables import Growth, alike, growth
 
 
@@ -77,8 +79,17 @@ def make_table_plan(
     )
 
 
-def plan_config(config: Mapping[str, Any], recipe: Extend, name: str = "MODEL") -> ExtensionPlan:
+def plan_config(
+    config: Mapping[str, Any],
+    recipe: Extend,
+    name: str = "MODEL",
+    fold: FoldOptions | None = None,
+) -> ExtensionPlan:
     """The plan for a model in memory, by the scheme that its config has."""
+    if recipe.method == self_extend.NAME:
+        return make_folded_plan(config, recipe, name, fold or FoldOptions())
+    if fold is not None:
+        raise UsageError(f"window and group are of method {self_extend.NAME}")
     if families.read_positions(dict(config)) is None:
         return make_plan(config, recipe, name)
     return make_table_plan(config, recipe, name, in_memory=True)

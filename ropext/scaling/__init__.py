@@ -5,7 +5,7 @@ from dataclasses import replace
 from ropext import forms
 from ropext.errors import UsageError, did_you_mean
 from ropext.rope import Rope, Spectrum
-from ropext.scaling import by_parts, longrope, ntk, pi, tables, yarn
+from ropext.scaling import by_parts, longrope, ntk, pi, self_extend, tables, yarn
 from ropext.scaling.method import Method, Scaling
 
 METHODS: dict[str, Method] = {
@@ -45,8 +45,8 @@ def find(name: str, flag: str = "--method") -> Method:
 
 
 def check_known(name: str) -> None:
-    """Refuse a method of neither list."""
-    if name not in tables.METHODS:
+    """Refuse a method that no list has."""
+    if name not in (*tables.METHODS, self_extend.NAME):
         find(name)
 
 

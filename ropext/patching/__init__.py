@@ -25,6 +25,7 @@ from ropext.families import refusal
 from ropext.inspecting import record_of
 from ropext.options.extend import parse_extend
 from ropext.planning import ExtensionPlan, plan_config
+from ropext.scaling.self_extend import UNCARRIED, Fold, FoldOptions
 from ropext.scaling.tables import Growth
 
 Model = TypeVar("Model")
@@ -196,8 +197,11 @@ def _check_same_weights(old: Any, new: Any, tables: Iterable[str]) -> None:
         )
 
 
-def _apply(model: Any, config: Any, growth: Growth | None = None) -> None:
+def _apply(model: Any, config: Any, growth: Growth | None = None, fold: Fold | None = None) -> None:
+    from ropext.patching.self_extend import apply_fold, remove_fold
+
     live = base_model(model)
+    remove_fold(live)
     old, new, tables = _skeleton(live, live.config), _skeleton(live, config), _tables(live, growth)
     _check_same_weights(old, new, tables)
     for table in tables.values():
@@ -219,13 +223,20 @@ def _apply(model: Any, config: Any, growth: Growth | None = None) -> None:
         else:
             _update_attributes(module, before[name], after[name])
             _renew_buffers(module, before[name], after[name])
+    if fold is not None:
+        apply_fold(live, fold)
 
 
-def apply_config(model: Model, config: Mapping[str, Any], growth: Growth | None = None) -> Model:
+def apply_config(
+    model: Model,
+    config: Mapping[str, Any],
+    growth: Growth | None = None,
+    fold: Fold | None = None,
+) -> Model:
     """Make a loaded model compute as if it had been loaded with this config dict; returns it.
 
     Again with another config, and it computes as that one says: nothing adds up. `growth` is what
-    becomes of a learned position table, whose weight alone changes.
+    becomes of a learned position table, whose weight alone changes; `fold` is Self-Extend's.
     """
     live = base_model(model)
     kind = config.get("model_type")
@@ -234,7 +245,7 @@ def apply_config(model: Model, config: Mapping[str, Any], growth: Growth | None 
             f"the config is of type {kind!r}, the model in memory of type "
             f"{live.config.model_type!r}"
         )
-    _apply(model, type(live.config).from_dict(copy.deepcopy(dict(config))), growth)
+    _apply(model, type(live.config).from_dict(copy.deepcopy(dict(config))), growth, fold)
     return model
 
 
@@ -291,11 +302,14 @@ def _name(live: Any) -> str:
     return str(getattr(live.config, "_name_or_path", ""))
 
 
-def plan_of(model: Any, **options: Any) -> ExtensionPlan:
+def plan_of(
+    model: Any, *, window: int | None = None, group: int | None = None, **options: Any
+) -> ExtensionPlan:
     """The plan for a loaded model, from the config it had before any patch."""
     live = base_model(model)
     name = _name(live) or type(live).__name__
-    return plan_config(_original(live), parse_extend(options), name)
+    fold = FoldOptions(window, group) if (window, group) != (None, None) else None
+    return plan_config(_original(live), parse_extend(options), name, fold)
 
 
 def _original(live: Any) -> dict[str, Any]:
@@ -305,15 +319,18 @@ def _original(live: Any) -> dict[str, Any]:
     return config
 
 
-def patch(model: Model, **options: Any) -> Model:
+def patch(
+    model: Model, *, window: int | None = None, group: int | None = None, **options: Any
+) -> Model:
     """Extend a loaded model in place; `options` are the fields of a Recipe (method, factor, ...).
 
     Its logits then equal those of the checkpoint that `ropext extend` writes with these options.
+    Method `self-extend`, which no checkpoint says, takes `window` and `group`.
     A second call replaces the first; `ropext.patching.unpatch` takes it back.
     """
-    made = plan_of(model, **options)
+    made = plan_of(model, window=window, group=group, **options)
     made.require_help()
-    apply_config(model, made.config, made.growth)
+    apply_config(model, made.config, made.growth, made.fold)
     setattr(base_model(model), PLANNED, made)
     return model
 
@@ -325,6 +342,8 @@ def save(model: Any, directory: str | os.PathLike[str]) -> Path:
     made = getattr(live, PLANNED, None)
     if made is None:
         raise UsageError("save wants a model that ropext.patch extended; call ropext.patch first")
+    if made.fold is not None:
+        raise UnsupportedModel(UNCARRIED)
     if made.growth is not None and not made.growth.positions.carried:
         raise UnsupportedModel(refusal(made.growth.positions))
     # What a trainer did to the weights since the patch is not known.

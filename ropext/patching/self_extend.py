@@ -1,10 +1,10 @@
 """Self-Extend (arXiv 2401.01325) in memory: what no config can say, said in a model's attention.
 
 A query at position p sees the keys nearer than `window` at their distances and the others at
-p // group + window - window // group against k // group; with no group (ReRoPE) at `window` all.
+p // group + window - window // group against k // group; without a group (ReRoPE) all at `window`.
 The rule goes by the query: below the trained context a query sees ordinary positions, so the logits
-there are the base's. Keys come rotated, out of a cache too; a far one is turned on from its position
-to its group's, so nothing else of the model is touched.
+there are the base's. Keys come rotated, out of a cache too; a far one is turned on to where its
+group stands, so nothing else of the model is touched.
 """
 
 from collections.abc import Sequence
@@ -16,31 +16,29 @@ import torch
 from torch import Tensor
 
 from ropext.errors import UnsupportedModel, UsageError
+from ropext.scaling.self_extend import Fold
 
 NAME = "ropext_self_extend"  # in transformers' tables of attention functions
-FOLD = "_ropext_fold"  # attribute of an attention module: the Fold that it computes by
+FOLD = "_ropext_fold"  # attribute of an attention module: what is read, how it rotates
 FOLDED = "_ropext_folded"  # attribute of a model: how to take its folds back
 STOCK = "sdpa"
 SHIFT = 7  # positions by which the probe moves its tokens
 ROUNDED = 0.02  # of the largest channel: what bfloat16 makes of a turn
 CHUNK = 256  # queries at a time where scores are held
-NO_GROUP = 1 << 40  # no position is that far: every far key is in group 0
 ARGUMENTS = {"softcap": "soft caps on its scores", "s_aux": "attention sinks"}
 
 
 @dataclass
-class Fold:
-    """One model's: how far, and the positions of the tokens that are read just now."""
+class Folding:
+    """How a model is folded, and the positions of the tokens that it reads just now."""
 
-    context: int
-    window: int
-    group: int
+    fold: Fold
     positions: Tensor = field(default_factory=lambda: torch.zeros(1, 1, dtype=torch.long))
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """How one attention module turns its channels: found by moving tokens, not read from a table."""
+    """How one attention module turns its channels, found by moving tokens."""
 
     inv_freq: Tensor  # float32, radians a token
     interleaved: bool  # pairs of neighbours, or of two halves
@@ -73,14 +71,15 @@ def _attention(
     """Stand for stock's attention: as stock below the context, folded beyond it."""
     from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
-    fold: Fold | None
-    fold, rotation = vars(module).get(FOLD, (None, None))
+    reading: Folding | None
+    reading, rotation = vars(module).get(FOLD, (None, None))
     count, last = q.shape[2], k.shape[2] - 1  # `last`: the key of the last query itself
     if mask is not None:  # a static cache holds more keys than tokens
         last -= int(mask[:, 0, -1].flip(-1).int().argmax(-1).min())
-    if fold is None or rotation is None or last < fold.context:
+    if reading is None or rotation is None or last < reading.fold.context:
         return sdpa_attention_forward(module, q, k, v, mask, **rest)
-    positions = fold.positions.to(q.device).expand(len(q), -1)
+    fold, positions = reading.fold, reading.positions
+    positions = positions.to(q.device).expand(len(q), -1)
     beyond = positions >= fold.context
     full, first = count - int(beyond.all(0).sum()), count - int(beyond.any(0).sum())
     start = last + 1 - count
@@ -93,11 +92,10 @@ def _attention(
         return near, None
     ends = positions[:, -1:]
     key_positions = ends + torch.arange(-last, 1, device=q.device)
-    group, shift = fold.group, fold.window - fold.window // fold.group
     q, positions = q[:, :, first:], positions[:, first:]
     k, v = k[:, :, : last + 1], v[:, :, : last + 1]
-    far_k = rotation.turn(k, key_positions, key_positions // group)
-    far_q = rotation.turn(q, positions, positions // group + shift)
+    far_k = rotation.turn(k, key_positions, fold.key_positions(key_positions))
+    far_q = rotation.turn(q, positions, fold.query_positions(positions))
     k, far_k, v = (repeat_kv(own, q.shape[1] // own.shape[1]) for own in (k, far_k, v))
     seen = None if mask is None else mask[:, :, first:, : last + 1]
     scale = rest.get("scaling") or q.shape[-1] ** -0.5
@@ -189,7 +187,8 @@ def _joined(pieces: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """Weigh what was seen of each part of the keys by that part's share of all scores."""
     total = torch.logsumexp(torch.stack([own for _, own in pieces]), 0)
     shares = ((own - total).exp().nan_to_num()[..., None] for _, own in pieces)
-    return sum(out.float() * share for (out, _), share in zip(pieces, shares, strict=True))
+    weighed = [out.float() * share for (out, _), share in zip(pieces, shares, strict=True)]
+    return torch.stack(weighed).sum(0)
 
 
 def _register() -> None:
@@ -200,30 +199,30 @@ def _register() -> None:
     AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
-def fold(live: Any, spectra: Sequence[Sequence[float]], how: Fold) -> None:
-    """Let a loaded transformers model read by Self-Extend; `spectra` are those of its layers that
-    see the whole text, radians a token."""
-    unfold(live)
+def apply_fold(live: Any, how: Fold) -> None:
+    """Let a loaded transformers model read by Self-Extend."""
+    remove_fold(live)
     if live.config._attn_implementation != STOCK:
         raise UsageError(f"self-extend wants a model loaded with attn_implementation={STOCK!r}")
     _register()
     live.set_attn_implementation(NAME)
     setattr(live, FOLDED, hooks := list[Any]())
     try:
-        found = {module: _rotation(seen, spectra) for module, seen in _moved(live).items()}
+        found = {module: _rotation(seen, how.spectra) for module, seen in _moved(live).items()}
         if not any(found.values()):
             raise UnsupportedModel("self-extend: no layer of this model turns and sees all text")
+        reading = Folding(how)
         for module, rotation in found.items():
-            vars(module)[FOLD] = (how, rotation)
+            vars(module)[FOLD] = (reading, rotation)
         for module in live.modules():
             if any(name.endswith("inv_freq") for name in module._buffers):
-                hooks.append(module.register_forward_pre_hook(_note(how), with_kwargs=True))
+                hooks.append(module.register_forward_pre_hook(_note(reading), with_kwargs=True))
     except BaseException:
-        unfold(live)
+        remove_fold(live)
         raise
 
 
-def unfold(live: Any) -> None:
+def remove_fold(live: Any) -> None:
     """Take Self-Extend back."""
     if FOLDED not in vars(live):
         return
@@ -234,7 +233,7 @@ def unfold(live: Any) -> None:
     live.set_attn_implementation(STOCK)
 
 
-def _note(how: Fold) -> Any:
+def _note(reading: Folding) -> Any:
     """Make a hook of a rotary embedding that keeps the positions it is handed."""
 
     def note(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -242,7 +241,7 @@ def _note(how: Fold) -> Any:
             if isinstance(value, Tensor) and not value.is_floating_point():
                 if value.dim() != 2:
                     raise UnsupportedModel("self-extend: positions of several axes (mRoPE)")
-                how.positions = value
+                reading.positions = value
 
     return note
 

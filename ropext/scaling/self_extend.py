@@ -1,0 +1,61 @@
+"""Self-Extend (Jin et al. 2024, arXiv 2401.01325): distances are grouped, in memory alone."""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from ropext.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NAME = "self-extend"
+SUMMARY = "near keys keep their distances, far ones share positions; in memory alone"
+UNCARRIED = (
+    "no stock checkpoint says self-extend: ropext.patch(model, method='self-extend', factor=N) "
+    "reads by it in memory, ropext eval MODEL --method self-extend --factor N --data TEXTS "
+    "measures it; llama.cpp's llama-completion has it as -gan GROUP -gaw WINDOW"
+)
+Positions = TypeVar("Positions", int, "Tensor")
+
+
+@dataclass(frozen=True)
+class Fold:
+    """How queries beyond the context see keys: nearer than `window` as trained, others grouped."""
+
+    context: int
+    window: int
+    group: int  # 0: every far key stands at the window (ReRoPE)
+    spectra: tuple[tuple[float, ...], ...]  # of the layers that see all text, radians a token
+
+    def key_positions(self, positions: Positions) -> Positions:
+        """k // G, of a number or a tensor of them."""
+        return positions // self.group if self.group else positions - positions
+
+    def query_positions(self, positions: Positions) -> Positions:
+        """p // G + W - W // G: a key at the window's edge stays where it was."""
+        window = self.window - self.key_positions(self.window)
+        return self.key_positions(positions) + window
+
+
+@dataclass(frozen=True)
+class FoldOptions:
+    """How near is near, and how many positions far keys share; None: what the target needs."""
+
+    window: int | None = None
+    group: int | None = None
+
+
+def fold(
+    context: int, target: int, options: FoldOptions, spectra: tuple[tuple[float, ...], ...]
+) -> Fold:
+    """Choose window and group: by default half of the context, and the smallest group that keeps
+    every grouped distance within it, target // G + W - W // G <= context."""
+    window, group = options.window, options.group
+    window = context // 2 if window is None else window
+    if not 1 <= window < context:
+        raise UsageError(f"window={window}: from 1 to {context - 1}, below the context")
+    group = math.ceil((target - window) / (context - window)) if group is None else group
+    if group < 0:
+        raise UsageError(f"group={group}: 0 (all far keys at the window) or more")
+    return Fold(context, window, group, spectra)
