@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, DynamicCache
 
+from ropext import evaluate
 from ropext.errors import UnsupportedModel, UsageError
 from ropext.options.extend import parse_extend
 from ropext.patching import patch, save, self_extend, unpatch
@@ -209,3 +210,11 @@ def test_a_directory_by_this_method_is_refused_with_what_can_be_done():
     config = tiny("llama").config.to_dict()
     with pytest.raises(UnsupportedModel, match=r"ropext\.patch"):
         make_plan(config, parse_extend({"method": "self-extend", "factor": 2}))
+
+
+def test_eval_measures_it_with_nothing_paid_inside_the_context():
+    asked = {"method": ("self-extend",), "factor": (2.0,), "max_docs": 1, "lengths": "256,512"}
+    found = evaluate("ropext://demo", data="ropext://held-out", **asked).results["variants"]
+    mine, base = (found[name]["metrics"] for name in ("self-extend-2x", "untouched"))
+    assert mine["tail_nll@256"]["value"] == base["tail_nll@256"]["value"]
+    assert mine["tail_nll@512"]["value"] < base["tail_nll@512"]["value"] - 0.5
