@@ -20,7 +20,7 @@ PAGES = ("README.md", *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.
 WITH_COMMANDS = (
     *("README.md", "docs/guide.md", "docs/gguf.md", "docs/fitting.md", "docs/finetuning.md"),
     *("docs/evaluation.md", "docs/pipeline.md", "docs/loaders.md", "docs/trainers.md"),
-    "docs/position-schemes.md",
+    *("docs/position-schemes.md", "docs/methods.md"),
 )
 
 
