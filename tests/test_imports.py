@@ -23,9 +23,9 @@ finally:
 """
 _TRAIN = "ropext://demo --factor 2 --data ropext://tuning --batch-tokens 1024 --steps 1"
 QUICK = {
-    "inspect ropext://demo": 59,
-    "plan ropext://demo --factor 4": 71,
-    "extend ropext://demo --factor 4 --no-verify -o quick": 81,
+    "inspect ropext://demo": 60,
+    "plan ropext://demo --factor 4": 72,
+    "extend ropext://demo --factor 4 --no-verify -o quick": 82,
 }
 SLOW = {
     "extend ropext://demo --factor 4 -o out": 81,

@@ -9,8 +9,10 @@ from ropext.errors import InputError, NotExpressible, UnsupportedModel, UsageErr
 from ropext.families import Model
 from ropext.loaders import LoaderReading
 from ropext.options.extend import Extend, knobs_for, resolve_target
+from ropext.options.fields import flag
 from ropext.planning.plan import (
     WRONG,
+    ExtensionPlan,
     MethodRow,
     Plan,
     PlannedSite,
@@ -23,10 +25,16 @@ from ropext.planning.plan import (
 )
 from ropext.planning.recommending import default_method, recommend
 from ropext.scaling import self_extend
+from ropext.scaling.self_extend import FoldOptions
 
 # Angles are float32 in stock transformers: position * 2^-24 radians of rounding on the fastest
 # pair. From here on the error passes 1e-2 (measured: 2.5e-2 at 1M positions).
 FLOAT32_MATTERS = 2**18
+# What speaks of a spectrum, which Self-Extend leaves alone.
+OF_SPECTRA = (
+    *("attention_factor", "temperature", "like", "original_context"),
+    *("from_original", "for_loaders"),
+)
 LENGTH_ONLY = "length-only"  # what stands in the place of a method
 
 
@@ -187,6 +195,37 @@ def make_plan(
         ),
         warnings=(*warnings, *composed(model, recipe, main, method, target, readings)),
         readings=readings,
+    )
+
+
+def make_folded_plan(
+    config: Mapping[str, Any], recipe: Extend, name: str, options: FoldOptions
+) -> ExtensionPlan:
+    """Plan window and group for a config that rotates."""
+    given = [key for key in OF_SPECTRA if getattr(recipe, key) not in (None, False, ())]
+    if given:
+        raise UsageError(f"{flag(given[0])} is for a spectrum; {self_extend.NAME} leaves it alone")
+    model = families.read(dict(config), context=recipe.context)
+    if "mrope_section" in str(config):
+        raise UnsupportedModel(f"{self_extend.NAME}: {name} has positions of several axes (mRoPE)")
+    target = resolve_target(recipe, model.context)
+    spectra = tuple(site.rope.spectrum.inv_freq for site in model.scaled_sites)
+    how = self_extend.fold(model.context, target, options, spectra)
+    return ExtensionPlan(
+        name=name,
+        recipe=recipe,
+        method=self_extend.NAME,
+        knobs={"window": how.window, "group": how.group},
+        context=model.context,
+        target=target,
+        sites=tuple(
+            PlannedSite(site.label, site.rope, site.rope.spectrum, site.params, site.scaled)
+            for site in model.sites
+        ),
+        config=dict(config),
+        edits=(),
+        warnings=(),
+        fold=how,
     )
 
 

@@ -9,9 +9,8 @@ from ropext import families
 from ropext.errors import UnsupportedModel, UsageError
 from ropext.options.extend import KNOBS, Extend, resolve_target
 from ropext.options.fields import flag
-from ropext.planning.folded import make_folded_plan
 from ropext.planning.plan import ExtensionPlan
-from ropext.planning.rotary import make_plan
+from ropext.planning.rotary import make_folded_plan, make_plan
 from ropext.positions import SCHEMES, Positions
 from ropext.scaling import self_extend, tables
 from ropext.scaling.self_extend import FoldOptions
