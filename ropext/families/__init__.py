@@ -1,12 +1,13 @@
 """Find the rotary embeddings in a config dict, and write new ones back.
 
 Pure: dict in, dict out. `table` has one row per family that is not flat, types.json the census of
-model types, defaults.json what absent keys mean.
+model types, defaults.json what absent keys mean, published.json what authors recommend.
 """
 
 from ropext.families.model import ABSENT, Edit, Model, Site, diff
 from ropext.families.params import keep_query_scales
 from ropext.families.positions import read_positions, refusal
+from ropext.families.published import recipe_of
 from ropext.families.reading import interpret, read
 from ropext.families.respelling import as_read, check_spellings, respell, trusting
 from ropext.families.writing import as_written, write
@@ -24,6 +25,7 @@ __all__ = [
     "keep_query_scales",
     "read",
     "read_positions",
+    "recipe_of",
     "refusal",
     "respell",
     "trusting",

@@ -184,21 +184,20 @@ class Known(NamedTuple):
 
 
 @cache
-def _load(name: str) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((files(__package__) / name).read_text())
-    return content
+def packaged(name: str) -> Any:
+    return json.loads((files(__package__) / name).read_text("utf-8"))
 
 
 def version() -> str:
     """The transformers version that the census and the defaults were taken from."""
-    return str(_load("defaults.json")["transformers"])
+    return str(packaged("defaults.json")["transformers"])
 
 
 @cache
 def census() -> dict[str, Known]:
     """Every model type of that version."""
     out: dict[str, Known] = {}
-    for scheme, types in _load("types.json").items():
+    for scheme, types in packaged("types.json").items():
         if scheme == "composite":
             for name, (*path, text) in types.items():
                 out[name] = Known(scheme, tuple(path), text)
@@ -209,13 +208,13 @@ def census() -> dict[str, Known]:
 
 def defaults_of(text_type: str) -> dict[str, Any]:
     """What absent keys mean for a rotary type."""
-    keys: dict[str, Any] = _load("defaults.json")["types"].get(text_type, {})
+    keys: dict[str, Any] = packaged("defaults.json")["types"].get(text_type, {})
     return keys
 
 
 def added_by(model_type: str) -> dict[str, Any]:
     """The keys that a composite type adds to a text config that leaves them out."""
-    keys: dict[str, Any] = _load("defaults.json")["composites"].get(model_type, {})
+    keys: dict[str, Any] = packaged("defaults.json")["composites"].get(model_type, {})
     return keys
 
 

@@ -178,6 +178,9 @@ def make_plan(
     main = next(site for site in sites if site.scaled)
     readings = readings_of(model, main.rope, main.wanted, main.params, target)
     warnings = warnings_of(model, recipe, sites, context, target)
+    authors = families.recipe_of(model)
+    if authors is not None and not recipe.length_only:
+        warnings = (authors.against(model, method, context, target), *warnings)
     return Plan(
         name=name,
         model=model,

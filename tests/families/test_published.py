@@ -3,11 +3,14 @@
 import pytest
 import tiny
 from building import FACTOR, Case, Stock, differences, scaled
-from published import CONFIGS, config
+from published import CONFIGS, LLAMA, RECIPES, config
 
 from ropext import families, forms
 from ropext.errors import NotExpressible
+from ropext.families.config import packaged
 from ropext.families.table import FAMILIES
+from ropext.options.extend import Extend
+from ropext.planning import make_plan
 
 
 def test_a_context_that_is_told_replaces_the_stated_one():
@@ -93,3 +96,68 @@ def test_the_softmax_scale_is_kept(stock, model_type):
             [s * wanted.softmax_factor for s in unit], rel=1e-6
         )
         assert not differences(Case(model_type, method, new, {"": wanted}), answer)
+
+
+def planned(name, **other):
+    """The plan of a released config by its authors' options, or by others; and its rope dict."""
+    base, options, _ = RECIPES[name]
+    base = base if "text_config" in base else LLAMA | base
+    made = make_plan(base, Extend(**(other or options)), name)
+    rope = made.config.get("text_config", made.config)["rope_parameters"]
+    return made, rope.get("full_attention") or rope.get("compress") or rope
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_authors_own_recipe_is_written_key_by_key_and_said(name):
+    made, rope = planned(name)
+    wanted = RECIPES[name][2]
+    if wanted is None:
+        assert "publish no scaling of it" in made.warnings[0]
+        return
+    assert {key: rope.get(key) for key in wanted} == wanted
+    assert made.warnings[0].startswith("as its authors publish (")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    {
+        "Qwen3": ": --method yarn --context 32768 --factor 4; https://",
+        "Qwen3.5": ": --method yarn --factor 4; https://",
+        "Llama 3.1": "llama3 8 from 8,192 (Llama 3.1), which its config has, and this goes on from",
+        "gpt-oss": "YaRN 32 from 4,096 (gpt-oss), which its config has",
+    }.items(),
+)
+def test_a_plan_that_differs_says_what_the_authors_publish(name, said):
+    first = planned(name, factor=2.0)[0].warnings[0]
+    assert first.startswith("its authors publish ")
+    assert said in first
+    again = planned(name, method="pi", factor=2.0, from_original=name == "gpt-oss")[0].warnings[0]
+    if name == "gpt-oss":
+        assert ": --method yarn --from-original --factor 32 --no-truncate; https://" in again
+
+
+def test_a_shape_that_only_looks_alike_is_not_spoken_of():
+    """Llama 3.2 has the length of 3.1 and a factor of 32; a Qwen of another theta is none."""
+    llama = config("Llama 3.1")
+    llama["rope_scaling"] = llama["rope_scaling"] | {"factor": 32.0}
+    for base in (llama, LLAMA | RECIPES["Qwen3"][0] | {"rope_theta": 5e6}):
+        made = make_plan(base, Extend(factor=2.0), "model")
+        assert not any("authors" in warning for warning in made.warnings)
+    assert (
+        planned("Qwen3", method="yarn", context=32768, factor=2.0)[0]
+        .warnings[0]
+        .startswith(
+            "as its authors publish (Qwen3: YaRN 4 from 32,768), by less than their factor of 4;"
+        )
+    )
+
+
+def test_every_recipe_says_where_it_stands():
+    assert len(packaged("published.json")) == len(RECIPES) == 12
+    assert all("https://" in entry["source"] for entry in packaged("published.json"))
+
+
+def test_layers_that_the_authors_leave_alone_stay():
+    windowed = planned("Laguna")[0].config["rope_parameters"]["sliding_attention"]
+    assert (windowed["rope_type"], windowed["rope_theta"]) == ("default", 10000.0)
+    assert "factor" not in windowed

@@ -1,0 +1,67 @@
+"""What a model's authors publish about its length: published.json, one recipe per model shape."""
+
+from dataclasses import dataclass
+
+from ropext.families.config import packaged
+from ropext.families.model import Model
+
+_NAMES = {"yarn": "YaRN", "llama3": "llama3", "longrope": "LongRoPE"}
+
+
+@dataclass(frozen=True)
+class Published:
+    """A recipe, where it stands, and the configs that it is for."""
+
+    models: str
+    types: list[str]  # of the text part
+    stated: int  # max_position_embeddings as released
+    method: str  # "" = its authors publish none
+    context: int
+    factor: float
+    source: str
+    theta: float | None = None
+    head_dim: int | None = None
+    ships: bool = False  # the released config has it
+    options: str = ""  # flags that the method needs beside
+
+    @property
+    def how(self) -> str:
+        return f"{_NAMES[self.method]} {self.factor:g} from {self.context:,}"
+
+    def fits(self, model: Model) -> bool:
+        """Whether the config has this recipe, or is the released one without it."""
+        site = model.scaled_sites[0]
+        lengths = (self.stated, round(self.context * self.factor))
+        shape = model.text_type in self.types and model.stated_context in lengths
+        shape = shape and self.theta in (None, site.rope.theta)
+        shape = shape and self.head_dim in (None, model.head_dim)
+        return shape and (self.carried(model) or not (self.ships or site.rope.is_scaled))
+
+    def carried(self, model: Model) -> bool:
+        site = model.scaled_sites[0]
+        stated = (site.params["rope_type"], site.params.get("factor"), site.rope.original_context)
+        return stated == (self.method, self.factor, self.context)
+
+    def against(self, model: Model, method: str, context: int, target: int) -> str:
+        """Say whether a plan is this recipe, and else which options are."""
+        if not self.method:
+            return (
+                f"the authors of {self.models} publish no scaling of it ({self.source}): measure"
+                " what this one does (--measure DATA)"
+            )
+        longest = round(self.context * self.factor)
+        if (method, context) == (self.method, self.context) and target <= longest:
+            less = "" if target == longest else f", by less than their factor of {self.factor:g}"
+            return f"as its authors publish ({self.models}: {self.how}){less}; {self.source}"
+        start = "" if self.context == self.stated else f"--context {self.context} "
+        start = "--from-original " if self.carried(model) else start
+        then = f": --method {self.method} {start}--factor {self.factor:g} {self.options}".strip()
+        if self.carried(model) and context != self.context:
+            then = ", which its config has, and this goes on from there"
+        return f"its authors publish {self.how} ({self.models}){then}; {self.source}"
+
+
+def recipe_of(model: Model) -> Published | None:
+    """The recipe of this model's authors, where it is known."""
+    recipes = (Published(**entry) for entry in packaged("published.json"))
+    return next((recipe for recipe in recipes if recipe.fits(model)), None)
