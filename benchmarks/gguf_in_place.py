@@ -7,12 +7,14 @@ file is far off; a 20-GB file is extended in at most 1.1 times the time of `cp` 
     python benchmarks/gguf_in_place.py forms --engine PYTHON_WITH_LLAMA_CPP [--documents 4]
     python benchmarks/gguf_in_place.py real --engine PYTHON --model Q4_1.gguf --text BOOK.txt
         [--like FITTED]
+    python benchmarks/gguf_in_place.py perplexity --tools BIN [--kind Q4_1 --documents 64]
     python benchmarks/gguf_in_place.py copy [--gigabytes 20 --filled 2 --rounds 3] [--room DIR]
 """
 
 import argparse
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -156,6 +158,60 @@ def real(engine: str, model: Path, text: Path, tokens: int, like: Path | None, k
                 print(f"| {name} | {length} | {pair[0]:.4f} | {pair[1]:.4f} |", flush=True)
 
 
+def chunks(count: int, length: int) -> list[tuple[str, list[int]]]:
+    """Beginnings of held-out documents that stay the same tokens when they are joined."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    kept, text, ids = list[tuple[str, list[int]]](), "", list[int]()
+    for line in bundled.DATA["ropext://held-out"].read_text("utf-8").splitlines():
+        row = tokenizer(json.loads(line)["text"]).input_ids[:length]
+        piece = tokenizer.decode(row)
+        whole = tokenizer(text + piece).input_ids
+        if len(row) == length and whole == ids + row and tokenizer(piece).input_ids == row:
+            kept, text, ids = [*kept, (piece, row)], text + piece, ids + row
+    return kept[:count]
+
+
+def perplexity(quantise: Path, tool: Path, kind: str, count: int) -> None:
+    """The bundled model, quantised, at twice its window: `ropext eval` and llama.cpp's own
+    perplexity over the same tokens, the second half of each chunk."""
+    from gguf_files import making
+    from pyarrow import parquet
+
+    length = 2 * CONTEXT
+    rows = chunks(count, length)
+    with tempfile.TemporaryDirectory() as folder:
+        room = Path(folder)
+        base, small = making.of_checkpoint(DEMO, room / "base.gguf"), room / f"{kind}.gguf"
+        subprocess.run([quantise, base, small, kind], check=True, capture_output=True)
+        files = {"untouched": small, "yarn": room / "yarn.gguf"}
+        ropext.extend(str(small), files["yarn"], factor=2.0, method="yarn")
+        text, data = room / "text.txt", room / "data.jsonl"
+        text.write_bytes("".join(piece for piece, _ in rows).encode())
+        data.write_text("".join(json.dumps({"text": piece}) + "\n" for piece, _ in rows), "utf-8")
+        print(f"{kind}, {len(rows)} chunks of {length} tokens, window {CONTEXT}\n")
+        print("| form | `ropext eval` | llama.cpp's perplexity |")
+        print("|---|---|---|")
+        for name, file in files.items():
+            options = {"data": str(data), "lengths": [CONTEXT, length], "losses": room / "l.parquet"}
+            ropext.evaluate(str(file), max_docs=len(rows), tasks=[], force=True, **options)
+            told = parquet.read_table(room / "l.parquet").to_pydict()
+            label = "untouched" if name == "untouched" else "extended"
+            mine = [
+                loss
+                for loss, position, variant in zip(
+                    told["loss"], told["position"], told["variant"], strict=True
+                )
+                if variant == label and position > CONTEXT  # as llama-perplexity scores them
+            ]
+            words = [tool, "-m", file, "-f", text, "-c", str(length), "-b", str(length), "-t", "1"]
+            done = subprocess.run(words, check=True, capture_output=True, text=True)
+            said = re.search(r"Final estimate: PPL = ([\d.]+)", done.stdout + done.stderr)
+            assert said, done.stderr[-2000:]
+            print(f"| {name} | {np.exp(np.mean(mine)):.3f} | {float(said[1]):.3f} |")
+
+
 def sparse(path: Path, gigabytes: int, filled: int) -> None:
     """A Llama of so many gigabytes, of which `filled` are on the disk."""
     from gguf_files import making
@@ -216,7 +272,7 @@ def copy(gigabytes: int, filled: int, rounds: int, room: Path | None) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=("forms", "real", "copy"))
+    parser.add_argument("part", choices=("forms", "real", "perplexity", "copy"))
     parser.add_argument("--engine", help="a Python with llama-cpp-python")
     parser.add_argument("--documents", type=int, default=4)
     parser.add_argument("--model", type=Path)
@@ -226,15 +282,20 @@ def main() -> None:
     parser.add_argument("--cells", type=Path, default=Path("gguf-cells"), help="read before")
     parser.add_argument("--gigabytes", type=int, default=20)
     parser.add_argument("--filled", type=int, default=2)
+    parser.add_argument("--tools", type=Path, help="with llama-quantize and llama-perplexity")
+    parser.add_argument("--kind", default="Q4_1", help="the quantisation")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--room", type=Path)
     asked = parser.parse_args()
-    if asked.part != "copy" and not asked.engine:
+    if asked.part in ("forms", "real") and not asked.engine:
         parser.error("--engine names a Python with llama-cpp-python")
     if asked.part == "forms":
         forms(asked.engine, asked.documents)
     elif asked.part == "real":
         real(asked.engine, asked.model, asked.text, asked.tokens, asked.like, asked.cells)
+    elif asked.part == "perplexity":
+        tools = [asked.tools / f"llama-{name}" for name in ("quantize", "perplexity")]
+        perplexity(*tools, asked.kind, asked.documents)
     else:
         copy(asked.gigabytes, asked.filled, asked.rounds, asked.room)
 

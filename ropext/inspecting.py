@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ropext.checkpoint.tables import PositionTable
 
 READ_FROM = "read_from"  # section of a record that was read from a config
+TELLING_SIZE = 100_000_000  # bytes of a file whose copy is worth a sentence
 
 
 def record_of(plan: ExtensionPlan, base: Mapping[str, Any], command: Sequence[str] = ()) -> Record:
@@ -401,6 +402,9 @@ def plan_of(snapshot: Snapshot, request: Extend, name: str) -> Plan:
         "give it to the runner as before (llama-server --mmproj)"
         for path in sorted(snapshot.directory.parent.glob("mmproj*.gguf"))[:1]
     ]
+    if (size := sum(part.end for part in snapshot.parts)) > TELLING_SIZE:
+        gigabytes = f"{size / 1e9:.1f} GB"
+        vision.append(f"the copy has {gigabytes}; `ollama create` makes a second one as large")
     return replace(made, edits=key_edits(snapshot, made), warnings=(*made.warnings, *vision))
 
 

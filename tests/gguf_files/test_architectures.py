@@ -244,3 +244,22 @@ def test_muse_glimmer_is_told_to_raise_its_length_alone(tmp_path):
     ropext.extend(str(path), out, target=1024, length_only=True)
     changed = {key for key, own in ggml.keys(out).items() if ggml.keys(path).get(key) != own}
     assert {key for key in changed if key.startswith("muse")} == {"muse-glimmer.context_length"}
+
+
+def test_the_plan_says_how_large_the_copies_are(tmp_path):
+    """Of a sparse file of 1 GiB, whose weights nobody reads."""
+    path = tmp_path / "m.gguf"
+    writer = making.gguf.GGUFWriter(path, "llama")
+    for key, item in making.LLAMA.items():
+        making.value(writer, f"llama.{key}", item)
+    writer.add_tensor_info("blk.0.ffn_up.weight", (1 << 18, 1024), np.float32, 1 << 30)
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file):
+        write()
+    writer.write_ti_data_to_file()
+    writer.close()
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size + (1 << 30) + 64)
+    said = "; ".join(inspecting.plan(str(path), factor=4.0).warnings)
+    assert "the copy has 1.1 GB; `ollama create` makes a second one as large" in said
+    small = inspecting.plan(str(making.write(tmp_path / "s.gguf")), factor=4.0)
+    assert not any("the copy" in warning for warning in small.warnings)

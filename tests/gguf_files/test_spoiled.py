@@ -11,7 +11,7 @@ from random import Random
 import numpy as np
 import pytest
 from fuzz import campaign
-from gguf_files import making
+from gguf_files import making, test_architectures
 
 import ropext
 from ropext import inspecting, verifying
@@ -41,6 +41,10 @@ def seeds(tmp_path_factory):
         making.write(room / "e.gguf", "phi3", metadata=making.LLAMA | yarn, data=longrope),
         making.write(room / "f.gguf", "mistral3", metadata=making.LLAMA | yarn),
     ]
+    for arch in ("qwen35", "gemma4", "olmo2", "laguna", "step35", "granite_swa", "gptoss"):
+        files.append(test_architectures.made(room / f"{arch}.gguf", arch))
+    blob = test_architectures.BLOB | {"rope.global.freq_base": 1e6, "context_length": 131_072}
+    files.append(making.write(room / "blob.gguf", "gemma3", metadata=blob))
     ropext.extend(str(files[0]), room / "g.gguf", factor=4.0)
     return [(path, read_gguf(path)) for path in [*files, room / "g.gguf"]]
 
