@@ -194,7 +194,11 @@ def perplexity(quantise: Path, tool: Path, kind: str, count: int) -> None:
         print("| form | `ropext eval` | llama.cpp's perplexity |")
         print("|---|---|---|")
         for name, file in files.items():
-            options = {"data": str(data), "lengths": [CONTEXT, length], "losses": room / "l.parquet"}
+            options = {
+                "data": str(data),
+                "lengths": [CONTEXT, length],
+                "losses": room / "l.parquet",
+            }
             ropext.evaluate(str(file), max_docs=len(rows), tasks=[], force=True, **options)
             told = parquet.read_table(room / "l.parquet").to_pydict()
             label = "untouched" if name == "untouched" else "extended"

@@ -22,7 +22,7 @@ from ropext.loaders.gguf import (
     GgufRope,
     architecture,
     given_by_ollama,
-    older_names,
+    names_of,
 )
 from ropext.loaders.gguf import read as ggml_read
 from ropext.rope import Rope, plain_inv_freq
@@ -256,7 +256,7 @@ def _original(head: GgufHeader, row: Architecture) -> int | None:
 
 def rope_key(head: GgufHeader, row: Architecture, key: str) -> float | None:
     """A number among the rope keys, under llama.cpp's name or an older one."""
-    places = (f"{row.name}.rope.{name}" for name in (key, *older_names(key)))
+    places = (f"{row.name}.rope.{name}" for name in names_of(key))
     return next((value for place in places if (value := head.decimal(place)) is not None), None)
 
 

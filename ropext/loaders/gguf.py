@@ -224,9 +224,9 @@ def is_given_scaling(name: str) -> bool:
     return name in _table()["ollama"]
 
 
-def older_names(key: str) -> tuple[str, ...]:
-    """What Ollama's converters called a key, where llama.cpp's name is absent."""
-    return tuple(_table()["older"].get(key, ()))
+def names_of(key: str) -> tuple[str, ...]:
+    """A rope key, and what older converters and Ollama's called it."""
+    return (key, *_table()["older"].get(key, ()))
 
 
 def given_by_ollama(name: str, names: Collection[str], context: int) -> dict[str, Any]:
@@ -244,11 +244,17 @@ def _kind(own: GgufRope | None) -> str:
     return own.scaling if own.scaling in ("linear", "yarn") else "factors" if own.short else "freqs"
 
 
-CARRIED = {
-    "theta": "theta alone",
-    "freqs": "one divisor per pair in rope_freqs.weight",
-    "factors": "one divisor per pair in rope_factors_*.weight",
-}
+def environment(params: Params) -> str:
+    """The way without an extension: the length alone raised, and the scaling in the environment of
+    a program that starts llama-server, where its flags say it exactly."""
+    names = _table()["environment"].get(params["rope_type"], {})
+    said = [f"LLAMA_ARG_{name}={params[key]}" for name, key in names.items() if params.get(key)]
+    if not said or params.get("attention_factor") or params.get("mscale"):
+        return ""
+    return (
+        f"; or `ropext extend --length-only` and {' '.join(said)} in its environment, which then "
+        "holds for every file"
+    )
 
 
 def readings(name: str, own: GgufRope | None, dim: int) -> tuple[LoaderReading, ...]:
@@ -270,7 +276,7 @@ def _reading(loader: str, row: Architecture, kinds: list[str]) -> LoaderReading:
     cells = entry.get("cells", {})
     mine = next((own for names, own in cells.items() if row.name in names.split()), None)
     mine = cells.get("*", {}) if mine is None else mine
-    why = CARRIED.get(kinds[-2], kinds[-2]) if first else entry.get("why", "")
+    why = _table()["carried"].get(kinds[-2], kinds[-2]) if first else entry.get("why", "")
     found = (mine[kind] for kind in kinds if kind in mine)
     cell = as_cell(next(found, {"is": "same", "why": why}), evidence)
     if row.only and cell.verdict == "same":

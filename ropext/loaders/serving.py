@@ -62,37 +62,14 @@ def file_lines(
     file: str, target: int, readings: Iterable[LoaderReading], params: Params
 ) -> tuple[Serving, ...]:
     """How to run a GGUF file: every program has a length of its own, which is not the file's."""
-    from ropext.loaders.gguf import runners  # late: no directory needs it
+    from ropext.loaders.gguf import environment, runners  # late: no directory needs it
 
-    known = runners()
-    return tuple(
-        _line(
-            reading,
-            known[reading.loader]["command"].format(file=shlex.quote(file), target=target),
-            known[reading.loader].get("note", "")
-            + (environment(params) if reading.loader == "ollama" else ""),
-        )
-        for reading in readings
-        if "command" in known.get(reading.loader, ())
-    )
-
-
-def environment(params: Params) -> str:
-    """The way without an extension: the length alone raised, and the scaling in the environment of
-    a program that starts llama-server, where flags say it exactly."""
-    kind = params["rope_type"]
-    names = {"default": {"ROPE_FREQ_BASE": "rope_theta"}, "linear": {"ROPE_SCALE": "factor"}}
-    names["yarn"] = names["linear"] | {"YARN_ORIG_CTX": "original_max_position_embeddings"}
-    names["yarn"] |= {"YARN_BETA_FAST": "beta_fast", "YARN_BETA_SLOW": "beta_slow"}
-    if kind not in names or params.get("attention_factor") or params.get("mscale"):
-        return ""
-    said = {} if kind == "default" else {"ROPE_SCALING_TYPE": kind}
-    said |= {name: f"{params[key]:g}" for name, key in names[kind].items() if params.get(key)}
-    variables = " ".join(f"LLAMA_ARG_{name}={value}" for name, value in said.items())
-    return (
-        f"; or `ropext extend --length-only` and {variables} in its environment, which then holds "
-        "for every file"
-    )
+    place, out = shlex.quote(file), []
+    for reading in readings:
+        if "command" in (entry := runners()[reading.loader]):
+            note = entry.get("note", "") + (environment(params) if "starts" in entry else "")
+            out.append(_line(reading, entry["command"].format(file=place, target=target), note))
+    return tuple(out)
 
 
 def _pipeline(directory: str, masked_lm: bool) -> str:

@@ -454,8 +454,12 @@ def main() -> None:
         "--environment", action="store_true", help="say its Python, measure nothing"
     )
     parser.add_argument("--server", action="store_true", help="say where llama.cpp's server is")
+    parser.add_argument("--converter", action="store_true", help="say where llama.cpp's is")
     chosen = parser.parse_args()
     engines = [own for own in ENGINES if own.loader == chosen.loader]
+    if chosen.converter:
+        print(llama_cpp_source(chosen.work) / "convert_hf_to_gguf.py")
+        return
     if chosen.environment or chosen.server:
         chosen.work.mkdir(parents=True, exist_ok=True)
         python = environment(engines[0], chosen.work)

@@ -199,8 +199,8 @@ def test_for_answers_for_each_program_that_runs_a_file(tmp_path, name, arch, met
 @pytest.mark.parametrize(
     ("method", "wanted"),
     [
-        ("yarn", "ROPE_SCALING_TYPE=yarn|ROPE_SCALE=4|YARN_ORIG_CTX=256"),
-        ("pi", "ROPE_SCALING_TYPE=linear|ROPE_SCALE=4"),
+        ("yarn", "ROPE_SCALING_TYPE=yarn|ROPE_SCALE=4.0|YARN_ORIG_CTX=256"),
+        ("pi", "ROPE_SCALING_TYPE=linear|ROPE_SCALE=4.0"),
         ("llama3", ""),  # no flag divides each pair by its own
     ],
 )
