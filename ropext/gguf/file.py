@@ -145,8 +145,7 @@ def _config(head: GgufHeader, row: Architecture) -> dict[str, Any]:
         raise head.wrong("it lacks block_count, embedding_length, context_length or head_count")
     dim, head_dim = sizes(head, row)
     window, kinds = _windows(head, row, layers)
-    type_ = row.windowed if row.windowed and window else row.type
-    row = replace(row, type=type_)
+    row = replace(row, type=(window and row.windowed) or row.type)
     tokens, own = head.entries.get("tokenizer.ggml.tokens"), rope_of(head, row, dim, context)
     out: dict[str, Any] = {
         "model_type": row.type,
@@ -233,8 +232,8 @@ def _by_layer_type(
     """The rope dicts of windowed and of other layers, whose heads may differ, too."""
     key, whole = f"{row.name}.{{}}".format, out["head_dim"]
     local = head.whole(key("attention.key_length_swa"), 1, 1 << 20) or whole
-    turning = head.whole(key("rope.dimension_count_swa"), 2, MOST_ROTARY)
-    turning = turning or head.whole(key("rope.dimension_count"), 2, MOST_ROTARY) or local
+    counts = (head.whole(key(f"rope.dimension_count{own}")) for own in ("_swa", ""))
+    turning = next(filter(None, counts), local)
     theta = rope_key(head, row, "freq_base_swa") or row.local or out["rope_theta"]
     full = {"rope_theta": out["rope_theta"]}
     windowed = {"rope_type": "default", "rope_theta": theta}
@@ -310,16 +309,16 @@ def _params(
         return {"rope_type": "linear", "factor": own.factor} | lengths
     if plain and own.scaling == "yarn" and "yarn" in allowed:
         return _yarn(own, dim)
-    if own.scaling == "none" and own.attn_factor == 1 and "llama3" in allowed:
-        known = _llama3(own, dim)
-        if known is not None:
-            return known
-    rope = Rope(dim, own.freq_base, context, original or context)
-
-    def listed(params: forms.Params) -> bool:
-        return params["rope_type"] in {"longrope", *allowed} & {"longrope", "proportional"}
-
-    return forms.carry(rope, ggml_read(own, dim), context, accept=listed)
+    unscaled = own.scaling == "none" and own.attn_factor == 1
+    if unscaled and "llama3" in allowed and (known := _llama3(own, dim)) is not None:
+        return known
+    rope, general = (
+        Rope(dim, own.freq_base, context, original or context),
+        ("proportional", "longrope"),
+    )
+    return forms.carry(
+        rope, ggml_read(own, dim), context, accept=lambda params: params["rope_type"] in general
+    )
 
 
 def _yarn(own: GgufRope, dim: int) -> dict[str, Any]:

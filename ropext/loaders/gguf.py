@@ -194,23 +194,21 @@ def _offers(row: Architecture, rope: Rope, wanted: Spectrum, params: Params) -> 
         yield GgufRope(rope.theta, "longrope", 1.0, original, divisors=held, short=short)
 
 
-def _moves_windows(own: GgufRope, rope: Rope) -> bool:
-    return rope.nested and not math.isclose(own.freq_base, rope.theta, rel_tol=forms.EXACT)
-
-
 def carry(name: str, rope: Rope, wanted: Spectrum, params: Params) -> GgufRope | None:
     """The keys and divisors that make llama.cpp compute `wanted` in this architecture, if any do;
     `params` is a stock rope dict of that spectrum."""
     row = architecture(name)
     standing = tuple(STANDS if p == math.inf else 1.0 for p in rope.pair_factors)
+    fixed = "theta" in row.lacks and rope.nested  # its windowed layers would follow
     for own in _offers(row, rope, wanted, params):
-        if own.scaling in row.lacks or ("theta" in row.lacks and _moves_windows(own, rope)):
+        if own.scaling in row.lacks or (
+            fixed and abs(own.freq_base / rope.theta - 1) > forms.EXACT
+        ):
             continue
         own = replace(own, divisors=standing) if rope.stands and not own.divisors else own
         ratio = wanted.attention_factor / read(own, rope.dim).attention_factor
-        own = (
-            own if math.isclose(ratio, 1, rel_tol=forms.EXACT) else replace(own, attn_factor=ratio)
-        )
+        if not math.isclose(ratio, 1, rel_tol=forms.EXACT):
+            own = replace(own, attn_factor=ratio)
         if "attn" in row.lacks and own.attn_factor != 1:
             continue
         if farthest(read(own, rope.dim), wanted) <= forms.EXACT:
@@ -219,8 +217,7 @@ def carry(name: str, rope: Rope, wanted: Spectrum, params: Params) -> GgufRope |
 
 
 def is_given_scaling(name: str) -> bool:
-    """Whether Ollama scales some of these files where no key names their scaling: then one has
-    to."""
+    """Whether Ollama scales some of these files where no key names a scaling, so that one must."""
     return name in _table()["ollama"]
 
 
@@ -234,7 +231,8 @@ def given_by_ollama(name: str, names: Collection[str], context: int) -> dict[str
     rule: dict[str, Any] = _table()["ollama"].get(name, {})
     marks, lacks = tuple(rule.get("marks", ())), rule.get("lacks")
     own = not marks or lacks not in names or any(one.startswith(marks) for one in names)
-    return dict(rule["keys"]) if rule and own and context >= rule["from"] else {}
+    long = rule["long"] if rule and context >= rule["from"] else {}
+    return {**rule["keys"], **long} if rule and own else {}
 
 
 def _kind(own: GgufRope | None) -> str:

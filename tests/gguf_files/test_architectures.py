@@ -126,6 +126,7 @@ BLOB = {k: v for k, v in making.LLAMA.items() if k != "rope.freq_base"} | WINDOW
         ({"context_length": 131_072}, {}, 8.0, (1e6, 2e4)),
         ({"context_length": 131_072, "rope.scaling.type": "none"}, {}, 1.0, (1e6, 2e4)),
         ({"context_length": 32_768}, {}, 1.0, (1e6, 2e4)),
+        ({"context_length": 32_768, "rope.global.freq_base": None}, {}, 1.0, (1e6, 2e4)),
         # Of another converter, which writes this key.
         ({"context_length": 131_072, "rope.freq_base": 1e6}, {"rms": 1e-6}, 1.0, (1e6, 1e4)),
     ],
@@ -136,7 +137,8 @@ def test_a_gemma_3_of_ollamas_converter_starts_from_what_ollama_gives_it(
     if general:
         more = more | {"attention.layer_norm_rms_epsilon": 1e-6}
     else:
-        more = more | {"rope.global.freq_base": 1e6, "rope.local.freq_base": 2e4}
+        more = {"rope.global.freq_base": 1e6, "rope.local.freq_base": 2e4} | more
+        more = {key: item for key, item in more.items() if item is not None}
     path, out = making.write(tmp_path / "sha256-ab", "gemma3", BLOB | more), tmp_path / "o.gguf"
     sites = inspecting.inspect(str(path)).model.sites
     assert sorted(site.rope.theta for site in sites) == sorted(thetas)
