@@ -56,9 +56,9 @@ def _tensors(model: GgufFile, own: GgufRope) -> dict[str, tuple[float, ...]]:
     out = {name: (1.0,) * len(model.head.floats(name)) for name in present}
     if own.short:
         return out | {LONG: own.divisors, SHORT: own.short}
-    if own.divisors:  # a Step has more of them, for its windowed layers
-        known = model.head.floats(FREQS)
-        out[FREQS] = own.divisors + known[len(own.divisors) :]
+    if own.divisors:  # a Step's row is as long as its windowed layers ask for, which read none
+        more = len(own.divisors) if architecture(model.container).halves else 0
+        out[FREQS] = own.divisors + (1.0,) * more
     return out
 
 

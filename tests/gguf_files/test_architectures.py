@@ -106,10 +106,11 @@ def test_a_theta_does_not_reach_the_windows_that_would_follow_it(tmp_path):
     assert ggml.keys(out)["laguna.rope.freq_base_swa"] == 50_000
 
 
-def test_the_half_row_of_a_step_keeps_its_other_half(tmp_path):
+@pytest.mark.parametrize("there", [True, False])
+def test_the_row_of_a_step_is_as_long_as_its_windowed_layers_ask_for(tmp_path, there):
     """Its full layers rotate 8 of 16 channels and read the first 4 of 8 divisors."""
-    row = np.linspace(1, 2, 8, dtype=np.float32)
-    path = made(tmp_path / "m.gguf", "step35", **{"rope_freqs.weight": row})
+    row = {"rope_freqs.weight": np.linspace(1, 2, 8, dtype=np.float32)} if there else {}
+    path = made(tmp_path / "m.gguf", "step35", **row)
     done = ropext.extend(str(path), tmp_path / "o.gguf", factor=4.0, method="llama3")
     held = ggml.tensors(tmp_path / "o.gguf")["rope_freqs.weight"]
     assert len(held) == 8
@@ -127,6 +128,12 @@ BLOB = {k: v for k, v in making.LLAMA.items() if k != "rope.freq_base"} | WINDOW
         ({"context_length": 131_072, "rope.scaling.type": "none"}, {}, 1.0, (1e6, 2e4)),
         ({"context_length": 32_768}, {}, 1.0, (1e6, 2e4)),
         ({"context_length": 32_768, "rope.global.freq_base": None}, {}, 1.0, (1e6, 2e4)),
+        (
+            {"context_length": 131_072, "rope.freq_base": 1e6, "mm.tokens_per_image": 256},
+            {"rms": 1e-6},
+            8.0,
+            (1e6, 1e4),
+        ),
         # Of another converter, which writes this key.
         ({"context_length": 131_072, "rope.freq_base": 1e6}, {"rms": 1e-6}, 1.0, (1e6, 1e4)),
     ],
@@ -213,6 +220,28 @@ def test_the_way_by_ollamas_environment_is_printed(tmp_path, method, wanted):
     found = [word.removeprefix("LLAMA_ARG_") for word in note.split() if "LLAMA_ARG" in word]
     assert "|".join(found) == wanted
     assert "second copy" in note
+
+
+@pytest.mark.parametrize(
+    ("arch", "pattern", "full"),
+    [
+        ("gemma2", None, [1, 3, 5, 7]),
+        ("gemma3", None, [5]),
+        ("laguna", None, [0, 4]),  # its first layer sees all
+        ("cohere2", None, [3, 7]),
+        ("gemma3", 4, [3, 7]),
+        ("gemma3", [True, False], [1, 2, 3, 4, 5, 6, 7]),  # layers that are not listed see all
+        ("gemma3", 0, []),
+    ],
+)
+def test_which_layers_see_a_window(tmp_path, arch, pattern, full):
+    """As load_swa_pattern and set_swa_pattern of llama.cpp have it."""
+    more = {"block_count": 8, "attention.sliding_window": 32}
+    if pattern is not None:
+        more["attention.sliding_window_pattern"] = pattern
+    kinds = inspecting.inspect(str(made(tmp_path / "m.gguf", arch, more))).model.layer_types
+    assert [i for i, kind in enumerate(kinds) if kind == "full_attention"] == full
+    assert len(kinds) == 8
 
 
 def test_layers_that_draft_are_not_counted(tmp_path):
