@@ -392,3 +392,38 @@ def test_an_extension_of_an_extension_says_who_ignores_it_and_the_one_step_way()
         assert not any("scaled already" in warning for warning in made.warnings)
     with pytest.raises(UsageError, match="4x its original 4096; --target N --from-original"):
         plan(extended, factor=None)
+
+
+def vision(model_type, text_type, **text):
+    return {"model_type": model_type, "text_config": {"model_type": text_type, **text}}
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_vl", "qwen2_5_vl", "qwen2_vl", "glm4v"])
+def test_mrope_takes_a_yarn_or_a_theta(kind):
+    """By the class's default; engines build an embedding of one axis for any other form."""
+    config = vision(kind, f"{kind}_text")
+    for factor in (2.0, 8.0):
+        made = plan(config, factor=factor)
+        assert (made.method, made.main.params["rope_type"]) == ("yarn", "yarn")
+        assert "vLLM and SGLang keep with a yarn or a theta alone" in made.recommendation.reason
+        assert any("an image takes fewer positions than tokens" in w for w in made.warnings)
+    trusted = plan(config, factor=2.0, for_loaders=("vllm",), even_so=True)
+    assert trusted.main.params["rope_type"] == "yarn"
+    lost = [w for w in plan(config, method="llama3").warnings if "images as if they were text" in w]
+    assert len(lost) == 1
+    ramp = [w for w in plan(config, method="yarn").warnings if "4 times the original" in w]
+    assert ("before 0.32" in ramp[0]) == (kind in ("qwen3_5", "qwen3_vl"))
+    assert not any("mrope" in w.lower() for w in plan(configs.QWEN2).warnings)
+
+
+def test_a_scaled_mrope_goes_on_with_a_form_that_keeps_it():
+    scaled = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32768}
+    scaled |= {"mrope_section": [16, 24, 24]}
+    text = {"max_position_embeddings": 65536, "head_dim": 128, "rope_theta": 1e6}
+    config = vision("qwen2_5_vl", "qwen2_5_vl_text", rope_scaling=scaled, **text)
+    made = plan(config, factor=2.0, from_original=True)
+    assert made.recommendation.method == "yarn"
+    assert made.config["text_config"]["rope_scaling"]["mrope_section"] == [16, 24, 24]
+    goes_on = plan(config, factor=2.0)
+    kept = goes_on.recommendation
+    assert (kept.method, kept.from_original) == ("yarn", True)

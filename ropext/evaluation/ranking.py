@@ -64,13 +64,14 @@ def closed_forms(
 
 
 def preference(plans: Mapping[str, Plan]) -> list[str]:
-    """Which method to take of several that measure alike: the one that more loaders read exactly,
-    then the plainer form."""
+    """Which method to take of several that measure alike: one that keeps mRoPE where there is any,
+    the one that more loaders read exactly, then the plainer form."""
 
-    def rank_of(label: str) -> tuple[int, int]:
+    def rank_of(label: str) -> tuple[bool, int, int]:
         made = plans[label]
+        lost = made.model.mrope and made.main.params["rope_type"] not in ("default", "yarn")
         exact = {own.loader for own in made.readings if own.verdict == "same"}
-        return -len(exact), PLAINEST.index(str(made.main.params["rope_type"]))
+        return lost, -len(exact), PLAINEST.index(str(made.main.params["rope_type"]))
 
     return sorted(plans, key=rank_of)
 

@@ -52,6 +52,7 @@ class Model:
     nope_layers: int  # attention layers that rotate nothing
     interleaved: bool
     masked_lm: bool
+    mrope: bool  # images turn by three axes, which engines keep with a theta or a yarn alone
     forms: tuple[str, ...]  # stock rope types that this family computes correctly
     temperature: str  # "whole", "rotated channels" or "cancelled" (a norm after the rotation)
     reach: int | None  # tokens that a model of windows alone can see; None = unlimited

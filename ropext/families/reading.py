@@ -20,7 +20,7 @@ from ropext.families.geometry import (
 from ropext.families.lengths import NAMED, Lengths, lengths
 from ropext.families.model import Model, Problem, Site
 from ropext.families.params import read_flat, read_nested
-from ropext.families.table import LOGIT_SCALES, Label
+from ropext.families.table import LOGIT_SCALES, MROPE, Label
 from ropext.forms import Params
 from ropext.rope import Rope
 
@@ -66,6 +66,10 @@ def observe(text: TextConfig, context: int) -> tuple[list[str], list[str], int |
     return notes, obstacles, reach
 
 
+def rope_dicts(text: TextConfig) -> list[Dict | None]:
+    return [text.object("rope_scaling"), text.object("rope_parameters")]
+
+
 def departures(text: TextConfig, sites: tuple[Site, ...]) -> list[str]:
     """Say where stock transformers computes another spectrum than the authors' own code."""
     stock = f"stock transformers {config.version()} differs from the authors here"
@@ -80,7 +84,7 @@ def departures(text: TextConfig, sites: tuple[Site, ...]) -> list[str]:
     unread = next((path for path in text.row.theta if "." in path), "")
     listed = not (text.row.one_theta or unread)  # one theta for each layer, which all of them read
     theta = None if listed else text.number("rope_theta", most=forms.LARGEST_THETA)
-    dicts = [text.object("rope_scaling"), text.object("rope_parameters")]
+    dicts = rope_dicts(text)
     if unread and theta is None and not any(d and d.has("rope_theta") for d in dicts):
         holder, key = text.at(unread)
         if holder.has(key):
@@ -166,6 +170,7 @@ def describe(
         nope_layers=max(0, sum(map(attends, sizes.layer_types)) - rotating),
         interleaved=row.interleaved,
         masked_lm=row.masked_lm,
+        mrope=text.type in MROPE or any(d and d.has("mrope_section") for d in rope_dicts(text)),
         forms=allowed,
         temperature=temperature,
         reach=reach,

@@ -126,6 +126,16 @@ LOGIT_SCALES = (
     LogitScale("attn_logit_softcapping", "logits are capped at it"),
 )
 
+# Types whose class turns images by three axes (mRoPE), whether or not the config has mrope_section.
+_THREE_AXES = (
+    "cohere_compass_text cosmos3_edge_text glm4v_moe_text glm4v_text "
+    "glm_image_text glm_ocr_text hunyuan_vl_text neomme paddleocr_vl_text qwen2_5_omni_talker "
+    "qwen2_5_omni_text qwen2_5_vl_text qwen2_vl_text qwen3_5_moe_text qwen3_5_text "
+    "qwen3_omni_moe_talker_text qwen3_omni_moe_text qwen3_vl_moe_text qwen3_vl_text "
+    "qwen4_exp_text"
+)
+MROPE = frozenset(_THREE_AXES.split())
+
 FLAT = Family()
 PARTIAL = Family(partial=("partial_rotary_factor",), temperature="rotated channels")
 MLA = Family(

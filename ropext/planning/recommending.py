@@ -25,6 +25,7 @@ PRICES = {
 }
 # Up to so many times the length: llama3 takes least of short inputs, YaRN loses less far beyond
 # and answers more (benchmarks/results/real-model-2026-11-22.md, fit-quality-2026-11-23.md).
+PREFERRED_MROPE = ("yarn", "ntk")
 PREFERRED = {2.0: ("llama3", "yarn", "ntk", "pi"), math.inf: ("yarn", "llama3", "ntk", "pi")}
 
 
@@ -64,10 +65,15 @@ def _for(recipe: Extend) -> str:
     return f" for {listed(recipe.for_loaders)}" if recipe.for_loaders else ""
 
 
+def _three_axes(model: Model) -> bool:
+    return model.mrope and not model.container
+
+
 def _cases(model: Model, recipe: Extend, target: int) -> list[_Case]:
     """Every case that applies, the most specific first."""
     cases = _unscaled_cases(model, recipe, target)
-    if recipe.from_original or not any(site.rope.is_scaled for site in model.scaled_sites):
+    scaled = any(site.rope.is_scaled for site in model.scaled_sites)
+    if recipe.from_original or not scaled or _three_axes(model):
         return cases
     said = "the model is scaled already, and this goes on from its current wavelengths"
     return [_Case(said, method) for method in ("by-parts", *(case.method for case in cases))]
@@ -77,7 +83,7 @@ def _unscaled_cases(model: Model, recipe: Extend, target: int) -> list[_Case]:
     pairs = model.scaled_sites[0].rope.dim // 2
     windowed = any("sliding" in kind or "chunked" in kind for kind in model.layer_types)
     cases = []
-    if windowed and len(model.sites) == 1:
+    if windowed and len(model.sites) == 1 and not _three_axes(model):
         said = "windowed and full layers share one rope dict, so that both are scaled"
         cases.append(_Case(said, "by-parts"))
     if pairs < FEW_PAIRS:
@@ -85,10 +91,15 @@ def _unscaled_cases(model: Model, recipe: Extend, target: int) -> list[_Case]:
     if recipe.attention is not None:
         cases.append(_Case("an attention factor of your own is carried by yarn", "yarn"))
     said = "it will be fine-tuned" if recipe.finetune else "without fine-tuning"
+    if _three_axes(model):
+        said += ", and it turns images by three axes (mRoPE), which vLLM and SGLang keep with a "
+        said += "yarn or a theta alone"
     return [*cases, *(_Case(said, method) for method in _preferred(model, target))]
 
 
 def _preferred(model: Model, target: int) -> tuple[str, ...]:
+    if _three_axes(model):
+        return PREFERRED_MROPE
     factor = target / model.scaled_sites[0].rope.original_context
     return next(methods for most, methods in PREFERRED.items() if factor <= most)
 
@@ -112,8 +123,10 @@ def _first(
     passed: dict[str, list[str]] = {}
     for case in cases:
         row = by_name[case.method]
-        if row.form is None:
-            passed.setdefault(row.note, []).append(row.method)
+        lost = _three_axes(model) and row.form not in ("default", "yarn")
+        if row.form is None or lost:
+            note = row.note or f"as {row.form} it loses mRoPE"
+            passed.setdefault(note, []).append(row.method)
             continue
         others = [f"{listed(names)}: {note}" for note, names in passed.items()]
         price = [] if recipe.finetune else _price(row.method)

@@ -107,6 +107,8 @@ def warnings_of(
                 f"transformers will warn of unrecognized keys ({', '.join(keys)}), under which "
                 "other loaders read the attention factor"
             )
+    if model.mrope and not model.container:
+        out += mrope_warnings(model, main, target > context)
     softmax = model.site(main.label).rope.softmax_factor
     if softmax != main.wanted.softmax_factor:
         out.append(
@@ -125,6 +127,36 @@ def warnings_of(
             "both; only models that refill the cache there (Phi-3) are right"
         )
     return tuple(out)
+
+
+# vLLM builds these with a table of one position a token; of every other mRoPE it takes four times
+# the original length for the table, and so for the ramp of a yarn (0.11 to 0.33, its code was run).
+VLLM_ONE_POSITION = ("qwen3_vl", "qwen3_5")
+
+
+def mrope_warnings(model: Model, main: PlannedSite, longer: bool) -> Iterator[str]:
+    """What three axes of positions mean for the form and for the factor."""
+    form = main.params["rope_type"]
+    if form not in ("default", "yarn"):
+        yield (
+            f"vLLM and SGLang read mrope_section with a theta or a yarn alone: as {form} they turn "
+            "images as if they were text"
+        )
+    if form == "yarn":
+        one = model.text_type.startswith(VLLM_ONE_POSITION)
+        yield (
+            "vLLM before 0.32 counts the ramp of a yarn from 4 times the original length in mRoPE "
+            "and reads attn_factor up to 0.21, attention_factor from 0.30 on"
+            if one
+            else "vLLM (0.11 to 0.33) counts the ramp of a yarn from 4 times the original length in"
+            " this mRoPE, and no spelling makes it the authors'; --method ntk is read exactly"
+        )
+    if longer:
+        yield (
+            "an image takes fewer positions than tokens in mRoPE, and a factor counts positions: "
+            "with images a smaller one reaches the same length (Qwen3-VL's authors take 3 for "
+            "262,144 -> 1,000,000 tokens)"
+        )
 
 
 def reached(target: int, context: int) -> str:

@@ -1,5 +1,6 @@
 """The two data files against the transformers version that they name."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ropext.families import config
+from ropext.families.table import MROPE
 
 ROOT = Path(__file__).parents[2]
 NAMES = "from transformers import CONFIG_MAPPING, __version__; print(__version__, *CONFIG_MAPPING)"
@@ -42,3 +44,17 @@ def test_composites_lead_to_known_types():
         if known.scheme == "composite":
             assert known.text in config.census(), name
             assert known.path, name
+
+
+def test_the_types_whose_class_makes_mrope_are_those_in_whose_code_it_stands():
+    models = Path(importlib.util.find_spec("transformers").origin).parent / "models"
+    code = {file.parent.name: file.read_text("utf-8") for file in models.glob("*/modeling_*.py")}
+
+    def makes(model_type):
+        return "mrope_section" in code.get(
+            max(filter(model_type.startswith, code), key=len, default=""), ""
+        )
+
+    found = {name for name, known in config.census().items() if known.scheme == "rotary"}
+    found = {name for name in found if makes(name)}
+    assert found - {"qwen3_omni_moe_talker_code_predictor"} == MROPE  # which has one axis
