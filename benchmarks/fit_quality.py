@@ -38,7 +38,6 @@ from ropext.options.training import Fit
 from ropext.planning import make_plan
 from ropext.results.perplexity import Reading
 from ropext.results.retrieval import ItemScore
-from ropext.results.rules import difference
 from ropext.training import judge as judges
 from ropext.training import rows, run_fit
 from ropext.training.data import separator_of
@@ -162,7 +161,7 @@ def compared(
 ) -> str:
     """Paired, on the same tokens and the same questions."""
     frame = judge.frame
-    tail = difference(frame, mine[0], other[0], frame.tail_span(frame.longest))
+    tail = frame.difference(mine[0], other[0], frame.tail_span(frame.longest))
     half = judge.change(mine[0], other[0])
     shares = [float(a.exact) - float(b.exact) for a, b in zip(mine[1], other[1], strict=True)]
     asked = frame.bootstrap.mean(shares)

@@ -116,7 +116,7 @@ def reading_case(folder: Path, count: int, tokens: int) -> dict[str, Any]:
     evaluate(model, warm, data=str(folder / "small.jsonl"), lengths=(512,), **more)
     more |= {"data": str(path), "lengths": (tokens,)}
     done, memory = highest(lambda: evaluate(model, folder / f"run-{count}-{tokens}", **more))
-    kept = len(done.run.contenders["base"].documents.names) if done.run else 0
+    kept = len(done.documents or ())
     told = {"read": count, "kept": kept, "bytes": os.path.getsize(path)}
     return told | memory
 

@@ -5,13 +5,17 @@ model or a user is escaped: it can bring neither HTML nor Markdown.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ropext.errors import InputError
 from ropext.files import read_bytes
 from ropext.table import Table, escape, grid, visible
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
 
 README = "README.md"
 README_LIMIT = 4 * 10**6  # bytes; a longer base card is left behind
@@ -33,6 +37,33 @@ KNOWN_KEYS = (
 )
 SERVING = "### Serving"
 TAGS = ("ropext", "context-extension")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured number, as the hub's model-index lists it."""
+
+    dataset: str  # as it is shown
+    metric: str  # "perplexity" or "accuracy"
+    name: str  # what exactly was measured
+    value: float
+    details: Mapping[str, Any] = field(default_factory=dict)  # n, ci95
+    dataset_id: str | None = None  # on the hub
+
+    def result(self) -> "EvalResult":
+        """As huggingface_hub writes it; a dataset that is not on the hub gets an identifier too."""
+        from huggingface_hub import EvalResult
+
+        slug = re.sub(r"[^a-z0-9]+", "-", self.dataset.lower()).strip("-") or "text"
+        return EvalResult(
+            task_type="text-generation",
+            dataset_type=self.dataset_id or slug,
+            dataset_name=self.dataset,
+            metric_type=self.metric,
+            metric_name=self.name,
+            metric_value=self.value,
+            metric_args=dict(self.details) or None,
+        )
 
 
 @dataclass(frozen=True)

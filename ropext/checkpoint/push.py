@@ -26,7 +26,7 @@ from ropext.files import CONFIG_LIMIT, dump, parse_object, read_bytes, replace_w
 from ropext.narration import Say, silent
 
 if TYPE_CHECKING:
-    from huggingface_hub import EvalResult, HfApi, ModelCard, ModelInfo
+    from huggingface_hub import HfApi, ModelCard, ModelInfo
 
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 # Records of how it was made. `adapter` and `base` stay: the one needs the other, and `base` would
@@ -66,37 +66,10 @@ PUSHING: dict[str, tuple[type[RopextError], str]] = {
 
 
 @dataclass(frozen=True)
-class Figure:
-    """One measured number, as the hub's model-index lists it."""
-
-    dataset: str  # as it is shown
-    metric: str  # "perplexity" or "accuracy"
-    name: str  # what exactly was measured
-    value: float
-    details: Mapping[str, Any] = field(default_factory=dict)  # n, ci95
-    dataset_id: str | None = None  # on the hub
-
-    def result(self) -> "EvalResult":
-        """As huggingface_hub writes it; a dataset that is not on the hub gets an identifier too."""
-        from huggingface_hub import EvalResult
-
-        slug = re.sub(r"[^a-z0-9]+", "-", self.dataset.lower()).strip("-") or "text"
-        return EvalResult(
-            task_type="text-generation",
-            dataset_type=self.dataset_id or slug,
-            dataset_name=self.dataset,
-            metric_type=self.metric,
-            metric_name=self.name,
-            metric_value=self.value,
-            metric_args=dict(self.details) or None,
-        )
-
-
-@dataclass(frozen=True)
 class Head:
     """What a card that goes up says beside what it says here."""
 
-    figures: Sequence[Figure] = ()
+    figures: Sequence[card.Figure] = ()
     serving: Sequence[tuple[str, str]] = ()  # commands with the repository's name
     license: str | None = None
     base_model: str | None = None

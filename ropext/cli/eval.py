@@ -11,8 +11,8 @@ from ropext.cli.output import Bar, Out, stoppable
 from ropext.options.evaluate import Evaluate
 
 if TYPE_CHECKING:
-    from ropext.evaluation.session import Evaluation
     from ropext.results.gates import Gate
+    from ropext.results.measurement import Measurement
 
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="RUN", help="directory that keeps it all")
@@ -73,14 +73,13 @@ def command(
         _tell(out, done, gates, full)
 
 
-def _tell(out: Out, done: "Evaluation", gates: "tuple[Gate, ...]", full: bool) -> None:
+def _tell(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", full: bool) -> None:
     """The result on stdout, the gates, and the exit code that follows from them."""
     from ropext.report import tables
     from ropext.results import rundir
     from ropext.table import as_markdown, as_text
 
-    assert done.run is not None  # the first process always has it
-    outcomes = rundir.judge(done.run, gates)
+    outcomes = rundir.judge(done, gates)
     every = tables.evaluation_tables(done.results)
     shown = every if full else tables.main_tables(done.results)
     lines = tables.verdict_lines(done.results)

@@ -16,8 +16,8 @@ from ropext.options.fields import flag
 from ropext.report import evaluation, html, plots, tables
 from ropext.report.plots import Curve
 from ropext.results import rundir
-from ropext.results.comparison import Contender
-from ropext.results.retrieval import share_of
+from ropext.results.measurement import MeasuredModel, Measurement
+from ropext.results.retrieval import grouped, share_of
 from ropext.results.values import Value, values_json
 from ropext.table import Table, as_text
 from ropext.workdir import Workdir
@@ -44,13 +44,7 @@ NOTE = (
 )
 
 
-@dataclass(frozen=True)
-class DemoModel:
-    """One model that was read: its numbers by name, and where they came from."""
-
-    values: Mapping[str, Value]
-    contender: Contender
-    inv_freq: Sequence[float] | None = None
+Numbers = Mapping[str, Mapping[str, Value]]  # of each model, by its label
 
 
 @dataclass(frozen=True)
@@ -103,14 +97,15 @@ class Demo:
 
     folder: Path
     commands: tuple[str, ...]
-    models: Mapping[str, DemoModel]
+    measured: Measurement
+    numbers: Numbers
     targets: tuple[Target, ...]
     table: Table
 
     def to_json(self) -> dict[str, Any]:
         return {
             "output": str(self.folder),
-            "models": {label: values_json(own.values) for label, own in self.models.items()},
+            "models": values_json(self.numbers),
             "targets": [vars(target) for target in self.targets],
             "commands": list(self.commands),
             "report": str(self.folder / REPORT),
@@ -152,8 +147,8 @@ def run(folder: Path, finetune: bool = True, say: Say = silent, show: Show = uns
             raise Interrupted(
                 f"interrupted; what is finished is kept in {folder}, and the same command goes on"
             ) from None
-        models = read_models(folder)
-        demo = Demo(folder, commands, models, judge(models), table(models))
+        measured, numbers = read_models(folder)
+        demo = Demo(folder, commands, measured, numbers, judge(numbers), table(numbers))
         _write(demo)
     return demo
 
@@ -170,31 +165,30 @@ def _line(
     return shlex.join([*line, *words, "-o", str(output)])
 
 
-def read_models(folder: Path) -> dict[str, DemoModel]:
-    """Read back every model that was measured, by label."""
+def read_models(folder: Path) -> tuple[Measurement, Numbers]:
+    """Read back every model that was measured, and its numbers, by label."""
     runs = [rundir.read_run(folder / place) for place in ("out.run/evaluation", "methods")]
-    found = dict[str, DemoModel]()
+    numbers, models = dict[str, Mapping[str, Value]](), dict[str, MeasuredModel]()
     for run_ in runs:
-        for name, own in run_.results["variants"].items():
+        for name, model in run_.models.items():
+            asked = grouped(model.items, "length").items()
+            keys = {f"keys@{at}": share_of(answers) for at, answers in asked}
             label = LABELS.get(name, name)
-            values = {key: Value.from_json(data) for key, data in own["metrics"].items()}
-            items = run_.contenders[name].items
-            lengths = dict.fromkeys(item.length for item in items)
-            asked = {at: [item for item in items if item.length == at] for at in lengths}
-            values |= {f"keys@{at}": share_of(scores) for at, scores in asked.items()}
-            contender = replace(run_.contenders[name], label=label)
-            found.setdefault(label, DemoModel(values, contender, own.get("inv_freq")))
-    return {label: found[label] for label in ORDER if label in found}
+            models.setdefault(label, model)
+            numbers.setdefault(label, tables.metrics_of(run_.results, name) | keys)
+    labels = [label for label in ORDER if label in models]
+    measured = replace(runs[0], models={label: models[label] for label in labels})
+    return measured, {label: numbers[label] for label in labels}
 
 
-def judge(models: Mapping[str, DemoModel]) -> tuple[Target, ...]:
+def judge(models: Numbers) -> tuple[Target, ...]:
     """Judge each bound in words; those of models that were left out are left out too."""
     targets = []
     for own in BOUNDS:
         if own.model not in models:
             continue
-        value = models[own.model].values[own.name].value
-        bound = own.share * models[own.of[0]].values[own.of[1]].value
+        value = models[own.model][own.name].value
+        bound = own.share * models[own.of[0]][own.of[1]].value
         reached = value >= bound if own.least else value <= bound
         sentence = (
             f"{'Reached' if reached else 'MISSED'}: {own.what}: {value:.4f} against at "
@@ -204,11 +198,11 @@ def judge(models: Mapping[str, DemoModel]) -> tuple[Target, ...]:
     return tuple(targets)
 
 
-def table(models: Mapping[str, DemoModel]) -> Table:
+def table(models: Numbers) -> Table:
     """Lay the models side by side."""
 
-    def cell(own: DemoModel, name: str) -> str:
-        value = own.values.get(name)
+    def cell(own: Mapping[str, Value], name: str) -> str:
+        value = own.get(name)
         if name.startswith("keys@"):
             return tables.share(value)
         return tables.shown(
@@ -223,21 +217,19 @@ def table(models: Mapping[str, DemoModel]) -> Table:
 
 def _write(demo: Demo) -> None:
     """Write report.html, report.md and the pictures, an overview first."""
-    contenders = {label: own.contender for label, own in demo.models.items()}
-    spectra = {label: own.inv_freq for label, own in demo.models.items() if own.inv_freq}
-    details = evaluation.draw(contenders, spectra, CONTEXT)
+    details = evaluation.draw(demo.measured)
     del details["nll-by-position"]  # the overview has it
     found = list[Curve]()
-    for label, model in demo.models.items():
-        asked = {name: v for name, v in model.values.items() if name.startswith("keys@")}
+    for label, own in demo.numbers.items():
+        asked = {name: value for name, value in own.items() if name.startswith("keys@")}
         if asked:
             lengths = tuple(float(name.removeprefix("keys@")) for name in asked)
             found.append(Curve(label, lengths, tuple(asked.values())))
     panels = {
-        "Loss by position (nats per token)": evaluation.losses(list(contenders.values())),
+        "Loss by position (nats per token)": evaluation.losses(demo.measured),
         "Share of questions answered": found,
     }
-    picture = plots.side_by_side(panels, CONTEXT, TARGET, plots.styles(contenders))
+    picture = plots.side_by_side(panels, CONTEXT, TARGET, plots.styles(demo.numbers))
     overview = {"overview": ("Loss and retrieval up to 4 times the trained context", picture)}
     drawn = evaluation.write_pictures(demo.folder, overview | details)
     subtitle = (

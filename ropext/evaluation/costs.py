@@ -3,6 +3,7 @@ model is read in the memory that is free, for which alone a peak is estimated.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from ropext.evaluation.forward import (
     plain_head,
     slice_for,
 )
-from ropext.evaluation.manifest import workdir_of
 from ropext.evaluation.preparing import Settled, settle
 from ropext.evaluation.variants import Lineup
 from ropext.options.evaluate import DocumentOptions
@@ -174,13 +174,6 @@ class Costs:
         return asdict(self)
 
 
-def _cache_bytes(config: dict[str, Any], tokens: int, dtype_bytes: int) -> int | None:
-    try:
-        return families.as_read(config).kv_bytes(tokens, dtype_bytes)
-    except RopextError:  # nothing rotates
-        return None
-
-
 def count_evaluation(
     model: str,
     *,
@@ -223,13 +216,15 @@ def count_evaluation(
         options.chunk,
         options.slice_memory * MIB,
     )
-    work, longest = work_of(settled), settled.frame.longest
+    work, cache = work_of(settled), None
+    with suppress(RopextError):  # nothing rotates
+        cache = families.as_read(snapshot.config).kv_bytes(settled.frame.longest, shape.dtype_bytes)
     return settled, Costs(
         work=tuple(work),
         passes=sum(part.passes for part in work),
         tokens=sum(map(settled.reads.tokens, settled.lineup.variants)),
         weight_bytes=shape.parameters * shape.dtype_bytes,
-        cache_bytes=_cache_bytes(snapshot.config, longest, shape.dtype_bytes),
+        cache_bytes=cache,
         chunk=manner.chunk,
         slice_tokens=manner.slice_tokens,
         columns=manner.columns,
@@ -244,20 +239,19 @@ def _check_places(settled: Settled, output: Path | None, force: bool) -> None:
         elif not own.snapshot.weight_files:
             return  # fetched first, and part of what says which run it is
     if output is not None:
-        workdir_of(output, settled).check(force)
+        settled.workdir(output).check(force)
 
 
 def work_of(settled: Settled) -> list[Passes]:
-    """Passes by kind, from configs alone; every variant but the base answers the same questions."""
-    variants = settled.lineup.variants
-    readers = [own.label for own in variants if not own.reads_short]
+    """Passes by kind, from configs alone, those of questions last; every variant but the base
+    answers the same ones."""
+    variants, parts = settled.lineup.variants, dict[Any, Passes]()
+    readers = [variant.label for variant in variants if not variant.reads_short]
     everyone = readers[0] if len(readers) == 1 else f"each of {len(readers)} variants"
-    texts, questions = dict[Any, Passes](), dict[Any, Passes]()
-    for own in variants:
-        for unit in settled.reads.units(own):
-            found, who = (questions, everyone) if unit.asks else (texts, own.label)
-            what = f"{who}, {unit.kind}"
-            key = what if unit.asks else (what, unit.size)
-            before = found.get(key, Passes(what, 0, 0))
-            found[key] = Passes(what, before.passes + unit.passes, max(before.tokens, unit.size))
-    return [*texts.values(), *questions.values()]
+    for variant in variants:
+        for unit in settled.reads.units(variant):
+            what = f"{everyone if unit.asks else variant.label}, {unit.kind}"
+            key = unit.asks, what, not unit.asks and unit.size
+            before = parts.get(key, Passes(what, 0, 0))
+            parts[key] = Passes(what, before.passes + unit.passes, max(before.tokens, unit.size))
+    return [parts[key] for key in sorted(parts, key=lambda key: key[0])]

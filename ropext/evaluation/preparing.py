@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ropext.checkpoint import provenance
 from ropext.corpus import (
     Corpus,
     DocumentEncoder,
@@ -28,7 +29,7 @@ from ropext.options.evaluate import Evaluate
 from ropext.results.gates import Gate, Metrics, split_spec
 from ropext.results.overlap import Overlap, overlap
 from ropext.results.perplexity import MASK_STRIDE, PROTOCOLS, Frame, Protocol
-from ropext.results.rundir import read_run
+from ropext.results.rundir import SCHEMA, read_run
 from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap
 from ropext.tasks import (
     Haystack,
@@ -42,6 +43,23 @@ from ropext.tasks import (
 )
 from ropext.tasks.item import TooShort
 from ropext.tasks.passages import KnownAnswer
+from ropext.workdir import Workdir
+
+LIBRARIES = ("ropext", "torch", "transformers", "tokenizers", "peft", "numpy")
+# What names an input or a place, and decides no number that the hashes do not decide.
+NOT_IN_KEY = (
+    "data",
+    "passages",
+    "base",
+    "adapter",
+    "device_map",
+    "slice_memory",
+    "max_document_mib",
+    "chunk",
+    "device",
+)
+# What decides the losses and answers of a variant, besides the document or the question.
+OF_EVERY_UNIT = ("schema", "masking", "context", "tokenizer_sha256", "bos", "versions")
 
 
 @dataclass(frozen=True)
@@ -61,6 +79,45 @@ class Settled:
     @property
     def frame(self) -> Frame:
         return self.reads.frame
+
+    def workdir(self, output: Path, command: Sequence[str] = ()) -> Workdir:
+        """Where it is kept, and what exactly is run: what must be equal for it to go on there."""
+        lineup, options, reads = self.lineup, self.options, self.reads
+        items = [asdict(item) for group in reads.questions for item in group]
+        decides = {
+            "schema": SCHEMA,
+            "protocol": self.protocol.name,
+            "protocol_text": self.protocol.text,
+            **({"masking": asdict(reads.masking)} if reads.masking else {}),
+            "settings": {key: own for key, own in dict(options).items() if key not in NOT_IN_KEY},
+            "context": lineup.context,
+            "lengths": list(self.frame.lengths),
+            "variants": {own.label: own.content for own in lineup.variants},
+            "tokens_sha256": list(reads.hashes),
+            "questions_sha256": provenance.digest(items),
+            "tokenizer_sha256": _tokenizer_digest(self.encoder.tokenizer),
+            "bos": reads.bos,
+            "packed": self.corpus.packed if self.corpus else False,
+            "versions": provenance.installed(LIBRARIES),
+        }
+        about = {
+            "words": list(provenance.clean_command(command)),
+            "names": {key: getattr(options, key) for key in NOT_IN_KEY}
+            | {"models": {own.label: own.snapshot.name for own in lineup.variants}},
+        }
+        return Workdir(output, "eval", decides, about)
+
+    def stores(self, place: Workdir) -> dict[str, str]:
+        """Name the folder of each variant's readings, by its label: it holds what this very model
+        reads in this manner, whichever run read it. Documents and questions name the files."""
+        rest = {key: own for key, own in place.decides.items() if key in OF_EVERY_UNIT}
+        rest |= {key: place.decides["settings"][key] for key in ("dtype", "attn_implementation")}
+        if "masking" in rest:
+            rest["lengths"] = place.decides["lengths"]  # the shortest bounds the tail
+        return {
+            own.label: f"{own.label}-{provenance.digest([own.key(), rest])[:16]}"
+            for own in self.lineup.variants
+        }
 
 
 def settle(
@@ -83,7 +140,7 @@ def settle(
     encoder = DocumentEncoder(tokenizer, vocabulary, options.seed, options.chat)
     masking = _masking(options, lineup, encoder) if lineup.masked else None
     corpus, grid, warnings = _corpus(lineup, options, encoder)
-    overlaps = overlaps_of(lineup, corpus)
+    overlaps = overlaps_of(lineup, corpus, options.haystack == "text")
     questions, left_out = _questions(options, grid, encoder, corpus)
     labels = [own.label for own in lineup.variants]
     Metrics(options, labels, grid, lineup.masked).check(gates)
@@ -172,11 +229,12 @@ def read_corpus(options: Evaluate, encoder: DocumentEncoder, wanted: Wanted) -> 
     return take(raw, encoder, wanted)
 
 
-def overlaps_of(lineup: Lineup, corpus: Corpus | None) -> dict[str, Overlap]:
-    """What each variant that was trained was trained on of the documents that are read."""
-    read = [own.known_by for own in corpus.documents] if corpus else []
-    found = {own.label: overlap(trained_on(own), read) for own in lineup.variants}
-    return {label: own for label, own in found.items() if own is not None}
+def overlaps_of(lineup: Lineup, corpus: Corpus | None, questions: bool) -> dict[str, Overlap]:
+    """What each variant that was trained was trained on of the documents that are read; `questions`
+    where these are asked about them."""
+    read = [document.known_by for document in corpus.documents] if corpus else []
+    pairs = ((variant.label, overlap(trained_on(variant), read)) for variant in lineup.variants)
+    return {label: replace(own, questions=questions) for label, own in pairs if own is not None}
 
 
 def _overlap_warnings(overlaps: Mapping[str, Overlap]) -> list[str]:
@@ -302,3 +360,8 @@ def _haystack(name: str, encoder: DocumentEncoder, corpus: Corpus | None) -> Hay
         raise UsageError("--haystack text is made of --data; give it, or another haystack")
     texts = [document.ids[int(document.has_bos) :] for document in corpus.documents]
     return running_text([int(token) for text in texts for token in text])
+
+
+def _tokenizer_digest(tokenizer: Any) -> str:
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
+    return provenance.digest([vocabulary, str(getattr(tokenizer, "chat_template", None))])

@@ -6,27 +6,27 @@ from typing import Any
 
 from ropext import scaling
 from ropext.checkpoint import open_snapshot
-from ropext.checkpoint.provenance import read_record
 from ropext.checkpoint.snapshot import Snapshot, with_weights
-from ropext.corpus import Corpus, DocumentEncoder, Wanted
+from ropext.corpus import Corpus
 from ropext.errors import InputError, NotExpressible, RopextError, UnsupportedModel, UsageError
 from ropext.evaluation import loading
-from ropext.evaluation.preparing import read_corpus
+from ropext.evaluation.preparing import settle
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reads import Reads
-from ropext.evaluation.variants import Variant
+from ropext.evaluation.variants import Lineup, Variant
 from ropext.files import read_text
 from ropext.inspecting import plan_of
 from ropext.lengths import length_text, tail_tokens
 from ropext.narration import SILENT, Hooks
-from ropext.options.evaluate import DocumentOptions, Evaluate
+from ropext.options.evaluate import DocumentOptions
 from ropext.options.extend import KNOBS, Extend, parse_extend
 from ropext.planning import Plan
-from ropext.results.overlap import Overlap, as_json, overlap, trained_in
+from ropext.results import rules
+from ropext.results.overlap import Overlap
 from ropext.results.perplexity import Frame
-from ropext.results.rules import Ranking, rank_readings
+from ropext.results.rules import Ranking
 from ropext.results.stores import Store
-from ropext.results.values import Bootstrap
+from ropext.results.values import Bootstrap, values_json
 
 
 def frame_of(context: int, target: int, seed: int = 0) -> Frame:
@@ -98,9 +98,10 @@ def rank(
     """
     reader, everyone = Reader(model, reads.frame.longest, options), contenders(snapshot, plans)
     progress = Progress(sum(map(reads.tokens, everyone)), hooks)
-    found = {own.label: reader.reading(own, reads, Store(), progress) for own in everyone}
-    base = found.pop("base")
-    return rank_readings(reads.frame, found, base, preference(plans))
+    stores = {own.label: Store() for own in everyone}
+    for variant in everyone:
+        reader.reading(variant, reads, stores[variant.label], progress)
+    return rules.rank(reads.measured(everyone, stores), preference(plans))
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class Measured:
             "left_out": dict(self.left_out),
             "data": self.corpus.to_json(),
             "forward_tokens": self.tokens,
-            "overlap": as_json(self.overlap),
+            "overlap": values_json(self.overlap),
         }
 
 
@@ -148,35 +149,25 @@ def measure(
             f"{model} is a masked language model ({first.model.model_type}): it has no perplexity "
             "to rank by; leave --measure out"
         )
-    options = Evaluate(**{"data": data, "lengths": (first.target,)} | dict(reading or {}))
-    corpus = _documents(snapshot, options, first, trust_remote_code)
-    reads = Reads(frame_of(first.model.context, first.target, options.seed), corpus.documents)
-    known = trained_in(read_record(snapshot.directory))
-    found = overlap(known, [own.known_by for own in corpus.documents])
-    if found and found.sentence:
-        hooks.say(f"warning: {found.sentence}")
-    tokens = sum(map(reads.tokens, contenders(snapshot, plans)))
-    _announce(hooks, reads.frame, corpus, list(plans), tokens)
+    options = {"data": data, "lengths": (first.target,)} | dict(reading or {})
+    lineup = Lineup(tuple(contenders(snapshot, plans)), first.model.context, first.target)
+    try:  # the documents that `ropext eval --lengths TARGET` would read
+        settled = settle(model, revision, trust_remote_code, options, lineup)
+    except InputError as error:
+        said = str(error).replace("shorter --lengths", "a smaller --factor")
+        raise InputError(said.replace("--data", "--measure")) from error
+    assert settled.corpus is not None  # --measure names it
+    reads, known = settled.reads, settled.overlaps.get(next(iter(plans)))
+    if known and known.sentence:
+        hooks.say(f"warning: {known.sentence}")
+    tokens = sum(map(reads.tokens, lineup.variants))
+    _announce(hooks, reads.frame, settled.corpus, list(plans), tokens)
     snapshot = with_weights(snapshot)
     said = loading.out_of_memory(model, "a measurement keeps nothing")
     with loading.silenced(), loading.memory_errors(said):
-        loaded = loading.load_model(snapshot, options, trust_remote_code)
-        ranking = rank(loaded, snapshot, reads, plans, hooks, options)
-    return Measured(ranking, plans, left_out, corpus, tokens, found)
-
-
-def _documents(
-    snapshot: Snapshot, options: Evaluate, made: Plan, trust_remote_code: bool
-) -> Corpus:
-    """The documents that `ropext eval --lengths TARGET` would read."""
-    with loading.silenced():
-        tokenizer = loading.load_tokenizer(snapshot, trust_remote_code)
-    encoder = DocumentEncoder(tokenizer, made.model.vocab_size, options.seed)
-    remedy = "give a smaller --factor, longer documents, or --pack to glue them"
-    try:
-        return read_corpus(options, encoder, Wanted((made.target,), True, options.max_docs, remedy))
-    except InputError as error:
-        raise InputError(str(error).replace("--data", "--measure")) from error
+        loaded = loading.load_model(snapshot, settled.options, trust_remote_code)
+        ranking = rank(loaded, snapshot, reads, plans, hooks, settled.options)
+    return Measured(ranking, plans, left_out, settled.corpus, tokens, known)
 
 
 def _announce(

@@ -5,9 +5,10 @@ a variant's store. The units are enumerated here alone: for the work, for what i
 what is read back.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,12 @@ from ropext.evaluation.reading import (
 )
 from ropext.evaluation.variants import Variant
 from ropext.lengths import length_text
+from ropext.results.measurement import MeasuredModel, Measurement
+from ropext.results.overlap import Overlap
 from ropext.results.perplexity import Documents, Frame, Reading
 from ropext.results.retrieval import ItemScore
 from ropext.results.stores import Store, array_name
+from ropext.results.values import values_json
 from ropext.tasks import Item
 
 ANSWERS = "items/"  # of a store
@@ -101,18 +105,35 @@ class Reads:
         """Return what the store has of the documents."""
         return store.reading(variant.label, variant.regimes(self.frame), self.hashes)
 
-    def strides(self, store: Store) -> dict[int, list[Any]]:
-        """Return each document's weighted sum and weight of the strided loop, by window."""
-        return {
-            size: [store.get(array_name(f"stride-{size}", own)) for own in self.hashes]
-            for size in self.frame.lengths
-        }
-
     def answers(self, variant: Variant, store: Store) -> list[ItemScore]:
         """Return what the store has of the questions, in a fixed order."""
         rows = [row for _, name in self._asked(variant) for row in store.get(name)]
         scores = [ItemScore.from_json(row) for row in rows]
         return sorted(scores, key=lambda own: (own.task, own.length, own.index, own.depth or 0.0))
+
+    def measured(
+        self,
+        variants: Iterable[Variant],
+        stores: Mapping[str, Store],
+        overlaps: Mapping[str, Overlap] = MappingProxyType({}),
+    ) -> Measurement:
+        """Gather what the stores, by label, have of the variants."""
+        models = dict[str, MeasuredModel]()
+        for own in variants:
+            store, strides = stores[own.label], None
+            if self.is_strided and not own.reads_short:
+                strides = {
+                    size: [store.get(array_name(f"stride-{size}", one)) for one in self.hashes]
+                    for size in self.frame.lengths
+                }
+            models[own.label] = MeasuredModel(
+                own.kind,
+                self.reading(own, store) if self.documents else None,
+                tuple(self.answers(own, store)),
+                overlaps.get(own.label),
+                strides,
+            )
+        return Measurement(self.frame, models, self.described if self.documents else None)
 
     @cached_property
     def described(self) -> Documents:
@@ -162,7 +183,7 @@ class Reads:
         def compute(scorer: TokenScorer) -> list[dict[str, Any]]:
             with pinned(scorer.model, length):
                 scores = score_items(scorer, items, self.bos, self.decode)
-            return [score.to_json() | {"length": length} for score in scores]
+            return [values_json(score) | {"length": length} for score in scores]
 
         # A haystack that several questions share is read once.
         shared = items[0].shared if len(items) > 1 else 0

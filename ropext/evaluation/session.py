@@ -4,7 +4,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from ropext import guard
 from ropext.errors import UsageError
 from ropext.evaluation import harness, loading
 from ropext.evaluation.forward import Manner
-from ropext.evaluation.manifest import stores_of, workdir_of
 from ropext.evaluation.preparing import Settled, settle
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.variants import Lineup, Variant, applied, fetched
@@ -22,38 +21,15 @@ from ropext.files import write_json, write_text
 from ropext.narration import SILENT, Hooks, Say, unseen
 from ropext.results import rundir
 from ropext.results.gates import Gate
-from ropext.results.losses import write_losses
+from ropext.results.measurement import Measurement
 from ropext.results.overlap import marked
-from ropext.results.perplexity import (
-    Reading,
-    by_position,
-    strided_values,
-    text_values,
-    verdicts,
-)
-from ropext.results.retrieval import (
-    RULERS,
-    ItemScore,
-    heat_map,
-    not_measurable,
-    retrieval_values,
-    ruler_tasks,
-)
+from ropext.results.perplexity import by_position, verdicts
+from ropext.results.retrieval import RULERS, heat_map, not_measurable, ruler_tasks
 from ropext.results.stores import Store
-from ropext.results.values import Value, values_json
+from ropext.results.values import values_json
 from ropext.workdir import USED, Workdir
 
 NOTHING_KEPT = "interrupted; nothing was kept (-o RUN keeps what is finished)"
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What came out; `path` is None where nothing was kept."""
-
-    path: Path | None
-    results: Mapping[str, Any] = field(repr=False)
-    run: rundir.Run | None = field(repr=False)  # None in all processes but the first
-    resumed: int = 0
 
 
 def evaluate(
@@ -68,9 +44,9 @@ def evaluate(
     lineup: Lineup | None = None,
     gates: Sequence[Gate] = (),
     losses: str | Path | None = None,
-    report: Callable[[rundir.Run], None] = lambda run: None,
+    report: Callable[[Measurement], None] = lambda run: None,
     **values: Any,
-) -> Evaluation:
+) -> Measurement:
     """Measure a model on long text and by retrieval; `values` are the fields of Options.
 
     With `output` every finished piece is kept there, and the same call goes on where it stopped.
@@ -92,31 +68,37 @@ def evaluate(
     read = {"MODEL": [own.snapshot.directory for own in settled.lineup.variants]}
     guard.check(read, {"--output": output})
     with _claimed(settled, output, command, force, hooks.say) as place, loading.silenced():
-        path = place.folder
-        stores = {
-            label: rundir.store(path, own) for label, own in stores_of(place, settled).items()
-        }
-        wait_for_everyone()  # the first one has claimed the folder
-        kept_in = None if output is None else Path(output)
-        seen = hooks if rank == 0 else replace(hooks, show=unseen)
-        total = sum(settled.reads.tokens(own) for own in settled.lineup.variants)
-        device = loading.device_of(settled.options)
-        used = partial(loading.tell_used, path / USED, hooks.say, device)
-        progress = Progress(total, seen, kept_in, NOTHING_KEPT, rank, world, used)
-        more = _read_all(settled, stores, progress, hooks.say)
-        wait_for_everyone()
-        if rank != 0:
-            return Evaluation(kept_in, {}, None)
-        rundir.keep_only(path, _files(settled, stores))
-        results = assemble(settled, path, stores, more)
-        run = rundir.read_run(path)
-        if losses is not None and settled.corpus is not None:
+        done = _measure(settled, place, None if output is None else Path(output), hooks)
+        if losses is not None and settled.corpus is not None and rank == 0:
             texts = ((document.name, document.ids) for document in settled.corpus.documents)
-            write_losses(Path(losses), texts, run.contenders)
-        if output is None:
-            return Evaluation(None, results, run, progress.resumed)
-        report(run)
-        return Evaluation(path, results, run, progress.resumed)
+            rundir.write_losses(Path(losses), texts, done)
+        if output is not None and rank == 0:
+            report(done)
+    return done
+
+
+def _measure(settled: Settled, place: Workdir, kept_in: Path | None, hooks: Hooks) -> Measurement:
+    """Read what is not there yet, and write the results beside it."""
+    (rank, world), path = processes(), place.folder
+    stores = {label: rundir.store(path, own) for label, own in settled.stores(place).items()}
+    wait_for_everyone()  # the first one has claimed the folder
+    progress = Progress(
+        sum(settled.reads.tokens(own) for own in settled.lineup.variants),
+        hooks if rank == 0 else replace(hooks, show=unseen),
+        kept_in,
+        NOTHING_KEPT,
+        rank,
+        world,
+        partial(loading.tell_used, path / USED, hooks.say, loading.device_of(settled.options)),
+    )
+    more = _read_all(settled, stores, progress, hooks.say)
+    wait_for_everyone()
+    if rank != 0:
+        return Measurement(settled.frame, {}, path=kept_in)
+    units = ((own, unit) for own in settled.lineup.variants for unit in settled.reads.units(own))
+    rundir.keep_only(path, [stores[own.label].file(unit.name) for own, unit in units])
+    assemble(settled, path, stores, more)
+    return replace(rundir.read_run(path), path=kept_in, resumed=progress.resumed)
 
 
 @contextmanager
@@ -125,7 +107,7 @@ def _claimed(
 ) -> Iterator[Workdir]:
     """The folder of the run; one that goes away with it where none is asked for."""
     with tempfile.TemporaryDirectory(prefix="ropext-eval-") as room:
-        place = workdir_of(Path(output or f"{room}/run"), settled, command)
+        place = settled.workdir(Path(output or f"{room}/run"), command)
         with place.claimed(force, *processes(), say):
             yield place
 
@@ -185,32 +167,24 @@ def _say_passes(settled: Settled, variant: Variant, say: Say) -> None:
         )
 
 
-def _files(settled: Settled, stores: Mapping[str, Store]) -> list[Path]:
-    """The files of all units."""
-    return [
-        stores[own.label].file(unit.name)
-        for own in settled.lineup.variants
-        for unit in settled.reads.units(own)
-    ]
-
-
 def assemble(
     settled: Settled, path: Path, stores: Mapping[str, Store], more: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> None:
     """Write items.jsonl and results.json; the numbers depend on the units' files alone."""
-    lineup, reads, frame = settled.lineup, settled.reads, settled.frame
-    readings = dict[str, Reading]()
-    if reads.documents:
-        rundir.write_documents(path, reads.described, frame.longest)
-        readings = {own.label: reads.reading(own, stores[own.label]) for own in lineup.variants}
-    items = {own.label: reads.answers(own, stores[own.label]) for own in lineup.variants}
-    if any(items.values()):
-        _write_items(path, items)
+    variants, frame = settled.lineup.variants, settled.frame
+    measured = settled.reads.measured(variants, stores, settled.overlaps)
+    if measured.documents is not None:
+        rundir.write_documents(path, measured.documents, frame.longest)
+    items = {label: own.items for label, own in measured.models.items()}
+    lines = [
+        json.dumps({"variant": label} | values_json(item))
+        for label, answers in items.items()
+        for item in answers
+    ]
+    if lines:
+        write_text(path / "items.jsonl", "\n".join(lines) + "\n")
     left_out = not_measurable(items, frame.context)
-    items = {
-        label: [own for own in scores if own.task not in left_out]
-        for label, scores in items.items()
-    }
+    measured = measured.without(left_out)
     results = {
         "schema": rundir.SCHEMA,
         "protocol": settled.protocol.name,
@@ -225,61 +199,38 @@ def assemble(
         "documents": settled.corpus.to_json() if settled.corpus else None,
         "warnings": [*settled.warnings, *left_out.values()],
         **({"not_measurable": left_out} if left_out else {}),
-        **_ruler(items),
+        **_ruler(measured),
         "variants": {
             own.label: {"kind": own.kind, "model": own.snapshot.name, "target": own.target}
             | {"adapter": own.adapter}
             | {key: value for key, value in own.info.items() if key != "target"}
             | {"store": stores[own.label].file().name}
-            | {"passes": own.regimes(frame) if reads.documents else {}}
-            | _measured(settled, own, readings, items[own.label], stores[own.label])
-            for own in lineup.variants
+            | {"passes": own.regimes(frame) if measured.documents else {}}
+            | _numbers(measured, own)
+            for own in variants
         },
         **more,
     }
     write_json(path / "results.json", results)
-    return results
 
 
-def _ruler(items: Mapping[str, Sequence[ItemScore]]) -> dict[str, Any]:
+def _ruler(measured: Measurement) -> dict[str, Any]:
     """Of which of RULER's tasks `ruler@C` is the mean, and what it does not compare with."""
-    names = {f"{own.task}@{own.length}": None for scores in items.values() for own in scores}
-    tasks, left_out = ruler_tasks(names)
+    items = (item for own in measured.models.values() for item in own.items)
+    tasks, left_out = ruler_tasks(dict.fromkeys(f"{own.task}@{own.length}" for own in items))
     return {"ruler": {"tasks": tasks, "left_out": left_out, "note": RULERS}} if tasks else {}
 
 
-def _write_items(path: Path, items: Mapping[str, list[ItemScore]]) -> None:
-    lines = [
-        json.dumps({"variant": label} | score.to_json(), ensure_ascii=True)
-        for label, scores in items.items()
-        for score in scores
-    ]
-    write_text(path / "items.jsonl", "\n".join(lines) + "\n")
-
-
-def _measured(
-    settled: Settled,
-    own: Variant,
-    readings: Mapping[str, Reading],
-    scores: Sequence[ItemScore],
-    store: Store,
-) -> dict[str, Any]:
+def _numbers(measured: Measurement, variant: Variant) -> dict[str, Any]:
     """All numbers of one variant."""
-    reads, frame, values = settled.reads, settled.frame, dict[str, Value]()
-    positions: list[dict[str, Any]] = []
-    if reads.documents:
-        reading, base = readings[own.label], None if own.kind == "base" else readings.get("base")
-        values = text_values(frame, reads.described, reading, base)
-        positions = by_position(frame, reading, base)
-        if reads.is_strided and not own.reads_short:
-            values |= strided_values(frame, reads.strides(store))
-    overlap, in_text = settled.overlaps.get(own.label), settled.options.haystack == "text"
-    name = marked(own.label, overlap.mark if overlap else "")
-    values |= retrieval_values(scores, frame.context, frame.bootstrap) if scores else {}
+    label, frame = variant.label, measured.frame
+    model, values = measured.models[label], measured.values(label)
+    positions = by_position(frame, model.reading, measured.base(label)) if model.reading else []
+    name = marked(label, model.overlap.mark if model.overlap else "")
     return {
         "metrics": values_json(values),
         "positions": values_json(positions),
-        "retrieval": values_json(heat_map(scores)),
-        "overlap": None if overlap is None else overlap.to_json() | {"questions": in_text},
-        "verdicts": [] if own.reads_short else verdicts(frame, values, name),
+        "retrieval": values_json(heat_map(model.items)),
+        "overlap": values_json(model.overlap),
+        "verdicts": [] if variant.reads_short else verdicts(frame, values, name),
     }

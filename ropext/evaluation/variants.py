@@ -1,6 +1,7 @@
 """Which models are compared: the base through its short window, and what reads the long one."""
 
 import hashlib
+import itertools
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -28,9 +29,10 @@ from ropext.files import read_object
 from ropext.inspecting import READ_FROM, growth_of, record_of_config, scaled_by_config
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
-from ropext.planning import plan_config
+from ropext.planning import ExtensionPlan, plan_config
 from ropext.results.overlap import HASHES, Trained, both, from_json, trained_in, unknown
 from ropext.results.perplexity import Frame
+from ropext.rope import Spectrum
 from ropext.scaling.self_extend import Fold
 from ropext.scaling.tables import Growth
 
@@ -158,52 +160,35 @@ def trained_on(variant: Variant) -> Trained | None:
     return both(before, from_json(read_object(hashes)))
 
 
-def line_up(model: str, revision: str | None, options: Evaluate) -> Lineup:
-    """The variants of a command."""
+def line_up(model: str, revision: str | None, options: Evaluate, name: str = "") -> Lineup:
+    """The variants of a command; `name` is what a directory made of another file is called."""
     snapshot = open_snapshot(model, revision=revision)
+    if name:
+        snapshot = replace(snapshot, name=name, hub_id=None)
     context, limit, masked = _context(snapshot, options.context)
-    table = _has_table(snapshot)
+    bounded = _is_bounded(snapshot)
     if options.method:
         return replace(_in_memory(snapshot, options, context), masked=masked)
     record = read_record(snapshot.directory)
-    if table and options.context is not None:
+    if _has_table(snapshot) and options.context is not None:
         record = None  # all its rows were trained
     if record is None and options.context is None:
         record = _by_config(snapshot, options)
-    variants, warnings = list[Variant](), list[str]()
     if record is not None and options.context is None:
         context = record.context
-    base, base_context, warning = _base(snapshot, record, options, context)
-    if warning:
-        warnings.append(warning)
-    if base is not None:
-        variants.append(base)
-    context = base_context
+    base, context, warning = _base(snapshot, record, options, context)
+    variants = [] if base is None else [base]
     if record is not None or limit > context:
         other = base is not None and (base.config or base.snapshot is not snapshot)
-        if base is not None and other and not table:
+        if base is not None and other and not _has_table(snapshot):
             variants.append(replace(base, label="untouched", kind="untouched", info={}))
         label, info = _label(record), _recorded(record)
-        own = Variant(label, "extended", snapshot, target=limit, info=info)
+        variant = Variant(label, "extended", snapshot, target=limit, info=info)
     else:
-        own = Variant("untouched", "untouched", snapshot)
-    variants += _with_adapter(own, options.adapter)
-    most = limit * (table or _is_mpt(snapshot))
-    return Lineup(tuple(variants), context, limit, most, tuple(warnings), masked)
-
-
-def line_up_as(place: str, model: str, options: Mapping[str, Any]) -> Lineup:
-    """The variants of an evaluation of such a directory, under the name of its file."""
-    asked = {key: value for key, value in options.items() if key in Evaluate.model_fields}
-    lineup = line_up(place, None, Evaluate(**asked))
-    variants = (
-        replace(own, snapshot=replace(own.snapshot, name=model, hub_id=None))
-        if own.snapshot.name == place
-        else own
-        for own in lineup.variants
-    )
-    said = tuple(sentence.replace(place, model) for sentence in lineup.warnings)
-    return replace(lineup, variants=tuple(variants), warnings=said)
+        variant = Variant("untouched", "untouched", snapshot)
+    variants += _with_adapter(variant, options.adapter)
+    warnings = (warning,) if warning else ()
+    return Lineup(tuple(variants), context, limit, limit * bounded, warnings, masked)
 
 
 def line_up_checkpoints(
@@ -226,13 +211,12 @@ def line_up_checkpoints(
         return {"content_sha256": contents[label]}
 
     variants = [
-        Variant("base", "base", base, info=content("base") | _turning(base.config)),
+        _short(base, **content("base")),
         Variant("untouched", "untouched", base, info=content("base")),
     ]
     if CONTROL in contents:
         adapter = None if control is None else str(control)
-        own = Variant(CONTROL, CONTROL, base, adapter=adapter, info=content(CONTROL))
-        variants.append(own)
+        variants.append(Variant(CONTROL, CONTROL, base, adapter=adapter, info=content(CONTROL)))
     for label, snapshot in checkpoints.items():
         record = read_record(snapshot.directory)
         info = _recorded(record) | content(label)
@@ -259,12 +243,20 @@ def _label(record: Record | None) -> str:
 def _recorded(record: Record | None) -> dict[str, Any]:
     if record is None:
         return {}
+    spectra = [site.spectrum for site in record.sites]
     scaled = [site.spectrum for site in record.sites if site.scaled]
+    return _info(record.method, record.target / record.context, record.target, spectra, scaled)
+
+
+def _info(
+    method: str, factor: float, target: int, spectra: list[Spectrum], scaled: list[Spectrum]
+) -> dict[str, Any]:
+    """How a variant was extended, as results hold it."""
     return {
-        "method": record.method,
-        "factor": record.target / record.context,
-        "target": record.target,
-        "spectrum_sha256": [site.spectrum.digest() for site in record.sites],
+        "method": method,
+        "factor": factor,
+        "target": target,
+        "spectrum_sha256": [own.digest() for own in spectra],
         "inv_freq": list(scaled[0].inv_freq) if scaled else None,
     }
 
@@ -279,45 +271,35 @@ def _with_adapter(variant: Variant, adapter: str | None) -> list[Variant]:
 
 def _in_memory(snapshot: Snapshot, options: Evaluate, context: int) -> Lineup:
     """The table every paper prints: base, untouched, and a grid of methods and factors."""
-    table, mpt = _has_table(snapshot), _is_mpt(snapshot)
-    variants = [Variant("base", "base", snapshot, info=_turning(snapshot.config))]
+    table = _has_table(snapshot)
+    variants = [_short(snapshot)]
     variants += [] if table else [Variant("untouched", "untouched", snapshot)]
-    warnings: list[str] = []
-    targets = list[int]()
-    for method in options.method:
-        for factor in options.factor:
-            recipe = Extend(method=method, factor=factor, context=options.context)
-            plan = plan_config(snapshot.config, recipe, snapshot.name)
-            targets.append(plan.target)
-            wanted = [site.wanted for site in plan.sites]
-            scaled = [site.wanted for site in plan.sites if site.scaled] or wanted
-            info = {
-                "method": method,
-                "factor": factor,
-                "target": plan.target,
-                "spectrum_sha256": [own.digest() for own in wanted],
-                "inv_freq": list(scaled[0].inv_freq) if scaled else None,
-            }
-            if plan.fold is not None:
-                info |= plan.knobs
-            own = Variant(
-                f"{method}-{factor:g}x",
-                "extended",
-                snapshot,
-                config=plan.config,
-                growth=plan.growth,
-                fold=plan.fold,
-                target=plan.target,
-                info=info,
-            )
-            variants += _with_adapter(own, options.adapter)
-            warnings += [f"{own.label}: {text}" for text in plan.warnings]
+    warnings, plans = list[str](), list[ExtensionPlan]()
+    for method, factor in itertools.product(options.method, options.factor):
+        recipe = Extend(method=method, factor=factor, context=options.context)
+        plans.append(plan := plan_config(snapshot.config, recipe, snapshot.name))
+        wanted = [site.wanted for site in plan.sites]
+        scaled = [site.wanted for site in plan.sites if site.scaled] or wanted
+        info = _info(method, factor, plan.target, wanted, scaled)
+        variant = Variant(
+            f"{method}-{factor:g}x",
+            "extended",
+            snapshot,
+            config=plan.config,
+            growth=plan.growth,
+            fold=plan.fold,
+            target=plan.target,
+            info=info | (plan.knobs if plan.fold is not None else {}),
+        )
+        variants += _with_adapter(variant, options.adapter)
+        warnings += [f"{variant.label}: {text}" for text in plan.warnings]
+    targets, bounded = [plan.target for plan in plans], _is_bounded(snapshot)
     limit = min(targets) if table else max(context, *targets)
-    if mpt:
-        longest = max(variants, key=lambda own: own.target or 0).config
+    if bounded and not table:  # stock reads as far as the config says
+        longest = max(plans, key=lambda plan: plan.target).config
         variants[1:] = [replace(own, config=longest) for own in variants[1:]]
-    most = limit * (table or mpt)
-    return Lineup(tuple(variants), context, limit, most, tuple(dict.fromkeys(warnings)))
+    said = tuple(dict.fromkeys(warnings))
+    return Lineup(tuple(variants), context, limit, limit * bounded, said)
 
 
 def _by_config(snapshot: Snapshot, options: Evaluate) -> Record | None:
@@ -340,11 +322,10 @@ def _base(
 ) -> tuple[Variant | None, int, str]:
     """The base, its context, and a warning where there is none."""
     if options.base is not None:
-        found = open_snapshot(options.base)
-        own_context, *_ = _context(found, options.context)
-        return Variant("base", "base", found, info=_turning(found.config)), own_context, ""
+        named = open_snapshot(options.base)
+        return _short(named), _context(named, options.context)[0], ""
     if record is None:
-        return Variant("base", "base", snapshot, info=_turning(snapshot.config)), context, ""
+        return _short(snapshot), context, ""
     if record.more.get(READ_FROM):
         warning = (
             f"{snapshot.name} is {scaled_by_config(families.read(snapshot.config))}, so what its "
@@ -358,15 +339,20 @@ def _base(
         untrained = None if growth is None else untrained
     if untrained is not None:
         config = record.base["config"]
-        own = Variant("base", "base", untrained, config, growth, info=_turning(config))
-        return own, context, ""
+        info = _turning(config)
+        return Variant("base", "base", untrained, config, growth, info=info), context, ""
     hub_id = record.base.get("hub_id")
     try:
         revision = str(record.base["commit"]) if hub_id and record.base.get("commit") else None
-        found = open_snapshot(str(hub_id or record.base.get("name") or ""), revision=revision)
+        named = open_snapshot(str(hub_id or record.base.get("name") or ""), revision=revision)
     except RopextError as error:
         return None, context, f"no base to compare with ({error}); name it with --base MODEL"
-    return Variant("base", "base", found, info=_turning(found.config)), context, ""
+    return _short(named), context, ""
+
+
+def _short(snapshot: Snapshot, **info: Any) -> Variant:
+    """The base: a model through the short window."""
+    return Variant("base", "base", snapshot, info=info | _turning(snapshot.config))
 
 
 def _turning(config: dict[str, Any]) -> dict[str, Any]:
@@ -425,10 +411,10 @@ def _has_table(snapshot: Snapshot) -> bool:
     return scheme is not None and bool(scheme.tensors)
 
 
-def _is_mpt(snapshot: Snapshot) -> bool:
-    """Whether it is an MPT, of which stock reads as far as its config says and no further."""
+def _is_bounded(snapshot: Snapshot) -> bool:
+    """Whether it reads no further than its table, or as an MPT than its config says."""
     scheme = families.read_positions(snapshot.config)
-    return scheme is not None and scheme.text_type == "mpt"
+    return scheme is not None and (bool(scheme.tensors) or scheme.text_type == "mpt")
 
 
 @contextmanager

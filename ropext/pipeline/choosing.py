@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import compress
 from operator import not_
 from pathlib import Path
@@ -44,12 +44,12 @@ from ropext.options.recipe import Recipe
 from ropext.pipeline.extending import WriteOptions, write_extension
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.job import check_data, gates_of
-from ropext.pipeline.steps import CONTROL, LABELS, READ_ALWAYS, USED
+from ropext.pipeline.steps import CONTROL, LABELS, READ_ALWAYS, USED, section_key
 from ropext.planning import Plan, make_plan
-from ropext.results.comparison import item_differences
 from ropext.results.gates import Metrics
+from ropext.results.measurement import Measurement, item_differences
 from ropext.results.overlap import NOTHING, Trained, trained
-from ropext.results.perplexity import Frame, Reading
+from ropext.results.perplexity import Frame
 from ropext.results.rules import ROUNDS, UNTOUCHED, Standing, because, standing
 from ropext.results.stores import Store
 from ropext.results.values import FEWEST_DOCUMENTS
@@ -85,14 +85,11 @@ class Prospect:
     to_choose: list[RawDocument]
     to_judge: list[Coded]  # none where the recipe names other documents for the verdict
     able: int  # of those that choose, how many reach the target
+    frame: Frame
 
     @property
     def target(self) -> int:
-        return list(self.plans.values())[-1].target
-
-    @cached_property
-    def frame(self) -> Frame:
-        return frame_of(list(self.plans.values())[-1].context, self.target, self.reading.seed)
+        return self.frame.longest
 
     @property
     def documents(self) -> int:
@@ -190,6 +187,7 @@ def prospect(asked: Recipe) -> Prospect:
         to_choose=[own for own, _ in (*chosen, *short)],
         to_judge=judged,
         able=len(chosen),
+        frame=frame_of(example.context, example.target, reading.seed),
     )
     found.check_gates()
     budget = asked.extend.budget
@@ -277,18 +275,11 @@ def settled(
 def _inputs(asked: Recipe, hashes: Hashes) -> dict[str, Any]:
     """What decides a choice."""
     snapshot = with_weights(open_snapshot(asked.model, revision=asked.revision))
-    own, left = asked.resolved(), ("data", "eval", "fail_if", "link", "no_verify", "hash")
-    data = {name: asked.options(name).get("data") for name in (EXTEND, FINETUNE, EVALUATE)}
-    return {
-        "base": hashes.of_model(snapshot),
-        **{f"{name}.data": hashes.of_data(place) for name, place in data.items() if place},
-        **{
-            f"{name}.{key}": value
-            for name in (EXTEND, FIT, FINETUNE, EVALUATE)
-            for key, value in own.get(name, {}).items()
-            if key not in left
-        },
-    }
+    decides = {"base": hashes.of_model(snapshot)}
+    for name in (EXTEND, FIT, FINETUNE, EVALUATE):
+        decides |= section_key(asked, name, hashes)
+    later = ("link", "no_verify", "hash")  # how the checkpoint is written
+    return {key: own for key, own in decides.items() if key.partition(".")[2] not in later}
 
 
 @dataclass
@@ -401,22 +392,25 @@ class AutoChoice:
             if begin and not self._may_spend((end - begin) * len(labels) * self.prospect.target):
                 self.left_out["more documents"] = f"the budget is used up after {begin}"
                 break
-            readings = dict[str, Reading]()
+            whole, going_on = reads.of(0, end), list[str]()
             for label in labels:
                 try:
                     self._read(reader, label, reads.of(begin, end))
                 except NanInLogits as error:
                     self.left_out[label] = str(error)
                     continue
-                whole = reads.of(0, end)
-                readings[label] = whole.reading(self._variant(label), self._store(label))
-            if not readings:
+                going_on.append(label)
+            if not going_on:
                 raise InputError(f"no form gives logits that are numbers: {self.left_out}")
-            self.rounds.append(standing(self.prospect.frame, readings))
+            self.rounds.append(standing(self._measured(whole, going_on)))
             labels = list(self.rounds[-1].stay)
             self.hooks.say(f"choose: after {end} documents {', '.join(labels)}")
             if len(labels) == 1 and end >= FEWEST_DOCUMENTS:
                 break
+
+    def _measured(self, reads: Reads, labels: Sequence[str]) -> Measurement:
+        stores = {label: self._store(label) for label in labels}
+        return reads.measured(map(self._variant, labels), stores)
 
     def _read(self, reader: Reader, label: str, reads: Reads) -> None:
         """Read what was not read before; both are spent."""
@@ -438,15 +432,13 @@ class AutoChoice:
             ask = find_task(TASK).build
             items += ask(own.encoder, around, length=length, depths=DEPTHS, index=index, seed=seed)
         asked = Reads(own.frame, (), tuple((item,) for item in items), bos=bos)
-        scores = {}
         for label in labels:
             self._read(reader, label, asked)
-            scores[label] = asked.answers(self._variant(label), self._store(label))
-        lost, first = [], scores[labels[0]]
+        models = self._measured(asked, labels).models
+        lost, first = [], models[labels[0]].items
         for label in labels[1:]:
-            change = item_differences(scores[label], first, own.frame.bootstrap)
-            shares = change[f"{TASK}@{first[0].length}"].ci95
-            if shares is not None and shares[1] < 0:
+            change = item_differences(models[label].items, first, own.frame.bootstrap)
+            if change[f"{TASK}@{first[0].length}"].sign < 0:
                 self.left_out[label] = f"surely answers fewer questions than {labels[0]}"
                 lost.append(label)
         return lost

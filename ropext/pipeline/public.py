@@ -21,9 +21,9 @@ from ropext.pipeline.extending import Extended, WriteOptions
 if TYPE_CHECKING:
     from ropext.checkpoint.push import Pushed
     from ropext.evaluation.costs import Costs
-    from ropext.evaluation.session import Evaluation
     from ropext.pipeline.outcome import Ran
     from ropext.report.evaluation import Compared
+    from ropext.results.measurement import Measurement
     from ropext.training.fit import Fitted
 
 
@@ -111,7 +111,7 @@ def fit(
 
 def evaluate(
     model: str | Path, output: str | Path | None = None, *, hooks: Hooks = SILENT, **options: Any
-) -> "Evaluation":
+) -> "Measurement":
     """Measure a model on long text and by retrieval, and with `output` write the report there too;
     `options` are those of evaluation.session.evaluate."""
     from ropext.evaluation import session
@@ -119,9 +119,11 @@ def evaluate(
 
     with _readable(str(model), output, options, hooks.say) as place:
         if place != str(model):
-            from ropext.evaluation.variants import line_up_as
+            from ropext.evaluation.variants import line_up
+            from ropext.options.evaluate import Evaluate
 
-            options["lineup"] = line_up_as(place, str(model), options)
+            asked = {key: own for key, own in options.items() if key in Evaluate.model_fields}
+            options["lineup"] = line_up(place, None, Evaluate(**asked), str(model))
         return session.evaluate(place, output, hooks=hooks, report=write_report, **options)
 
 
@@ -182,8 +184,8 @@ def push(
     or RUN:VARIANT) measured of it; with `dry_run` only say what would be there."""
     from ropext.checkpoint import push as pushing
     from ropext.pipeline import outcome
-    from ropext.results.figures import figures
     from ropext.results.gates import split_spec
+    from ropext.results.model_index import figures
 
     guard.check(
         {"--results": [split_spec(str(run))[0] for run in results]},

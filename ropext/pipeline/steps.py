@@ -44,6 +44,15 @@ SCHEMAS = {"plan": 1, "extend": 1, "fit": 1, "finetune": 1, "evaluate": 2, "repo
 UNDECIDING = ("device", "device_map", "report_to", "chunk", "slice_memory", "max_document_mib")
 
 
+def section_key(recipe: Recipe, name: str, hashes: Hashes) -> Flat:
+    """A section's values by dotted key, its documents by their content."""
+    section, given = recipe.resolved().get(name, {}), recipe.options(name)
+    left = (*UNDECIDING, "fail_if", "data", "eval")
+    values = {f"{name}.{key}": value for key, value in section.items() if key not in left}
+    data = {f"{name}.{spelled(key)}": hashes.of_data(given[key]) for key in DATA if key in given}
+    return values | data
+
+
 @dataclass
 class Work:
     """A run at work: where it keeps what, and what it has found out."""
@@ -160,15 +169,7 @@ class Work:
         return tuple(makers[name]() for name in self.job.stages if name in makers)
 
     def _section(self, name: str) -> Flat:
-        """A section's values by dotted key, its documents by their content."""
-        section, given = self.job.resolved()[name], self.job.options(name)
-        left = (*UNDECIDING, "fail_if", "data", "eval")
-        values = {f"{name}.{key}": value for key, value in section.items() if key not in left}
-        return values | {
-            f"{name}.{spelled(key)}": self.hashes.of_data(given[key])
-            for key in DATA
-            if key in given
-        }
+        return section_key(self.job, name, self.hashes)
 
     def _source(self, name: str) -> str:
         """The stage whose checkpoint one of the others starts from."""

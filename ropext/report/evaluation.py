@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ from ropext import guard
 from ropext.files import write_bytes
 from ropext.report import html, plots, tables
 from ropext.report.plots import BASE, Curve, Style
-from ropext.results import comparison, rundir
-from ropext.results.comparison import Comparison, Contender
+from ropext.results import rundir
 from ropext.results.gates import split_spec
+from ropext.results.measurement import Measurement, item_differences
 from ropext.results.perplexity import Frame, Reading, Span
 from ropext.results.retrieval import heat_map
-from ropext.results.rules import difference
+from ropext.results.rules import Comparison, compare_text
 from ropext.results.values import Value, values_json
 from ropext.table import Table, with_rows
 from ropext.tasks import find_task
@@ -33,9 +34,10 @@ PAIRED = "difference on the same tokens; bands: 95 % over documents"
 WAVELENGTHS = "Wavelength of each rotary pair"
 
 
-def write_report(run: rundir.Run) -> None:
+def write_report(run: Measurement) -> None:
     """Write report.md, report.html and plots/*.png of a finished run into its folder."""
     results = run.results
+    assert run.path is not None  # it was kept
     title = f"ropext eval: {', '.join(dict.fromkeys(run.manifest['names']['models'].values()))}"
     html.write(
         run.path,
@@ -44,7 +46,7 @@ def write_report(run: rundir.Run) -> None:
         tables.verdict_lines(results),
         results["warnings"],
         tables.evaluation_tables(results),
-        write_pictures(run.path, pictures(run)),
+        write_pictures(run.path, draw(run)),
         json.dumps(run.manifest, indent=1, ensure_ascii=False),
     )
 
@@ -69,41 +71,27 @@ def write_pictures(folder: Path, drawn: Pictures) -> Pictures:
     return named
 
 
-def pictures(run: rundir.Run) -> Pictures:
-    """Draw everything that was measured."""
-    return draw(run.contenders, _spectra([run]), int(run.results["context"]))
-
-
-def _spectra(runs: Sequence[rundir.Run]) -> dict[str, Sequence[float]]:
-    """The frequencies of every variant that rotates."""
-    return {
-        label: inv_freq
-        for run in runs
-        for label, own in run.results["variants"].items()
-        if (inv_freq := own.get("inv_freq"))
-    }
-
-
-def draw(
-    contenders: Mapping[str, Contender], spectra: Mapping[str, Sequence[float]], context: int
-) -> Pictures:
+def draw(measured: Measurement) -> Pictures:
     """Draw models that read the same documents, and their spectra."""
-    drawn: Pictures = {}
-    styled = plots.styles(contenders)
-    readers = [own for own in contenders.values() if own.reading is not None]
-    if readers:
-        drawn |= _text_pictures(readers, styled)
-    drawn |= heat_pictures(contenders)
+    drawn, styled = Pictures(), plots.styles(measured.models)
+    if measured.readings:
+        drawn |= _text_pictures(measured, styled)
+    drawn |= heat_pictures(measured)
+    spectra = _spectra(measured)
     if set(spectra) - {BASE}:
-        drawn["spectra"] = (
-            WAVELENGTHS,
-            plots.spectra(WAVELENGTHS, spectra, styled, {"trained context": context}),
-        )
+        limits = {"trained context": measured.frame.context}
+        drawn["spectra"] = WAVELENGTHS, plots.spectra(WAVELENGTHS, spectra, styled, limits)
     return drawn
 
 
-def _text_pictures(readers: Sequence[Contender], styled: Mapping[str, Style]) -> Pictures:
-    frame, drawn = readers[0].frame, Pictures()
+def _spectra(*measured: Measurement) -> dict[str, Sequence[float]]:
+    """The frequencies of every model that rotates."""
+    models = (pair for each in measured for pair in each.models.items())
+    return {label: own.inv_freq for label, own in models if own.inv_freq}
+
+
+def _text_pictures(measured: Measurement, styled: Mapping[str, Style]) -> Pictures:
+    frame, readings, drawn = measured.frame, measured.readings, Pictures()
     shape, y = (frame.context, frame.longest), "NLL (nats per token)"
     name, what, spans = "nll-by-position", "by position", _by_position(frame)
     if frame.mask_stride:  # the tail alone is scored
@@ -111,16 +99,10 @@ def _text_pictures(readers: Sequence[Contender], styled: Mapping[str, Style]) ->
         what = f"of {tables.tail_text(frame.tail, frame.lengths, frame.mask_stride)}"
         spans = {float(length): frame.tail_span(length) for length in frame.lengths}
     if len(spans) > 1:  # one point above another is what the table says better
-        caption, lines = f"Loss {what}: lower is better", losses(readers, spans)
+        caption, lines = f"Loss {what}: lower is better", losses(measured, spans)
         drawn[name] = caption, plots.lines(caption, y, lines, *shape, False, READS, styled)
-    base = next((own for own in readers if own.label == BASE), None)
-    if base is not None and len(readers) > 1 and not frame.mask_stride:
-
-        def gain(own: Contender, span: Span) -> Value:
-            return difference(frame, _reading(base), _reading(own), span)
-
-        others = [own for own in readers if own is not base]
-        lines = _curves(others, _by_position(frame), gain)
+    if (base := readings.pop(BASE, None)) is not None and readings and not frame.mask_stride:
+        lines = _curves(readings, _by_position(frame), partial(frame.difference, base))
         caption = "Context gain by position: above zero the long context helps"
         y = "gain over the base's short window (nats)"
         drawn["gain"] = caption, plots.lines(caption, y, lines, *shape, True, PAIRED, styled)
@@ -136,36 +118,25 @@ def _by_position(frame: Frame) -> Spans:
     return {math.sqrt(start * stop): (start, stop) for start, stop in spans}
 
 
-def losses(readers: Sequence[Contender], spans: Spans | None = None) -> list[Curve]:
+def losses(measured: Measurement, spans: Spans | None = None) -> list[Curve]:
     """The loss of each model, by position or over other spans."""
-    frame = readers[0].frame
-
-    def mean(own: Contender, span: Span) -> Value:
-        return frame.bootstrap.ratio(*_reading(own).sums(*span))
-
-    return _curves(readers, _by_position(frame) if spans is None else spans, mean)
+    spans = _by_position(measured.frame) if spans is None else spans
+    return _curves(measured.readings, spans, measured.frame.nll)
 
 
 def _curves(
-    readers: Sequence[Contender],
-    spans: Spans,
-    value: Callable[[Contender, Span], Value],
+    readings: Mapping[str, Reading], spans: Spans, value: Callable[[Reading, Span], Value]
 ) -> list[Curve]:
     return [
-        Curve(own.label, tuple(spans), tuple(value(own, span) for span in spans.values()))
-        for own in readers
+        Curve(label, tuple(spans), tuple(value(reading, span) for span in spans.values()))
+        for label, reading in readings.items()
     ]
 
 
-def _reading(own: Contender) -> Reading:
-    assert own.reading is not None, own.label  # callers pass readers only
-    return own.reading
-
-
-def heat_pictures(contenders: Mapping[str, Contender]) -> Pictures:
+def heat_pictures(*measured: Measurement) -> Pictures:
     """One picture per task, the models side by side."""
     maps: dict[str, dict[str, Any]] = {}
-    for label, own in contenders.items():
+    for label, own in (pair for each in measured for pair in each.models.items()):
         for task, cells in heat_map(own.items).items():
             maps.setdefault(task, {})[label] = cells
     drawn = {}
@@ -183,7 +154,7 @@ class Compared:
     compare`. None or empty where fewer than two have a reading or answers.
     """
 
-    contenders: Mapping[str, Contender]
+    parts: Mapping[str, Measurement]  # each model alone
     text: Comparison | None
     items: Mapping[str, Mapping[str, Value]]  # of answers, against `asked`
     asked: str  # the first that was asked any question; the base is asked none
@@ -197,53 +168,53 @@ class Compared:
     def to_json(self) -> dict[str, Any]:
         """As `ropext compare --json` prints it."""
         return {
-            "text": comparison.to_json(self.text) if self.text else None,
+            "text": values_json(self.text),
             "retrieval": values_json(self.items),
         }
 
     def __repr__(self) -> str:
-        return f"<Compared: {', '.join(self.contenders)}>"
+        return f"<Compared: {', '.join(self.parts)}>"
 
-    def write(
-        self, folder: Path, runs: Mapping[str, rundir.Run], spectra: Mapping[str, Sequence[float]]
-    ) -> None:
-        """Write report.md, report.html and the pictures; `runs` are those compared, by name."""
-        drawn, styled = Pictures(), plots.styles([*self.contenders, *spectra])
-        if self.text is not None and not self.text.frame.mask_stride:
-            drawn |= _difference_picture(self.text.frame, self.text, styled)
-        drawn |= heat_pictures(self.contenders)
+    def write(self, folder: Path, runs: Sequence[Measurement]) -> None:
+        """Write report.md, report.html and the pictures; `runs` are those compared."""
+        drawn, spectra = Pictures(), _spectra(*runs)
+        styled = plots.styles([*self.parts, *spectra])
+        if self.text is not None and not self.text.measured.frame.mask_stride:
+            drawn |= _difference_picture(self.text.measured.frame, self.text, styled)
+        drawn |= heat_pictures(*self.parts.values())
         if spectra:
             drawn["spectra"] = WAVELENGTHS, plots.spectra(WAVELENGTHS, spectra, styled)
-        title = f"ropext compare: {', '.join(self.contenders)}"
+        title = f"ropext compare: {', '.join(self.parts)}"
         subtitle = "paired by the hash of each document's tokens; the first run is the reference"
-        keys = "\n".join(f"{name}: run key {run.key}" for name, run in runs.items())
+        keys = "\n".join(dict.fromkeys(f"{run.path}: run key {run.key}" for run in runs))
         shown = write_pictures(folder, drawn)
         html.write(folder, title, subtitle, [], [], self.tables, shown, keys)
 
 
 def compare_runs(
     specs: Sequence[str], output: Path | None = None
-) -> tuple[list[rundir.Run], Compared]:
+) -> tuple[list[Measurement], Compared]:
     """Finished runs, opened, and set side by side; with `output` the report is written there."""
     guard.check({"RUN": [split_spec(spec)[0] for spec in specs]}, {"--output": output})
-    opened, contenders = rundir.gather(specs)
-    compared = compare(contenders)
+    opened, parts = rundir.gather(specs)
+    compared = compare(parts)
     if output is not None:
         with Workdir(output, "compare", {}).claimed(None):
-            compared.write(output, {str(run.path): run for run in opened}, _spectra(opened))
+            compared.write(output, opened)
     return opened, compared
 
 
-def compare(contenders: Mapping[str, Contender]) -> Compared:
+def compare(parts: Mapping[str, Measurement]) -> Compared:
     """Pair everyone with the first; answers with those of the first that was asked any."""
-    readers = [own for own in contenders.values() if own.reading is not None]
-    text = comparison.compare_text(readers) if len(readers) > 1 else None
-    asked = [own for own in contenders.values() if own.items]
+    readers = [own for own in parts.values() if own.readings]
+    text = compare_text(readers) if len(readers) > 1 else None
+    answers = {label: own.models[label].items for label, own in parts.items()}
+    first, *others = [label for label, items in answers.items() if items] or [""]
     items = {
-        own.label: comparison.item_differences(own.items, asked[0].items, asked[0].frame.bootstrap)
-        for own in asked[1:]
+        label: item_differences(answers[label], answers[first], parts[first].frame.bootstrap)
+        for label in others
     }
-    return Compared(contenders, text, items, asked[0].label if asked else "")
+    return Compared(parts, text, items, first)
 
 
 def _difference_picture(

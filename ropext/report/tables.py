@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 from ropext.lengths import length_text
 from ropext.options.extend import Extend
 from ropext.options.fields import flag
-from ropext.results.comparison import Comparison
 from ropext.results.gates import metric_text
 from ropext.results.overlap import mark_of, marked
 from ropext.results.retrieval import RULERS
-from ropext.results.rules import Ranked, Ranking
+from ropext.results.rules import Comparison, Ranked, Ranking
 from ropext.results.values import Value
 from ropext.table import Table, as_text, with_rows
 from ropext.tasks import RULER, THIRTEEN, find_task
@@ -307,22 +306,22 @@ def harness_table(results: Results) -> Table:
 
 def comparison_tables(compared: Comparison) -> list[Table]:
     """Tails with their winner, and paired differences to the first run."""
-    labels = list(compared.rows[0].tail)
-    lengths = tuple(length_text(row.length) for row in compared.rows)
+    rows = compared.lengths
+    labels, lengths = list(rows[0].tail), tuple(length_text(row.length) for row in rows)
     others = [label for label in labels if label != compared.reference]
     names = {label: marked(label, compared.marks.get(label, "")) for label in labels}
-    tails = [(names[label], *(shown(row.tail[label]) for row in compared.rows)) for label in labels]
-    tails.append(("winner", *(row.winner or NOTHING for row in compared.rows)))
+    tails = [(names[label], *(shown(row.tail[label]) for row in rows)) for label in labels]
+    tails.append(("winner", *(row.winner or NOTHING for row in rows)))
     deltas = [
-        (names[label], *(shown(row.difference[label], 4, sign=True) for row in compared.rows))
+        (names[label], *(shown(row.difference[label], 4, sign=True) for row in rows))
         for label in others
     ]
     short = [(names[label], shown(compared.short[label], 4, sign=True)) for label in others]
-    stride, inside = compared.frame.mask_stride, compared.frame.context
+    stride, inside = compared.measured.frame.mask_stride, compared.measured.frame.context
     return [
         Table(
-            f"Tail {'pseudo-' if stride else ''}perplexity, {compared.paired} paired documents",
-            f"{tail_text(compared.frame.tail, (), stride)}; a winner only where it is "
+            f"Tail {'pseudo-' if stride else ''}perplexity, {compared.documents} paired documents",
+            f"{tail_text(compared.measured.frame.tail, (), stride)}; a winner only where it is "
             "surely below every other one, paired, all comparisons allowed for",
             ("", *lengths),
             tuple(tails),

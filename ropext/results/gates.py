@@ -59,6 +59,10 @@ class Gate:
         """The task it is about, if it is about one."""
         return self.metric.partition("@")[0].removeprefix("effective_context.").removesuffix("_nll")
 
+    def unanswered(self, variant: str, reason: str) -> "Outcome":
+        """Fail, for nothing could be looked at."""
+        return Outcome(self.text, variant, False, None, f"{variant}: {reason}")
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -108,25 +112,17 @@ def split_spec(spec: str) -> tuple[Path, str | None]:
 
 def check_gate(gate: Gate, variant: str, values: "Mapping[str, Value]") -> Outcome:
     """Judge one gate on one variant's values (differences already, for `vs RUN`)."""
+    name = metric_text(gate.metric)
     if gate.metric not in values:
-        why = f"{variant}: {metric_text(gate.metric)} was not measured; there are {_names(values)}"
-        return Outcome(gate.text, variant, False, None, why)
-    value = values[gate.metric]
-    looked_at: float | None
-    if gate.point:
-        looked_at, what = value.value, "the point"
-    elif value.ci95 is None:
-        return Outcome(
-            gate.text,
-            variant,
-            False,
-            None,
-            f"{variant}: {metric_text(gate.metric)} has no interval (n = {value.n}); "
-            "measure 8 documents or more, or ask for .value",
-        )
-    else:
-        upper = gate.op in (">", ">=")
-        looked_at = value.ci95[1] if upper else value.ci95[0]
+        there = ", ".join(dict.fromkeys(map(metric_text, values))) or "none"
+        return gate.unanswered(variant, f"{name} was not measured; there are {there}")
+    value, upper = values[gate.metric], gate.op in (">", ">=")
+    looked_at, what = value.value, "the point"
+    if not gate.point:
+        if value.ci95 is None:
+            why = "measure 8 documents or more, or ask for .value"
+            return gate.unanswered(variant, f"{name} has no interval (n = {value.n}); {why}")
+        looked_at = value.ci95[int(upper)]
         what = f"the {'upper' if upper else 'lower'} end of the 95 % interval"
     # A number that is not finite has not passed anything.
     failed = not math.isfinite(looked_at) or OPERATORS[gate.op](looked_at, gate.limit)
@@ -136,7 +132,7 @@ def check_gate(gate: Gate, variant: str, values: "Mapping[str, Value]") -> Outco
         variant,
         not failed,
         looked_at,
-        f"{variant}: {what} of {metric_text(gate.metric)}{against} is {looked_at:.6g}, "
+        f"{variant}: {what} of {name}{against} is {looked_at:.6g}, "
         f"the gate fails at {gate.op} {gate.limit:g}",
     )
 
@@ -145,10 +141,6 @@ def metric_text(metric: str) -> str:
     """A metric as a user writes it: `tail@32k`."""
     name, _, length = metric.partition("@")
     return f"{name}@{length_text(int(length))}" if length.isdigit() else metric
-
-
-def _names(values: "Mapping[str, Value]") -> str:
-    return ", ".join(dict.fromkeys(metric_text(name) for name in values)) or "none"
 
 
 BASE = "base"  # the label of the short window, which answers no questions

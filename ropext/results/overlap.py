@@ -134,30 +134,31 @@ def _from_text(text: str) -> Hashes:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Of the documents that are measured on, those that were trained on, or else chose."""
+    """The documents that are measured on: how many trained the model, or else chose it."""
 
     documents: int
-    count: int  # of them that were trained on
-    names: tuple[str, ...]  # of the first of these
-    is_complete: bool  # whether all that was trained on is known
-    chosen: int = 0  # of those not trained on, how many chose the method or the step
+    trained_on: int
+    chosen_on: int  # that were not trained on, and chose the method or the step
+    names: tuple[str, ...]  # of the first that were trained on
+    complete: bool  # whether all that was trained on is known
+    questions: bool | None = None  # whether questions are asked about these documents
 
     @property
     def mark(self) -> str:
         """What stands beside every number over these documents."""
-        trained = "" if self.is_complete else "training data not recorded"
-        trained = f"{self._count} trained on" if self.count else trained
-        chosen = f"{self.chosen} of {self.documents} chosen on" if self.chosen else ""
+        trained = "" if self.complete else "training data not recorded"
+        trained = f"{self._count} trained on" if self.trained_on else trained
+        chosen = f"{self.chosen_on} of {self.documents} chosen on" if self.chosen_on else ""
         return ", ".join(filter(None, (trained, chosen)))
 
     @property
     def of_documents(self) -> str:
         """The documents, with what is known of them."""
-        if self.count:
+        if self.trained_on:
             return f"documents of which {self._count} were trained on"
-        if self.chosen:
-            return f"documents of which {self.chosen} of {self.documents} were chosen on"
-        if self.is_complete:
+        if self.chosen_on:
+            return f"documents of which {self.chosen_on} of {self.documents} were chosen on"
+        if self.complete:
             return "documents that were not trained on"
         return "documents (whether they were trained on is not recorded)"
 
@@ -165,38 +166,34 @@ class Overlap:
     def sentence(self) -> str:
         """What the mark means; empty where there is none."""
         trained = chosen = ""
-        if self.count:
-            shown = ", ".join(self.names) + (", …" if self.count > len(self.names) else "")
+        if self.trained_on:
+            shown = ", ".join(self.names) + (", …" if self.trained_on > len(self.names) else "")
             trained = (
                 f"{self._count} documents were trained on, whole or in part ({shown}): numbers "
                 "over them show what is remembered, not how new text is read"
             )
-        elif not self.is_complete:
+        elif not self.complete:
             trained = (
                 "what was trained on is not (wholly) recorded, so that nobody knows whether "
                 "these documents were among it"
             )
-        if self.chosen:
+        if self.chosen_on:
             chosen = (
-                f"{self.chosen} of {self.documents} documents chose the method or the step: "
+                f"{self.chosen_on} of {self.documents} documents chose the method or the step: "
                 "numbers over them are better than over new text"
             )
         return "; ".join(filter(None, (trained, chosen)))
 
     @property
     def _count(self) -> str:
-        at_least = "" if self.is_complete else "at least "
-        return f"{at_least}{self.count} of {self.documents}"
+        at_least = "" if self.complete else "at least "
+        return f"{at_least}{self.trained_on} of {self.documents}"
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "documents": self.documents,
-            "trained_on": self.count,
-            "chosen_on": self.chosen,
-            "names": list(self.names),
-            "complete": self.is_complete,
-            "mark": self.mark,
-        }
+        """As records and results hold it."""
+        data = vars(self) | {"names": list(self.names), "mark": self.mark}
+        asked = data.pop("questions")
+        return data if asked is None else data | {"questions": asked}
 
 
 def overlap(
@@ -206,14 +203,12 @@ def overlap(
     trained, or nothing is read."""
     if known is None or not documents:
         return None
+    chose = known.chose or NOTHING
     names = tuple(name for name, content, own in documents if known.holds(content, own))
     chosen = sum(
-        known.chose is not None
-        and known.chose.holds(content, own)
-        and not known.holds(content, own)
-        for _, content, own in documents
+        chose.holds(content, own) and not known.holds(content, own) for _, content, own in documents
     )
-    return Overlap(len(documents), len(names), names[:SHOWN], known.is_complete, chosen)
+    return Overlap(len(documents), len(names), chosen, names[:SHOWN], known.is_complete)
 
 
 def both(first: Trained | None, second: Trained | None) -> Trained | None:
@@ -221,26 +216,20 @@ def both(first: Trained | None, second: Trained | None) -> Trained | None:
     return first.with_more(second) if first and second else first or second
 
 
-def as_json(found: Overlap | None) -> dict[str, Any] | None:
-    """Write an overlap as records and results hold it."""
-    return None if found is None else found.to_json()
-
-
 def overlap_in(data: Mapping[str, Any] | None) -> Overlap | None:
-    """Read what `to_json` wrote."""
+    """Read what `to_json` wrote; it may come from anyone."""
     if not data:
         return None
-    counts = int(data["documents"]), int(data["trained_on"])
-    more = bool(data["complete"]), int(data.get("chosen_on", 0))
-    return Overlap(*counts, tuple(map(str, data["names"])), *more)
+    counts = int(data["documents"]), int(data["trained_on"]), int(data.get("chosen_on", 0))
+    names = tuple(map(str, data["names"]))
+    return Overlap(*counts, names, bool(data["complete"]), data.get("questions"))
 
 
 def mark_of(data: Mapping[str, Any], *, questions: bool = False) -> str:
     """Return the mark of a variant, or of a section of a record, as JSON; of numbers over
     `questions` where they are asked about these documents."""
-    own = data.get("overlap") or {}
-    found = overlap_in(own)
-    return found.mark if found and (own.get("questions") or not questions) else ""
+    found = overlap_in(data.get("overlap"))
+    return found.mark if found and (found.questions or not questions) else ""
 
 
 def marked(text: str, mark: str) -> str:

@@ -68,6 +68,11 @@ class Documents:
     def __len__(self) -> int:
         return len(self.names)
 
+    def subset(self, order: Sequence[int]) -> "Documents":
+        """Some of them, in the given order."""
+        every = [(self.names[k], self.prefix_hashes[k], self.token_bytes[k]) for k in order]
+        return Documents(*zip(*every, strict=True))
+
     def bytes_before(self, length: int) -> Floats:
         """Per document: bytes of text that the scored tokens before `length` stand for."""
         return np.array([float(counts[1:length].sum()) for counts in self.token_bytes])
@@ -151,44 +156,47 @@ class Frame:
         reach = min(self.context, self.longest)
         return self.tail_span(reach) if self.mask_stride else (1, reach)
 
+    def nll(self, reading: Reading, span: Span) -> Value:
+        """Nats per token over a span."""
+        return self.bootstrap.ratio(*reading.sums(*span))
+
+    def perplexity(self, reading: Reading, span: Span) -> Value:
+        return self.bootstrap.ratio(*reading.sums(*span), np.exp)
+
+    def difference(self, left: Reading, right: Reading, span: Span) -> Value:
+        """Return the NLL of `left` minus the NLL of `right` on the same tokens, nats per token."""
+        sums, counts = left.sums(*span)
+        return self.bootstrap.ratio(sums - right.sums(*span)[0], counts)
+
     def octaves(self, parts: int = 1) -> tuple[tuple[int, int], ...]:
         """Position buckets; none where a tail is all that is scored."""
         return () if self.mask_stride else octaves(self.context, self.longest, parts)
 
 
 def text_values(
-    frame: Frame, documents: Documents, reading: Reading, base: Reading | None
+    frame: Frame, documents: Documents | None, reading: Reading, base: Reading | None
 ) -> dict[str, Value]:
     """Every number of one model on text, by its name."""
     boot, values = frame.bootstrap, dict[str, Value]()
     for length in frame.lengths:
         span = frame.tail_span(length)
-        sums, counts = reading.sums(*span)
-        values[f"tail@{length}"] = boot.ratio(sums, counts, np.exp)
-        values[f"tail_nll@{length}"] = boot.ratio(sums, counts)
+        values[f"tail@{length}"] = frame.perplexity(reading, span)
+        values[f"tail_nll@{length}"] = frame.nll(reading, span)
         if not frame.mask_stride:
-            all_sums, all_counts = reading.sums(1, length)
-            values[f"cumulative@{length}"] = boot.ratio(all_sums, all_counts, np.exp)
-            values[f"yarn@{length}"] = boot.ratio(all_sums / all_counts, np.ones(len(sums)), np.exp)
-            num_bytes = documents.bytes_before(length)
-            values[f"bpb@{length}"] = boot.ratio(all_sums / math.log(2), num_bytes)
+            sums, counts = reading.sums(1, length)
+            values[f"cumulative@{length}"] = frame.perplexity(reading, (1, length))
+            values[f"yarn@{length}"] = boot.ratio(sums / counts, np.ones(len(sums)), np.exp)
+            if documents is not None:
+                num_bytes = documents.bytes_before(length)
+                values[f"bpb@{length}"] = boot.ratio(sums / math.log(2), num_bytes)
         if base is not None:
-            base_sums, _ = base.sums(*span)
-            values[f"in_window@{length}"] = boot.ratio(base_sums, counts, np.exp)
-            values[f"in_window_nll@{length}"] = boot.ratio(base_sums, counts)
-            values[f"gain@{length}"] = boot.ratio(base_sums - sums, counts)
+            values[f"in_window@{length}"] = frame.perplexity(base, span)
+            values[f"in_window_nll@{length}"] = frame.nll(base, span)
+            values[f"gain@{length}"] = frame.difference(base, reading, span)
     if base is not None:
-        values |= _against_base(frame, reading, base)
+        values["short_tax"] = frame.difference(reading, base, frame.inside)
+        values["effective_context"] = effective_context(frame, reading, base)
     return values
-
-
-def _against_base(frame: Frame, reading: Reading, base: Reading) -> dict[str, Value]:
-    sums, counts = reading.sums(*frame.inside)
-    base_sums, _ = base.sums(*frame.inside)
-    return {
-        "short_tax": frame.bootstrap.ratio(sums - base_sums, counts),
-        "effective_context": effective_context(frame, reading, base),
-    }
 
 
 def effective_context(frame: Frame, reading: Reading, base: Reading) -> Value:
@@ -219,14 +227,10 @@ def effective_context(frame: Frame, reading: Reading, base: Reading) -> Value:
 def by_position(frame: Frame, reading: Reading, base: Reading | None) -> list[dict[str, Any]]:
     """NLL in each octave of positions, beside the base's through the short window."""
     rows = []
-    for start, stop in frame.octaves():
-        sums, counts = reading.sums(start, stop)
-        row: dict[str, Any] = {"start": start, "stop": stop}
-        row["nll"] = frame.bootstrap.ratio(sums, counts)
+    for span in frame.octaves():
+        row = {"start": span[0], "stop": span[1], "nll": frame.nll(reading, span)}
         if base is not None:
-            base_sums, _ = base.sums(start, stop)
-            row["base"] = frame.bootstrap.ratio(base_sums, counts)
-            row["gain"] = frame.bootstrap.ratio(base_sums - sums, counts)
+            row |= {"base": frame.nll(base, span), "gain": frame.difference(base, reading, span)}
         rows.append(row)
     return rows
 
@@ -247,7 +251,8 @@ def verdicts(frame: Frame, values: dict[str, Value], label: str) -> list[str]:
     eight documents they say nothing."""
     lines = []
     beyond = [length for length in frame.lengths if length > frame.context]
-    losing = [c for c in beyond if f"gain@{c}" in values and _below(values[f"gain@{c}"])]
+    signs = {c: values[f"gain@{c}"].sign for c in beyond if f"gain@{c}" in values}
+    losing = [length for length, sign in signs.items() if sign < 0]
     if losing:
         worst = min(losing, key=lambda c: values[f"gain@{c}"].value)
         lines.append(
@@ -255,20 +260,12 @@ def verdicts(frame: Frame, values: dict[str, Value], label: str) -> list[str]:
             f"its last {length_text(frame.context)} tokens predicts the same tokens better, by "
             f"{-values[f'gain@{worst}'].value:.3f} nats at {length_text(worst)}."
         )
-    winning = [c for c in beyond if f"gain@{c}" in values and _above(values[f"gain@{c}"])]
+    winning = [length for length, sign in signs.items() if sign > 0]
     if winning:
         lines.append(f"The longer context helps {label} at {lengths_text(winning)}.")
     tax = values.get("short_tax")
-    if tax is not None and _above(tax) and tax.value > 0.001:
+    if tax is not None and tax.sign > 0 and tax.value > 0.001:
         lines.append(
             f"Inside the trained context {label} pays a short tax of {tax.value:.4f} nats a token."
         )
     return lines
-
-
-def _below(value: Value) -> bool:
-    return value.ci95 is not None and value.ci95[1] < 0
-
-
-def _above(value: Value) -> bool:
-    return value.ci95 is not None and value.ci95[0] > 0

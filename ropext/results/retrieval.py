@@ -6,7 +6,8 @@ the haystack is the sampling unit.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,6 @@ RULERS_SHARE = 0.856  # RULER's: what Llama-2-7B has at 4k (Hsieh et al. 2024, s
 RULERS = "in ropext's words and texts: not comparable with published RULER scores"
 CAN_DO = 0.1  # of the answers right inside the trained context, in a task in words
 ONE_HAYSTACK = frozenset(task.name for task in TASKS if task.one_haystack or task.in_words)
-GENERATED = ("score", "said")  # of an answer that was generated
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,19 @@ class ItemScore:
         """From 0 to 1."""
         return float(self.exact) if self.score is None else self.score
 
-    def to_json(self) -> dict[str, Any]:
-        """One line of items.jsonl."""
-        own = asdict(self)
-        return own if self.said is not None else {k: own[k] for k in own if k not in GENERATED}
-
     @staticmethod
     def from_json(data: dict[str, Any]) -> "ItemScore":
-        """The inverse of `to_json`."""
+        """Read what `values_json` wrote, one line of items.jsonl."""
         lists = {"answer": tuple(data["answer"]), "predicted": tuple(data["predicted"])}
         return ItemScore(**(data | lists))
+
+
+def grouped(items: Iterable[ItemScore], *names: str) -> dict[Any, list[ItemScore]]:
+    """Group answers by some of their fields."""
+    key, groups = attrgetter(*names), dict[Any, list[ItemScore]]()
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def retrieval_values(
@@ -64,14 +67,13 @@ def retrieval_values(
     """`TASK@C` (share right), `TASK_nll@C` (nats per answer token), `effective_context.TASK`, and
     `ruler@C`, the mean of RULER's tasks that were asked at every length."""
     values = dict[str, Value]()
-    for task in dict.fromkeys(item.task for item in items):
-        own = [item for item in items if item.task == task]
-        for length in sorted({item.length for item in own}):
-            at = [item for item in own if item.length == length]
-            values[f"{task}@{length}"] = share_of(at)
-            losses = [item.answer_nll for item in at]
-            values[f"{task}_nll@{length}"] = mean_of(losses, at, bootstrap)
-        values[f"effective_context.{task}"] = effective_retrieval(own, context)
+    for task, asked in grouped(items, "task").items():
+        at = grouped(asked, "length")
+        for length in sorted(at):
+            values[f"{task}@{length}"] = share_of(at[length])
+            losses = [item.answer_nll for item in at[length]]
+            values[f"{task}_nll@{length}"] = mean_of(losses, at[length], bootstrap)
+        values[f"effective_context.{task}"] = effective_retrieval(at, context)
     compared, _ = ruler_tasks(values)
     if means := ruler_means(values):
         shares = {int(name.partition("@")[2]): value.value for name, value in means.items()}
@@ -125,20 +127,20 @@ def not_measurable(items: Mapping[str, Sequence[ItemScore]], context: int) -> di
     Beyond it their zeros would say nothing about length. So do zeros at every length where none
     inside was asked, as where the context holds no item of the task.
     """
-    found = dict[str, str]()
+    reasons, answers = dict[str, str](), [grouped(own, "task") for own in items.values()]
     for task in TASKS:
-        asked = [[item for item in own if item.task == task.name] for own in items.values()]
+        asked = [own[task.name] for own in answers if task.name in own]
         inside = [[item for item in own if item.length <= context] for own in asked]
         best = max((_share(own) for own in (inside if any(inside) else asked) if own), default=1.0)
         if task.in_words and best < CAN_DO:
-            found[task.name] = f"{task.name} is not measurable here: " + (
+            reasons[task.name] = f"{task.name} is not measurable here: " + (
                 f"inside its trained context the model gets {best:.0%} right, and below "
                 f"{CAN_DO:.0%} a longer length tells nothing"
                 if any(inside)
                 else f"no length inside the trained context of {context} tokens was asked, and "
                 f"beyond it {best:.0%} are right"
             )
-    return found
+    return reasons
 
 
 def _haystacks(items: Sequence[ItemScore]) -> npt.NDArray[np.intp]:
@@ -167,12 +169,11 @@ def mean_of(numbers: Sequence[float], items: Sequence[ItemScore], bootstrap: Boo
     return bootstrap.ratio(np.bincount(own, numbers), np.bincount(own))
 
 
-def effective_retrieval(items: Sequence[ItemScore], context: int) -> Value:
-    """The longest length up to which a task keeps 85 % of its score inside the trained context."""
-    lengths = sorted({item.length for item in items})
-    at = {length: [item for item in items if item.length == length] for length in lengths}
-    inside = [length for length in lengths if length <= context] or lengths[:1]
-    short = _share([item for item in items if item.length in inside])
+def effective_retrieval(at: Mapping[int, Sequence[ItemScore]], context: int) -> Value:
+    """The longest length up to which a task keeps 85 % of its score inside the trained context, by
+    its answers at each length."""
+    inside = [length for length in at if length <= context] or [min(at)]
+    short = _share([item for length in inside for item in at[length]])
     reached = _reached({length: _share(own) for length, own in at.items()}, context, None, short)
     return replace(reached, n=min(map(len, at.values())))
 
@@ -208,18 +209,15 @@ def _share(items: Sequence[ItemScore]) -> float:
 
 def heat_map(items: Iterable[ItemScore]) -> dict[str, list[dict[str, Any]]]:
     """Per task one cell per (length, depth): share exact with its interval, and the answer NLL."""
-    cells: dict[tuple[str, int, float | None], list[ItemScore]] = {}
-    for item in items:
-        cells.setdefault((item.task, item.length, item.depth), []).append(item)
     maps: dict[str, list[dict[str, Any]]] = {}
-    for (task, length, depth), own in sorted(
-        cells.items(), key=lambda c: (*c[0][:2], c[0][2] or 0)
-    ):
+    cells = grouped(items, "task", "length", "depth")
+    for task, length, depth in sorted(cells, key=lambda cell: (*cell[:2], cell[2] or 0)):
+        asked = cells[task, length, depth]
         cell = {
             "length": length,
             "depth": depth,
-            "exact": wilson(sum(item.points for item in own), len(own)),
-            "answer_nll": sum(item.answer_nll for item in own) / len(own),
+            "exact": wilson(sum(item.points for item in asked), len(asked)),
+            "answer_nll": sum(item.answer_nll for item in asked) / len(asked),
         }
         maps.setdefault(task, []).append(cell)
     return maps

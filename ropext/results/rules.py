@@ -1,13 +1,15 @@
 """What follows from losses on the same documents: who is lowest, and how surely; who goes on to the
-next round, who is taken, and what `--method auto` says in the end."""
+next round, who is taken, and what `--method auto` says in the end; and what `compare` shows."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ropext.lengths import length_text
+from ropext.results.gates import BASE
+from ropext.results.measurement import Measurement, joined
 from ropext.results.overlap import mark_of, marked
 from ropext.results.perplexity import Frame, Reading, Span
 from ropext.results.values import FEWEST_DOCUMENTS, MARGIN, RISK, Value, values_json
@@ -18,12 +20,6 @@ ROUNDS = (4, 8, 16, 32)
 # As shares of the lowest loss: who is not surely behind, and no further than this, ties with it;
 # so small a difference is none, however sure it is.
 TIE, NOTHING = 0.005, 0.001
-
-
-def difference(frame: Frame, left: Reading, right: Reading, span: Span) -> Value:
-    """Return the NLL of `left` minus NLL of `right` on the same tokens, in nats per token."""
-    sums, counts = left.sums(*span)
-    return frame.bootstrap.ratio(sums - right.sums(*span)[0], counts)
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,7 @@ class Standing:
     @property
     def tied(self) -> tuple[str, ...]:
         """Whose own interval against the lowest holds zero, itself included."""
-        return tuple(own for own in self.behind if not self.behind[own].excludes_zero)
+        return tuple(label for label, distance in self.behind.items() if not distance.sign)
 
     @property
     def stay(self) -> tuple[str, ...]:
@@ -75,12 +71,16 @@ class Standing:
 
     def to_json(self) -> dict[str, Any]:
         """As choice.json has it."""
-        found = {"documents": self.documents, "behind": self.behind, "stay": self.stay}
-        return dict(values_json(found))
+        return {
+            "documents": self.documents,
+            "behind": values_json(self.behind),
+            "stay": list(self.stay),
+        }
 
 
-def standing(frame: Frame, readings: Mapping[str, Reading], span: Span | None = None) -> Standing:
-    """Compare readings of the same documents over a span, by default the longest length's tail."""
+def standing(measured: Measurement, span: Span | None = None) -> Standing:
+    """Compare what models read over a span, by default the longest length's tail."""
+    frame, readings = measured.frame, measured.readings
     span = span or frame.tail_span(frame.longest)
     sums = {label: reading.sums(*span) for label, reading in readings.items()}
     order = sorted(sums, key=lambda label: float(sums[label][0].sum()))
@@ -88,7 +88,7 @@ def standing(frame: Frame, readings: Mapping[str, Reading], span: Span | None = 
     return Standing(
         len(losses),
         float(losses.sum() / counts.sum()),
-        {label: difference(frame, readings[label], lowest, span) for label in order},
+        {label: frame.difference(readings[label], lowest, span) for label in order},
         {label: lead(frame, lowest, readings[label], span, len(order) - 1) for label in order[1:]},
     )
 
@@ -153,28 +153,25 @@ class Ranking:
         }
 
 
-def rank_readings(
-    frame: Frame,
-    readings: Mapping[str, Reading],
-    base: Reading | None = None,
-    preference: Sequence[str] = (),
-) -> Ranking:
-    """Rank readings of the same documents by the tail before the longest length."""
-    span, boot, found = frame.tail_span(frame.longest), frame.bootstrap, standing(frame, readings)
+def rank(measured: Measurement, preference: Sequence[str] = ()) -> Ranking:
+    """Rank all models but the base by the tail before the longest length."""
+    models = {label: own for label, own in measured.models.items() if own.kind != BASE}
+    at, order = measured.frame.longest, standing(replace(measured, models=models))
+    values = {label: measured.values(label) for label in order.behind}
     rows = tuple(
         Ranked(
             label,
-            tail=boot.ratio(*readings[label].sums(*span), np.exp),
-            tail_nll=boot.ratio(*readings[label].sums(*span)),
-            behind=behind,
-            behind_at_least=found.leads.get(label),
-            gain=difference(frame, base, readings[label], span) if base else None,
-            short_tax=difference(frame, readings[label], base, frame.inside) if base else None,
+            tail=own[f"tail@{at}"],
+            tail_nll=own[f"tail_nll@{at}"],
+            behind=order.behind[label],
+            behind_at_least=order.leads.get(label),
+            gain=own.get(f"gain@{at}"),
+            short_tax=own.get("short_tax"),
         )
-        for label, behind in found.behind.items()
+        for label, own in values.items()
     )
-    in_window = boot.ratio(*base.sums(*span), np.exp) if base else None
-    return Ranking(frame, found, rows, in_window, found.take(found.tied, preference))
+    in_window = values[order.lowest].get(f"in_window@{at}")
+    return Ranking(measured.frame, order, rows, in_window, order.take(order.tied, preference))
 
 
 @dataclass(frozen=True)
@@ -208,8 +205,7 @@ def _sentence(choice: Mapping[str, Any], gain: Value | None, final: str, length:
     taken = choice["taken"]
     if gain is None:
         return f"{taken} was taken; what it gains at {length} was not measured"
-    worse = gain.ci95 is not None and gain.ci95[1] < 0
-    if taken == UNTOUCHED and not worse:
+    if taken == UNTOUCHED and gain.sign >= 0:
         return (
             f"leave this model as it is: it reads {length} untouched as well as by any method "
             "tried; what was written raises the stated length alone"
@@ -223,7 +219,7 @@ def _sentence(choice: Mapping[str, Any], gain: Value | None, final: str, length:
         )
     if gain.gains:
         return extended
-    how = "better" if worse else f"as well, to within {MARGIN} nats a token"
+    how = "better" if gain.sign < 0 else f"as well, to within {MARGIN} nats a token"
     return (
         f"extending gains nothing on these texts: truncation predicts the last tokens before "
         f"{length} {how}; written all the same"
@@ -241,3 +237,77 @@ def because(last: Standing, taken: str) -> str:
         return f"lowest loss at the target {on}"
     ahead = last.behind[others[0]].value
     return f"lowest loss at the target {on}, {ahead:.4f} nats a token below {others[0]}"
+
+
+@dataclass(frozen=True)
+class LengthRow:
+    """One length: each one's tail, each one's paired difference to the first, and the winner."""
+
+    length: int
+    tail: Mapping[str, Value]
+    difference: Mapping[str, Value]  # nats, against the reference
+    winner: str | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that `ropext compare` shows about text."""
+
+    measured: Measurement = field(repr=False)  # on the documents in common
+    reference: str
+    documents: int  # in common
+    left_out: Mapping[str, int]
+    tail_tokens: int
+    lengths: tuple[LengthRow, ...]
+    # Per label: start, stop, and the difference to the reference in nats.
+    positions: Mapping[str, Sequence[Mapping[str, Any]]]
+    short: Mapping[str, Value]  # difference inside the trained context
+    marks: Mapping[str, str]  # of those that were trained on these documents
+
+    def to_json(self) -> dict[str, Any]:
+        """As `ropext compare --json` prints it."""
+        return {key: values_json(own) for key, own in vars(self).items() if key != "measured"}
+
+
+def compare_text(parts: Sequence[Measurement]) -> Comparison:
+    """Work out tails, differences to the first model by length and position, and winners."""
+    both = joined(parts)
+    frame, readings = both.frame, both.readings
+    reference, *others = readings
+    paired = len(readings[reference].sums(1, 2)[0])
+
+    def difference(label: str, span: Span) -> Value:
+        return frame.difference(readings[label], readings[reference], span)
+
+    def row(length: int) -> LengthRow:
+        span = frame.tail_span(length)
+        tails = {label: frame.perplexity(own, span) for label, own in readings.items()}
+        deltas = {label: difference(label, span) for label in others}
+        return LengthRow(length, tails, deltas, _winner(both, span))
+
+    return Comparison(
+        both,
+        reference,
+        paired,
+        {name: len(part.documents or ()) - paired for part in parts for name in part.models},
+        frame.tail,
+        tuple(map(row, frame.lengths)),
+        {
+            label: [
+                {"start": a, "stop": b, "difference": difference(label, (a, b))}
+                for a, b in frame.octaves(parts=4)
+            ]
+            for label in others
+        },
+        {label: difference(label, frame.inside) for label in others},
+        {name: mark for name, own in both.models.items() if (mark := own.mark_at("tail"))},
+    )
+
+
+def _winner(both: Measurement, span: Span) -> str | None:
+    """The lowest tail, if it is surely below every other one, all comparisons allowed for."""
+    sums = [reading.sums(*span)[0] for reading in both.readings.values()]
+    if len(sums) < 2 or not np.isfinite(sums).all():
+        return None
+    found = standing(both, span)
+    return found.lowest if found.is_sure else None

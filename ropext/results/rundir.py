@@ -14,20 +14,20 @@ decides its units, so that what is there is never of another model. Nothing here
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from ropext import workdir
-from ropext.checkpoint.provenance import digest
+from ropext import guard, workdir
 from ropext.errors import GateFailed, InputError, UsageError
-from ropext.files import read_json, write_json
-from ropext.results.comparison import Contender, differences
+from ropext.files import read_json, write_json, write_whole
 from ropext.results.gates import Gate, Outcome, check_gate, split_spec
-from ropext.results.overlap import mark_of
+from ropext.results.measurement import MeasuredModel, Measurement, differences
+from ropext.results.overlap import overlap_in
 from ropext.results.perplexity import Documents, Frame
 from ropext.results.retrieval import ItemScore
 from ropext.results.stores import Store, write_array
@@ -35,6 +35,7 @@ from ropext.results.values import Bootstrap, Value
 from ropext.workdir import STORES
 
 SCHEMA = 1
+Texts = Iterable[tuple[str, npt.NDArray[Any]]]  # name and token ids of each document read
 
 
 def write_documents(path: Path, documents: Documents, longest: int) -> None:
@@ -46,6 +47,42 @@ def write_documents(path: Path, documents: Documents, longest: int) -> None:
         rows.append({"name": name, "hashes": {str(length): h for length, h in hashes.items()}})
         write_array(path / "documents" / f"{hashes[longest][:32]}.npy", counts.astype(np.int32))
     write_json(path / "documents.json", rows)
+
+
+def write_losses(path: Path, texts: Texts, measured: Measurement) -> None:
+    """Write a row for each token that a variant scored, as read at the longest length."""
+    import pyarrow
+    from pyarrow import parquet
+
+    names = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
+    schema = pyarrow.schema(
+        {
+            "document": names,
+            "position": pyarrow.int32(),
+            "token": pyarrow.int32(),
+            "loss": pyarrow.float32(),
+            "variant": names,
+        },
+        {"made": guard.LOSSES},
+    )
+    texts = list(texts)
+
+    def write(stream: Any) -> None:
+        with parquet.ParquetWriter(stream, schema) as writer:
+            for label, reading in measured.readings.items():
+                losses = reading.tokens(0, measured.frame.longest)  # from position 1 on
+                for (name, ids), nll in zip(texts, losses, strict=True):
+                    scored = np.flatnonzero(np.isfinite(nll))
+                    columns = (
+                        [name] * len(scored),
+                        scored + 1,
+                        ids[scored + 1],
+                        nll[scored],
+                        [label] * len(scored),
+                    )
+                    writer.write_table(pyarrow.table(list(columns), schema=schema))
+
+    write_whole(path, write)
 
 
 def store(path: Path, name: str) -> Store:
@@ -63,22 +100,7 @@ def _is_unit(name: str) -> bool:
     return name.startswith(STORES) and "/lm-eval/" not in name
 
 
-@dataclass(frozen=True)
-class Run:
-    """A finished run, read back."""
-
-    path: Path
-    manifest: Mapping[str, Any]
-    results: Mapping[str, Any]
-    contenders: Mapping[str, Contender]
-
-    @property
-    def key(self) -> str:
-        """SHA-256 of what decides the numbers."""
-        return digest(self.manifest["decides"])
-
-
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> Measurement:
     """Read a run directory; what is missing or torn is said by name."""
     manifest = workdir.read(path)
     if manifest is None or manifest["command"] != "eval":
@@ -91,12 +113,14 @@ def read_run(path: Path) -> Run:
             f"{path}/results.json has schema {results.get('schema')!r}; this ropext reads {SCHEMA}"
         )
     try:
-        return Run(path, manifest, results, _contenders(path, results))
+        return _measurement(path, manifest, results)
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise InputError(f"{path} is damaged: {error!r}; evaluate again") from error
 
 
-def _contenders(path: Path, results: Mapping[str, Any]) -> dict[str, Contender]:
+def _measurement(
+    path: Path, manifest: Mapping[str, Any], results: Mapping[str, Any]
+) -> Measurement:
     frame = Frame(
         int(results["context"]),
         tuple(int(length) for length in results["lengths"]) or (2,),
@@ -105,28 +129,24 @@ def _contenders(path: Path, results: Mapping[str, Any]) -> dict[str, Contender]:
         int(results.get("mask_stride", 0)),
     )
     documents = _read_documents(path, frame) if (path / "documents.json").exists() else None
+    hashes = [own[frame.longest] for own in documents.prefix_hashes] if documents else []
     items: dict[str, list[ItemScore]] = {}
     if (path / "items.jsonl").exists():
         for line in (path / "items.jsonl").read_text(encoding="utf-8").splitlines():
             data = json.loads(line)
             if data["task"] not in results.get("not_measurable", ()):
                 items.setdefault(data.pop("variant"), []).append(ItemScore.from_json(data))
-    return {
-        label: Contender(
-            label,
-            frame,
-            documents,
-            store(path, variant["store"]).reading(
-                label, variant["passes"], [own[frame.longest] for own in documents.prefix_hashes]
-            )
-            if documents is not None
-            else None,
+    models = {
+        label: MeasuredModel(
+            own["kind"],
+            store(path, own["store"]).reading(label, own["passes"], hashes) if documents else None,
             tuple(items.get(label, ())),
-            mark_of(variant),
-            mark_of(variant, questions=True),
+            overlap_in(own["overlap"]),
+            inv_freq=tuple(own.get("inv_freq") or ()),
         )
-        for label, variant in results["variants"].items()
+        for label, own in results["variants"].items()
     }
+    return Measurement(frame, models, documents, results, manifest, path)
 
 
 def _read_documents(path: Path, frame: Frame) -> Documents:
@@ -143,12 +163,12 @@ def _read_documents(path: Path, frame: Frame) -> Documents:
     )
 
 
-def gather(specs: Sequence[str]) -> tuple[list[Run], dict[str, Contender]]:
-    """Open the runs, and everyone in them by a label that tells them apart.
+def gather(specs: Sequence[str]) -> tuple[list[Measurement], dict[str, Measurement]]:
+    """Open the runs, and each of their models alone by a label that tells it apart.
 
     Runs of one base share its short window, which is shown once; another base has its own row.
     """
-    runs, everyone, bases = list[Run](), list[tuple[Run, str]](), list[Any]()
+    runs, everyone, bases = list[Measurement](), list[tuple[Measurement, str]](), list[Any]()
     for spec in specs:
         path, wanted = split_spec(spec)
         run = read_run(path)
@@ -156,41 +176,40 @@ def gather(specs: Sequence[str]) -> tuple[list[Run], dict[str, Contender]]:
         for label in _chosen(run, wanted):
             own = run.manifest["decides"]["variants"].get(label)  # None: somebody renamed it
             weights = own and (own["model"]["weights_sha256"], own["adapter_sha256"])
-            base = weights, own and own.get("inv_freq"), run.results["context"]
-            is_base = run.results["variants"][label]["kind"] == "base"
+            base = weights, own and own.get("inv_freq"), run.frame.context
+            is_base = run.models[label].kind == "base"
             if not (is_base and base in bases and wanted is None):
                 everyone.append((run, label))
             bases += [base] if is_base else []
-    found = dict[str, Contender]()
+    alone = dict[str, Measurement]()
     for run, label in everyone:
         name = _name(run, label, everyone)
-        if name in found:
+        if name in alone:
             raise UsageError(f"compare names {name} twice")
-        found[name] = replace(run.contenders[label], label=name)
-    if len(found) < 2:
+        alone[name] = run.only(label, name)
+    if len(alone) < 2:
         raise UsageError("compare needs two models at least: name another RUN")
-    return runs, found
+    return runs, alone
 
 
-def _name(run: Run, label: str, everyone: Sequence[tuple[Run, str]]) -> str:
+def _name(run: Measurement, label: str, everyone: Sequence[tuple[Measurement, str]]) -> str:
     """The shortest name that nobody else has: variant, run:variant, path:variant."""
-    if sum(other == label for _, other in everyone) == 1:
-        return label
-    short = f"{run.path.name}:{label}"
-    same = sum(f"{other.path.name}:{name}" == short for other, name in everyone)
-    return short if same == 1 else f"{run.path}:{label}"
+    names = (label, f"{run.path and run.path.name}:{label}", f"{run.path}:{label}")
+    others = [
+        (other, f"{own.path and own.path.name}:{other}", f"{own.path}:{other}")
+        for own, other in everyone
+    ]
+    alone = (name for k, name in enumerate(names) if sum(o[k] == name for o in others) == 1)
+    return next(alone, names[-1])
 
 
-def _chosen(run: Run, wanted: str | None) -> dict[str, Contender]:
-    if wanted is None:
-        return dict(run.contenders)
-    if wanted not in run.contenders:
-        names = ", ".join(run.contenders)
-        raise InputError(f"{run.path} holds no variant {wanted!r}; it has {names}")
-    return {wanted: run.contenders[wanted]}
+def _chosen(run: Measurement, wanted: str | None) -> list[str]:
+    if wanted is not None and wanted not in run.models:
+        raise InputError(f"{run.path} holds no variant {wanted!r}; it has {', '.join(run.models)}")
+    return [*run.models] if wanted is None else [wanted]
 
 
-def judge(run: Run, gates: Sequence[Gate]) -> list[Outcome]:
+def judge(run: Measurement, gates: Sequence[Gate]) -> list[Outcome]:
     """Judge every gate on every variant it concerns: the one it names, else all that were extended
     (all that read the long window, where none was). One that cannot be answered fails: what was
     measured is to be shown all the same."""
@@ -200,66 +219,59 @@ def judge(run: Run, gates: Sequence[Gate]) -> list[Outcome]:
             try:
                 outcomes.append(_judged(run, gate, label))
             except (UsageError, InputError) as error:
-                outcomes.append(Outcome(gate.text, label, False, None, f"{label}: {error}"))
+                outcomes.append(gate.unanswered(label, str(error)))
     return outcomes
 
 
-def _judged(run: Run, gate: Gate, label: str) -> Outcome:
-    opponent = None
-    reason = run.results.get("not_measurable", {}).get(gate.task)
-    if reason is not None:
-        return Outcome(gate.text, label, False, None, f"{label}: {reason}")
+def _judged(run: Measurement, gate: Gate, label: str) -> Outcome:
+    if (reason := run.results.get("not_measurable", {}).get(gate.task)) is not None:
+        return gate.unanswered(label, reason)
+    sides = [run.only(label)]
     if gate.run is None:
         stored = run.results["variants"][label]["metrics"]
         values = {name: Value.from_json(data) for name, data in stored.items()}
     else:
-        opponent = _opponent(run, gate, label)
-        values = differences(run.contenders[label], opponent)
+        sides.append(_opponent(run, gate, label))
+        values = differences(*sides)
     outcome = check_gate(gate, label, values)
-    both = (run.contenders[label], *([opponent] if opponent else []))
-    marks = [f"{each.label}: {m}" for each in both if (m := each.mark_at(gate.task))]
+    models = (model for side in sides for model in side.models.items())
+    marks = [f"{name}: {mark}" for name, own in models if (mark := own.mark_at(gate.task))]
     marked = f" ({', '.join(marks)})" if marks else ""
     return replace(outcome, reason=f"{outcome.reason}{marked}")
 
 
-def _concerned(run: Run, gate: Gate) -> list[str]:
-    kinds: Mapping[str, str] = {
-        label: own["kind"] for label, own in run.results["variants"].items()
-    }
+def _concerned(run: Measurement, gate: Gate) -> list[str]:
     if gate.variant is not None:
-        if gate.variant not in kinds:
-            names = ", ".join(kinds)
+        if gate.variant not in run.models:
+            names = ", ".join(run.models)
             raise UsageError(f"--fail-if {gate.text!r}: no variant {gate.variant!r}; has {names}")
         return [gate.variant]
-    extended = [label for label, kind in kinds.items() if kind == "extended"]
-    return extended or [label for label, kind in kinds.items() if kind == "untouched"]
+    extended = run.labels("extended")
+    return extended or run.labels("untouched")
 
 
-def _opponent(run: Run, gate: Gate, label: str) -> Contender:
+def _opponent(run: Measurement, gate: Gate, label: str) -> Measurement:
     """Another variant of this run, or a run directory (its variant of the same label, else its
     only one)."""
     name = gate.run or ""
-    if name in run.contenders:
-        return run.contenders[name]
+    if name in run.models:
+        return run.only(name)
     path, variant = split_spec(name)
     if not path.is_dir():
-        names = ", ".join(run.contenders)
         raise UsageError(
-            f"--fail-if {gate.text!r}: {name!r} is neither a run directory nor a variant ({names})"
+            f"--fail-if {gate.text!r}: {name!r} is neither a run directory nor a variant "
+            f"({', '.join(run.models)})"
         )
     other = read_run(path)
     if variant is not None:
-        return _chosen(other, variant)[variant]
-    short = ("base", "control")
-    readers = [own for own, data in other.results["variants"].items() if data["kind"] not in short]
-    if label in readers:
-        return other.contenders[label]
-    if len(readers) != 1:
+        return other.only(*_chosen(other, variant))
+    readers = other.labels("extended", "untouched")
+    if label not in readers and len(readers) != 1:
         raise UsageError(
             f"--fail-if {gate.text!r}: {name} holds several models ({', '.join(readers)}); write "
             f"vs {name}:{readers[0] if readers else 'VARIANT'}"
         )
-    return other.contenders[readers[0]]
+    return other.only(label if label in readers else readers[0])
 
 
 def raise_if_failed(outcomes: Sequence[Outcome]) -> None:

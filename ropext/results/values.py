@@ -6,7 +6,7 @@ So sums and counts are kept per document, and whole documents are resampled.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
@@ -38,33 +38,17 @@ class Value:
     n: int
     range: tuple[float, float] | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """As it stands in results.json; a number that is not finite becomes null."""
-        data: dict[str, Any] = {
-            "value": _finite(self.value),
-            "se": _finite(self.se),
-            "ci95": [_finite(end) for end in self.ci95] if self.ci95 else None,
-            "n": self.n,
-        }
-        if self.range is not None:
-            data["range"] = [_finite(end) for end in self.range]
-        return data
-
     @staticmethod
-    def from_json(data: dict[str, Any]) -> "Value":
-        """The inverse of `to_json`; null reads as not-a-number."""
-        return Value(
-            value=_number(data["value"]),
-            se=None if data["se"] is None else float(data["se"]),
-            ci95=_pair(data["ci95"]),
-            n=int(data["n"]),
-            range=_pair(data.get("range")),
-        )
+    def from_json(data: Mapping[str, Any]) -> "Value":
+        """Read what `values_json` wrote; null reads as not-a-number."""
+        se = None if data["se"] is None else float(data["se"])
+        ends = _pair(data["ci95"]), int(data["n"]), _pair(data.get("range"))
+        return Value(_number(data["value"]), se, *ends)
 
     @property
-    def excludes_zero(self) -> bool:
-        """Whether the interval lies on one side of zero (False without an interval)."""
-        return self.ci95 is not None and (self.ci95[0] > 0 or self.ci95[1] < 0)
+    def sign(self) -> int:
+        """On which side of zero the interval lies: 0 where it holds zero, or there is none."""
+        return 0 if self.ci95 is None else (self.ci95[0] > 0) - (self.ci95[1] < 0)
 
     @property
     def gains(self) -> bool | None:
@@ -93,18 +77,18 @@ class Value:
 
 
 def values_json(data: Any) -> Any:
-    """Write values as JSON wherever they stand: in mappings, in sequences, as fields."""
-    if isinstance(data, Value):
+    """Write dataclasses, mappings and sequences as JSON. A number that is not finite becomes null;
+    a field whose default is None is left out where it holds None."""
+    if hasattr(data, "to_json"):
         return data.to_json()
     if is_dataclass(data):
-        data = vars(data)
+        pairs = ((one, getattr(data, one.name)) for one in fields(data))
+        data = {one.name: v for one, v in pairs if v is not None or one.default is not None}
     if isinstance(data, Mapping):
-        return {key: values_json(own) for key, own in data.items()}
-    return [values_json(own) for own in data] if isinstance(data, list | tuple) else data
-
-
-def _finite(number: float | None) -> float | None:
-    return None if number is None or not math.isfinite(number) else float(number)
+        return {key: values_json(value) for key, value in data.items()}
+    if isinstance(data, float):
+        return float(data) if math.isfinite(data) else None
+    return [values_json(item) for item in data] if isinstance(data, list | tuple) else data
 
 
 def _number(item: float | None) -> float:

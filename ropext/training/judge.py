@@ -19,9 +19,8 @@ from ropext.narration import Hooks, Show, unseen
 from ropext.options.evaluate import DocumentOptions
 from ropext.results.perplexity import MASK_STRIDE, Frame, Reading, Span, text_values
 from ropext.results.retrieval import ItemScore
-from ropext.results.rules import difference
 from ropext.results.stores import Store
-from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Value, wilson
+from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Value, values_json, wilson
 from ropext.tasks import Item
 from ropext.training.rows import MEASURED
 
@@ -100,7 +99,7 @@ class Judge:
     def numbers(self, reading: Reading, base: Reading | None) -> dict[str, Any]:
         """Those of one model as JSON."""
         values = text_values(self.frame, self.reads.described, reading, base)
-        return {k: v.to_json() for k, v in values.items() if k.startswith(REPORTED)}
+        return {k: values_json(v) for k, v in values.items() if k.startswith(REPORTED)}
 
     def tail(self, reading: Reading) -> float:
         """Nats per token of the last N tokens before the target."""
@@ -127,7 +126,7 @@ class Judge:
 
     def change(self, reading: Reading, start: Reading) -> Value:
         """The same tokens read by both: nats a token over the far half, negative = better."""
-        return difference(self.frame, reading, start, self.far_half)
+        return self.frame.difference(reading, start, self.far_half)
 
     def lower(self, reading: Reading, start: Reading) -> bool:
         """Whether it lies below the start, in what a fit lowers and in what it is kept by."""
@@ -144,10 +143,10 @@ class Judge:
         """Those of one spectrum as JSON."""
         found = self.numbers(reading, base)
         far = self.frame.bootstrap.ratio(*reading.sums(*self.far_half))
-        found[f"far_half_nll@{self.frame.longest}"] = far.to_json()
+        found[f"far_half_nll@{self.frame.longest}"] = values_json(far)
         for length in sorted({score.length for score in scores}):
             own = [score.exact for score in scores if score.length == length]
-            found[f"{MEASURED}@{length}"] = wilson(sum(own), len(own)).to_json()
+            found[f"{MEASURED}@{length}"] = values_json(wilson(sum(own), len(own)))
         return found
 
     def answers(self, scores: Sequence[ItemScore]) -> bool:

@@ -10,9 +10,9 @@ from ropext.lengths import length_text, octaves
 from ropext.planning import Plan
 from ropext.planning.plan import WRONG, newest
 from ropext.report.text import size
-from ropext.results.overlap import as_json, mark_of, marked
+from ropext.results.overlap import mark_of, marked
 from ropext.results.perplexity import Reading, by_position
-from ropext.results.values import FEWEST_DOCUMENTS, Value
+from ropext.results.values import FEWEST_DOCUMENTS, Value, values_json
 from ropext.table import Table, as_text, columns
 
 if TYPE_CHECKING:
@@ -412,7 +412,7 @@ def fit_story(done: "Fitted") -> "Story":
         "judging": [own.name for own in prepared.judge.documents],
         "change": done.change,
         "numbers": done.numbers,
-        "overlap": as_json(prepared.overlap),
+        "overlap": values_json(prepared.overlap),
         "notes": list(done.notes),
     }
     summary, tables = (_fit_summary(done),), fit_tables(done)

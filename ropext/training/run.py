@@ -20,7 +20,8 @@ from ropext.evaluation.loading import free_memory, load_tokenizer, silenced
 from ropext.evaluation.reading import Masking
 from ropext.narration import Say, silent
 from ropext.options.training import Training
-from ropext.results.overlap import NOTHING, Overlap, Trained, as_json, overlap, trained, trained_in
+from ropext.results.overlap import NOTHING, Overlap, Trained, overlap, trained, trained_in
+from ropext.results.values import values_json
 from ropext.training import defaults, models, sharing
 from ropext.training.data import TrainingData
 from ropext.training.defaults import Settings
@@ -158,7 +159,7 @@ class Planned(Generic[Prepared]):
             "documents_too_short": rows.too_short,
             "judging_documents": prepared.judged,
             "passes": rows.passes,
-            "overlap": as_json(prepared.overlap),
+            "overlap": values_json(prepared.overlap),
             "loss": "sliced" if self.sliced is None else f"whole logits: {self.sliced}",
             "notes": list(prepared.remarks),
         }

@@ -19,11 +19,10 @@ from ropext.inspecting import READ_FROM
 from ropext.narration import Say, Show, pausing, told, told_of_files
 from ropext.patching import apply_config, unpatch
 from ropext.planning import Plan
-from ropext.results.overlap import as_json
 from ropext.results.perplexity import MASK_STRIDE, Reading
 from ropext.results.retrieval import ItemScore
 from ropext.results.stores import Store
-from ropext.results.values import MARGIN
+from ropext.results.values import MARGIN, values_json
 from ropext.rope import compression
 from ropext.training import (
     attention,
@@ -329,7 +328,7 @@ class FinetuneSession(Session):
             losses=tuple(tuned.losses),
             evaluations=tuple(tuned.evaluations),
             numbers=numbers,
-            overlap=as_json(self.prepared.overlap),
+            overlap=values_json(self.prepared.overlap),
             control=None if control is None else {"steps": control.steps, "losses": control.losses},
             notes=(),
         )
@@ -649,7 +648,7 @@ class FitSession(Session):
                 label: own.fit_numbers(reading, base, self.scores.get(label, ()))
                 for label, reading in self.readings.items()
             },
-            change=None if change is None else change.to_json(),
+            change=values_json(change),
             losses=tuple(history.losses),
             judgements={step: own.loss(reading) for step, reading in self.steps.found().items()},
             notes=tuple(self.notes),

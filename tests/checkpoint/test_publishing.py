@@ -17,8 +17,8 @@ from marked import manifest
 from sample_checkpoint import card, make_model, record, tree, write_json
 
 from ropext.checkpoint import open_snapshot, provenance
-from ropext.checkpoint.card import render
-from ropext.checkpoint.push import Figure, Head, _keep_card
+from ropext.checkpoint.card import Figure, render
+from ropext.checkpoint.push import Head, _keep_card
 from ropext.checkpoint.staging import check_output
 from ropext.errors import InputError
 

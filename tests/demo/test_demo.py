@@ -65,7 +65,7 @@ def shown(network, recipe, tmp_path_factory):
 
 
 def number(shown, label, name):
-    return shown.models[label].values[name].value
+    return shown.numbers[label][name].value
 
 
 def test_the_recipe_is_four_times_the_context_and_its_lengths_double_up_to_it():

@@ -3,12 +3,8 @@
 import pytest
 
 from ropext import demo
-from ropext.demo import FITTED, TUNED, DemoModel
-from ropext.results.comparison import Contender
-from ropext.results.perplexity import Frame
-from ropext.results.values import Bootstrap, Value
-
-NOBODY = Contender("it", Frame(256, (256, 1024), 64, Bootstrap()), None, None)
+from ropext.demo import FITTED, TUNED
+from ropext.results.values import Value
 
 
 def everything(**changes):
@@ -17,8 +13,7 @@ def everything(**changes):
     found |= changes
 
     def model(**values):
-        named = {name.replace("_at_", "@"): Value(v, None, None, 32) for name, v in values.items()}
-        return DemoModel(named, NOBODY)
+        return {name.replace("_at_", "@"): Value(v, None, None, 32) for name, v in values.items()}
 
     return {
         "base": model(tail_nll_at_1024=found["base"]),

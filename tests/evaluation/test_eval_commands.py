@@ -14,8 +14,8 @@ from tiny_checkpoints import write_checkpoint, write_documents
 from ropext.errors import RopextError
 from ropext.options.evaluate import Evaluate
 from ropext.results import rundir
-from ropext.results.comparison import differences
 from ropext.results.gates import Metrics, parse_gate
+from ropext.results.measurement import differences
 from ropext.results.rundir import read_run
 
 
@@ -164,7 +164,7 @@ def test_what_gates_may_ask_is_what_is_measured(runs, tmp_path, capsys):
     arguments += ["--method", "yarn", "--factor", "4", "-o", str(tmp_path / "run")]
     assert run("eval", *arguments, capsys=capsys)[0] == 0
     done = read_run(tmp_path / "run")
-    labels = tuple(done.contenders)
+    labels = tuple(done.models)
     options = Evaluate(data="docs.jsonl", tasks=("passkey",), protocol="hf-stride")
     coming = Metrics(options, labels, (64, 256))
 
@@ -174,7 +174,7 @@ def test_what_gates_may_ask_is_what_is_measured(runs, tmp_path, capsys):
     for label in labels:
         assert flat(*coming.metrics(label)) == set(done.results["variants"][label]["metrics"])
         for other in {*labels} - {label}:
-            pair = differences(done.contenders[label], done.contenders[other])
+            pair = differences(done.only(label), done.only(other))
             assert flat(*coming.metrics(label, other)) == set(pair)
 
 

@@ -153,7 +153,7 @@ def test_tables_say_what_is_measured_and_other_tails_do_not_compare(place, tmp_p
     assert (tmp_path / "linear" / "plots" / "tail.png").is_file()
     compared = compare_runs([str(tmp_path / "linear"), str(tmp_path / "copy")], tmp_path / "c")[1]
     assert compared.tables[0].title == "Tail pseudo-perplexity, 8 paired documents"
-    row = compared.text.rows[-1]
+    row = compared.text.lengths[-1]
     assert row.difference["copy:extended"].value == pytest.approx(
         nll(evaluate(copy, **asked(place)), "extended", TARGET) - nll(first, "base", TARGET)
     )

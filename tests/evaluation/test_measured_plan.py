@@ -25,6 +25,7 @@ from ropext.evaluation.session import evaluate
 from ropext.narration import Hooks
 from ropext.options import extend
 from ropext.planning import make_plan
+from ropext.results.values import values_json
 
 DEMO = Path(ropext.__file__).parent / "demo"
 
@@ -61,11 +62,11 @@ def test_the_numbers_are_those_of_eval(place, found):
     }
     for own in ranking.rows:
         metrics = done.results["variants"][f"{own.method}-4x"]["metrics"]
-        assert own.tail.to_json() == metrics["tail@256"]
-        assert own.tail_nll.to_json() == metrics["tail_nll@256"]
-        assert own.gain.to_json() == metrics["gain@256"]
-        assert own.short_tax.to_json() == metrics["short_tax"]
-        assert ranking.in_window.to_json() == metrics["in_window@256"]
+        assert values_json(own.tail) == metrics["tail@256"]
+        assert values_json(own.tail_nll) == metrics["tail_nll@256"]
+        assert values_json(own.gain) == metrics["gain@256"]
+        assert values_json(own.short_tax) == metrics["short_tax"]
+        assert values_json(ranking.in_window) == metrics["in_window@256"]
     tails = [own.tail.value for own in ranking.rows]
     assert tails == sorted(tails)
 

@@ -16,7 +16,7 @@ from ropext.options.extend import Budget, parse_budget
 from ropext.pipeline import job
 from ropext.pipeline.choosing import AutoChoice, _inputs, prospect
 from ropext.pipeline.hashes import Hashes
-from ropext.results.figures import figures
+from ropext.results.model_index import figures
 from ropext.results.rules import Standing
 from ropext.results.values import Value
 

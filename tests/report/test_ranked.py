@@ -8,8 +8,9 @@ import pytest
 from ropext.options import extend
 from ropext.planning import make_plan
 from ropext.report.tables import extend_command, ranking_table, ranking_text, ranking_verdict
+from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.perplexity import Frame, Reading
-from ropext.results.rules import rank_readings
+from ropext.results.rules import rank
 from ropext.results.values import Bootstrap
 
 CONFIG = {
@@ -31,9 +32,10 @@ def ranking(preference=(), base=None, **losses):
         arrays = [np.full(256, level, np.float32) for level in levels]
         return Reading(label, {256: arrays})
 
-    readings = {label: reading(label, own) for label, own in losses.items()}
-    beside = None if base is None else reading("base", base)
-    return rank_readings(FRAME, readings, beside, preference)
+    models = {label: MeasuredModel(reading=reading(label, own)) for label, own in losses.items()}
+    if base is not None:
+        models["base"] = MeasuredModel("base", reading("base", base))
+    return rank(Measurement(FRAME, models), preference)
 
 
 def plan(**wishes):

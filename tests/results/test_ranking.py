@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.perplexity import Frame, Reading
-from ropext.results.rules import lead, rank_readings
+from ropext.results.rules import lead, rank
 from ropext.results.values import Bootstrap
 
 FRAME = Frame(context=8, lengths=(32,), tail=2, bootstrap=Bootstrap(0))
@@ -26,9 +27,10 @@ def reading(label, tails):
 
 
 def ranked(preference=(), base=None, **tails):
-    readings = {label: reading(label, own) for label, own in tails.items()}
-    beside = None if base is None else reading("base", base)
-    return rank_readings(FRAME, readings, beside, preference)
+    models = {label: MeasuredModel(reading=reading(label, own)) for label, own in tails.items()}
+    if base is not None:
+        models["base"] = MeasuredModel("base", reading("base", base))
+    return rank(Measurement(FRAME, models), preference)
 
 
 def test_a_clear_winner_is_taken_whatever_is_preferred():
@@ -63,11 +65,11 @@ def test_the_lowest_of_many_equals_is_seldom_called_surely_the_lowest():
     frame = replace(FRAME, bootstrap=Bootstrap(0, 500))
     for _ in range(30):
         losses = rng.normal(3, 0.5, (12, 40))
-        readings = {f"c{number}": reading("", own) for number, own in enumerate(losses)}
-        found = rank_readings(frame, readings)
+        models = {f"c{k}": MeasuredModel(reading=reading("", own)) for k, own in enumerate(losses)}
+        found = rank(Measurement(frame, models))
         sure += found.standing.is_sure
         # Each comparison by itself leaves fewer and fewer in the tie.
-        naive += any(own.behind.excludes_zero for own in found.rows)
+        naive += any(own.behind.sign != 0 for own in found.rows)
     assert naive > 20
     assert sure <= 1
 

@@ -16,12 +16,7 @@ from ropext.lengths import (
     tail_tokens,
 )
 from ropext.report.tables import tail_text
-from ropext.results.comparison import (
-    Contender,
-    compare_text,
-    differences,
-    item_differences,
-)
+from ropext.results.measurement import MeasuredModel, Measurement, differences, item_differences
 from ropext.results.perplexity import (
     Documents,
     Frame,
@@ -32,8 +27,8 @@ from ropext.results.perplexity import (
     verdicts,
 )
 from ropext.results.retrieval import ItemScore, heat_map, retrieval_values
-from ropext.results.rules import difference
-from ropext.results.values import Bootstrap, Value, wilson
+from ropext.results.rules import compare_text
+from ropext.results.values import Bootstrap, Value, values_json, wilson
 
 
 def test_lengths():
@@ -180,7 +175,8 @@ def test_truncation_that_beats_the_extension_is_said_in_words(setting):
 
 
 def contender(label, frame, own, nll, items=()):
-    return Contender(label, frame, own, Reading(label, {frame.longest: nll}), tuple(items))
+    model = MeasuredModel(reading=Reading(label, {frame.longest: nll}), items=tuple(items))
+    return Measurement(frame, {label: model}, own)
 
 
 def test_pairing_makes_the_error_bar_smaller_and_follows_the_hash_not_the_order(setting):
@@ -200,13 +196,13 @@ def test_pairing_makes_the_error_bar_smaller_and_follows_the_hash_not_the_order(
             contender("b", frame, other, list(right[shuffled])),
         ]
     )
-    last = compared.rows[-1]
+    last = compared.lengths[-1]
     delta = last.difference["b"]
     assert delta.value == pytest.approx(0.05, abs=0.01)
     unpaired = math.hypot(last.tail["a"].se / last.tail["a"].value, 0)
     assert delta.se < 0.1 * unpaired
     assert last.winner == "a"
-    assert compared.paired == 12
+    assert compared.documents == 12
     spans = [(row["start"], row["stop"]) for row in compared.positions["b"]]
     assert spans == list(octaves(64, 256, 4))
 
@@ -219,8 +215,8 @@ def test_no_winner_where_an_interval_holds_zero(setting):
     compared = compare_text(
         [contender("a", frame, own, list(left)), contender("b", frame, own, list(right))]
     )
-    assert not compared.rows[-1].difference["b"].excludes_zero
-    assert compared.rows[-1].winner is None
+    assert not compared.lengths[-1].difference["b"].sign
+    assert compared.lengths[-1].winner is None
 
 
 def test_runs_on_other_tokens_are_refused_and_partial_overlap_is_counted(setting):
@@ -231,7 +227,7 @@ def test_runs_on_other_tokens_are_refused_and_partial_overlap_is_counted(setting
         compare_text([contender("a", frame, own, nll), contender("b", frame, strange, nll)])
     half = Documents(own.names[:9], own.prefix_hashes[:9], own.token_bytes[:9])
     compared = compare_text([contender("a", frame, own, nll), contender("b", frame, half, nll[:9])])
-    assert (compared.paired, compared.left_out) == (9, {"a": 3, "b": 0})
+    assert (compared.documents, compared.left_out) == (9, {"a": 3, "b": 0})
     apart = Frame(64, (17,), 16, Bootstrap())
     with pytest.raises(InputError, match="no length in common"):
         compare_text([contender("a", frame, own, nll), contender("b", apart, own, nll)])
@@ -243,7 +239,7 @@ def test_differences_for_gates_are_paired_nats(setting):
     a, b = contender("a", frame, own, left), contender("a", frame, own, right)
     values = differences(a, b)
     span = frame.tail_span(128)
-    expected = difference(frame, Reading("", {256: left}), Reading("", {256: right}), span)
+    expected = frame.difference(Reading("", {256: left}), Reading("", {256: right}), span)
     assert values["tail@128"].value == pytest.approx(expected.value, abs=1e-12)
 
 
@@ -269,7 +265,7 @@ def test_retrieval_numbers():
         (128, 0.8),
         (256, 0.7),
     ]
-    assert ItemScore.from_json(items[0].to_json()) == items[0]
+    assert ItemScore.from_json(values_json(items[0])) == items[0]
 
 
 def test_a_miss_inside_the_context_does_not_zero_a_tasks_reach():

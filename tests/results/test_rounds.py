@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.perplexity import Frame, Reading
 from ropext.results.rules import UNTOUCHED, because, standing, verdict
 from ropext.results.values import Bootstrap, values_json
@@ -15,12 +16,13 @@ def reading(label, *losses):
     return Reading(label, {16: [np.full(16, loss, np.float32) for loss in losses]})
 
 
-def readings(**losses):
-    return {label: reading(label, *own) for label, own in losses.items()}
+def measured(**losses):
+    models = {label: MeasuredModel(reading=reading(label, *own)) for label, own in losses.items()}
+    return Measurement(FRAME, models)
 
 
 def test_of_few_documents_the_better_half_stays():
-    done = standing(FRAME, readings(a=[3, 3, 3, 3], b=[1, 2, 1, 2], c=[2, 2, 2, 2], d=[9, 9, 9, 9]))
+    done = standing(measured(a=[3, 3, 3, 3], b=[1, 2, 1, 2], c=[2, 2, 2, 2], d=[9, 9, 9, 9]))
     assert done.stay == ("b", "c")
     assert done.documents == 4
     assert list(done.behind) == ["b", "c", "a", "d"]
@@ -28,30 +30,30 @@ def test_of_few_documents_the_better_half_stays():
 
 
 def test_two_stay_where_nothing_is_sure():
-    assert standing(FRAME, readings(a=[1.0], b=[5.0])).stay == ("a", "b")
+    assert standing(measured(a=[1.0], b=[5.0])).stay == ("a", "b")
 
 
 def test_with_an_interval_all_stay_that_are_not_surely_behind():
     close = [1.1, 0.9] * 4  # the mean of a, spread about it
-    done = standing(FRAME, readings(a=[1.0] * 8, b=close, c=[1.05] * 8, d=[3.0] * 8))
+    done = standing(measured(a=[1.0] * 8, b=close, c=[1.05] * 8, d=[3.0] * 8))
     assert set(done.stay) == {"a", "b"}  # c is always 0.05 behind
 
 
 def test_so_small_a_difference_is_none():
-    done = standing(FRAME, readings(a=[1.0] * 8, b=[1.0009] * 8, c=[1.0011] * 8))
+    done = standing(measured(a=[1.0] * 8, b=[1.0009] * 8, c=[1.0011] * 8))
     assert done.stay == ("a", "b")
 
 
 def test_a_tie_is_within_half_a_percent_of_the_lowest_loss():
     noisy = [1.0 + 0.2 * (-1) ** k for k in range(8)]
-    own = readings(a=[1.0] * 8, near=[x + 0.004 for x in noisy], far=[x + 0.006 for x in noisy])
-    done = standing(FRAME, own)
+    own = measured(a=[1.0] * 8, near=[x + 0.004 for x in noisy], far=[x + 0.006 for x in noisy])
+    done = standing(own)
     assert set(done.stay) == {"a", "near", "far"}  # none is surely behind
     assert done.alike == ("a", "near")
 
 
 def test_why():
-    done = standing(FRAME, readings(a=[1.0] * 8, b=[1.5] * 8))
+    done = standing(measured(a=[1.0] * 8, b=[1.5] * 8))
     assert because(done, "a") == (
         "lowest loss at the target on 8 documents, 0.5000 nats a token below b"
     )

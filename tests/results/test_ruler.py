@@ -9,9 +9,9 @@ import pytest
 from ropext.errors import UsageError
 from ropext.options.evaluate import Evaluate
 from ropext.report.tables import item_table, score_text
-from ropext.results.comparison import item_differences
-from ropext.results.figures import _of_metrics
 from ropext.results.gates import Metrics, parse_gate
+from ropext.results.measurement import item_differences
+from ropext.results.model_index import _of_metrics
 from ropext.results.retrieval import (
     ItemScore,
     mean_of_tasks,

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ropext.results.values import Bootstrap, Value, student, wilson, worth_of
+from ropext.results.values import Bootstrap, Value, student, values_json, wilson, worth_of
 
 
 def clustered(rng, n=40, tokens=200, between=0.3, within=1.0):
@@ -179,15 +179,15 @@ def test_an_interval_of_grouped_questions_holds_the_truth_as_often_as_it_says():
 
 def test_values_survive_json_and_nothing_is_not_a_number_there():
     value = Value(1.5, 0.1, (1.3, 1.7), 9)
-    assert Value.from_json(value.to_json()) == value
-    infinite = Value(math.inf, math.nan, (1.0, math.inf), 9).to_json()
+    assert Value.from_json(values_json(value)) == value
+    infinite = values_json(Value(math.inf, math.nan, (1.0, math.inf), 9))
     assert infinite == {"value": None, "se": None, "ci95": [1.0, None], "n": 9}
     ranged = Value(2.0, None, None, 3, (1.0, 3.0))
-    assert Value.from_json(ranged.to_json()) == ranged
+    assert Value.from_json(values_json(ranged)) == ranged
 
 
-def test_excludes_zero():
-    assert Value(1, 0.1, (0.8, 1.2), 9).excludes_zero
-    assert Value(-1, 0.1, (-1.2, -0.8), 9).excludes_zero
-    assert not Value(1, 1, (-0.8, 2.2), 9).excludes_zero
-    assert not Value(1, None, None, 3, (0.5, 2)).excludes_zero
+def test_on_which_side_of_zero_an_interval_lies():
+    assert Value(1, 0.1, (0.8, 1.2), 9).sign == 1
+    assert Value(-1, 0.1, (-1.2, -0.8), 9).sign == -1
+    assert Value(1, 1, (-0.8, 2.2), 9).sign == 0
+    assert Value(1, None, None, 3, (0.5, 2)).sign == 0

@@ -8,8 +8,8 @@ import pytest
 import ropext
 from ropext.pipeline.public import evaluate
 from ropext.report import evaluation, tables
-from ropext.results.figures import figures
 from ropext.results.gates import parse_gate
+from ropext.results.model_index import figures
 from ropext.results.rundir import gather, judge
 from ropext.training import plan_finetune, plan_fit, report, run_finetune
 
@@ -89,7 +89,7 @@ def test_an_evaluation_tells_it_in_tables_gates_and_comparisons(tuned, data, tmp
     assert label in [row[0] for row in retrieval.rows]  # keys are no documents
     assert name in (again / "report.md").read_text().replace("\\", "")
     gates = [parse_gate(f"{metric}.value > 1e9") for metric in ("tail@256", "passkey@256")]
-    marked, plain = judge(found.run, gates)
+    marked, plain = judge(found, gates)
     assert marked.reason.endswith(f"({label}: 8 of 8 trained on)")
     assert "trained on" not in plain.reason
     assert {own.dataset for own in figures(output, [str(again)])} >= {"again (8 of 8 trained on)"}
@@ -163,4 +163,4 @@ def test_a_fit_keeps_what_it_was_fitted_on_and_a_finetune_after_it_tells(
     assert found["base"]["overlap"] is None  # its spectrum was fitted on nothing
     planned = plan_finetune(output, data["new"], evaluate=data["again"], **RUN)
     held = {f"stories.jsonl:{number}" for number in range(1, 9)} & set(record["fit"]["judging"])
-    assert planned.prepared.overlap.count == 8 - len(held)
+    assert planned.prepared.overlap.trained_on == 8 - len(held)

@@ -12,21 +12,22 @@ from typing import Any
 
 from ropext.bundled import SCHEME
 from ropext.checkpoint import open_snapshot
+from ropext.checkpoint.card import Figure
 from ropext.checkpoint.provenance import Record, identity, read_record
-from ropext.checkpoint.push import Figure
 from ropext.errors import InputError
 from ropext.results.gates import split_spec
+from ropext.results.measurement import Measurement
 from ropext.results.overlap import Overlap, mark_of, marked, overlap_in
 from ropext.results.retrieval import RULERS
-from ropext.results.rundir import Run, read_run
+from ropext.results.rundir import read_run
 from ropext.results.values import Value
 from ropext.tasks import TASKS, THIRTEEN
 
 _METRIC = re.compile(r"([a-z][a-z0-9_-]*)@([0-9]+)")
 FILES = (".txt", ".md", ".jsonl", ".json", ".parquet")
 _DATASET_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-NOT_TRAINED = Overlap(0, 0, (), is_complete=True)
-UNKNOWN = Overlap(0, 0, (), is_complete=False)  # of a record before there were hashes
+NOT_TRAINED = Overlap(0, 0, 0, (), complete=True)
+UNKNOWN = Overlap(0, 0, 0, (), complete=False)  # of a record before there were hashes
 
 
 def figures(directory: str | Path, runs: Sequence[str] = ()) -> list[Figure]:
@@ -63,7 +64,7 @@ def _of_run(spec: str, directory: Path) -> Iterator[Figure]:
     yield from _of_metrics(variant["metrics"], shown, dataset_id, tail)
 
 
-def _label(run: Run, directory: Path, wanted: str | None) -> str:
+def _label(run: Measurement, directory: Path, wanted: str | None) -> str:
     """The variant that read this directory's own config and weights."""
     own = identity(open_snapshot(str(directory)))
     keys = ("config_sha256", "weights_sha256")

@@ -1,0 +1,178 @@
+"""What models read and answered: one record, from which all numbers follow.
+
+Models are compared on the same tokens and the same questions. Documents are paired by the hash of
+their tokens up to the longest common length: a paired difference has an error bar several times
+smaller than the difference of two unpaired numbers.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ropext.checkpoint.provenance import digest
+from ropext.errors import InputError
+from ropext.lengths import length_text
+from ropext.results.gates import BASE
+from ropext.results.overlap import Overlap
+from ropext.results.perplexity import Documents, Frame, Reading, strided_values, text_values
+from ropext.results.retrieval import ItemScore, grouped, mean_of, retrieval_values, ruler_means
+from ropext.results.values import Bootstrap, Value
+from ropext.tasks import RULER, TASKS
+
+_TASKS = frozenset((RULER, *(task.name for task in TASKS)))
+
+
+@dataclass(frozen=True)
+class MeasuredModel:
+    """One model: what it read and what it answered."""
+
+    kind: str = "extended"  # as `Variant.kind`
+    reading: Reading | None = None
+    items: tuple[ItemScore, ...] = ()
+    overlap: Overlap | None = None  # with what it was trained on
+    strides: Mapping[int, Sequence[Any]] | None = None  # by window, of the strided loop
+    inv_freq: tuple[float, ...] = ()
+
+    def mark_at(self, name: str) -> str:
+        """Say what stands beside a number of a task, or of a perplexity."""
+        concerned = self.overlap and (self.overlap.questions or name not in _TASKS)
+        return self.overlap.mark if self.overlap and concerned else ""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Models by their labels, on the same documents and questions; `path` is None where nothing was
+    kept, and of several processes the first alone has `results`."""
+
+    frame: Frame = field(repr=False)
+    models: Mapping[str, MeasuredModel] = field(repr=False)
+    documents: Documents | None = field(default=None, repr=False)
+    results: Mapping[str, Any] = field(default_factory=dict, repr=False)  # as results.json has them
+    manifest: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    path: Path | None = None
+    resumed: int = 0
+
+    @property
+    def readings(self) -> dict[str, Reading]:
+        """Of every model that read documents."""
+        return {label: own.reading for label, own in self.models.items() if own.reading is not None}
+
+    @property
+    def key(self) -> str:
+        """SHA-256 of what decides the numbers."""
+        return digest(self.manifest["decides"])
+
+    def labels(self, *kinds: str) -> list[str]:
+        """Name the models of these kinds."""
+        return [label for label, own in self.models.items() if own.kind in kinds]
+
+    def only(self, label: str, name: str = "") -> "Measurement":
+        """Return one of the models alone, under a name."""
+        return replace(self, models={name or label: self.models[label]})
+
+    def without(self, tasks: Collection[str]) -> "Measurement":
+        """Leave the answers of some tasks out."""
+        models = {
+            label: replace(own, items=tuple(one for one in own.items if one.task not in tasks))
+            for label, own in self.models.items()
+        }
+        return replace(self, models=models)
+
+    def base(self, label: str) -> Reading | None:
+        """Return the base's reading, which a model is held against."""
+        return None if self.models[label].kind == BASE else self.readings.get(BASE)
+
+    def values(self, label: str) -> dict[str, Value]:
+        """Every number of one model on text, then by retrieval."""
+        model, values = self.models[label], dict[str, Value]()
+        if model.reading is not None:
+            values = text_values(self.frame, self.documents, model.reading, self.base(label))
+        if model.strides is not None:
+            values |= strided_values(self.frame, model.strides)
+        if model.items:
+            values |= retrieval_values(model.items, self.frame.context, self.frame.bootstrap)
+        return values
+
+
+def joined(parts: Sequence[Measurement]) -> Measurement:
+    """Return all models on the documents that the parts have in common, in one order.
+
+    Measurements of other tokens are refused: their numbers do not compare.
+    """
+    frames = [part.frame for part in parts]
+    names = [", ".join(part.models) for part in parts]
+    common = set.intersection(*(set(frame.lengths) for frame in frames))
+    if not common:
+        lists = "; ".join(
+            f"{name} {','.join(map(length_text, frame.lengths))}"
+            for name, frame in zip(names, frames, strict=True)
+        )
+        raise InputError(f"these runs have no length in common ({lists}); give both one --lengths")
+    if len({own.mask_stride and (own.mask_stride, own.tail, own.longest) for own in frames}) > 1:
+        raise InputError("pseudo-perplexities of other tokens: give both runs the same --lengths")
+    places = [_places(part, max(common)) for part in parts]
+    # Hash order is the same whichever run comes first, so the seeded draws are too.
+    shared = sorted(set.intersection(*map(set, places)))
+    if not shared:
+        raise InputError(
+            f"the runs {', '.join(names)} read other tokens (no document has the same token hash): "
+            "their numbers do not compare; evaluate on the same --data with the same tokenizer"
+        )
+    orders = [[place[key] for key in shared] for place in places]
+    models = {
+        label: replace(own, reading=own.reading and own.reading.subset(order))
+        for part, order in zip(parts, orders, strict=True)
+        for label, own in part.models.items()
+    }
+    frame = replace(
+        frames[0],
+        lengths=tuple(sorted(common)),
+        tail=min(frame.tail for frame in frames),
+        context=min(frame.context for frame in frames),
+    )
+    documents = parts[0].documents and parts[0].documents.subset(orders[0])
+    return Measurement(frame, models, documents)
+
+
+def _places(part: Measurement, length: int) -> dict[str, int]:
+    """Where each document lies, by its hash."""
+    if part.documents is None:
+        raise InputError(f"{', '.join(part.models)} holds no perplexity to compare")
+    return {hashes[length]: k for k, hashes in enumerate(part.documents.prefix_hashes)}
+
+
+def differences(left: Measurement, right: Measurement) -> dict[str, Value]:
+    """Return every paired difference of two models, each alone, by its metric, for `vs RUN` gates.
+
+    Perplexities differ in nats per token, shares in points, answer NLL in nats.
+    """
+    values = dict[str, Value]()
+    if left.readings and right.readings:
+        (label,) = right.models
+        both = joined([left, right.only(label, f"{label} (reference)")])
+        frame, (first, second) = both.frame, both.readings.values()
+        for length in frame.lengths:
+            tail = frame.difference(first, second, frame.tail_span(length))
+            values[f"tail@{length}"] = values[f"tail_nll@{length}"] = tail
+            if not frame.mask_stride:
+                values[f"cumulative@{length}"] = frame.difference(first, second, (1, length))
+        values["short_tax"] = frame.difference(first, second, frame.inside)
+    (one,), (other,) = left.models.values(), right.models.values()
+    return values | item_differences(one.items, other.items, left.frame.bootstrap)
+
+
+def item_differences(
+    left: Sequence[ItemScore], right: Sequence[ItemScore], bootstrap: Bootstrap
+) -> dict[str, Value]:
+    """`TASK@C` and `TASK_nll@C` as differences over the questions that both answered."""
+    other = {(item.prompt_hash, item.answer): item for item in right}
+    shared = [item for item in left if (item.prompt_hash, item.answer) in other]
+    values = dict[str, Value]()
+    for (task, length), group in sorted(grouped(shared, "task", "length").items()):
+        pairs = [(item, other[item.prompt_hash, item.answer]) for item in group]
+        points = [a.points - b.points for a, b in pairs]
+        losses = [a.answer_nll - b.answer_nll for a, b in pairs]
+        values[f"{task}@{length}"] = mean_of(points, group, bootstrap)
+        values[f"{task}_nll@{length}"] = mean_of(losses, group, bootstrap)
+    return values | ruler_means(values)
