@@ -21,7 +21,7 @@ from ropext.evaluation.forward import (
     plain_head,
     slice_for,
 )
-from ropext.evaluation.preparing import Settled, settle
+from ropext.evaluation.preparing import Evaluation, prepare
 from ropext.evaluation.variants import Lineup
 from ropext.options.evaluate import DocumentOptions
 from ropext.results.gates import Gate
@@ -184,45 +184,37 @@ def count_evaluation(
     output: Path | None = None,
     force: bool = False,
     **values: Any,
-) -> tuple[Settled, Costs]:
+) -> tuple[Evaluation, Costs]:
     """Count what `evaluate` would take; no weight is read, and what it would refuse is refused."""
     import torch
-    from accelerate import init_empty_weights
-    from transformers import AutoConfig
 
-    settled = settle(model, revision, trust_remote_code, values, lineup, gates)
-    _check_places(settled, output, force)
-    snapshot, options = settled.lineup.variants[-1].snapshot, settled.options
-    config = AutoConfig.from_pretrained(snapshot.directory, trust_remote_code=trust_remote_code)
-    dtype = config.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
-    with init_empty_weights(include_buffers=False):
-        skeleton = loading.with_attention(
-            options.attn_implementation,
-            lambda kind: loading.auto_class(settled.lineup.masked).from_config(
-                config,
-                dtype=dtype or torch.float32,
-                trust_remote_code=trust_remote_code,
-                attn_implementation=kind,
-            ),
-        )
-    skeleton.tie_weights()  # accelerate gives the head weights of its own
-    device = torch.device(loading.device_of(options))
+    evaluation = prepare(model, revision, trust_remote_code, values, lineup, gates)
+    _check_places(evaluation, output, force)
+    snapshot, options = evaluation.lineup.variants[-1].snapshot, evaluation.options
+    dtype = {} if options.dtype == "auto" else {"dtype": getattr(torch, options.dtype)}
+    masked, device = evaluation.lineup.masked, torch.device(loading.device_of(options))
+    skeleton = loading.with_attention(
+        options.attn_implementation,
+        lambda kind: loading.skeleton(snapshot, kind, trust_remote_code, masked, **dtype),
+    )
     shape = replace(shape_of(skeleton), device=device.type)
     free = loading.free_memory(device)
     manner = choose_manner(
         shape,
-        settled.frame.longest,
+        evaluation.frame.longest,
         free - shape.parameters * shape.dtype_bytes,
         options.chunk,
         options.slice_memory * MIB,
     )
-    work, cache = work_of(settled), None
+    work, cache = work_of(evaluation), None
     with suppress(RopextError):  # nothing rotates
-        cache = families.as_read(snapshot.config).kv_bytes(settled.frame.longest, shape.dtype_bytes)
-    return settled, Costs(
+        cache = families.as_read(snapshot.config).kv_bytes(
+            evaluation.frame.longest, shape.dtype_bytes
+        )
+    return evaluation, Costs(
         work=tuple(work),
         passes=sum(part.passes for part in work),
-        tokens=sum(map(settled.reads.tokens, settled.lineup.variants)),
+        tokens=sum(map(evaluation.reads.tokens, evaluation.lineup.variants)),
         weight_bytes=shape.parameters * shape.dtype_bytes,
         cache_bytes=cache,
         chunk=manner.chunk,
@@ -231,25 +223,25 @@ def count_evaluation(
     )
 
 
-def _check_places(settled: Settled, output: Path | None, force: bool) -> None:
+def _check_places(evaluation: Evaluation, output: Path | None, force: bool) -> None:
     """Weights that should lie here and do not; an output that holds something else."""
-    for own in settled.lineup.variants:
+    for own in evaluation.lineup.variants:
         if own.snapshot.hub_id != own.snapshot.name:
             with_weights(own.snapshot)
         elif not own.snapshot.weight_files:
             return  # fetched first, and part of what says which run it is
     if output is not None:
-        settled.workdir(output).check(force)
+        evaluation.workdir(output).check(force)
 
 
-def work_of(settled: Settled) -> list[Passes]:
+def work_of(evaluation: Evaluation) -> list[Passes]:
     """Passes by kind, from configs alone, those of questions last; every variant but the base
     answers the same ones."""
-    variants, parts = settled.lineup.variants, dict[Any, Passes]()
+    variants, parts = evaluation.lineup.variants, dict[Any, Passes]()
     readers = [variant.label for variant in variants if not variant.reads_short]
     everyone = readers[0] if len(readers) == 1 else f"each of {len(readers)} variants"
     for variant in variants:
-        for unit in settled.reads.units(variant):
+        for unit in evaluation.reads.units(variant):
             what = f"{everyone if unit.asks else variant.label}, {unit.kind}"
             key = unit.asks, what, not unit.asks and unit.size
             before = parts.get(key, Passes(what, 0, 0))

@@ -114,6 +114,34 @@ def auto_class(masked: bool) -> Any:
     return transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
 
 
+def skeleton(
+    snapshot: Snapshot,
+    attention: str = "eager",
+    trust_remote_code: bool = False,
+    masked: bool | None = None,
+    **keywords: Any,
+) -> Any:
+    """The model from its config alone, its weights on the meta device."""
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(snapshot.directory, trust_remote_code=trust_remote_code)
+    build: Any = auto_class(is_masked(snapshot) if masked is None else masked).from_config
+    keywords |= {"attn_implementation": attention, "trust_remote_code": trust_remote_code}
+    try:
+        with init_empty_weights(include_buffers=False):
+            model = build(config, **keywords)
+    except ValueError as error:
+        if attention != "eager":
+            raise
+        raise UnsupportedModel(
+            f"{snapshot.name}: transformers has no causal language model of type "
+            f"{config.model_type}: {str(error).splitlines()[0]}"
+        ) from None
+    model.tie_weights()  # accelerate gives the head weights of its own
+    return model
+
+
 def load_model(
     snapshot: Snapshot, options: "Evaluate", trust_remote_code: bool, masked: bool = False
 ) -> Any:

@@ -1,4 +1,4 @@
-"""What is read, settled before any weight is loaded: documents and questions."""
+"""What is read, decided before any weight is loaded: documents and questions."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -63,8 +63,8 @@ OF_EVERY_UNIT = ("schema", "masking", "context", "tokenizer_sha256", "bos", "ver
 
 
 @dataclass(frozen=True)
-class Settled:
-    """Everything that is settled before weights are loaded: models, documents, questions."""
+class Evaluation:
+    """Everything that is decided before weights are loaded: models, documents, questions."""
 
     options: Evaluate
     lineup: Lineup
@@ -120,14 +120,14 @@ class Settled:
         }
 
 
-def settle(
+def prepare(
     model: str,
     revision: str | None,
     trust_remote_code: bool,
     values: Mapping[str, Any],
     lineup: Lineup | None = None,
     gates: Sequence[Gate] = (),
-) -> Settled:
+) -> Evaluation:
     """Choose models, lengths, documents and questions; gates about anything else are refused."""
     options = Evaluate(**values)
     if options.lm_eval:
@@ -151,7 +151,7 @@ def settle(
         # Every length scores the same tokens, in one piece, for all tokens see one another.
         tail, stride = min(tail, masking.text_in(grid[0])), MASK_STRIDE
         options = options.model_copy(update={"chunk": grid[-1]})
-    return Settled(
+    return Evaluation(
         options,
         lineup,
         encoder,

@@ -10,7 +10,7 @@ from ropext.checkpoint.snapshot import Snapshot, with_weights
 from ropext.corpus import Corpus
 from ropext.errors import InputError, NotExpressible, RopextError, UnsupportedModel, UsageError
 from ropext.evaluation import loading
-from ropext.evaluation.preparing import settle
+from ropext.evaluation.preparing import prepare
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Lineup, Variant
@@ -152,22 +152,22 @@ def measure(
     options = {"data": data, "lengths": (first.target,)} | dict(reading or {})
     lineup = Lineup(tuple(contenders(snapshot, plans)), first.model.context, first.target)
     try:  # the documents that `ropext eval --lengths TARGET` would read
-        settled = settle(model, revision, trust_remote_code, options, lineup)
+        evaluation = prepare(model, revision, trust_remote_code, options, lineup)
     except InputError as error:
         said = str(error).replace("shorter --lengths", "a smaller --factor")
         raise InputError(said.replace("--data", "--measure")) from error
-    assert settled.corpus is not None  # --measure names it
-    reads, known = settled.reads, settled.overlaps.get(next(iter(plans)))
+    assert evaluation.corpus is not None  # --measure names it
+    reads, known = evaluation.reads, evaluation.overlaps.get(next(iter(plans)))
     if known and known.sentence:
         hooks.say(f"warning: {known.sentence}")
     tokens = sum(map(reads.tokens, lineup.variants))
-    _announce(hooks, reads.frame, settled.corpus, list(plans), tokens)
+    _announce(hooks, reads.frame, evaluation.corpus, list(plans), tokens)
     snapshot = with_weights(snapshot)
     said = loading.out_of_memory(model, "a measurement keeps nothing")
     with loading.silenced(), loading.memory_errors(said):
-        loaded = loading.load_model(snapshot, settled.options, trust_remote_code)
-        ranking = rank(loaded, snapshot, reads, plans, hooks, settled.options)
-    return Measured(ranking, plans, left_out, settled.corpus, tokens, known)
+        loaded = loading.load_model(snapshot, evaluation.options, trust_remote_code)
+        ranking = rank(loaded, snapshot, reads, plans, hooks, evaluation.options)
+    return Measured(ranking, plans, left_out, evaluation.corpus, tokens, known)
 
 
 def _announce(

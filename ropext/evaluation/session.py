@@ -13,7 +13,7 @@ from ropext import guard
 from ropext.errors import UsageError
 from ropext.evaluation import harness, loading
 from ropext.evaluation.forward import Manner
-from ropext.evaluation.preparing import Settled, settle
+from ropext.evaluation.preparing import Evaluation, prepare
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.variants import Lineup, Variant, applied, fetched
 from ropext.evaluation.work import processes, wait_for_everyone
@@ -59,88 +59,95 @@ def evaluate(
     if output is None and world > 1:
         raise UsageError("several processes share their work through a directory; give -o RUN")
     wait_for_everyone()  # so that one that is refused is noticed by the others
-    settled = settle(model, revision, trust_remote_code, values, lineup, gates)
-    if losses is not None and settled.corpus is None:
+    evaluation = prepare(model, revision, trust_remote_code, values, lineup, gates)
+    if losses is not None and evaluation.corpus is None:
         raise UsageError("--losses writes the loss of every token of --data; give documents")
-    for warning in settled.warnings if rank == 0 else ():
+    for warning in evaluation.warnings if rank == 0 else ():
         hooks.say(f"warning: {warning}")
-    settled = replace(settled, lineup=fetched(settled.lineup))
-    read = {"MODEL": [own.snapshot.directory for own in settled.lineup.variants]}
+    evaluation = replace(evaluation, lineup=fetched(evaluation.lineup))
+    read = {"MODEL": [own.snapshot.directory for own in evaluation.lineup.variants]}
     guard.check(read, {"--output": output})
-    with _claimed(settled, output, command, force, hooks.say) as place, loading.silenced():
-        done = _measure(settled, place, None if output is None else Path(output), hooks)
-        if losses is not None and settled.corpus is not None and rank == 0:
-            texts = ((document.name, document.ids) for document in settled.corpus.documents)
+    with _claimed(evaluation, output, command, force, hooks.say) as place, loading.silenced():
+        done = _measure(evaluation, place, None if output is None else Path(output), hooks)
+        if losses is not None and evaluation.corpus is not None and rank == 0:
+            texts = ((document.name, document.ids) for document in evaluation.corpus.documents)
             rundir.write_losses(Path(losses), texts, done)
         if output is not None and rank == 0:
             report(done)
     return done
 
 
-def _measure(settled: Settled, place: Workdir, kept_in: Path | None, hooks: Hooks) -> Measurement:
+def _measure(
+    evaluation: Evaluation, place: Workdir, kept_in: Path | None, hooks: Hooks
+) -> Measurement:
     """Read what is not there yet, and write the results beside it."""
     (rank, world), path = processes(), place.folder
-    stores = {label: rundir.store(path, own) for label, own in settled.stores(place).items()}
+    stores = {label: rundir.store(path, own) for label, own in evaluation.stores(place).items()}
     wait_for_everyone()  # the first one has claimed the folder
     progress = Progress(
-        sum(settled.reads.tokens(own) for own in settled.lineup.variants),
+        sum(evaluation.reads.tokens(own) for own in evaluation.lineup.variants),
         hooks if rank == 0 else replace(hooks, show=unseen),
         kept_in,
         NOTHING_KEPT,
         rank,
         world,
-        partial(loading.tell_used, path / USED, hooks.say, loading.device_of(settled.options)),
+        partial(loading.tell_used, path / USED, hooks.say, loading.device_of(evaluation.options)),
     )
-    more = _read_all(settled, stores, progress, hooks.say)
+    more = _read_all(evaluation, stores, progress, hooks.say)
     wait_for_everyone()
     if rank != 0:
-        return Measurement(settled.frame, {}, path=kept_in)
-    units = ((own, unit) for own in settled.lineup.variants for unit in settled.reads.units(own))
+        return Measurement(evaluation.frame, {}, path=kept_in)
+    units = (
+        (own, unit) for own in evaluation.lineup.variants for unit in evaluation.reads.units(own)
+    )
     rundir.keep_only(path, [stores[own.label].file(unit.name) for own, unit in units])
-    assemble(settled, path, stores, more)
+    assemble(evaluation, path, stores, more)
     return replace(rundir.read_run(path), path=kept_in, resumed=progress.resumed)
 
 
 @contextmanager
 def _claimed(
-    settled: Settled, output: str | Path | None, command: Sequence[str], force: bool, say: Say
+    evaluation: Evaluation, output: str | Path | None, command: Sequence[str], force: bool, say: Say
 ) -> Iterator[Workdir]:
     """The folder of the run; one that goes away with it where none is asked for."""
     with tempfile.TemporaryDirectory(prefix="ropext-eval-") as room:
-        place = settled.workdir(Path(output or f"{room}/run"), command)
+        place = evaluation.workdir(Path(output or f"{room}/run"), command)
         with place.claimed(force, *processes(), say):
             yield place
 
 
 def _read_all(
-    settled: Settled, stores: Mapping[str, Store], progress: Progress, say: Say
+    evaluation: Evaluation, stores: Mapping[str, Store], progress: Progress, say: Say
 ) -> dict[str, Any]:
     """Every unit of every variant, one loaded model at a time; what else was measured."""
-    more, longest = dict[str, Any](), settled.frame.longest
+    more, longest = dict[str, Any](), evaluation.frame.longest
     manner: Manner | None = None
-    for others in _by_weights(settled.lineup):
+    for others in _by_weights(evaluation.lineup):
         own = others[0]
         what = f"the weights of {own.snapshot.name}"
         with loading.memory_errors(loading.out_of_memory(what)):
             say(f"loading {own.snapshot.name}")
             loaded = loading.load_model(
-                own.snapshot, settled.options, settled.trust_remote_code, settled.lineup.masked
+                own.snapshot,
+                evaluation.options,
+                evaluation.trust_remote_code,
+                evaluation.lineup.masked,
             )
         for variant in others:
             if variant.adapter is not None and not hasattr(loaded, "disable_adapter"):
                 loaded = loading.add_adapter(loaded, variant.adapter)
             with applied(loaded, variant):
-                reader = Reader(loaded, longest, settled.options, manner)
+                reader = Reader(loaded, longest, evaluation.options, manner)
                 manner = manner or reader.manner
                 if not reader.is_split:
                     say(f"{variant.label}: this architecture is read whole, in chunks")
-                _say_passes(settled, variant, say)
+                _say_passes(evaluation, variant, say)
                 reader.read(
-                    settled.reads.units(variant), stores[variant.label], progress, _out_of_memory
+                    evaluation.reads.units(variant), stores[variant.label], progress, _out_of_memory
                 )
-        if settled.options.lm_eval and progress.rank == 0:
+        if evaluation.options.lm_eval and progress.rank == 0:
             found = harness.run_tasks(
-                loaded, settled.encoder.tokenizer, settled.options, longest, others, stores
+                loaded, evaluation.encoder.tokenizer, evaluation.options, longest, others, stores
             )
             more["lm_eval"] = more.get("lm_eval", {}) | found
     return more
@@ -158,9 +165,9 @@ def _by_weights(lineup: Lineup) -> list[list[Variant]]:
     return [sorted(group, key=lambda own: own.adapter is not None) for group in groups.values()]
 
 
-def _say_passes(settled: Settled, variant: Variant, say: Say) -> None:
-    passes = len(variant.passes(settled.frame))
-    if passes > 1 and settled.corpus is not None and settled.reads.masking is None:
+def _say_passes(evaluation: Evaluation, variant: Variant, say: Say) -> None:
+    passes = len(variant.passes(evaluation.frame))
+    if passes > 1 and evaluation.corpus is not None and evaluation.reads.masking is None:
         say(
             f"{variant.label}: its spectrum depends on the length; it is read in {passes} passes, "
             "each with the rotation held still"
@@ -168,11 +175,11 @@ def _say_passes(settled: Settled, variant: Variant, say: Say) -> None:
 
 
 def assemble(
-    settled: Settled, path: Path, stores: Mapping[str, Store], more: Mapping[str, Any]
+    evaluation: Evaluation, path: Path, stores: Mapping[str, Store], more: Mapping[str, Any]
 ) -> None:
     """Write items.jsonl and results.json; the numbers depend on the units' files alone."""
-    variants, frame = settled.lineup.variants, settled.frame
-    measured = settled.reads.measured(variants, stores, settled.overlaps)
+    variants, frame = evaluation.lineup.variants, evaluation.frame
+    measured = evaluation.reads.measured(variants, stores, evaluation.overlaps)
     if measured.documents is not None:
         rundir.write_documents(path, measured.documents, frame.longest)
     items = {label: own.items for label, own in measured.models.items()}
@@ -187,17 +194,17 @@ def assemble(
     measured = measured.without(left_out)
     results = {
         "schema": rundir.SCHEMA,
-        "protocol": settled.protocol.name,
-        "protocol_text": settled.protocol.text,
-        "headline": settled.protocol.headline,
+        "protocol": evaluation.protocol.name,
+        "protocol_text": evaluation.protocol.text,
+        "headline": evaluation.protocol.headline,
         **({"mask_stride": frame.mask_stride} if frame.mask_stride else {}),
         "context": frame.context,
         "lengths": list(frame.lengths),
         "tail_tokens": frame.tail,
-        "seed": settled.options.seed,
+        "seed": evaluation.options.seed,
         "resamples": frame.bootstrap.resamples,
-        "documents": settled.corpus.to_json() if settled.corpus else None,
-        "warnings": [*settled.warnings, *left_out.values()],
+        "documents": evaluation.corpus.to_json() if evaluation.corpus else None,
+        "warnings": [*evaluation.warnings, *left_out.values()],
         **({"not_measurable": left_out} if left_out else {}),
         **_ruler(measured),
         "variants": {

@@ -74,7 +74,7 @@ Coded = tuple[RawDocument, Document]
 
 @dataclass(frozen=True)
 class Prospect:
-    """What a choice would try, settled before a weight is read."""
+    """What a choice would try, known before a weight is read."""
 
     recipe: Recipe
     snapshot: Snapshot
@@ -237,7 +237,7 @@ def _divided(
     return judged, [*chosen, *queue]
 
 
-def settled(
+def choose(
     asked: Recipe, output: Path, *, force: bool, command: Sequence[str], hooks: Hooks
 ) -> Recipe:
     """The recipe with the method that measurement took and the stages that follow; a choice that
@@ -295,7 +295,13 @@ class AutoChoice:
     chose: Trained = NOTHING
 
     def __post_init__(self) -> None:
+        plans, snapshot = self.prospect.plans, self.prospect.snapshot
         self.left_out = self.prospect.left_out
+        self.variants = {
+            label: Variant(label, "extended", snapshot, plan.config)
+            for label, plan in plans.items()
+        }
+        self.stores = {label: Store(self.folder / "readings" / label) for label in plans}
 
     def made(self) -> dict[str, Any]:
         """Measure, and tell what came of it."""
@@ -370,7 +376,7 @@ class AutoChoice:
             tokens = budget.amount
             if budget.is_time:
                 begun = time.monotonic()
-                reader.reading(self._variant(UNTOUCHED), reads.of(0, 1), Store(), Progress(0))
+                reader.reading(self.variants[UNTOUCHED], reads.of(0, 1), Store(), Progress(0))
                 tokens *= own.target / (time.monotonic() - begun)
             write_json(note, {"tokens": int(tokens)})
         self.budget = int(read_json(note)["tokens"])
@@ -379,12 +385,6 @@ class AutoChoice:
     def _may_spend(self, tokens: int) -> bool:
         reserved = self.spent + self.prospect.verdict
         return self.budget is None or reserved + tokens <= self.budget
-
-    def _variant(self, label: str) -> Variant:
-        return Variant(label, "extended", self.prospect.snapshot, self.prospect.plans[label].config)
-
-    def _store(self, label: str) -> Store:
-        return Store(self.folder / "readings" / label)
 
     def _rounds(self, reader: Reader, reads: Reads, labels: list[str]) -> None:
         """Read more and more documents by fewer and fewer forms."""
@@ -409,16 +409,14 @@ class AutoChoice:
                 break
 
     def _measured(self, reads: Reads, labels: Sequence[str]) -> Measurement:
-        stores = {label: self._store(label) for label in labels}
-        return reads.measured(map(self._variant, labels), stores)
+        return reads.measured([self.variants[label] for label in labels], self.stores)
 
     def _read(self, reader: Reader, label: str, reads: Reads) -> None:
         """Read what was not read before; both are spent."""
-        variant = self._variant(label)
-        tokens = reads.tokens(variant)
-        progress = Progress(tokens, self.hooks, self.folder)
+        tokens = reads.tokens(variant := self.variants[label])
         self.spent += tokens
-        reader.reading(variant, reads, self._store(label), progress)
+        progress = Progress(tokens, self.hooks, self.folder)
+        reader.reading(variant, reads, self.stores[label], progress)
 
     def _forgetful(self, reader: Reader, labels: Sequence[str]) -> list[str]:
         """Of those that are equally good in loss, who surely answers fewer questions than the

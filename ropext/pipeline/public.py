@@ -134,8 +134,8 @@ def count_evaluation(
     from ropext.evaluation import costs
 
     with _readable(model, output, options | {"losses": losses}, say) as place:
-        settled, found = costs.count_evaluation(place, output=output, **options)
-    for warning in settled.warnings:
+        evaluation, found = costs.count_evaluation(place, output=output, **options)
+    for warning in evaluation.warnings:
         say(f"warning: {warning}")
     return found
 

@@ -65,7 +65,7 @@ def run(
             from ropext.pipeline import choosing
 
             hooks = Hooks(say, show)
-            asked = choosing.settled(asked, Path(place), force=force, command=command, hooks=hooks)
+            asked = choosing.choose(asked, Path(place), force=force, command=command, hooks=hooks)
         work = Work(asked, Path(place), folder, say, command=command, force=force, show=show)
         return WholeRun(work, Choice(begin, only)).go()
     except KeyboardInterrupt:

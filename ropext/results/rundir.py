@@ -141,7 +141,7 @@ def _measurement(
             own["kind"],
             store(path, own["store"]).reading(label, own["passes"], hashes) if documents else None,
             tuple(items.get(label, ())),
-            overlap_in(own["overlap"]),
+            overlap_in(own.get("overlap")),
             inv_freq=tuple(own.get("inv_freq") or ()),
         )
         for label, own in results["variants"].items()

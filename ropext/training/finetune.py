@@ -17,7 +17,7 @@ from ropext.checkpoint.provenance import (
 from ropext.checkpoint.weights import read_header
 from ropext.corpus.splitting import NO_LIMIT, REMEDY
 from ropext.errors import InputError, UnsupportedModel, UsageError
-from ropext.evaluation.loading import is_masked
+from ropext.evaluation.loading import is_masked, skeleton
 from ropext.evaluation.preparing import masking_of
 from ropext.evaluation.reading import Masking
 from ropext.families import Model
@@ -380,7 +380,7 @@ def plan(prepared: PreparedFinetune) -> Planned[PreparedFinetune]:
             "launched with FSDP, but on a CPU, where accelerate makes DDP of it without a word: "
             "use GPUs, or the config that `ropext.training.launch` calls ddp"
         )
-    model = models.skeleton(prepared.snapshot)
+    model = skeleton(prepared.snapshot)
     lora, table = prepared.settings.lora, prepared.origin.table
     names = [] if lora is None else models.target_names(model, options.targets)
     counts = counted(prepared, model)

@@ -9,6 +9,7 @@ from ropext import corpus, scaling
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
 from ropext.checkpoint.provenance import digest, read_record, weights_digest
 from ropext.errors import NotExpressible, UnsupportedModel, UsageError
+from ropext.evaluation.loading import skeleton
 from ropext.inspecting import open_model, plan_of
 from ropext.options.training import WITHIN, Fit
 from ropext.planning import Plan, PlannedSite, make_plan
@@ -339,5 +340,5 @@ def plan(prepared: PreparedFit) -> Planned[PreparedFit]:
         targets=(f"the spectrum ({prepared.within})",),
         moving=sum(own.numel() for own in moving),
         moving_bytes=COPIES * sum(own.nbytes for own in moving),
-        **counted(prepared, models.skeleton(prepared.snapshot)),
+        **counted(prepared, skeleton(prepared.snapshot)),
     )

@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from ropext.checkpoint import Snapshot
-from ropext.errors import InputError, UnsupportedModel, UsageError, did_you_mean
+from ropext.errors import InputError, UsageError, did_you_mean
 from ropext.evaluation.forward import BENDING
 from ropext.evaluation.loading import (
     auto_class,
     headless,
     is_masked,
     local_rank,
+    skeleton,
     with_attention,
 )
 from ropext.evaluation.work import processes
@@ -43,27 +44,6 @@ def dtype(options: Training) -> torch.dtype:
         found: torch.dtype = getattr(torch, options.dtype)
         return found
     return torch.bfloat16 if device(options).type == "cuda" else torch.float32
-
-
-def skeleton(snapshot: Snapshot, attention: str = "eager", **keywords: Any) -> Any:
-    """The model from its config alone, its weights on the meta device."""
-    import transformers
-    from accelerate import init_empty_weights
-
-    config = transformers.AutoConfig.from_pretrained(snapshot.directory, trust_remote_code=False)
-    build: Any = auto_class(is_masked(snapshot)).from_config
-    try:
-        with init_empty_weights(include_buffers=False):
-            model = build(config, attn_implementation=attention, **keywords)
-    except ValueError as error:
-        if attention != "eager":
-            raise
-        raise UnsupportedModel(
-            f"{snapshot.name}: transformers has no causal language model of type "
-            f"{config.model_type}: {str(error).splitlines()[0]}"
-        ) from None
-    model.tie_weights()  # accelerate gives the head weights of its own
-    return model
 
 
 def caps_logits(model: Any) -> str | None:

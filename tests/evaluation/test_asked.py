@@ -9,7 +9,7 @@ from tiny_checkpoints import write_checkpoint, write_documents
 from ropext.errors import InputError, Interrupted, UsageError
 from ropext.evaluation.costs import count_evaluation
 from ropext.evaluation.forward import TokenScorer
-from ropext.evaluation.preparing import settle
+from ropext.evaluation.preparing import prepare
 from ropext.evaluation.session import evaluate
 from ropext.narration import Hooks
 from ropext.report.evaluation import write_report
@@ -111,7 +111,9 @@ def test_through_the_chat_template(model, tmp_path):
     write_checkpoint(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     for chat in (False, True):
-        (item, *_), *_ = settle(str(tmp_path), None, False, {**ASKED, "chat": chat}).reads.questions
+        (item, *_), *_ = prepare(
+            str(tmp_path), None, False, {**ASKED, "chat": chat}
+        ).reads.questions
         text = tokenizer.decode(item.prompt)
         assert text.startswith("[user]Some secret" if chat else "Some secret")
         assert ("?[answer]As the text tells" in text) is chat
@@ -131,7 +133,7 @@ def test_through_the_chat_template(model, tmp_path):
 )
 def test_bad_input_is_a_sentence(model, more, error, said):
     with pytest.raises(error, match=said):
-        settle(model, None, False, {**ASKED, **more})
+        prepare(model, None, False, {**ASKED, **more})
 
 
 @pytest.mark.parametrize(
@@ -152,13 +154,13 @@ def test_a_broken_file_of_passages_is_told_by_its_line(model, tmp_path, line):
     (tmp_path / "own.jsonl").write_text(f"{good}\n\n{line}\n")
     more = {"tasks": "qa_1", "passages": str(tmp_path / "own.jsonl")}
     with pytest.raises(InputError, match=r"own\.jsonl, line 3: not a JSON object"):
-        settle(model, None, False, {**ASKED, **more})
+        prepare(model, None, False, {**ASKED, **more})
     (tmp_path / "own.jsonl").write_bytes(b"\xff\xfe\n")
     with pytest.raises(InputError, match="line 1"):
-        settle(model, None, False, {**ASKED, **more})
+        prepare(model, None, False, {**ASKED, **more})
     (tmp_path / "own.jsonl").write_text("\n")
     with pytest.raises(InputError, match="is empty"):
-        settle(model, None, False, {**ASKED, **more})
+        prepare(model, None, False, {**ASKED, **more})
 
 
 def test_the_users_passages_are_asked(model, tmp_path):
@@ -168,18 +170,18 @@ def test_the_users_passages_are_asked(model, tmp_path):
     ]
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in known))
     more = {"tasks": "qa_1", "passages": str(tmp_path / "own.jsonl")}
-    settled = settle(model, None, False, {**ASKED, **more})
-    text = settled.encoder.decode(settled.reads.questions[0][0].prompt)
+    evaluation = prepare(model, None, False, {**ASKED, **more})
+    text = evaluation.encoder.decode(evaluation.reads.questions[0][0].prompt)
     number = text.rsplit("Who is ", 1)[1].partition("?")[0]
     assert f"M{number} is {number}." in text
-    assert settled.reads.questions[0][0].references == (f"M{number}",)
+    assert evaluation.reads.questions[0][0].references == (f"M{number}",)
 
 
 def test_of_lengths_that_are_too_short_the_longest_need_is_said(model):
     needs = []
     for name in ("copy,vt", "vt,copy", "vt"):
         with pytest.raises(UsageError, match=r"the task vt .* at least (\d+) tokens") as caught:
-            settle(model, None, False, {"tasks": name, "lengths": "16"})
+            prepare(model, None, False, {"tasks": name, "lengths": "16"})
         needs.append(str(caught.value))
     assert len(set(needs)) == 1
 
@@ -188,8 +190,8 @@ def test_a_window_that_holds_no_question_is_told(tmp_path):
     """Default lengths up to the model's 64 tokens: nothing fits, and the least length is said."""
     own = str(write_checkpoint(tmp_path))
     with pytest.raises(UsageError, match=r"one item of it takes at least \d+ tokens"):
-        settle(own, None, False, {"tasks": "ruler"})
+        prepare(own, None, False, {"tasks": "ruler"})
     write_documents(tmp_path / "d.jsonl")
-    settled = settle(own, None, False, {"tasks": "copy,vt"})
-    assert {group[0].task for group in settled.reads.questions} == {"copy"}
-    assert any("vt is left out at 64" in line for line in settled.warnings)
+    evaluation = prepare(own, None, False, {"tasks": "copy,vt"})
+    assert {group[0].task for group in evaluation.reads.questions} == {"copy"}
+    assert any("vt is left out at 64" in line for line in evaluation.warnings)

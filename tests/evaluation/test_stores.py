@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from tiny_checkpoints import LENGTHS, write_checkpoint, write_documents
 
-from ropext.evaluation.preparing import Settled
+from ropext.evaluation.preparing import Evaluation
 from ropext.evaluation.variants import line_up
 from ropext.options.evaluate import Evaluate
 from ropext.pipeline.public import evaluate
@@ -31,7 +31,7 @@ def decides(**changes):
 def names(tmp, model="model", options=(), **changes):
     lineup = line_up(str(tmp / model), None, Evaluate(data="any", **dict(options)))
     place = Workdir(Path("out"), "eval", decides(**changes))
-    return Settled.stores(SimpleNamespace(lineup=lineup), place)
+    return Evaluation.stores(SimpleNamespace(lineup=lineup), place)
 
 
 def test_all_that_decides_a_reading_is_in_the_name_of_its_store(place):

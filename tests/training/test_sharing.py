@@ -7,6 +7,7 @@ from tiny_llama import new_llama
 
 from ropext.errors import InputError, UsageError
 from ropext.evaluation.costs import shape_of
+from ropext.evaluation.loading import skeleton
 from ropext.training import (
     models,
     plan_finetune,
@@ -43,7 +44,7 @@ def test_several_processes_read_rows_of_their_own(launched):
 def test_the_head_of_a_tied_model_is_no_weight_of_its_own(extended):
     from ropext.checkpoint import open_snapshot
 
-    made = shape_of(models.skeleton(open_snapshot(str(extended))))
+    made = shape_of(skeleton(open_snapshot(str(extended))))
     assert made.parameters == shape_of(new_llama(tie_word_embeddings=True)).parameters
 
 
