@@ -96,7 +96,7 @@ def llama3_pair_factors(
     return tuple(factors)
 
 
-def _decoded(value: Any) -> Any:
+def decoded(value: Any) -> Any:
     """transformers writes an infinite float, which JSON lacks, as {"__float__": "Infinity"}."""
     return math.inf if value == {"__float__": "Infinity"} else value
 
@@ -122,7 +122,7 @@ def _numbers(params: Mapping[str, Any], key: str, dim: int) -> tuple[float, ...]
     values = params.get(key)
     if not isinstance(values, list | tuple):
         raise InputError(f"config.json: {key} of the rope dict must be a list, was {values!r}")
-    numbers = [_decoded(v) for v in values]
+    numbers = [decoded(v) for v in values]
     for i, value in enumerate(numbers):
         if not _is_number(value) or not value > 0:
             raise InputError(

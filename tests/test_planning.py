@@ -427,3 +427,27 @@ def test_a_scaled_mrope_goes_on_with_a_form_that_keeps_it():
     goes_on = plan(config, factor=2.0)
     kept = goes_on.recommendation
     assert (kept.method, kept.from_original) == ("yarn", True)
+
+
+def test_an_infinite_factor_stops_a_pair():
+    """CoPE's slowest pairs, DroPE's all: the numbers by hand, and who is known to read them."""
+    plain = [10000.0 ** (-2 * i / 128) for i in range(64)]
+    pairs = (1.0,) * 60 + ({"__float__": "Infinity"}, *(math.inf,) * 3)
+    made = plan(configs.LLAMA, method="longrope", pair_factors=pairs)
+    assert made.main.wanted.inv_freq == (*map(pytest.approx, plain[:60]), 0, 0, 0, 0)
+    assert any(w.startswith("pairs 60, 61, 62, 63 stand still") for w in made.warnings)
+    assert families.read(made.config).sites[0].rope.spectrum.inv_freq[60:] == (0,) * 4
+    assert made.config["rope_parameters"]["long_factor"][60:] == [{"__float__": "Infinity"}] * 4
+    found = {each.loader: each.verdict for each in reversed(made.readings)}
+    assert (found["transformers"], found["vllm"], found["mlx"]) == ("same", *["not measured"] * 2)
+    assert found["llama.cpp"] == "ignored"
+    llama = next(line for line in made.serving("OUT") if line.loader == "llama.cpp")
+    assert not llama.command
+    whole = plan(configs.LLAMA, method="longrope", pair_factors=(math.inf,) * 64)
+    assert any("all pairs stand still" in w for w in whole.warnings)
+    assert families.read(whole.config).sites[0].rope.spectrum.inv_freq == (0,) * 64
+    with pytest.raises(NotExpressible, match="every pair of this model stands still already"):
+        plan(whole.config, factor=2.0)
+    for wrong in (0.0, -1.0, math.nan, -math.inf):
+        with pytest.raises(UsageError):
+            plan(configs.LLAMA, method="longrope", pair_factors=(wrong,) * 64)

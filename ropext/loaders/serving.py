@@ -47,7 +47,10 @@ def serving_lines(
     sglang = f"python -m sglang.launch_server --model-path {place} --context-length {target}"
     note = _needed(newest["sglang"], "SGLang", length["sglang"])
     lines.append(_line(newest["sglang"], sglang, note))
-    lines.append(_llama_cpp(newest["llama.cpp"], family, directory, target, on_hub))
+    still = "longrope-standing" in kinds_of(params)  # no key of a GGUF stops a pair
+    lines.append(
+        _llama_cpp(newest["llama.cpp"], "" if still else family, directory, target, on_hub)
+    )
     harness = shlex.quote(f"pretrained={directory},max_length={target}")
     lines.append(
         _line(

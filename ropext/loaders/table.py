@@ -119,6 +119,9 @@ def _longrope_kinds(params: Params) -> list[str]:
     kinds = ["longrope"]
     if params.get("short_factor") != params.get("long_factor"):
         kinds = ["longrope-two-sets"]
+    pairs = (*(params.get("short_factor") or ()), *(params.get("long_factor") or ()))
+    if math.inf in map(forms.decoded, pairs):
+        kinds.append("longrope-standing")
     if params.get("attention_factor") is None:
         return kinds
     default = attention({**params, "attention_factor": None})

@@ -12,9 +12,9 @@ from ropext import scaling
 from ropext.errors import UsageError
 from ropext.options.fields import (
     LONGEST_TARGET,
+    Divisors,
     Length,
     Link,
-    Numbers,
     Options,
     Place,
     Positive,
@@ -140,7 +140,7 @@ def _knobs() -> dict[str, tuple[Any, Any]]:
         knob = next(k for k in fields(scaling.METHODS[own[0]].knobs) if k.name == name)
         help_text = f"{', '.join(own)}: {knob.metadata['help']}{shown_default(knob.default)}"
         is_list = get_origin(plain(knob.type)) is tuple
-        kind = Numbers | None if is_list else knob.type | None  # type: ignore[operator]
+        kind = Divisors | None if is_list else knob.type | None  # type: ignore[operator]
         out[name] = (kind, wanted(None, help_text, "FILE" if is_list else None))
     return out
 

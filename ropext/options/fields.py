@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_o
 
 from pydantic import (
     AfterValidator,
+    AllowInfNan,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -22,6 +23,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from ropext.errors import UsageError
+from ropext.forms import decoded
 from ropext.lengths import parse_length, parse_lengths
 
 # Positions are 32-bit integers in most engines.
@@ -150,6 +152,9 @@ Place = Annotated[str, BeforeValidator(lambda v: str(v) if isinstance(v, Path) e
 Documents = Annotated[str, WrapValidator(_documents)]
 Words = Annotated[tuple[str, ...], BeforeValidator(_words), listed("string")]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_numbers), listed("number")]
+# Divisors of pairs: infinity, also as transformers spells it, is a pair that stands still.
+Divisor = Annotated[float, AllowInfNan(), BeforeValidator(decoded)]
+Divisors = Annotated[tuple[Divisor, ...], BeforeValidator(_numbers), listed("number")]
 Lengths = Annotated[tuple[int, ...], BeforeValidator(_lengths), listed("integer", "string")]
 Link = Literal["copy", "hard", "symlink"]
 LargestDocument = Annotated[Whole, Field(ge=1, le=2**20)]
@@ -268,7 +273,7 @@ def item_of(info: FieldInfo) -> tuple[type, bool, tuple[str, ...]]:
     """(bool, int, float or str: of one value; whether it is a list; what one value may be)."""
     kind = plain(info.annotation)
     is_list = get_origin(kind) is tuple
-    item = get_args(kind)[0] if is_list else kind
+    item = plain(get_args(kind)[0]) if is_list else kind
     choices = get_args(item) if get_origin(item) is Literal else ()
     return str if choices else item, is_list, choices
 

@@ -318,7 +318,10 @@ def require_motion(model: Model, method: str, target: int, knobs: object, recipe
     moved = any(_moves(rope, scaling.compose(rope, own, target)) for rope, own in pairs)
     if moved or recipe.attention is not None or recipe.even_so:
         return
-    fewest = min(turn for rope in ropes for turn in turns(rope.spectrum, rope.context) if turn)
+    turning = [turn for rope in ropes for turn in turns(rope.spectrum, rope.context) if turn]
+    if not turning:
+        raise NotExpressible(f"--method {method}: every pair of this model stands still already")
+    fewest = min(turning)
     able = _able(model, target, recipe)
     hint = f"; these methods move some: {', '.join(able)}" if able else ""
     raise NotExpressible(

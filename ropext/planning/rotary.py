@@ -86,6 +86,15 @@ def warnings_of(
         )
     elif main.wanted.inv_freq == main.rope.spectrum.inv_freq:
         out.append("no pair moves: only the stated length grows")
+    pairs = zip(main.wanted.inv_freq, main.rope.spectrum.inv_freq, strict=True)
+    still = [i for i, (turn, before) in enumerate(pairs) if not turn and before]
+    if still:
+        out.append(
+            f"pairs {', '.join(map(str, still))} stand still from now on: no position reaches them"
+            if len(still) < main.rope.dim // 2
+            else "all pairs stand still from now on: the model reads without positions, as DroPE "
+            "does after training without them"
+        )
     if doubt := too_far(recipe, context, target):
         out.append(doubt)
     if recipe.from_original and target <= model.context:

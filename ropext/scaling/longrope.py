@@ -1,6 +1,5 @@
 """LongRoPE's carrier: one factor per pair, from a file (Ding et al. 2024, arXiv 2402.13753)."""
 
-import math
 from dataclasses import dataclass, field
 
 from ropext.errors import UsageError
@@ -35,9 +34,9 @@ def _checked(rope: Rope, factors: tuple[float, ...], which: str) -> tuple[float,
             f"pairs (dim {rope.dim}); 'ropext inspect' lists them"
         )
     for i, value in enumerate(factors):
-        if not 0 < value < math.inf:
+        if not value > 0:  # infinity: this pair stands still
             raise UsageError(
-                f"--pair-factors: {which}number {i} is {value:g}; each must be finite and above 0"
+                f"--pair-factors: {which}number {i} is {value:g}; each must be above 0, or inf"
             )
     return factors
 

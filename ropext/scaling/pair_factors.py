@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 
 from ropext.errors import InputError
+from ropext.forms import decoded
 
 PairFactors = tuple[tuple[float, ...], tuple[float, ...] | None]
 
@@ -38,7 +39,7 @@ def _numbers(items: object, name: str) -> tuple[float, ...]:
     try:
         if any(isinstance(item, bool) for item in items):
             raise TypeError("true and false are not numbers")
-        return tuple(float(item) for item in items)
+        return tuple(float(decoded(item)) for item in items)
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"--pair-factors {name}: not a number: {str(error)[:80]}") from None
 
