@@ -58,13 +58,14 @@ def command(
     from ropext.pipeline.public import count_evaluation, evaluate
     from ropext.report import text
     from ropext.results.gates import parse_gate
+    from ropext.results.values import values_json
 
     gates = tuple(map(parse_gate, fail_if or ()))
     given |= {"revision": revision, "trust_remote_code": trust_remote_code, "gates": gates}
     given |= {"losses": losses, "force": force}
     if dry_run:
         costs = count_evaluation(model, output, say=out.say, **given)
-        out.result(text.costs(costs), costs.to_json())
+        out.result(text.costs(costs), values_json(costs))
         return
     with stoppable() as stop:
         hooks = Hooks(say=out.say, show=Bar(out).show, stop=stop)

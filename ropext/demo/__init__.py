@@ -18,7 +18,7 @@ from ropext.report.plots import Curve
 from ropext.results import rundir
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.retrieval import grouped, share_of
-from ropext.results.values import Value, values_json
+from ropext.results.values import Value, values_json, values_of
 from ropext.table import Table, as_text
 from ropext.workdir import Workdir
 
@@ -175,7 +175,7 @@ def read_models(folder: Path) -> tuple[Measurement, Numbers]:
             keys = {f"keys@{at}": share_of(answers) for at, answers in asked}
             label = LABELS.get(name, name)
             models.setdefault(label, model)
-            numbers.setdefault(label, tables.metrics_of(run_.results, name) | keys)
+            numbers.setdefault(label, values_of(run_.results["variants"][name]) | keys)
     labels = [label for label in ORDER if label in models]
     measured = replace(runs[0], models={label: models[label] for label in labels})
     return measured, {label: numbers[label] for label in labels}

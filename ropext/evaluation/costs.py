@@ -4,7 +4,7 @@ model is read in the memory that is free, for which alone a peak is estimated.
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -168,10 +168,6 @@ class Costs:
     chunk: int | None
     slice_tokens: int
     columns: int | None
-
-    def to_json(self) -> dict[str, Any]:
-        """As --dry-run --json prints it."""
-        return asdict(self)
 
 
 def count_evaluation(

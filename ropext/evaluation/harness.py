@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from ropext.checkpoint.provenance import digest
 from ropext.errors import InputError, RopextError, UsageError
-from ropext.files import read_json, write_json
 
 if TYPE_CHECKING:
     from ropext.evaluation.variants import Variant
@@ -56,11 +55,11 @@ def run_tasks(
         if variant.reads_short:
             continue
         name = digest([options.lm_eval, options.seed, length])[:16]
-        kept = stores[variant.label].file(f"lm-eval/{name}.json")
-        if not kept.exists():
+        store, file = stores[variant.label], f"lm-eval/{name}.json"
+        if not store.has(file):
             with applied(model, variant):
-                write_json(kept, _run(model, tokenizer, options, length))
-        results[variant.label] = read_json(kept)
+                store.put(file, _run(model, tokenizer, options, length))
+        results[variant.label] = store.get(file)
     return results
 
 

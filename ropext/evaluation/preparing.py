@@ -268,13 +268,9 @@ def _corpus_warnings(corpus: Corpus, grid: Sequence[int], split: str | None) -> 
             f"{corpus.num_short} of {corpus.num_read} documents are shorter than "
             f"{length_text(corpus.lengths[-1])} tokens and are not read"
         )
-    if len(corpus.documents) < FEWEST_DOCUMENTS:
-        count = len(corpus.documents)
-        few = (
-            f"{count} documents give ranges in place of intervals"
-            if count > 1
-            else ("one document gives no interval")
-        )
+    if (count := len(corpus.documents)) < FEWEST_DOCUMENTS:
+        few = f"{count} documents give ranges in place of intervals"
+        few = few if count > 1 else "one document gives no interval"
         lines.append(f"{few}, and no verdict ({FEWEST_DOCUMENTS} or more give both)")
     if corpus.packed:
         lines.append(

@@ -25,6 +25,7 @@ from ropext.checkpoint.snapshot import with_weights
 from ropext.errors import RopextError, UnsupportedModel, UsageError
 from ropext.evaluation import loading
 from ropext.evaluation.pinning import LENGTH_DEPENDENT
+from ropext.families.lengths import LENGTH_KEYS
 from ropext.files import read_object
 from ropext.inspecting import READ_FROM, growth_of, record_of_config, scaled_by_config
 from ropext.options.evaluate import Evaluate
@@ -44,7 +45,6 @@ SHORT = ("base", CONTROL)  # kinds that read through the short window
 BESIDE = "base"  # the extended, untuned checkpoint inside of a tuned one
 # Schemes that a config or a weight carries, and whose models predict tokens as `eval` asks.
 READ = ("learned", "mixed", "disentangled")
-LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from ropext.results.gates import metric_text
 from ropext.results.overlap import mark_of, marked
 from ropext.results.retrieval import RULERS
 from ropext.results.rules import Comparison, Ranked, Ranking
-from ropext.results.values import Value
+from ropext.results.values import Value, values_of
 from ropext.table import Table, as_text, with_rows
 from ropext.tasks import RULER, THIRTEEN, find_task
 
@@ -49,12 +49,6 @@ def shown(value: Value | None, digits: int = 3, sign: bool = False) -> str:
     return text
 
 
-def metrics_of(results: Results, label: str) -> dict[str, Value]:
-    """The values of one variant."""
-    stored = results["variants"][label]["metrics"]
-    return {name: Value.from_json(data) for name, data in stored.items()}
-
-
 def _row_name(results: Results, label: str, *, questions: bool = False) -> str:
     """A variant with the mark of numbers over documents that it was trained on."""
     return marked(label, mark_of(results["variants"][label], questions=questions))
@@ -66,7 +60,7 @@ def _per_length(
     """A row per variant, a column per length."""
     lengths, rows = results["lengths"], []
     for label in results["variants"]:
-        values = metrics_of(results, label)
+        values = values_of(results["variants"][label])
         if any(f"{name}@{length}" in values for length in lengths):
             cells = [shown(values.get(f"{name}@{length}"), digits, sign) for length in lengths]
             rows.append((_row_name(results, label), *cells))
@@ -144,7 +138,7 @@ def _by_length(results: Results) -> Table:
     for length in results["lengths"]:
         first = length_text(length)
         for label in results["variants"]:
-            values = metrics_of(results, label)
+            values = values_of(results["variants"][label])
             if (own := values.get(f"{name}@{length}")) is not None:
                 gain = shown(values.get(f"gain@{length}"), 4, sign=True)
                 rows.append((first, _row_name(results, label), number(own.value), gain))
@@ -169,7 +163,7 @@ def _by_task(results: Results) -> Table:
         first = task
         for label, own in results["variants"].items():
             if task in own["retrieval"]:
-                values = metrics_of(results, label)
+                values = values_of(results["variants"][label])
                 found = [values.get(f"{task}@{length}") for length in results["lengths"]]
                 asked |= {value.n for value in found if value}
                 cells = [NOTHING if value is None else f"{value.value:.2f}" for value in found]
@@ -194,7 +188,7 @@ def evaluation_tables(results: Results) -> list[Table]:
 def summary(results: Results) -> Table:
     rows = []
     for label in results["variants"]:
-        values = metrics_of(results, label)
+        values = values_of(results["variants"][label])
         if "short_tax" in values:
             reach = values["effective_context"]
             sure = "" if reach.ci95 else " (point)"
@@ -261,7 +255,7 @@ def score_text(tasks: Iterable[str]) -> str:
 def _task_table(results: Results, task: str, title: str = "", note: str = "") -> Table:
     rows, theirs = [], task == RULER
     for label, variant in results["variants"].items():
-        values = metrics_of(results, label)
+        values = values_of(results["variants"][label])
         if task in variant["retrieval"] or (theirs and f"effective_context.{task}" in values):
             cells = [share(values.get(f"{task}@{length}")) for length in results["lengths"]]
             cells.append(length_text(int(values[f"effective_context.{task}"].value)))

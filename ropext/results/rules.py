@@ -12,7 +12,7 @@ from ropext.results.gates import BASE
 from ropext.results.measurement import Measurement, joined
 from ropext.results.overlap import mark_of, marked
 from ropext.results.perplexity import Frame, Reading, Span
-from ropext.results.values import FEWEST_DOCUMENTS, MARGIN, RISK, Value, values_json
+from ropext.results.values import FEWEST_DOCUMENTS, MARGIN, RISK, Value, values_json, values_of
 
 UNTOUCHED = "untouched"
 # Documents read after each round, as far as there are so many.
@@ -187,13 +187,8 @@ class AutoVerdict:
 def verdict(choice: Mapping[str, Any], results: Mapping[str, Any], final: str) -> AutoVerdict:
     """On the finished checkpoint, from an evaluation; the share of its documents that trained or
     chose it is said."""
-    metrics: Mapping[str, Any] = results["variants"][final]["metrics"]
-    target = int(choice["target"])
-
-    def number(name: str) -> Value | None:
-        return Value.from_json(metrics[name]) if name in metrics else None
-
-    gain, tax = number(f"gain@{target}"), number("short_tax")
+    values, target = values_of(results["variants"][final]), int(choice["target"])
+    gain, tax = values.get(f"gain@{target}"), values.get("short_tax")
     mark = mark_of(results["variants"][final])
     said = marked(
         _sentence(choice, gain, final, length_text(target)), mark and f"documents: {mark}"

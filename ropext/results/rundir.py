@@ -31,7 +31,7 @@ from ropext.results.overlap import overlap_in
 from ropext.results.perplexity import Documents, Frame
 from ropext.results.retrieval import ItemScore
 from ropext.results.stores import Store, write_array
-from ropext.results.values import Bootstrap, Value
+from ropext.results.values import Bootstrap, values_of
 from ropext.workdir import STORES
 
 SCHEMA = 1
@@ -194,13 +194,15 @@ def gather(specs: Sequence[str]) -> tuple[list[Measurement], dict[str, Measureme
 
 def _name(run: Measurement, label: str, everyone: Sequence[tuple[Measurement, str]]) -> str:
     """The shortest name that nobody else has: variant, run:variant, path:variant."""
-    names = (label, f"{run.path and run.path.name}:{label}", f"{run.path}:{label}")
-    others = [
-        (other, f"{own.path and own.path.name}:{other}", f"{own.path}:{other}")
-        for own, other in everyone
-    ]
-    alone = (name for k, name in enumerate(names) if sum(o[k] == name for o in others) == 1)
-    return next(alone, names[-1])
+
+    def names(own: Measurement, one: str) -> tuple[str, ...]:
+        return one, f"{own.path and own.path.name}:{one}", f"{own.path}:{one}"
+
+    every = [names(*pair) for pair in everyone]
+    for place, name in enumerate(names(run, label)):
+        if sum(other[place] == name for other in every) == 1:
+            return name
+    return f"{run.path}:{label}"
 
 
 def _chosen(run: Measurement, wanted: str | None) -> list[str]:
@@ -228,8 +230,7 @@ def _judged(run: Measurement, gate: Gate, label: str) -> Outcome:
         return gate.unanswered(label, reason)
     sides = [run.only(label)]
     if gate.run is None:
-        stored = run.results["variants"][label]["metrics"]
-        values = {name: Value.from_json(data) for name, data in stored.items()}
+        values = values_of(run.results["variants"][label])
     else:
         sides.append(_opponent(run, gate, label))
         values = differences(*sides)

@@ -91,6 +91,11 @@ def values_json(data: Any) -> Any:
     return [values_json(item) for item in data] if isinstance(data, list | tuple) else data
 
 
+def values_of(variant: Mapping[str, Any]) -> dict[str, Value]:
+    """Read the metrics of one variant, as results.json holds it."""
+    return {name: Value.from_json(data) for name, data in variant["metrics"].items()}
+
+
 def _number(item: float | None) -> float:
     return math.nan if item is None else float(item)
 
