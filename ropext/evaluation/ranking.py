@@ -70,7 +70,7 @@ def preference(plans: Mapping[str, Plan]) -> list[str]:
     def rank_of(label: str) -> tuple[bool, int, int]:
         made = plans[label]
         lost = made.model.mrope and made.main.params["rope_type"] not in ("default", "yarn")
-        exact = {own.loader for own in made.readings if own.verdict == "same"}
+        exact = {reading.loader for reading in made.readings if reading.verdict == "same"}
         return lost, -len(exact), PLAINEST.index(str(made.main.params["rope_type"]))
 
     return sorted(plans, key=rank_of)
@@ -98,7 +98,7 @@ def rank(
     """
     reader, everyone = Reader(model, reads.frame.longest, options), contenders(snapshot, plans)
     progress = Progress(sum(map(reads.tokens, everyone)), hooks)
-    stores = {own.label: Store() for own in everyone}
+    stores = {variant.label: Store() for variant in everyone}
     for variant in everyone:
         reader.reading(variant, reads, stores[variant.label], progress)
     return rules.rank(reads.measured(everyone, stores), preference(plans))

@@ -65,7 +65,7 @@ def evaluate(
     for warning in evaluation.warnings if rank == 0 else ():
         hooks.say(f"warning: {warning}")
     evaluation = replace(evaluation, lineup=fetched(evaluation.lineup))
-    read = {"MODEL": [own.snapshot.directory for own in evaluation.lineup.variants]}
+    read = {"MODEL": [variant.snapshot.directory for variant in evaluation.lineup.variants]}
     guard.check(read, {"--output": output})
     with _claimed(evaluation, output, command, force, hooks.say) as place, loading.silenced():
         done = _measure(evaluation, place, None if output is None else Path(output), hooks)
@@ -82,10 +82,11 @@ def _measure(
 ) -> Measurement:
     """Read what is not there yet, and write the results beside it."""
     (rank, world), path = processes(), place.folder
-    stores = {label: rundir.store(path, own) for label, own in evaluation.stores(place).items()}
+    variants, reads = evaluation.lineup.variants, evaluation.reads
+    stores = {label: rundir.store(path, name) for label, name in evaluation.stores(place).items()}
     wait_for_everyone()  # the first one has claimed the folder
     progress = Progress(
-        sum(evaluation.reads.tokens(own) for own in evaluation.lineup.variants),
+        sum(map(reads.tokens, variants)),
         hooks if rank == 0 else replace(hooks, show=unseen),
         kept_in,
         NOTHING_KEPT,
@@ -97,10 +98,8 @@ def _measure(
     wait_for_everyone()
     if rank != 0:
         return Measurement(evaluation.frame, {}, path=kept_in)
-    units = (
-        (own, unit) for own in evaluation.lineup.variants for unit in evaluation.reads.units(own)
-    )
-    rundir.keep_only(path, [stores[own.label].file(unit.name) for own, unit in units])
+    units = ((variant, unit) for variant in variants for unit in reads.units(variant))
+    rundir.keep_only(path, [stores[variant.label].file(unit.name) for variant, unit in units])
     assemble(evaluation, path, stores, more)
     return replace(rundir.read_run(path), path=kept_in, resumed=progress.resumed)
 
@@ -123,12 +122,12 @@ def _read_all(
     more, longest = dict[str, Any](), evaluation.frame.longest
     manner: Manner | None = None
     for others in _by_weights(evaluation.lineup):
-        own = others[0]
-        what = f"the weights of {own.snapshot.name}"
+        first = others[0]
+        what = f"the weights of {first.snapshot.name}"
         with loading.memory_errors(loading.out_of_memory(what)):
-            say(f"loading {own.snapshot.name}")
+            say(f"loading {first.snapshot.name}")
             loaded = loading.load_model(
-                own.snapshot,
+                first.snapshot,
                 evaluation.options,
                 evaluation.trust_remote_code,
                 evaluation.lineup.masked,
@@ -146,10 +145,10 @@ def _read_all(
                     evaluation.reads.units(variant), stores[variant.label], progress, _out_of_memory
                 )
         if evaluation.options.lm_eval and progress.rank == 0:
-            found = harness.run_tasks(
+            scores = harness.run_tasks(
                 loaded, evaluation.encoder.tokenizer, evaluation.options, longest, others, stores
             )
-            more["lm_eval"] = more.get("lm_eval", {}) | found
+            more["lm_eval"] = more.get("lm_eval", {}) | scores
     return more
 
 
@@ -160,9 +159,11 @@ def _out_of_memory(what: str) -> AbstractContextManager[None]:
 def _by_weights(lineup: Lineup) -> list[list[Variant]]:
     """Variants grouped by the weights they need, adapters last (they change the model object)."""
     groups: dict[str, list[Variant]] = {}
-    for own in lineup.variants:
-        groups.setdefault(str(own.snapshot.directory), []).append(own)
-    return [sorted(group, key=lambda own: own.adapter is not None) for group in groups.values()]
+    for variant in lineup.variants:
+        groups.setdefault(str(variant.snapshot.directory), []).append(variant)
+    return [
+        sorted(group, key=lambda variant: variant.adapter is not None) for group in groups.values()
+    ]
 
 
 def _say_passes(evaluation: Evaluation, variant: Variant, say: Say) -> None:
@@ -182,7 +183,7 @@ def assemble(
     measured = evaluation.reads.measured(variants, stores, evaluation.overlaps)
     if measured.documents is not None:
         rundir.write_documents(path, measured.documents, frame.longest)
-    items = {label: own.items for label, own in measured.models.items()}
+    items = {label: model.items for label, model in measured.models.items()}
     lines = [
         json.dumps({"variant": label} | values_json(item))
         for label, answers in items.items()
@@ -208,13 +209,13 @@ def assemble(
         **({"not_measurable": left_out} if left_out else {}),
         **_ruler(measured),
         "variants": {
-            own.label: {"kind": own.kind, "model": own.snapshot.name, "target": own.target}
-            | {"adapter": own.adapter}
-            | {key: value for key, value in own.info.items() if key != "target"}
-            | {"store": stores[own.label].file().name}
-            | {"passes": own.regimes(frame) if measured.documents else {}}
-            | _numbers(measured, own)
-            for own in variants
+            variant.label: {"kind": variant.kind, "model": variant.snapshot.name}
+            | {"target": variant.target, "adapter": variant.adapter}
+            | {key: value for key, value in variant.info.items() if key != "target"}
+            | {"store": stores[variant.label].file().name}
+            | {"passes": variant.regimes(frame) if measured.documents else {}}
+            | _numbers(measured, variant)
+            for variant in variants
         },
         **more,
     }
@@ -223,8 +224,8 @@ def assemble(
 
 def _ruler(measured: Measurement) -> dict[str, Any]:
     """Of which of RULER's tasks `ruler@C` is the mean, and what it does not compare with."""
-    items = (item for own in measured.models.values() for item in own.items)
-    tasks, left_out = ruler_tasks(dict.fromkeys(f"{own.task}@{own.length}" for own in items))
+    items = (item for model in measured.models.values() for item in model.items)
+    tasks, left_out = ruler_tasks(dict.fromkeys(f"{item.task}@{item.length}" for item in items))
     return {"ruler": {"tasks": tasks, "left_out": left_out, "note": RULERS}} if tasks else {}
 
 

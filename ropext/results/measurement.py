@@ -56,7 +56,8 @@ class Measurement:
     @property
     def readings(self) -> dict[str, Reading]:
         """Of every model that read documents."""
-        return {label: own.reading for label, own in self.models.items() if own.reading is not None}
+        readings = {label: model.reading for label, model in self.models.items()}
+        return {label: reading for label, reading in readings.items() if reading is not None}
 
     @property
     def key(self) -> str:
@@ -65,7 +66,7 @@ class Measurement:
 
     def labels(self, *kinds: str) -> list[str]:
         """Name the models of these kinds."""
-        return [label for label, own in self.models.items() if own.kind in kinds]
+        return [label for label, model in self.models.items() if model.kind in kinds]
 
     def only(self, label: str, name: str = "") -> "Measurement":
         """Return one of the models alone, under a name."""
@@ -74,8 +75,8 @@ class Measurement:
     def without(self, tasks: Collection[str]) -> "Measurement":
         """Leave the answers of some tasks out."""
         models = {
-            label: replace(own, items=tuple(one for one in own.items if one.task not in tasks))
-            for label, own in self.models.items()
+            label: replace(model, items=tuple(one for one in model.items if one.task not in tasks))
+            for label, model in self.models.items()
         }
         return replace(self, models=models)
 
@@ -109,7 +110,8 @@ def joined(parts: Sequence[Measurement]) -> Measurement:
             for name, frame in zip(names, frames, strict=True)
         )
         raise InputError(f"these runs have no length in common ({lists}); give both one --lengths")
-    if len({own.mask_stride and (own.mask_stride, own.tail, own.longest) for own in frames}) > 1:
+    masked = [one.mask_stride and (one.mask_stride, one.tail, one.longest) for one in frames]
+    if len({*masked}) > 1:
         raise InputError("pseudo-perplexities of other tokens: give both runs the same --lengths")
     places = [_places(part, max(common)) for part in parts]
     # Hash order is the same whichever run comes first, so the seeded draws are too.
@@ -121,9 +123,9 @@ def joined(parts: Sequence[Measurement]) -> Measurement:
         )
     orders = [[place[key] for key in shared] for place in places]
     models = {
-        label: replace(own, reading=own.reading and own.reading.subset(order))
+        label: replace(model, reading=model.reading and model.reading.subset(order))
         for part, order in zip(parts, orders, strict=True)
-        for label, own in part.models.items()
+        for label, model in part.models.items()
     }
     frame = replace(
         frames[0],

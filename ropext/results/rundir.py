@@ -129,7 +129,7 @@ def _measurement(
         int(results.get("mask_stride", 0)),
     )
     documents = _read_documents(path, frame) if (path / "documents.json").exists() else None
-    hashes = [own[frame.longest] for own in documents.prefix_hashes] if documents else []
+    hashes = [prefixes[frame.longest] for prefixes in documents.prefix_hashes] if documents else []
     items: dict[str, list[ItemScore]] = {}
     if (path / "items.jsonl").exists():
         for line in (path / "items.jsonl").read_text(encoding="utf-8").splitlines():
@@ -138,13 +138,15 @@ def _measurement(
                 items.setdefault(data.pop("variant"), []).append(ItemScore.from_json(data))
     models = {
         label: MeasuredModel(
-            own["kind"],
-            store(path, own["store"]).reading(label, own["passes"], hashes) if documents else None,
+            variant["kind"],
+            store(path, variant["store"]).reading(label, variant["passes"], hashes)
+            if documents is not None
+            else None,
             tuple(items.get(label, ())),
-            overlap_in(own.get("overlap")),
-            inv_freq=tuple(own.get("inv_freq") or ()),
+            overlap_in(variant.get("overlap")),
+            inv_freq=tuple(variant.get("inv_freq") or ()),
         )
-        for label, own in results["variants"].items()
+        for label, variant in results["variants"].items()
     }
     return Measurement(frame, models, documents, results, manifest, path)
 
@@ -158,7 +160,7 @@ def _read_documents(path: Path, frame: Frame) -> Documents:
         tuple(
             # Mapped: a header that claims more than its file holds is refused, not allocated.
             np.load(file, mmap_mode="r").astype(np.int64)
-            for file in [path / "documents" / f"{own[frame.longest][:32]}.npy" for own in hashes]
+            for file in [path / "documents" / f"{one[frame.longest][:32]}.npy" for one in hashes]
         ),
     )
 
@@ -174,9 +176,9 @@ def gather(specs: Sequence[str]) -> tuple[list[Measurement], dict[str, Measureme
         run = read_run(path)
         runs.append(run)
         for label in _chosen(run, wanted):
-            own = run.manifest["decides"]["variants"].get(label)  # None: somebody renamed it
-            weights = own and (own["model"]["weights_sha256"], own["adapter_sha256"])
-            base = weights, own and own.get("inv_freq"), run.frame.context
+            identity = run.manifest["decides"]["variants"].get(label)  # None: somebody renamed it
+            weights = identity and (identity["model"]["weights_sha256"], identity["adapter_sha256"])
+            base = weights, identity and identity.get("inv_freq"), run.frame.context
             is_base = run.models[label].kind == "base"
             if not (is_base and base in bases and wanted is None):
                 everyone.append((run, label))
@@ -195,8 +197,8 @@ def gather(specs: Sequence[str]) -> tuple[list[Measurement], dict[str, Measureme
 def _name(run: Measurement, label: str, everyone: Sequence[tuple[Measurement, str]]) -> str:
     """The shortest name that nobody else has: variant, run:variant, path:variant."""
 
-    def names(own: Measurement, one: str) -> tuple[str, ...]:
-        return one, f"{own.path and own.path.name}:{one}", f"{own.path}:{one}"
+    def names(measured: Measurement, label: str) -> tuple[str, ...]:
+        return label, f"{measured.path and measured.path.name}:{label}", f"{measured.path}:{label}"
 
     every = [names(*pair) for pair in everyone]
     for place, name in enumerate(names(run, label)):
@@ -217,7 +219,7 @@ def judge(run: Measurement, gates: Sequence[Gate]) -> list[Outcome]:
     measured is to be shown all the same."""
     outcomes = []
     for gate in gates:
-        for label in [own for own in _concerned(run, gate) if own != gate.run]:
+        for label in [label for label in _concerned(run, gate) if label != gate.run]:
             try:
                 outcomes.append(_judged(run, gate, label))
             except (UsageError, InputError) as error:
@@ -236,7 +238,7 @@ def _judged(run: Measurement, gate: Gate, label: str) -> Outcome:
         values = differences(*sides)
     outcome = check_gate(gate, label, values)
     models = (model for side in sides for model in side.models.items())
-    marks = [f"{name}: {mark}" for name, own in models if (mark := own.mark_at(gate.task))]
+    marks = [f"{name}: {mark}" for name, model in models if (mark := model.mark_at(gate.task))]
     marked = f" ({', '.join(marks)})" if marks else ""
     return replace(outcome, reason=f"{outcome.reason}{marked}")
 
