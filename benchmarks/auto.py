@@ -35,7 +35,7 @@ from ropext.bundled import DATA, MODELS
 from ropext.options.extend import TRAINED
 from ropext.pipeline import job
 from ropext.pipeline.choosing import prospect
-from ropext.results.rules import UNTOUCHED
+from ropext.results import UNTOUCHED
 from ropext.results.values import Value
 from ropext.training import plan_fit
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ropext import bundled
 from ropext.errors import InputError
 from ropext.files import check_link, open_regular
-from ropext.options.fields import Texts
+from ropext.options.fields import DOCUMENTS, TABLES, Texts
 
 T = TypeVar("T")
 Messages = list[dict[str, Any]]
@@ -222,15 +222,9 @@ def _read_parquet(path: Path, name: str, source: Source) -> Iterator[RawDocument
         raise InputError(f"--data {path} is not a parquet file: {error}") from None
 
 
-# Read as one long text, their syntax would be measured.
-TABLES = (".json", ".csv", ".tsv")
 Reader = Callable[[Path, str, Source], Iterator[RawDocument]]
-READERS: dict[str, Reader] = {
-    ".txt": _read_text,
-    ".md": _read_text,
-    ".jsonl": _read_jsonl,
-    ".parquet": _read_parquet,
-}
+_OF_EACH = (_read_text, _read_text, _read_jsonl, _read_parquet)
+READERS: dict[str, Reader] = dict(zip(DOCUMENTS, _OF_EACH, strict=True))
 
 
 def _column(row: Mapping[str, Any], column: str | None, where: str) -> str:

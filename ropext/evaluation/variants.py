@@ -31,6 +31,7 @@ from ropext.inspecting import READ_FROM, growth_of, record_of_config, scaled_by_
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
 from ropext.planning import ExtensionPlan, plan_config
+from ropext.results import BASE, CONTROL
 from ropext.results.overlap import HASHES, Trained, both, from_json, trained_in, unknown
 from ropext.results.perplexity import Frame
 from ropext.rope import Spectrum
@@ -40,8 +41,7 @@ from ropext.scaling.tables import Growth
 # The section of ropext.json that says that weights were trained after the extension.
 FITTED, TRAINED = TRAININGS
 LATER = {FITTED: "fitted", TRAINED: "tuned"}  # section of ropext.json -> what the checkpoint is
-CONTROL = "control"
-SHORT = ("base", CONTROL)  # kinds that read through the short window
+SHORT = (BASE, CONTROL)  # kinds that read through the short window
 BESIDE = "base"  # the extended, untuned checkpoint inside of a tuned one
 # Schemes that a config or a weight carries, and whose models predict tokens as `eval` asks.
 READ = ("learned", "mixed", "disentangled")

@@ -252,6 +252,9 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)[:60]
 
 
+# Files of documents, by their suffix; and tables that are none: read as one long text, their syntax
+# would be measured.
+DOCUMENTS, TABLES = (".txt", ".md", ".jsonl", ".parquet"), (".json", ".csv", ".tsv")
 # Options that name a file, a folder, a model or a dataset.
 LOCAL_PLACES = ("output", "pair_factors", "passages")
 PLACES = ("model", "data", "evaluate", *LOCAL_PLACES)

@@ -32,12 +32,14 @@ from ropext.options.extend import (
     with_pair_factors,
 )
 from ropext.options.fields import (
+    DOCUMENTS,
     EVALUATE,
     EXTEND,
     FINETUNE,
     FIT,
     LOCAL_PLACES,
     PLACES,
+    TABLES,
     YAML,
     Options,
     Place,
@@ -429,7 +431,6 @@ def _tree(source: RecipeSource) -> dict[str, Any]:
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 # Names that are or end in one of these words: HF_TOKEN, but not TOKENIZER_DIR or TOKEN_COUNTS.
 _SECRET = re.compile(r"(.*_)?(token|(api)?key|secret|password|passwd)", re.IGNORECASE)
-_DATA_SUFFIXES = (".txt", ".md", ".jsonl", ".parquet", ".json", ".csv")
 
 
 def _placed(loc: Loc, entry: Entry) -> Any:
@@ -449,7 +450,7 @@ def _placed(loc: Loc, entry: Entry) -> Any:
     text = os.path.expanduser(text)
     if "://" in text or entry.folder == Path():
         return text
-    looks_local = text.startswith((".", "~", "/")) or Path(text).suffix in _DATA_SUFFIXES
+    looks_local = text.startswith((".", "~", "/")) or Path(text).suffix in (*DOCUMENTS, *TABLES)
     if loc[-1] in LOCAL_PLACES or looks_local or (entry.folder / text).exists():
         return str(entry.folder / text)
     return text

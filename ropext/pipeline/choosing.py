@@ -44,13 +44,14 @@ from ropext.options.recipe import Recipe
 from ropext.pipeline.extending import WriteOptions, write_extension
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.job import check_data, gates_of
-from ropext.pipeline.steps import CONTROL, LABELS, READ_ALWAYS, USED, section_key
+from ropext.pipeline.steps import LABELS, READ_ALWAYS, USED, section_key
 from ropext.planning import Plan, make_plan
+from ropext.results import CONTROL, UNTOUCHED
 from ropext.results.gates import Metrics
 from ropext.results.measurement import Measurement, item_differences
 from ropext.results.overlap import NOTHING, Trained, trained
 from ropext.results.perplexity import Frame
-from ropext.results.rules import ROUNDS, UNTOUCHED, Standing, because, standing
+from ropext.results.rules import ROUNDS, Standing, because, standing
 from ropext.results.stores import Store
 from ropext.results.values import FEWEST_DOCUMENTS
 from ropext.tasks import Item, find_task, repetition

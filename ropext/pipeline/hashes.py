@@ -10,9 +10,9 @@ from typing import Any
 from ropext import bundled
 from ropext.checkpoint import Snapshot, weights
 from ropext.checkpoint.provenance import digest
-from ropext.corpus.sources import READERS
 from ropext.files import write_json
 from ropext.narration import Show, unseen
+from ropext.options.fields import DOCUMENTS
 
 # Nanoseconds. What is written again within the coarsest clock of a file system, also where another
 # file was deleted, can have the number, size and time of before.
@@ -68,7 +68,7 @@ class Hashes:
         if path.is_file():
             return self.of(path)
         if path.is_dir():
-            files = [file for file in _files(path) if file.suffix in (*READERS, ".arrow")]
+            files = [file for file in _files(path) if file.suffix in (*DOCUMENTS, ".arrow")]
             return digest({str(file.relative_to(path)): self.of(file) for file in files})
         return f"dataset {source}"
 

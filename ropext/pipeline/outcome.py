@@ -21,9 +21,9 @@ from ropext.errors import GateFailed, OutputExists, UsageError
 from ropext.files import os_errors, read_json, read_object, write_json
 from ropext.options.recipe import REPORT, STAGES, Recipe
 from ropext.pipeline.hashes import Hashes
-from ropext.pipeline.steps import CONTROL, EVALUATION, SCHEMAS, TUNED, USED, Work
+from ropext.pipeline.steps import EVALUATION, SCHEMAS, USED, Work
 from ropext.report import html, tables
-from ropext.results import rundir
+from ropext.results import BASE, CONTROL, TUNED, rundir
 from ropext.results.gates import Outcome
 from ropext.results.overlap import overlap_in
 from ropext.results.rules import AutoVerdict, verdict
@@ -69,7 +69,7 @@ def _control(results: Mapping[str, Any], target: int) -> tuple[str, ...]:
     """How much of the gain is adaptation to the text."""
     variants = results["variants"]
     numbers = {label: own["metrics"] for label, own in variants.items()}
-    wanted, name = {"base", CONTROL, TUNED}, f"tail_nll@{target}"
+    wanted, name = {BASE, CONTROL, TUNED}, f"tail_nll@{target}"
     if not wanted <= {label for label, own in numbers.items() if name in own}:
         return ()
     from ropext.training import report
@@ -258,7 +258,8 @@ def write_report(work: Work, found: Evidence) -> None:
         verdicts += tables.verdict_lines(found.results)
         warnings += found.results["warnings"]
     trained = _training_table(work)
-    shown += [*([trained] if trained else []), _facts(work)]
+    shown += [trained] if trained else []
+    shown.append(_facts(work))
     title = f"ropext run: {work.output.name}"
     subtitle = (
         f"{work.base.short_name} extended from {plan.context:,} to {plan.target:,} tokens by "

@@ -24,18 +24,17 @@ from ropext.pipeline.extending import WriteOptions, write_extension
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.job import gates_of
 from ropext.planning import Plan
+from ropext.results import BASE, CONTROL, EXTENDED, FITTED, TUNED, UNTOUCHED
 from ropext.results.gates import Gate, Metrics
 from ropext.results.overlap import both, from_json, trained_in
 from ropext.workdir import MANIFEST, Flat, Ledger, Step, beside, release, remove
 
 # The folder of each stage's checkpoint, which is also its label in the evaluation.
-EXTENDED, FITTED, TUNED = "extended", "fitted", "tuned"
 LABELS = {EXTEND: EXTENDED, FIT: FITTED, FINETUNE: TUNED}
-CONTROL = "control"  # inside of the tuned one, and its label
 EVALUATION = "evaluation"
 LOG = "log.txt"
 # Evaluated in every run, beside its checkpoints.
-READ_ALWAYS = ("base", "untouched")
+READ_ALWAYS = (BASE, UNTOUCHED)
 USED = "documents_used"  # of a choice: which documents chose, and which are kept for the verdict
 DATA = ("data", "evaluate")  # documents that a section names
 # A number goes up when what a stage does with the same key changes.
@@ -120,7 +119,8 @@ class Work:
     @property
     def labels(self) -> tuple[str, ...]:
         """Who is evaluated."""
-        return (*READ_ALWAYS, *([CONTROL] if self.has_control else []), *self.checkpoints)
+        control = (CONTROL,) if self.has_control else ()
+        return (*READ_ALWAYS, *control, *self.checkpoints)
 
     @property
     def has_control(self) -> bool:

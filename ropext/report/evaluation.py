@@ -11,8 +11,8 @@ from typing import Any
 from ropext import guard
 from ropext.files import write_bytes
 from ropext.report import html, plots, tables
-from ropext.report.plots import BASE, Curve, Style
-from ropext.results import rundir
+from ropext.report.plots import Curve, Style
+from ropext.results import BASE, rundir
 from ropext.results.gates import split_spec
 from ropext.results.measurement import Measurement, item_differences
 from ropext.results.perplexity import Frame, Reading, Span

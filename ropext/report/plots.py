@@ -20,6 +20,7 @@ from ropext.files import replace_whole
 from ropext.inspecting import Inspection, Unrotated
 from ropext.lengths import length_text
 from ropext.planning import ExtensionPlan, Plan
+from ropext.results import BASE, FITTED, UNTOUCHED
 from ropext.results.values import Value
 from ropext.rope import Rope, Spectrum
 
@@ -35,9 +36,8 @@ GREY, INK, FAINT = "#6b6b6b", "#222222", "#e9e9e9"
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 2, 2)))
 # The place in COLOURS of each method; a fitted spectrum is a longrope's pair factors.
 METHODS = ("pi", "ntk", "yarn", "by-parts", "llama3", "dynamic", "abf", "longrope")
-PALETTE = {name: number for number, name in enumerate(METHODS)} | {"fitted": 7}
+PALETTE = {name: number for number, name in enumerate(METHODS)} | {FITTED: 7}
 # What the others are held against is grey, and dark where it is read beyond its window.
-BASE, UNTOUCHED = "base", "untouched"
 REFERENCE: Style = {"color": GREY, "ls": (0, (5, 2)), "lw": 2.2}
 LONGEST_NAME = 48  # letters of a name in a legend
 # An exploded model would flatten all others: the axis ends this far above the best one's worst.

@@ -3,3 +3,8 @@
 Pure: numpy arrays and numbers in, values out. No torch, no model, no clock. Reading and writing a
 run directory (`rundir`) is the one place that touches files.
 """
+
+# Names of models that are read: the base through its short window, it beyond that, the base trained
+# on the same text, and what each stage of a run makes.
+BASE, UNTOUCHED, CONTROL = "base", "untouched", "control"
+EXTENDED, FITTED, TUNED = "extended", "fitted", "tuned"

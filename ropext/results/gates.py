@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from ropext.errors import UsageError
 from ropext.lengths import length_text, parse_length
 from ropext.options.evaluate import Evaluate
+from ropext.results import BASE
 from ropext.tasks import RULER, THIRTEEN
 
 if TYPE_CHECKING:
@@ -141,9 +142,6 @@ def metric_text(metric: str) -> str:
     """A metric as a user writes it: `tail@32k`."""
     name, _, length = metric.partition("@")
     return f"{name}@{length_text(int(length))}" if length.isdigit() else metric
-
-
-BASE = "base"  # the label of the short window, which answers no questions
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from ropext.lengths import length_text
-from ropext.results.gates import BASE
+from ropext.results import BASE, FITTED, TUNED, UNTOUCHED
 from ropext.results.measurement import Measurement, joined
 from ropext.results.overlap import mark_of, marked
 from ropext.results.perplexity import Frame, Reading, Span
 from ropext.results.values import FEWEST_DOCUMENTS, MARGIN, RISK, Value, values_json, values_of
 
-UNTOUCHED = "untouched"
 # Documents read after each round, as far as there are so many.
 ROUNDS = (4, 8, 16, 32)
 # As shares of the lowest loss: who is not surely behind, and no further than this, ties with it;
@@ -205,7 +204,7 @@ def _sentence(choice: Mapping[str, Any], gain: Value | None, final: str, length:
             f"leave this model as it is: it reads {length} untouched as well as by any method "
             "tried; what was written raises the stated length alone"
         )
-    later = {"fitted": ", then a fitted spectrum", "tuned": ", then trained"}.get(final, "")
+    later = {FITTED: ", then a fitted spectrum", TUNED: ", then trained"}.get(final, "")
     extended = f"extended by {taken}{later}: {choice['because']}"
     if gain.gains is None:
         return (

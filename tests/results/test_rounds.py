@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from ropext.results import UNTOUCHED
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.perplexity import Frame, Reading
-from ropext.results.rules import UNTOUCHED, because, standing, verdict
+from ropext.results.rules import because, standing, verdict
 from ropext.results.values import Bootstrap, values_json
 
 FRAME = Frame(8, (16,), 4, Bootstrap(0))
