@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,17 +24,8 @@ PushToHub = Annotated[
 Public = Annotated[bool, typer.Option("--public", help="the pushed repository is public")]
 
 
-@dataclass(frozen=True)
-class Push:
-    """Where a finished output goes."""
-
-    repository: str
-    public: bool = False
-    results: tuple[str, ...] = ()  # of ropext eval: RUN or RUN:VARIANT
-    license: str | None = None
-    base_model: str | None = None
-    force: bool = False
-    dry_run: bool = False
+# Where a finished output goes, and with what: the arguments of pipeline.public.push.
+Push = dict[str, Any]
 
 
 def asked_push(push_to_hub: str | None, public: bool) -> Push | None:
@@ -47,7 +37,7 @@ def asked_push(push_to_hub: str | None, public: bool) -> Push | None:
     from ropext.checkpoint import push
 
     push.ready(push_to_hub, "--push-to-hub")
-    return Push(push_to_hub, public)
+    return {"repository": push_to_hub, "public": public}
 
 
 def upload(out: Out, directory: Path, wanted: Push) -> "Pushed":
@@ -55,7 +45,7 @@ def upload(out: Out, directory: Path, wanted: Push) -> "Pushed":
     from ropext.pipeline.public import push
 
     with stoppable() as stop:
-        done = push(directory, **vars(wanted), bars=out.animated, say=out.say, stop=stop)
+        done = push(directory, **wanted, bars=out.animated, say=out.say, stop=stop)
     for note in done.notes:
         out.say(f"note: {note}")
     return done
@@ -80,9 +70,9 @@ def result(
 
 def again(directory: Path, wanted: Push) -> str:
     """The command that pushes this output."""
-    words = ["ropext", "push", str(directory), wanted.repository]
-    words += ["--public"] if wanted.public else []
-    for run in wanted.results:
+    words = ["ropext", "push", str(directory), wanted["repository"]]
+    words += ["--public"] if wanted["public"] else []
+    for run in wanted.get("results", ()):
         words += ["--results", run]
     return shlex.join(words)
 
@@ -141,7 +131,7 @@ def command(
     dry_run: DryRun = False,
 ) -> None:
     """Upload an output to the hub. With its card; private unless --public is given."""
-    runs = tuple(dict.fromkeys(results or ()))
-    wanted = Push(repository, public, runs, license, base_model, force, dry_run)
-    done = upload(out, directory, wanted)
+    wanted = {"repository": repository, "public": public, "license": license, "force": force}
+    wanted |= {"results": dict.fromkeys(results or ()), "base_model": base_model}
+    done = upload(out, directory, wanted | {"dry_run": dry_run})
     out.result(sentence(done), done.to_json())

@@ -1,7 +1,6 @@
 """`ropext run RECIPE -o OUT`."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -103,7 +102,7 @@ def do(
     if (report := done.folder / "report.md").is_file():
         out.summarise(report.read_text(encoding="utf-8") + "\n")
     if push is not None and done.output is not None:
-        push = replace(push, results=done.measured)
+        push |= {"results": done.measured}
         result(out, done.to_text(), done.to_json(), done.output, push)
         return
     out.result(done.to_text(), done.to_json())

@@ -10,8 +10,8 @@ from ropext.narration import Say
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.options.recipe import PLAN, Recipe
 from ropext.options.training import Training
-from ropext.pipeline.outcome import Choice, report_step
-from ropext.pipeline.running import WholeRun, require
+from ropext.pipeline.outcome import Choice
+from ropext.pipeline.running import WholeRun
 from ropext.pipeline.steps import LABELS, Work
 from ropext.report.text import size
 from ropext.table import columns
@@ -33,27 +33,25 @@ def count(
     with tempfile.TemporaryDirectory(prefix="ropext-count-") as room:
         place = Path(output or asked.output or Path(room, "OUT"))
         work = Work(asked, place, beside(place), say, force=force)
-        WholeRun(work, choice).check()
+        run = WholeRun(work, choice)
+        run.check()
         stages = {
             name: {"what": "done before, skipped", "skipped": True}
             if is_kept
             else _stage(name, work)
-            for name, is_kept in _coming(work, choice).items()
+            for name, is_kept in _coming(run).items()
         }
     return {"model": asked.model, "stages": stages}
 
 
-def _coming(work: Work, choice: Choice) -> dict[str, bool]:
+def _coming(run: WholeRun) -> dict[str, bool]:
     """The stages that are asked for, and whether each would be skipped."""
     found: dict[str, bool] = {}
     changed = False  # a checkpoint that later stages start from
-    for step in (*work.steps(), report_step(work)):
-        if choice.only not in (None, step.name):
-            require(step, work, str(choice.only))
-            continue
+    for step in run.steps():
         starts_anew = changed and step.name != FIT  # a fit starts from the base
-        again = choice.again(step.name) or starts_anew
-        found[step.name] = not again and work.ledger.left(step) is not None
+        again = run.choice.again(step.name) or starts_anew
+        found[step.name] = not again and run.work.ledger.left(step) is not None
         changed = changed or (step.name in LABELS and not found[step.name])
     return found
 

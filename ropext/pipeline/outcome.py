@@ -77,14 +77,6 @@ def _control(results: Mapping[str, Any], target: int) -> tuple[str, ...]:
     return tuple(report.verdict(numbers, target))
 
 
-def _told(work: Work) -> dict[str, Any]:
-    """What the record says of the training; {} where there was none yet."""
-    place = work.checkpoints.get(TUNED)
-    if place is None or not (place / provenance.NAME).is_file():
-        return {}
-    return dict(read_object(place / provenance.NAME).get("finetune") or {})
-
-
 def report_step(work: Work) -> Step:
     """The last step."""
     page_path, results = work.folder / "report.html", work.evaluation / "results.json"
@@ -213,7 +205,7 @@ def _choice(work: Work, found: Evidence) -> dict[str, Any]:
     """What `--method auto` tried, took, and came to."""
     if work.job.source.choice is None:
         return {}
-    made = {k: v for k, v in work.job.source.choice.items() if k not in ("recipe", USED)}
+    made = {key: v for key, v in work.job.source.choice.items() if key not in ("recipe", USED)}
     return {"choice": made | {"verdict": values_json(found.verdict)}}
 
 
@@ -308,14 +300,14 @@ def _training_table(work: Work) -> Table | None:
         return None
     from ropext.training import report
 
-    told = _told(work)
-    overlap = overlap_in(told.get("overlap"))
-    numbers = told.get("numbers") or {}
-    table = report.finetune_table(numbers, work.plan.target, told.get("overlap"), "Fine-tuning")
+    record = read_object(work.checkpoints[TUNED] / provenance.NAME)["finetune"]
+    overlap, numbers = record.get("overlap"), record.get("numbers") or {}
+    table = report.finetune_table(numbers, work.plan.target, overlap, "Fine-tuning")
     if table is None:
         return None
-    note = f"{told['steps']} steps, {told['tokens']:,} tokens"
-    return replace(table, note=note + (f"; {overlap.of_documents}" if overlap else ""))
+    note = f"{record['steps']} steps, {record['tokens']:,} tokens"
+    found = overlap_in(overlap)
+    return replace(table, note=note + (f"; {found.of_documents}" if found else ""))
 
 
 @dataclass(frozen=True)

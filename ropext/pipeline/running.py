@@ -9,7 +9,7 @@ OUT.run/          recipe.yaml, run.json (resolved, versions, command), log.txt (
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -82,7 +82,6 @@ class WholeRun:
 
     def __init__(self, work: Work, choice: Choice) -> None:
         choice.check(work.job)
-        job.check_places(work.job, work.output)
         self.work, self.choice = work, choice
         self.rank, self.world = processes()
         if work.output.name in ("", ".", ".."):
@@ -128,10 +127,7 @@ class WholeRun:
 
     def _all(self, work: Work) -> Ran:
         done: dict[str, str] = {}
-        for step in (*work.steps(), outcome.report_step(work)):
-            if self.choice.only not in (None, step.name):
-                require(step, work, str(self.choice.only))
-                continue
+        for step in self.steps():
             make = partial(self._timed, step)
             again = self.choice.again(step.name)
             made = once(
@@ -142,6 +138,19 @@ class WholeRun:
         found = outcome.evidence_of(work) if measured else Evidence(None, ())
         output = work.output if REPORT in done and found.passed else None
         return Ran(output, work.folder, work.final, done, found)
+
+    def steps(self) -> Iterator[Step]:
+        """Those that are asked for. With --only, the ones before must be done; those after are left
+        as they are."""
+        work, only = self.work, self.choice.only
+        for step in (*work.steps(), outcome.report_step(work)):
+            if only in (None, step.name):
+                yield step
+            elif STAGES.index(step.name) < STAGES.index(only) and work.ledger.left(step) is None:
+                raise UsageError(
+                    f"--only {only} needs {step.name}, which is not done with this recipe; run "
+                    f"without --only, or --only {step.name} first"
+                )
 
     def _timed(self, step: Step) -> None:
         begun = time.monotonic()
@@ -163,14 +172,3 @@ class WholeRun:
         kept = self.work.folder / RECIPE
         if kept.is_file() and guard.signed(text := kept.read_text(encoding="utf-8")) != text:
             raise OutputExists(f"{kept} is not as ropext wrote it; {guard.MOVE}")
-
-
-def require(step: Step, work: Work, chosen: str) -> None:
-    """With --only, the stages before must be done; those after are left as they are."""
-    if STAGES.index(step.name) > STAGES.index(chosen):
-        return
-    if work.ledger.left(step) is None:
-        raise UsageError(
-            f"--only {chosen} needs {step.name}, which is not done with this recipe; run "
-            f"without --only, or --only {step.name} first"
-        )
