@@ -1,11 +1,10 @@
-"""What can be said of a model from its small files alone: inspect, plan, how to serve it, and what
-is written of it in a record and a card.
+"""What can be said of a model from its small files alone: inspect it, plan for it, serve it.
 
 Kept apart from the pipeline so that these commands start at once.
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -13,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext import bundled, families, loaders, scaling
-from ropext.checkpoint import Snapshot, card, open_snapshot, provenance
-from ropext.checkpoint.card import Card
-from ropext.checkpoint.provenance import Record, SiteRecord, readable_record, record_in
+from ropext.checkpoint import Snapshot, open_snapshot, provenance
+from ropext.checkpoint.provenance import Record, readable_record, record_in, scaled_by_config
 from ropext.checkpoint.tokenizer import NO_LIMIT
 from ropext.errors import InputError, RopextError, UsageError
 from ropext.families import Model, Site
@@ -25,7 +23,6 @@ from ropext.options.extend import Extend, parse_extend, resolve_target
 from ropext.planning import (
     ExtensionPlan,
     Plan,
-    TablePlan,
     make_plan,
     make_table_plan,
     reached,
@@ -33,197 +30,13 @@ from ropext.planning import (
 )
 from ropext.positions import Positions
 from ropext.rope import Spectrum
-from ropext.scaling import tables
-from ropext.scaling.tables import Growth, growth
-from ropext.table import Table
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ropext.checkpoint.tables import PositionTable
 
-READ_FROM = "read_from"  # section of a record that was read from a config
 TELLING_SIZE = 100_000_000  # bytes of a file whose copy is worth a sentence
-
-
-def record_of(plan: ExtensionPlan, base: Mapping[str, Any], command: Sequence[str] = ()) -> Record:
-    """The plan as ropext.json keeps it; the weights and the proof are filled in when written."""
-    asked = dict(plan.recipe)
-    if not asked.get("length_only"):
-        asked.pop("length_only", None)  # where it is off, it says nothing of the method
-    return Record(
-        base=base,
-        method=plan.method,
-        knobs=plan.knobs,
-        context=plan.context,
-        target=plan.target,
-        sites=tuple(
-            SiteRecord(
-                label=site.label,
-                dim=site.rope.dim,
-                context=site.rope.context,
-                base=site.rope.spectrum,
-                spectrum=site.wanted,
-                params=site.params,
-                scaled=site.scaled,
-            )
-            for site in plan.sites
-        ),
-        edits=_config_edits(plan.edits, "metadata" if plan.container else "config.json"),
-        recipe={key: value for key, value in asked.items() if value not in (None, ())},
-        command=provenance.clean_command(command) if command else (),
-        versions=provenance.versions(),
-    )
-
-
-def growth_of(snapshot: Snapshot, record: Record) -> Growth:
-    """What the recorded extension made of a checkpoint's position tables."""
-    before = families.read_positions(record.base["config"])
-    if before is None or record.method not in tables.methods_for(before):
-        raise InputError(
-            f"{snapshot.name}: ropext.json tells of no position table; see ropext verify"
-        )
-    return growth(before, record.method, record.target)
-
-
-def scaled_by_config(model: Model) -> str:
-    """How far a directory without a record is scaled, as its config alone says; "" where it is not,
-    or where the config leaves open from how many tokens."""
-    original = model.scaled_sites[0].rope.original_context
-    if model.asks_original or original >= model.context:
-        return ""
-    return f"scaled {model.context / original:g}x from {original:,} by its config; no record"
-
-
-def record_of_config(snapshot: Snapshot) -> Record | None:
-    """The scaling that a config names as a record of it, for a directory that has none (another
-    program saved it); None where `scaled_by_config` says nothing."""
-    config = snapshot.config
-    model = families.read(config)
-    if not scaled_by_config(model):
-        return None
-    context = model.scaled_sites[0].rope.original_context
-    plain = {
-        s.label: {"rope_type": "default", "rope_theta": s.rope.theta} for s in model.scaled_sites
-    }
-    sites = tuple(
-        SiteRecord(
-            label=site.label,
-            dim=site.rope.dim,
-            context=site.rope.original_context,
-            base=site.rope.original().spectrum if site.scaled else site.rope.spectrum,
-            spectrum=site.rope.spectrum,
-            params=site.params,
-            scaled=site.scaled,
-        )
-        for site in model.sites
-    )
-    before = families.write(config, model, plain, context)
-    return Record(
-        base=provenance.base_of(snapshot) | {"config": before},
-        method=model.scaled_sites[0].params["rope_type"],
-        knobs={},
-        context=context,
-        target=model.context,
-        sites=sites,
-        edits=_config_edits(families.diff(before, config)),
-        more={READ_FROM: "config.json"},
-    )
-
-
-def _config_edits(
-    edits: Iterable[families.Edit], file: str = "config.json"
-) -> tuple[dict[str, Any], ...]:
-    return tuple({"file": file} | edit.to_json() for edit in edits)
-
-
-def card_of(plan: Plan, snapshot: Snapshot, title: str, proof: Mapping[str, Any] | None) -> Card:
-    """The model card's section, as plain strings."""
-    base = snapshot.short_name
-    summary = [
-        f"The context of {base} was extended from {plan.context:,} to {plan.target:,} tokens by "
-        f"{plan.method} (factor {plan.factor:g}).",
-        "The weights are those of the base; config.json alone says what changed.",
-    ]
-    if proof:
-        summary.append(
-            f"transformers {proof['transformers']} built the model from it without its weights: "
-            f"{proof['rotary_modules']} rotary and {proof['attention_modules']} attention modules "
-            f"and {proof['tensors_compared']} tensors were as planned; {proof['forward']}."
-        )
-    else:
-        summary.append("It was not proved with stock transformers (--no-verify).")
-    facts = [
-        ("method", plan.method),
-        *((k, v) for k, v in plan.knobs.items() if not isinstance(v, tuple | None)),
-        ("context", plan.context),
-        ("target", plan.target),
-        ("attention factor", f"{plan.main.wanted.attention_factor:.6g}"),
-        ("written as", plan.main.params["rope_type"]),
-        ("spectrum (SHA-256)", plan.main.wanted.digest()),
-    ]
-    rows = tuple((r.loader, r.versions, r.verdict, r.flag or r.why) for r in plan.readings)
-    nearest = tuple(
-        f"Not read as planned by {', '.join(who)}: the nearest form they read exactly is that of "
-        f"{options}."
-        for options, who in plan.nearest_by_options().items()
-    )
-    return Card(
-        title=title,
-        base=base,
-        base_is_hub_id=snapshot.hub_id is not None,
-        task=_task(plan.model),
-        summary=tuple(summary),
-        facts=card.facts(facts),
-        readings=Table("", "", ("loader", "versions", "reads it", "note"), rows),
-        serving=tuple((line.loader, line.command) for line in plan.serving(title) if line.command),
-        warnings=(*plan.warnings, *nearest),
-    )
-
-
-def proved_of(proof: Mapping[str, Any]) -> str:
-    """What was proved of a model that rotates nothing, in one sentence."""
-    same = (
-        f"{proof['tensors_unchanged']} of the rewritten file in every byte the base's, "
-        f"{proof['rows_bit_exact']} old rows in every bit; "
-    )
-    return (
-        f"transformers {proof['transformers']} loads it: {proof['tensors_compared']} tensors with "
-        f"the shapes of {proof['model_class']}, {same if proof['rows_bit_exact'] else ''}"
-        f"{proof['forward']}"
-    )
-
-
-def card_of_table(
-    plan: TablePlan, snapshot: Snapshot, title: str, proof: Mapping[str, Any] | None
-) -> Card:
-    """The section of a card for a model that rotates nothing."""
-    done, rest = "The position table of {} was lengthened from", "All other weights are"
-    if not plan.positions.tensors:
-        done, rest = "The distance that {} tells apart was raised from", "The weights are"
-    unproved = "It was not proved with stock transformers (--no-verify)."
-    return Card(
-        title=title,
-        base=snapshot.short_name,
-        base_is_hub_id=snapshot.hub_id is not None,
-        summary=(
-            f"{done.format(snapshot.short_name)} {plan.context:,} to {plan.target:,} tokens by "
-            f"{plan.method} (factor {plan.factor:g}).",
-            f"{rest} those of the base.",
-            f"{proved_of(proof)}." if proof else unproved,
-        ),
-        facts=card.facts(
-            [("method", plan.method), ("context", plan.context), ("target", plan.target)]
-        ),
-        warnings=plan.warnings,
-    )
-
-
-def _task(model: Model) -> str:
-    """What the hub calls it, where the config alone says so: a composite does more than text."""
-    if model.masked_lm:
-        return "fill-mask"
-    return "text-generation" if model.text_type == model.model_type else ""
 
 
 @dataclass(frozen=True)

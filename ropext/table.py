@@ -54,7 +54,8 @@ def as_text(tables: Iterable[Table], lines: Sequence[str] = ()) -> str:
     for own in tables:
         note = textwrap.wrap(own.note, 96, initial_indent="  ", subsequent_indent="  ")
         parts.append("\n".join([own.title, *note, columns(own.header, own.rows)]))
-    return "\n\n".join([*parts, *(["\n".join(lines)] if lines else [])])
+    parts += ["\n".join(lines)] if lines else []
+    return "\n\n".join(parts)
 
 
 def as_markdown(tables: Iterable[Table]) -> str:

@@ -231,12 +231,12 @@ class Checking:
         right = positions.context == target
         yield Check("length", right, said + ("" if right else f", the record says {target}"))
         try:
-            found = tables.find_tables(snapshot, positions)
+            position_tables = tables.find_tables(snapshot, positions)
         except InputError as error:
             yield Check("rows", False, str(error))
             return
-        if found:
-            names = ", ".join(f"{own.name} {own.shape[0]}" for own in found)
+        if position_tables:
+            names = ", ".join(f"{table.name} {table.shape[0]}" for table in position_tables)
             front = f"{positions.offset} of them in front of the first position"
             yield Check("rows", True, f"{names}, {front}")
         yield from _limits(snapshot, record.context if record else target, target)
@@ -246,7 +246,8 @@ class Checking:
                 raise UsageError(f"--against compares with a record, and {snapshot.name} has none")
             yield from self.against(positions, record, base)
         weights = record.weights if record is not None else {}
-        recorded = self.deep and (base is None or any(own.sha256 for own in weights.values()))
+        hashed = any(file.sha256 for file in weights.values())
+        recorded = self.deep and (base is None or hashed)
         yield from replace(self, deep=recorded).weights(None)
         before = base.config if base is not None else record.base["config"] if record else None
         edited = _edited(record) if record is not None else ()
@@ -279,15 +280,15 @@ class Checking:
         if trained:  # of equal rows the first is the old one
             how = replace(how, kept={new: row for row, new in how.old_rows.items()})
         try:
-            found = tables.compare_tables(base, self.snapshot.directory, how, old, trained=trained)
+            same = tables.compare_tables(base, self.snapshot.directory, how, old, trained=trained)
         except ProofFailed as failed:
             yield Check("base", False, str(failed))
             return
         if old:
-            said = f"{found['rows_bit_exact']} old rows in every bit"
+            said = f"{same['rows_bit_exact']} old rows in every bit"
             said += "" if trained else f", the others of {how.rows} as they were made"
-            yield Check("base", True, f"{said}, {found['tensors_unchanged']} tensors beside them")
-        grown = {own.file for own in old}
+            yield Check("base", True, f"{said}, {same['tensors_unchanged']} tensors beside them")
+        grown = {table.file for table in old}
         for finding in compare_weights(
             base, self.snapshot.directory, deep=self.deep, show=self.show
         ):
@@ -301,8 +302,8 @@ class Checking:
         snapshot, record, deep = self.snapshot, self.record, self.deep
         assert isinstance(snapshot, GgufFile)
         site = next(site for site in claim.sites if site.scaled)
-        kept = [own.spectrum.short_context for own in record.sites if own.scaled] if record else []
-        near = kept[0] if kept else claim.context
+        scaled = [entry for entry in record.sites if entry.scaled] if record else []
+        near = scaled[0].spectrum.short_context if scaled else claim.context
         wanted = Spectrum(
             site.inv_freq,
             site.attention_factor,
@@ -320,11 +321,11 @@ class Checking:
         known = record.weights if record else {}
         if isinstance(base, GgufFile):
             known = writing.weigh_parts(base, content=deep, show=self.show)
-        own = writing.weigh_parts(snapshot, content=deep and bool(known), show=self.show)
+        weights = writing.weigh_parts(snapshot, content=deep and bool(known), show=self.show)
         count = sum(len(part.tensors) for part in snapshot.parts)
-        for name, found in own.items() if known else ():
+        for name, file in weights.items() if known else ():
             wish = known.get(name)
-            if wish is None or (wish.size, wish.header_sha256) != (found.size, found.header_sha256):
+            if wish is None or (wish.size, wish.header_sha256) != (file.size, file.header_sha256):
                 yield Check("tensors", False, "names, types, shapes or sizes are not the base's")
                 return
             if deep and wish.sha256 is None:
@@ -332,7 +333,7 @@ class Checking:
                     "tensors", None, "their bytes were not recorded: --against BASE, or --hash"
                 )
                 return
-            if deep and wish.sha256 != found.sha256:
+            if deep and wish.sha256 != file.sha256:
                 yield Check("tensors", False, "their bytes are not the base's")
                 return
         how = "in every byte" if deep and known else "in name, type, shape and size"
@@ -388,9 +389,9 @@ class Checking:
         ):  # what was recorded is read all the same
             hashed = {name: file for name, file in record.weights.items() if file.sha256}
             findings += tuple(
-                own
-                for own in compare_weights(hashed, snapshot.directory, deep=True, show=show)
-                if own.file in hashed
+                finding
+                for finding in compare_weights(hashed, snapshot.directory, deep=True, show=show)
+                if finding.file in hashed
             )
         bad = [finding for finding in findings if finding.same is False]
         for finding in bad:
@@ -557,8 +558,8 @@ def _gguf_endpoint(
         raise InputError(f"--endpoint: {snapshot.name} does not say the size of its vocabulary")
     plain, before = snapshot.config, claim.base
     if before is None and plain.get("rope_scaling"):
-        kept = {key: value for key, value in plain.items() if key != "rope_scaling"}
-        before = kept | {"max_position_embeddings": claim.context}
+        unscaled = {key: value for key, value in plain.items() if key != "rope_scaling"}
+        before = unscaled | {"max_position_embeddings": claim.context}
     with directory_of(snapshot.name, say) as name:
         place = Path(name)
         config = before and with_rope(read_object(place / "config.json"), dict(before))

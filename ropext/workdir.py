@@ -65,33 +65,33 @@ class Workdir:
 
     def has_begun(self) -> bool:
         """Whether this very run has claimed the folder, now or earlier."""
-        found = read(self.folder)
-        return found is not None and not self._other(found)
+        manifest = read(self.folder)
+        return manifest is not None and not self._other(manifest)
 
-    def _other(self, found: Mapping[str, Any]) -> list[str]:
+    def _other(self, manifest: Mapping[str, Any]) -> list[str]:
         """What another run's manifest differs in."""
-        if found["command"] != self.command:
+        if manifest["command"] != self.command:
             return ["command"]
-        return differences(found["decides"], self.decides)
+        return differences(manifest["decides"], self.decides)
 
     def check(self, force: bool | None) -> None:
         """Refuse a folder that this run may not take, and change nothing. `force` is None where the
         command has no such flag."""
-        folder, found = self.folder, read(self.folder)
+        folder, manifest = self.folder, read(self.folder)
         guard.check({}, {"a run's folder": folder})
-        if found is None:
+        if manifest is None:
             if folder.is_file() or not all(map(HALF_WRITTEN.fullmatch, guard.listing(folder))):
                 raise OutputExists(
                     f"{folder} is where ropext {self.command} would keep its run, and holds "
                     "something else; give another -o"
                 )
-        elif found["command"] != self.command:
+        elif manifest["command"] != self.command:
             raise OutputExists(
-                f"{folder} holds a run of ropext {found['command']}, which ropext {self.command} "
-                "does not touch, with --force neither: repeat that command to go on with it, give "
-                "another -o, or delete the folder"
+                f"{folder} holds a run of ropext {manifest['command']}, which ropext "
+                f"{self.command} does not touch, with --force neither: repeat that command to go "
+                "on with it, give another -o, or delete the folder"
             )
-        elif (names := self._other(found)) and not force and _has_work(folder):
+        elif (names := self._other(manifest)) and not force and _has_work(folder):
             anew = "" if force is None else ", or --force to begin anew"
             raise OutputExists(
                 f"{folder} holds another run of ropext {self.command} (it differs in "
@@ -177,13 +177,13 @@ def read(folder: Path) -> dict[str, Any] | None:
     if not (folder / MANIFEST).is_file():
         return None
     check_links(folder)
-    found = read_json(folder / MANIFEST)
-    return found if guard.is_sealed(found) else None
+    manifest = read_json(folder / MANIFEST)
+    return manifest if guard.is_sealed(manifest) else None
 
 
-def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+def differences(before: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """The names under which two mappings differ, dotted where they are nested."""
-    old, new = _flat(found), _flat(_plain(wanted))
+    old, new = _flat(before), _flat(_plain(wanted))
     return [key for key in {**new, **old} if old.get(key, ABSENT) != new.get(key, ABSENT)]
 
 
@@ -232,8 +232,8 @@ class Ledger:
     def read(self, name: str) -> Flat | None:
         """None where there is none, or one that cannot be read: then the step is done again."""
         try:
-            found = read_json(self.folder / f"{name}.json")
-            return found if {"schema", "inputs", "outputs"} <= found.keys() else None
+            record = read_json(self.folder / f"{name}.json")
+            return record if {"schema", "inputs", "outputs"} <= record.keys() else None
         except (InputError, AttributeError):
             return None
 
@@ -271,9 +271,11 @@ class Ledger:
     def other_versions(self, name: str) -> str:
         """Libraries that changed since; said, not silently a reason to do a step again."""
         now, then = self.versions, (self.read(name) or {}).get("versions", {})
-        names = [own for own in {**now, **then} if now.get(own) != then.get(own)]
+        pairs = {name: (then.get(name), now.get(name)) for name in {**now, **then}}
         return ", ".join(
-            f"{own} {then.get(own, 'absent')}, now {now.get(own, 'absent')}" for own in names
+            f"{name} {old or 'absent'}, now {new or 'absent'}"
+            for name, (old, new) in pairs.items()
+            if old != new
         )
 
 

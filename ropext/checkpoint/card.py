@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ropext.checkpoint import Snapshot
 from ropext.errors import InputError
+from ropext.families import Model
 from ropext.files import read_bytes
+from ropext.planning import Plan, TablePlan
 from ropext.table import Table, escape, grid, visible
 
 if TYPE_CHECKING:
@@ -173,7 +176,8 @@ def _front(card: Card, front: str) -> str:
     elif "base_model" in old:
         new["base_model"] = old["base_model"]
     tags = old.get("tags", [])
-    new["tags"] = list(dict.fromkeys([*([tags] if isinstance(tags, str) else tags), *TAGS]))
+    tags = [tags] if isinstance(tags, str) else tags
+    new["tags"] = list(dict.fromkeys([*tags, *TAGS]))
     return yaml.safe_dump(new, sort_keys=False, allow_unicode=True, width=FRONT_LIMIT)
 
 
@@ -215,3 +219,90 @@ def read_readme(path: Path) -> tuple[str | None, str | None]:
 def facts(rows: Iterable[tuple[str, object]]) -> Table:
     """A two-column table of names and values."""
     return Table("", "", ("", ""), tuple((name, str(value)) for name, value in rows))
+
+
+def card_of(plan: Plan, snapshot: Snapshot, title: str, proof: Mapping[str, Any] | None) -> Card:
+    """The model card's section, as plain strings."""
+    base = snapshot.short_name
+    summary = [
+        f"The context of {base} was extended from {plan.context:,} to {plan.target:,} tokens by "
+        f"{plan.method} (factor {plan.factor:g}).",
+        "The weights are those of the base; config.json alone says what changed.",
+    ]
+    if proof:
+        summary.append(
+            f"transformers {proof['transformers']} built the model from it without its weights: "
+            f"{proof['rotary_modules']} rotary and {proof['attention_modules']} attention modules "
+            f"and {proof['tensors_compared']} tensors were as planned; {proof['forward']}."
+        )
+    else:
+        summary.append("It was not proved with stock transformers (--no-verify).")
+    entries = [
+        ("method", plan.method),
+        *((k, v) for k, v in plan.knobs.items() if not isinstance(v, tuple | None)),
+        ("context", plan.context),
+        ("target", plan.target),
+        ("attention factor", f"{plan.main.wanted.attention_factor:.6g}"),
+        ("written as", plan.main.params["rope_type"]),
+        ("spectrum (SHA-256)", plan.main.wanted.digest()),
+    ]
+    rows = tuple((r.loader, r.versions, r.verdict, r.flag or r.why) for r in plan.readings)
+    nearest = tuple(
+        f"Not read as planned by {', '.join(who)}: the nearest form they read exactly is that of "
+        f"{options}."
+        for options, who in plan.nearest_by_options().items()
+    )
+    return Card(
+        title=title,
+        base=base,
+        base_is_hub_id=snapshot.hub_id is not None,
+        task=_task(plan.model),
+        summary=tuple(summary),
+        facts=facts(entries),
+        readings=Table("", "", ("loader", "versions", "reads it", "note"), rows),
+        serving=tuple((line.loader, line.command) for line in plan.serving(title) if line.command),
+        warnings=(*plan.warnings, *nearest),
+    )
+
+
+def proved_of(proof: Mapping[str, Any]) -> str:
+    """What was proved of a model that rotates nothing, in one sentence."""
+    same = (
+        f"{proof['tensors_unchanged']} of the rewritten file in every byte the base's, "
+        f"{proof['rows_bit_exact']} old rows in every bit; "
+    )
+    return (
+        f"transformers {proof['transformers']} loads it: {proof['tensors_compared']} tensors with "
+        f"the shapes of {proof['model_class']}, {same if proof['rows_bit_exact'] else ''}"
+        f"{proof['forward']}"
+    )
+
+
+def card_of_table(
+    plan: TablePlan, snapshot: Snapshot, title: str, proof: Mapping[str, Any] | None
+) -> Card:
+    """The section of a card for a model that rotates nothing."""
+    done, rest = "The position table of {} was lengthened from", "All other weights are"
+    if not plan.positions.tensors:
+        done, rest = "The distance that {} tells apart was raised from", "The weights are"
+    unproved = "It was not proved with stock transformers (--no-verify)."
+    return Card(
+        title=title,
+        base=snapshot.short_name,
+        base_is_hub_id=snapshot.hub_id is not None,
+        summary=(
+            f"{done.format(snapshot.short_name)} {plan.context:,} to {plan.target:,} tokens by "
+            f"{plan.method} (factor {plan.factor:g}).",
+            f"{rest} those of the base.",
+            f"{proved_of(proof)}." if proof else unproved,
+        ),
+        facts=facts([("method", plan.method), ("context", plan.context), ("target", plan.target)]),
+        warnings=plan.warnings,
+    )
+
+
+def _task(model: Model) -> str:
+    """What the hub calls it, where the config alone says so: a composite does more than text."""
+    if model.masked_lm:
+        return "fill-mask"
+    return "text-generation" if model.text_type == model.model_type else ""

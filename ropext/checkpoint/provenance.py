@@ -17,18 +17,23 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from ropext import guard
+from ropext import families, guard
 from ropext.checkpoint.snapshot import Snapshot
 from ropext.checkpoint.staging import replace_file
 from ropext.checkpoint.weights import Count, WeightFile, weigh
 from ropext.errors import InputError
+from ropext.families import Model
 from ropext.files import dump, is_plain_name, read_object
+from ropext.planning import ExtensionPlan
 from ropext.rope import Spectrum
+from ropext.scaling import tables
+from ropext.scaling.tables import Growth, growth
 from ropext.version import __version__
 
 NAME = guard.RECORD
 SAMPLES, SAMPLE_BYTES = 64, 65536  # blocks of a weight file that are hashed to know it again
 SCHEMA = 1
+READ_FROM = "read_from"  # section of a record that was read from a config
 SAVED = "saved_from_memory"  # section of a record whose weights may have been trained by anyone
 # Sections of the record: hashes of the documents that were trained on, and the trainings.
 TRAINED_ON, TRAININGS = "trained_on", ("fit", "finetune")
@@ -360,3 +365,94 @@ def inherited_training(snapshot: Snapshot) -> dict[str, Any]:
         return {TRAINED_ON: {"not_recorded": ["its base's record cannot be read"]}}
     known = with_training(record).get(TRAINED_ON) if record else None
     return {TRAINED_ON: known} if known else {}
+
+
+def record_of(plan: ExtensionPlan, base: Mapping[str, Any], command: Sequence[str] = ()) -> Record:
+    """The plan as ropext.json keeps it; the weights and the proof are filled in when written."""
+    asked = dict(plan.recipe)
+    if not asked.get("length_only"):
+        asked.pop("length_only", None)  # where it is off, it says nothing of the method
+    return Record(
+        base=base,
+        method=plan.method,
+        knobs=plan.knobs,
+        context=plan.context,
+        target=plan.target,
+        sites=tuple(
+            SiteRecord(
+                label=site.label,
+                dim=site.rope.dim,
+                context=site.rope.context,
+                base=site.rope.spectrum,
+                spectrum=site.wanted,
+                params=site.params,
+                scaled=site.scaled,
+            )
+            for site in plan.sites
+        ),
+        edits=_config_edits(plan.edits, "metadata" if plan.container else "config.json"),
+        recipe={key: value for key, value in asked.items() if value not in (None, ())},
+        command=clean_command(command) if command else (),
+        versions=versions(),
+    )
+
+
+def growth_of(snapshot: Snapshot, record: Record) -> Growth:
+    """What the recorded extension made of a checkpoint's position tables."""
+    before = families.read_positions(record.base["config"])
+    if before is None or record.method not in tables.methods_for(before):
+        raise InputError(
+            f"{snapshot.name}: ropext.json tells of no position table; see ropext verify"
+        )
+    return growth(before, record.method, record.target)
+
+
+def scaled_by_config(model: Model) -> str:
+    """How far a directory without a record is scaled, as its config alone says; "" where it is not,
+    or where the config leaves open from how many tokens."""
+    original = model.scaled_sites[0].rope.original_context
+    if model.asks_original or original >= model.context:
+        return ""
+    return f"scaled {model.context / original:g}x from {original:,} by its config; no record"
+
+
+def record_of_config(snapshot: Snapshot) -> Record | None:
+    """The scaling that a config names as a record of it, for a directory that has none (another
+    program saved it); None where `scaled_by_config` says nothing."""
+    config = snapshot.config
+    model = families.read(config)
+    if not scaled_by_config(model):
+        return None
+    context = model.scaled_sites[0].rope.original_context
+    plain = {
+        s.label: {"rope_type": "default", "rope_theta": s.rope.theta} for s in model.scaled_sites
+    }
+    sites = tuple(
+        SiteRecord(
+            label=site.label,
+            dim=site.rope.dim,
+            context=site.rope.original_context,
+            base=site.rope.original().spectrum if site.scaled else site.rope.spectrum,
+            spectrum=site.rope.spectrum,
+            params=site.params,
+            scaled=site.scaled,
+        )
+        for site in model.sites
+    )
+    before = families.write(config, model, plain, context)
+    return Record(
+        base=base_of(snapshot) | {"config": before},
+        method=model.scaled_sites[0].params["rope_type"],
+        knobs={},
+        context=context,
+        target=model.context,
+        sites=sites,
+        edits=_config_edits(families.diff(before, config)),
+        more={READ_FROM: "config.json"},
+    )
+
+
+def _config_edits(
+    edits: Iterable[families.Edit], file: str = "config.json"
+) -> tuple[dict[str, Any], ...]:
+    return tuple({"file": file} | edit.to_json() for edit in edits)

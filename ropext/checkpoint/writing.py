@@ -73,7 +73,8 @@ def write_checkpoint(
     readme, readme_note = read_readme(snapshot.path(README))
     with staged(output, force=force, inputs=[snapshot.directory]) as stage:
         with os_errors(output):
-            stage.notes += [*limits, *([readme_note] if readme_note else [])]
+            stage.notes += limits
+            stage.notes += [readme_note] if readme_note else []
             _carry(snapshot, stage, edits, link, show, anew)
             _write_texts(snapshot, stage.directory, config, edits)
             if write_anew is not None:

@@ -58,7 +58,7 @@ Command = Callable[..., None]
 
 def option(name: str, info: FieldInfo) -> inspect.Parameter:
     """One field as an option; its class checks what a command line cannot."""
-    names = [flag(name), *(["-m"] if name == "method" else [])]
+    names = [flag(name), "-m"] if name == "method" else [flag(name)]
     item, is_list, choices = item_of(info)
     kind: Any = str if is_list else Literal[choices] if choices else item
     is_switch = item is bool and info.default is False

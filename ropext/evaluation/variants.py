@@ -14,12 +14,16 @@ from ropext import families
 from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.checkpoint.adapter import read_lora
 from ropext.checkpoint.provenance import (
+    READ_FROM,
     SAVED,
     TRAININGS,
     Record,
     digest,
+    growth_of,
     identity,
     read_record,
+    record_of_config,
+    scaled_by_config,
 )
 from ropext.checkpoint.snapshot import with_weights
 from ropext.errors import RopextError, UnsupportedModel, UsageError
@@ -27,7 +31,6 @@ from ropext.evaluation import loading
 from ropext.evaluation.pinning import LENGTH_DEPENDENT
 from ropext.families.lengths import LENGTH_KEYS
 from ropext.files import read_object
-from ropext.inspecting import READ_FROM, growth_of, record_of_config, scaled_by_config
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
 from ropext.planning import ExtensionPlan, plan_config

@@ -270,7 +270,7 @@ def schema() -> dict[str, Any]:
             return [plain(item) for item in node]
         if not isinstance(node, dict):
             return node
-        noise = {"metavar", *(["default"] if node.get("default", 0) is None else [])}
+        noise = {"metavar"} | ({"default"} if node.get("default", 0) is None else set())
         named = {"ge": "minimum", "le": "maximum"}  # pydantic's, where a field has a reader
         return {named.get(k, k): plain(v) for k, v in node.items() if k not in noise}
 

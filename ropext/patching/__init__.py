@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ropext.checkpoint import provenance
-from ropext.checkpoint.provenance import SAVED, Record
+from ropext.checkpoint.provenance import SAVED, Record, record_of
 from ropext.checkpoint.staging import staged
 from ropext.checkpoint.weights import weigh
 from ropext.errors import InputError, OutputExists, UnsupportedModel, UsageError
 from ropext.families import refusal
-from ropext.inspecting import record_of
 from ropext.options.extend import parse_extend
 from ropext.planning import ExtensionPlan, plan_config
 from ropext.scaling.self_extend import UNCARRIED, Fold, FoldOptions

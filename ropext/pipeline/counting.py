@@ -46,14 +46,14 @@ def count(
 
 def _coming(run: WholeRun) -> dict[str, bool]:
     """The stages that are asked for, and whether each would be skipped."""
-    found: dict[str, bool] = {}
+    skipped: dict[str, bool] = {}
     changed = False  # a checkpoint that later stages start from
     for step in run.steps():
         starts_anew = changed and step.name != FIT  # a fit starts from the base
         again = run.choice.again(step.name) or starts_anew
-        found[step.name] = not again and run.work.ledger.left(step) is not None
-        changed = changed or (step.name in LABELS and not found[step.name])
-    return found
+        skipped[step.name] = not again and run.work.ledger.left(step) is not None
+        changed = changed or (step.name in LABELS and not skipped[step.name])
+    return skipped
 
 
 def _stage(name: str, work: Work) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def _evaluate(work: Work) -> dict[str, Any]:
     return {"what": said, "lengths": lengths, "models": labels}
 
 
-def counts_text(found: Mapping[str, Any]) -> str:
+def counts_text(counts: Mapping[str, Any]) -> str:
     """What --dry-run prints: each stage with what it takes."""
-    stages = found["stages"].items()
-    return columns(("stage", "what it takes"), [(name, own["what"]) for name, own in stages])
+    stages = counts["stages"].items()
+    return columns(("stage", "what it takes"), [(name, stage["what"]) for name, stage in stages])

@@ -7,10 +7,11 @@ from typing import Any
 
 from ropext import guard, proof
 from ropext.checkpoint import Snapshot, provenance, with_weights
-from ropext.checkpoint.provenance import inherited_training
+from ropext.checkpoint.card import card_of, card_of_table
+from ropext.checkpoint.provenance import inherited_training, record_of
 from ropext.checkpoint.snapshot import INDEX
 from ropext.checkpoint.writing import Written, check_writable, write_checkpoint
-from ropext.inspecting import card_of, card_of_table, open_model, planned, record_of
+from ropext.inspecting import open_model, planned
 from ropext.narration import Say, silent, told_of_files
 from ropext.options.fields import Link, reads
 from ropext.planning import ExtensionPlan, Plan, TablePlan
@@ -149,22 +150,22 @@ def _write_table(
     """Write a checkpoint that rotates nothing: with a longer position table, or another key."""
     from ropext.checkpoint import tables  # late: no rotary model needs it
 
-    found = tables.find_tables(snapshot, made.positions)
+    position_tables = tables.find_tables(snapshot, made.positions)
     growth = made.growth
 
     def write_anew(directory: Path) -> list[str]:
-        stale = tables.grow_files(snapshot, directory, growth, found, common["show"])
+        stale = tables.grow_files(snapshot, directory, growth, position_tables, common["show"])
         said = "left out, a buffer of the old length that stock makes anew"
         return [f"{name}: {said}" for name in stale]
 
     def run_proof(directory: Path) -> dict[str, Any]:
         how.say("proving: every other tensor's bytes, then stock transformers loads the result")
-        compared = tables.compare_tables(snapshot, directory, growth, found)
+        compared = tables.compare_tables(snapshot, directory, growth, position_tables)
         return compared | proof.prove_table(
             directory, growth.extended, trust_remote_code=how.trust_remote_code
         )
 
-    files = list(dict.fromkeys(table.file for table in found))
+    files = list(dict.fromkeys(table.file for table in position_tables))
     files += [INDEX] if files and snapshot.index is not None else []
     return write_checkpoint(
         snapshot,

@@ -37,13 +37,13 @@ class Hashes:
         status = os.stat(file)
         key = f"{status.st_dev}:{status.st_ino}"
         state = [status.st_size, status.st_mtime_ns]
-        found = self.known.get(key)
-        if found is None or found[:-1] != state:
+        entry = self.known.get(key)
+        if entry is None or entry[:-1] != state:
             is_settled = time.time_ns() - status.st_mtime_ns > CLOCK_GRAIN
-            found = [*state, weights.content_digest(file, self.show)]
+            entry = [*state, weights.content_digest(file, self.show)]
             if is_settled:
-                self.known[key] = found
-        return str(found[-1])
+                self.known[key] = entry
+        return str(entry[-1])
 
     def save(self) -> None:
         """Keep what was hashed."""

@@ -68,9 +68,9 @@ def evidence_of(work: Work) -> Evidence:
 def _control(results: Mapping[str, Any], target: int) -> tuple[str, ...]:
     """How much of the gain is adaptation to the text."""
     variants = results["variants"]
-    numbers = {label: own["metrics"] for label, own in variants.items()}
+    numbers = {label: variant["metrics"] for label, variant in variants.items()}
     wanted, name = {BASE, CONTROL, TUNED}, f"tail_nll@{target}"
-    if not wanted <= {label for label, own in numbers.items() if name in own}:
+    if not wanted <= {label for label, metrics in numbers.items() if name in metrics}:
         return ()
     from ropext.training import report
 
@@ -82,7 +82,7 @@ def report_step(work: Work) -> Step:
     page_path, results = work.folder / "report.html", work.evaluation / "results.json"
 
     def key() -> Flat:
-        contents = {f"checkpoint.{label}": own for label, own in work.contents().items()}
+        contents = {f"checkpoint.{label}": content for label, content in work.contents().items()}
         return {
             "recipe": digest(work.job.source.text),
             "resolved": digest(work.job.resolved()),
@@ -97,10 +97,10 @@ def report_step(work: Work) -> Step:
         return {"report": work.hashes.of(page_path)} | output if page_path.is_file() else None
 
     def make() -> None:
-        found = evidence_of(work)
-        if found.passed:
-            write_output(work, found)
-        write_report(work, found)
+        evidence = evidence_of(work)
+        if evidence.passed:
+            write_output(work, evidence)
+        write_report(work, evidence)
 
     clear = partial(page_path.unlink, missing_ok=True)
     return Step(REPORT, SCHEMAS[REPORT], key, look, make, clear)
@@ -138,7 +138,7 @@ def _hashes(note: Path) -> Hashes:
     return Hashes(note.parents[1] / ".hashes.json")
 
 
-def write_output(work: Work, found: Evidence) -> None:
+def write_output(work: Work, evidence: Evidence) -> None:
     """OUT, as a whole or not at all."""
     source = work.checkpoints[work.final]
     recover(work.output)
@@ -152,10 +152,10 @@ def write_output(work: Work, found: Evidence) -> None:
         record = replace(
             record,
             command=provenance.clean_command(work.command) if work.command else (),
-            more=dict(record.more) | {SECTION: section(work, found)},
+            more=dict(record.more) | {SECTION: section(work, evidence)},
         )
         text = (source / README).read_text(encoding="utf-8")
-        sentences, numbers = _for_card(found)
+        sentences, numbers = _for_card(evidence)
         with os_errors(work.output):
             if sentences or numbers:
                 text = card.with_evidence(text, sentences, numbers)
@@ -163,7 +163,7 @@ def write_output(work: Work, found: Evidence) -> None:
             provenance.write(record, stage.directory)
         # Known before it has its name: after a kill in between it is still known as ours.
         before = work.hashes.of_tree(work.output)
-        owned = [own for own in (before, work.hashes.of_tree(stage.directory)) if own]
+        owned = [content for content in (before, work.hashes.of_tree(stage.directory)) if content]
         write_json(work.ledger.folder / OWNED, owned)
 
 
@@ -184,7 +184,7 @@ def _carry(source: Path, target: Path) -> None:
                 copy_file(file, copy)
 
 
-def section(work: Work, found: Evidence) -> dict[str, Any]:
+def section(work: Work, evidence: Evidence) -> dict[str, Any]:
     """What ropext.json says of the run: no time, no path but those that the recipe names."""
     stages = {}
     for name in work.job.stages:
@@ -195,60 +195,61 @@ def section(work: Work, found: Evidence) -> dict[str, Any]:
         "recipe": work.job.source.text and provenance.scrub(work.job.source.text),
         "resolved": work.job.resolved(),
         "stages": stages,
-        "evaluation": None if found.results is None else _numbers(found.results),
-        "gates": [vars(gate) for gate in found.gates],
-        **_choice(work, found),
+        "evaluation": None if evidence.results is None else _numbers(evidence.results),
+        "gates": [vars(gate) for gate in evidence.gates],
+        **_choice(work, evidence),
     }
 
 
-def _choice(work: Work, found: Evidence) -> dict[str, Any]:
+def _choice(work: Work, evidence: Evidence) -> dict[str, Any]:
     """What `--method auto` tried, took, and came to."""
     if work.job.source.choice is None:
         return {}
     made = {key: v for key, v in work.job.source.choice.items() if key not in ("recipe", USED)}
-    return {"choice": made | {"verdict": values_json(found.verdict)}}
+    return {"choice": made | {"verdict": values_json(evidence.verdict)}}
 
 
 def _numbers(results: Mapping[str, Any]) -> dict[str, Any]:
     names = ("protocol", "protocol_text", "context", "lengths", "tail_tokens", "documents", "seed")
     return {name: results[name] for name in names} | {
         "variants": {
-            label: {name: own.get(name) for name in ("kind", "target", "metrics", "overlap")}
-            for label, own in results["variants"].items()
+            label: {name: variant.get(name) for name in ("kind", "target", "metrics", "overlap")}
+            for label, variant in results["variants"].items()
         }
     }
 
 
-def _for_card(found: Evidence) -> tuple[list[str], list[Table]]:
+def _for_card(evidence: Evidence) -> tuple[list[str], list[Table]]:
     shown: list[Table] = []
-    if found.results is not None:
-        shown = [tables.headline(found.results), tables.summary(found.results)]
-        shown += tables.retrieval_tables(found.results)
-    sentences = [f"{found.verdict.sentence}."] if found.verdict else []
-    sentences += [*(gate_line(gate) for gate in found.gates), *_overlaps(found)]
+    if evidence.results is not None:
+        shown = [tables.headline(evidence.results), tables.summary(evidence.results)]
+        shown += tables.retrieval_tables(evidence.results)
+    sentences = [f"{evidence.verdict.sentence}."] if evidence.verdict else []
+    sentences += [*(gate_line(gate) for gate in evidence.gates), *_overlaps(evidence)]
     return sentences, with_rows(shown)
 
 
-def _overlaps(found: Evidence) -> list[str]:
+def _overlaps(evidence: Evidence) -> list[str]:
     """What is said of models that were trained on what they are measured on."""
-    variants = found.results["variants"] if found.results is not None else {}
-    overlaps = {label: overlap_in(own.get("overlap")) for label, own in variants.items()}
-    return [f"{label}: {own.sentence}." for label, own in overlaps.items() if own and own.sentence]
+    variants = evidence.results["variants"] if evidence.results is not None else {}
+    overlaps = {label: overlap_in(variant.get("overlap")) for label, variant in variants.items()}
+    said = {label: overlap.sentence if overlap else "" for label, overlap in overlaps.items()}
+    return [f"{label}: {sentence}." for label, sentence in said.items() if sentence]
 
 
 def gate_line(gate: Outcome) -> str:
     return f"gate {'passed' if gate.passed else 'FAILED'}: {gate.gate} ({gate.reason})"
 
 
-def write_report(work: Work, found: Evidence) -> None:
+def write_report(work: Work, evidence: Evidence) -> None:
     """report.md and report.html; the pictures are those of the stages."""
-    plan, verdicts = work.plan, [found.verdict.sentence] if found.verdict else []
-    verdicts += [gate_line(gate) for gate in found.gates]
+    plan, verdicts = work.plan, [evidence.verdict.sentence] if evidence.verdict else []
+    verdicts += [gate_line(gate) for gate in evidence.gates]
     shown, warnings = list[Table](), list(plan.warnings)
-    if found.results is not None:
-        shown += tables.evaluation_tables(found.results)
-        verdicts += tables.verdict_lines(found.results)
-        warnings += found.results["warnings"]
+    if evidence.results is not None:
+        shown += tables.evaluation_tables(evidence.results)
+        verdicts += tables.verdict_lines(evidence.results)
+        warnings += evidence.results["warnings"]
     trained = _training_table(work)
     shown += [trained] if trained else []
     shown.append(_facts(work))
@@ -258,7 +259,7 @@ def write_report(work: Work, found: Evidence) -> None:
         f"{plan.method}; stages: {', '.join(work.job.stages)}"
     )
     details = json.dumps(
-        section(work, found) | {"versions": provenance.versions()}, indent=1, ensure_ascii=False
+        section(work, evidence) | {"versions": provenance.versions()}, indent=1, ensure_ascii=False
     )
     html.write(work.folder, title, subtitle, verdicts, warnings, shown, _pictures(work), details)
 
@@ -266,15 +267,15 @@ def write_report(work: Work, found: Evidence) -> None:
 def _pictures(work: Work) -> dict[str, tuple[str, bytes]]:
     """Each picture's place in the folder, its caption and its bytes, what says most first."""
     plots = work.evaluation / "plots"
-    found = {caption: plots / f"{name}.png" for name, caption in PLOTS.items()}
+    files = {caption: plots / f"{name}.png" for name, caption in PLOTS.items()}
     for file in sorted(plots.glob("retrieval-*.png")):
-        found[f"Retrieval: {file.stem.removeprefix('retrieval-')}"] = file
-    found["Wavelength of each rotary pair"] = plots / "spectra.png"
+        files[f"Retrieval: {file.stem.removeprefix('retrieval-')}"] = file
+    files["Wavelength of each rotary pair"] = plots / "spectra.png"
     if TUNED in work.checkpoints:
-        found["Loss of the training"] = work.checkpoints[TUNED] / "training" / "loss.png"
+        files["Loss of the training"] = work.checkpoints[TUNED] / "training" / "loss.png"
     return {
         file.relative_to(work.folder).as_posix(): (caption, file.read_bytes())
-        for caption, file in found.items()
+        for caption, file in files.items()
         if file.is_file()
     }
 
@@ -306,8 +307,8 @@ def _training_table(work: Work) -> Table | None:
     if table is None:
         return None
     note = f"{record['steps']} steps, {record['tokens']:,} tokens"
-    found = overlap_in(overlap)
-    return replace(table, note=note + (f"; {found.of_documents}" if found else ""))
+    marks = overlap_in(overlap)
+    return replace(table, note=note + (f"; {marks.of_documents}" if marks else ""))
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,11 @@ from ropext.inspecting import open_model, planned, positions_of, read_again
 from ropext.narration import SILENT, Hooks, Say, silent
 from ropext.options.extend import AUTO, Choosing, Extend
 from ropext.options.fields import FINETUNE, Link, TextsOrPlace, as_place, reads
-from ropext.pipeline import extending
-from ropext.pipeline.extending import Extended, WriteOptions
 
 if TYPE_CHECKING:
     from ropext.checkpoint.push import Pushed
     from ropext.evaluation.costs import Costs
+    from ropext.pipeline.extending import Extended
     from ropext.pipeline.outcome import Ran
     from ropext.report.evaluation import Compared
     from ropext.results.measurement import Measurement
@@ -48,7 +47,11 @@ def extend(
     """
     given = {name: value for name, value in options.items() if value is not None}
     if options.get("method") != AUTO and not given.keys() & Choosing.model_fields.keys():
-        how = WriteOptions(link, force, prove, hash_weights, trust_remote_code, command, say)
+        from ropext.pipeline import extending
+
+        how = extending.WriteOptions(
+            link, force, prove, hash_weights, trust_remote_code, command, say
+        )
         return extending.extend(str(model), Path(output), options, how, revision=revision)
     from ropext.options.recipe import ExtendSection
     from ropext.pipeline import job, running
@@ -75,7 +78,9 @@ def _as_file(data: TextsOrPlace | None) -> Iterator[str | None]:
     with tempfile.TemporaryDirectory(prefix="ropext-texts-") as room:
         file = Path(room) / "texts.jsonl"
         documents = (row if isinstance(row, Mapping) else {"text": row} for row in rows)
-        file.write_text("".join(json.dumps(dict(own)) + "\n" for own in documents), "utf-8")
+        file.write_text(
+            "".join(json.dumps(dict(document)) + "\n" for document in documents), "utf-8"
+        )
         yield str(file)
 
 
@@ -100,10 +105,12 @@ def fit(
     common: dict[str, Any] = {"force": force, "command": command, "say": say}
     done = run_fit(model, data, output, revision=revision, **common, **options)
     if done is not None and (gguf := bundled.find_gguf(str(model))) is not None:
+        from ropext.pipeline import extending
+
         file = Path(output) / f"{gguf.stem}-long.gguf"
         snapshot = open_model(model)
         plan = extending.warned(planned(snapshot, str(model), {"like": str(output)}), say)
-        extending.write_extension(snapshot, plan, file, WriteOptions(**common))
+        extending.write_extension(snapshot, plan, file, extending.WriteOptions(**common))
         provenance.relist(Path(output), file.name)
         say(f"{file} is the file with this spectrum; beside it are the weights in float32")
     return done
@@ -134,10 +141,10 @@ def count_evaluation(
     from ropext.evaluation import costs
 
     with _readable(model, output, options | {"losses": losses}, say) as place:
-        evaluation, found = costs.count_evaluation(place, output=output, **options)
+        evaluation, count = costs.count_evaluation(place, output=output, **options)
     for warning in evaluation.warnings:
         say(f"warning: {warning}")
-    return found
+    return count
 
 
 @contextmanager
@@ -193,9 +200,9 @@ def push(
     )
     there = replace(open_snapshot(directory), name=repository, hub_id=repository)
     served = read_again(there).serving if positions_of(there) is None else ()
-    lines = [(own.loader, own.command) for own in served if own.command]
-    found = figures(directory, [str(run) for run in results])
-    head = pushing.Head(found, lines, license, base_model)
+    lines = [(line.loader, line.command) for line in served if line.command]
+    shown = figures(directory, [str(run) for run in results])
+    head = pushing.Head(shown, lines, license, base_model)
     note = outcome.owner(Path(directory))
     how: dict[str, Any] = {"force": force, "dry_run": dry_run, "bars": bars}
     done = pushing.push(directory, repository, not public, head=head, say=say, stop=stop, **how)

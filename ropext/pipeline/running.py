@@ -135,9 +135,9 @@ class WholeRun:
             )
             done[step.name] = DONE if made else SKIPPED
         measured = REPORT in done or EVALUATE in done
-        found = outcome.evidence_of(work) if measured else Evidence(None, ())
-        output = work.output if REPORT in done and found.passed else None
-        return Ran(output, work.folder, work.final, done, found)
+        evidence = outcome.evidence_of(work) if measured else Evidence(None, ())
+        output = work.output if REPORT in done and evidence.passed else None
+        return Ran(output, work.folder, work.final, done, evidence)
 
     def steps(self) -> Iterator[Step]:
         """Those that are asked for. With --only, the ones before must be done; those after are left
@@ -161,14 +161,14 @@ class WholeRun:
 
     def _keep_recipe(self) -> None:
         """The file as it is, beside the manifest."""
-        kept, text = self.work.folder / RECIPE, self.work.job.source.text
+        copy, text = self.work.folder / RECIPE, self.work.job.source.text
         if self.rank == 0:
-            kept.unlink(missing_ok=True)
+            copy.unlink(missing_ok=True)
         if self.rank == 0 and text is not None:
-            write_text(kept, guard.signed(provenance.scrub(text)))
+            write_text(copy, guard.signed(provenance.scrub(text)))
 
     def _check_recipe(self) -> None:
         """Refuse to replace a recipe that was edited."""
-        kept = self.work.folder / RECIPE
-        if kept.is_file() and guard.signed(text := kept.read_text(encoding="utf-8")) != text:
-            raise OutputExists(f"{kept} is not as ropext wrote it; {guard.MOVE}")
+        copy = self.work.folder / RECIPE
+        if copy.is_file() and guard.signed(text := copy.read_text(encoding="utf-8")) != text:
+            raise OutputExists(f"{copy} is not as ropext wrote it; {guard.MOVE}")

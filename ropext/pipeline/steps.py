@@ -67,10 +67,10 @@ class Work:
     @cached_property
     def base(self) -> Snapshot:
         """The model; one whose weights should lie here and do not is refused."""
-        found = open_snapshot(self.job.model, revision=self.job.revision)
-        if found.hub_id != found.name:
-            with_weights(found)
-        return found
+        snapshot = open_snapshot(self.job.model, revision=self.job.revision)
+        if snapshot.hub_id != snapshot.name:
+            with_weights(snapshot)
+        return snapshot
 
     @cached_property
     def hashes(self) -> Hashes:
@@ -260,7 +260,7 @@ class Work:
         options = self.job.fitting
 
         def key() -> Flat:
-            values = {f"fit.{name}": own for name, own in options.items() if name not in UNDECIDING}
+            values = {f"fit.{key}": v for key, v in options.items() if key not in UNDECIDING}
             base = {"base": self.hashes.of_model(self._whole_base)}
             return self._section(FIT) | values | base | {"config": digest(self.base.config)}
 
@@ -292,7 +292,8 @@ class Work:
         results = self.evaluation / "results.json"
 
         def key() -> Flat:
-            contents = {f"checkpoint.{label}": own for label, own in self.contents().items()}
+            made = self.contents().items()
+            contents = {f"checkpoint.{label}": content for label, content in made}
             lengths = {"context": self.plan.context, "limit": self.plan.target}
             return self._section(EVALUATE) | contents | lengths
 

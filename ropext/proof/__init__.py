@@ -204,14 +204,17 @@ def prove_table(
             f" {target} tokens: {last['failed']}"
         )
     more = {} if base is None else {"changed": built["base"]["changed"]}
-    return more | {
-        "transformers": built["transformers"],
-        "model_class": built["model_class"],
-        "tensors_compared": compared,
-        "tensors_not_compared": packed,
-        "forward": last["said"] + (compare_told(last, positions) if listen else ""),
-        **({"untied": built["untied"]} if built["untied"] else {}),
-    }
+    return (
+        more
+        | {
+            "transformers": built["transformers"],
+            "model_class": built["model_class"],
+            "tensors_compared": compared,
+            "tensors_not_compared": packed,
+            "forward": last["said"] + (compare_told(last, positions) if listen else ""),
+        }
+        | ({"untied": built["untied"]} if built["untied"] else {})
+    )
 
 
 def prove_plan(

@@ -4,9 +4,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ropext.checkpoint.card import proved_of
+from ropext.checkpoint.provenance import scaled_by_config
 from ropext.families import ABSENT, Edit, Model, Site
 from ropext.families.config import named
-from ropext.inspecting import proved_of, scaled_by_config
 from ropext.planning import ExtensionPlan, Plan, TablePlan
 from ropext.positions import SCHEMES
 from ropext.rope import phase_ratio, turns
@@ -350,7 +351,8 @@ def verification(verdict: str, checks: Iterable[tuple[bool | None, str, str]], r
     states = {True: "ok", False: "WRONG", None: "NOT KNOWN"}
     rows = [(states[passed], what, sentence) for passed, what, sentence in checks]
     parts = [verdict, "", columns(["", "what", "found"], rows), ""]
-    return "\n".join([*parts, *([readers, ""] if readers else []), verdict])
+    parts += [readers, ""] if readers else []
+    return "\n".join([*parts, verdict])
 
 
 def costs(found: Any) -> str:

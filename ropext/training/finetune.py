@@ -9,9 +9,13 @@ from typing import Any
 from ropext import bundled, corpus, families
 from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.checkpoint.provenance import (
+    READ_FROM,
     Record,
     digest,
+    growth_of,
     read_record,
+    record_of_config,
+    scaled_by_config,
     weights_digest,
 )
 from ropext.checkpoint.weights import read_header
@@ -22,7 +26,6 @@ from ropext.evaluation.preparing import masking_of
 from ropext.evaluation.reading import Masking
 from ropext.families import Model
 from ropext.families.config import named, text_part
-from ropext.inspecting import READ_FROM, growth_of, record_of_config, scaled_by_config
 from ropext.options.fields import flag
 from ropext.options.training import Finetune
 from ropext.results.overlap import kept_out_of

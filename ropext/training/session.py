@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from ropext.checkpoint.provenance import READ_FROM
 from ropext.errors import InputError, Interrupted, listed
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.loading import add_adapter, memory_errors
 from ropext.evaluation.variants import Variant
-from ropext.inspecting import READ_FROM
 from ropext.narration import Say, Show, pausing, told, told_of_files
 from ropext.patching import apply_config, unpatch
 from ropext.planning import Plan

@@ -25,9 +25,9 @@ from typing import Any
 from ropext import inspecting, proof
 from ropext.bundled import MODELS
 from ropext.checkpoint import Snapshot, card, open_snapshot, provenance
-from ropext.checkpoint.card import README, Card
+from ropext.checkpoint.card import README, Card, card_of
 from ropext.checkpoint.copying import copy_file, place
-from ropext.checkpoint.provenance import NAME, Record
+from ropext.checkpoint.provenance import NAME, Record, record_of
 from ropext.checkpoint.staging import check_space, staged
 from ropext.checkpoint.weights import weigh
 from ropext.checkpoint.writing import write_checkpoint
@@ -92,10 +92,10 @@ def write_fitted(
         return proof.prove_plan(directory, made, snapshot.config)
 
     def card_with_numbers(proved: Mapping[str, Any] | None) -> Card:
-        plain = inspecting.card_of(made, snapshot, output.name, proved)
+        plain = card_of(made, snapshot, output.name, proved)
         return replace(plain, summary=(*plain.summary, *story.summary), numbers=story.numbers)
 
-    record = inspecting.record_of(made, provenance.base_of(snapshot), command)
+    record = record_of(made, provenance.base_of(snapshot), command)
     write_checkpoint(
         snapshot,
         output,

@@ -13,9 +13,9 @@ import published
 import tiny
 
 from ropext.checkpoint import provenance
+from ropext.checkpoint.provenance import record_of
 from ropext.checkpoint.snapshot import Snapshot
 from ropext.families.config import census
-from ropext.inspecting import record_of
 from ropext.options import extend
 from ropext.planning import make_plan
 
