@@ -184,16 +184,15 @@ def push(
     made = head.put_into(text, repository) if text else None
     text = str(made or "")
     sizes = {name: path.stat().st_size for name, path in files.items()}
-    missing = [key for key in ASKED if made and not made.data.get(key)]
-    notes = [f"the card names no {key}; {ASKED[key]} puts one in" for key in missing]
+    missing = {key: said for key, said in ASKED.items() if made and not made.data.get(key)}
+    notes = [f"the card names no {key}; {said} puts one in" for key, said in missing.items()]
     if changed := [name for name, own in contents.items() if isinstance(own, bytes)]:
         notes.append(f"of this machine's paths in {', '.join(changed)} the last part alone goes up")
     contents[provenance.NAME] = _without_files(contents[provenance.NAME])
     sizes |= {name: len(own) for name, own in contents.items() if isinstance(own, bytes)}
-    figures = len(head.figures)
-    pushed = Pushed(repository, "", None, private, sizes, figures, False, text, tuple(notes))
+    pushed = Pushed(repository, "", None, private, sizes, len(head.figures), False, text)
     if dry_run:
-        return pushed
+        return replace(pushed, notes=tuple(notes))
     from huggingface_hub import HfApi
 
     api = HfApi(token=token, library_name="ropext")

@@ -122,8 +122,15 @@ def build(
             if (read := wanted[0].read) is not None:
                 entry |= {"base": wanted[0].base, "base_context": read.context}
     job = {"directories": entries, "tensors": tensors, "trust_remote_code": trust_remote_code}
+    return _child(job, directories, timeout)
+
+
+def _child(
+    job: Mapping[str, Any], directories: Sequence[Path], timeout: float
+) -> list[dict[str, Any]]:
+    """What the fresh process says of each directory."""
     # Nothing here runs on a GPU, and its driver costs seconds.
-    offline = {} if trust_remote_code else {"HF_HUB_OFFLINE": "1"}
+    offline = {} if job["trust_remote_code"] else {"HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory(prefix="ropext-proof-") as folder:
         out = Path(folder) / "built.jsonl"
         try:
