@@ -14,7 +14,7 @@ from ropext.checkpoint import Snapshot
 from ropext.errors import InputError
 from ropext.families import Model
 from ropext.files import read_bytes
-from ropext.planning import Plan, TablePlan
+from ropext.planning import ExtensionPlan, Plan, TablePlan
 from ropext.table import Table, escape, grid, visible
 
 if TYPE_CHECKING:
@@ -221,8 +221,13 @@ def facts(rows: Iterable[tuple[str, object]]) -> Table:
     return Table("", "", ("", ""), tuple((name, str(value)) for name, value in rows))
 
 
-def card_of(plan: Plan, snapshot: Snapshot, title: str, proof: Mapping[str, Any] | None) -> Card:
+def card_of(
+    plan: ExtensionPlan, snapshot: Snapshot, title: str, proof: Mapping[str, Any] | None
+) -> Card:
     """The model card's section, as plain strings."""
+    if isinstance(plan, TablePlan):
+        return _card_of_table(plan, snapshot, title, proof)
+    assert isinstance(plan, Plan)
     base = snapshot.short_name
     summary = [
         f"The context of {base} was extended from {plan.context:,} to {plan.target:,} tokens by "
@@ -278,7 +283,7 @@ def proved_of(proof: Mapping[str, Any]) -> str:
     )
 
 
-def card_of_table(
+def _card_of_table(
     plan: TablePlan, snapshot: Snapshot, title: str, proof: Mapping[str, Any] | None
 ) -> Card:
     """The section of a card for a model that rotates nothing."""

@@ -1,20 +1,23 @@
 """Plan, write, prove: one extended checkpoint. Nothing here imports torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ropext import guard, proof
 from ropext.checkpoint import Snapshot, provenance, with_weights
-from ropext.checkpoint.card import card_of, card_of_table
+from ropext.checkpoint.card import card_of
 from ropext.checkpoint.provenance import inherited_training, record_of
 from ropext.checkpoint.snapshot import INDEX
 from ropext.checkpoint.writing import Written, check_writable, write_checkpoint
 from ropext.inspecting import open_model, planned
-from ropext.narration import Say, silent, told_of_files
+from ropext.narration import Say, Show, silent, told_of_files
 from ropext.options.fields import Link, reads
 from ropext.planning import ExtensionPlan, Plan, TablePlan
+
+# Holds a finished but unnamed directory against its plan.
+Proof = Callable[[Path], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -110,55 +113,52 @@ def write_extension(
 ) -> Extended:
     """Write what a plan says, proved before it gets its name."""
     record = record_of(made, provenance.base_of(snapshot), how.command)
-    record = replace(record, more=inherited_training(snapshot))
-    show, trusted = told_of_files(how.say), how.trust_remote_code
-    common: dict[str, Any] = {
-        "record": record,
-        "link": how.link,
-        "force": how.force,
-        "hash_weights": how.hash_weights,
-        "show": show,
-    }
-    if isinstance(made, TablePlan):
-        return Extended(made, _write_table(snapshot, made, output, how, common))
-    assert isinstance(made, Plan)
+    record, show = replace(record, more=inherited_training(snapshot)), told_of_files(how.say)
+    common: dict[str, Any] = {"record": record, "link": how.link, "force": how.force}
+    common |= {"hash_weights": how.hash_weights, "show": show}
     if snapshot.container:
         from ropext.gguf import GgufFile, writing
 
         assert isinstance(snapshot, GgufFile)
+        assert isinstance(made, Plan)
         file = writing.write_gguf(snapshot, output, plan=made, prove=how.prove, **common)
         return Extended(made, file)
 
-    def run_proof(directory: Path) -> dict[str, Any]:
+    def prove_spectrum(directory: Path) -> dict[str, Any]:
         how.say("proving: stock transformers builds the model from the written config")
+        trusted = how.trust_remote_code
         return proof.prove_plan(directory, made, snapshot.config, trust_remote_code=trusted)
 
+    prove: Proof = prove_spectrum
+    if isinstance(made, TablePlan):
+        prove, rewriting = _with_tables(snapshot, made, how, show)
+        common |= rewriting
     written = write_checkpoint(
         snapshot,
         output,
         config=made.config,
         card=lambda proved: card_of(made, snapshot, output.name, proved),
-        prove=run_proof if how.prove else None,
+        prove=prove if how.prove else None,
         **common,
     )
     return Extended(made, written)
 
 
-def _write_table(
-    snapshot: Snapshot, made: TablePlan, output: Path, how: WriteOptions, common: Mapping[str, Any]
-) -> Written:
-    """Write a checkpoint that rotates nothing: with a longer position table, or another key."""
+def _with_tables(
+    snapshot: Snapshot, made: TablePlan, how: WriteOptions, show: Show
+) -> tuple[Proof, dict[str, Any]]:
+    """The proof of a checkpoint that rotates nothing, and how its files with a position table, if
+    it has one, are written anew."""
     from ropext.checkpoint import tables  # late: no rotary model needs it
 
-    position_tables = tables.find_tables(snapshot, made.positions)
-    growth = made.growth
+    position_tables, growth = tables.find_tables(snapshot, made.positions), made.growth
 
     def write_anew(directory: Path) -> list[str]:
-        stale = tables.grow_files(snapshot, directory, growth, position_tables, common["show"])
+        stale = tables.grow_files(snapshot, directory, growth, position_tables, show)
         said = "left out, a buffer of the old length that stock makes anew"
         return [f"{name}: {said}" for name in stale]
 
-    def run_proof(directory: Path) -> dict[str, Any]:
+    def prove(directory: Path) -> dict[str, Any]:
         how.say("proving: every other tensor's bytes, then stock transformers loads the result")
         compared = tables.compare_tables(snapshot, directory, growth, position_tables)
         return compared | proof.prove_table(
@@ -166,14 +166,7 @@ def _write_table(
         )
 
     files = list(dict.fromkeys(table.file for table in position_tables))
-    files += [INDEX] if files and snapshot.index is not None else []
-    return write_checkpoint(
-        snapshot,
-        output,
-        config=made.config,
-        card=lambda proved: card_of_table(made, snapshot, output.name, proved),
-        prove=run_proof if how.prove else None,
-        anew=files,
-        write_anew=write_anew if files else None,
-        **common,
-    )
+    if not files:
+        return prove, {}
+    files += [] if snapshot.index is None else [INDEX]
+    return prove, {"anew": files, "write_anew": write_anew}
