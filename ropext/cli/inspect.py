@@ -33,8 +33,4 @@ def command(
     seen = inspecting.inspect(model, revision=revision, **given)
     if plot is not None:
         out.picture(plot, seen)
-    if isinstance(seen, inspecting.Unrotated):
-        said = text.unrotated(seen)
-    else:
-        said = text.inspection(seen.name, seen.model, seen.limits, seen.target, seen.extended)
-    out.result(said, seen.to_json())
+    out.result(text.inspection(seen), seen.to_json())

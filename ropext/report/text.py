@@ -8,6 +8,7 @@ from ropext.checkpoint.card import proved_of
 from ropext.checkpoint.provenance import scaled_by_config
 from ropext.families import ABSENT, Edit, Model, Site
 from ropext.families.config import named
+from ropext.inspecting import Inspection, Served, Unrotated
 from ropext.planning import ExtensionPlan, Plan, TablePlan
 from ropext.positions import SCHEMES
 from ropext.rope import phase_ratio, turns
@@ -17,7 +18,6 @@ from ropext.table import columns
 
 if TYPE_CHECKING:
     from ropext.checkpoint.writing import Written
-    from ropext.inspecting import Served, Unrotated
     from ropext.loaders import LoaderReading, Serving
 
 
@@ -128,34 +128,37 @@ def pair_table(site: Site, target: int) -> str:
     return columns(["pair", "wavelength", turned, f"at {target:,} tokens, untouched"], rows)
 
 
-def inspection(
-    name: str, model: Model, limits: Mapping[str, Any], target: int, extended: str = ""
-) -> str:
+def inspection(seen: Inspection | Unrotated) -> str:
     """`ropext inspect` as text."""
-    parts = [name, _columns(_facts(model, limits))]
+    if isinstance(seen, Unrotated):
+        return _unrotated(seen)
+    model = seen.model
+    parts = [seen.name, _columns(_facts(model, seen.limits))]
     for site in model.sites:
         title = f"rotary embedding{f' of {site.label}' if site.label else ''}"
-        parts += ["", title, _columns(_site_facts(site, model, extended), "  ")]
+        parts += ["", title, _columns(_site_facts(site, model, seen.extended), "  ")]
         if site.scaled:
-            parts += ["", pair_table(site, target)]
+            parts += ["", pair_table(site, seen.target)]
     for note in (*model.notes, *model.obstacles):
         parts.append(f"\nnote: {note}")
     return "\n".join(parts)
 
 
-def unrotated(seen: "Unrotated") -> str:
+def _unrotated(seen: Unrotated) -> str:
     """`ropext inspect` of a model without a rotary embedding, as text."""
-    own = seen.positions
-    kind = own.model_type
-    kind += f" (text part: {own.text_type})" if own.text_type != kind else ""
-    facts = [("type", kind), ("positions", SCHEMES[own.kind])]
-    if own.carried and not own.tensors:
-        facts.append(("distances", f"alike from {alike(own)} on; {own.key} {own.context}"))
-    elif own.context:
-        facts.append(("context", f"{own.context:,} tokens"))
-    if own.tensors:
-        front = f", {own.offset} in front of the first position" if own.offset else ""
-        facts.append(("rows", f"{own.rows:,}{front}; {own.key} {own.rows - own.beyond}"))
+    scheme = seen.positions
+    kind = scheme.model_type
+    kind += f" (text part: {scheme.text_type})" if scheme.text_type != kind else ""
+    facts = [("type", kind), ("positions", SCHEMES[scheme.kind])]
+    if scheme.carried and not scheme.tensors:
+        facts.append(("distances", f"alike from {alike(scheme)} on; {scheme.key} {scheme.context}"))
+    elif scheme.context:
+        facts.append(("context", f"{scheme.context:,} tokens"))
+    if scheme.tensors:
+        front = f", {scheme.offset} in front of the first position" if scheme.offset else ""
+        facts.append(
+            ("rows", f"{scheme.rows:,}{front}; {scheme.key} {scheme.rows - scheme.beyond}")
+        )
     facts += [
         (
             "table",
@@ -335,7 +338,7 @@ def extended(made: ExtensionPlan, written: "Written") -> str:
     return "\n".join(parts)
 
 
-def served(found: "Served") -> str:
+def served(found: Served) -> str:
     """`ropext plan` on an extended directory: who reads it how."""
     head = f"{found.directory}: {found.model.context:,} tokens"
     if found.record:

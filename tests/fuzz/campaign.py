@@ -237,7 +237,7 @@ def _inspect(directory: Path) -> None:
     seen = attempt(inspecting.inspect, str(directory))
     if isinstance(seen, inspecting.Inspection):
         check_json(seen.to_json())
-        check_text(text.inspection(seen.name, seen.model, seen.limits, seen.target))
+        check_text(text.inspection(seen))
 
 
 def _check_files(directory: Path) -> None:

@@ -181,7 +181,7 @@ def test_a_line_cannot_be_forged_by_the_name_of_a_layer(checkpoint):
     config = SMALL | {"layer_types": ["full\nlicense      free", "full_attention"]}
     (checkpoint / "config.json").write_text(json.dumps(config))
     seen = inspecting.inspect(str(checkpoint))
-    told = text.inspection(seen.name, seen.model, seen.limits, seen.target)
+    told = text.inspection(seen)
     check_told_on_one_line(told)
     scaled = {"type": "linear", "factor": 2.0, "a\nlicense      free": 1}
     (checkpoint / "config.json").write_text(json.dumps(SMALL | {"rope_scaling": scaled}))
@@ -194,7 +194,7 @@ def test_a_line_cannot_be_forged_by_a_limit(checkpoint):
 
     (checkpoint / "generation_config.json").write_text('{"max_length": "1\\nlicense      free"}')
     seen = inspecting.inspect(str(checkpoint))
-    told = text.inspection(seen.name, seen.model, seen.limits, seen.target)
+    told = text.inspection(seen)
     check_told_on_one_line(told)
 
 
@@ -327,7 +327,7 @@ def test_a_plan_of_other_peoples_text_is_shown_safely(checkpoint):
     }
     (checkpoint / "config.json").write_text(json.dumps(config))
     seen = inspecting.inspect(str(checkpoint))
-    assert "\x1b" not in visible(text.inspection(seen.name, seen.model, seen.limits, seen.target))
+    assert "\x1b" not in visible(text.inspection(seen))
     assert replace(seen, target=5).to_json()["target"] == 5
 
 

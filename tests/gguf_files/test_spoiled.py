@@ -87,7 +87,7 @@ def test_spoiled_files_keep_the_promise(seeds, tmp_path):
             seen = campaign.attempt(inspecting.inspect, str(base))
             if not isinstance(seen, RopextError):
                 campaign.check_json(seen.to_json())
-                shown = text.inspection(seen.name, seen.model, seen.limits, seen.target)
+                shown = text.inspection(seen)
                 campaign.check_text(shown)
             campaign.attempt(inspecting.serving, str(base))
             campaign.attempt(verifying.check_directory, str(base), deep=True)

@@ -8,7 +8,7 @@ import pytest
 from marked import at_work, checkpoint
 
 import ropext
-from ropext.errors import GateFailed, InputError, OutputExists, UsageError
+from ropext.errors import GateFailed, InputError, Interrupted, OutputExists, UsageError
 from ropext.pipeline import hashes, steps
 from ropext.pipeline.outcome import Evidence, Ran
 from ropext.results.gates import Outcome
@@ -470,3 +470,19 @@ def test_a_run_that_was_only_begun_is_nothing_to_keep(tmp_path):
     assert not ledger.has_finished()
     ledger.write(step, {}, {"plan": "x"})
     assert ledger.has_finished()
+
+
+def test_an_interrupt_says_what_is_kept_where_a_stage_is_finished(tmp_path, monkeypatch):
+    def interrupted(*args, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(steps, "write_bytes", interrupted)  # of the plan, the first stage
+    with pytest.raises(KeyboardInterrupt):
+        go()
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(steps, "write_extension", interrupted)
+    with pytest.raises(
+        Interrupted, match=r"finished stages are kept in out\.run: the same command"
+    ):
+        go()
