@@ -13,7 +13,7 @@ from typing import Any
 from ropext.checkpoint.provenance import digest
 from ropext.errors import InputError
 from ropext.lengths import length_text
-from ropext.results.gates import BASE
+from ropext.results import BASE
 from ropext.results.overlap import Overlap
 from ropext.results.perplexity import Documents, Frame, Reading, strided_values, text_values
 from ropext.results.retrieval import ItemScore, grouped, mean_of, retrieval_values, ruler_means
