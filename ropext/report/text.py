@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ropext.checkpoint.card import proved_of
 from ropext.checkpoint.provenance import scaled_by_config
 from ropext.families import ABSENT, Edit, Model, Site
 from ropext.families.config import named
@@ -309,6 +308,8 @@ def serving_text(lines: Iterable["Serving"]) -> str:
 
 def extended(made: ExtensionPlan, written: "Written") -> str:
     """`ropext extend` as text: what was written, what was proved, what to do next."""
+    from ropext.checkpoint.card import proved_of  # late: inspect and plan write no card
+
     proved = written.proof
     parts = [f"wrote {written.output}: {made.context:,} -> {made.target:,} tokens by {made.method}"]
     if proved and "ggml" in proved:
