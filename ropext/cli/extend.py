@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ropext.cli import options, plan, run
+from ropext.cli import options, plan
 from ropext.cli.output import Out
 from ropext.cli.push import Public, PushToHub, asked_push, result
 from ropext.errors import UsageError
@@ -56,7 +56,8 @@ def command(
     top = {"model": model, "revision": revision}
     later = {"fit": fit, "finetune": given.get("finetune"), "evaluate": evaluate}
     if words or any(later.values()) or choosing or given.get("method") == AUTO:
-        from ropext.pipeline import job  # late: it needs the options of all steps
+        from ropext.cli import run  # late: it needs the options of all steps
+        from ropext.pipeline import job
 
         given.pop("finetune", None)
         asked = job.from_options(top, given | choosing | writing, later, words or ())
