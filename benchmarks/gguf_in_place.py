@@ -166,7 +166,7 @@ def chunks(count: int, length: int) -> list[tuple[str, list[int]]]:
     kept, text, ids = list[tuple[str, list[int]]](), "", list[int]()
     for line in bundled.DATA["ropext://held-out"].read_text("utf-8").splitlines():
         row = tokenizer(json.loads(line)["text"]).input_ids[:length]
-        piece = tokenizer.decode(row)
+        piece = str(tokenizer.decode(row))
         whole = tokenizer(text + piece).input_ids
         if len(row) == length and whole == ids + row and tokenizer(piece).input_ids == row:
             kept, text, ids = [*kept, (piece, row)], text + piece, ids + row
@@ -194,7 +194,7 @@ def perplexity(quantise: Path, tool: Path, kind: str, count: int) -> None:
         print("| form | `ropext eval` | llama.cpp's perplexity |")
         print("|---|---|---|")
         for name, file in files.items():
-            options = {
+            options: dict[str, Any] = {
                 "data": str(data),
                 "lengths": [CONTEXT, length],
                 "losses": room / "l.parquet",
@@ -209,7 +209,19 @@ def perplexity(quantise: Path, tool: Path, kind: str, count: int) -> None:
                 )
                 if variant == label and position > CONTEXT  # as llama-perplexity scores them
             ]
-            words = [tool, "-m", file, "-f", text, "-c", str(length), "-b", str(length), "-t", "1"]
+            words: list[str | Path] = [
+                tool,
+                "-m",
+                file,
+                "-f",
+                text,
+                "-c",
+                str(length),
+                "-b",
+                str(length),
+                "-t",
+                "1",
+            ]
             done = subprocess.run(words, check=True, capture_output=True, text=True)
             said = re.search(r"Final estimate: PPL = ([\d.]+)", done.stdout + done.stderr)
             assert said, done.stderr[-2000:]
@@ -298,8 +310,8 @@ def main() -> None:
     elif asked.part == "real":
         real(asked.engine, asked.model, asked.text, asked.tokens, asked.like, asked.cells)
     elif asked.part == "perplexity":
-        tools = [asked.tools / f"llama-{name}" for name in ("quantize", "perplexity")]
-        perplexity(*tools, asked.kind, asked.documents)
+        quantise, tool = (asked.tools / f"llama-{name}" for name in ("quantize", "perplexity"))
+        perplexity(quantise, tool, asked.kind, asked.documents)
     else:
         copy(asked.gigabytes, asked.filled, asked.rounds, asked.room)
 

@@ -21,7 +21,8 @@ from ropext.rope import Rope, Spectrum, plain_inv_freq
 
 # Keys and divisors are float32: half a unit in the last place, twice (a factor and a divisor).
 STORED = 2.0**-22
-STANDS = 1e30  # Gemma 4's divisor of a pair that does not turn; STILL and more are read as that
+# Gemma 4's divisor of a pair that does not turn, as a float32; STILL and more are read as that.
+STANDS = 1000000015047466219876688855040.0
 STILL = 1e20
 
 

@@ -348,8 +348,8 @@ def select(name: str) -> tuple[LoaderVersions, ...]:
     if loader in FILE_READERS:
         why = FILE_READERS[loader] or "of a directory --for llama.cpp says what its converter makes"
         raise UsageError(
-            f"--for {name}: {loader} reads a GGUF, so name one (ropext plan MODEL.gguf --for"
-            f" {loader}); {why}"
+            f"--for {name}: {loader} was read for GGUF files alone, so name one (ropext plan"
+            f" MODEL.gguf --for {loader}); {why}"
         )
     mine = [r for r in readers() if r.loader == loader]
     if not mine:

@@ -247,7 +247,7 @@ def test_for_names_programs_that_run_a_file(base, tmp_path):
     for options in ({"method": "yarn"}, {}):
         with pytest.raises(
             UsageError,
-            match=r"ollama reads a GGUF, so name one.*extend the GGUF: its own converter drops",
+            match=r"ollama was read for GGUF files alone.*extend the GGUF: its own converter drops",
         ):
             inspecting.plan("ropext://demo", factor=4.0, for_loaders="ollama", **options)
 
