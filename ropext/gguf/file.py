@@ -241,7 +241,14 @@ def _by_layer_type(
         full[row.partial], windowed[row.partial] = out[row.partial], min(1.0, turning / local)
     full |= out["rope_scaling"]
     own = {label.name: windowed if label.windowed else full for label in labels}
+    entry = head.entries.get(heads := key("attention.head_count_kv"))
+    listed = head.numbers(heads) if entry is not None and entry.value is None else None
+    by_kind = dict(zip(out["layer_types"], listed or (), strict=False))
     return {
+        "num_key_value_heads": by_kind.get("sliding_attention", out["num_key_value_heads"]),
+        "num_global_key_value_heads": by_kind.get("full_attention"),
+        "attention_k_eq_v": True if by_kind else None,  # or stock reads no heads of their own
+        "num_kv_shared_layers": head.whole(key("attention.shared_kv_layers"), 0),
         "head_dim": local,
         "global_head_dim": whole,
         "rope_parameters": own,

@@ -155,6 +155,7 @@ def read(own: GgufRope, dim: int) -> Spectrum:
 def farthest(one: Spectrum, other: Spectrum) -> float:
     """The largest relative difference between two spectra; infinite where they are of two kinds."""
     alike = (one.short_inv_freq is None) == (other.short_inv_freq is None)
+    alike = alike and len(one.inv_freq) == len(other.inv_freq)
     if not alike or one.short_context != other.short_context:
         return math.inf
     pairs = [

@@ -21,6 +21,7 @@ import kit
 import numpy as np
 from checkpoints import CONTEXT, FACTOR, VOCABULARY
 from measure import SAME
+from transformers.utils import logging
 
 import ropext
 from ropext.errors import NotExpressible
@@ -125,7 +126,7 @@ def prove(name: str, room: Path, chosen: argparse.Namespace, data: dict[str, Any
     if not base.exists():
         write_base(name, directory, data)
         converter = [chosen.engine, str(HERE / "convert_gguf.py"), str(chosen.converter)]
-        subprocess.run([*converter, str(directory), str(base)], check=True)
+        subprocess.run([*converter, str(directory), str(base)], check=True, capture_output=True)
     np.save(ids, np.random.default_rng(0).integers(3, VOCABULARY, CONTEXT * FACTOR))
     files, spectra = [base], [inspecting.inspect(str(base)).main.rope.spectrum]
     for number, options in enumerate(OPTIONS.values()):
@@ -157,6 +158,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=None)
     parser.add_argument("architectures", nargs="*")
     chosen = parser.parse_args()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     data = json.loads((HERE / "architectures.json").read_text("utf-8"))
     columns = ("largest difference (mean)", "the same of the base file", "untouched, mean")
     print(f"| architecture | options carried of {len(OPTIONS)} |", " | ".join(columns), "|")

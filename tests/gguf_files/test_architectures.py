@@ -226,6 +226,21 @@ def test_the_way_by_ollamas_environment_is_printed(tmp_path, method, wanted):
     assert "second copy" in note
 
 
+@pytest.mark.parametrize(("heads", "shared"), [([2, 1], 0), (2, 0), (2, 1)])
+def test_the_cache_of_a_gemma_4_is_that_of_its_directory(tmp_path, heads, shared):
+    """Its full layers have wider heads, sometimes fewer, and its last layers keep none."""
+    more = GEMMA4 | {"attention.head_count_kv": heads, "attention.shared_kv_layers": shared}
+    own = inspecting.inspect(str(made(tmp_path / "m.gguf", "gemma4", more))).model
+    config = {"model_type": "gemma4_text", "num_hidden_layers": 2, "hidden_size": 64}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    config |= {"global_head_dim": 32, "sliding_window": 32, "max_position_embeddings": 256}
+    config |= {"layer_types": ["sliding_attention", "full_attention"]}
+    config |= {"num_kv_shared_layers": shared}
+    if isinstance(heads, list):
+        config |= {"num_global_key_value_heads": 1, "attention_k_eq_v": True}
+    assert own.kv_bytes(1024) == families.read(config).kv_bytes(1024)
+
+
 @pytest.mark.parametrize(
     ("arch", "pattern", "full"),
     [

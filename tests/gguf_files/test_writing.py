@@ -378,3 +378,13 @@ def test_the_file_system_is_full(base, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="No space left on device"):
         extend(base, tmp_path / "long.gguf", method="llama3")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["base.gguf"]
+
+
+def test_verify_sees_that_another_number_of_pairs_turns(base, tmp_path):
+    """Half the heads, which are twice as wide, and no key that says how many channels rotate."""
+    out = tmp_path / "long.gguf"
+    extend(base, out, method="yarn")
+    content = out.read_bytes().replace(b"llama.rope.dimension_count", b"llama.rope.dimension_c0unt")
+    place = read_gguf(out).entries["llama.attention.head_count"].end - 4
+    out.write_bytes(content[:place] + (2).to_bytes(4, "little") + content[place + 4 :])
+    assert "spectrum" in [check.what for check in verifying.check_directory(out).failures()]
