@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 NAME = "self-extend"
 SUMMARY = "near keys keep their distances, far ones share positions; in memory alone"
+SPARE = 1.5  # of the smallest group: what measured best
 UNCARRIED = (
     "no stock checkpoint says self-extend: ropext.patch(model, method='self-extend', factor=N) "
     "reads by it in memory, ropext eval MODEL --method self-extend --factor N --data TEXTS "
@@ -49,13 +50,15 @@ class FoldOptions:
 def fold(
     context: int, target: int, options: FoldOptions, spectra: tuple[tuple[float, ...], ...]
 ) -> Fold:
-    """Choose window and group: by default half of the context, and the smallest group that keeps
-    every grouped distance within it, target // G + W - W // G <= context."""
+    """Choose window and group: by default half of the context, and half as much again as the
+    smallest group that keeps every grouped distance within it, target // G + W - W // G <= context
+    (benchmarks/self_extend.py)."""
     window, group = options.window, options.group
     window = context // 2 if window is None else window
     if not 1 <= window < context:
         raise UsageError(f"window={window}: from 1 to {context - 1}, below the context")
-    group = math.ceil((target - window) / (context - window)) if group is None else group
+    if group is None:
+        group = math.ceil(SPARE * (target - window) / (context - window))
     if group < 0:
         raise UsageError(f"group={group}: 0 (all far keys at the window) or more")
     return Fold(context, window, group, spectra)
