@@ -1,4 +1,4 @@
-"""The demo: the recipe `demo`, two closed forms beside it, and the words around what they measure.
+"""The demo: the recipe `demo`, three methods beside it, and the words around what they measure.
 
 `checkpoint` and `data` are what `ropext://` names. `keys@C` is the share of all questions of length
 C that were answered, those of both tasks together.
@@ -24,10 +24,13 @@ from ropext.workdir import Workdir
 
 RECIPE, REPORT, MODEL = "demo", "report.html", "ropext://demo"
 CONTEXT, TARGET = 256, 1024
-METHODS = {"method": ("pi", "ntk"), "factor": (4.0,)}
+METHODS = {"method": ("pi", "ntk", "self-extend"), "factor": (4.0,)}
 EXTENDED, FITTED, TUNED = "yarn-4x", "fitted-4x", "tuned-4x"
 LABELS = {"extended": EXTENDED, "fitted": FITTED, "tuned": TUNED}  # of the recipe's evaluation
-ORDER = ("base", "control", "untouched", "pi-4x", "ntk-4x", EXTENDED, FITTED, TUNED)
+ORDER = (
+    *("base", "control", "untouched", "pi-4x", "ntk-4x", EXTENDED, "self-extend-4x"),
+    *(FITTED, TUNED),
+)
 COLUMNS = {
     f"perplexity at {TARGET}": f"tail@{TARGET}",
     "gain over the base, nats": f"gain@{TARGET}",
@@ -138,7 +141,7 @@ def run(folder: Path, finetune: bool = True, say: Say = silent, show: Show = uns
     )
     with Workdir(folder, "demo", {}).claimed(None):
         try:
-            say("[1/2] Measure Position Interpolation and NTK-aware scaling, beside the base.")
+            say("[1/2] Measure PI, NTK-aware scaling and Self-Extend, beside the base.")
             ropext.evaluate(MODEL, folder / "methods", hooks=Hooks(say, show), **reading)
             tune = ", fine-tune" if finetune else ""
             say(f"[2/2] Extend by YaRN, fit a spectrum{tune}; measure all on the same tokens.")

@@ -93,6 +93,8 @@ def test_closed_forms_separate(shown):
     tails = [number(shown, label, f"tail_nll@{TARGET}") for label in order]
     assert tails == sorted(tails)
     assert tails[1] < tails[0] + 0.4
+    folded = number(shown, "self-extend-4x", f"tail_nll@{TARGET}")
+    assert tails[0] - 0.1 < folded < tails[0] + 0.01
     assert number(shown, "pi-4x", f"keys@{TARGET}") <= 0.05
     assert 0.5 <= number(shown, EXTENDED, f"keys@{TARGET}") <= 0.95
 
@@ -165,7 +167,7 @@ def test_a_second_run_does_nothing_again_and_the_command_prints_it(shown, networ
     assert code == 0
     assert said.err.count("done before, skipped") == 6
     assert re.search(r"^(Reached|MISSED): loss at 1024 with the fitted spectrum", said.out, re.M)
-    assert "ropext eval ropext://demo --method pi,ntk --factor 4 --data" in said.out
+    assert "ropext eval ropext://demo --method pi,ntk,self-extend --factor 4 --data" in said.out
     assert before == {p: p.stat().st_mtime_ns for p in shown.folder.rglob("*.safetensors")}
     code, said = run("demo", "-o", shown.folder, "--json", "-q", capsys=capsys)
     assert (code, said.err) == (0, "")
