@@ -37,7 +37,7 @@ from ropext.pipeline import job
 from ropext.pipeline.choosing import prospect
 from ropext.results import UNTOUCHED
 from ropext.results.values import Value
-from ropext.training import plan_fit
+from ropext.training import count_training
 
 STARTS = ("yarn", "llama3", "dynamic")
 CLOSED = "pi,ntk,dynamic,by-parts,llama3,yarn"
@@ -95,8 +95,8 @@ def searched(
     for start in STARTS:
         output = folder / f"fit-{start}"
         asked: dict[str, Any] = {"factor": factor, "start": start, "steps": steps}
-        plan = plan_fit(model, str(choosing), **asked)
-        spent += TRAINED * plan.tokens + plan.prepared.forward_tokens
+        plan = count_training("fit", model, str(choosing), **asked)
+        spent += TRAINED * plan.tokens + plan.forward_tokens
         done = ropext.fit(model, str(choosing), output, say=told, **asked)
         assert done is not None  # the first process, and the only one
         judged[start] = done.judgements

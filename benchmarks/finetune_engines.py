@@ -84,7 +84,7 @@ def trainer(engine: str, model: Any, vocabulary: int, run: Run, folder: Path) ->
     options, settings = run.settings()
     if engine == ROPEXT:
         assert use_sliced_loss(model) is None
-    joined = models.add_adapter(model, options, settings.lora)
+    joined = models.add_adapter(model, options, settings)
     if run.recompute:  # Trainer does it in train(), single steps go without that
         joined.gradient_checkpointing_enable({"use_reentrant": False})
     # The same document for every target of pose: its ids take memory too.
@@ -92,10 +92,10 @@ def trainer(engine: str, model: Any, vocabulary: int, run: Run, folder: Path) ->
     ids = np.random.default_rng(0).integers(0, vocabulary, length)
     strategy = Pose(run.window, run.tokens) if run.window else Full(run.tokens)
     rows = Rows([TrainingDocument(ids)], strategy, run.rows * run.steps, 0)
-    prepared = SimpleNamespace(settings=settings, options=options, padding=0)
-    planned: Any = SimpleNamespace(prepared=prepared, recompute=run.recompute)
+    training: Any = SimpleNamespace(settings=settings, options=options, padding=0)
     job = ours.Job(
-        planned=planned,
+        training=training,
+        recompute=run.recompute,
         model=joined,
         rows=rows,
         folder=folder,

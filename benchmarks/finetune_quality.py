@@ -19,7 +19,7 @@ from typing import Any
 
 import ropext
 import ropext.demo
-from ropext.training import run_finetune
+from ropext.training import train
 
 DEMO = Path(ropext.demo.__path__[0])
 STEPS = 60
@@ -36,7 +36,8 @@ def tuned(
     extended = folder / f"{method}-{factor}x"
     if not extended.exists():
         ropext.extend(str(model), extended, method=method, factor=factor, prove=False)
-    done = run_finetune(
+    done = train(
+        "finetune",
         extended,
         str(DEMO / "data" / "tuning.jsonl"),
         folder / name,
@@ -48,7 +49,8 @@ def tuned(
         force=True,
         **options,
     )
-    return done.to_json()
+    numbers: dict[str, Any] = done.to_json()
+    return numbers
 
 
 def at_target(done: dict[str, Any], label: str) -> str:

@@ -36,7 +36,7 @@ from ropext import corpus
 from ropext.bundled import DATA, MODELS
 from ropext.checkpoint import open_snapshot
 from ropext.evaluation.variants import Variant
-from ropext.training import judge, run_finetune
+from ropext.training import judge, train
 
 CONTEXT, FACTOR, JUDGING, DOCUMENT = 256, 4, 32, 5000
 BASE_TOKENS, BASE_RATE = 4096, 3e-3
@@ -151,13 +151,13 @@ def tail(own: judge.Judge, place: Path) -> float:
 def trained(extended: Path, data: Path, way: str, own: judge.Judge, folder: Path) -> dict[str, Any]:
     """One training, and what came of it."""
     asked: dict[str, Any] = {} if way == "default" else {"steps": int(way)}
-    done = run_finetune(extended, str(data), folder / "out", say=told, force=True, **asked)
+    done = train("finetune", extended, str(data), folder / "out", say=told, force=True, **asked)
     found = {
         "way": way,
         "steps": done.steps,
         "kept": done.kept_step,
         "passes": done.passes,
-        "documents": done.planned.prepared.judged,
+        "documents": done.training.judged,
         "held_out": [[int(e["step"]), round(e["held_out"], 4)] for e in done.evaluations],
         "tail": tail(own, folder / "out"),
     }

@@ -24,7 +24,7 @@ from unittest import mock
 import transformers as hf
 from finetune_steps import JUDGING, make_llama, passages
 
-from ropext.training import defaults, judge, plan_fit, run_fit
+from ropext.training import count_training, defaults, judge, train
 
 CONTEXT, WIDTH, STEPS, DOCUMENTS = 128, 48, 400, 80
 
@@ -41,7 +41,7 @@ def main() -> None:
         if given.model:
             if fitted(model, data, factor, "default", judge.Judge.lower):
                 continue
-            rate = plan_fit(model, data, factor=factor).prepared.settings.learning_rate.value
+            rate = count_training("fit", model, data, factor=factor).settings.learning_rate.value
             rates = {"its rate throughout": rate, "a third throughout": rate / defaults.SLOWER}
             for name, rate in rates.items():
                 fitted(model, data, factor, name, never_back, learning_rate=rate)
@@ -72,12 +72,13 @@ def characters(books: str, work: Path) -> tuple[str, str]:
 def fitted(model: str, data: str, factor: float, name: str, lower: Any, **options: Any) -> int:
     """Run one fit and print how it was judged; return the step that it keeps."""
     with tempfile.TemporaryDirectory() as room, mock.patch.object(judge.Judge, "lower", lower):
-        done = run_fit(model, data, Path(room) / "out", factor=factor, say=told, **options)
+        done = train("fit", model, data, Path(room) / "out", factor=factor, say=told, **options)
     assert done is not None  # the first process, and the only one
     losses = {step: round(loss, 4) for step, loss in done.judgements.items()}
-    print(f"{factor:g} times, {name}: step {done.steps}, {done.tokens:,} tokens. {done.reason}.")
+    print(f"{factor:g} times, {name}: step {done.step}, {done.tokens:,} tokens. {done.reason}.")
     print(f"Far half by step: {losses}.", flush=True)
-    return done.steps
+    step: int = done.step
+    return step
 
 
 def told(sentence: str) -> None:

@@ -39,7 +39,7 @@ from ropext.planning import make_plan
 from ropext.results.perplexity import Reading
 from ropext.results.retrieval import ItemScore
 from ropext.training import judge as judges
-from ropext.training import rows, run_fit
+from ropext.training import rows, train
 from ropext.training.data import separator_of
 from ropext.training.judge import Judge
 
@@ -124,10 +124,10 @@ def fitted(
 ) -> tuple[Any, tuple[Reading, list[ItemScore]], float]:
     """Fit, write, and read what stock transformers loads; also by how much the fit's own numbers
     differ from those of the reloaded checkpoint."""
-    done = run_fit(model, data, output, say=told, **options)
+    done = train("fit", model, data, output, say=told, **options)
     assert done is not None
     loaded = transformers.AutoModelForCausalLM.from_pretrained(output).eval()
-    own, variant = done.planned.prepared.judge, written(output)
+    own, variant = done.objective.judge, written(output)
     again = own.loss(own.read(loaded, variant))
     label = FITTED if done.kept == FITTED else "start"
     said = done.numbers[label][f"far_half_nll@{own.frame.longest}"]["value"]
@@ -194,7 +194,7 @@ def one(model: str, data: str, table: str, options: dict[str, Any], within: Sequ
         with tempfile.TemporaryDirectory() as folder:
             given = options | {"within": form}
             done, own, off = fitted(model, data, judge, Path(folder) / "out", given)
-        label = f"{FITTED} within {form}, from {done.start}, step {done.steps}"
+        label = f"{FITTED} within {form}, from {done.start}, step {done.step}"
         print(row(judge, base, label if done.kept == FITTED else f"{label}: start kept", own))
         other = "yarn" if form == "yarn" else best
         lines.append(f"Within {form}. {compared(judge, own, found[other], other)}")
@@ -222,7 +222,7 @@ def settings() -> None:
         tail = judge.frame.bootstrap.ratio(*own[0].sums(*judge.frame.tail_span(1024)))
         assert tail.ci95 is not None
         found = sum(item.exact for item in own[1]) / len(own[1])
-        kept = f"step {done.steps}" if done.kept == FITTED else "the start"
+        kept = f"step {done.step}" if done.kept == FITTED else "the start"
         print(
             f"| {rate:g} | {share:g} | {weight:g} | {start} | {tail.value:.4f} "
             f"({tail.ci95[0]:.4f} to {tail.ci95[1]:.4f}) | {found:.2f} | {kept} |",
@@ -249,9 +249,9 @@ def short_rows(factor: float, batch_tokens: Sequence[int], seed: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             options = {"factor": factor, "start": "yarn", "seed": seed, **way}
             done, own, _ = fitted(model, data, judge, Path(folder) / "out", options)
-        length = done.planned.prepared.settings.row_tokens.value
+        length = done.training.settings.row_tokens.value
         label = f"{length}, {done.tokens:,} tokens, {done.kept}"
-        cost = 3 * done.tokens + done.planned.prepared.forward_tokens
+        cost = 3 * done.tokens + done.objective.forward_tokens
         whole, found[label] = whole or cost, own
         print(f"{row(judge, base, label, own)} {cost:,} | {cost / whole:.2f} |", flush=True)
         first = next(iter(found))

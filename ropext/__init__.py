@@ -18,7 +18,7 @@ _PLACES = {
     "compare": "ropext.pipeline.public:compare",
     "evaluate": "ropext.pipeline.public:evaluate",
     "extend": "ropext.pipeline.public:extend",
-    "finetune": "ropext.training:run_finetune",
+    "finetune": "ropext.pipeline.public:finetune",
     "fit": "ropext.pipeline.public:fit",
     "inspect": "ropext.inspecting:inspect",
     "patch": "ropext.patching:patch",

@@ -91,7 +91,7 @@ class Workdir:
                 f"{self.command} does not touch, with --force neither: repeat that command to go "
                 "on with it, give another -o, or delete the folder"
             )
-        elif (names := self._other(manifest)) and not force and _has_work(folder):
+        elif (names := self._other(manifest)) and not force and has_work(folder):
             anew = "" if force is None else ", or --force to begin anew"
             raise OutputExists(
                 f"{folder} holds another run of ropext {self.command} (it differs in "
@@ -116,7 +116,7 @@ class Workdir:
             try:
                 yield
             except BaseException:
-                if world == 1 and not _has_work(self.folder):
+                if world == 1 and not has_work(self.folder):
                     remove(self.folder)
                 raise
             if self.command not in PASSING:
@@ -167,7 +167,7 @@ def remove(folder: Path, stays: Callable[[str], bool] = lambda name: False) -> l
     return strangers(folder)
 
 
-def _has_work(folder: Path) -> bool:
+def has_work(folder: Path) -> bool:
     """Whether there is more than a manifest. An option's mistake that is found late leaves none."""
     return any(path.is_file() for path in folder.rglob("*") if path.name not in (MANIFEST, USED))
 

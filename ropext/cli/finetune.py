@@ -8,6 +8,7 @@ from ropext.cli import options as shared
 from ropext.cli import push
 from ropext.cli.output import Out
 from ropext.errors import UsageError
+from ropext.options.fields import FINETUNE
 from ropext.options.training import Finetune
 
 Directory = Annotated[
@@ -31,17 +32,17 @@ def command(
     public: push.Public = False,
 ) -> None:
     """Train an extended checkpoint briefly. A LoRA, merged at the end."""
-    from ropext import training
-    from ropext.training import report, sharing
+    from ropext.pipeline.public import finetune
+    from ropext.training import count_training, report, sharing
 
     if output is None and not dry_run:
         raise UsageError("say where to: -o OUT (or --dry-run to see the settings)")
     wanted = push.asked_push(push_to_hub, public)
     if output is None or dry_run:
-        planned = training.plan_finetune(directory, data, output, force=force, **given)
+        planned = count_training(FINETUNE, directory, data, output, force=force, **given)
         if sharing.is_main():
             out.result(report.plan_text(planned), planned.to_json())
         return
-    done = training.run_finetune(directory, data, output, force=force, say=out.say, **given)
+    done = finetune(directory, data, output, force=force, say=out.say, **given)
     if sharing.is_main():
         push.result(out, report.finetune_result(done), done.to_json(), done.output, wanted)

@@ -9,6 +9,7 @@ from ropext.cli import options as shared
 from ropext.cli import push
 from ropext.cli.output import Out
 from ropext.errors import UsageError
+from ropext.options.fields import FIT
 from ropext.options.training import Fit
 
 DryRun = Annotated[
@@ -30,15 +31,14 @@ def command(
     public: push.Public = False,
 ) -> None:
     """Learn a spectrum from text, weights untouched. config.json says what was found."""
-    from ropext import training
     from ropext.pipeline.public import fit
-    from ropext.training import report, sharing
+    from ropext.training import count_training, report, sharing
 
     if output is None and not dry_run:
         raise UsageError("say where to: -o OUT (or --dry-run to see the settings)")
     wanted = push.asked_push(push_to_hub, public)
     if output is None or dry_run:
-        planned = training.plan_fit(model, data, output, revision=revision, force=force, **given)
+        planned = count_training(FIT, model, data, output, revision=revision, force=force, **given)
         if sharing.is_main():
             out.result(report.plan_text(planned), planned.to_json())
         return

@@ -33,7 +33,7 @@ MOST_JUDGING = 10_000
 WITHIN = ("longrope", "yarn", "ntk")
 
 
-class Training(Options):
+class TrainingOptions(Options):
     """What a fine-tuning and a fit share."""
 
     steps: Count | None = wanted(
@@ -98,7 +98,7 @@ class Training(Options):
         return self
 
 
-class Finetune(Training):
+class Finetune(TrainingOptions):
     """One fine-tuning; None means the default for this model and factor (`--dry-run` shows it)."""
 
     train: Literal["lora", "new-rows", "both"] | None = wanted(
@@ -151,7 +151,7 @@ class Finetune(Training):
         return self
 
 
-class FitSettings(Training):
+class FitSettings(TrainingOptions):
     """How a spectrum is fitted; how far, and for whom, a recipe says under `extend`."""
 
     within: Literal["longrope", "yarn", "ntk"] | None = wanted(

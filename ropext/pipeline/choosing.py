@@ -444,7 +444,7 @@ class AutoChoice:
 
     def _fitting(self, taken: str) -> dict[str, Any]:
         """The keys of a fit that starts from the closed form; {} with the reason noted."""
-        from ropext.training import judge, plan_fit
+        from ropext.training import count_training, judge
 
         own, where = self.prospect, str(self.folder / "choosing.jsonl")
         if taken == UNTOUCHED:
@@ -463,15 +463,15 @@ class AutoChoice:
                 {"recipe": {f"{EXTEND}.method": taken} | recipe | self._judging()}
             )
             try:
-                found = plan_fit(own.snapshot.name, where, **asked.fitting)
+                found = count_training(FIT, own.snapshot.name, where, **asked.fitting)
             except RopextError as error:
                 self.left_out[FIT] = str(error)
                 continue
             self.left_out.pop(FIT, None)
-            if reason := judge.few(found.prepared.judge.documents):
+            if reason := judge.few(found.judge.documents):
                 self.left_out[FIT] = reason
                 return {}
-            return recipe if self._afford(FIT, found.tokens, found.prepared.forward_tokens) else {}
+            return recipe if self._afford(FIT, found.tokens, found.forward_tokens) else {}
         return {}
 
     def _afford(self, stage: str, trained_on: int, read: int = 0) -> bool:
@@ -500,13 +500,13 @@ class AutoChoice:
         own = self.prospect
         if own.recipe.finetune is None or self.budget is None:
             return
-        from ropext.training import plan_finetune
+        from ropext.training import count_training
 
         with tempfile.TemporaryDirectory(prefix="ropext-choice-") as room:
             place, whole = Path(room, "model"), with_weights(own.snapshot)
             write_extension(whole, own.plans[taken], place, WriteOptions("symlink", prove=False))
             data = own.recipe.finetune.data
-            found = plan_finetune(place, data, **own.recipe.finetuning)
+            found = count_training(FINETUNE, place, data, **own.recipe.finetuning)
         self._afford(FINETUNE, found.tokens)
 
 

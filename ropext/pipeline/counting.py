@@ -9,7 +9,7 @@ from ropext.lengths import doubling_grid, lengths_text
 from ropext.narration import Say
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.options.recipe import PLAN, Recipe
-from ropext.options.training import Training
+from ropext.options.training import TrainingOptions
 from ropext.pipeline.outcome import Choice
 from ropext.pipeline.running import WholeRun
 from ropext.pipeline.steps import LABELS, Work
@@ -88,7 +88,7 @@ def _extend(work: Work) -> dict[str, Any]:
     return {"what": f"{size(total)} of weights {how}, {proof}", "bytes": total}
 
 
-def _training(options: Training, epochs: float | None = None) -> dict[str, Any]:
+def _training(options: TrainingOptions, epochs: float | None = None) -> dict[str, Any]:
     from ropext.training.defaults import MOST_STEPS
 
     steps, batch = options.steps, options.batch_tokens

@@ -14,7 +14,7 @@ from ropext.checkpoint.card import README
 from ropext.inspecting import open_model, planned, positions_of, read_again
 from ropext.narration import SILENT, Hooks, Say, silent
 from ropext.options.extend import AUTO, Choosing, Extend
-from ropext.options.fields import FINETUNE, Link, TextsOrPlace, as_place, reads
+from ropext.options.fields import FINETUNE, FIT, Link, TextsOrPlace, as_place, reads
 
 if TYPE_CHECKING:
     from ropext.checkpoint.push import Pushed
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ropext.pipeline.outcome import Ran
     from ropext.report.evaluation import Compared
     from ropext.results.measurement import Measurement
-    from ropext.training.fit import Fitted
+    from ropext.training.objective import Finetuned, Fitted
 
 
 def extend(
@@ -84,6 +84,22 @@ def _as_file(data: TextsOrPlace | None) -> Iterator[str | None]:
         yield str(file)
 
 
+def finetune(
+    directory: str | Path,
+    data: TextsOrPlace,
+    output: str | Path,
+    *,
+    force: bool = False,
+    say: Say = silent,
+    **options: Any,
+) -> "Finetuned":
+    """Fine-tune an extended checkpoint; `options` are the fields of options.training.Finetune."""
+    from ropext.training import train
+
+    done: Finetuned = train(FINETUNE, directory, data, output, force=force, say=say, **options)
+    return done
+
+
 def fit(
     model: str | Path,
     data: TextsOrPlace,
@@ -100,10 +116,10 @@ def fit(
 
     Under `accelerate launch` the first process has the result, the others None.
     """
-    from ropext.training import run_fit
+    from ropext.training import train
 
     common: dict[str, Any] = {"force": force, "command": command, "say": say}
-    done = run_fit(model, data, output, revision=revision, **common, **options)
+    done: Fitted | None = train(FIT, model, data, output, revision=revision, **common, **options)
     if done is not None and (gguf := bundled.find_gguf(str(model))) is not None:
         from ropext.pipeline import extending
 

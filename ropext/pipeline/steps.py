@@ -265,12 +265,12 @@ class Work:
             return self._section(FIT) | values | base | {"config": digest(self.base.config)}
 
         def make() -> None:
-            from ropext.training import run_fit
+            from ropext.training import train
 
             revision = self.base.commit if self.base.hub_id == self.base.name else None
             how: dict[str, Any] = {"revision": revision, "force": True, "command": self.command}
             data, place = str(self.job.options(FIT)["data"]), self.checkpoint(FIT)
-            run_fit(self.base.name, data, place, say=self.say, **how, **options)
+            train(FIT, self.base.name, data, place, say=self.say, **how, **options)
 
         return self._making(FIT, key, make)
 
@@ -278,11 +278,11 @@ class Work:
         source = self._source(FINETUNE)
 
         def make() -> None:
-            from ropext.training import run_finetune
+            from ropext.training import train
 
             data, options = self.job.options(FINETUNE)["data"], self.job.finetuning
-            place = self.checkpoint(FINETUNE)
-            run_finetune(self.checkpoint(source), data, place, force=True, say=self.say, **options)
+            how: dict[str, Any] = {"force": True, "say": self.say, **options}
+            train(FINETUNE, self.checkpoint(source), data, self.checkpoint(FINETUNE), **how)
 
         return self._making(
             FINETUNE, lambda: self._section(FINETUNE) | (self._left(source) or {}), make

@@ -1,117 +1,106 @@
 """One training with two objectives, on transformers.Trainer: a LoRA of an extended checkpoint, or
 the spectrum itself with the weights frozen (a fit).
 
-The parts, from the bottom: options and `defaults`, `rows` (what a model reads) and `data` (which
-documents), `judge`, `loss`, `models` (loaded, with a LoRA), `spectrum` and `attention` (what
-a fit moves); `run` (the order), `finetune` and `fit` (each prepared and planned),
-`trainer`, `report`, `writing`, and `session`, which does it.
+The parts, from the bottom: `defaults`, `rows` (what a model reads) and `data` (which documents),
+`judge`, `loss`, `models` (loaded, with a LoRA), `spectrum` and `attention` (what a fit moves),
+`origin` and `starts` (where each begins); `training`, `trainer`, `objective` (the order), `report`,
+`writing`, and the two objectives, `finetune` and `fit`.
 """
 
 from collections.abc import Sequence
-from functools import partial
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ropext import guard
 from ropext.narration import Say, silent
-from ropext.options.fields import TextsOrPlace, as_place, reads
+from ropext.options.fields import FIT, TextsOrPlace, as_place, reads
+from ropext.options.training import Finetune, Fit
+from ropext.workdir import Workdir, beside, release
 
 if TYPE_CHECKING:
-    from ropext.training.finetune import Finetuned, PreparedFinetune
-    from ropext.training.fit import Fitted, PreparedFit
-    from ropext.training.run import Planned
+    from ropext.training.objective import Objective
 
 
-def run_finetune(
-    directory: str | Path,
-    data: TextsOrPlace,
-    output: str | Path,
-    *,
-    force: bool = False,
-    say: Say = silent,
-    **options: Any,
-) -> "Finetuned":
-    """Fine-tune an extended checkpoint; `options` are the fields of options.training.Finetune."""
-    from ropext.options.training import Finetune
-    from ropext.training import finetune, run
-
-    def work(planned: "Planned[PreparedFinetune]", folder: Path, say: Say) -> "Finetuned":
-        from ropext.training.session import FinetuneSession
-
-        return FinetuneSession(planned, folder, Path(output), force, say).run()
-
-    prepare = partial(finetune.prepare, str(directory), as_place(data), Finetune(**options))
-    read = {"DIR": directory, **reads({"data": as_place(data), **options})}
-    return run.train(prepare, finetune.plan, work, Path(output), say, force, read)
-
-
-def plan_finetune(
-    directory: str | Path,
+def count_training(
+    kind: str,
+    model: str | Path,
     data: TextsOrPlace,
     output: str | Path | None = None,
     *,
+    revision: str | None = None,
     force: bool = False,
     **options: Any,
-) -> "Planned[PreparedFinetune]":
-    """What `run_finetune` would do, and what that would take; what it would refuse is refused."""
-    from ropext.options.training import Finetune
-    from ropext.training import finetune, run
-
-    prepare = partial(finetune.prepare, str(directory), as_place(data), Finetune(**options))
-    read = {"DIR": directory, **reads({"data": as_place(data), **options})}
-    return run.dry_run(prepare, finetune.plan, output, force, read)
+) -> Any:
+    """What `train` would do, and what that would take; what it would refuse is refused."""
+    return train(
+        kind, model, data, output, revision=revision, force=force, counts_only=True, **options
+    )
 
 
-def run_fit(
+def train(
+    kind: str,
     model: str | Path,
     data: TextsOrPlace,
-    output: str | Path,
+    output: str | Path | None,
     *,
     revision: str | None = None,
     force: bool = False,
     command: Sequence[str] = (),
     say: Say = silent,
+    counts_only: bool = False,
     **options: Any,
-) -> "Fitted | None":
-    """Fit a spectrum with the weights frozen; `options` are the fields of options.training.Fit. Of
-    a GGUF it is fitted on the dequantised weights.
+) -> Any:
+    """Fine-tune an extended checkpoint (kind "finetune"), or fit the spectrum of a model, of a GGUF
+    on its dequantised weights (kind "fit"): everything, from the last checkpoint on where the same
+    run was interrupted. `options` are the fields of options.training's Finetune and Fit.
 
-    Under `accelerate launch` the first process has the result, the others None.
+    A fit's processes but the first have no result; with `counts_only` it is the objective.
     """
     from ropext.dequantising import directory_of
-    from ropext.options.training import Fit
-    from ropext.training import fit, run
+    from ropext.evaluation.loading import silenced
+    from ropext.evaluation.work import processes
+    from ropext.training import finetune, fit
+    from ropext.training.sharing import is_main
 
-    def work(planned: "Planned[PreparedFit]", folder: Path, say: Say) -> "Fitted | None":
-        from ropext.training.session import FitSession
+    source, name = as_place(data), str(model)
+    asked = Fit(**options) if kind == FIT else Finetune(**options)
+    if output is not None:
+        read = {"MODEL" if kind == FIT else "DIR": model, **reads({"data": source, **options})}
+        places = {"--output": output, "where the run works": beside(Path(output))}
+        guard.check(read, places)
+    # A fine-tuning refuses a GGUF.
+    with silenced(), directory_of(name, say) if kind == FIT else nullcontext(name) as place:
+        objective: Objective
+        if isinstance(asked, Fit):
+            objective = fit.prepare(place, source, asked, revision, named=name)
+        else:
+            objective = finetune.prepare(place, source, asked)
+        if output is None or counts_only:
+            if output is not None:
+                _workdir(objective, Path(output), force).check(force)
+            objective.count()
+            return objective
+        work = _workdir(objective, Path(output), force, recovers=is_main())
+        objective.count()
+        with work.claimed(force, *processes(), say):
+            say = say if is_main() else silent
+            return objective.run(work.folder, Path(output), force, command, say)
 
-        return FitSession(planned, folder, Path(output), force, say).run(command)
 
-    read = {"MODEL": model, **reads({"data": as_place(data), **options})}
-    run.check_places(read, Path(output))
-    with directory_of(str(model), say) as place:
-        prepare = partial(
-            fit.prepare, place, as_place(data), Fit(**options), revision, named=str(model)
-        )
-        return run.train(prepare, fit.plan, work, Path(output), say, force, read)
+def _workdir(objective: "Objective", output: Path, force: bool, recovers: bool = False) -> Workdir:
+    """Where a run keeps what is not finished, beside an output that may be written. `recovers`
+    first clears away what a kill left, which may have come when all was written."""
+    from ropext.checkpoint.provenance import read_record
+    from ropext.checkpoint.staging import check_output, settle_output
 
-
-def plan_fit(
-    model: str | Path,
-    data: TextsOrPlace,
-    output: str | Path | None = None,
-    *,
-    revision: str | None = None,
-    force: bool = False,
-    **options: Any,
-) -> "Planned[PreparedFit]":
-    """What `run_fit` would do, and what that would take; what it would refuse is refused."""
-    from ropext.dequantising import directory_of
-    from ropext.options.training import Fit
-    from ropext.training import fit, run
-
-    read = {"MODEL": model, **reads({"data": as_place(data), **options})}
-    with directory_of(str(model)) as place:
-        prepare = partial(
-            fit.prepare, place, as_place(data), Fit(**options), revision, named=str(model)
-        )
-        return run.dry_run(prepare, fit.plan, output, force, read)
+    place = Workdir(output, objective.command, objective.manifest())
+    settle, snapshot = settle_output if recovers else check_output, objective.snapshot
+    record = read_record(snapshot.directory)
+    base = [str(record.base.get("name") or "")] if record else []
+    try:
+        settle(output, force=force, inputs=[snapshot.directory, *base])
+    finally:
+        if recovers:
+            release(place.folder, output)
+    return place

@@ -15,7 +15,7 @@ from ropext import corpus
 from ropext.corpus.splitting import NO_LIMIT, REMEDY
 from ropext.errors import InputError
 from ropext.lengths import length_text
-from ropext.options.training import Fit, Training
+from ropext.options.training import Fit, TrainingOptions
 from ropext.results.overlap import NOTHING, Trained, trained
 from ropext.results.values import FEWEST_DOCUMENTS
 from ropext.training.rows import Flags, TrainingDocument, glue
@@ -71,7 +71,7 @@ class TrainingData:
 
 def read(
     source: str,
-    options: Training,
+    options: TrainingOptions,
     encoder: corpus.DocumentEncoder,
     target: int,
     row: int,

@@ -8,11 +8,11 @@ the data holds, and the learning rate is LoRA's.
 
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 from ropext.options.fields import flag
-from ropext.options.training import Finetune, Fit, Training
+from ropext.options.training import Finetune, Fit, TrainingOptions
 
 YARN = "YaRN (Peng et al. 2023, section 4.1)"
 POSE = "PoSE (Zhu et al. 2023, section 4.1)"
@@ -44,7 +44,11 @@ EVALUATIONS, JUDGEMENTS, CHECKPOINTS = 5, 8, 10
 # Where evaluations end a training: steps between two at least, and their largest share of its cost.
 FEWEST_BETWEEN, EVALUATION_SHARE, WITH_GRADIENTS = 10, 0.1, 3
 
-TINY, SMALL, LARGE = 100e6, 1e9, 30e9  # parameters
+TINY = 100e6  # parameters
+LEARNING_RATES = (  # of models with fewer parameters than this
+    *((TINY, 2e-3, MEASURED), (1e9, 5e-4, BETWEEN), (30e9, 2e-4, LORA)),
+    (inf, 1e-4, QLORA_LARGE),
+)
 
 
 @dataclass(frozen=True)
@@ -56,16 +60,8 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class LoraSettings:
-    """The size of a LoRA."""
-
-    rank: Setting
-    alpha: Setting
-
-
-@dataclass(frozen=True)
 class Settings:
-    """Everything that decides what is learned; `lora` is None where none is trained."""
+    """Everything that decides what is learned."""
 
     row_tokens: Setting
     rows: Setting  # of one optimiser step
@@ -73,7 +69,8 @@ class Settings:
     learning_rate: Setting
     warmup: Setting
     schedule: Setting
-    lora: LoraSettings | None
+    rank: Setting | None  # None where no LoRA is trained
+    alpha: Setting | None
     betas: Setting
     weight_decay: Setting
     gradient_norm: Setting
@@ -91,13 +88,8 @@ class Settings:
 
     @property
     def tokens(self) -> int:
-        """Trained in the whole run."""
-        return self.step_tokens * (int(self.steps.value) + self.lost_steps)
-
-    @property
-    def lost_steps(self) -> int:
-        """Of the starts that were tried and left."""
-        return (self.rivals - 1) * self.between
+        """Trained in the whole run, from starts that are tried and left too."""
+        return self.step_tokens * (int(self.steps.value) + (self.rivals - 1) * self.between)
 
     @property
     def half(self) -> int:
@@ -117,17 +109,11 @@ class Settings:
 
     @property
     def named(self) -> dict[str, Setting]:
-        """Each by its name, the LoRA's among them."""
-        found: dict[str, Setting] = {}
-        for name, own in vars(self).items():
-            if isinstance(own, Setting):
-                found[name] = own
-            elif isinstance(own, LoraSettings):
-                found |= vars(own)
-        return found
+        """Each by its name."""
+        return {k: v for k, v in vars(self).items() if isinstance(v, Setting)}
 
     def to_json(self) -> dict[str, Any]:
-        return {k: {"value": own.value, "source": own.source} for k, own in self.named.items()}
+        return {name: dict(vars(setting)) for name, setting in self.named.items()}
 
 
 def settings(
@@ -154,6 +140,7 @@ def settings(
         rows = _shared_rows(options, rows, per_pass, processes)
         if not is_open:
             steps = _of_data(options, rows.value, per_pass)
+    _, rate, why_rate = next(row for row in LEARNING_RATES if parameters < row[0])
     rank = chosen("rank", 16, "YaRN's released LoRA script")
     warmup, why = (10, POSE) if options.strategy == "pose" else (20, YARN)
     # A fifth of 60 steps ends no lower than a twentieth (benchmarks/finetune_quality.py).
@@ -168,10 +155,11 @@ def settings(
         row_tokens=row,
         rows=rows,
         steps=steps,
-        learning_rate=chosen("learning_rate", *_learning_rate(parameters)),
+        learning_rate=chosen("learning_rate", rate, why_rate),
         warmup=chosen("warmup", warmup, why),
         schedule=chosen("schedule", "linear", "YaRN's released script"),
-        lora=LoraSettings(rank, chosen("alpha", 2 * rank.value, ALPHA)),
+        rank=rank,
+        alpha=chosen("alpha", 2 * rank.value, ALPHA),
         betas=Setting(BETAS, YARN),
         weight_decay=Setting(WEIGHT_DECAY, YARN),
         gradient_norm=Setting(GRADIENT_NORM, "usual; YaRN's script means to clip and does not"),
@@ -183,12 +171,12 @@ def settings(
     )
 
 
-def _chosen(options: Training, name: str, default: Any, source: str) -> Setting:
+def _chosen(options: TrainingOptions, name: str, default: Any, source: str) -> Setting:
     asked = getattr(options, name)
     return Setting(default, source) if asked is None else Setting(asked, ASKED)
 
 
-def _row_tokens(options: Training, context: int, target: int) -> Setting:
+def _row_tokens(options: TrainingOptions, context: int, target: int) -> Setting:
     if options.strategy == "full":
         return Setting(target, "the target")
     if options.window is not None:
@@ -227,17 +215,7 @@ def _batch_tokens(parameters: int, target: int) -> tuple[int, str]:
     return max(2**18, target), LONGQLORA
 
 
-def _learning_rate(parameters: int) -> tuple[float, str]:
-    if parameters < TINY:
-        return 2e-3, MEASURED
-    if parameters < SMALL:
-        return 5e-4, BETWEEN
-    if parameters < LARGE:
-        return 2e-4, LORA
-    return 1e-4, QLORA_LARGE
-
-
-def micro_rows(options: Training, row_tokens: int, share: int) -> int:
+def micro_rows(options: TrainingOptions, row_tokens: int, share: int) -> int:
     """Rows that one device reads at once: a divisor of its share of a step."""
     wanted = min(share, options.micro_rows or max(1, MICRO_TOKENS // row_tokens))
     return max(size for size in range(1, wanted + 1) if share % size == 0)
@@ -287,7 +265,8 @@ def fit_settings(options: Fit, context: int, target: int, pairs: int, starts: in
         learning_rate=_chosen(options, "learning_rate", rate, why),
         warmup=Setting(max(1, options.steps // FIT_WARMUP_SHARE), FIT_MEASURED),
         schedule=Setting(FIT_SCHEDULE, FIT_MEASURED),
-        lora=None,
+        rank=None,
+        alpha=None,
         betas=Setting(BETAS, FIT_MEASURED),
         weight_decay=Setting(WEIGHT_DECAY, "the start is no origin"),
         gradient_norm=Setting(GRADIENT_NORM, "usual"),

@@ -1,40 +1,49 @@
-"""A fine-tuning before its session: the checkpoint it starts from, its preparation, its plan."""
+"""A fine-tuning: a LoRA of an extended checkpoint, new rows of its position table, or both."""
 
+import gc
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import prod
-from pathlib import Path
 from typing import Any
 
-from ropext import bundled, corpus, families
-from ropext.checkpoint import Snapshot, open_snapshot
-from ropext.checkpoint.provenance import (
-    READ_FROM,
-    Record,
-    digest,
-    growth_of,
-    read_record,
-    record_of_config,
-    scaled_by_config,
-    weights_digest,
-)
+import torch
+
+from ropext import corpus
+from ropext.checkpoint import Snapshot
+from ropext.checkpoint.provenance import READ_FROM
 from ropext.checkpoint.weights import read_header
 from ropext.corpus.splitting import NO_LIMIT, REMEDY
-from ropext.errors import InputError, UnsupportedModel, UsageError
-from ropext.evaluation.loading import is_masked, skeleton
+from ropext.errors import UsageError
+from ropext.evaluation.loading import add_adapter, load_tokenizer
 from ropext.evaluation.preparing import masking_of
 from ropext.evaluation.reading import Masking
-from ropext.families import Model
-from ropext.families.config import named, text_part
-from ropext.options.fields import flag
+from ropext.evaluation.variants import Variant
+from ropext.families.config import text_part
+from ropext.narration import Show
 from ropext.options.training import Finetune
+from ropext.patching import apply_config
 from ropext.results.overlap import kept_out_of
-from ropext.scaling.tables import Growth
-from ropext.training import data, defaults, models, sharing
+from ropext.results.perplexity import MASK_STRIDE, Reading
+from ropext.results.values import values_json
+from ropext.training import data, defaults, models, report, sharing, trainer, writing
 from ropext.training.data import LARGEST_SHARE
 from ropext.training.judge import Judge, judge_of
-from ropext.training.rows import Full, KeyRows, Pose, Rows, glue, rows_in
-from ropext.training.run import COPIES, Planned, PreparedTraining, counted, encoder_of
+from ropext.training.loss import use_sliced_loss
+from ropext.training.objective import Finetuned, Objective
+from ropext.training.origin import Origin, open_origin
+from ropext.training.rows import (
+    ControlRows,
+    KeyRows,
+    MaskedRows,
+    Row,
+    Rows,
+    WithShort,
+    glue,
+    rows_in,
+    strategy_of,
+)
+from ropext.training.trainer import History
+from ropext.training.training import Training
 
 # Options that decide the numbers, beside the settings.
 DECIDING = (
@@ -42,180 +51,32 @@ DECIDING = (
     "qlora", "retrieval_share", "keep_short", "seed", "dtype", "attn_implementation",
     "eval_every", "eval_documents", "patience",
 )  # fmt: skip
-
-
 STOPS = "stops when held-out documents no longer improve"
-NEW_ROWS = " new rows of "  # among what is trained
-OF_A_LORA = (
-    *("rank", "alpha", "dropout", "targets"),
-    *("train_norms", "train_embeddings", "qlora"),
-)
+# The models that are read.
+BASE, UNTUNED, TUNED, CONTROL = "base", "untuned", "tuned", "control"
 
 
-@dataclass(frozen=True)
-class Origin:
-    """The checkpoint that is trained: extended by ropext and saved, with its record."""
+class AdapterObjective(Objective):
+    """A LoRA and new rows move; the held-out loss may choose the step; they are merged."""
 
-    snapshot: Snapshot
-    record: Record
-    model: Model | None  # its position scheme; None where that is ...
-    table: Growth | None = None  # ... a learned table, and what became of that
-    is_masked: bool = False  # it fills in masked tokens
-
-    @property
-    def context(self) -> int:
-        return self.record.context
-
-    @property
-    def target(self) -> int:
-        return self.record.target
-
-    @property
-    def two_sets_up_to(self) -> int:
-        """Positions up to which a longrope with two sets of factors reads the short one; 0 = no
-        such thing."""
-        ropes = [site.rope for site in self.model.scaled_sites] if self.model else []
-        return max((r.original_context for r in ropes if r.short_pair_factors), default=0)
-
-    @property
-    def told(self) -> str:
-        """How it came to its length."""
-        if self.record.more.get(READ_FROM) and self.model:
-            return scaled_by_config(self.model)
-        return f"extended from {self.context} to {self.target} tokens"
-
-    def base_config(self) -> dict[str, Any]:
-        """The config before the extension, as recorded."""
-        return dict(self.record.base["config"])
-
-    @property
-    def path(self) -> tuple[str, ...]:
-        """Where the text part stands inside the config."""
-        found = self.model or (self.table and self.table.positions)
-        return found.path if found else ()
-
-    def trains(self, options: Finetune) -> str:
-        """What is trained; refused where this model has no such thing, or an option is for another
-        kind."""
-        if self.table is None:
-            if options.train not in (None, "lora"):
-                raise UsageError(
-                    f"--train {options.train} is for a learned table of positions, and "
-                    f"{self.snapshot.name} rotates; leave it out"
-                )
-            return "lora"
-        asked = {"--strategy pose": options.strategy == "pose"}
-        asked["--retrieval-share"] = options.retrieval_share > 0
-        for name in [own for own, given in asked.items() if given and self.is_masked]:
-            raise UsageError(f"{name} is for models that predict the next token; leave it out")
-        kind = options.train or "new-rows"
-        if kind != "lora" and options.control:
-            raise UsageError("--control trains the base, which has no new rows; add --train lora")
-        given = [name for name in OF_A_LORA if getattr(options, name)]
-        if kind == "new-rows" and given:
-            raise UsageError(
-                f"{flag(given[0])} goes with a LoRA; add --train both, or --train lora"
-            )
-        return kind
-
-
-def asked_text(share: float) -> list[str]:
-    """What must be known to read a retrieval score of a model that was trained to retrieve."""
-    if not share:
-        return []
-    return [
-        f"Of the rows {share:.0%} state keys and ask for them, in the wording of the task mkey: "
-        "its retrieval scores are those of a trained task."
-    ]
-
-
-def _never_extended(snapshot: Snapshot) -> str:
-    """Why a directory without a record is not trained; a scaled one is not to be extended twice."""
-    rotates = families.read_positions(snapshot.config) is None
-    if rotates and any(
-        site.rope.is_scaled for site in families.as_read(snapshot.config).scaled_sites
-    ):
-        return (
-            f"{snapshot.name} is scaled by its config, which leaves open from how many tokens, and "
-            "has no record (ropext.json) of it; finetune what `ropext extend` or ropext.save wrote"
-        )
-    return (
-        f"{snapshot.name} was not extended by ropext (it has no ropext.json, and its config names "
-        f"no scaling), and training it would not make it so; run: ropext extend {snapshot.name} "
-        "--factor 4 -o EXTENDED, then finetune EXTENDED"
+    command, plan_key = "finetune", "plan"
+    out_of_memory = (
+        "out of memory; three options help most: --micro-rows 1, --strategy pose (memory does not "
+        "depend on the target), and --dtype bfloat16 (on a GPU also --qlora). The last checkpoint "
+        "is kept"
     )
 
-
-def open_origin(model: str) -> Origin:
-    """Read the extended checkpoint; one that was never extended is refused."""
-    if bundled.find_gguf(model) is not None:
-        raise UsageError(
-            f"finetune {model}: a GGUF file takes no gradients and holds no adapter; "
-            "fine-tune the Hugging Face checkpoint, convert OUT, then run `ropext extend OUT.gguf "
-            "--like OUT`"
-        )
-    snapshot = open_snapshot(model, weights=True)
-    scheme = families.read_positions(snapshot.config)
-    rotary = families.read(snapshot.config) if scheme is None or not scheme.tensors else None
-    record = read_record(snapshot.directory)
-    if record is None and rotary is not None:
-        record = record_of_config(snapshot)
-    if record is None:
-        raise InputError(_never_extended(snapshot))
-    found = rotary or scheme
-    assert found is not None
-    masked = is_masked(snapshot)  # without a head it is refused
-    if rotary is not None and rotary.masked_lm:
-        raise UnsupportedModel(
-            f"{model} is a masked language model with rotary embeddings ({found.model_type}); of "
-            "masked ones finetune trains those with a learned table"
-        )
-    if snapshot.quantisation:
-        raise InputError(
-            f"{model} is quantised ({named(snapshot.quantisation)}), and a LoRA is merged into "
-            "weights that are not; extend the unquantised model (--qlora holds it in 4 bits in "
-            "training)"
-        )
-    if record.more.get("finetune"):
-        raise InputError(
-            f"{model} is the result of a fine-tuning already; its extended, untuned base lies in "
-            f"{snapshot.directory / 'base'}: fine-tune that"
-        )
-    if found.context != record.target:
-        raise InputError(
-            f"{model}: ropext.json says that it was extended to {record.target} tokens, but its "
-            f"config reads {found.context}; see ropext verify {model}"
-        )
-    if rotary is not None:
-        return Origin(snapshot, record, rotary)
-    table = growth_of(snapshot, record)
-    if table.undone() is None:
-        raise InputError(
-            f"{model}: of {record.context} old rows {len(table.old_rows)} are in its table, and "
-            f"its base cannot be read from it; extend the base to a multiple of {record.context}"
-        )
-    return Origin(snapshot, record, None, table, masked)
-
-
-@dataclass(frozen=True)
-class PreparedFinetune(PreparedTraining):
-    """A fine-tuning before a weight is loaded."""
-
-    command = "finetune"
-    options: Finetune
-    origin: Origin
-
-    @property
-    def title(self) -> str:
-        options = self.options
-        return f"{self.origin.told}, strategy {options.strategy}, packing {options.packing}"
-
-    @property
-    def remarks(self) -> list[str]:
-        said = [f"not evaluated: {self.why_no_judge}"] if self.why_no_judge else []
+    def __init__(self, training: Training, options: Finetune, origin: Origin) -> None:
+        super().__init__(training)
+        self.options, self.origin = options, origin
+        self.title = f"{origin.history}, strategy {options.strategy}, packing {options.packing}"
+        self.remarks = [f"not evaluated: {self.why_no_judge}"] if self.why_no_judge else []
         if self.settings.is_open:
-            said.append(f"at most {self.settings.steps.value} steps, {STOPS}")
-        return said + asked_text(self.options.retrieval_share)
+            self.remarks.append(f"at most {self.settings.steps.value} steps, {STOPS}")
+        self.remarks += report.asked_text(options.retrieval_share)
+        self.readings: dict[str, Reading] = {}
+        self.tuned = History()
+        self.control: History | None = None
 
     @property
     def forward_tokens(self) -> int:
@@ -235,127 +96,261 @@ class PreparedFinetune(PreparedTraining):
                 "is done: ropext eval OUT --data DATA --device-map auto"
             )
         return (
-            f"fewer than {LARGEST_SHARE} of its {self.data.read} documents reach the target, and "
-            f"of fewer none is held out; name others with --eval, or {REMEDY}"
+            f"fewer than {LARGEST_SHARE} of its {self.training.data.read} documents reach the "
+            f"target, and of fewer none is held out; name others with --eval, or {REMEDY}"
         )
 
-    def manifest(self) -> dict[str, Any]:
+    def decides(self) -> dict[str, Any]:
         options = dict(self.options)
         return {
-            "config": digest(self.snapshot.config),
-            "weights": weights_digest(self.snapshot),
-            "data": self.data.digest(),
-            "evaluation": [own.key for own in self.judge.documents] if self.judge else [],
-            "settings": {name: own.value for name, own in self.settings.named.items()},
+            "data": self.training.data.digest(),
+            "evaluation": [document.key for document in self.judge.documents] if self.judge else [],
+            "settings": {name: setting.value for name, setting in self.settings.named.items()},
             "options": {name: options[name] for name in DECIDING},
         }
 
+    def moving(self, model: Any) -> tuple[Sequence[str], int, int]:
+        from accelerate import init_empty_weights
 
-@dataclass(frozen=True)
-class Finetuned:
-    """What a fine-tuning did."""
+        device = models.device(self.options)
+        if self.options.qlora:
+            models.four_bits(device)
+        if sharing.is_fsdp() and device.type == "cpu":
+            raise UsageError(
+                "launched with FSDP, but on a CPU, where accelerate makes DDP of it without a "
+                "word: use GPUs, or the config that `ropext.training.launch` calls ddp"
+            )
+        settings, table = self.settings, self.origin.table
+        names = [] if settings.rank is None else models.target_names(model, self.options.targets)
+        with init_empty_weights(include_buffers=False):
+            joined = models.add_adapter(model, self.options, settings, table)
+        moving = sum(p.numel() for p in joined.parameters() if p.requires_grad)
+        if table is not None:
+            new = table.target - len(table.old_rows)
+            for name, rows in models.trained_tables(joined, table):
+                moving -= (len(rows) - new) * rows.shape[1]
+                names.append(f"{new}{report.NEW_ROWS}{name}")
+        return names, moving, 4 * moving  # float32
 
-    output: Path
-    planned: Planned[PreparedFinetune] = field(repr=False)
-    steps: int
-    kept_step: int  # whose weights are written
-    stopped_early: bool
-    losses: tuple[dict[str, float], ...] = field(repr=False)
-    evaluations: tuple[dict[str, float], ...] = field(repr=False)
-    numbers: dict[str, Any] = field(repr=False)  # label -> values as JSON
-    overlap: dict[str, Any] | None = field(repr=False)  # of the documents that these are over
-    control: dict[str, Any] | None = field(repr=False)
-    notes: tuple[str, ...]
+    def variant(self, label: str) -> Variant:
+        """A model that is read: the base, and its control, through the short window."""
+        if label in (BASE, CONTROL):
+            return Variant(label, label, self.snapshot, self.origin.base_config())
+        return Variant(label, "extended", self.snapshot)
 
-    @property
-    def passes(self) -> float:
-        """How often the text was read for the weights that are written."""
-        prepared = self.planned.prepared
-        return prepared.rows.passes * self.kept_step / int(prepared.settings.steps.value)
+    def measure(self, pause: Show) -> None:
+        """Read the base through its short window, and the extended model as it is."""
+        self._say_beforehand()
+        judge = self.judge
+        if judge is None or not sharing.is_main():
+            return
+        variants = [self.variant(label) for label in (BASE, UNTUNED)]
+        if not all(judge.has(variant, self.store(variant.label)) for variant in variants):
+            self.say(f"reading {len(judge.documents)} documents before the training")
+            model = self._load().eval()
+            judge.read(model, self.variant(UNTUNED), self.store(UNTUNED), pause)
+            self._make_base(model)
+            judge.read(model, self.variant(BASE), self.store(BASE), pause)
+        for variant in variants:
+            self.readings[variant.label] = judge.reads.reading(variant, self.store(variant.label))
 
-    def to_json(self) -> dict[str, Any]:
-        found = {"output": str(self.output), "plan": self.planned.to_json()}
-        named = {k: v for k, v in vars(self).items() if k not in ("output", "planned")}
-        return found | {k: list(v) if isinstance(v, tuple) else v for k, v in named.items()}
+    def _say_beforehand(self) -> None:
+        training = self.training
+        if self.why_no_judge:
+            self.note(f"not evaluated: {self.why_no_judge}")
+        if self.origin.record.more.get(READ_FROM):
+            self.note(
+                f"{self.snapshot.name} is {self.origin.history}: the base is these weights without "
+                "that scaling"
+            )
+        if training.masking is not None:
+            self.note(
+                "losses on held-out documents are of a pseudo-perplexity: of the last tokens every "
+                f"{MASK_STRIDE}th masked in one pass"
+            )
+        if training.lineage:
+            self.note(training.lineage)
+        if training.rows.passes > 1 and not self.settings.is_open:
+            self.note(report.passes_text(training.rows))
+
+    def _load(self) -> Any:
+        gc.collect()  # of the model before it
+        torch.manual_seed(self.options.seed)
+        return models.load(self.snapshot, self.options)
+
+    def _make_base(self, model: Any) -> None:
+        """The same weights before the extension, a position table with its rows of then."""
+        table = self.origin.table
+        apply_config(model, self.origin.base_config(), table.undone() if table else None)
+
+    def learn(self) -> None:
+        """Train the adapter, and with --control one of the base on the same tokens; after an early
+        stop as many steps as are in the weights that count."""
+        model, rows, patience = self._load(), self.training.rows, self.settings.patience
+        self.check_jumps(model)
+        reason = None if self.training.masking else use_sliced_loss(model)
+        if reason is not None:
+            self.note(f"the loss needs whole logits: {reason}")
+        evaluate = self._evaluate if self.judge else None
+        self.tuned = self._train(TUNED, model, rows, 1, evaluate=evaluate, patience=patience)
+        if not self.options.control:
+            return
+        model = self._load()
+        self._make_base(model)
+        if self.training.masking is None:
+            use_sliced_loss(model)
+        pieces = ControlRows(rows, self.context)
+        lowered = trainer.missed(self.tuned.evaluations) if patience else ()
+        how = {"until": self.tuned.counted, "lowered_after": lowered}
+        self.control = self._train(CONTROL, model, pieces, pieces.per_row, **how)
+
+    def _train(
+        self, label: str, model: Any, rows: Sequence[Row], pieces: int, **how: Any
+    ) -> History:
+        """Train an adapter of a model; a row is read in so many pieces."""
+        settings, options, training = self.settings, self.options, self.training
+        torch.manual_seed(options.seed)
+        table = None if label == CONTROL else self.origin.table
+        joined = models.add_adapter(model, options, settings, table)
+        until, tokens = how.get("until"), f"of {settings.step_tokens} tokens"
+        if settings.is_open and not until:
+            tokens += f" at most, {STOPS}"
+        self.say(f"training {label}: {until or settings.steps.value} steps {tokens}")
+        documents, long = training.rows.documents, settings.rows.value * pieces
+        mixed = WithShort(rows, long, documents, self.context, options)
+        made: Sequence[Row] = mixed
+        if (masking := training.masking) is not None:
+            made = MaskedRows(mixed, training.encoder.tokenizer, masking, options.seed)
+        longest = min(settings.longest, self.context if label == CONTROL else self.target)
+        how |= {"rows_per_step": mixed.per_step, "row_tokens": longest}
+        return self.optimise(label, joined, made, training, save_every=options.save_every, **how)
+
+    def _evaluate(self, model: Any, step: int) -> tuple[float, float]:
+        assert self.judge is not None
+        model.eval()
+        reading = self.judge.read(model, self.variant(TUNED), pause=self.show)
+        # The tail alone has few tokens: more steps would look worse by chance.
+        return self.judge.loss(reading), self.judge.tail(reading)
+
+    def choose(self, pause: Show) -> Finetuned:
+        """The best evaluated weights, or the last; what each model reads on the same tokens."""
+        tuned, control = self.tuned, self.control
+        if self.judge is not None and sharing.is_main():
+            for label, history in ((TUNED, tuned), (CONTROL, control)):
+                if history is None:
+                    continue
+                model = add_adapter(self._load(), str(history.best_checkpoint))
+                if label == CONTROL:
+                    self._make_base(model)
+                reading = self.judge.read(model, self.variant(label), pause=pause)
+                self.readings[label] = reading
+        base = self.readings.get(BASE)
+        done = Finetuned(
+            output=self.output,
+            objective=self,
+            steps=tuned.steps,
+            kept_step=tuned.counted,
+            stopped_early=tuned.stopped_early,
+            losses=tuned.losses,
+            evaluations=tuned.evaluations,
+            numbers={
+                label: self.judge.numbers(reading, base)
+                for label, reading in self.readings.items()
+                if self.judge
+            },
+            overlap=values_json(self.training.overlap),
+            control={"steps": control.steps, "losses": control.losses} if control else None,
+            notes=self.notes,
+        )
+        if self.settings.is_open and done.passes > 1:
+            self.note(f"{done.passes:,.1f} passes over the text{report.too_often(done.passes)}")
+        return done
+
+    def write(self, result: Finetuned, show: Show) -> None:
+        # What --report-to tensorboard wrote.
+        folder = self.folder / TUNED
+        paths = sorted(path for path in folder.glob("runs/**/*") if path.is_file())
+        trackers = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+        files = report.finetune_files(result) | trackers | self.first_steps()
+        control = self.control.best_checkpoint if self.control else None
+        weights = self.origin, self.tuned.best_checkpoint, control
+        writing.write_tuned(result, *weights, files, report.finetune_story(result), show)
 
 
-def prepare(model: str, source: str, options: Finetune) -> PreparedFinetune:
-    """Read model, tokenizer and data; settle the settings."""
+def prepare(model: str, source: str, options: Finetune) -> AdapterObjective:
+    """Read model, tokenizer and data; choose the settings."""
     origin = open_origin(model)
     kind = origin.trains(options)
     options = options.model_copy(update={"train": kind})
     sizes = _stored_parameters(origin.snapshot), origin.context, origin.target
     settings = defaults.settings(options, *sizes)
-    sharing.check_rows(settings.rows.value, settings.row_tokens.value, options.keep_short)
-    sharing.check_fsdp(
-        qlora=options.qlora,
-        **{f"train {kind}": kind != "lora"},
-    )
+    length = settings.row_tokens.value
+    sharing.check_rows(settings.rows.value, length, options.keep_short)
+    sharing.check_fsdp(qlora=options.qlora, **{f"train {kind}": kind != "lora"})
     if options.keep_short and origin.two_sets_up_to:
         raise UsageError(
             f"--keep-short: {model} reads its original length with a set of factors of its own, "
             "which rows that reach further do not change; leave it out"
         )
     vocabulary = text_part(origin.snapshot.config, origin.path).get("vocab_size")
-    encoder, masking = encoder_of(origin.snapshot, vocabulary, options.seed), None
-    if origin.is_masked:
-        masking = masking_of(encoder, model)
-    strategy: Full | Pose = Full(settings.row_tokens.value)
-    if options.strategy == "pose":
-        strategy = Pose(strategy.length, origin.target, origin.two_sets_up_to)
-    most = settings.rows.value * settings.steps.value * strategy.length
-    found = data.read(
+    encoder = corpus.DocumentEncoder(
+        load_tokenizer(origin.snapshot, False), vocabulary, options.seed
+    )
+    masking = masking_of(encoder, model) if origin.is_masked else None
+    strategy = strategy_of(options, length, origin.target, origin.two_sets_up_to)
+    most = settings.rows.value * settings.steps.value * length
+    read = data.read(
         source,
         options,
         encoder,
         origin.target,
-        strategy.length,
+        length,
         wanted_tokens=most if options.epochs is None else NO_LIMIT,
         judging=options.eval_documents if options.evaluate is None else 0,
         apart=kept_out_of(origin.record),
     )
-    documents = list(found.documents)
+    documents = list(read.documents)
     if options.packing == "glued":
         documents = glue(documents, encoder.tokenizer.eos_token_id, options.seed)
-    judge = _judge(origin, options, found, encoder, masking)
-    asked = rows_in(documents, strategy), sharing.readers(), judge.tokens if judge else 0
-    settings = defaults.settings(options, *sizes, *asked)
-    settings = settings if kind != "new-rows" else replace(settings, lora=None)
+    judge = _judge(origin, options, read, encoder, masking)
+    per_pass, judged = rows_in(documents, strategy), judge.tokens if judge else 0
+    settings = defaults.settings(options, *sizes, per_pass, sharing.readers(), judged)
+    settings = settings if kind != "new-rows" else replace(settings, rank=None, alpha=None)
     count, share = settings.rows.value * settings.steps.value, options.retrieval_share
     questions = KeyRows(encoder, documents, share, options.seed) if share else None
-    rows = Rows(documents, strategy, count, options.seed, questions)
-    return PreparedFinetune(
+    training = Training(
         snapshot=origin.snapshot,
         options=options,
         context=origin.context,
         target=origin.target,
         settings=settings,
-        data=found,
+        data=read,
         encoder=encoder,
+        rows=Rows(documents, strategy, count, options.seed, questions),
         judge=judge,
+        chooses_step=bool(settings.patience),
         masking=masking,
-        origin=origin,
-        rows=rows,
     )
+    return AdapterObjective(training, options, origin)
 
 
 def _stored_parameters(snapshot: Snapshot) -> int:
     """As stored, from the headers."""
     headers = [read_header(snapshot.path(name)) for name in snapshot.weight_files]
-    return sum(prod(own.shape) for header in headers for own in header.tensors.values())
+    return sum(prod(tensor.shape) for header in headers for tensor in header.tensors.values())
 
 
 def _judge(
     origin: Origin,
     options: Finetune,
-    found: data.TrainingData,
+    read: data.TrainingData,
     encoder: corpus.DocumentEncoder,
     masking: Masking | None,
 ) -> Judge | None:
     """Over the documents of --eval that reach the target, or those held out of DATA; None where
     there is none, or none is to be read."""
     count, target = options.eval_documents, origin.target
-    judging: Sequence[corpus.Document] = found.judging(count, target)
+    judging: Sequence[corpus.Document] = read.judging(count, target)
     if count and options.evaluate is not None:
         # A datasets id is evaluated on its test split, as `ropext eval` does.
         largest = options.max_document_mib
@@ -367,38 +362,3 @@ def _judge(
     if not judging or sharing.is_fsdp():
         return None
     return judge_of(judging, (origin.context, target), options.seed, masking=masking)
-
-
-def plan(prepared: PreparedFinetune) -> Planned[PreparedFinetune]:
-    """Which layers are trained and what that takes, from a model without weights."""
-    from accelerate import init_empty_weights
-
-    options = prepared.options
-    models.check_tracker(options.report_to)
-    device = models.device(options)
-    if options.qlora:
-        models.four_bits(device)
-    if sharing.is_fsdp() and device.type == "cpu":
-        raise UsageError(
-            "launched with FSDP, but on a CPU, where accelerate makes DDP of it without a word: "
-            "use GPUs, or the config that `ropext.training.launch` calls ddp"
-        )
-    model = skeleton(prepared.snapshot)
-    lora, table = prepared.settings.lora, prepared.origin.table
-    names = [] if lora is None else models.target_names(model, options.targets)
-    counts = counted(prepared, model)
-    with init_empty_weights(include_buffers=False):
-        joined = models.add_adapter(model, options, lora, table)
-    moving = sum(p.numel() for p in joined.parameters() if p.requires_grad)
-    if table is not None:
-        new = table.target - len(table.old_rows)
-        for name, rows in models.trained_tables(joined, table):
-            moving -= (len(rows) - new) * rows.shape[1]
-            names.append(f"{new}{NEW_ROWS}{name}")
-    return Planned(
-        prepared=prepared,
-        moving=moving,
-        moving_bytes=COPIES * 4 * moving,  # float32
-        targets=tuple(names),
-        **counts,
-    )

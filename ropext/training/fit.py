@@ -1,243 +1,417 @@
-"""A fit before its session: what may move and from where, preparation and plan."""
+"""A fit: the numbers of a spectrum move, the weights are frozen, and the best step is written."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from ropext import corpus, scaling
-from ropext.checkpoint import Snapshot, open_snapshot, with_weights
-from ropext.checkpoint.provenance import digest, read_record, weights_digest
-from ropext.errors import NotExpressible, UnsupportedModel, UsageError
-from ropext.evaluation.loading import skeleton
-from ropext.inspecting import open_model, plan_of
-from ropext.options.training import WITHIN, Fit
-from ropext.planning import Plan, PlannedSite, make_plan
-from ropext.results.overlap import kept_out_of
-from ropext.rope import compression
-from ropext.tasks import check_amount
-from ropext.training import attention, data, defaults, models, sharing
-from ropext.training.data import TrainingData
-from ropext.training.judge import Judge, few, judge_of
-from ropext.training.rows import FitQuestions, Full, Pose, Rows, WithShort
-from ropext.training.run import COPIES, Planned, PreparedTraining, counted, encoder_of
-from ropext.training.spectrum import Space, space_of
+import numpy as np
 
-# Which methods may be the start of what moves: by default those that factor and target determine.
-STARTS = {"yarn": ("yarn",), "ntk": ("ntk", "dynamic")}
-POSE_START = "yarn"
+from ropext import corpus
+from ropext.checkpoint import open_snapshot, with_weights
+from ropext.checkpoint.provenance import digest, read_record
+from ropext.errors import UnsupportedModel, UsageError, listed
+from ropext.evaluation.forward import NanInLogits
+from ropext.evaluation.loading import load_tokenizer
+from ropext.evaluation.variants import Variant
+from ropext.inspecting import open_model
+from ropext.narration import Show
+from ropext.options.training import Fit
+from ropext.patching import apply_config, unpatch
+from ropext.planning import Plan
+from ropext.results.overlap import kept_out_of
+from ropext.results.perplexity import Reading
+from ropext.results.retrieval import ItemScore
+from ropext.results.stores import Store
+from ropext.results.values import MARGIN, values_json
+from ropext.rope import compression
+from ropext.tasks import Item, check_amount
+from ropext.training import (
+    attention,
+    data,
+    defaults,
+    loss,
+    models,
+    report,
+    sharing,
+    spectrum,
+    trainer,
+    writing,
+)
+from ropext.training.data import TrainingData
+from ropext.training.judge import Judge, JudgedSteps, few, judge_of
+from ropext.training.objective import Fitted, Objective
+from ropext.training.rows import FitQuestions, Full, Pose, Row, Rows, WithShort, strategy_of
+from ropext.training.spectrum import Learner, LeftGuards, Space, space_of
+from ropext.training.starts import check_geometry, choose_starts, plan_with
+from ropext.training.trainer import History, LossNotFinite
+from ropext.training.training import Training
+
 FEWEST = 16  # rows of the target's length that are read of a stream, at least
 RIVALS = 2  # of those that are not named, how many are tried for a few steps
-DETERMINED = tuple(name for name in scaling.METHODS if name not in ("abf", "longrope"))
 # Options that do not decide the numbers.
 UNDECIDING = (
     "link", "device", "report_to", "micro_rows", "column", "split", "max_document_mib",
 )  # fmt: skip
+# The spectra that are read, beside the closed forms.
+BASE, START, FITTED = "base", "start", "fitted"
 
 
-@dataclass(frozen=True)
-class PreparedFit(PreparedTraining):
-    """A fit before a weight is loaded."""
+# Which step is kept (0 = the start), why, and the plan that is written.
+Verdict = tuple[int, str, Plan]
 
-    command = "fit"
-    options: Fit
+
+class SpectrumObjective(Objective):
+    """Pair factors and attention factor move; the step that beats the start surely is written."""
+
+    command, plan_key = "fit", "planned"
+    out_of_memory = (
+        "out of memory; three options help most: --micro-rows 1, --dtype bfloat16, and a smaller "
+        "--factor. The last checkpoint is kept"
+    )
     judge: Judge
-    within: str
-    starts: Mapping[str, Plan]  # the closed forms to choose from
-    mixed: WithShort  # what is read: these, and --keep-short
-    notes: tuple[str, ...]
+    model: Any
+    start: str  # the closed form that a step has to beat
+    begun: str  # the one that the steps began at
+    steps: JudgedSteps
 
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        return self.notes
+    def __init__(
+        self,
+        training: Training,
+        options: Fit,
+        within: str,
+        starts: Mapping[str, Plan],  # the closed forms to choose from
+        remarks: Sequence[str],
+    ) -> None:
+        super().__init__(training)
+        self.options, self.within, self.starts = options, within, starts
+        self.documents = training.data.documents
+        self.facts = {"within": within, "starts": list(starts)}
+        start, settings = ", ".join(starts), self.settings
+        start = f"the best of {start}" if len(starts) > 1 else start
+        if settings.rivals > 1:
+            start += f", {settings.rivals} of which are tried for {settings.between} steps"
+        self.title = f"from {self.context} to {self.target} tokens, starting from {start}"
+        self.remarks, self.rows = remarks, self._with_short(training.rows)
+        self.far = self.judge.far  # questions at the target
+        self.readings: dict[str, Reading] = {}  # of base, start and what was fitted
+        self.closed: dict[str, Reading] = {}  # of every closed form to start from
+        self.scores: dict[str, list[ItemScore]] = {}
+        self.history = History()
+        self.left_steps = 0  # of starts that were tried and left
+        self.back_at = 0  # the step after which a fit went back to the start; 0 = it did not
 
-    @property
-    def title(self) -> str:
-        start, rivals = ", ".join(self.starts), self.settings.rivals
-        start = f"the best of {start}" if len(self.starts) > 1 else start
-        if rivals > 1:
-            start += f", {rivals} of which are tried for {self.settings.between} steps"
-        return f"from {self.context} to {self.target} tokens, starting from {start}"
-
-    @property
-    def plan(self) -> Plan:
-        """Any of the starts: what they share (context, target, geometry)."""
-        return next(iter(self.starts.values()))
-
-    def space(self, start: str) -> Space:
-        """What moves, beginning at a closed form."""
-        ceiling = self.options.ceiling * self.plan.factor
-        return space_of(self.within, self.starts[start].main, self.target, ceiling)
-
-    def planned(self, method: str, knobs: Mapping[str, Any]) -> Plan:
-        """The plan of a spectrum that was found."""
-        return _planned(self.snapshot, self.options, method, knobs)
+    def _with_short(self, rows: Rows) -> Sequence[Row]:
+        per_step = self.settings.rows.value
+        return WithShort(rows, per_step, self.documents, self.context, self.options)
 
     @property
     def forward_tokens(self) -> int:
-        settings, target, judged = self.settings, self.target, self.judged
+        settings, target, judged = self.settings, self.target, self.training.judged
         judgements = -(-settings.steps.value // settings.between) + settings.rivals - 1
         base = judged * self.context * (2 * target // self.context)
         questions = 2 * len(self.judge.far) * target + len(self.judge.near) * self.context
         searched = 0
         if self.options.strategy == "pose":
-            windows = attention.windows_of(self.data.documents, target)
+            windows = attention.windows_of(self.documents, target)
             searched = judgements * attention.USUAL * len(windows) * target
         passes = len(self.starts) + judgements + 1
         return int(passes * judged * target + base + questions + searched)
 
-    def facts(self) -> dict[str, Any]:
-        return {"within": self.within, "starts": list(self.starts)}
-
-    def manifest(self) -> dict[str, Any]:
+    def decides(self) -> dict[str, Any]:
         return {
-            "config": digest(self.snapshot.config),
-            "weights": weights_digest(self.snapshot),
-            "fitted": digest([[int(t) for t in d.ids] for d in self.data.documents]),
-            "judging": [own.key for own in self.judge.documents],
-            "within": self.within,
-            "starts": list(self.starts),
+            "fitted": digest([[int(t) for t in d.ids] for d in self.documents]),
+            "judging": [document.key for document in self.judge.documents],
+            **self.facts,
             "options": {k: v for k, v in dict(self.options).items() if k not in UNDECIDING},
         }
 
+    def moving(self, model: Any) -> tuple[Sequence[str], int, int]:
+        numbers = list(self.space(next(iter(self.starts))).parameters())
+        count, size = sum(n.numel() for n in numbers), sum(n.nbytes for n in numbers)
+        return [f"the spectrum ({self.within})"], count, size
 
-@dataclass(frozen=True)
-class Fitted:
-    """What a fit did."""
+    def space(self, start: str) -> Space:
+        """What moves, beginning at a closed form."""
+        plan = self.starts[start]
+        return space_of(self.within, plan.main, self.target, self.options.ceiling * plan.factor)
 
-    output: Path
-    planned: Planned[PreparedFit] = field(repr=False)
-    plan: Plan  # the one that was written
-    kept: str  # "fitted" or "start"
-    reason: str  # why that one
-    start: str  # the closed form that it has to beat
-    begun: str  # the one that its steps began at
-    steps: int  # the step that was kept; 0 = the start
-    tokens: int  # read with gradients until the end
-    numbers: dict[str, dict[str, Any]] = field(repr=False)  # base, start, fitted -> as JSON
-    change: dict[str, Any] | None = field(repr=False)  # far half, fitted minus start, nats a token
-    losses: tuple[dict[str, float], ...] = field(repr=False)
-    judgements: dict[int, float] = field(repr=False)  # step -> far half, nats a token
-    notes: tuple[str, ...]
+    def plan_of(self, method: str, knobs: Mapping[str, Any]) -> Plan:
+        """The plan of a spectrum that was learned."""
+        return plan_with(self.snapshot, self.options, method, knobs)
 
-    @property
-    def pair_factors(self) -> tuple[float, ...]:
-        return compression(self.plan.main.rope.spectrum, self.plan.main.wanted)
+    def variant(self, label: str, plan: Plan) -> Variant:
+        """A spectrum that is read."""
+        return Variant(label, "extended", self.snapshot, plan.config)
 
-    @property
-    def attention_factor(self) -> float:
-        return self.plan.main.wanted.attention_factor
+    def measure(self, pause: Show) -> None:
+        """Read the base through its short window and every closed form, find the best of these, and
+        ask base and start."""
+        for sentence in filter(None, (*self.remarks, self.training.lineage)):
+            self.note(sentence)
+        self.model = models.load(self.snapshot, self.options)
+        self.model.requires_grad_(False)
+        self._read_starts(pause)
+        self._ask_before(pause)
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "output": str(self.output),
-            "planned": self.planned.to_json(),
-            "kept": self.kept,
-            "reason": self.reason,
-            "start": self.start,
-            "begun": self.begun,
-            "step": self.steps,
-            "tokens": self.tokens,
-            "method": self.plan.method,
-            "pair_factors": list(self.pair_factors),
-            "attention_factor": self.attention_factor,
-            "change": self.change,
-            "numbers": self.numbers,
-            "losses": list(self.losses),
-            "judgements": self.judged,
-            "notes": list(self.notes),
+    def _read_starts(self, pause: Show) -> None:
+        judge, model = self.judge, self.model
+        base, store = Variant(BASE, BASE, self.snapshot), self.store(BASE)
+        if not judge.has(base, store):
+            self.say(f"reading {len(judge.documents)} held-out documents by the base")
+        self.readings[BASE] = judge.read(model, base, store, pause)
+        for method, plan in self.starts.items():
+            variant, store = self.variant(method, plan), self.store(method)
+            if not judge.has(variant, store):
+                self.say(f"reading them by {method}")
+                apply_config(model, plan.config)
+            self.closed[method] = judge.read(model, variant, store, pause)
+        losses = {method: judge.objective(reading) for method, reading in self.closed.items()}
+        allowed = {m: loss for m, loss in losses.items() if self.space(m).outside() is None}
+        allowed = allowed or losses  # else all lie outside of the guards
+        lowest = sorted(allowed, key=lambda method: allowed[method])
+        self.start = next(iter(losses)) if self.options.start else lowest[0]
+        count, self.begun = self.settings.rivals, self.start
+        self.rivals = lowest[:count] if count > 1 else [self.start]
+        if len(losses) > 1:
+            shown = ", ".join(f"{method} {loss:.4f}" for method, loss in losses.items())
+            self.say(
+                f"far half and tail, nats a token: {shown}; starting from {listed(self.rivals)}"
+            )
+        self.readings[START] = self.closed[self.start]
+
+    def _ask_before(self, pause: Show) -> None:
+        """A base that cannot answer inside its own context is not asked at the target: it has
+        nothing to lose there, and its wrong answers would teach nothing about distance."""
+        unpatch(self.model)
+        self._ask(BASE, self.judge.near, pause)
+        if self.judge.near and not self.judge.answers(self.scores[BASE]):
+            rows = self.training.rows
+            plain = Rows(rows.documents, rows.strategy, rows.size, rows.seed, far_half=True)
+            self.far, self.rows = (), self._with_short(plain)
+            self.note(
+                "no questions at the target: the base does not answer them inside its own context"
+            )
+        apply_config(self.model, self.starts[self.start].config)
+        self._ask(START, self.far, pause)
+
+    def _ask(self, label: str, items: Sequence[Item], pause: Show) -> None:
+        variant, store = Variant(label, "extended", self.snapshot), self.store(label)
+        if not self.judge.has(variant, store, self.judge.asked(items)):
+            self.say(f"asking {label} {len(items)} questions")
+        self.scores[label] = self.judge.ask(self.model, variant, items, store, pause)
+
+    def _apply(self, method: str, knobs: Mapping[str, Any]) -> Plan:
+        """Make the model compute, by stock arithmetic, as a plan with these knobs says."""
+        plan = self.plan_of(method, knobs)
+        apply_config(self.model, plan.config)
+        return plan
+
+    def learn(self) -> None:
+        """Train the spectrum, from the start that is lowest after a few steps; where half of the
+        steps gain nothing, go back to the best closed form."""
+        trial, half = self.settings.between, self.settings.half
+        if len(self.rivals) > 1:
+            ends: dict[str, float] = {}
+            for start in self.rivals:
+                for judged in self._train_from(start, trial).evaluations:
+                    if judged["step"] == trial:
+                        ends[start] = judged["held_out"]
+            self.begun = min(ends, key=lambda start: ends[start], default=self.start)
+            shown = ", ".join(f"from {start} {loss:.4f}" for start, loss in ends.items())
+            self.left_steps = (len(self.rivals) - 1) * trial
+            self.note(f"after {trial} steps {shown} nats a token: going on from {self.begun}")
+        self.history = self._train_from(self.begun)
+        if self.history.steps >= half:
+            return
+        judged_steps = [step for step in self.steps.readings() if step <= half]
+        self.back_at = max([self.history.steps, *judged_steps])
+        self.note(
+            f"after {self.back_at} steps no better than {self.start}: going back to it, for the "
+            "other half with a third of the learning rate"
+        )
+        self.history = self._train_from(self.start, slower=True)
+
+    def _train_from(self, start: str, until: int | None = None, slower: bool = False) -> History:
+        """Train the spectrum from a start, up to half of the steps where these gain nothing. What
+        was judged before a guard, or a loss that is no number, stays. `slower`: the other half."""
+        training, space, label = self.training, self.space(start), f"{FITTED}-{start}"
+        model, judge, plan = self.model, self.judge, self.starts[start]
+        if slower:
+            training = replace(training, settings=defaults.slower(training.settings))
+            label += "-slower"
+        else:
+            place = self.folder / "steps" / start
+            self.steps = JudgedSteps(place, judge.reads, self.variant("step", plan))
+        settings = training.settings
+        self._apply(space.method, space.knobs())
+        reason = loss.why_not_sliced(model)
+        if reason is not None and not until:
+            self.note(f"the loss needs whole logits: {reason}")
+        self.check_jumps(model)
+        spectrum.make_live(model, plan.sites, self.target, space)
+        tail = judge.frame.tail_span(self.target)[0]
+        learner = Learner(model, space, sliced=reason is None, tail=tail)
+        self.say(
+            f"fitting {self.counts.moving} numbers from {start}: "
+            f"{until or settings.steps.value} steps of {settings.step_tokens} tokens"
+        )
+        how: dict[str, Any] = {
+            "rows_per_step": settings.per_step,
+            "row_tokens": settings.longest,
+            "until": until,
         }
-
-    @property
-    def judged(self) -> list[dict[str, float]]:
-        """The judgements as JSON."""
-        return [{"step": step, "far_half_nll": own} for step, own in self.judgements.items()]
-
-
-def _planned(snapshot: Snapshot, options: Fit, method: str, knobs: Mapping[str, Any]) -> Plan:
-    request = options.extend(method, **knobs)
-    if snapshot.container:  # where the GGUF would not carry the result, it is refused here
-        make_plan(snapshot.config, request, snapshot.name, snapshot.container)
-        request = request.changed(for_loaders=())  # they read that, not this directory
-    return plan_of(snapshot, request, snapshot.name)
-
-
-def choose_starts(snapshot: Snapshot, options: Fit) -> tuple[str, dict[str, Plan]]:
-    """What may move, and the closed forms inside of it that can be written here.
-
-    Where nothing is asked, the widest form that this family and the loaders of --for read exactly.
-    """
-    refusal: NotExpressible | None = None
-    for within in WITHIN:
-        if options.within and WITHIN.index(within) < WITHIN.index(options.within):
-            continue
+        how["evaluate"] = partial(self._evaluate, space, slower)
         try:
-            found = _closed_forms(snapshot, options, within)
-            example = next(iter(found.values()))
-            _planned(snapshot, options, *example_knobs(within, example.main))
-        except NotExpressible as error:
-            refusal = refusal or error
-            continue
-        if refusal is None or not options.within:
-            return within, found
-        raise NotExpressible(
-            f"--within {options.within}: {refusal}; of the narrower forms, --within {within} is"
-            " carried exactly"
+            return self.optimise(label, learner, self.rows, training, **how)
+        except LeftGuards as error:
+            if str(error):
+                self.note(f"stopped: {error} (from {start}); the steps judged before count")
+        except LossNotFinite as error:
+            self.note(
+                f"stopped: {error.where} (from {start}); the steps judged before count (a lower "
+                "--learning-rate may go further)"
+            )
+        finally:
+            spectrum.remove(model)
+            del learner
+            gc.collect()
+        last = trainer.last_checkpoint(self.folder / label)
+        return History() if last is None else trainer.history_in(last, 0)
+
+    def _evaluate(self, space: Space, slower: bool, _: Any, step: int) -> tuple[float, float]:
+        """Read the held-out documents by the present spectrum, and keep it with its reading."""
+        if (left := space.outside()) is not None:
+            raise LeftGuards(left)
+        judge, half, store = self.judge, self.settings.half, Store()
+        self.model.eval()
+        with self._attention_set(space):
+            reading = judge.read(self.model, self.steps.variant, store, self.show)
+            if sharing.is_main():
+                self.steps.keep(step + slower * half, space.knobs(), store)
+        gains = slower or step != half or judge.lower(reading, self.readings[START])
+        if not sharing.from_first(gains):
+            raise LeftGuards  # of what is worth its cost
+        return judge.objective(reading), judge.tail(reading)
+
+    @contextmanager
+    def _attention_set(self, space: Space) -> Iterator[None]:
+        """Short rows ask for another attention factor than long ones, whose softmax is over more
+        keys: while it is judged, a fit in short rows has the one that reads best at full length."""
+        value = getattr(space, "attention", None)
+        if self.options.strategy != "pose" or value is None:
+            yield
+            return
+        trained, before = value.detach().clone(), space.knobs()["attention_factor"]
+        windows, scorer = attention.windows_of(self.documents, self.target), self.judge.scorer
+        read = partial(attention.far_losses, scorer(self.model), windows, self.show)
+        counts = np.array([float(scored.sum()) for _, scored in windows])
+        trials = attention.line_search(value, read, counts, self.judge.frame.bootstrap)
+        now, passes = space.knobs()["attention_factor"], trials * len(windows)
+        self.note(
+            f"attention factor {before:.4f} in short rows, set to {now:.4f} by {passes} passes of "
+            f"{self.target} tokens"
         )
-    assert refusal is not None  # a form was either found or refused
-    raise refusal
+        yield
+        value.data.copy_(trained)
 
+    def choose(self, pause: Show) -> Fitted | None:
+        """The lowest step, if it beats the start surely and loses no retrieval."""
+        if not sharing.is_main():
+            return None
+        step, reason, plan = self._decide(pause)
+        if self.back_at and step > self.back_at:
+            self.begun = self.start
+        self.note(reason)
+        written, judge, base = self._note_written(step, plan), self.judge, self.readings[BASE]
+        fitted, history, steps = self.readings.get(FITTED), self.history, self.steps.readings()
+        trained = history.steps + self.left_steps + self.back_at
+        return Fitted(
+            output=self.output,
+            objective=self,
+            plan=plan,
+            kept=written,
+            reason=reason,
+            start=self.start,
+            begun=self.begun,
+            step=step,
+            tokens=self.settings.step_tokens * trained,
+            method=plan.method,
+            pair_factors=compression(plan.main.rope.spectrum, plan.main.wanted),
+            attention_factor=plan.main.wanted.attention_factor,
+            change=values_json(judge.change(fitted, self.readings[START])) if fitted else None,
+            numbers={
+                label: judge.fit_numbers(reading, base, self.scores.get(label, ()))
+                for label, reading in self.readings.items()
+            },
+            losses=history.losses,
+            judgements={number: judge.loss(reading) for number, reading in steps.items()},
+            notes=self.notes,
+        )
 
-def _closed_forms(snapshot: Snapshot, options: Fit, within: str) -> dict[str, Plan]:
-    allowed = STARTS.get(within, DETERMINED)
-    if options.strategy == "pose" and options.start is None and POSE_START in allowed:
-        # Reading every closed form at the target would cost more than the fit.
-        options = options.model_copy(update={"start": (POSE_START,)})
-    if options.start:
-        for start in options.start:
-            scaling.find(start, "--start")
-            if start not in allowed:
-                raise UsageError(
-                    f"--start {start} is not inside of --within {within}, which begins at one "
-                    f"of {', '.join(allowed)}"
-                )
-        return {start: _planned(snapshot, options, start, {}) for start in options.start}
-    found: dict[str, Plan] = {}
-    refusal: NotExpressible | UsageError | None = None
-    for method in allowed:
+    def _decide(self, pause: Show) -> Verdict:
+        judge, before, readings = self.judge, self.readings[START], self.steps.readings()
+
+        def keep_start(sentence: str) -> Verdict:
+            return 0, f"{sentence}: the start is written", self.starts[self.start]
+
+        if not readings:
+            return keep_start("nothing was found to judge")
+        step = min(readings, key=lambda number: judge.objective(readings[number]))
+        # Once more, by stock arithmetic from the config that is written.
+        plan = self._apply(self.space(self.start).method, self.steps.knobs(step))
+        self.say(f"reading them by the spectrum of step {step}, as its config says")
         try:
-            found[method] = _planned(snapshot, options, method, {})
-        except (NotExpressible, UsageError) as error:
-            refusal = refusal or error
-    if not found and refusal is not None:
-        raise refusal
-    return found
+            fitted = judge.read(self.model, self.variant(FITTED, plan), pause=pause)
+        except NanInLogits as error:
+            return keep_start(f"step {step}: {error}")
+        self.readings[FITTED] = fitted
+        self._ask(FITTED, self.far, pause)
+        change = report.change_text(judge.change(fitted, before))
+        if not judge.better(fitted, before):
+            gain = judge.change(before, fitted)
+            if gain.gains is None:
+                why = f"not known whether a step is better than {self.start}"
+                return keep_start(f"{why} over the far half ({gain.why_not_known})")
+            why = f"no step is better than {self.start} by {MARGIN} nats a token or more"
+            return keep_start(f"{why} ({change})")
+        lost = judge.lost(self.scores[FITTED], self.scores[START])
+        if lost is not None:
+            text = report.share_text(lost)
+            return keep_start(f"the fit answers fewer questions than {self.start} ({text})")
+        return step, f"step {step} is kept: {change}", plan
 
+    def _note_written(self, step: int, plan: Plan) -> str:
+        """Tell what is to be known of the spectrum that is written; its label."""
+        judge, label = self.judge, FITTED if step else START
+        factors = compression(plan.main.rope.spectrum, plan.main.wanted)
+        guarded = spectrum.held(factors, self.space(self.begun).ceiling)
+        if step and guarded:
+            self.note(f"held at a guard: pair {', '.join(map(str, guarded))}")
+        reading, yarn = self.readings[label], self.closed.get("yarn")
+        behind = judge.change(reading, self.readings[BASE])
+        if behind.ci95 is not None and behind.ci95[0] > 0:
+            self.note(
+                "truncating the text still beats it: the base, which sees only its last "
+                f"{self.context} tokens, predicts the far half {behind.value:.4f} nats a token "
+                "better"
+            )
+        distance = 0.0 if yarn is None else judge.loss(yarn) - judge.loss(reading)
+        if readers := report.readers_note(plan, self.starts.get("yarn"), distance):
+            self.note(readers)
+        return label
 
-def example_knobs(within: str, site: PlannedSite) -> tuple[str, dict[str, Any]]:
-    """Method and knobs of a spectrum inside of `within` that is no closed form."""
-    if within == "yarn":
-        knobs = {"beta_fast": 20.5, "beta_slow": 1.25, "truncate": False, "attention_factor": 1.25}
-        return "yarn", knobs
-    if within == "ntk":
-        return "abf", {"theta": site.rope.theta * 1.5}
-    factors = tuple(1.5 + 0.25 * (pair % 3) for pair in range(site.rope.dim // 2))
-    return "longrope", {"pair_factors": factors, "attention_factor": 1.25}
-
-
-def _check_geometry(plan: Plan) -> None:
-    """One set of numbers moves, so that several embeddings must start from the same."""
-    scaled = [site for site in plan.sites if site.scaled]
-    if len({(site.rope.dim, site.rope.spectrum) for site in scaled}) > 1:
-        raise UnsupportedModel(
-            f"{plan.name}: its full-attention layers have rotary embeddings that differ "
-            f"({', '.join(site.label for site in scaled)}); fit moves one set of numbers"
-        )
+    def write(self, result: Fitted, show: Show) -> None:
+        folder = {f"fit/{name}": content for name, content in self.first_steps().items()}
+        files = report.fit_files(result, self.judge, self.readings, self.closed) | folder
+        writing.write_fitted(result, files, report.fit_story(result), show)
 
 
 def prepare(
     model: str, source: str, options: Fit, revision: str | None = None, named: str = ""
-) -> PreparedFit:
+) -> SpectrumObjective:
     """Read model, tokenizer and data; settle what moves and from where. `named` is what the user
     calls the model, where that is a GGUF and this a directory made of it."""
     if sharing.is_fsdp():
@@ -256,50 +430,47 @@ def prepare(
             f"{model} is a masked language model ({plan.model.model_type}); fit reads causal ones"
         )
     plan.require_help()
-    _check_geometry(plan)
+    check_geometry(plan)
     snapshot = with_weights(snapshot)
     pairs = plan.main.rope.dim // 2
     rivals = len(starts) if options.start else min(len(starts), RIVALS)
     settings = defaults.fit_settings(options, plan.context, plan.target, pairs, rivals)
     length, per_step = settings.row_tokens.value, settings.rows.value
     sharing.check_rows(per_step, length, options.keep_short)
-    strategy: Full | Pose = Full(length)
-    if options.strategy == "pose":
-        strategy = Pose(length, plan.target, plan.main.rope.spectrum.short_context or 0)
-    encoder = encoder_of(snapshot, plan.model.vocab_size, options.seed)
+    beyond = plan.main.rope.spectrum.short_context or 0
+    strategy = strategy_of(options, length, plan.target, beyond)
+    encoder = corpus.DocumentEncoder(
+        load_tokenizer(snapshot, False), plan.model.vocab_size, options.seed
+    )
     enough = max(options.steps * max(options.batch_tokens, plan.target), FEWEST * plan.target)
     apart = kept_out_of(read_record(snapshot.directory))
-    found = data.read_for_fit(source, options, encoder, plan.target, enough, apart)
-    questions, notes = _questions(encoder, found, options, plan, strategy)
-    count = per_step * options.steps
-    rows = Rows(found.documents, strategy, count, options.seed, questions, far_half=True)
-    mixed = WithShort(rows, per_step, found.documents, plan.context, options)
-    notes += [warning] if (warning := few(found.held_out)) else []
+    read = data.read_for_fit(source, options, encoder, plan.target, enough, apart)
+    questions, notes = _questions(encoder, read, options, plan, strategy)
+    notes += [warning] if (warning := few(read.held_out)) else []
     if options.packing == "glued":
         notes.append(
-            f"documents were joined (--packing glued): intervals are over {len(found.held_out)} "
+            f"documents were joined (--packing glued): intervals are over {len(read.held_out)} "
             "windows of joined held-out documents, no two of which share a document"
         )
-    return PreparedFit(
+    count = per_step * options.steps
+    training = Training(
         snapshot=snapshot,
         options=options,
         context=plan.context,
         target=plan.target,
         settings=settings,
-        data=found,
+        data=read,
         encoder=encoder,
-        judge=_judge(found, questions, options, plan, encoder.bos),
-        within=within,
-        starts=starts,
-        rows=rows,
-        mixed=mixed,
-        notes=tuple(notes),
+        rows=Rows(read.documents, strategy, count, options.seed, questions, far_half=True),
+        judge=_judge(read, questions, options, plan, encoder.bos),
+        chooses_step=True,
     )
+    return SpectrumObjective(training, options, within, starts, notes)
 
 
 def _questions(
     encoder: corpus.DocumentEncoder,
-    found: TrainingData,
+    read: TrainingData,
     options: Fit,
     plan: Plan,
     strategy: Full | Pose,
@@ -307,14 +478,14 @@ def _questions(
     if not options.retrieval_share and not options.retrieval_items:
         return None, []
     questions = FitQuestions(
-        encoder, found.documents, strategy, options.seed, options.retrieval_share
+        encoder, read.documents, strategy, options.seed, options.retrieval_share
     )
     reason = questions.why_none(min(plan.context, plan.target))
     return (questions, []) if reason is None else (None, [f"retrieval is left out: {reason}"])
 
 
 def _judge(
-    found: TrainingData,
+    read: TrainingData,
     questions: FitQuestions | None,
     options: Fit,
     plan: Plan,
@@ -327,18 +498,4 @@ def _judge(
         questions.measured(length, count) if questions is not None and count else []
         for length in lengths
     )
-    return judge_of(found.held_out, lengths, options.seed, near, far, bos)
-
-
-def plan(prepared: PreparedFit) -> Planned[PreparedFit]:
-    """What it takes, from a model without weights."""
-    options = prepared.options
-    models.check_tracker(options.report_to)
-    moving = list(prepared.space(next(iter(prepared.starts))).parameters())
-    return Planned(
-        prepared=prepared,
-        targets=(f"the spectrum ({prepared.within})",),
-        moving=sum(own.numel() for own in moving),
-        moving_bytes=COPIES * sum(own.nbytes for own in moving),
-        **counted(prepared, skeleton(prepared.snapshot)),
-    )
+    return judge_of(read.held_out, lengths, options.seed, near, far, bos)

@@ -1,7 +1,6 @@
 """What judges a training: ropext's own evaluator on held-out documents, before, during and after;
 of a fit also questions."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,6 @@ from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reading import Masking
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
-from ropext.files import write_json
 from ropext.lengths import tail_tokens
 from ropext.narration import Hooks, Show, unseen
 from ropext.options.evaluate import DocumentOptions
@@ -31,6 +29,7 @@ REPORTED = ("tail@", "tail_nll@", "in_window@", "in_window_nll@", "gain@", "shor
 ANSWERS = 0.1
 # Nats a token that two routes to the same spectrum may differ by.
 ROUNDING = 1e-5
+KNOBS = "knobs.json"  # of a judged step
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ class Judge:
 
     def lower(self, reading: Reading, start: Reading) -> bool:
         """Whether it lies below the start, in what a fit lowers and in what it is kept by."""
-        return all(own(reading) < own(start) for own in (self.objective, self.loss))
+        return all(of(reading) < of(start) for of in (self.objective, self.loss))
 
     def better(self, reading: Reading, start: Reading) -> bool:
         """Whether it beats the start by more than the paired interval; never without one."""
@@ -141,13 +140,13 @@ class Judge:
         self, reading: Reading, base: Reading, scores: Sequence[ItemScore]
     ) -> dict[str, Any]:
         """Those of one spectrum as JSON."""
-        found = self.numbers(reading, base)
+        numbers = self.numbers(reading, base)
         far = self.frame.bootstrap.ratio(*reading.sums(*self.far_half))
-        found[f"far_half_nll@{self.frame.longest}"] = values_json(far)
+        numbers[f"far_half_nll@{self.frame.longest}"] = values_json(far)
         for length in sorted({score.length for score in scores}):
-            own = [score.exact for score in scores if score.length == length]
-            found[f"{MEASURED}@{length}"] = values_json(wilson(sum(own), len(own)))
-        return found
+            right = [score.exact for score in scores if score.length == length]
+            numbers[f"{MEASURED}@{length}"] = values_json(wilson(sum(right), len(right)))
+        return numbers
 
     def answers(self, scores: Sequence[ItemScore]) -> bool:
         """Whether a model answers often enough for questions to teach it anything."""
@@ -196,16 +195,17 @@ class JudgedSteps:
 
     def keep(self, step: int, knobs: Mapping[str, Any], store: Store) -> None:
         """Write a step; its knobs come last, for a kill may come before them."""
+        store.put(KNOBS, dict(knobs))
         store.written(self.folder / str(step))
-        write_json(self.folder / str(step) / "knobs.json", dict(knobs))
 
-    def found(self) -> dict[int, Reading]:
+    def readings(self) -> dict[int, Reading]:
         """Every step that was kept whole, in order."""
-        numbers = sorted(int(path.parent.name) for path in self.folder.glob("*/knobs.json"))
-        stores = {step: Store(self.folder / str(step)) for step in numbers}
-        return {step: self.reads.reading(self.variant, own) for step, own in stores.items()}
+        steps = sorted(int(path.parent.name) for path in self.folder.glob(f"*/{KNOBS}"))
+        return {step: self.reads.reading(self.variant, self._store(step)) for step in steps}
 
     def knobs(self, step: int) -> dict[str, Any]:
-        text = (self.folder / str(step) / "knobs.json").read_text(encoding="utf-8")
-        found: dict[str, Any] = json.loads(text)
-        return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+        knobs = self._store(step).get(KNOBS).items()
+        return {key: tuple(value) if isinstance(value, list) else value for key, value in knobs}
+
+    def _store(self, step: int) -> Store:
+        return Store(self.folder / str(step))

@@ -21,15 +21,15 @@ from ropext.evaluation.loading import (
     with_attention,
 )
 from ropext.evaluation.work import processes
-from ropext.options.training import Finetune, Training
+from ropext.options.training import Finetune, TrainingOptions
 from ropext.scaling.tables import Growth
 from ropext.training import sharing
-from ropext.training.defaults import LoraSettings
+from ropext.training.defaults import Settings
 
 TRACKERS = {"none": None, "tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
 
 
-def device(options: Training) -> torch.device:
+def device(options: TrainingOptions) -> torch.device:
     """Where this process trains."""
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda was asked for, but torch finds no CUDA device")
@@ -38,7 +38,7 @@ def device(options: Training) -> torch.device:
     return torch.device("cuda", local_rank())
 
 
-def dtype(options: Training) -> torch.dtype:
+def dtype(options: TrainingOptions) -> torch.dtype:
     """Of the frozen weights: bfloat16 on a GPU, float32 on a CPU, which emulates the other."""
     if options.dtype != "auto":
         found: torch.dtype = getattr(torch, options.dtype)
@@ -57,7 +57,7 @@ def caps_logits(model: Any) -> str | None:
     return None
 
 
-def load(snapshot: Snapshot, options: Training) -> Any:
+def load(snapshot: Snapshot, options: TrainingOptions) -> Any:
     """The model with its weights, and the attention that was asked for, or one that it has. Under
     FSDP the first process alone holds them, and accelerate shares them out from there (its
     cpu_ram_efficient_loading)."""
@@ -93,18 +93,14 @@ def load(snapshot: Snapshot, options: Training) -> Any:
             f"{snapshot.name} cannot be loaded as a causal language model: {reason}"
         ) from error
     if sharing.is_fsdp():
-        _share_dtypes(model)
+        # What a family keeps in float32 while it loads is that in all processes.
+        dtypes = sharing.by_first(lambda: {name: p.dtype for name, p in model.named_parameters()})
+        for name, parameter in model.named_parameters():
+            parameter.data = parameter.data.to(dtypes[name])
     elif not packed:  # packed weights cannot be moved once they are loaded
         model = model.to(where)
     model.config.use_cache = False
     return model
-
-
-def _share_dtypes(model: Any) -> None:
-    """What a family keeps in float32 while it loads is that in all processes."""
-    dtypes = sharing.by_first(lambda: {name: own.dtype for name, own in model.named_parameters()})
-    for name, own in model.named_parameters():
-        own.data = own.data.to(dtypes[name])
 
 
 def check_tracker(name: str) -> None:
@@ -141,7 +137,7 @@ def four_bits(where: torch.device) -> Any:
 
 
 def add_adapter(
-    model: Any, options: Finetune, lora: LoraSettings | None, table: Growth | None = None
+    model: Any, options: Finetune, settings: Settings, table: Growth | None = None
 ) -> Any:
     """The model in PEFT, with the LoRA (and full copies of norms, embeddings, and of a position
     table, whose new rows alone move) trainable."""
@@ -149,10 +145,12 @@ def add_adapter(
     from peft.utils.constants import DUMMY_TARGET_MODULES
 
     names: list[str] | str = DUMMY_TARGET_MODULES  # PEFT's word for none
-    if lora is not None:
-        found = target_names(model, options.targets)
-        check_rank(model, found, lora.rank.value)
-        names = _precise(model, found)
+    size: dict[str, Any] = {}
+    if settings.rank is not None and settings.alpha is not None:
+        linear = target_names(model, options.targets)
+        check_rank(model, linear, settings.rank.value)
+        names = _precise(model, linear)
+        size = {"r": settings.rank.value, "lora_alpha": settings.alpha.value}
     saved = _norm_names(model) if options.train_norms else []
     if options.train_embeddings:
         embedding = model.get_input_embeddings()
@@ -166,7 +164,7 @@ def add_adapter(
     config = peft.LoraConfig(
         # Of PEFT's kinds none is a masked language model.
         task_type="CAUSAL_LM" if hasattr(model, "prepare_inputs_for_generation") else None,
-        **({} if lora is None else {"r": lora.rank.value, "lora_alpha": lora.alpha.value}),
+        **size,
         lora_dropout=options.dropout,
         target_modules=names,
         modules_to_save=saved or None,

@@ -1,30 +1,28 @@
 """A training in words, tables and pictures: for the terminal, the card, ropext.json and OUT."""
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from ropext import scaling
+from ropext.checkpoint.provenance import TRAINED_ON
 from ropext.errors import listed
 from ropext.lengths import length_text, octaves
 from ropext.planning import Plan
 from ropext.planning.plan import WRONG, newest
 from ropext.report.text import size
 from ropext.results.overlap import mark_of, marked
-from ropext.results.perplexity import Reading, by_position
+from ropext.results.perplexity import Frame, Reading, by_position
 from ropext.results.values import FEWEST_DOCUMENTS, Value, values_json
 from ropext.table import Table, as_text, columns
+from ropext.training.judge import Judge
+from ropext.training.objective import Finetuned, Fitted, Numbers, Objective, judged_steps
+from ropext.training.rows import MEASURED, Rows
+from ropext.training.training import Training
 
-if TYPE_CHECKING:
-    from ropext.options.training import Training
-    from ropext.training.finetune import Finetuned
-    from ropext.training.fit import Fitted
-    from ropext.training.judge import Judge
-    from ropext.training.rows import Rows
-    from ropext.training.run import Planned
-    from ropext.training.writing import Story
-
-Numbers = dict[str, dict[str, Any]]  # label -> values as JSON
+Cell = Callable[[str, Mapping[str, Any]], str]  # of a label and its values
 
 # The rows of a fine-tuning's table, and of a fit's.
 TUNED_ROWS = {"base": "base", "untuned": "extended", "control": "control", "tuned": "tuned"}
@@ -32,37 +30,55 @@ TRAINED = ("control", "tuned")
 # From here on repeated text teaches less and less (Muennighoff et al. 2023, figure 1).
 MANY_PASSES = 8
 FITTED = "fitted"  # its name in pictures and tables
-FIT_ROWS = {"base": "base", "start": "{start}", "fitted": FITTED}
-# Options that the record repeats.
-TUNED_BY = ("train_norms", "train_embeddings", "retrieval_share", "keep_short", "seed")
-FITTED_BY = ("ceiling", "retrieval_share", "keep_short", "packing", "seed")
+NEW_ROWS = " new rows of "  # among what a fine-tuning trains
+# What the record repeats of the options, and of a fit's result.
+TUNED_BY = (
+    *("strategy", "packing", "train_norms", "train_embeddings", "retrieval_share", "keep_short"),
+    "seed",
+)
+FITTED_BY = ("ceiling", "retrieval_share", "keep_short", "packing", "seed", "strategy")
+FIT_FACTS = ("kept", "reason", "start", "begun", "step", "tokens", "change")
 
 
-def plan_text(planned: "Planned[Any]") -> str:
+@dataclass(frozen=True)
+class Story:
+    """What the record and the cards say of a training."""
+
+    section: Mapping[str, Any]  # of ropext.json, under "finetune" or "fit"
+    summary: tuple[str, ...]
+    numbers: tuple[Table, ...]
+    trained_on: Mapping[str, Any]  # of ropext.json, and beside the adapter
+
+    def sections(self, name: str) -> dict[str, Any]:
+        """Of ropext.json."""
+        return {name: dict(self.section), TRAINED_ON: dict(self.trained_on)}
+
+
+def plan_text(objective: Objective) -> str:
     """What `--dry-run` prints: each setting with where it comes from, then what it takes."""
-    prepared, settings, rows = planned.prepared, planned.prepared.settings, planned.prepared.rows
-    named = settings.named.items()
-    shown = [(name.replace("_", " "), _plain(own.value), own.source) for name, own in named]
+    training, settings, counts = objective.training, objective.settings, objective.counts
+    rows, named = training.rows, settings.named.items()
+    shown = [(name.replace("_", " "), _plain(s.value), s.source) for name, s in named]
     most = "at most " if settings.is_open else ""
     lines = [
-        f"trained: {planned.moving:,} parameters in {', '.join(planned.targets)}",
-        f"documents: {len(rows.documents)} to train on, {prepared.judged} to judge by, "
+        f"trained: {counts.moving:,} parameters in {', '.join(counts.targets)}",
+        f"documents: {len(rows.documents)} to train on, {training.judged} to judge by, "
         f"{rows.too_short} too short",
         passes_text(rows, most),
-        *_kept(prepared.options, prepared.context),
-        f"tokens: {most}{planned.tokens:,} with gradients, {prepared.forward_tokens:,} without "
+        *_short_windows(training),
+        f"tokens: {most}{objective.tokens:,} with gradients, {objective.forward_tokens:,} without "
         f"(evaluations, one every {settings.between} steps)",
-        f"bytes: {size(planned.weight_bytes)} of weights, {size(planned.moving_bytes)} of what is "
+        f"bytes: {size(counts.weight_bytes)} of weights, {size(counts.moving_bytes)} of what is "
         "trained with its gradient and AdamW's two moments",
     ]
-    if planned.recompute:
+    if counts.recompute:
         lines.append("layers are run again in the backward pass")
-    if planned.sliced:
-        lines.append(f"the loss needs whole logits: {planned.sliced}")
-    if prepared.lineage:
-        lines.append(f"warning: {prepared.lineage}")
-    lines += [f"note: {remark}" for remark in prepared.remarks]
-    title = f"{prepared.snapshot.name}: {prepared.title}"
+    if counts.sliced:
+        lines.append(f"the loss needs whole logits: {counts.sliced}")
+    if training.lineage:
+        lines.append(f"warning: {training.lineage}")
+    lines += [f"note: {remark}" for remark in objective.remarks]
+    title = f"{training.snapshot.name}: {objective.title}"
     return "\n".join([title, "", *columns((), shown).splitlines(), "", *lines])
 
 
@@ -73,20 +89,67 @@ def _plain(value: Any) -> str:
 
 
 def _json_files(contents: Mapping[str, Any]) -> dict[str, bytes]:
-    return {name: (json.dumps(own, indent=1) + "\n").encode() for name, own in contents.items()}
+    return {name: (json.dumps(data, indent=1) + "\n").encode() for name, data in contents.items()}
+
+
+def numbers_table(
+    title: str,
+    note: str,
+    names: Mapping[str, str],
+    columns: Mapping[str, Cell],
+    numbers: Numbers,
+) -> Table:
+    """A row for each model that was read, by its name; a column is a header and its cell."""
+    rows = [
+        (name, *(cell(label, numbers[label]) for cell in columns.values()))
+        for label, name in names.items()
+        if label in numbers
+    ]
+    return Table(title, note, ("", *columns), tuple(rows))
+
+
+def _value(name: str) -> Cell:
+    return lambda label, values: f"{values[name]['value']:.4f}"
+
+
+def _short_tax(label: str, values: Mapping[str, Any]) -> str:
+    tax = values.get("short_tax")
+    return "" if label == "base" or tax is None else f"{tax['value']:+.4f}"
+
+
+def _section(
+    done: Finetuned | Fitted, options: Iterable[str], facts: Iterable[str]
+) -> dict[str, Any]:
+    """What ropext.json says of either, and these options and facts of the result."""
+    training = done.training
+    section = {"settings": training.settings.to_json(), "overlap": values_json(training.overlap)}
+    section |= {"numbers": done.numbers} | {name: getattr(done, name) for name in facts}
+    return section | {name: getattr(training.options, name) for name in options}
 
 
 # Of a fine-tuning.
 
 
-def _kept(options: "Training", context: int) -> list[str]:
-    """The sentence on windows of the original length."""
-    if not options.keep_short:
+def asked_text(share: float) -> list[str]:
+    """What must be known to read a retrieval score of a model that was trained to retrieve."""
+    if not share:
         return []
-    return [f"Each step also reads {options.keep_short} windows of {context} tokens."]
+    return [
+        f"Of the rows {share:.0%} state keys and ask for them, in the wording of the task mkey: "
+        "its retrieval scores are those of a trained task."
+    ]
 
 
-def passes_text(rows: "Rows", most: str = "") -> str:
+def _short_windows(training: Training) -> list[str]:
+    """The sentence on windows of the original length."""
+    if not training.options.keep_short:
+        return []
+    return [
+        f"Each step also reads {training.options.keep_short} windows of {training.context} tokens."
+    ]
+
+
+def passes_text(rows: Rows, most: str = "") -> str:
     """How often the same text is read."""
     text = f"rows: {most}{len(rows):,}, and the documents hold {rows.per_pass:,}"
     if rows.passes <= 1:
@@ -105,15 +168,15 @@ def too_often(passes: float) -> str:
     )
 
 
-def finetune_result(done: "Finetuned") -> str:
+def finetune_result(done: Finetuned) -> str:
     """What `finetune` prints at its end."""
-    target = done.planned.prepared.target
-    settings = done.planned.prepared.settings
-    early = ", stopped: held-out documents no longer improved" if done.stopped_early else ""
-    best = (
-        f"; the weights of step {done.kept_step}, the best, are kept" if settings.patience else ""
-    )
-    lines = [f"wrote {done.output}: trained {done.steps} steps{early}{best}"]
+    target = done.training.target
+    line = f"wrote {done.output}: trained {done.steps} steps"
+    if done.stopped_early:
+        line += ", stopped: held-out documents no longer improved"
+    if done.training.settings.patience:
+        line += f"; the weights of step {done.kept_step}, the best, are kept"
+    lines = [line]
     table = finetune_table(done.numbers, target, done.overlap, "On held-out documents")
     if table is not None:
         lines += ["", as_text([table]), "", *verdict(done.numbers, target)]
@@ -127,34 +190,25 @@ def finetune_table(
     """Base, untuned, control, tuned."""
     if not numbers:
         return None
-    mark = mark_of({"overlap": overlap})
-    header = ("", f"tail loss at {length_text(target)}", "against the base", "short tax")
-    note = "The base is read through its short window"
+    mark, note = mark_of({"overlap": overlap}), "The base is read through its short window"
     if "control" in numbers:
         both = "Base and control (the base trained on the same tokens)"
         note = f"{both} are read through the short window"
-    rows = []
-    for label, name in TUNED_ROWS.items():
-        if label in numbers:
-            values = numbers[label]
-            tail, tax = values[f"tail_nll@{target}"], values.get("short_tax")
-            shown = "" if label == "base" or tax is None else f"{tax['value']:+.4f}"
-            name = marked(name, mark if label in TRAINED else "")
-            rows.append(
-                (
-                    name,
-                    f"{tail['value']:.4f}",
-                    "" if label == "base" else _behind(values, target),
-                    shown,
-                )
-            )
-    return Table(title, note, header, tuple(rows))
+    names = {
+        label: marked(name, mark if label in TRAINED else "") for label, name in TUNED_ROWS.items()
+    }
+    columns: dict[str, Cell] = {
+        f"tail loss at {length_text(target)}": _value(f"tail_nll@{target}"),
+        "against the base": partial(_behind, target),
+        "short tax": _short_tax,
+    }
+    return numbers_table(title, note, names, columns, numbers)
 
 
-def _behind(values: Mapping[str, Any], target: int) -> str:
+def _behind(target: int, label: str, values: Mapping[str, Any]) -> str:
     """Nats a token above the base on the same tokens, paired by document."""
     gain = values.get(f"gain@{target}")
-    if gain is None:
+    if gain is None or label == "base":
         return ""
     if not gain["ci95"]:
         return f"{-gain['value']:+.4f} ({gain['n']} documents)"
@@ -165,7 +219,7 @@ def verdict(numbers: Numbers, target: int) -> list[str]:
     """What the table says, in words; adaptation to the text is told from extension."""
     if not numbers:
         return []
-    tails = {label: own[f"tail_nll@{target}"] for label, own in numbers.items()}
+    tails = {label: values[f"tail_nll@{target}"] for label, values in numbers.items()}
     if tails["base"]["ci95"] is None:
         return [f"Fewer than {FEWEST_DOCUMENTS} documents give numbers, and no verdict."]
     base, tuned = tails["base"]["value"], tails["tuned"]["value"]
@@ -186,56 +240,46 @@ def _apart(one: float, other: float) -> str:
     return f"{abs(one - other):.4f} nats a token {'below' if one < other else 'above'}"
 
 
-def finetune_story(done: "Finetuned") -> "Story":
+def finetune_story(done: Finetuned) -> Story:
     """For the record and the card."""
-    from ropext.training.finetune import NEW_ROWS, asked_text
-    from ropext.training.writing import Story
-
-    prepared = done.planned.prepared
-    options, settings, overlap = prepared.options, prepared.settings, prepared.overlap
-    section = {
-        "settings": settings.to_json(),
-        "strategy": options.strategy,
-        "packing": options.packing,
-        "targets": list(done.planned.targets),
-        **{name: getattr(options, name) for name in TUNED_BY},
-        "steps": done.kept_step,
+    training, targets = done.training, done.objective.counts.targets
+    options, settings, overlap = training.options, training.settings, training.overlap
+    steps, tokens = done.kept_step, done.kept_step * settings.step_tokens
+    section = _section(done, TUNED_BY, ("stopped_early", "passes")) | {
+        "targets": list(targets),
+        "steps": steps,
         "trained_steps": done.steps,
-        "stopped_early": done.stopped_early,
-        "tokens": done.kept_step * settings.step_tokens,
-        "passes": done.passes,
-        "data_sha256": prepared.data.digest(),
+        "tokens": tokens,
+        "data_sha256": training.data.digest(),
         "final_loss": done.losses[-1]["loss"] if done.losses else None,
         "control": done.control is not None,
-        "numbers": done.numbers,
-        "overlap": done.overlap,
     }
-    told = prepared.lineage
-    ways = [f"in {own}" for own in done.planned.targets if NEW_ROWS in own]
-    if settings.lora is not None:
-        rank = settings.lora.rank.value
+    ways = [f"in {target}" for target in targets if NEW_ROWS in target]
+    if settings.rank is not None:
+        rank = settings.rank.value
         ways.append(f"with a LoRA of rank {rank}, which is merged into the weights")
     summary = [
-        f"It was then trained for {section['steps']} steps ({section['tokens']:,} tokens, strategy "
-        f"{options.strategy}) {' and '.join(ways)}.",
+        f"It was then trained for {steps} steps ({tokens:,} tokens, strategy {options.strategy}) "
+        f"{' and '.join(ways)}.",
         *asked_text(options.retrieval_share),
-        *_kept(options, prepared.context),
-        *verdict(done.numbers, prepared.target),
-        *([f"{told[0].upper()}{told[1:]}."] if told else []),
+        *_short_windows(training),
+        *verdict(done.numbers, training.target),
     ]
+    if lineage := training.lineage:
+        summary.append(f"{lineage[0].upper()}{lineage[1:]}.")
     caption = (
-        f"Loss over the last {'masked ' if prepared.masking else ''}tokens before "
-        f"{prepared.target:,}, in nats a token, on the same "
+        f"Loss over the last {'masked ' if training.masking else ''}tokens before "
+        f"{training.target:,}, in nats a token, on the same "
         f"tokens of {overlap.of_documents if overlap else 'documents'}"
     )
-    table = finetune_table(done.numbers, prepared.target, done.overlap, caption)
-    return Story(section, tuple(summary), (table,) if table else (), prepared.used.to_json())
+    table = finetune_table(done.numbers, training.target, done.overlap, caption)
+    return Story(section, tuple(summary), (table,) if table else (), training.used.to_json())
 
 
-def finetune_files(done: "Finetuned") -> dict[str, bytes]:
+def finetune_files(done: Finetuned) -> dict[str, bytes]:
     """OUT/training."""
     contents = {
-        "settings.json": done.planned.to_json(),
+        "settings.json": done.objective.to_json(),
         "losses.json": {
             "tuned": done.losses,
             "evaluations": done.evaluations,
@@ -246,7 +290,7 @@ def finetune_files(done: "Finetuned") -> dict[str, bytes]:
     return _json_files(contents) | {"loss.png": _losses_picture(done)}
 
 
-def _losses_picture(done: "Finetuned") -> bytes:
+def _losses_picture(done: Finetuned) -> bytes:
     """Loss by step as a PNG."""
     from matplotlib.ticker import MaxNLocator
 
@@ -263,7 +307,7 @@ def _losses_picture(done: "Finetuned") -> bytes:
     if done.evaluations:
         steps = [e["step"] for e in done.evaluations]
         values = [e["tail_nll"] for e in done.evaluations]
-        key = f"tail_nll@{done.planned.prepared.target}"
+        key = f"tail_nll@{done.training.target}"
         if "untuned" in done.numbers:  # before the first step
             steps, values = [0, *steps], [done.numbers["untuned"][key]["value"], *values]
         if "base" in done.numbers:
@@ -293,18 +337,18 @@ def share_text(change: Value) -> str:
     return f"{change.value:+.2f}, 95 % interval {ends[0]:+.2f} to {ends[1]:+.2f}"
 
 
-def fit_result(done: "Fitted") -> str:
+def fit_result(done: Fitted) -> str:
     """What `fit` prints at its end."""
-    what = f"the fitted spectrum, as {done.plan.method}"
+    what = f"the fitted spectrum, as {done.method}"
     if done.kept != FITTED:
         what = f"{done.start}, the start: the fit was not surely better"
     lines = [f"wrote {done.output}: {what}", "", as_text(fit_tables(done)), ""]
     lines += [f"note: {note}" for note in done.notes]
-    lost = done.tokens // done.planned.prepared.settings.step_tokens - len(done.losses)
+    lost = done.tokens // done.training.settings.step_tokens - len(done.losses)
     left = f" and {lost} that were given up" if lost else ""
     lines += [
         f"cost: {len(done.losses)} steps{left}, {done.tokens:,} tokens with gradients, "
-        f"{done.planned.prepared.forward_tokens:,} without",
+        f"{done.objective.forward_tokens:,} without",
         "",
         f"next: ropext verify {done.output}",
     ]
@@ -314,13 +358,13 @@ def fit_result(done: "Fitted") -> str:
 def readers_note(written: Plan, yarn: Plan | None, distance: float) -> str:
     """Who no longer reads what is written, and what the narrower form would cost at most: a fit
     within yarn begins at its closed form, which is `distance` above this one."""
-    lost = {own.loader: own.verdict for own in newest(written.readings) if own.verdict in WRONG}
+    lost = {r.loader: r.verdict for r in newest(written.readings) if r.verdict in WRONG}
     if not lost:
         return ""
     said = ", ".join(f"{loader} ({verdict})" for loader, verdict in lost.items())
     form = written.main.params["rope_type"]
     text = f"not read as planned by {said}: it is written as {form}"
-    same = {own.loader for own in newest(yarn.readings) if own.verdict == "same"} if yarn else set()
+    same = {r.loader for r in newest(yarn.readings) if r.verdict == "same"} if yarn else set()
     gained = [loader for loader in lost if loader in same]
     if form != "longrope" or not gained:
         return text
@@ -328,123 +372,95 @@ def readers_note(written: Plan, yarn: Plan | None, distance: float) -> str:
     return f"{text}; --within yarn is read by {listed(gained)} too, and costs {cost} (far half)"
 
 
-def _fit_summary(done: "Fitted") -> str:
-    """The sentence of the card."""
-    if done.kept == "start":
-        return (
-            f"A fit of the spectrum was tried ({done.tokens:,} tokens) and not kept: {done.reason}."
-        )
-    return (
-        f"Its spectrum was fitted on text with the weights frozen: {done.planned.moving} numbers, "
-        f"{done.steps} steps, starting from {done.begun}; "
-        f"{done.reason}."
-    )
-
-
-def fit_tables(done: "Fitted") -> tuple[Table, ...]:
+def fit_tables(done: Fitted) -> tuple[Table, ...]:
     """Numbers on held-out documents, and what moved."""
     return _fit_numbers(done), _fit_factors(done)
 
 
-def _fit_numbers(done: "Fitted") -> Table:
-    from ropext.training.rows import MEASURED
+def _fit_numbers(done: Fitted) -> Table:
+    training, target = done.training, done.training.target
+    mark = training.overlap.mark if training.overlap else ""
 
-    target, found = done.plan.target, done.planned.prepared.overlap
-    header: tuple[str, ...] = (
-        *("", "tail perplexity", "tail loss", "far half loss", "short tax"),
-        f"{MEASURED} at {length_text(target)}",
-    )
-    rows: list[tuple[str, ...]] = []
-    mark = found.mark if found else ""
-    for label, title in FIT_ROWS.items():
-        values = done.numbers.get(label)
-        if values is None:
-            continue
-        asked = values.get(f"{MEASURED}@{target}")
-        tax = "" if label == "base" else f"{values['short_tax']['value']:+.4f}"
-        names = (f"tail@{target}", f"tail_nll@{target}", f"far_half_nll@{target}")
-        cells = [f"{values[name]['value']:.4f}" for name in names]
-        shown = "" if asked is None else f"{asked['value']:.2f} of {asked['n']}"
-        if label == "base" and (own := values.get(f"{MEASURED}@{done.plan.context}")):
-            shown = f"{own['value']:.2f} of {own['n']} at {length_text(done.plan.context)}"
-        name = marked(title.format(start=done.start), mark if label == FITTED else "")
-        rows.append((name, *cells, tax, shown))
-    if not any(row[-1] for row in rows):  # no question was asked
-        header, rows = header[:-1], [row[:-1] for row in rows]
+    def answers(label: str, values: Mapping[str, Any]) -> str:
+        if label == "base" and (near := values.get(f"{MEASURED}@{training.context}")):
+            return f"{near['value']:.2f} of {near['n']} at {length_text(training.context)}"
+        far = values.get(f"{MEASURED}@{target}")
+        return f"{far['value']:.2f} of {far['n']}" if far else ""
+
+    columns = {
+        "tail perplexity": _value(f"tail@{target}"),
+        "tail loss": _value(f"tail_nll@{target}"),
+        "far half loss": _value(f"far_half_nll@{target}"),
+        "short tax": _short_tax,
+        f"{MEASURED} at {length_text(target)}": answers,
+    }
+    if not any(map(answers, done.numbers, done.numbers.values())):  # no question was asked
+        columns.popitem()
+    names = {"base": "base", "start": done.start, FITTED: marked(FITTED, mark)}
     title = f"On held-out {marked('documents', mark)}, at {length_text(target)} tokens"
-    return Table(title, "", header, tuple(rows))
+    return numbers_table(title, "", names, columns, done.numbers)
 
 
-def _fit_factors(done: "Fitted") -> Table:
+def _fit_factors(done: Fitted) -> Table:
     site = done.plan.main
     forms = scaling.well_known(site.rope, done.plan.target)
     columns = {"written": done.pair_factors}
-    columns |= {name: own.pair_factors for name, own in forms.items()}
+    columns |= {name: form.pair_factors for name, form in forms.items()}
     rows = [
-        (f"{pair}", f"{wavelength:.4g}", *(f"{own[pair]:.3f}" for own in columns.values()))
+        (f"{pair}", f"{wavelength:.4g}", *(f"{column[pair]:.3f}" for column in columns.values()))
         for pair, wavelength in enumerate(site.rope.spectrum.wavelengths)
     ]
     attention = [done.attention_factor / site.rope.attention_factor]
-    attention += [own.attention_factor for own in forms.values()]
-    rows.append(("attention factor", "", *(f"{own:.4f}" for own in attention)))
+    attention += [form.attention_factor for form in forms.values()]
+    rows.append(("attention factor", "", *(f"{factor:.4f}" for factor in attention)))
     title = "Pair factors (by how much each pair is slowed)"
     return Table(title, "", ("pair", "wavelength", *columns), tuple(rows))
 
 
-def fit_story(done: "Fitted") -> "Story":
+def fit_story(done: Fitted) -> Story:
     """For the record and the card."""
-    from ropext.training.writing import Story
-
-    prepared = done.planned.prepared
-    options = prepared.options
-    section = {
-        "kept": done.kept,
-        "reason": done.reason,
-        "start": done.start,
-        "begun": done.begun,
-        "within": prepared.within,
-        "step": done.steps,
-        "tokens": done.tokens,
-        "settings": prepared.settings.to_json(),
-        **{name: getattr(options, name) for name in FITTED_BY},
-        "documents": len(prepared.rows.documents),
-        "strategy": options.strategy,
-        "judging": [own.name for own in prepared.judge.documents],
-        "change": done.change,
-        "numbers": done.numbers,
-        "overlap": values_json(prepared.overlap),
+    training, objective, judge = done.training, done.objective, done.training.judge
+    assert judge is not None  # of a fit
+    section = _section(done, FITTED_BY, FIT_FACTS) | {
+        "within": objective.facts["within"],
+        "documents": len(training.rows.documents),
+        "judging": [document.name for document in judge.documents],
         "notes": list(done.notes),
     }
-    summary, tables = (_fit_summary(done),), fit_tables(done)
-    return Story(section, summary, tables, prepared.used.to_json())
+    summary = (
+        f"Its spectrum was fitted on text with the weights frozen: {objective.counts.moving} "
+        f"numbers, {done.step} steps, starting from {done.begun}; {done.reason}."
+    )
+    if done.kept == "start":
+        summary = (
+            f"A fit of the spectrum was tried ({done.tokens:,} tokens) and not kept: {done.reason}."
+        )
+    return Story(section, (summary,), fit_tables(done), training.used.to_json())
 
 
 def fit_files(
-    done: "Fitted",
-    judge: "Judge",
-    readings: Mapping[str, Reading],
-    closed: Mapping[str, Reading],
+    done: Fitted, judge: Judge, readings: Mapping[str, Reading], closed: Mapping[str, Reading]
 ) -> dict[str, bytes]:
     """OUT/pair-factors.json and OUT/fit."""
     out: dict[str, Any] = {
         "pair-factors.json": {
-            "pair_factors": list(done.pair_factors),
+            "pair_factors": done.pair_factors,
             "attention_factor": done.attention_factor,
         },
         "fit/numbers.json": {
             "numbers": done.numbers,
             "change": done.change,
-            "closed_forms": {m: judge.loss(reading) for m, reading in closed.items()},
+            "closed_forms": {method: judge.loss(reading) for method, reading in closed.items()},
         },
-        "fit/losses.json": {"losses": list(done.losses), "judgements": done.judged},
+        "fit/losses.json": {"losses": done.losses, "judgements": judged_steps(done.judgements)},
     }
     return _json_files(out) | {
         "fit/pair-factors.png": _factors_picture(done),
-        "fit/positions.png": _positions_picture(done, judge, readings),
+        "fit/positions.png": _positions_picture(done, judge.frame, readings),
     }
 
 
-def _factors_picture(done: "Fitted") -> bytes:
+def _factors_picture(done: Fitted) -> bytes:
     """The pair factors beside those of the closed forms."""
     from matplotlib.ticker import FuncFormatter
 
@@ -453,9 +469,9 @@ def _factors_picture(done: "Fitted") -> bytes:
     axis = plots.axes("Pair factors", "by how much each pair is slowed", "pair")
     forms = scaling.well_known(done.plan.main.rope, done.plan.target)
     styled = plots.styles([*forms, FITTED])
-    for name, own in forms.items():
+    for name, form in forms.items():
         label = f"{name}, the start" if name == done.start else name
-        plots.by_pair(axis, own.pair_factors, label, styled[name])
+        plots.by_pair(axis, form.pair_factors, label, styled[name])
     plots.by_pair(axis, done.pair_factors, "written", styled[FITTED])
     axis.set_yscale("log")
     plain = FuncFormatter(lambda value, _: f"{value:g}")
@@ -464,14 +480,13 @@ def _factors_picture(done: "Fitted") -> bytes:
     return plots.finished(axis)
 
 
-def _positions_picture(done: "Fitted", judge: "Judge", readings: Mapping[str, Reading]) -> bytes:
+def _positions_picture(done: Fitted, frame: Frame, readings: Mapping[str, Reading]) -> bytes:
     from ropext.report import plots
 
-    frame = judge.frame
     middles = tuple((a * b) ** 0.5 for a, b in octaves(frame.context, frame.longest))
     lines = [
         plots.Curve(
-            FIT_ROWS[label].format(start=done.start),
+            done.start if label == "start" else label,
             middles,
             tuple(row["nll"] for row in by_position(frame, reading, None)),
         )

@@ -17,7 +17,7 @@ import torch
 from ropext.corpus import DocumentEncoder
 from ropext.errors import InputError, UsageError
 from ropext.evaluation.reading import Masking
-from ropext.options.training import Training
+from ropext.options.training import TrainingOptions
 from ropext.tasks import Haystack, Item, find_task, mkey, noise, repetition, running_text
 from ropext.tasks.item import derived_rng, occurs, until_unambiguous
 
@@ -94,6 +94,11 @@ class Pose:
         positions = np.arange(self.length)
         positions[first:] += gap
         return Row(ids, positions, scored)
+
+
+def strategy_of(options: TrainingOptions, length: int, target: int, beyond: int) -> Full | Pose:
+    """How rows of so many tokens are cut."""
+    return Full(length) if options.strategy == "full" else Pose(length, target, beyond)
 
 
 def rows_in(documents: Sequence[TrainingDocument], strategy: Full | Pose) -> int:
@@ -191,8 +196,7 @@ class Rows(Sequence[Row]):
         self.far_half = far_half
         self.per_pass = rows_in(documents, strategy)
         if not self.per_pass:
-            longest = max((len(d) for d in documents), default=0)
-            raise InputError(_too_short(len(documents), longest, strategy))
+            raise InputError(_too_short(documents, strategy))
         if not any(document.mask().any() for document in self.documents):
             raise InputError(
                 f"of {len(documents)} documents none that is long enough has an assistant's turn, "
@@ -275,7 +279,8 @@ def glue(
     return [TrainingDocument(np.concatenate(ids), np.concatenate(scored))] if ids else []
 
 
-def _too_short(count: int, longest: int, strategy: Full | Pose) -> str:
+def _too_short(documents: Sequence[TrainingDocument], strategy: Full | Pose) -> str:
+    count, longest = len(documents), max(map(len, documents), default=0)
     if isinstance(strategy, Pose):
         return (
             f"--window {strategy.length}: the longest of {count} documents has {longest} tokens; "
@@ -364,7 +369,7 @@ class WithShort(Sequence[Row]):
         per_step: int,
         documents: Sequence[TrainingDocument],
         context: int,
-        options: Training,
+        options: TrainingOptions,
     ) -> None:
         self.rows, self.long, self.short = rows, per_step, options.keep_short
         self.per_step, steps = self.long + self.short, len(rows) // per_step

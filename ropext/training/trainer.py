@@ -23,8 +23,8 @@ from ropext.evaluation.work import WAITING
 from ropext.narration import Pace, Say, interruptible
 from ropext.training import defaults, models
 from ropext.training.rows import Collator, Row
-from ropext.training.run import Planned
 from ropext.training.sharing import from_first, keep_float32, readers
+from ropext.training.training import Training
 from ropext.workdir import USED
 
 # Of an evaluation, in Trainer's log and its trackers; weights are compared by the first.
@@ -51,7 +51,7 @@ class History:
         return self.steps if self.checkpoint is None else _step(self.checkpoint)
 
     @property
-    def kept(self) -> Path:
+    def best_checkpoint(self) -> Path:
         """The checkpoint of the weights that count."""
         if self.checkpoint is None:
             raise Stopped("no checkpoint was kept")
@@ -221,10 +221,11 @@ class _Watch(transformers.TrainerCallback):
 class Job:
     """All that one training needs."""
 
-    planned: Planned[Any]
+    training: Training
     model: Any
     rows: Sequence[Row]
     folder: Path
+    recompute: bool  # layers are run again in the backward pass
     rows_per_step: int
     row_tokens: int
     evaluate: Evaluate | None = None
@@ -235,12 +236,12 @@ class Job:
 
     @property
     def last_step(self) -> int:
-        return self.until or self.planned.prepared.settings.steps.value
+        return self.until or self.training.settings.steps.value
 
 
 def arguments(job: Job) -> transformers.TrainingArguments:
     """Trainer's own arguments, from ours."""
-    settings, options = job.planned.prepared.settings, job.planned.prepared.options
+    settings, options = job.training.settings, job.training.options
     processes = readers()
     share = job.rows_per_step // processes
     micro = defaults.micro_rows(options, job.row_tokens, share)
@@ -261,7 +262,7 @@ def arguments(job: Job) -> transformers.TrainingArguments:
         max_grad_norm=settings.gradient_norm.value,
         optim="adamw_torch",
         bf16=dtype == torch.bfloat16,
-        **(_recomputing() if job.planned.recompute else {}),
+        **(_recomputing() if job.recompute else {}),
         logging_steps=1,
         logging_nan_inf_filter=False,
         save_strategy="steps",
@@ -375,8 +376,8 @@ def train(job: Job, say: Say) -> History:
         args=settled,
         train_dataset=job.rows,
         eval_dataset=(),  # evaluate() reads whole documents instead
-        data_collator=Collator(job.planned.prepared.padding),
-        compute_loss_func=_masked_loss if job.planned.prepared.masking else None,
+        data_collator=Collator(job.training.padding),
+        compute_loss_func=_masked_loss if job.training.masking else None,
         callbacks=[watch],
     )
     keep_float32(getattr(trainer.accelerator.state, "fsdp_plugin", None))

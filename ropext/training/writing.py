@@ -14,11 +14,9 @@ OUT/fit/                numbers.json, losses.json, pair-factors.png, positions.p
 """
 
 import json
-import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +29,16 @@ from ropext.checkpoint.provenance import NAME, Record, record_of
 from ropext.checkpoint.staging import check_space, staged
 from ropext.checkpoint.weights import weigh
 from ropext.checkpoint.writing import write_checkpoint
-from ropext.errors import Stopped
 from ropext.evaluation.loading import add_adapter, auto_class, is_masked
 from ropext.files import dump, os_errors
+from ropext.loaders import LoaderReading, Serving
 from ropext.narration import Show, unseen
 from ropext.options.fields import Link
 from ropext.results.overlap import HASHES
 from ropext.table import Table
-from ropext.training.finetune import Finetuned, Origin
-from ropext.training.fit import Fitted
+from ropext.training.objective import Finetuned, Fitted
+from ropext.training.origin import Origin
+from ropext.training.report import Story
 
 BASE, ADAPTER, TRAINING = "base", "adapter", "training"
 CONTROL = "control"
@@ -48,6 +47,25 @@ INDEX = "model.safetensors.index.json"
 TRAINED = {"lora": "LoRA, merged", "new-rows": "new rows of the position table"}
 TRAINED["both"] = f"{TRAINED['new-rows']}, and a {TRAINED['lora']}"
 
+ADAPTER_CARD = """\
+---
+base_model: {where}
+library_name: peft
+tags:
+- ropext
+{tag}---
+
+# {what} of an extended model
+
+Trained on `{name}`, which was extended from {context:,} to {target:,} tokens. An adapter stores \
+nothing about positions: on the model before its extension it gives wrong results.
+
+{loading}
+{note}"""
+RELATIVE = """
+`base_model_name_or_path` is relative to this folder, while PEFT resolves it from the working \
+directory; the lines above load it from anywhere.
+"""
 LOADING = """\
 from peft import PeftModel
 from transformers import {kind}
@@ -58,52 +76,28 @@ model = PeftModel.from_pretrained(base, folder)
 """
 
 
-@dataclass(frozen=True)
-class Story:
-    """What the record and the cards say of a training."""
-
-    section: Mapping[str, Any]  # of ropext.json, under "finetune" or "fit"
-    summary: tuple[str, ...]
-    numbers: tuple[Table, ...]
-    trained_on: Mapping[str, Any]  # of ropext.json, and beside the adapter
-
-    def sections(self, name: str) -> dict[str, Any]:
-        """Of ropext.json."""
-        return {name: dict(self.section), provenance.TRAINED_ON: dict(self.trained_on)}
-
-
-def write_fitted(
-    done: Fitted,
-    extras: Mapping[str, bytes],
-    story: Story,
-    *,
-    command: Sequence[str],
-    force: bool,
-    show: Show,
-) -> None:
+def write_fitted(done: Fitted, extras: Mapping[str, bytes], story: Story, show: Show) -> None:
     """Write OUT as a whole or not at all, and prove it; `extras` are files of OUT."""
-    prepared, made, output = done.planned.prepared, done.plan, done.output
-    snapshot = prepared.snapshot
+    objective, plan, output = done.objective, done.plan, done.output
+    snapshot = objective.snapshot
 
     def prove(directory: Path) -> dict[str, Any]:
-        (directory / "fit").mkdir()
-        for name, content in extras.items():
-            (directory / name).write_bytes(content)
-        return proof.prove_plan(directory, made, snapshot.config)
+        _write_files(directory, extras)
+        return proof.prove_plan(directory, plan, snapshot.config)
 
     def card_with_numbers(proved: Mapping[str, Any] | None) -> Card:
-        plain = card_of(made, snapshot, output.name, proved)
+        plain = card_of(plan, snapshot, output.name, proved)
         return replace(plain, summary=(*plain.summary, *story.summary), numbers=story.numbers)
 
-    record = record_of(made, provenance.base_of(snapshot), command)
+    record = record_of(plan, provenance.base_of(snapshot), objective.typed)
     write_checkpoint(
         snapshot,
         output,
-        config=made.config,
+        config=plan.config,
         record=replace(record, more=dict(record.more) | story.sections("fit")),
         card=card_with_numbers,
-        link=prepared.options.link,
-        force=force,
+        link=done.training.options.link,
+        force=objective.force,
         prove=prove,
         show=show,
     )
@@ -113,44 +107,47 @@ def write_tuned(
     done: Finetuned,
     origin: Origin,
     adapter: Path,
+    control: Path | None,
     extras: Mapping[str, bytes],
     story: Story,
-    *,
-    control: Path | None,
-    force: bool,
     show: Show,
 ) -> None:
     """Write OUT as a whole or not at all; what stock transformers builds from it is proved first.
 
-    `adapter` and `control` are the folders of the checkpoints whose weights count, `extras` are
-    files of OUT/training.
+    `adapter` and `control` are the checkpoints whose weights count, `extras` files of OUT/training.
     """
-    snapshot, output, link = origin.snapshot, done.output, done.planned.prepared.options.link
+    snapshot, output, options = origin.snapshot, done.output, done.training.options
     weights = sum(snapshot.files[name] for name in snapshot.weight_files)
-    check_space(output, weights if link != "copy" else 2 * weights)
-    with staged(output, force=force, inputs=[snapshot.directory]) as stage:
+    check_space(output, weights if options.link != "copy" else 2 * weights)
+    with staged(output, force=done.objective.force, inputs=[snapshot.directory]) as stage:
+        directory = stage.directory
         rows: dict[str, Any] = {}
-        if done.planned.prepared.settings.lora is None:
-            rows = _write_rows(origin, adapter, stage.directory, link, show)
+        if done.training.settings.rank is None:
+            rows = _write_rows(origin, adapter, directory, options.link, show)
         else:
-            merge(snapshot, adapter, stage.directory)
+            merge(snapshot, adapter, directory)
         with os_errors(output):
-            _carry(snapshot, stage.directory, weights=False)
-            _write_base(snapshot, stage.directory / BASE, link, show)
-            _write_adapter(origin, adapter, stage.directory / ADAPTER, story)
+            beside = [n for n in snapshot.files if n not in (*snapshot.weight_files, INDEX)]
+            _carry(snapshot, beside, directory)
+            ours = [name for name in (NAME, README) if snapshot.path(name).is_file()]
+            _carry(snapshot, [*snapshot.files, *ours], directory / BASE, options.link, show)
+            _write_adapter(origin, adapter, directory / ADAPTER, story)
             if control is not None:
-                base, place = origin.record.base, stage.directory / CONTROL
+                base = origin.record.base
                 name = str(base.get("hub_id") or base.get("name"))
-                _copy_adapter(control, place, name, base.get("commit"), story)
-            for name, content in extras.items():
-                written = stage.directory / TRAINING / name
-                written.parent.mkdir(parents=True, exist_ok=True)
-                written.write_bytes(content)
-        record = _record(origin, stage.directory, story, rows)
+                _copy_adapter(control, directory / CONTROL, name, base.get("commit"), story)
+            _write_files(directory / TRAINING, extras)
+        record = _record(origin, directory, story, rows)
         with os_errors(output):
-            what = TRAINED[done.planned.prepared.options.train or "lora"]
-            _write_card(origin, stage.directory, story, output.name, what)
-            provenance.write(record, stage.directory)
+            what = TRAINED[getattr(options, "train", None) or "lora"]
+            _write_card(origin, directory, story, output.name, what)
+            provenance.write(record, directory)
+
+
+def _write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
 
 
 def merge(snapshot: Snapshot, adapter: Path, directory: Path) -> None:
@@ -189,42 +186,30 @@ def _write_rows(
         grow=lambda rows, count: new,
         kept={row: row for row in table.old_rows.values()},
     )
-    found = tables.find_tables(snapshot, scheme)
-    tables.grow_files(snapshot, directory, growth, found, show)
-    for name in set(snapshot.weight_files) - {own.file for own in found}:
+    places = tables.find_tables(snapshot, scheme)
+    tables.grow_files(snapshot, directory, growth, places, show)
+    for name in set(snapshot.weight_files) - {tensor.file for tensor in places}:
         place(snapshot.path(name), directory / name, link, show)
-    return tables.compare_tables(snapshot, directory, growth, found)
+    return tables.compare_tables(snapshot, directory, growth, places)
 
 
 def _carry(
     snapshot: Snapshot,
+    names: Iterable[str],
     directory: Path,
-    *,
-    weights: bool,
     link: Link = "copy",
     show: Show = unseen,
 ) -> None:
     """The base's files as they are; save_pretrained's own config.json, which lacks the legacy
     spellings, gives way to the base's."""
-    for name in snapshot.files:
+    for name in names:
         source, target = snapshot.path(name), directory / name
-        is_weights = name in snapshot.weight_files or name == INDEX
-        if is_weights and not weights:
-            continue
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
         if name in snapshot.weight_files:
             place(source, target, link, show)
         else:
             copy_file(source, target)
-
-
-def _write_base(snapshot: Snapshot, directory: Path, link: Link, show: Show) -> None:
-    directory.mkdir()
-    _carry(snapshot, directory, weights=True, link=link, show=show)
-    for name in (NAME, README):
-        if snapshot.path(name).is_file():
-            copy_file(snapshot.path(name), directory / name)
 
 
 def _write_adapter(origin: Origin, adapter: Path, directory: Path, story: Story) -> None:
@@ -250,34 +235,18 @@ def _copy_adapter(
 
 def _adapter_card(hub_id: str | None, origin: Origin) -> str:
     base = f'"{hub_id}"' if hub_id else f'f"{{folder}}/../{BASE}"'
-    where = hub_id or f"../{BASE}"
-    lines = [
-        "---",
-        f"base_model: {json.dumps(where)}",
-        "library_name: peft",
-        "tags:",
-        "- ropext",
-        *(["- lora"] if origin.table is None else []),
-        "---",
-        "",
-        f"# {'LoRA' if origin.table is None else 'Adapter'} of an extended model",
-        "",
-        f"Trained on `{where}`, which was extended from {origin.context:,} to {origin.target:,} "
-        "tokens. An adapter stores nothing about positions: on the model before its extension it "
-        "gives wrong results.",
-        "",
-        card.code_block(
-            LOADING.format(base=base, kind=auto_class(origin.is_masked).__name__), "python"
-        ),
-        "",
-    ]
-    if not hub_id:
-        lines += [
-            "`base_model_name_or_path` is relative to this folder, while PEFT resolves it from the "
-            "working directory; the lines above load it from anywhere.",
-            "",
-        ]
-    return "\n".join(lines)
+    name, is_lora = hub_id or f"../{BASE}", origin.table is None
+    loading = LOADING.format(base=base, kind=auto_class(origin.is_masked).__name__)
+    return ADAPTER_CARD.format(
+        where=json.dumps(name),
+        tag="- lora\n" if is_lora else "",
+        what="LoRA" if is_lora else "Adapter",
+        name=name,
+        context=origin.context,
+        target=origin.target,
+        loading=card.code_block(loading, "python"),
+        note="" if hub_id else RELATIVE,
+    )
 
 
 def _record(origin: Origin, directory: Path, story: Story, rows: Mapping[str, Any]) -> Record:
@@ -303,12 +272,13 @@ def _record(origin: Origin, directory: Path, story: Story, rows: Mapping[str, An
 def _write_card(origin: Origin, directory: Path, story: Story, title: str, what: str) -> None:
     record = origin.record
     # Under its title: a command in a card tells nobody where the directory lies.
-    served = None
+    readings: Sequence[LoaderReading] = ()
+    serving: Sequence[Serving] = ()
     if origin.table is None:
         served = inspecting.read_again(replace(open_snapshot(str(directory)), name=title))
+        readings, serving = served.readings, served.serving
     name = str(record.base.get("name", ""))
     base = str(record.base.get("hub_id") or (name if name in MODELS else Path(name).name))
-    readings = served.readings if served else ()
     rows = tuple((r.loader, r.versions, r.verdict, r.flag or r.why) for r in readings)
     text = Card(
         title=title,
@@ -329,37 +299,7 @@ def _write_card(origin: Origin, directory: Path, story: Story, title: str, what:
         ),
         numbers=story.numbers,
         readings=Table("", "", ("loader", "versions", "reads it", "note"), rows) if rows else None,
-        serving=tuple(
-            (line.loader, line.command)
-            for line in (served.serving if served else ())
-            if line.command
-        ),
+        serving=tuple((line.loader, line.command) for line in serving if line.command),
     )
     readme, _ = card.read_readme(origin.snapshot.path(README))
     (directory / README).write_bytes(card.render(text, readme).encode(errors="replace"))
-
-
-@contextmanager
-def writing_errors(folder: Path) -> Iterator[None]:
-    """A full or failing disk becomes a sentence; the checkpoints before it are kept."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None:  # transformers' own, about a model
-            raise
-        reason = error.strerror or type(error).__name__
-    except (SafetensorError, RuntimeError) as error:
-        # What safetensors (Rust) and torch.save (C++) make of an error of the file system.
-        words = ("os error", "file write failed", "unexpected pos")
-        if not any(known in str(error) for known in words):
-            raise
-        found = re.search(r"[^:]*\(os error \d+\)", str(error))
-        reason = found[0].strip() if found else "a file could not be written whole"
-    else:
-        return
-    raise Stopped(
-        f"{folder} cannot be written: {reason}; finished checkpoints are kept, and the same "
-        "command goes on from there"
-    )

@@ -11,7 +11,7 @@ from ropext.checkpoint import provenance
 from ropext.checkpoint.provenance import read_record
 from ropext.evaluation.session import evaluate
 from ropext.narration import Hooks
-from ropext.training import run_finetune
+from ropext.training import train
 
 TRAINING = {"steps": 6, "batch_tokens": 512, "learning_rate": 0.01, "rank": 4, "eval_every": 6}
 
@@ -40,7 +40,7 @@ def test_a_tuned_checkpoint_and_its_base(place):
     import torch
 
     with torch.inference_mode(False):
-        run_finetune(
+        train('finetune',
             str(place / "extended"), str(place / "training.jsonl"), place / "tuned",
             eval_documents=2, **TRAINING,
         )  # fmt: skip

@@ -13,7 +13,7 @@ from ropext.dequantising import directory_of
 from ropext.errors import InputError, NotExpressible, UsageError
 from ropext.gguf import open_gguf, writing
 from ropext.options.training import Fit
-from ropext.training import finetune, fit
+from ropext.training import fit, origin, starts
 
 DEMO = bundled.MODELS["ropext://demo"]
 READ = {"data": "ropext://held-out", "max_docs": 2, "lengths": "1024"}
@@ -84,7 +84,7 @@ def test_what_cannot_be_dequantised_is_said(tmp_path):
 
 def test_finetune_of_a_file_is_refused(models):
     with pytest.raises(UsageError, match="takes no gradients"):
-        finetune.open_origin(str(models[1]))
+        origin.open_origin(str(models[1]))
 
 
 TINY = {"steps": 2, "batch_tokens": 512, "retrieval_items": 0, "retrieval_share": 0.0}
@@ -124,10 +124,10 @@ def test_a_fit_moves_what_the_architecture_carries(tmp_path, arch, within, begin
     path = making.write(tmp_path / "m.gguf", arch, making.LLAMA | more)
     options = Fit(factor=4.0, within=within)
     if begins:
-        assert fit.choose_starts(open_gguf(str(path)), options)[0] == begins
+        assert starts.choose_starts(open_gguf(str(path)), options)[0] == begins
         return
     with pytest.raises(NotExpressible) as told:
-        fit.choose_starts(open_gguf(str(path)), options)
+        starts.choose_starts(open_gguf(str(path)), options)
     assert str(told.value).startswith(f"--within {within}: ")
     assert f"of the narrower forms, --within {nearest} is carried exactly" in str(told.value)
 

@@ -29,9 +29,11 @@ def evaluated(inputs, out):
 
 
 def finetuned(inputs, out):
-    from ropext.training import run_finetune
+    from ropext.training import train
 
-    run_finetune(str(inputs / "ext"), str(inputs / "train.jsonl"), out, steps=1, eval_documents=0)
+    train(
+        "finetune", str(inputs / "ext"), str(inputs / "train.jsonl"), out, steps=1, eval_documents=0
+    )
 
 
 def ran(inputs, out):

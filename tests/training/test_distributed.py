@@ -66,12 +66,12 @@ def two(extended, untied, stories, tmp_path_factory):
 @pytest.fixture(scope="module")
 def one(extended, stories, tmp_path_factory):
     """The same run in one process."""
-    from ropext.training import judge, run_finetune
+    from ropext.training import judge, train
 
     output, values = tmp_path_factory.mktemp("one") / "out", iter((3.0, 3.5))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(judge.Judge, "loss", lambda self, reading: next(values))
-        return run_finetune(extended, str(stories), output, **STOPPED), output
+        return train("finetune", extended, str(stories), output, **STOPPED), output
 
 
 def test_ddp_really_runs_and_agrees_with_one_process(two, one):

@@ -20,14 +20,7 @@ from ropext import verifying
 from ropext.errors import InputError, OutputExists, Stopped, UsageError
 from ropext.evaluation.forward import NanInLogits
 from ropext.narration import Pace, unseen
-from ropext.training import (
-    judge,
-    plan_finetune,
-    plan_fit,
-    report,
-    run_finetune,
-    trainer,
-)
+from ropext.training import count_training, judge, report, train, trainer
 
 pytestmark = pytest.mark.slow
 
@@ -49,29 +42,32 @@ def tuned(extended, stories, tmp_path_factory):
     """The result of one run with its control, and where it lies."""
     output = tmp_path_factory.mktemp("tuned") / "out"
     told = []
-    done = run_finetune(extended, str(stories), output, control=True, say=told.append, **RUN)
+    done = train("finetune", extended, str(stories), output, control=True, say=told.append, **RUN)
     return done, output, told
 
 
 def test_the_documents_held_out_are_those_of_a_fit_whatever_the_steps(extended, base, stories):
     def held(planned):
-        return {own.name for own in planned.prepared.data.held_out}
+        return {own.name for own in planned.training.data.held_out}
 
-    found = [held(plan_finetune(extended, str(stories), **RUN | {"steps": n})) for n in (1, 40)]
+    found = [
+        held(count_training("finetune", extended, str(stories), **RUN | {"steps": n}))
+        for n in (1, 40)
+    ]
     assert len(found[0]) >= 3
     assert found[0] == found[1]
-    fitted = plan_fit(base, str(stories), factor=4, steps=2, held_out=100).prepared
+    fitted = count_training("fit", base, str(stories), factor=4, steps=2, held_out=100).training
     assert {own.name for own in fitted.judge.documents} == found[0]
 
 
 def test_of_three_documents_none_is_held_out_and_it_is_said(extended, stories, tmp_path):
     few = tmp_path / "few.jsonl"
     few.write_text("\n".join(stories.read_text().splitlines()[:3]))
-    planned = plan_finetune(extended, str(few), **RUN)
+    planned = count_training("finetune", extended, str(few), **RUN)
     assert planned.to_json()["judging_documents"] == 0
     assert "not evaluated: fewer than 4 of its 3 documents reach" in report.plan_text(planned)
-    unsaid = plan_finetune(extended, str(few), **OPEN)
-    assert 3 < unsaid.prepared.rows.passes <= 4
+    unsaid = count_training("finetune", extended, str(few), **OPEN)
+    assert 3 < unsaid.training.rows.passes <= 4
     assert "at most 4 passes: no held-out document says" in report.plan_text(unsaid)
 
 
@@ -80,12 +76,14 @@ def test_refusals_of_one_text_name_what_works(extended, base, stories, tmp_path)
     (one := tmp_path / "one.txt").write_text("\n=====\n".join(texts))
     for packing in ("documents", "glued"):
         with pytest.raises(InputError, match="--split-documents makes several documents"):
-            plan_fit(base, str(one), factor=4, steps=2, packing=packing)
-    assert "--split-documents" in report.plan_text(plan_finetune(extended, str(one), **RUN))
+            count_training("fit", base, str(one), factor=4, steps=2, packing=packing)
+    assert "--split-documents" in report.plan_text(
+        count_training("finetune", extended, str(one), **RUN)
+    )
     for how in ("=====", "windows"):
-        assert plan_fit(base, str(one), factor=4, steps=2, split_documents=how)
-        planned = plan_finetune(extended, str(one), **RUN, split_documents=how)
-        assert planned.prepared.judged > 0
+        assert count_training("fit", base, str(one), factor=4, steps=2, split_documents=how)
+        planned = count_training("finetune", extended, str(one), **RUN, split_documents=how)
+        assert planned.training.judged > 0
 
 
 def test_fewer_than_eight_documents_give_no_verdict():
@@ -142,16 +140,16 @@ def test_a_fit_says_who_no_longer_reads_it_and_what_the_narrower_form_costs():
 def test_a_run_that_nobody_said_how_long_to_make_is_ended_by_its_held_out_documents(
     extended, stories
 ):
-    planned = plan_finetune(extended, str(stories), **OPEN)
+    planned = count_training("finetune", extended, str(stories), **OPEN)
     said = report.plan_text(planned)
     assert "at most 400 steps, stops when held-out documents no longer improve" in said
-    assert f": at most {planned.prepared.rows.passes:.1f} passes\n" in said
+    assert f": at most {planned.training.rows.passes:.1f} passes\n" in said
     # Three documents: before, after and at each of 100 evaluations; the base in windows, twice.
-    assert planned.prepared.forward_tokens == 3 * 256 * (100 + 2 + 2)
-    assert f"{planned.prepared.forward_tokens:,} without (evaluations, one every 4 steps)" in said
+    assert planned.forward_tokens == 3 * 256 * (100 + 2 + 2)
+    assert f"{planned.forward_tokens:,} without (evaluations, one every 4 steps)" in said
     for length, passes in (({"epochs": 7}, 6.5), ({"steps": 99}, 2)):
-        asked = plan_finetune(extended, str(stories), **OPEN, **length)
-        assert asked.prepared.rows.passes > passes
+        asked = count_training("finetune", extended, str(stories), **OPEN, **length)
+        assert asked.training.rows.passes > passes
         assert "at most" not in report.plan_text(asked).partition("documents: ")[2]
 
 
@@ -190,7 +188,7 @@ def test_the_base_is_the_model_before_its_extension(tuned, base, stories):
     model = AutoModelForCausalLM.from_pretrained(base).eval()
     tokenizer = AutoTokenizer.from_pretrained(base)
     texts = [json.loads(line)["text"] for line in stories.read_text().splitlines()]
-    held = {d.name for d in done.planned.prepared.judge.documents}
+    held = {d.name for d in done.training.judge.documents}
     losses = []
     for number, text in enumerate(texts, 1):
         if f"stories.jsonl:{number}" not in held:
@@ -297,14 +295,14 @@ def test_the_cards_two_lines_load_the_adapter_from_another_directory(tuned, tmp_
 
 KILLED = """
 import os, signal, sys
-from ropext.training import run_finetune, trainer
+from ropext.training import train, trainer
 step = trainer._Trainer.training_step
 def dies(self, *args, **kwargs):
     if self.state.global_step == 5:
         os.kill(os.getpid(), signal.SIGKILL)
     return step(self, *args, **kwargs)
 trainer._Trainer.training_step = dies
-run_finetune({extended!r}, {stories!r}, {output!r}, **{options!r})
+train('finetune', {extended!r}, {stories!r}, {output!r}, **{options!r})
 """
 
 
@@ -331,9 +329,9 @@ def test_killed_it_goes_on_with_the_losses_of_an_uninterrupted_run(
     with pytest.raises(
         OutputExists, match=r"another run of ropext finetune \(it differs in .*seed"
     ):
-        run_finetune(extended, str(stories), output, **RUN | {"seed": 1})
+        train("finetune", extended, str(stories), output, **RUN | {"seed": 1})
     told = []
-    done = run_finetune(extended, str(stories), output, say=told.append, **RUN)
+    done = train("finetune", extended, str(stories), output, say=told.append, **RUN)
     assert any("going on after step 4" in sentence for sentence in told)
     assert done.losses == tuned[0].losses
     assert done.evaluations == tuned[0].evaluations
@@ -341,7 +339,7 @@ def test_killed_it_goes_on_with_the_losses_of_an_uninterrupted_run(
     for name, tensor in load_file(tuned[1] / "model.safetensors").items():
         assert torch.equal(merged[name], tensor), name
     with pytest.raises(OutputExists, match="--force"):
-        run_finetune(extended, str(stories), output, **RUN)
+        train("finetune", extended, str(stories), output, **RUN)
 
 
 def test_an_interrupt_saves_and_the_same_call_goes_on(
@@ -356,12 +354,12 @@ def test_an_interrupt_saves_and_the_same_call_goes_on(
 
     monkeypatch.setattr(trainer._Trainer, "training_step", asks)
     with pytest.raises(Stopped, match="saved after step 2 of 8; the same command goes on"):
-        run_finetune(extended, str(stories), output, **RUN)
+        train("finetune", extended, str(stories), output, **RUN)
     assert Stopped.exit_code == 4
     assert (tmp_path / "out.run" / "tuned" / "checkpoint-2" / "complete").exists()
     monkeypatch.undo()
     told = []
-    done = run_finetune(extended, str(stories), output, say=told.append, **RUN)
+    done = train("finetune", extended, str(stories), output, say=told.append, **RUN)
     assert "going on after step 2" in told
     assert done.losses == tuned[0].losses
     merged = load_file(output / "model.safetensors")
@@ -427,7 +425,7 @@ def test_a_poisoned_folder_of_a_run_is_one_sentence_and_runs_nothing(
 
     monkeypatch.setattr(trainer._Trainer, "training_step", asks)
     with pytest.raises(Stopped):
-        run_finetune(extended, str(stories), output, **RUN)
+        train("finetune", extended, str(stories), output, **RUN)
     monkeypatch.undo()
     folder.rename(tmp_path / "kept")
     bomb, ran = tmp_path / "bomb", tmp_path / "ran"
@@ -436,7 +434,7 @@ def test_a_poisoned_folder_of_a_run_is_one_sentence_and_runs_nothing(
         shutil.copytree(tmp_path / "kept", folder)
         spoil(folder / "tuned" / "checkpoint-2", bomb)
         with pytest.raises(InputError, match=r"cannot be resumed \(|is a link to") as caught:
-            run_finetune(extended, str(stories), output, **RUN)
+            train("finetune", extended, str(stories), output, **RUN)
         assert "\n" not in str(caught.value), name
         assert not ran.exists(), name
         assert not output.exists(), name
@@ -473,18 +471,19 @@ def test_an_interrupt_while_documents_are_read_stops_after_the_one_in_hand(
     told = []
     with monkeypatch.context() as early:
         interrupt(early, "untuned")
-        with pytest.raises(KeyboardInterrupt):
-            run_finetune(extended, str(stories), output, say=told.append, **RUN)
+        with pytest.raises(Stopped, match=r"^interrupted; what is finished is kept in "):
+            train("finetune", extended, str(stories), output, say=told.append, **RUN)
     assert "stopping after the document in hand (again: ends at once)" in told
     assert not list((tmp_path / "out.run").glob("*/checkpoint-*"))
+    assert len(list((tmp_path / "out.run/readings/untuned").rglob("*.npy"))) == 1
     # After the training all of it is kept: the same call only reads and merges.
     with monkeypatch.context() as late:
         interrupt(late, "tuned", earlier=RUN["steps"] // RUN["eval_every"])
-        with pytest.raises(Stopped, match=r"training so far is kept .*checkpoint-8"):
-            run_finetune(extended, str(stories), output, **RUN)
+        with pytest.raises(Stopped, match=r"^interrupted; what is finished is kept in "):
+            train("finetune", extended, str(stories), output, **RUN)
     assert not output.exists()
     monkeypatch.setattr(trainer._Trainer, "train", None)
-    done = run_finetune(extended, str(stories), output, **RUN)
+    done = train("finetune", extended, str(stories), output, **RUN)
     assert done.losses == tuned[0].losses
     assert done.numbers["tuned"] == tuned[0].numbers["tuned"]
 
@@ -500,7 +499,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_checkpoint(
 
     monkeypatch.setattr(trainer._Trainer, "compute_loss", breaks)
     with pytest.raises(Stopped, match=r"loss is nan at step 5.*--learning-rate"):
-        run_finetune(extended, str(stories), tmp_path / "out", **RUN | {"eval_documents": 0})
+        train("finetune", extended, str(stories), tmp_path / "out", **RUN | {"eval_documents": 0})
     kept = trainer.last_checkpoint(tmp_path / "out.run" / "tuned")
     assert kept.name == "checkpoint-3"
 
@@ -514,7 +513,7 @@ def test_an_evaluation_that_is_no_number_stops_the_run_and_keeps_the_last_checkp
     monkeypatch.setattr(judge.Judge, "loss", breaks)
     words = r"^after step 4 held-out documents cannot be read: .* at token 7; .*--learning-rate"
     with pytest.raises(Stopped, match=words):
-        run_finetune(extended, str(stories), tmp_path / "out", **RUN)
+        train("finetune", extended, str(stories), tmp_path / "out", **RUN)
     kept = trainer.last_checkpoint(tmp_path / "out.run" / "tuned")
     assert kept.name == "checkpoint-3"
 
@@ -524,7 +523,7 @@ def test_an_open_end_keeps_the_best_evaluated_weights(extended, stories, tmp_pat
     values = iter(heldout)
     monkeypatch.setattr(judge.Judge, "loss", lambda self, reading: next(values))
     options = OPEN | {"eval_every": 1, "save_every": 100, "control": True}
-    done = run_finetune(extended, str(stories), tmp_path / "out", **options)
+    done = train("finetune", extended, str(stories), tmp_path / "out", **options)
     assert done.stopped_early
     assert (done.steps, done.kept_step) == (9, 6)
     assert "trained 9 steps, stopped: held-out" in report.finetune_result(done)
@@ -551,11 +550,11 @@ def test_an_open_end_keeps_the_best_evaluated_weights(extended, stories, tmp_pat
     with monkeypatch.context() as early:
         early.setattr(trainer._Trainer, "training_step", ends)
         with pytest.raises(RuntimeError, match="killed"):
-            run_finetune(extended, str(stories), tmp_path / "two", **options)
+            train("finetune", extended, str(stories), tmp_path / "two", **options)
     best = load_file(tmp_path / "two.run/tuned/checkpoint-6/adapter_model.safetensors")
     merged = load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")
     assert all(torch.equal(best[name], merged[name]) for name in best)
-    again = run_finetune(extended, str(stories), tmp_path / "two", **options)
+    again = train("finetune", extended, str(stories), tmp_path / "two", **options)
     assert (again.losses, again.evaluations) == (done.losses, done.evaluations)
     assert (again.steps, again.kept_step) == (9, 6)
 
@@ -571,7 +570,7 @@ def test_pose_trains_positions_up_to_the_target_in_rows_of_half_of_it(
 
     monkeypatch.setattr(trainer._Trainer, "compute_loss", looks)
     options = RUN | {"steps": 4, "strategy": "pose", "eval_documents": 0}
-    run_finetune(extended, str(stories), tmp_path / "out", **options)
+    train("finetune", extended, str(stories), tmp_path / "out", **options)
     # What the model was given: 16 rows of 128 tokens, each with one jump, up to position 255.
     assert {own["input_ids"].shape[1] for own in seen} == {128}
     positions = torch.cat([own["position_ids"] for own in seen])
@@ -592,7 +591,7 @@ def test_layers_run_again_in_the_backward_pass_only_where_memory_is_short(
 ):
     from transformers.models.llama.modeling_llama import LlamaMLP
 
-    from ropext.training import run
+    from ropext.training import objective
 
     step, forward, runs = trainer._Trainer.training_step, LlamaMLP.forward, []
 
@@ -605,42 +604,42 @@ def test_layers_run_again_in_the_backward_pass_only_where_memory_is_short(
         runs.append(0)
         return step(self, *args, **kwargs)
 
-    monkeypatch.setattr(run, "free_memory", lambda device: free)
+    monkeypatch.setattr(objective, "free_memory", lambda device: free)
     monkeypatch.setattr(LlamaMLP, "forward", counts)
     monkeypatch.setattr(trainer._Trainer, "training_step", begins)
     options = RUN | {"steps": 1, "eval_documents": 0, "micro_rows": 2}
-    done = run_finetune(extended, str(stories), tmp_path / "out", **options)
-    assert done.planned.recompute is (times == 2)
+    done = train("finetune", extended, str(stories), tmp_path / "out", **options)
+    assert done.objective.counts.recompute is (times == 2)
     assert runs == [2 * times]  # one in each of two layers
 
 
 def test_mistakes_are_told_in_a_sentence(base, extended, stories, tmp_path):
     output = tmp_path / "out"
     with pytest.raises(InputError, match=r"not extended by ropext.*ropext extend"):
-        run_finetune(base, str(stories), output)
+        train("finetune", base, str(stories), output)
     with pytest.raises(UsageError, match=r"q_prj .*did you mean q_proj.*down_proj"):
-        run_finetune(extended, str(stories), output, targets=("q_prj",))
+        train("finetune", extended, str(stories), output, targets=("q_prj",))
     with pytest.raises(UsageError, match=r"--rank 17 is above 16, the smaller side of .*k_proj"):
-        run_finetune(extended, str(stories), output, rank=17)
+        train("finetune", extended, str(stories), output, rank=17)
     with pytest.raises(UsageError, match="qlora needs a CUDA device"):
-        run_finetune(extended, str(stories), output, qlora=True)
+        train("finetune", extended, str(stories), output, qlora=True)
     with pytest.raises(InputError, match=r"no column story.*there are text"):
-        run_finetune(extended, str(stories), output, column="story")
+        train("finetune", extended, str(stories), output, column="story")
     short = tmp_path / "short.jsonl"
     short.write_text(json.dumps({"text": "the cat sat " * 10}))
     with pytest.raises(InputError, match=r"at least 256 tokens.*has 121.*--strategy pose"):
-        run_finetune(extended, str(short), output)
+        train("finetune", extended, str(short), output)
     record = json.loads((extended / "ropext.json").read_text()) | {"finetune": {"steps": 1}}
     again = tmp_path / "again"
     shutil.copytree(extended, again)
     (again / "ropext.json").write_text(json.dumps(record))
     with pytest.raises(InputError, match=r"its extended, untuned base"):
-        run_finetune(again, str(stories), output)
+        train("finetune", again, str(stories), output)
     assert not list(tmp_path.glob("out*"))
     # This one is seen when the model is loaded.
     with pytest.raises(UsageError, match=r"--attn-implementation nonsense: .*sdpa"):
-        run_finetune(extended, str(stories), output, attn_implementation="nonsense", **RUN)
+        train("finetune", extended, str(stories), output, attn_implementation="nonsense", **RUN)
     assert not output.exists()
     # Nothing was kept of it, so that the corrected command may take the name.
     assert not (tmp_path / "out.run").exists()
-    plan_finetune(extended, str(stories), output, **RUN)
+    count_training("finetune", extended, str(stories), output, **RUN)

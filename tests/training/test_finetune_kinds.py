@@ -20,9 +20,10 @@ from ropext.errors import InputError, Stopped, UsageError
 from ropext.evaluation import loading
 from ropext.evaluation.loading import memory_errors
 from ropext.options.training import Finetune
-from ropext.training import models, plan_finetune, run_finetune, session, trainer, writing
-from ropext.training.finetune import open_origin, prepare
-from ropext.training.report import passes_text
+from ropext.training import count_training, finetune, models, train, trainer, writing
+from ropext.training.finetune import prepare
+from ropext.training.origin import open_origin
+from ropext.training.report import Story, passes_text
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +40,7 @@ def test_norms_and_tied_embeddings_can_be_trained_and_stay_tied(extended, storie
 
     output = tmp_path / "out"
     options = SHORT | {"targets": ("q_proj",), "train_norms": True, "train_embeddings": True}
-    run_finetune(extended, str(stories), output, **options)
+    train("finetune", extended, str(stories), output, **options)
     old, new = (load_file(folder / "model.safetensors") for folder in (extended, output))
     assert old.keys() == new.keys()
     changed = {name for name in old if not torch.equal(old[name], new[name])}
@@ -160,11 +161,11 @@ def test_of_conversations_the_assistants_turns_alone_move_the_weights(extended, 
     from transformers import AutoModelForCausalLM
 
     model, data = conversing(extended, tmp_path)
-    prepared = prepare(str(model), str(data), Finetune(**SHORT))
+    prepared = prepare(str(model), str(data), Finetune(**SHORT)).training
     (document,) = prepared.data.documents
     decoded = prepared.encoder.tokenizer.decode(document.ids[document.mask()])
     assert decoded == "over the hill</s>"
-    done = run_finetune(model, str(data), tmp_path / "out", **SHORT)
+    done = train("finetune", model, str(data), tmp_path / "out", **SHORT)
     stock, each = AutoModelForCausalLM.from_pretrained(model), []
     for row in (prepared.rows[0], prepared.rows[1]):  # the first step's, before any change
         ids = torch.as_tensor(row.ids).long()
@@ -181,8 +182,8 @@ def test_of_conversations_the_assistants_turns_alone_move_the_weights(extended, 
 def test_a_step_in_which_nothing_is_scored_teaches_nothing(extended, tmp_path, monkeypatch, sliced):
     model, data = conversing(extended, tmp_path)
     if not sliced:
-        monkeypatch.setattr(session, "use_sliced_loss", lambda *_: "for this test")
-    done = run_finetune(model, str(data), tmp_path / "out", **SHORT | {"batch_tokens": 256})
+        monkeypatch.setattr(finetune, "use_sliced_loss", lambda *_: "for this test")
+    done = train("finetune", model, str(data), tmp_path / "out", **SHORT | {"batch_tokens": 256})
     first, second = done.losses
     assert (first["loss"], first["grad_norm"]) == (0, 0)
     assert second["loss"] > 1
@@ -192,11 +193,11 @@ def test_a_step_in_which_nothing_is_scored_teaches_nothing(extended, tmp_path, m
 def test_conversations_in_which_the_user_alone_speaks_are_refused(extended, tmp_path):
     model, data = conversing(extended, tmp_path, roles=("user", "user"))
     with pytest.raises(InputError, match="none that is long enough has an assistant's turn"):
-        run_finetune(model, str(data), tmp_path / "out", **SHORT)
+        train("finetune", model, str(data), tmp_path / "out", **SHORT)
 
 
 def test_text_that_is_read_again_is_told(extended, stories, tmp_path):
-    prepared = prepare(str(extended), str(stories), Finetune(**SHORT))
+    prepared = prepare(str(extended), str(stories), Finetune(**SHORT)).training
     # 700 characters hold two rows of 256, and all 24 documents can train.
     assert prepared.rows.passes == 4 / 48
     assert len(prepared.data.documents) == 24
@@ -204,7 +205,7 @@ def test_text_that_is_read_again_is_told(extended, stories, tmp_path):
     one = tmp_path / "one.jsonl"
     one.write_text(stories.read_text().splitlines()[0])
     told = []
-    done = run_finetune(extended, str(one), tmp_path / "out", say=told.append, **SHORT)
+    done = train("finetune", extended, str(one), tmp_path / "out", say=told.append, **SHORT)
     sentence = "rows: 4, and the documents hold 2: 2.0 passes"
     assert any(line.startswith(sentence) for line in told)
     assert any(note.startswith(sentence) for note in done.notes)
@@ -221,7 +222,7 @@ def test_the_adapter_of_a_base_on_the_hub_names_the_extended_one_there(extended,
     (adapter / "adapter_config.json").write_text(
         json.dumps({"base_model_name_or_path": str(tmp_path), "r": 4})
     )
-    story = writing.Story({}, (), (), {})
+    story = Story({}, (), (), {})
     writing._write_adapter(replace(origin, snapshot=there), adapter, tmp_path / "out", story)
     found = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     wanted = {"base_model_name_or_path": "org/extended-model", "revision": "0123abc", "r": 4}
@@ -245,9 +246,9 @@ def test_out_of_memory_names_three_options_and_the_same_call_goes_on(
     with monkeypatch.context() as full:
         full.setattr(trainer._Trainer, "training_step", grows)
         with pytest.raises(Stopped, match=r"--micro-rows 1.*--strategy pose.*--dtype bfloat16"):
-            run_finetune(extended, str(stories), tmp_path / "out", **options)
+            train("finetune", extended, str(stories), tmp_path / "out", **options)
     told = []
-    run_finetune(extended, str(stories), tmp_path / "out", say=told.append, **options)
+    train("finetune", extended, str(stories), tmp_path / "out", say=told.append, **options)
     assert "going on after step 3" in told
 
 
@@ -269,8 +270,8 @@ def test_what_cuda_says_of_its_memory_is_exit_4_and_a_sentence():
 
 
 def test_no_refusal_rests_on_an_estimate(extended, stories, monkeypatch):
-    monkeypatch.setattr("ropext.training.run.free_memory", lambda device: 1)
-    assert plan_finetune(extended, str(stories), **RUN).recompute
+    monkeypatch.setattr("ropext.training.objective.free_memory", lambda device: 1)
+    assert count_training("finetune", extended, str(stories), **RUN).counts.recompute
 
 
 @pytest.mark.skipif(
@@ -280,9 +281,9 @@ def test_a_tracker_whose_package_is_missing_is_refused_before_anything_runs(
     extended, stories, tmp_path
 ):
     with pytest.raises(UsageError, match="--report-to trackio needs the package trackio"):
-        run_finetune(extended, str(stories), tmp_path / "out", report_to="trackio", **RUN)
+        train("finetune", extended, str(stories), tmp_path / "out", report_to="trackio", **RUN)
     with pytest.raises(UsageError, match="--report-to is one of none, tensorboard"):
-        run_finetune(extended, str(stories), tmp_path / "out", report_to="notebook", **RUN)
+        train("finetune", extended, str(stories), tmp_path / "out", report_to="notebook", **RUN)
     assert not list(tmp_path.iterdir())
 
 
@@ -307,7 +308,7 @@ def test_what_a_tracker_wrote_is_part_of_the_result(extended, stories, tmp_path,
     (tmp_path / "tensorboardX.py").write_text(WRITER)
     monkeypatch.syspath_prepend(tmp_path)
     options = SHORT | {"report_to": "tensorboard"}
-    done = run_finetune(extended, str(stories), tmp_path / "out", **options)
+    done = train("finetune", extended, str(stories), tmp_path / "out", **options)
     (events,) = (tmp_path / "out/training/runs").glob("*/events.out")
     told = [line.split() for line in events.read_text().splitlines()]
     losses = [(int(step), float(value)) for name, step, value in told if name == "train/loss"]

@@ -26,7 +26,7 @@ from ropext.errors import (
 from ropext.evaluation.forward import NanInLogits, TokenScorer
 from ropext.results.retrieval import ItemScore
 from ropext.results.stores import Store
-from ropext.training import fit, judge, models, plan_fit, report, run_fit, trainer
+from ropext.training import count_training, fit, judge, models, report, train, trainer
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +70,7 @@ def fitted(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(models, "load", keeps)
-        done = run_fit(
+        done = train('fit',
             DEMO / "checkpoint", str(DEMO / "data" / "tuning.jsonl"), output,
             say=told.append, command=["ropext", "fit"], **KNOWN,
         )  # fmt: skip
@@ -97,7 +97,7 @@ def test_of_two_starts_the_one_that_is_lower_after_a_few_steps_goes_on(tmp_path,
 
     def run(start):
         told = []
-        done = run_fit(
+        done = train('fit',
             DEMO / "checkpoint", str(DEMO / "data" / "tuning.jsonl"),
             tmp_path / start, say=told.append, **short | {"start": start},
         )  # fmt: skip
@@ -111,7 +111,7 @@ def test_of_two_starts_the_one_that_is_lower_after_a_few_steps_goes_on(tmp_path,
         both, _ = run(named)
         assert (both.start, both.begun) == (named.split(",")[0], lower)
         assert (both.judgements, both.losses) == (own.judgements, own.losses)
-        assert both.tokens == both.planned.tokens == own.tokens + 2 * 1024
+        assert both.tokens == both.objective.tokens == own.tokens + 2 * 1024
         assert any(f"going on from {lower}" in note for note in both.notes)
         said = "cost: 8 steps and 2 that were given up, 10,240 tokens"
         assert said in report.fit_result(both)
@@ -124,7 +124,7 @@ def losses_of(directory, done):
 
     model = AutoModelForCausalLM.from_pretrained(directory).eval()
     tokenizer = AutoTokenizer.from_pretrained(directory)
-    names = {own.name for own in done.planned.prepared.judge.documents}
+    names = {own.name for own in done.training.judge.documents}
     losses = []
     with open(DEMO / "data" / "tuning.jsonl", encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
@@ -174,7 +174,7 @@ def test_what_it_leaves_tells_the_fit(fitted):
     assert record["method"] == "longrope"
     assert record["command"] == ["ropext", "fit"]
     section = record["fit"]
-    assert (section["kept"], section["start"], section["step"]) == ("fitted", "pi", done.steps)
+    assert (section["kept"], section["start"], section["step"]) == ("fitted", "pi", done.step)
     assert section["tokens"] == 48 * 4096
     assert len(section["judging"]) == 8
     assert section["change"] == done.change
@@ -215,7 +215,7 @@ def test_a_fit_whose_first_half_gains_nothing_goes_back_to_its_start_and_gains(
     data = (DEMO / "checkpoint", str(DEMO / "data" / "tuning.jsonl"))
     with monkeypatch.context() as never:
         never.setattr(judge.Judge, "lower", lambda *_: True)
-        assert run_fit(*data, tmp_path / "before", **KNOWN | options).kept == "start"
+        assert train("fit", *data, tmp_path / "before", **KNOWN | options).kept == "start"
     step, calls = trainer._Trainer.training_step, []
 
     def asks(self, *args, **kwargs):
@@ -228,12 +228,14 @@ def test_a_fit_whose_first_half_gains_nothing_goes_back_to_its_start_and_gains(
     with monkeypatch.context() as once:
         once.setattr(trainer._Trainer, "training_step", asks)
         with pytest.raises(Stopped, match="saved after step 2 of 8; the same command goes on"):
-            run_fit(*data, tmp_path / "out", **KNOWN | options)
-    again, whole = (run_fit(*data, tmp_path / own, **KNOWN | options) for own in ("out", "whole"))
+            train("fit", *data, tmp_path / "out", **KNOWN | options)
+    again, whole = (
+        train("fit", *data, tmp_path / own, **KNOWN | options) for own in ("out", "whole")
+    )
     assert (again.pair_factors, again.judgements) == (whole.pair_factors, whole.judgements)
-    assert (whole.kept, whole.steps > 8) == ("fitted", True)
+    assert (whole.kept, whole.step > 8) == ("fitted", True)
     assert list(whole.judgements) == [4, 8, 12, 16]
-    assert whole.tokens == whole.planned.tokens == 16 * 2048
+    assert whole.tokens == whole.objective.tokens == 16 * 2048
     rates = [own["learning_rate"] for own in whole.losses]
     assert len(rates) == 8
     assert max(rates) == pytest.approx(0.8 / 3)
@@ -245,14 +247,15 @@ def test_where_no_step_is_surely_better_the_start_is_written_and_said_so(tmp_pat
     """Steps so wide that they only do harm."""
     told = []
     options = KNOWN | {"start": "yarn", "steps": 4, "eval_every": 1, "learning_rate": 4.0}
-    done = run_fit(
+    done = train(
+        "fit",
         DEMO / "checkpoint",
         str(DEMO / "data" / "tuning.jsonl"),
         tmp_path / "out",
         say=told.append,
         **options,
     )
-    assert (done.kept, done.steps) == ("start", 0)
+    assert (done.kept, done.step) == ("start", 0)
     assert done.change["value"] > -1e-5  # the first step of the warm-up moves nothing
     assert done.judgements[2] > done.judgements[1] + 0.1
     assert done.judgements[4] > done.judgements[3] + 0.1  # once more, with a third of the rate
@@ -272,20 +275,20 @@ def test_where_no_step_is_surely_better_the_start_is_written_and_said_so(tmp_pat
 def plain(base, stories, tmp_path_factory):
     """A short fit of random weights."""
     output = tmp_path_factory.mktemp("plain") / "out"
-    return run_fit(base, str(stories), output, **RANDOM)
+    return train("fit", base, str(stories), output, **RANDOM)
 
 
 def test_a_killed_fit_goes_on_to_the_same_spectrum(plain, base, stories, tmp_path):
     done = plain
     script = (
         "import json, os, sys\n"
-        "from ropext.training import run_fit, trainer\n"
+        "from ropext.training import train, trainer\n"
         "own = trainer._Trainer.training_step\n"
         "def dies(self, *args, **kwargs):\n"
         "    if self.state.global_step == 4: os.kill(os.getpid(), 9)\n"
         "    return own(self, *args, **kwargs)\n"
         "trainer._Trainer.training_step = dies\n"
-        "run_fit(*sys.argv[1:4], **json.loads(sys.argv[4]))\n"
+        "train('fit', *sys.argv[1:4], **json.loads(sys.argv[4]))\n"
     )
     output = tmp_path / "out"
     killed = subprocess.run(
@@ -300,9 +303,9 @@ def test_a_killed_fit_goes_on_to_the_same_spectrum(plain, base, stories, tmp_pat
     kept = load_file(tmp_path / "out.run/fitted-yarn/checkpoint-4/model.safetensors")
     assert set(kept) == {"offsets", "attention"}  # the weights are in no checkpoint
     with pytest.raises(OutputExists, match=r"another run of ropext fit \(it differs in .*ceiling"):
-        run_fit(base, str(stories), output, **RANDOM | {"ceiling": 3.0})
+        train("fit", base, str(stories), output, **RANDOM | {"ceiling": 3.0})
     told = []
-    again = run_fit(base, str(stories), output, say=told.append, **RANDOM)
+    again = train("fit", base, str(stories), output, say=told.append, **RANDOM)
     assert any("going on after step 4" in sentence for sentence in told)
     assert again.losses == done.losses
     assert again.judgements == done.judgements
@@ -329,8 +332,8 @@ def test_two_processes_find_what_one_finds(plain, base, stories, tmp_path):
     done = plain
     script = (
         "import json, sys\n"
-        "from ropext.training import run_fit\n"
-        "done = run_fit(*sys.argv[1:4], **json.loads(sys.argv[4]))\n"
+        "from ropext.training import train\n"
+        "done = train('fit', *sys.argv[1:4], **json.loads(sys.argv[4]))\n"
         "if done is not None: print(json.dumps(done.to_json()))\n"
     )
     both = in_two_processes(script, base, stories, tmp_path)
@@ -346,13 +349,13 @@ def test_two_processes_find_what_one_finds(plain, base, stories, tmp_path):
 def test_a_loss_that_is_no_number_in_one_process_ends_all_at_the_same_step(base, stories, tmp_path):
     script = (
         "import json, os, sys\n"
-        "from ropext.training import run_fit, trainer\n"
+        "from ropext.training import train, trainer\n"
         "own = trainer._Trainer.compute_loss\n"
         "def breaks(self, *args, **kwargs):\n"
         "    bad = self.state.global_step == 4 and os.environ['RANK'] == '1'\n"
         "    return own(self, *args, **kwargs) * (float('nan') if bad else 1.0)\n"
         "trainer._Trainer.compute_loss = breaks\n"
-        "done = run_fit(*sys.argv[1:4], **json.loads(sys.argv[4]))\n"
+        "done = train('fit', *sys.argv[1:4], **json.loads(sys.argv[4]))\n"
         "if done is not None: print(json.dumps(done.to_json()))\n"
     )
     both = in_two_processes(script, base, stories, tmp_path)
@@ -371,7 +374,8 @@ def test_the_narrower_forms_are_written_by_their_own_keys(
 ):
     options = {"within": within, "start": start, "context": context, "steps": 8}
     options |= {"factor": 256 / context, "retrieval_items": 0}
-    done = run_fit(
+    done = train(
+        "fit",
         DEMO / "checkpoint",
         str(DEMO / "data" / "tuning.jsonl"),
         tmp_path / "out",
@@ -390,7 +394,9 @@ def test_the_narrower_forms_are_written_by_their_own_keys(
 
 def test_a_loader_decides_what_may_move(base, stories):
     def within(**options):
-        return plan_fit(base, str(stories), **RANDOM | {"start": None} | options).prepared.within
+        return count_training(
+            "fit", base, str(stories), **RANDOM | {"start": None} | options
+        ).within
 
     assert within() == "longrope"
     assert within(for_loaders=("vllm",)) == "longrope"
@@ -409,7 +415,7 @@ def test_a_loss_that_is_no_number_ends_the_fit_with_what_was_judged(
         return loss * float("nan") if self.state.global_step == 4 else loss
 
     monkeypatch.setattr(trainer._Trainer, "compute_loss", breaks)
-    done = run_fit(base, str(stories), tmp_path / "out", **RANDOM)
+    done = train("fit", base, str(stories), tmp_path / "out", **RANDOM)
     said = f"the loss is nan at step 5 (from {done.begun}); the steps judged before count"
     assert any(said in note for note in done.notes)
     assert list(done.judgements) == [2, 4]
@@ -431,7 +437,7 @@ def test_a_judgement_that_is_no_number_ends_the_fit_with_what_was_judged(
         return nll
 
     monkeypatch.setattr(TokenScorer, "token_nll", breaks)
-    done = run_fit(base, str(stories), tmp_path / "out", **RANDOM)
+    done = train("fit", base, str(stories), tmp_path / "out", **RANDOM)
     said = next(note for note in done.notes if note.startswith("stopped: after step 6 held-out"))
     why = f"the logits are not finite at token 200 (from {done.begun}); the steps judged before"
     assert f"{why} count" in said
@@ -443,7 +449,7 @@ def test_a_spectrum_that_leaves_the_guards_ends_the_fit_with_what_was_judged(
     base, stories, tmp_path
 ):
     options = RANDOM | {"within": "ntk", "start": "ntk", "learning_rate": 0.5, "steps": 40}
-    done = run_fit(base, str(stories), tmp_path / "out", **options | {"ceiling": 1.5})
+    done = train("fit", base, str(stories), tmp_path / "out", **options | {"ceiling": 1.5})
     assert any("stopped: " in note and "judged before count" in note for note in done.notes)
     assert 0 < len(done.losses) < 40
 
@@ -451,15 +457,15 @@ def test_a_spectrum_that_leaves_the_guards_ends_the_fit_with_what_was_judged(
 def test_few_documents_are_warned_of(base, stories, tmp_path):
     few = tmp_path / "few.jsonl"
     few.write_text("\n".join(stories.read_text().splitlines()[:5]))
-    planned = plan_fit(base, str(few), **RANDOM)
-    assert len(planned.prepared.judge.documents) == 1
-    assert "only 1 held-out documents give no interval" in planned.prepared.remarks[0]
+    planned = count_training("fit", base, str(few), **RANDOM)
+    assert len(planned.training.judge.documents) == 1
+    assert "only 1 held-out documents give no interval" in planned.remarks[0]
 
 
 def test_no_document_is_in_both_parts(base, stories):
     for packing in ("documents", "glued"):
-        prepared = plan_fit(base, str(stories), **RANDOM | {"packing": packing}).prepared
-        found = prepared.data
+        prepared = count_training("fit", base, str(stories), **RANDOM | {"packing": packing})
+        found = prepared.training.data
         assert any("no two of which share" in own for own in prepared.remarks) == (
             packing == "glued"
         )
@@ -475,7 +481,7 @@ def test_mistakes_are_told_in_a_sentence(base, stories, tmp_path):
     output = tmp_path / "out"
 
     def fit(data=str(stories), **options):
-        return run_fit(base, str(data), output, **RANDOM | options)
+        return train("fit", base, str(data), output, **RANDOM | options)
 
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
@@ -506,7 +512,7 @@ def test_mistakes_are_told_in_a_sentence(base, stories, tmp_path):
     config = ModernBertConfig(architectures=["ModernBertForMaskedLM"])
     (masked / "config.json").write_text(config.to_json_string())
     with pytest.raises(UnsupportedModel, match="is a masked language model"):
-        run_fit(masked, str(stories), output, **RANDOM)
+        train("fit", masked, str(stories), output, **RANDOM)
     assert not list(tmp_path.glob("out*"))
 
 
@@ -520,9 +526,14 @@ def test_an_interrupt_saves_and_the_same_command_goes_on(base, stories, tmp_path
 
     monkeypatch.setattr(trainer._Trainer, "training_step", asks)
     with pytest.raises(Stopped, match=r"saved after step 3 of 8; the same command goes on"):
-        run_fit(base, str(stories), tmp_path / "out", **RANDOM)
+        train("fit", base, str(stories), tmp_path / "out", **RANDOM)
     monkeypatch.undo()
-    assert run_fit(base, str(stories), tmp_path / "out", **RANDOM).judgements.keys() == {2, 4, 6, 8}
+    assert train("fit", base, str(stories), tmp_path / "out", **RANDOM).judgements.keys() == {
+        2,
+        4,
+        6,
+        8,
+    }
 
 
 def test_an_interrupt_while_documents_are_read_keeps_what_was_read(
@@ -538,9 +549,9 @@ def test_an_interrupt_while_documents_are_read_keeps_what_was_read(
 
     monkeypatch.setattr(Store, "put", asks)
     with pytest.raises(Stopped, match=r"^interrupted; what is finished is kept in .*out\.run, and"):
-        run_fit(base, str(stories), tmp_path / "out", **RANDOM)
+        train("fit", base, str(stories), tmp_path / "out", **RANDOM)
     assert len(names) == 2
-    run_fit(base, str(stories), tmp_path / "out", **RANDOM)
+    train("fit", base, str(stories), tmp_path / "out", **RANDOM)
     kept = [own for own in names if own[0] is not None]
     assert len({*kept}) == len(kept) > 2
 
@@ -568,18 +579,23 @@ def test_a_full_disk_is_told_in_a_sentence_and_the_same_command_goes_on(
 
     monkeypatch.setattr(trainer._Trainer, "_save_checkpoint", full)
     with pytest.raises(Stopped, match=r"out\.run cannot be written: No space left on device"):
-        run_fit(base, str(stories), tmp_path / "out", **RANDOM)
+        train("fit", base, str(stories), tmp_path / "out", **RANDOM)
     monkeypatch.undo()
-    assert run_fit(base, str(stories), tmp_path / "out", **RANDOM).judgements.keys() == {2, 4, 6, 8}
+    assert train("fit", base, str(stories), tmp_path / "out", **RANDOM).judgements.keys() == {
+        2,
+        4,
+        6,
+        8,
+    }
 
 
 def test_a_model_that_answers_nothing_is_not_asked_at_the_target(base, stories, tmp_path):
     options = RANDOM | {"retrieval_items": 10, "retrieval_share": 0.5, "steps": 2}
-    done = run_fit(base, str(stories), tmp_path / "out", **options)
+    done = train("fit", base, str(stories), tmp_path / "out", **options)
     assert any("the base does not answer them inside its own context" in own for own in done.notes)
     assert done.numbers["base"]["passkey@64"]["n"] == 10
     assert not any(name.startswith("passkey") for name in done.numbers["start"])
-    assert done.planned.prepared.rows.questions is None
+    assert done.objective.rows.rows.questions is None
 
 
 def score(index, exact):

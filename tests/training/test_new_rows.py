@@ -20,7 +20,7 @@ from ropext.checkpoint.provenance import read_record
 from ropext.errors import InputError, UsageError
 from ropext.options.training import Finetune
 from ropext.training import models
-from ropext.training.finetune import open_origin
+from ropext.training.origin import open_origin
 
 pytestmark = pytest.mark.slow
 

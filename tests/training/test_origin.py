@@ -7,7 +7,7 @@ import pytest
 
 import ropext
 from ropext.errors import InputError
-from ropext.training.finetune import open_origin
+from ropext.training.origin import open_origin
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_a_scaled_config_is_read_as_the_record_that_is_lost(base, extended, lost
     assert [site.base for site in read.record.sites] == [s.base for s in recorded.record.sites]
     spectra = [site.spectrum for site in recorded.record.sites]
     assert [site.spectrum for site in read.record.sites] == spectra
-    assert read.told == "scaled 4x from 64 by its config; no record"
+    assert read.history == "scaled 4x from 64 by its config; no record"
     before = json.loads((base / "config.json").read_text())
     taken_back = read.base_config()
     for key in ("rope_parameters", "max_position_embeddings"):

@@ -90,7 +90,7 @@ def test_what_is_asked_for_wins_and_says_so():
     assert found.learning_rate.value == 1e-3
     assert found.rows.value == 1
     assert found.warmup.value == 1
-    assert found.lora.alpha.value == 16
+    assert found.alpha.value == 16
 
 
 def test_pose_reads_windows_of_twice_the_context_and_warms_up_for_ten_steps():
@@ -182,7 +182,7 @@ def test_the_help_says_the_defaults_that_are_taken():
     small, large = (settings(own).learning_rate.value for own in (1e6, 70e9))
     rates = in_brackets(Finetune, "learning_rate").removeprefix("by size: ").split(" to ")
     assert [float(own) for own in rates] == [small, large]
-    assert int(in_brackets(Finetune, "rank")) == settings(7e9).lora.rank.value
+    assert int(in_brackets(Finetune, "rank")) == settings(7e9).rank.value
     steps = {"steps": 10_000}
     warmup, pose = (settings(7e9, **steps, strategy=own).warmup.value for own in ("full", "pose"))
     assert in_brackets(Finetune, "warmup").startswith(f"{warmup}, pose {pose};")

@@ -7,15 +7,7 @@ from tiny_llama import new_llama
 
 from ropext.errors import InputError, UsageError
 from ropext.evaluation.costs import shape_of
-from ropext.evaluation.loading import skeleton
-from ropext.training import (
-    models,
-    plan_finetune,
-    plan_fit,
-    run_finetune,
-    sharing,
-    trainer,
-)
+from ropext.training import count_training, models, sharing, train, trainer
 
 
 @pytest.fixture
@@ -43,6 +35,7 @@ def test_several_processes_read_rows_of_their_own(launched):
 
 def test_the_head_of_a_tied_model_is_no_weight_of_its_own(extended):
     from ropext.checkpoint import open_snapshot
+    from ropext.evaluation.loading import skeleton
 
     made = shape_of(skeleton(open_snapshot(str(extended))))
     assert made.parameters == shape_of(new_llama(tie_word_embeddings=True)).parameters
@@ -56,17 +49,17 @@ def test_rows_that_processes_cannot_share_are_refused_before_documents_are_read(
     words = "2 rows, which 3 processes cannot share; set --batch-tokens to a multiple of 768"
     options = {"steps": 2, "batch_tokens": 512}
     with pytest.raises(InputError, match=words):
-        plan_finetune(extended, nowhere, **options)
+        count_training("finetune", extended, nowhere, **options)
     with pytest.raises(InputError, match=words):
-        run_finetune(extended, nowhere, output, **options)
+        train("finetune", extended, nowhere, output, **options)
     with pytest.raises(InputError, match=r"2 rows, which 3 .* --keep-short to one of 3"):
-        plan_fit(base, nowhere, factor=4, batch_tokens=256, keep_short=1)
+        count_training("fit", base, nowhere, factor=4, batch_tokens=256, keep_short=1)
     launched(6, fsdp=True, cp=3)
     with pytest.raises(InputError, match=r"256 tokens, .* over 3 processes.* multiple of 6"):
-        plan_finetune(extended, nowhere, **options)
+        count_training("finetune", extended, nowhere, **options)
     launched(2, fsdp=True, cp=1)
     with pytest.raises(UsageError, match="is for one process or DDP"):
-        plan_finetune(extended, nowhere, **options, qlora=True)
+        count_training("finetune", extended, nowhere, **options, qlora=True)
 
 
 def test_a_config_of_ones_own_that_loads_the_model_everywhere_is_refused(
@@ -75,7 +68,7 @@ def test_a_config_of_ones_own_that_loads_the_model_everywhere_is_refused(
     launched(1, fsdp=True)
     monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "false")
     with pytest.raises(UsageError, match="must say fsdp_version: 2 and"):
-        plan_finetune(extended, str(tmp_path / "nowhere.jsonl"), steps=2)
+        count_training("finetune", extended, str(tmp_path / "nowhere.jsonl"), steps=2)
 
 
 def test_nothing_is_loaded_a_second_time_to_be_read_under_fsdp(
@@ -83,10 +76,10 @@ def test_nothing_is_loaded_a_second_time_to_be_read_under_fsdp(
 ):
     launched(1, fsdp=True)
     monkeypatch.setattr(models, "device", lambda options: torch.device("cuda"))
-    monkeypatch.setattr("ropext.training.run.free_memory", lambda device: int(79e9))
-    planned = plan_finetune(extended, str(stories), **RUN)
-    assert planned.prepared.judge is None
-    assert "ropext eval OUT --data DATA --device-map auto" in planned.prepared.why_no_judge
+    monkeypatch.setattr("ropext.training.objective.free_memory", lambda device: int(79e9))
+    planned = count_training("finetune", extended, str(stories), **RUN)
+    assert planned.training.judge is None
+    assert "ropext eval OUT --data DATA --device-map auto" in planned.why_no_judge
     assert planned.to_json()["judging_documents"] == 0
 
 
@@ -108,5 +101,5 @@ def test_qlora_trains_in_bfloat16(monkeypatch, extended, stories, tmp_path):
     monkeypatch.setattr(models, "four_bits", lambda where: None)
     options = RUN | {"eval_documents": 0, "qlora": True, "dtype": "bfloat16"}
     with pytest.raises(Seen) as seen:
-        run_finetune(extended, str(stories), tmp_path / "out", **options)
+        train("finetune", extended, str(stories), tmp_path / "out", **options)
     assert seen.value.args == (True, torch.bfloat16, torch.bfloat16)

@@ -13,15 +13,7 @@ from torch.nn import functional
 from ropext.errors import UsageError
 from ropext.options.training import Finetune, Fit
 from ropext.patching import apply_config
-from ropext.training import (
-    finetune,
-    fit,
-    judge,
-    models,
-    plan_finetune,
-    plan_fit,
-    run_fit,
-)
+from ropext.training import count_training, finetune, fit, judge, models, train
 from ropext.training.rows import ControlRows, WithShort
 
 FIT = {"factor": 4, "start": "yarn", "steps": 5, "retrieval_items": 0, "held_out": 8}
@@ -29,7 +21,7 @@ POSE = FIT | {"strategy": "pose", "window": 32, "batch_tokens": 256, "retrieval_
 
 
 def test_rows_of_a_fit_reach_every_distance_up_to_the_target(base, stories):
-    prepared = fit.prepare(str(base), str(stories), Fit(**POSE | {"steps": 200}))
+    prepared = fit.prepare(str(base), str(stories), Fit(**POSE | {"steps": 200})).training
     distances = set()
     for row in prepared.rows:
         assert len(row.ids) == len(row.positions) == 32
@@ -48,7 +40,7 @@ def test_rows_of_a_fit_reach_every_distance_up_to_the_target(base, stories):
 
 def test_questions_of_a_fit_in_short_rows_jump_too(base, stories):
     asked = POSE | {"window": 128, "retrieval_share": 0.5, "steps": 40}
-    prepared = fit.prepare(str(base), str(stories), Fit(**asked))
+    prepared = fit.prepare(str(base), str(stories), Fit(**asked)).training
     rows = [row for row in prepared.rows if row.weight != 1]
     assert len(rows) == len(prepared.rows) // 2
     for row in rows:
@@ -59,11 +51,15 @@ def test_questions_of_a_fit_in_short_rows_jump_too(base, stories):
 
 
 def test_what_a_fit_in_short_rows_trains_on_does_not_grow_with_the_target(base, stories):
-    near, far = (plan_fit(base, str(stories), **POSE | {"factor": own}) for own in (4, 8))
+    near, far = (
+        count_training("fit", base, str(stories), **POSE | {"factor": own}) for own in (4, 8)
+    )
     assert (near.tokens, far.tokens) == (5 * 256, 5 * 256)
-    assert plan_fit(base, str(stories), **FIT).tokens > 5 * 256
+    assert count_training("fit", base, str(stories), **FIT).tokens > 5 * 256
     # One form is read at the target, where a fit in whole windows would read them all.
-    assert list(plan_fit(base, str(stories), **POSE | {"start": None}).prepared.starts) == ["yarn"]
+    assert list(count_training("fit", base, str(stories), **POSE | {"start": None}).starts) == [
+        "yarn"
+    ]
 
 
 @pytest.mark.slow
@@ -75,19 +71,19 @@ def test_the_attention_factor_is_the_one_that_reads_best_at_full_length(base, st
     kept = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(judge.JudgedSteps, "keep", lambda self, step, knobs, _: kept.append(knobs))
-        done = run_fit(base, str(stories), tmp_path / "out", **options)
+        done = train("fit", base, str(stories), tmp_path / "out", **options)
     (note,) = (own for own in done.notes if own.startswith("attention factor"))
     trained, now = re.fullmatch(r"attention factor (.*) in .* set to (\S+) by .*", note).groups()
-    prepared, (knobs,) = done.planned.prepared, kept
+    objective, (knobs,) = done.objective, kept
     assert float(now) == pytest.approx(knobs["attention_factor"], abs=1e-4)
     assert trained != now
-    windows = [own.ids[:256] for own in prepared.data.documents]
-    windows += [own.ids[256:512] for own in prepared.data.documents]
+    windows = [own.ids[:256] for own in objective.training.data.documents]
+    windows += [own.ids[256:512] for own in objective.training.data.documents]
     model = AutoModelForCausalLM.from_pretrained(base)
 
     def far_half(factor):
         own = {"pair_factors": knobs["pair_factors"], "attention_factor": float(factor)}
-        apply_config(model, prepared.planned("longrope", own).config)
+        apply_config(model, objective.plan_of("longrope", own).config)
         ids = torch.as_tensor(np.stack(windows[: 8192 // 256])).long()
         with torch.no_grad():
             logits = model(ids).logits[:, 127:-1]
@@ -106,7 +102,7 @@ KEEP = RUN | {"keep_short": 2, "strategy": "pose", "window": 32, "batch_tokens":
 
 def test_every_step_of_a_finetuning_has_its_windows_of_the_original_length(extended, stories):
     options = Finetune(**KEEP)
-    prepared = finetune.prepare(str(extended), str(stories), options)
+    prepared = finetune.prepare(str(extended), str(stories), options).training
     assert prepared.settings.per_step == 3 + 2
     assert prepared.settings.tokens == 3 * (3 * 32 + 2 * CONTEXT)
     mixed = WithShort(prepared.rows, 3, prepared.rows.documents, CONTEXT, options)
@@ -126,20 +122,20 @@ def test_every_step_of_a_finetuning_has_its_windows_of_the_original_length(exten
 
 
 def test_a_dry_run_counts_the_windows_that_are_kept(extended, stories):
-    planned = plan_finetune(extended, str(stories), **KEEP)
+    planned = count_training("finetune", extended, str(stories), **KEEP)
     assert planned.to_json()["tokens"] == 3 * (3 * 32 + 2 * CONTEXT)
 
 
 def test_a_dry_run_counts_the_bytes_of_weights_and_of_the_optimisers_state(extended, stories):
     options = Finetune(**KEEP)
-    planned = plan_finetune(extended, str(stories), **KEEP)
-    model = models.load(planned.prepared.snapshot, options)
-    assert planned.weight_bytes == sum(own.nbytes for own in model.parameters())
-    joined = models.add_adapter(model, options, planned.prepared.settings.lora)
+    planned = count_training("finetune", extended, str(stories), **KEEP)
+    model = models.load(planned.training.snapshot, options)
+    assert planned.counts.weight_bytes == sum(own.nbytes for own in model.parameters())
+    joined = models.add_adapter(model, options, planned.training.settings)
     optimiser = torch.optim.AdamW(own for own in joined.parameters() if own.requires_grad)
     joined(input_ids=torch.ones(1, 8, dtype=torch.long)).logits.sum().backward()
     optimiser.step()
     learned = optimiser.param_groups[0]["params"]
     kept = [own for state in optimiser.state.values() for own in state.values() if own.ndim]
     kept += [own for weight in learned for own in (weight, weight.grad)]
-    assert planned.moving_bytes == sum(own.nbytes for own in kept)
+    assert planned.counts.moving_bytes == sum(own.nbytes for own in kept)

@@ -11,7 +11,7 @@ from ropext.report import evaluation, tables
 from ropext.results.gates import parse_gate
 from ropext.results.model_index import figures
 from ropext.results.rundir import gather, judge
-from ropext.training import plan_finetune, plan_fit, report, run_finetune
+from ropext.training import count_training, report, train
 
 pytestmark = pytest.mark.slow
 
@@ -42,8 +42,8 @@ def data(stories, tmp_path_factory):
 def tuned(extended, data, tmp_path_factory):
     output = tmp_path_factory.mktemp("tuned") / "out"
     told = []
-    done = run_finetune(
-        extended, data["train"], output, evaluate=data["again"], say=told.append, **RUN
+    done = train(
+        "finetune", extended, data["train"], output, evaluate=data["again"], say=told.append, **RUN
     )
     return done, output, told
 
@@ -68,9 +68,9 @@ def test_training_on_what_is_measured_on_is_told_everywhere(tuned):
 
 
 def test_it_is_told_before_the_training_too(extended, data):
-    planned = plan_finetune(extended, data["train"], evaluate=data["again"], **RUN)
+    planned = count_training("finetune", extended, data["train"], evaluate=data["again"], **RUN)
     assert "warning: 8 of 8 documents were trained on" in report.plan_text(planned)
-    planned = plan_finetune(extended, data["train"], evaluate=data["new"], **RUN)
+    planned = count_training("finetune", extended, data["train"], evaluate=data["new"], **RUN)
     assert planned.to_json()["overlap"]["mark"] == ""
     assert "trained on" not in report.plan_text(planned)
 
@@ -138,7 +138,7 @@ def test_what_is_made_of_it_knows_it_too(tuned, data, tmp_path):
     ropext.extend(str(output), str(wide), method="pi", factor=2, prove=False)
     found = read(wide, data["again"]).results["variants"]
     assert [own["overlap"]["trained_on"] for own in found.values()] == [8, 8, 8]
-    fit = plan_fit(output, data["new"], factor=2, steps=1, packing="glued").prepared
+    fit = count_training("fit", output, data["new"], factor=2, steps=1, packing="glued").training
     assert fit.overlap.mark == ""
     assert fit.trained_on.count > 12
 
@@ -161,6 +161,6 @@ def test_a_fit_keeps_what_it_was_fitted_on_and_a_finetune_after_it_tells(
     assert found["fitted"]["overlap"]["mark"] == "18 of 24 trained on, 6 of 24 chosen on"
     assert not figures(output)  # its numbers are over those that chose its step
     assert found["base"]["overlap"] is None  # its spectrum was fitted on nothing
-    planned = plan_finetune(output, data["new"], evaluate=data["again"], **RUN)
+    planned = count_training("finetune", output, data["new"], evaluate=data["again"], **RUN)
     held = {f"stories.jsonl:{number}" for number in range(1, 9)} & set(record["fit"]["judging"])
-    assert planned.prepared.overlap.trained_on == 8 - len(held)
+    assert planned.training.overlap.trained_on == 8 - len(held)

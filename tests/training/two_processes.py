@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from ropext.options.training import Finetune
-from ropext.training import finetune, judge, models, run_finetune, trainer
+from ropext.training import finetune, judge, models, train, trainer
 from ropext.training.loss import use_sliced_loss
 from ropext.training.rows import Collator
 from ropext.training.sharing import keep_float32
@@ -29,16 +29,18 @@ RANK = int(os.environ["RANK"])
 
 
 def prepared_batch(extended, stories):
-    prepared = finetune.prepare(extended, stories, Finetune(steps=1, batch_tokens=1024, rank=4))
+    prepared = finetune.prepare(
+        extended, stories, Finetune(steps=1, batch_tokens=1024, rank=4)
+    ).training
     rows = [prepared.rows[number] for number in range(4)]
     return prepared, Collator(prepared.padding)(rows)
 
 
 def new_model(prepared, dtype):
-    model = models.load(prepared.origin.snapshot, Finetune(device="cpu", dtype=dtype))
+    model = models.load(prepared.snapshot, Finetune(device="cpu", dtype=dtype))
     assert use_sliced_loss(model) is None
     torch.manual_seed(0)
-    return models.add_adapter(model, prepared.options, prepared.settings.lora).train()
+    return models.add_adapter(model, prepared.options, prepared.settings).train()
 
 
 def sharded(model, dtype, alone):
@@ -136,7 +138,7 @@ def ddp(extended, stories, output, options):
     trainer._Trainer.training_step = looks
     values = iter((3.0, 3.5 - RANK))
     judge.Judge.loss = lambda self, reading: next(values)
-    done = run_finetune(extended, stories, output, **options)
+    done = train("finetune", extended, stories, output, **options)
     return seen | {"losses": done.losses, "evaluations": done.evaluations}
 
 

@@ -1,0 +1,162 @@
+"""The checkpoint that a fine-tuning starts from."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ropext import bundled, families
+from ropext.checkpoint import Snapshot, open_snapshot
+from ropext.checkpoint.provenance import (
+    READ_FROM,
+    Record,
+    growth_of,
+    read_record,
+    record_of_config,
+    scaled_by_config,
+)
+from ropext.errors import InputError, UnsupportedModel, UsageError
+from ropext.evaluation.loading import is_masked
+from ropext.families import Model
+from ropext.families.config import named
+from ropext.options.fields import flag
+from ropext.options.training import Finetune
+from ropext.scaling.tables import Growth
+
+OF_A_LORA = (
+    *("rank", "alpha", "dropout", "targets"),
+    *("train_norms", "train_embeddings", "qlora"),
+)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The checkpoint that is trained: extended by ropext and saved, with its record."""
+
+    snapshot: Snapshot
+    record: Record
+    model: Model | None  # its position scheme; None where that is ...
+    table: Growth | None = None  # ... a learned table, and what became of that
+    is_masked: bool = False  # it fills in masked tokens
+
+    @property
+    def context(self) -> int:
+        return self.record.context
+
+    @property
+    def target(self) -> int:
+        return self.record.target
+
+    @property
+    def two_sets_up_to(self) -> int:
+        """Positions up to which a longrope with two sets of factors reads the short one; 0 = no
+        such thing."""
+        ropes = [site.rope for site in self.model.scaled_sites] if self.model else []
+        return max((r.original_context for r in ropes if r.short_pair_factors), default=0)
+
+    @property
+    def history(self) -> str:
+        """How it came to its length."""
+        if self.record.more.get(READ_FROM) and self.model:
+            return scaled_by_config(self.model)
+        return f"extended from {self.context} to {self.target} tokens"
+
+    def base_config(self) -> dict[str, Any]:
+        """The config before the extension, as recorded."""
+        return dict(self.record.base["config"])
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """Where the text part stands inside the config."""
+        scheme = self.model or (self.table and self.table.positions)
+        return scheme.path if scheme else ()
+
+    def trains(self, options: Finetune) -> str:
+        """What is trained; refused where this model has no such thing, or an option is for another
+        kind."""
+        if self.table is None:
+            if options.train not in (None, "lora"):
+                raise UsageError(
+                    f"--train {options.train} is for a learned table of positions, and "
+                    f"{self.snapshot.name} rotates; leave it out"
+                )
+            return "lora"
+        asked = {"--strategy pose": options.strategy == "pose"}
+        asked["--retrieval-share"] = options.retrieval_share > 0
+        for name in [name for name, given in asked.items() if given and self.is_masked]:
+            raise UsageError(f"{name} is for models that predict the next token; leave it out")
+        kind = options.train or "new-rows"
+        if kind != "lora" and options.control:
+            raise UsageError("--control trains the base, which has no new rows; add --train lora")
+        given = [name for name in OF_A_LORA if getattr(options, name)]
+        if kind == "new-rows" and given:
+            raise UsageError(
+                f"{flag(given[0])} goes with a LoRA; add --train both, or --train lora"
+            )
+        return kind
+
+
+def _never_extended(snapshot: Snapshot) -> str:
+    """Why a directory without a record is not trained; a scaled one is not to be extended twice."""
+    rotates = families.read_positions(snapshot.config) is None
+    if rotates and any(
+        site.rope.is_scaled for site in families.as_read(snapshot.config).scaled_sites
+    ):
+        return (
+            f"{snapshot.name} is scaled by its config, which leaves open from how many tokens, and "
+            "has no record (ropext.json) of it; finetune what `ropext extend` or ropext.save wrote"
+        )
+    return (
+        f"{snapshot.name} was not extended by ropext (it has no ropext.json, and its config names "
+        f"no scaling), and training it would not make it so; run: ropext extend {snapshot.name} "
+        "--factor 4 -o EXTENDED, then finetune EXTENDED"
+    )
+
+
+def open_origin(model: str) -> Origin:
+    """Read the extended checkpoint; one that was never extended is refused."""
+    if bundled.find_gguf(model) is not None:
+        raise UsageError(
+            f"finetune {model}: a GGUF file takes no gradients and holds no adapter; "
+            "fine-tune the Hugging Face checkpoint, convert OUT, then run `ropext extend OUT.gguf "
+            "--like OUT`"
+        )
+    snapshot = open_snapshot(model, weights=True)
+    scheme = families.read_positions(snapshot.config)
+    rotary = families.read(snapshot.config) if scheme is None or not scheme.tensors else None
+    record = read_record(snapshot.directory)
+    if record is None and rotary is not None:
+        record = record_of_config(snapshot)
+    if record is None:
+        raise InputError(_never_extended(snapshot))
+    read = rotary or scheme
+    assert read is not None
+    masked = is_masked(snapshot)  # without a head it is refused
+    if rotary is not None and rotary.masked_lm:
+        raise UnsupportedModel(
+            f"{model} is a masked language model with rotary embeddings ({read.model_type}); of "
+            "masked ones finetune trains those with a learned table"
+        )
+    if snapshot.quantisation:
+        raise InputError(
+            f"{model} is quantised ({named(snapshot.quantisation)}), and a LoRA is merged into "
+            "weights that are not; extend the unquantised model (--qlora holds it in 4 bits in "
+            "training)"
+        )
+    if record.more.get("finetune"):
+        raise InputError(
+            f"{model} is the result of a fine-tuning already; its extended, untuned base lies in "
+            f"{snapshot.directory / 'base'}: fine-tune that"
+        )
+    if read.context != record.target:
+        raise InputError(
+            f"{model}: ropext.json says that it was extended to {record.target} tokens, but its "
+            f"config reads {read.context}; see ropext verify {model}"
+        )
+    if rotary is not None:
+        return Origin(snapshot, record, rotary)
+    table = growth_of(snapshot, record)
+    if table.undone() is None:
+        raise InputError(
+            f"{model}: of {record.context} old rows {len(table.old_rows)} are in its table, and "
+            f"its base cannot be read from it; extend the base to a multiple of {record.context}"
+        )
+    return Origin(snapshot, record, None, table, masked)
