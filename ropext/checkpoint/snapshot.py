@@ -405,4 +405,7 @@ def no_weights(model: str, names: Iterable[str]) -> str:
         )
     if any(name.lower().endswith(".gguf") for name in names):
         return f"{model} holds its weights as GGUF alone; {FROM_CHECKPOINT}"
-    return f"{model} has no weights: there is no .safetensors file beside its config.json"
+    return (
+        f"{model} has no weights: there is no .safetensors file beside its config.json; `ropext "
+        "plan` prints the lines that serve the base's own weights so, without a copy"
+    )

@@ -4,6 +4,8 @@ Pure: dict in, dict out. `table` has one row per family that is not flat, types.
 model types, defaults.json what absent keys mean, published.json what authors recommend.
 """
 
+from ropext.families.config import text_part
+from ropext.families.lengths import LENGTH_KEYS
 from ropext.families.model import ABSENT, Edit, Model, Site, diff
 from ropext.families.params import keep_query_scales
 from ropext.families.positions import read_positions, refusal
@@ -14,6 +16,7 @@ from ropext.families.writing import as_written, write
 
 __all__ = [
     "ABSENT",
+    "LENGTH_KEYS",
     "Edit",
     "Model",
     "Site",
@@ -28,6 +31,7 @@ __all__ = [
     "recipe_of",
     "refusal",
     "respell",
+    "text_part",
     "trusting",
     "write",
 ]

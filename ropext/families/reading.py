@@ -24,6 +24,9 @@ from ropext.families.table import LOGIT_SCALES, MROPE, Label
 from ropext.forms import Params
 from ropext.rope import Rope
 
+# How many layers predict further tokens, as DeepSeek, Qwen and MiniMax call it.
+PREDICTING = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
+
 
 def observe(text: TextConfig, context: int) -> tuple[list[str], list[str], int | None]:
     """Say what windows mean for an extension: notes, obstacles, and the reach that they leave."""
@@ -216,6 +219,11 @@ def interpret(
         for site, span in zip(sites, spans, strict=True)
     )
     notes = [span.note for span in spans if span.note]
+    if any(text.integer(key, 0) for key in PREDICTING):
+        notes.append(
+            "its layers that predict further tokens (multi-token prediction) follow the same config"
+            " and are extended with it"
+        )
     if config.get("auto_map"):
         notes.append(
             "auto_map names model code of its own; ropext speaks of the stock class of this type"

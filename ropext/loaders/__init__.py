@@ -1,6 +1,6 @@
 """What each loader and version makes of a rope config: a table, as data, and its lookups."""
 
-from ropext.loaders.serving import Serving, file_lines, serving_lines
+from ropext.loaders.serving import Serving, file_lines, override_lines, serving_lines
 from ropext.loaders.table import (
     KINDS,
     LoaderReading,
@@ -23,6 +23,7 @@ __all__ = [
     "kind_of",
     "kinds_of",
     "nearest_exact",
+    "override_lines",
     "parse_for",
     "readers",
     "readings",

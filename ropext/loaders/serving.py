@@ -2,9 +2,10 @@
 
 import json
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
+from typing import Any
 
 from ropext.forms import Params
 from ropext.loaders.table import LoaderReading, kinds_of, readings
@@ -59,6 +60,57 @@ def serving_lines(
         )
     )
     return tuple(lines)
+
+
+def override_lines(
+    model: str,
+    keys: Mapping[str, Any],
+    found: Iterable[LoaderReading],
+    params: Params,
+    target: int,
+    path: Sequence[str] = (),
+    *,
+    plain_base: bool = True,
+) -> tuple[Serving, ...]:
+    """How to run the base's own weights with the plan's numbers, in each loader that reads these as
+    planned: `keys` are what its config has to say, at `path` inside a composite."""
+    exact = {each.loader: each for each in reversed([*found])}
+    exact = {name: each for name, each in exact.items() if each.verdict == "same"}
+    nested: Mapping[str, Any] = keys
+    for part in reversed(path):
+        nested = {part: nested}
+    place, told = shlex.quote(model), shlex.quote(json.dumps(nested))
+    given = ", ".join(f"{key}={value!r}" for key, value in nested.items())
+    lines = {
+        "transformers": f"AutoModelForCausalLM.from_pretrained({model!r}, {given})",
+        "vllm": f"vllm serve {place} --hf-overrides {told} --max-model-len {target}",
+        "sglang": f"python -m sglang.launch_server --model-path {place} "
+        f"--json-model-override-args {told} --context-length {target}",
+    }
+    out = [Serving(name, line) for name, line in lines.items() if name in exact]
+    if "llama.cpp" in exact:
+        flags = _flags(params) if plain_base else ""
+        says = f"llama-server -m MODEL.gguf {flags} -c {target}" if flags else ""
+        note = "" if says else "no flags say this: extend the file (ropext extend MODEL.gguf)"
+        out.append(Serving("llama.cpp", says, note))
+    return tuple(out)
+
+
+def _flags(params: Params) -> str:
+    """What makes llama.cpp turn a file without scaling so; "" where no flags do."""
+    factor, original = params.get("factor"), params.get("original_max_position_embeddings")
+    match kinds_of(params):
+        case ("theta",):
+            return f"--rope-freq-base {params['rope_theta']:.9g}"
+        case ("linear",):
+            return f"--rope-scaling linear --rope-scale {factor:.9g}"
+        case ("yarn" | "yarn-betas" as kind,):
+            yarn = f"--rope-scaling yarn --rope-scale {factor:.9g} --yarn-orig-ctx {original}"
+            if kind == "yarn-betas":
+                fast, slow = (params.get("beta_fast") or 32.0, params.get("beta_slow") or 1.0)
+                yarn += f" --yarn-beta-fast {fast:g} --yarn-beta-slow {slow:g}"
+            return yarn
+    return ""
 
 
 def file_lines(

@@ -167,6 +167,29 @@ class Plan(ExtensionPlan):
             masked_lm=self.model.masked_lm,
         )
 
+    @property
+    def override(self) -> dict[str, Any]:
+        """The keys of the text config that say this plan to a loader of the base's weights."""
+        text = families.text_part(self.config, self.model.path)
+        top = [edit for edit in self.edits if len(edit.path) == 1 + len(self.model.path)]
+        lengths = [edit.path[-1] for edit in top if edit.path[-1] in families.LENGTH_KEYS]
+        known = [edit.path[-1] for edit in top if edit.before is not families.ABSENT]
+        original = [key for key in known if key == "original_max_position_embeddings"]
+        return {key: text[key] for key in ("rope_parameters", *lengths, *original) if key in text}
+
+    def overrides(self) -> tuple[loaders.Serving, ...]:
+        """How to run the base itself so, in each loader that is known to read it."""
+        standing = 0.0 in self.main.wanted.inv_freq  # which a command line cannot say
+        if self.model.container or self.model.masked_lm or standing:
+            return ()
+        plain = not any(site.rope.is_scaled for site in self.model.scaled_sites)
+        name = "MODEL" if self.name.startswith("ropext://") else self.name
+        return loaders.override_lines(
+            *(name, self.override, self.readings, self.main.params, self.target),
+            self.model.path,
+            plain_base=plain,
+        )
+
     def nearest(self) -> dict[str, str]:
         """For loaders that read it otherwise: the options whose result they read exactly."""
         out: dict[str, str] = {}
@@ -203,6 +226,7 @@ class Plan(ExtensionPlan):
             "loaders": [asdict(reading) for reading in self.readings],
             "nearest_exact": self.nearest(),
             "serving": [asdict(line) for line in self.serving("OUT")],
+            "overrides": [asdict(line) for line in self.overrides()],
             "config": self.config,
         }
 

@@ -262,6 +262,12 @@ def _both_numbers(plan: "Plan") -> str | None:
     )
 
 
+WITHOUT_COPY = (
+    "or without a copy: the same weights, started once plain for short prompts and once so for "
+    "long ones"
+)
+
+
 def plan(made: ExtensionPlan) -> str:
     """`ropext plan` as text."""
     if isinstance(made, TablePlan):
@@ -294,6 +300,8 @@ def plan(made: ExtensionPlan) -> str:
         parts += [f"  {options:<{width}}  {', '.join(who)}" for options, who in nearest.items()]
     what, out = ("file", "OUT.gguf") if made.model.container else ("directory", "OUT")
     parts += ["", f"to serve it (OUT is the {what} you write)", serving_text(made.serving(out))]
+    if lines := made.overrides():
+        parts += ["", WITHOUT_COPY, serving_text(lines)]
     return "\n".join(parts)
 
 

@@ -589,3 +589,16 @@ def test_any_value_at_any_key_is_read_or_told(name, key, value):
     except RopextError:
         pass
     families.check_spellings(broken)
+
+
+@pytest.mark.parametrize(
+    "key", ["num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules"]
+)
+def test_layers_that_predict_further_tokens_are_said_to_follow(key):
+    def said(count):
+        model = families.read(config("Llama 2") | {key: count})
+        return any("multi-token prediction" in note for note in model.notes)
+
+    assert (said(1), said(0), said(None)) == (True, False, False)
+    with pytest.raises(InputError, match=key):
+        said("many")

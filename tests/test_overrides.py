@@ -1,0 +1,119 @@
+"""The lines that serve a base's own weights with a plan's numbers, against the checkpoint that
+`extend` writes: run in stock transformers as printed."""
+
+import json
+import shlex
+
+import configs
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+)
+
+from ropext import families
+from ropext.options.extend import Extend
+from ropext.planning import make_plan
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 64,
+    "max_position_embeddings": 64,
+}
+SCALED = {
+    "rope_type": "llama3",
+    "factor": 2.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "rope_theta": 10000.0,
+}
+
+
+def llama(**more):
+    return LlamaForCausalLM(LlamaConfig(**(SIZES | more)))
+
+
+def qwen():
+    """A composite: its line is nested, and holds the sections and the partial factor."""
+    sections = {"mrope_section": [2, 1, 1], "mrope_interleaved": True, "rope_type": "default"}
+    rope = sections | {"rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+    linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 2}
+    text = SIZES | linear | {"rope_parameters": rope, "layer_types": ["full_attention"] * 2}
+    vision = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32}
+    vision |= {"out_hidden_size": 64}
+    return Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text, vision_config=vision))
+
+
+CASES = {
+    "yarn": (llama, {"method": "yarn", "factor": 4.0}),
+    "yarn's own factor": (llama, {"method": "yarn", "factor": 4.0, "attention_factor": 1.3}),
+    "llama3": (llama, {"method": "llama3", "factor": 4.0}),
+    "linear": (llama, {"method": "pi", "factor": 4.0}),
+    "theta": (llama, {"method": "ntk", "factor": 4.0}),
+    "longrope": (
+        llama,
+        {"method": "longrope", "factor": 4.0, "pair_factors": (1.0,) * 8 + (6.0,) * 8},
+    ),
+    "scaled before": (
+        lambda: llama(rope_parameters=SCALED),
+        {"method": "yarn", "factor": 8.0, "from_original": True},
+    ),
+    "composite": (qwen, {"method": "yarn", "factor": 4.0}),
+}
+
+
+@pytest.mark.parametrize(("make", "options"), CASES.values(), ids=CASES)
+def test_the_printed_line_computes_what_the_written_checkpoint_does(tmp_path, make, options):
+    torch.manual_seed(0)
+    base, out = tmp_path / "base", tmp_path / "out"
+    model = make()
+    for weights in model.parameters():  # sharp attention: a lost scaling shows
+        weights.data += torch.randn_like(weights) / weights.shape[-1] ** 0.5
+    model.save_pretrained(base)
+    model.save_pretrained(out)
+    config = json.loads((base / "config.json").read_text("utf-8"))
+    made = make_plan(config, Extend(**options), str(base))
+    (out / "config.json").write_text(json.dumps(made.config), "utf-8")
+    line = next(line for line in made.overrides() if line.loader == "transformers")
+    ids = torch.randint(0, 64, (1, 96), generator=torch.Generator().manual_seed(1))
+
+    def read(loaded):
+        with torch.no_grad():
+            return loaded.eval()(input_ids=ids).logits.log_softmax(-1)
+
+    written = read(AutoModelForCausalLM.from_pretrained(out))
+    served = read(eval(line.command, {"AutoModelForCausalLM": AutoModelForCausalLM}))
+    plain = read(AutoModelForCausalLM.from_pretrained(base))
+    assert (served - written).abs().max() < 1e-3
+    assert (plain - written).abs().max() > 1e-2
+
+
+def test_engines_are_told_the_same_and_only_those_that_read_it():
+    made = make_plan(configs.LLAMA, Extend(method="yarn", factor=4.0), "some/model")
+    lines = {line.loader: line for line in made.overrides()}
+    vllm = shlex.split(lines["vllm"].command)
+    told = json.loads(vllm[vllm.index("--hf-overrides") + 1])
+    assert told["rope_parameters"] == made.config["rope_parameters"]
+    assert told["max_position_embeddings"] == 16384
+    sglang = shlex.split(lines["sglang"].command)
+    assert json.loads(sglang[sglang.index("--json-model-override-args") + 1]) == told
+    flags = "--rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 4096 -c 16384"
+    assert lines["llama.cpp"].command == f"llama-server -m MODEL.gguf {flags}"
+    again = families.read(configs.LLAMA | told).sites[0].rope.spectrum
+    assert again == made.main.wanted
+    for options in ({"method": "llama3"}, {"method": "yarn", "attention_factor": 1.3}):
+        other = make_plan(configs.LLAMA, Extend(factor=4.0, **options), "m").overrides()
+        assert not any(line.command for line in other if line.loader == "llama.cpp")
+    unknown = configs.LLAMA | {"model_type": "mixtral"}
+    none = make_plan(unknown, Extend(method="yarn", factor=4.0), "m").overrides()
+    assert {line.loader for line in none} == {"transformers"}
