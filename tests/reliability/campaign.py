@@ -84,8 +84,8 @@ def tree(directory: Path) -> dict[str, str]:
 PRELOADED = (
     *("matplotlib.pyplot", "matplotlib.backends.backend_agg", "peft", "transformers.trainer"),
     *("transformers.models.llama.modeling_llama", "peft.utils.transformers_weight_conversion"),
-    *("ropext.evaluation.session", "ropext.proof.child", "ropext.training.session"),
-    *("ropext.training.report", "ropext.training.writing", "ropext.report.tables"),
+    *("ropext.evaluation.session", "ropext.proof.child", "ropext.training.finetune"),
+    *("ropext.training.fit", "ropext.report.tables"),
     *(
         "ropext.cli.app",
         "ropext.pipeline.running",
