@@ -33,6 +33,7 @@ from ropext.version import __version__
 NAME = guard.RECORD
 SAMPLES, SAMPLE_BYTES = 64, 65536  # blocks of a weight file that are hashed to know it again
 SCHEMA = 1
+SPECTRA = ("base", "spectrum")  # fields of a SiteRecord
 READ_FROM = "read_from"  # section of a record that was read from a config
 SAVED = "saved_from_memory"  # section of a record whose weights may have been trained by anyone
 # Sections of the record: hashes of the documents that were trained on, and the trainings.
@@ -209,18 +210,16 @@ def to_json(record: Record) -> dict[str, Any]:
     weights = {name: asdict(record.weights[name]) for name in sorted(record.weights)}
     out: dict[str, Any] = {"schema": SCHEMA} | vars(record)
     out |= {
-        "sites": [_site_to_json(site) for site in record.sites],
+        "sites": [
+            vars(site) | {key: _spectrum_to_json(getattr(site, key)) for key in SPECTRA}
+            for site in record.sites
+        ],
         "edits": list(record.edits),
         "weights": {n: {k: v for k, v in w.items() if v is not None} for n, w in weights.items()},
         "command": list(record.command),
     }
     more: Mapping[str, Any] = out.pop("more")
     return {**out, **more}
-
-
-def _site_to_json(site: SiteRecord) -> dict[str, Any]:
-    spectra = {key: _spectrum_to_json(getattr(site, key)) for key in ("base", "spectrum")}
-    return vars(site) | spectra
 
 
 def _spectrum_to_json(spectrum: Spectrum) -> dict[str, Any]:
@@ -330,7 +329,7 @@ def _record(content: dict[str, Any], path: str) -> Record:
     except ValidationError as error:
         raise InputError(f"{path} is damaged: {_damage(error)}") from None
     for site, entry in zip(record.sites, content["sites"], strict=True):
-        for key in ("base", "spectrum"):
+        for key in SPECTRA:
             if getattr(site, key).digest() != entry[key].get("digest"):
                 raise InputError(f"{path} is damaged: a spectrum does not have its digest")
     if not isinstance(record.base.get("config"), dict):

@@ -244,12 +244,6 @@ def edit_lines(edits: Iterable[Edit]) -> str:
     return "\n".join(lines)
 
 
-def _headline(plan: "Plan") -> str:
-    asked = f"{plan.method} at {plan.factor:g}x"
-    source = " from its original spectrum" if plan.recipe.from_original else ""
-    return f"{plan.name}: {plan.context:,} -> {plan.target:,} tokens by {asked}{source}"
-
-
 def _both_numbers(plan: "Plan") -> str | None:
     """For a scaled model, what the factor is against either context."""
     rope = plan.model.scaled_sites[0].rope
@@ -289,7 +283,9 @@ def plan(made: ExtensionPlan) -> str:
     ]
     if made.kv_cache_bytes is not None:
         facts.append(("KV cache", f"{size(made.kv_cache_bytes)} for one full sequence"))
-    parts = [_headline(made), _columns(facts), "", method_table(made), ""]
+    source = " from its original spectrum" if made.recipe.from_original else ""
+    head = f"{made.name}: {made.context:,} -> {made.target:,} tokens by {made.method} at "
+    parts = [f"{head}{made.factor:g}x{source}", _columns(facts), "", method_table(made), ""]
     changed = "metadata" if made.model.container else "config.json"
     parts += [changed, edit_lines(made.edits), "", loader_table(made.readings)]
     parts += [f"\nwarning: {warning}" for warning in made.warnings]
