@@ -54,7 +54,7 @@ def run_tasks(
     for variant in variants:
         if variant.reads_short:
             continue
-        name = digest([options.lm_eval, options.seed, length])[:16]
+        name = digest([options.lm_eval, options.seed, length, options.chat])[:16]
         store, file = stores[variant.label], f"lm-eval/{name}.json"
         if not store.has(file):
             with applied(model, variant):
@@ -66,6 +66,7 @@ def run_tasks(
 def _run(model: Any, tokenizer: Any, options: "Evaluate", length: int) -> Any:
     import lm_eval
     from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
 
     # The harness runs code that comes with a dataset when this is set; it stays off.
     os.environ.pop("HF_DATASETS_TRUST_REMOTE_CODE", None)
@@ -81,6 +82,11 @@ def _run(model: Any, tokenizer: Any, options: "Evaluate", length: int) -> Any:
             found = lm_eval.simple_evaluate(
                 model=wrapped,
                 tasks=list(options.lm_eval),
+                # What tasks that are made to a length (RULER's) read of the model.
+                task_manager=TaskManager(
+                    metadata={"max_seq_lengths": [length], "tokenizer": tokenizer.name_or_path}
+                ),
+                apply_chat_template=options.chat,
                 random_seed=options.seed,
                 numpy_random_seed=options.seed,
                 torch_random_seed=options.seed,

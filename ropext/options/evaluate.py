@@ -109,7 +109,7 @@ class Evaluate(Measuring):
     @model_validator(mode="after")
     def _measuring(self) -> Self:
         wordless = [name for name in self.tasks if not find_task(name).in_words]
-        if self.chat and (wordless or not self.tasks):
+        if self.chat and (wordless or not (self.tasks or self.lm_eval)):
             raise UsageError(
                 "--chat is for tasks that are asked in words, "
                 f"{f'and {wordless[0]} is none' if wordless else 'and none is given (--tasks)'}"

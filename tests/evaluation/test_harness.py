@@ -15,6 +15,7 @@ from ropext.errors import UsageError
 from ropext.evaluation import harness
 from ropext.evaluation.variants import Variant
 from ropext.pipeline.public import evaluate
+from ropext.results.stores import Store
 from ropext.tasks.asking import match
 
 QUESTIONS = [
@@ -55,7 +56,7 @@ def variants():
 
 
 @needed
-def test_scores_are_those_of_the_model_and_the_base_is_not_run(loaded, tmp_path, capsys):
+def test_scores_are_those_of_the_model_and_the_base_is_not_run(loaded, capsys):
     import datasets
 
     task = {
@@ -68,9 +69,10 @@ def test_scores_are_those_of_the_model_and_the_base_is_not_run(loaded, tmp_path,
         "doc_to_target": "answer",
         "metric_list": [{"metric": "acc"}],
     }
-    options = SimpleNamespace(lm_eval=(task,), seed=0)
+    options = SimpleNamespace(lm_eval=(task,), seed=0, chat=False)
     tokenizer = make_tokenizer()
-    found = harness.run_tasks(loaded, tokenizer, options, 64, variants(), tmp_path / "run")
+    stores = {"untouched": Store()}
+    found = harness.run_tasks(loaded, tokenizer, options, 64, variants(), stores)
     assert list(found) == ["untouched"]
     right = 0
     for own in QUESTIONS:
@@ -84,12 +86,13 @@ def test_scores_are_those_of_the_model_and_the_base_is_not_run(loaded, tmp_path,
     assert found["untouched"]["ropext_choice"]["acc,none"] == right / 2
     assert capsys.readouterr().out == ""
     # What was finished is not run again.
-    again = harness.run_tasks(None, None, options, 64, variants(), tmp_path / "run")
+    again = harness.run_tasks(None, None, options, 64, variants(), stores)
     assert again == found
 
 
 @needed
 def test_an_installed_task_is_run_on_every_model_with_its_length(tmp_path, monkeypatch):
+    import lm_eval
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
@@ -106,12 +109,22 @@ def test_an_installed_task_is_run_on_every_model_with_its_length(tmp_path, monke
         own(self, *args, **kwargs)
 
     monkeypatch.setattr(HFLM, "__init__", noting)
+    told, simple = [], lm_eval.simple_evaluate
+
+    def listening(**given):
+        told.append((given["task_manager"].metadata, given["apply_chat_template"]))
+        return simple(**given)
+
+    monkeypatch.setattr(lm_eval, "simple_evaluate", listening)
     write_checkpoint(tmp_path / "model")
     options = {"lm_eval": "ropext_local", "method": "pi", "factor": "4"}
     done = evaluate(str(tmp_path / "model"), tmp_path / "run", **options)
     assert set(done.results["lm_eval"]) == {"untouched", "pi-4x"}
     assert 0 <= done.results["lm_eval"]["pi-4x"]["ropext_local"]["acc,none"] <= 1
     assert lengths == [256, 256]
+    # RULER's tasks make their texts to these lengths, with this tokenizer (4,096 without them).
+    tokenizer = str(tmp_path / "model")
+    assert told == [({"max_seq_lengths": [256], "tokenizer": tokenizer}, False)] * 2
     assert "ropext_local" in (tmp_path / "run" / "report.html").read_text()
     with pytest.raises(UsageError, match="has no such task"):
         evaluate(str(tmp_path / "model"), lm_eval="nobody_knows")
