@@ -359,7 +359,7 @@ def inputs(tmp_path_factory):
 
     def read(*words):
         work = Work(job.read(RECIPE, words), place / "out", place / "out.run")
-        return {stage.name: stage.inputs() for stage in work.stages()}
+        return {step.name: step.key() for step in work.steps()}
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)

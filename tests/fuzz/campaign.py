@@ -256,9 +256,8 @@ def _check_files(directory: Path) -> None:
     if isinstance(claimed, RopextError):
         return
     lengths = attempt(lambda: [*verifying._lengths(snapshot, model, claimed[0])])
-    weights = attempt(
-        lambda: [*verifying._weights(snapshot, record, None, deep=True, keep=False, show=unseen)]
-    )
+    checking = verifying.Checking(snapshot, record, True, False, False, unseen)
+    weights = attempt(lambda: [*checking.weights(None)])
     for found in (lengths, weights):
         for check in found if isinstance(found, list) else ():
             check_sentence(check.sentence)

@@ -261,6 +261,8 @@ def test_an_interrupted_choice_reads_nothing_twice(made, tmp_path, monkeypatch, 
     choice = tmp_path / "out.run/choice"
     whole = (choice / "choice.json").read_bytes()
     (choice / "choice.json").unlink()
+    record = json.loads((step := tmp_path / "out.run/stages/choose.json").read_text())
+    step.write_text(json.dumps(record | {"outputs": None}))  # begun, as a kill leaves it
     last = sorted((choice / "readings").iterdir())[-1]
     shutil.rmtree(last)
     kept = {p: p.stat().st_mtime_ns for p in (choice / "readings").rglob("*") if p.is_file()}
