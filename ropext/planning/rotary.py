@@ -71,6 +71,28 @@ def composed(
     yield sentence
 
 
+def _what_moves(recipe: Extend, main: PlannedSite, context: int, target: int) -> Iterator[str]:
+    """Say which pairs do not move, or stop."""
+    if recipe.length_only:
+        yield (
+            f"the spectrum is untouched: only the stated length goes from {context:,} to "
+            f"{target:,}, for a model that reads further than it states, or for a scaling that is "
+            "set at run time"
+        )
+    elif main.wanted.inv_freq == main.rope.spectrum.inv_freq:
+        yield "no pair moves: only the stated length grows"
+    pairs = zip(main.wanted.inv_freq, main.rope.spectrum.inv_freq, strict=True)
+    still = [i for i, (turn, before) in enumerate(pairs) if not turn and before]
+    if still and len(still) < main.rope.dim // 2:
+        named = ", ".join(map(str, still))
+        yield f"pairs {named} stand still from now on: no position reaches them"
+    elif still:
+        yield (
+            "all pairs stand still from now on: the model reads without positions, as DroPE "
+            "does after training without them"
+        )
+
+
 def warnings_of(
     model: Model, recipe: Extend, sites: tuple[PlannedSite, ...], context: int, target: int
 ) -> tuple[str, ...]:
@@ -78,23 +100,7 @@ def warnings_of(
     main = next(site for site in sites if site.scaled)
     anyway = "" if recipe.even_so else "; extend and its like ask for --even-so"
     out = [*model.notes, *(obstacle + anyway for obstacle in model.obstacles)]
-    if recipe.length_only:
-        out.append(
-            f"the spectrum is untouched: only the stated length goes from {context:,} to "
-            f"{target:,}, for a model that reads further than it states, or for a scaling that is "
-            "set at run time"
-        )
-    elif main.wanted.inv_freq == main.rope.spectrum.inv_freq:
-        out.append("no pair moves: only the stated length grows")
-    pairs = zip(main.wanted.inv_freq, main.rope.spectrum.inv_freq, strict=True)
-    still = [i for i, (turn, before) in enumerate(pairs) if not turn and before]
-    if still:
-        out.append(
-            f"pairs {', '.join(map(str, still))} stand still from now on: no position reaches them"
-            if len(still) < main.rope.dim // 2
-            else "all pairs stand still from now on: the model reads without positions, as DroPE "
-            "does after training without them"
-        )
+    out += _what_moves(recipe, main, context, target)
     if doubt := too_far(recipe, context, target):
         out.append(doubt)
     if recipe.from_original and target <= model.context:
