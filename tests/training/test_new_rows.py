@@ -1,6 +1,7 @@
 """The new rows of a position table are trained and nothing else, by the bytes that are written."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -111,7 +112,8 @@ def test_a_lora_alone_has_a_control_with_the_old_rows(place):
 def test_gradients_of_old_rows_are_zero(place):
     origin = open_origin(str(place / "opt-long"))
     options = Finetune(train="new-rows")
-    joined = models.add_adapter(models.load(origin.snapshot, options), options, None, origin.table)
+    model, no_lora = models.load(origin.snapshot, options), SimpleNamespace(rank=None, alpha=None)
+    joined = models.add_adapter(model, options, no_lora, origin.table)
     ((name, rows),) = models.trained_tables(joined, origin.table)
     assert name == OPT_TABLE.removesuffix(".weight")
     ids = torch.arange(TARGET)[None]
