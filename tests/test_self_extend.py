@@ -12,7 +12,7 @@ from ropext import evaluate
 from ropext.errors import UnsupportedModel, UsageError
 from ropext.options.extend import parse_extend
 from ropext.patching import patch, save, self_extend, unpatch
-from ropext.planning import make_plan
+from ropext.planning import make_plan, plan_config
 from ropext.scaling.self_extend import Fold
 
 CONTEXT, WINDOW, GROUP, LENGTH = 64, 24, 8, 200
@@ -172,6 +172,45 @@ def test_what_cannot_be_folded_is_named_and_left_as_it_was(kind, more, why, ids)
     assert torch.equal(logits(model, ids), base)
 
 
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+TWO_SETS = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0}
+TWO_SETS |= {"original_max_position_embeddings": 32}
+TWO_SETS |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "why"),
+    [
+        ("llama", {"rope_parameters": DYNAMIC}, "follows the length .dynamic"),
+        ("llama", {"rope_parameters": TWO_SETS}, "follows the length .longrope"),
+        ("cohere2", {"layer_types": WINDOWED["layer_types"]}, "have no positions"),
+        ("qwen3_vl_text", {}, "several axes"),
+    ],
+)
+def test_a_spectrum_that_does_not_hold_is_refused_before_a_model_is_read(kind, more, why):
+    config = AutoConfig.for_model(kind, **(SIZES | SHARED | more)).to_dict()
+    with pytest.raises(UnsupportedModel, match=why):
+        plan_config(config, parse_extend({"method": "self-extend", "factor": 2}))
+
+
+def test_layers_whose_window_lies_in_their_mask_stay_as_they_are():
+    model = tiny("llama")
+    model.config.layer_types = ["chunked_attention", "full_attention"]
+    folded(model)
+    first, second = (layer.self_attn for layer in model.model.layers)
+    assert self_extend.FOLD not in vars(first)
+    assert self_extend.FOLD in vars(second)
+
+
+def test_gradients_pass(ids):
+    model = tiny("llama")
+    without = logits(folded(model), ids)
+    with_them = model(ids).logits
+    assert (with_them - without).abs().max() < 1e-5 * without.abs().max()
+    with_them.logsumexp(-1).sum().backward()
+    assert all(part.grad is not None and part.grad.abs().sum() > 0 for part in model.parameters())
+
+
 def test_another_attention_is_refused():
     model = tiny("llama")
     model.set_attn_implementation("eager")
@@ -211,7 +250,7 @@ def test_what_does_not_fit_is_refused(options, why):
 
 def test_a_directory_by_this_method_is_refused_with_what_can_be_done():
     config = tiny("llama").config.to_dict()
-    with pytest.raises(UnsupportedModel, match=r"ropext\.patch"):
+    with pytest.raises(UsageError, match=r"ropext\.patch"):
         make_plan(config, parse_extend({"method": "self-extend", "factor": 2}))
 
 

@@ -8,7 +8,7 @@ import typer
 from ropext import scaling
 from ropext.cli.output import Out
 from ropext.options.fields import flag, shown_default
-from ropext.scaling import Method
+from ropext.scaling import Method, self_extend
 
 
 def _data(method: Method) -> dict[str, Any]:
@@ -44,5 +44,6 @@ def command(
         out.result(_page(method), _data(method))
         return
     rows = [f"{m.name:<9} {m.summary}" for m in scaling.METHODS.values()]
+    rows.append(f"\nIn memory alone: {self_extend.NAME}: {self_extend.SUMMARY}.")
     rows.append("\nropext methods NAME shows the knobs, the paper and how a config carries it.")
     out.result("\n".join(rows), [_data(m) for m in scaling.METHODS.values()])

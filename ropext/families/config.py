@@ -185,6 +185,7 @@ class Known(NamedTuple):
 
 @cache
 def packaged(name: str) -> Any:
+    """Return a data file of this room."""
     return json.loads((files(__package__) / name).read_text("utf-8"))
 
 

@@ -75,9 +75,7 @@ class Family:
     one_theta: bool = False  # the authors have one theta for every layer
     null_theta_stops: bool = False  # rope_theta null means no rotation
     rotates_only_windows: bool = False
-    zero_theta_stops: bool = (
-        False  # a 0 in layer_rope_theta stops that layer; no other value is read
-    )
+    zero_theta_stops: bool = False  # a 0 in layer_rope_theta stops it; no other value is read
     skips_every: int = 0  # every so many-th layer does not rotate, where no key says which
     every_layer_windowed: bool = False  # sliding_window, where set, holds for all layers
     alternates: bool = False  # every second layer below max_window_layers has the window

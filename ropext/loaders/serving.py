@@ -48,7 +48,9 @@ def serving_lines(
     sglang = f"python -m sglang.launch_server --model-path {place} --context-length {target}"
     note = _needed(newest["sglang"], "SGLang", length["sglang"])
     lines.append(_line(newest["sglang"], sglang, note))
-    still = "longrope-standing" in kinds_of(params)  # no key of a GGUF stops a pair
+    still = "longrope-standing" in kinds_of(
+        params
+    )  # what its converter makes of it is not measured
     lines.append(
         _llama_cpp(newest["llama.cpp"], "" if still else family, directory, target, on_hub)
     )

@@ -202,8 +202,12 @@ def _register() -> None:
 def apply_fold(live: Any, how: Fold) -> None:
     """Let a loaded transformers model read by Self-Extend."""
     remove_fold(live)
-    if live.config._attn_implementation != STOCK:
-        raise UsageError(f"self-extend wants a model loaded with attn_implementation={STOCK!r}")
+    loaded = live.config._attn_implementation
+    if loaded != STOCK:
+        raise UsageError(
+            f"self-extend wants a model loaded with attn_implementation={STOCK!r}, was {loaded!r} "
+            "(which soft caps and attention sinks need: it does not take those)"
+        )
     _register()
     live.set_attn_implementation(NAME)
     setattr(live, FOLDED, hooks := list[Any]())
@@ -214,7 +218,7 @@ def apply_fold(live: Any, how: Fold) -> None:
         reading = Folding(how)
         for module, rotation in found.items():
             vars(module)[FOLD] = (reading, rotation)
-        for module in live.modules():
+        for module in live.get_decoder().modules():  # not what turns in a vision tower
             if any(name.endswith("inv_freq") for name in module._buffers):
                 hooks.append(module.register_forward_pre_hook(_note(reading), with_kwargs=True))
     except BaseException:
@@ -253,12 +257,14 @@ def _moved(live: Any) -> dict[Any, list[tuple[Tensor, ...]]]:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     seen: dict[Any, list[tuple[Tensor, ...]]] = {}
+    kinds = getattr(live.config.get_text_config(), "layer_types", None) or ()
+    windowed = {index for index, kind in enumerate(kinds) if kind != "full_attention"}
 
     def look(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **rest: Any) -> Any:
         for name, what in ARGUMENTS.items():
             if rest.get(name) is not None:
                 raise UnsupportedModel(f"self-extend: {type(module).__name__} has {what}")
-        if rest.get("sliding_window") is None:
+        if rest.get("sliding_window") is None and module.layer_idx not in windowed:
             seen.setdefault(module, []).append((q, k))
         return sdpa_attention_forward(module, q, k, v, mask, **rest)
 

@@ -97,7 +97,8 @@ class ExtensionPlan:
 
     def to_json(self) -> dict[str, Any]:
         """The plan as one JSON document."""
-        raise NotImplementedError
+        names = ("method", "knobs", "context", "target", "factor", "config")
+        return {"model": self.name, **{name: getattr(self, name) for name in names}}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

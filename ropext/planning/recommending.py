@@ -25,8 +25,8 @@ PRICES = {
 }
 # Up to so many times the length: llama3 takes least of short inputs, YaRN loses less far beyond
 # and answers more (benchmarks/results/real-model-2026-11-22.md, fit-quality-2026-11-23.md).
-PREFERRED_MROPE = ("yarn", "ntk")
 PREFERRED = {2.0: ("llama3", "yarn", "ntk", "pi"), math.inf: ("yarn", "llama3", "ntk", "pi")}
+PREFERRED_MROPE = ("yarn", "ntk")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ropext import families, scaling
-from ropext.errors import InputError, NotExpressible, UnsupportedModel, UsageError
+from ropext.errors import InputError, NotExpressible, UnsupportedModel, UsageError, listed
 from ropext.families import Model
 from ropext.loaders import LoaderReading
 from ropext.options.extend import Extend, knobs_for, resolve_target
@@ -144,8 +144,9 @@ def warnings_of(
     return tuple(out)
 
 
-# vLLM builds these with a table of one position a token; of every other mRoPE it takes four times
-# the original length for the table, and so for the ramp of a yarn (0.11 to 0.33, its code was run).
+# vLLM 0.33 builds these with a table of one position a token; of every other mRoPE it takes four
+# times the original length for the table, and so for the ramp of a yarn (0.11 to 0.33: its rotary
+# code was run; which models ask for the one was read in 0.33).
 VLLM_ONE_POSITION = ("qwen3_vl", "qwen3_5")
 
 
@@ -160,8 +161,8 @@ def mrope_warnings(model: Model, main: PlannedSite, longer: bool) -> Iterator[st
     if form == "yarn":
         one = model.text_type.startswith(VLLM_ONE_POSITION)
         yield (
-            "vLLM before 0.32 counts the ramp of a yarn from 4 times the original length in mRoPE "
-            "and reads attn_factor up to 0.21, attention_factor from 0.30 on"
+            "vLLM up to 0.30 counts the ramp of a yarn from 4 times the original length in mRoPE, "
+            "0.33 as stock does; it reads attn_factor up to 0.21, attention_factor from 0.30 on"
             if one
             else "vLLM (0.11 to 0.33) counts the ramp of a yarn from 4 times the original length in"
             " this mRoPE, and no spelling makes it the authors'; --method ntk is read exactly"
@@ -197,8 +198,6 @@ def make_plan(
     """The plan for a config dict; raises where the request cannot be carried exactly. `container`
     is the GGUF architecture that will carry it, where it is not the config; `origin` is the config
     to extend from, where that is recorded and `config` does not say it."""
-    if recipe.method == self_extend.NAME:
-        raise UnsupportedModel(self_extend.UNCARRIED)
     read = dict(origin or config)
     model = families.read(read, context=recipe.context, original=recipe.original_context)
     if container:  # whose keys are no dict of the family's
@@ -256,10 +255,15 @@ def make_folded_plan(
     if given:
         raise UsageError(f"{flag(given[0])} is for a spectrum; {self_extend.NAME} leaves it alone")
     model = families.read(dict(config), context=recipe.context)
-    if "mrope_section" in str(config):
-        raise UnsupportedModel(f"{self_extend.NAME}: {name} has positions of several axes (mRoPE)")
-    target = resolve_target(recipe, model.context)
     spectra = tuple(site.rope.spectrum.inv_freq for site in model.scaled_sites)
+    kinds = {str(site.params["rope_type"]) for site in model.scaled_sites}
+    why = "positions of several axes (mRoPE)" if model.mrope else ""
+    if changing := sorted(kinds & {"dynamic", "longrope"}):
+        why = f"a spectrum that follows the length ({listed(changing)})"
+    if why or model.obstacles:
+        why = why or "obstacles: " + "; ".join(model.obstacles)
+        raise UnsupportedModel(f"{self_extend.NAME}: {name} has {why}")
+    target = resolve_target(recipe, model.context)
     how = self_extend.fold(model.context, target, options, spectra)
     return ExtensionPlan(
         name=name,

@@ -40,6 +40,8 @@ def find(name: str, flag: str = "--method") -> Method:
         raise UsageError(
             f"{flag} {name} is for models that rotate nothing, and moves no rotary embedding"
         )
+    if name == self_extend.NAME:
+        raise UsageError(self_extend.UNCARRIED)
     hint = did_you_mean(name, METHODS, f"known are {', '.join(METHODS)}")
     raise UsageError(f"{flag} {name[:60]!r} is not a method; {hint}")
 

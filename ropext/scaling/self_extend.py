@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NAME = "self-extend"
-SUMMARY = "near keys keep their distances, far ones share positions; in memory alone"
+SUMMARY = "near keys keep their distances, far ones share positions"
 SPARE = 1.5  # of the smallest group: what measured best
 UNCARRIED = (
     "no stock checkpoint says self-extend: ropext.patch(model, method='self-extend', factor=N) "
