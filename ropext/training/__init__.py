@@ -60,7 +60,6 @@ def train(
     from ropext.dequantising import directory_of
     from ropext.evaluation.loading import silenced
     from ropext.evaluation.work import processes
-    from ropext.training import finetune, fit
     from ropext.training.sharing import is_main
 
     source, name = as_place(data), str(model)
@@ -73,8 +72,12 @@ def train(
     with silenced(), directory_of(name, say) if kind == FIT else nullcontext(name) as place:
         objective: Objective
         if isinstance(asked, Fit):
+            from ropext.training import fit
+
             objective = fit.prepare(place, source, asked, revision, named=name)
         else:
+            from ropext.training import finetune
+
             objective = finetune.prepare(place, source, asked)
         if output is None or counts_only:
             if output is not None:
