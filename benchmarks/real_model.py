@@ -4,6 +4,9 @@
     python benchmarks/real_model.py --model MODEL --books FOLDER
     python benchmarks/real_model.py --table > benchmarks/results/real-model-DATE.md
 
+    python scripts/real_model.py --code CODE --manuals MANUALS
+    python benchmarks/real_model.py --model MODEL --books CODE --count 17 --cells CELLS/code
+
 FOLDER holds one text file a book; the first --length tokens of each are read. A cell is one book
 read by one variant. Every cell is kept as soon as it is there, as sums of NLL over parts of 256
 tokens, in --cells (benchmarks/results/real-model, of which the repository has what was measured):
@@ -38,15 +41,13 @@ from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
 from ropext.files import write_json
-from ropext.options.extend import Extend
-from ropext.planning import make_plan
 from ropext.results.stores import Store
 from ropext.results.values import Bootstrap, Value
 
 PART = 256  # tokens of a sum
 CONTEXT, TAIL = 8192, 1024
 CELLS = Path(__file__).parent / "results/real-model"
-METHODS = ("yarn", "llama3", "ntk", "dynamic", "pi")
+METHODS = ("yarn", "self-extend", "llama3", "ntk", "dynamic", "pi")
 SHORT, UNTOUCHED = "short", "untouched"
 # What is read first is worth most: (how many books, which variants).
 ORDER = (
@@ -114,9 +115,7 @@ class Models:
         loaded = self.held[1]
         patching.unpatch(loaded)
         if variant in METHODS:
-            config = open_snapshot(self.model).config
-            asked = Extend(method=variant, factor=self.length / CONTEXT)
-            patching.apply_config(loaded, make_plan(config, asked, self.model).config)
+            patching.patch(loaded, method=variant, factor=self.length / CONTEXT)
         return loaded
 
     def is_short(self, variant: str, loaded: Any) -> bool:

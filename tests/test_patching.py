@@ -150,6 +150,7 @@ def test_runtime_state_stays(tmp_path: Path) -> None:
     model.config.use_cache = False
     patching.apply_config(model, changed(config, YARN))
     assert model.config is own
+    assert model.name_or_path == str(tmp_path)
     assert model.model.rotary_emb is embedding
     assert model.training
     assert model.config._attn_implementation == "eager"

@@ -57,6 +57,7 @@ def _skeleton(model: Any, config: Any) -> Any:
 
     config = copy.deepcopy(config)
     config._attn_implementation = model.config._attn_implementation
+    config.name_or_path = model.config.name_or_path
     with init_empty_weights(include_buffers=False):
         return type(model)(config)
 
