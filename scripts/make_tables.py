@@ -1,4 +1,4 @@
-"""Write the tables of methods and loaders in docs/methods.md, docs/loaders.md and README.md.
+"""Write the tables of methods and loaders in docs/methods.md and docs/loaders.md.
 
     python scripts/make_tables.py
 
@@ -45,13 +45,6 @@ def methods() -> str:
     lines += ["", "| method | knob | default | meaning |", "|---|---|---|---|"]
     for method in METHODS.values():
         lines += _knobs(method)
-    return "\n".join(lines) + "\n"
-
-
-def methods_in_brief() -> str:
-    """The table of the README."""
-    lines = ["| method | what it does | carried as |", "|---|---|---|"]
-    lines += [f"| `{m.name}` | {m.summary} | {m.carried} |" for m in METHODS.values()]
     return "\n".join(lines) + "\n"
 
 
@@ -176,7 +169,7 @@ def _group(reader: LoaderVersions, names: Sequence[str], cells: Mapping[str, Tab
     return head + "\n".join(lines) + "\n"
 
 
-TABLES = {"docs/methods.md": methods, "docs/loaders.md": loaders, "README.md": methods_in_brief}
+TABLES = {"docs/methods.md": methods, "docs/loaders.md": loaders}
 
 
 def renewed(name: str) -> str:

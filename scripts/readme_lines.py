@@ -17,6 +17,7 @@ from pathlib import Path
 from slow_results import ROOT, blocks
 
 LEFT_OUT = {
+    "$ ropext extend": "wants a model of the hub; shown with what it prints",
     "ropext push": "uploads to an account",
     "docker ": "wants a container engine",
     "pytest": "is what .ci/run runs",
@@ -52,12 +53,12 @@ def main(folder: Path) -> None:
     lines = [
         (language, line)
         for language, text in blocks(readme)
-        for line in ([text] if language == "python" else text.splitlines())
+        for line in (text.splitlines() if language == "sh" else [text])
     ]
     for language, line in sorted(lines, key=lambda own: "pip install" not in own[1]):
         reason = next((why for word, why in LEFT_OUT.items() if word in line), None)
         if reason:
-            print(f"-  not run: {line} ({reason})", flush=True)
+            print(f"-  not run: {line.splitlines()[0]} ({reason})", flush=True)
         elif language == "python":
             script = MODEL + line if "(model" in line else line
             shutil.rmtree(empty / "model-4x", ignore_errors=True)
