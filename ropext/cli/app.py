@@ -9,7 +9,7 @@ from collections.abc import Callable
 from difflib import SequenceMatcher
 from importlib import import_module
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -36,6 +36,8 @@ COMMANDS = {
     "methods": "List the scaling methods, or show one.",
     "demo": "Show it all on a small bundled model.",
 }
+# What typer's option parser raises: TyperException, before typer 0.27 click's ClickException.
+WRONG_WORDS: type[Any] = typer.BadParameter.mro()[2]
 
 
 def _unread(summary: str) -> Callable[[], None]:
@@ -131,7 +133,7 @@ def _code_of(words: list[str]) -> int:
     except RopextError as error:
         fail(str(error))
         return error.exit_code
-    except typer.TyperException as error:
+    except WRONG_WORDS as error:
         fail(_sentence(error, words))
         return 2
     except (KeyboardInterrupt, typer.Abort) as error:
@@ -169,7 +171,7 @@ def _silence(words: list[str]) -> None:
             os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")
 
 
-def _sentence(error: typer.TyperException, words: list[str]) -> str:
+def _sentence(error: Any, words: list[str]) -> str:
     """What the option parser has against the command line, and what was perhaps meant."""
     at = getattr(error, "ctx", None)
     path = at.command_path if at else f"ropext {_asked(words) or ''}".strip()

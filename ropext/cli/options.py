@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -73,7 +72,7 @@ def option(name: str, info: FieldInfo) -> inspect.Parameter:
         *names,
         metavar=extra["metavar"] or ("TOKENS" if counts else None),
         help=help_text,
-        parser=partial(parse_length, flag=names[0]) if counts else None,
+        parser=(lambda text: parse_length(text, flag=names[0])) if counts else None,
     )
     return inspect.Parameter(
         name,

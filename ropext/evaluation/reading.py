@@ -10,9 +10,11 @@ named (`Item.references`), teacher forcing gives the beginning, and greedy decod
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from packaging.version import Version
 
 from ropext.errors import UsageError
 from ropext.evaluation.forward import Ids, NanInLogits, TokenNll, TokenScorer
@@ -59,9 +61,10 @@ def score_items(
 def _filled(scorer: TokenScorer, prefix: Ids) -> Any:
     """A cache of the prefix that can go back to it."""
     cache = scorer.fill_cache(prefix)
-    # Layers with a window forget on purpose; newer transformers can be asked to remember.
+    # Layers with a window forget on purpose; newer transformers can be asked to remember. Before 5.18
+    # a layer that remembers gives a second reading in a row more keys than its mask has.
     remember = getattr(cache, "activate_past_recording", None)
-    if remember is not None:
+    if remember is not None and Version(metadata.version("transformers")) >= Version("5.18"):
         remember()
     return cache
 

@@ -64,7 +64,7 @@ def literal(kind, slopes, patch):
     from transformers.models.mpt import modeling_mpt
 
     slopes = torch.tensor(slopes)
-    if kind == "bloom":
+    if kind == "bloom" and hasattr(modeling_bloom, "_get_alibi_slopes"):
         patch.setattr(modeling_bloom, "_get_alibi_slopes", lambda *_: slopes)
     elif kind == "mpt":
 
@@ -78,7 +78,9 @@ def literal(kind, slopes, patch):
             at = ((mask.cumsum(-1) - 1) * mask)[:, None, :]
             return (slopes[None, :, None] * at).reshape(-1, 1, mask.shape[1]).to(dtype)
 
+        # Older transformers builds it in BLOOM as in Falcon.
         patch.setattr(modeling_falcon, "build_alibi_tensor", build)
+        patch.setattr(modeling_bloom, "build_alibi_tensor", build, raising=False)
 
 
 def logits(model, length, padded=0):
