@@ -20,6 +20,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -363,6 +364,25 @@ def _check_depth(value: Mapping[str, Any], name: str) -> None:
         if not level:
             return
     raise InputError(f"{name} is nested more than {DEPTH_LIMIT} levels deep")
+
+
+def values_json(data: Any) -> Any:
+    """Write dataclasses, mappings and sequences as JSON. A number that is not finite becomes null;
+    a field whose default is None is left out where it holds None, and so is one whose metadata say
+    `"json": None`."""
+    if hasattr(data, "to_json"):
+        data = data.to_json()
+    elif is_dataclass(data):
+        written = [one for one in fields(data) if one.metadata.get("json", data) is not None]
+        pairs = ((one, getattr(data, one.name)) for one in written)
+        data = {one.name: v for one, v in pairs if v is not None or one.default is not None}
+    if isinstance(data, Mapping):
+        return {key: values_json(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [values_json(item) for item in data]
+    if isinstance(data, float):
+        return float(data) if math.isfinite(data) else None
+    return str(data) if isinstance(data, Path) else data
 
 
 def dump(value: Mapping[str, Any]) -> bytes:

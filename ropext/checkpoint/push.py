@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ropext import guard
 from ropext.checkpoint import card, provenance
@@ -109,10 +109,6 @@ class Pushed:
     changed: bool
     card: str = field(repr=False)
     notes: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """The answer of --json."""
-        return vars(self) | {"files": dict(self.files), "notes": list(self.notes)}
 
 
 def ready(repository: str, option: str = "push") -> str:

@@ -42,6 +42,6 @@ def command(
     outcomes = [own for run in opened for own in rundir.judge(run, wanted)]
     if output is not None:
         out.say(f"report: {output / 'report.html'}")
-    data = compared.to_json() | {"gates": [vars(outcome) for outcome in outcomes]}
-    out.result(as_text(compared.tables), data)
+    shown = {"text": compared.text, "retrieval": compared.items, "gates": outcomes}
+    out.result(as_text(compared.tables), shown)
     rundir.raise_if_failed(outcomes)

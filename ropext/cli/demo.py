@@ -22,4 +22,4 @@ def command(
     from ropext import demo
 
     shown = demo.run(output, not no_finetune, out.say, Bar(out).show)
-    out.result(shown.to_text(), shown.to_json())
+    out.result(shown.to_text(), shown)

@@ -58,14 +58,13 @@ def command(
     from ropext.pipeline.public import count_evaluation, evaluate
     from ropext.report import text
     from ropext.results.gates import parse_gate
-    from ropext.results.values import values_json
 
     gates = tuple(map(parse_gate, fail_if or ()))
     given |= {"revision": revision, "trust_remote_code": trust_remote_code, "gates": gates}
     given |= {"losses": losses, "force": force}
     if dry_run:
         costs = count_evaluation(model, output, say=out.say, **given)
-        out.result(text.costs(costs), values_json(costs))
+        out.result(text.costs(costs), costs)
         return
     with stoppable() as stop:
         hooks = Hooks(say=out.say, show=Bar(out).show, stop=stop)
@@ -87,7 +86,7 @@ def _tell(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", full: bool) 
     lines += [outcome.sentence for outcome in outcomes]
     out.result(
         as_text(shown, lines),
-        dict(done.results) | {"gates": [vars(outcome) for outcome in outcomes]},
+        dict(done.results) | {"gates": outcomes},
     )
     if done.resumed:
         out.say(f"{done.resumed} finished pieces were found and not read again")

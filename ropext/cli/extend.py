@@ -75,4 +75,4 @@ def command(
         how.link, force, not how.no_verify, how.hash, trust_remote_code, sys.argv, out.say
     )
     done = extending.extend(model, output, given, manner, revision=revision)
-    result(out, text.extended(done.plan, done.written), done.to_json(), done.output, push)
+    result(out, text.extended(done.plan, done.written), done, done.output, push)

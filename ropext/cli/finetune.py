@@ -41,8 +41,8 @@ def command(
     if output is None or dry_run:
         planned = count_training(FINETUNE, directory, data, output, force=force, **given)
         if sharing.is_main():
-            out.result(report.plan_text(planned), planned.to_json())
+            out.result(report.plan_text(planned), planned)
         return
     done = finetune(directory, data, output, force=force, say=out.say, **given)
     if sharing.is_main():
-        push.result(out, report.finetune_result(done), done.to_json(), done.output, wanted)
+        push.result(out, report.finetune_result(done), done, done.output, wanted)

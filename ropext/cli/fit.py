@@ -40,9 +40,9 @@ def command(
     if output is None or dry_run:
         planned = count_training(FIT, model, data, output, revision=revision, force=force, **given)
         if sharing.is_main():
-            out.result(report.plan_text(planned), planned.to_json())
+            out.result(report.plan_text(planned), planned)
         return
     given |= {"revision": revision, "force": force, "command": sys.argv, "say": out.say}
     done = fit(model, data, output, **given)
     if done is not None:
-        push.result(out, report.fit_result(done), done.to_json(), done.output, wanted)
+        push.result(out, report.fit_result(done), done, done.output, wanted)

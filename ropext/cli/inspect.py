@@ -33,4 +33,4 @@ def command(
     seen = inspecting.inspect(model, revision=revision, **given)
     if plot is not None:
         out.picture(plot, seen)
-    out.result(text.inspection(seen), seen.to_json())
+    out.result(text.inspection(seen), seen)

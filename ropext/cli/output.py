@@ -1,7 +1,6 @@
 """Where words go: the result to stdout, narration to stderr, nothing else anywhere."""
 
 import json
-import math
 import os
 import sys
 import time
@@ -11,22 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext.errors import InputError
+from ropext.files import values_json
 from ropext.narration import Clock, Pace, interruptible, told
 
 if TYPE_CHECKING:
     from ropext.inspecting import Inspection, Unrotated
     from ropext.planning import ExtensionPlan
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no infinity and no NaN; they become null, as RFC 8259 readers expect."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
 
 
 def visible(text: str) -> str:
@@ -44,10 +33,11 @@ def visible(text: str) -> str:
 
 def as_json(data: Any) -> str:
     """One JSON document; where a character would not print, all but ASCII is escaped."""
-    text = json.dumps(_plain(data), indent=2, ensure_ascii=False, allow_nan=False)
+    data = values_json(data)
+    text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
     if text.replace("\n", "").isprintable():
         return text
-    return json.dumps(_plain(data), indent=2, allow_nan=False)
+    return json.dumps(data, indent=2, allow_nan=False)
 
 
 class Out:

@@ -58,7 +58,7 @@ def command(
         if served is not None:
             from ropext.report import text
 
-            out.result(text.served(served), served.to_json())
+            out.result(text.served(served), served)
             return
     show(out, inspecting.plan(model, revision=revision, **given), plot)
 
@@ -69,7 +69,7 @@ def show(out: Out, plan: "ExtensionPlan", plot: Path | None = None) -> None:
 
     if plot is not None:
         out.picture(plot, plan)
-    out.result(text.plan(plan), plan.to_json())
+    out.result(text.plan(plan), plan)
 
 
 def _measure(out: Out, model: str, data: str, plot: Path | None, **given: Any) -> None:
@@ -90,4 +90,4 @@ def _measure(out: Out, model: str, data: str, plot: Path | None, **given: Any) -
     made = replace(made, recommendation=chosen)
     mark = found.overlap.mark if found.overlap else ""
     body = tables.ranking_text(found.ranking, found.plans, found.left_out, mark)
-    out.result(f"{text.plan(made)}\n\n{body}", made.to_json() | {"measured": found.to_json()})
+    out.result(f"{text.plan(made)}\n\n{body}", made.to_json() | {"measured": found})

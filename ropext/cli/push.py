@@ -1,7 +1,6 @@
 """`ropext push DIR ORG/NAME`; and `--push-to-hub` of every command that writes a checkpoint."""
 
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +8,7 @@ import typer
 
 from ropext.cli.output import Out, stoppable
 from ropext.errors import RopextError, Stopped, UsageError
+from ropext.files import values_json
 
 if TYPE_CHECKING:
     from ropext.checkpoint.push import Pushed
@@ -51,9 +51,7 @@ def upload(out: Out, directory: Path, wanted: Push) -> "Pushed":
     return done
 
 
-def result(
-    out: Out, text: str, data: Mapping[str, Any], directory: Path, wanted: Push | None
-) -> None:
+def result(out: Out, text: str, data: Any, directory: Path, wanted: Push | None) -> None:
     """A command's result, after the push that was asked for. A push that fails takes nothing away:
     the result is printed, the output is kept, and the command that pushes it again is said."""
     if wanted is None:
@@ -62,10 +60,10 @@ def result(
     try:
         done = upload(out, directory, wanted)
     except RopextError as error:
-        out.result(text, {**data, "pushed": None})
+        out.result(text, {**values_json(data), "pushed": None})
         command = again(directory, wanted)
         raise Stopped(f"{error}; {directory} is complete and kept, push it: {command}") from None
-    out.result(f"{text}\n{sentence(done)}", {**data, "pushed": done.to_json()})
+    out.result(f"{text}\n{sentence(done)}", {**values_json(data), "pushed": done})
 
 
 def again(directory: Path, wanted: Push) -> str:
@@ -134,4 +132,4 @@ def command(
     wanted = {"repository": repository, "public": public, "license": license, "force": force}
     wanted |= {"results": dict.fromkeys(results or ()), "base_model": base_model}
     done = upload(out, directory, wanted | {"dry_run": dry_run})
-    out.result(sentence(done), done.to_json())
+    out.result(sentence(done), done)

@@ -103,7 +103,7 @@ def do(
         out.summarise(report.read_text(encoding="utf-8") + "\n")
     if push is not None and done.output is not None:
         push |= {"results": done.measured}
-        result(out, done.to_text(), done.to_json(), done.output, push)
+        result(out, done.to_text(), done, done.output, push)
         return
-    out.result(done.to_text(), done.to_json())
+    out.result(done.to_text(), done)
     done.raise_if_failed()

@@ -88,6 +88,6 @@ def command(
     )
     readers = text.served(found.served) if found.served else ""
     checks = [(own.passed, own.what, own.sentence) for own in found.checks]
-    out.result(text.verification(found.verdict, checks, readers), found.to_json())
+    out.result(text.verification(found.verdict, checks, readers), found)
     if not found.passed:
         raise ProofFailed(found.problems())

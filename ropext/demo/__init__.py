@@ -6,7 +6,7 @@ C that were answered, those of both tasks together.
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ropext.report.plots import Curve
 from ropext.results import rundir
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.retrieval import grouped, share_of
-from ropext.results.values import Value, values_json, values_of
+from ropext.results.values import Value, values_of
 from ropext.table import Table, as_text
 from ropext.workdir import Workdir
 
@@ -31,13 +31,13 @@ ORDER = (
     *("base", "control", "untouched", "pi-4x", "ntk-4x", EXTENDED, "self-extend-4x"),
     *(FITTED, TUNED),
 )
-COLUMNS = {
-    f"perplexity at {TARGET}": f"tail@{TARGET}",
-    "gain over the base, nats": f"gain@{TARGET}",
-    "short tax, nats": "short_tax",
-    f"keys at {CONTEXT}": f"keys@{CONTEXT}",
-    f"keys at {TARGET}": f"keys@{TARGET}",
-}
+COLUMNS: tuple[tables.Column, ...] = (
+    (f"perplexity at {TARGET}", f"tail@{TARGET}", tables.shown),
+    ("gain over the base, nats", f"gain@{TARGET}", tables.nats),
+    ("short tax, nats", "short_tax", tables.nats),
+    (f"keys at {CONTEXT}", f"keys@{CONTEXT}", tables.share),
+    (f"keys at {TARGET}", f"keys@{TARGET}", tables.share),
+)
 NOTE = (
     "perplexity: of the last 64 tokens before 1024, the same tokens in every row; base: the model "
     "before extension, which reads its last 256 tokens; control: the base trained on the same "
@@ -98,21 +98,13 @@ class Target:
 class Demo:
     """Everything that a demo gives."""
 
-    folder: Path
-    commands: tuple[str, ...]
-    measured: Measurement
-    numbers: Numbers
+    output: Path
+    models: Numbers
     targets: tuple[Target, ...]
-    table: Table
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "output": str(self.folder),
-            "models": values_json(self.numbers),
-            "targets": [vars(target) for target in self.targets],
-            "commands": list(self.commands),
-            "report": str(self.folder / REPORT),
-        }
+    commands: tuple[str, ...]
+    report: Path
+    measured: Measurement = field(metadata={"json": None})
+    table: Table = field(metadata={"json": None})
 
     def to_text(self) -> str:
         """For the terminal."""
@@ -122,7 +114,7 @@ class Demo:
             "The commands behind it; with a model and texts of your own they are the same:",
             *(f"  {command}" for command in self.commands),
             "",
-            f"report: {self.folder / REPORT}",
+            f"report: {self.report}",
         ]
         return as_text([self.table], lines)
 
@@ -151,7 +143,8 @@ def run(folder: Path, finetune: bool = True, say: Say = silent, show: Show = uns
                 f"interrupted; what is finished is kept in {folder}, and the same command goes on"
             ) from None
         measured, numbers = read_models(folder)
-        demo = Demo(folder, commands, measured, numbers, judge(numbers), table(numbers))
+        targets, report = judge(numbers), folder / REPORT
+        demo = Demo(folder, numbers, targets, commands, report, measured, table(numbers))
         _write(demo)
     return demo
 
@@ -203,19 +196,8 @@ def judge(models: Numbers) -> tuple[Target, ...]:
 
 def table(models: Numbers) -> Table:
     """Lay the models side by side."""
-
-    def cell(own: Mapping[str, Value], name: str) -> str:
-        value = own.get(name)
-        if name.startswith("keys@"):
-            return tables.share(value)
-        return tables.shown(
-            value, 3 if name.startswith("tail@") else 4, not name.startswith("tail@")
-        )
-
-    rows = tuple(
-        (label, *(cell(own, name) for name in COLUMNS.values())) for label, own in models.items()
-    )
-    return Table("The bundled model, at four times its context", NOTE, ("", *COLUMNS), rows)
+    title = "The bundled model, at four times its context"
+    return tables.table_of(title, NOTE, models.items(), COLUMNS)
 
 
 def _write(demo: Demo) -> None:
@@ -223,7 +205,7 @@ def _write(demo: Demo) -> None:
     details = evaluation.draw(demo.measured)
     del details["nll-by-position"]  # the overview has it
     found = list[Curve]()
-    for label, own in demo.numbers.items():
+    for label, own in demo.models.items():
         asked = {name: value for name, value in own.items() if name.startswith("keys@")}
         if asked:
             lengths = tuple(float(name.removeprefix("keys@")) for name in asked)
@@ -232,16 +214,16 @@ def _write(demo: Demo) -> None:
         "Loss by position (nats per token)": evaluation.losses(demo.measured),
         "Share of questions answered": found,
     }
-    picture = plots.side_by_side(panels, CONTEXT, TARGET, plots.styles(demo.numbers))
+    picture = plots.side_by_side(panels, CONTEXT, TARGET, plots.styles(demo.models))
     overview = {"overview": ("Loss and retrieval up to 4 times the trained context", picture)}
-    drawn = evaluation.write_pictures(demo.folder, overview | details)
+    drawn = evaluation.write_pictures(demo.output, overview | details)
     subtitle = (
         "A small Llama that comes with ropext, trained on 256 tokens, extended to 1024: every "
         "number was measured in this run."
     )
     verdicts = [target.sentence for target in demo.targets]
     html.write(
-        demo.folder,
+        demo.output,
         "ropext demo",
         subtitle,
         verdicts,

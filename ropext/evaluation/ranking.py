@@ -14,7 +14,7 @@ from ropext.evaluation.preparing import prepare
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Lineup, Variant
-from ropext.files import read_text
+from ropext.files import read_text, values_json
 from ropext.inspecting import plan_of
 from ropext.lengths import length_text, tail_tokens
 from ropext.narration import SILENT, Hooks
@@ -26,7 +26,7 @@ from ropext.results.overlap import Overlap
 from ropext.results.perplexity import Frame
 from ropext.results.rules import Ranking
 from ropext.results.stores import Store
-from ropext.results.values import Bootstrap, values_json
+from ropext.results.values import Bootstrap
 
 
 def frame_of(context: int, target: int, seed: int = 0) -> Frame:

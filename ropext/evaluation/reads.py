@@ -30,13 +30,13 @@ from ropext.evaluation.reading import (
     strided_windows,
 )
 from ropext.evaluation.variants import Variant
+from ropext.files import values_json
 from ropext.lengths import length_text
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.overlap import Overlap
 from ropext.results.perplexity import Documents, Frame, Reading
 from ropext.results.retrieval import ItemScore
 from ropext.results.stores import Store, array_name
-from ropext.results.values import values_json
 from ropext.tasks import Item
 
 ANSWERS = "items/"  # of a store

@@ -17,7 +17,7 @@ from ropext.evaluation.preparing import Evaluation, prepare
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.variants import Lineup, Variant, applied, fetched
 from ropext.evaluation.work import processes, wait_for_everyone
-from ropext.files import write_json, write_text
+from ropext.files import values_json, write_json, write_text
 from ropext.narration import SILENT, Hooks, Say, unseen
 from ropext.results import rundir
 from ropext.results.gates import Gate
@@ -26,7 +26,6 @@ from ropext.results.overlap import marked
 from ropext.results.perplexity import by_position, verdicts
 from ropext.results.retrieval import RULERS, heat_map, not_measurable, ruler_tasks
 from ropext.results.stores import Store
-from ropext.results.values import values_json
 from ropext.workdir import USED, Workdir
 
 NOTHING_KEPT = "interrupted; nothing was kept (-o RUN keeps what is finished)"

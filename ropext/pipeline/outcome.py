@@ -18,7 +18,7 @@ from ropext.checkpoint.copying import copy_file, place
 from ropext.checkpoint.provenance import digest, read_record
 from ropext.checkpoint.staging import check_output, recover, staged
 from ropext.errors import GateFailed, OutputExists, UsageError
-from ropext.files import os_errors, read_json, read_object, write_json
+from ropext.files import os_errors, read_json, read_object, values_json, write_json
 from ropext.options.recipe import REPORT, STAGES, Recipe
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.steps import EVALUATION, SCHEMAS, USED, Work
@@ -27,7 +27,6 @@ from ropext.results import BASE, CONTROL, TUNED, rundir
 from ropext.results.gates import Outcome
 from ropext.results.overlap import overlap_in
 from ropext.results.rules import AutoVerdict, verdict
-from ropext.results.values import values_json
 from ropext.table import Table, as_text, with_rows
 from ropext.workdir import Flat, Step, beside
 

@@ -18,7 +18,7 @@ from ropext.results.measurement import Measurement, item_differences
 from ropext.results.perplexity import Frame, Reading, Span
 from ropext.results.retrieval import heat_map
 from ropext.results.rules import Comparison, compare_text
-from ropext.results.values import Value, values_json
+from ropext.results.values import Value
 from ropext.table import Table, with_rows
 from ropext.tasks import find_task
 from ropext.workdir import Workdir
@@ -164,13 +164,6 @@ class Compared:
         """What is printed, and stands in the reports."""
         found = tables.comparison_tables(self.text) if self.text else []
         return with_rows([*found, tables.item_table(self.items, self.asked)])
-
-    def to_json(self) -> dict[str, Any]:
-        """As `ropext compare --json` prints it."""
-        return {
-            "text": values_json(self.text),
-            "retrieval": values_json(self.items),
-        }
 
     def __repr__(self) -> str:
         return f"<Compared: {', '.join(self.parts)}>"

@@ -2,7 +2,10 @@
 
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ropext.lengths import length_text
@@ -49,22 +52,59 @@ def shown(value: Value | None, digits: int = 3, sign: bool = False) -> str:
     return text
 
 
-def _row_name(results: Results, label: str, *, questions: bool = False) -> str:
-    """A variant with the mark of numbers over documents that it was trained on."""
-    return marked(label, mark_of(results["variants"][label], questions=questions))
+def point(value: Value | None) -> str:
+    """Write a number without its interval."""
+    return NOTHING if value is None else number(value.value)
 
 
-def _per_length(
-    results: Results, name: str, title: str, note: str, digits: int = 3, sign: bool = False
+def length_of(value: Value | None) -> str:
+    """Write a length that was reached."""
+    return NOTHING if value is None else length_text(int(value.value))
+
+
+def share(value: Value | None) -> str:
+    """Write a share of answers with its interval."""
+    if value is None or value.ci95 is None:
+        return NOTHING
+    return f"{value.value:.2f} [{value.ci95[0]:.2f}, {value.ci95[1]:.2f}]"
+
+
+nats = partial(shown, digits=4, sign=True)
+Values = Mapping[str, Value | None]
+Column = tuple[
+    str, str, Callable[[Value | None], str]
+]  # head, name of the value, how it is written
+
+
+def table_of(
+    title: str, note: str, rows: Iterable[tuple[str, Values]], columns: Sequence[Column]
 ) -> Table:
-    """A row per variant, a column per length."""
-    lengths, rows = results["lengths"], []
-    for label in results["variants"]:
-        values = values_of(results["variants"][label])
-        if any(f"{name}@{length}" in values for length in lengths):
-            cells = [shown(values.get(f"{name}@{length}"), digits, sign) for length in lengths]
-            rows.append((_row_name(results, label), *cells))
-    return Table(title, note, ("", *(length_text(length) for length in lengths)), tuple(rows))
+    """Lay models side by side: a row for each one that has any of the columns' values."""
+    cells = [
+        (label, *(written(values.get(name)) for _, name, written in columns))
+        for label, values in rows
+        if any(name in values for _, name, _ in columns)
+    ]
+    return Table(title, note, ("", *(head for head, _, _ in columns)), tuple(cells))
+
+
+def _at(name: str, lengths: Iterable[int], written: Callable[[Value | None], str]) -> list[Column]:
+    """A column per length."""
+    return [(length_text(length), f"{name}@{length}", written) for length in lengths]
+
+
+def _variants(results: Results, *, questions: bool = False) -> list[tuple[str, dict[str, Value]]]:
+    """The numbers of each variant by its name, with the mark of numbers over documents that it was
+    trained on."""
+    return [
+        (marked(label, mark_of(variant, questions=questions)), values_of(variant))
+        for label, variant in results["variants"].items()
+    ]
+
+
+def _under(head: str, rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Rows of one group: the first one alone names it."""
+    return [("" if place else head, *row) for place, row in enumerate(rows)]
 
 
 def tail_text(tail: int, lengths: Sequence[int], stride: int = 0) -> str:
@@ -86,7 +126,7 @@ def _measured(results: Results) -> tuple[str, str]:
 def headline(results: Results) -> Table:
     """The number that the protocol is about."""
     kind, tail = _measured(results)
-    names = {
+    titles = {
         "tail": f"Tail {kind}: {tail}",
         "yarn": "Perplexity, protocol yarn (mean over documents of one truncated window)",
         "hf_stride": "Perplexity, protocol hf-stride (windows of the length, over whole documents)",
@@ -98,32 +138,45 @@ def headline(results: Results) -> Table:
     note += "; after ± half the 95 % interval"
     if name != "tail":
         note = results["protocol_text"]
-    return _per_length(results, name, names[name], note)
+    return table_of(titles[name], note, _variants(results), _at(name, results["lengths"], shown))
 
 
 def text_tables(results: Results) -> list[Table]:
     """Everything about text, the headline first."""
-    return [
-        headline(results),
-        _per_length(
-            results,
-            "gain",
-            "Context gain (nats per token)",
-            "NLL of the base through its short window minus NLL of this model, on the same tokens; "
-            "below zero, truncating the text beats the long context",
-            digits=4,
-            sign=True,
-        ),
-        summary(results),
-        _per_length(
-            results,
-            "cumulative",
-            "Cumulative perplexity (over all tokens before each length)",
-            "what most papers print; it averages early tokens in and hides failures at the end",
-        ),
-        _per_length(results, "bpb", "Bits per byte", "comparable across tokenizers", digits=4),
-        _positions(results),
-    ]
+    lengths, variants = results["lengths"], _variants(results)
+    gain = table_of(
+        "Context gain (nats per token)",
+        "NLL of the base through its short window minus NLL of this model, on the same tokens; "
+        "below zero, truncating the text beats the long context",
+        variants,
+        _at("gain", lengths, nats),
+    )
+    cumulative = table_of(
+        "Cumulative perplexity (over all tokens before each length)",
+        "what most papers print; it averages early tokens in and hides failures at the end",
+        variants,
+        _at("cumulative", lengths, shown),
+    )
+    columns = _at("bpb", lengths, partial(shown, digits=4))
+    per_byte = table_of("Bits per byte", "comparable across tokenizers", variants, columns)
+    return [headline(results), gain, summary(results), cumulative, per_byte, _positions(results)]
+
+
+def summary(results: Results) -> Table:
+    """What an extension costs inside the trained context, and how far it reaches."""
+    return table_of(
+        "Inside and outside the trained context",
+        "short tax: NLL change inside the trained context, nats per token; effective context: the "
+        "longest length up to which the tail stays within 0.02 nats of the base's (95 %, "
+        f"one-sided), from the first length of at least {results['tail_tokens']} tokens on; 0: not "
+        "even that one",
+        _variants(results),
+        [("short tax", "short_tax", nats), ("effective context", "effective_context", _reach)],
+    )
+
+
+def _reach(value: Value | None) -> str:
+    return length_of(value) + ("" if value is None or value.ci95 else " (point)")
 
 
 def main_tables(results: Results) -> list[Table]:
@@ -134,15 +187,10 @@ def main_tables(results: Results) -> list[Table]:
 
 def _by_length(results: Results) -> Table:
     """A row per length and variant."""
-    rows, name = [], results["headline"]
+    rows, name, variants = list[tuple[str, ...]](), results["headline"], _variants(results)
     for length in results["lengths"]:
-        first = length_text(length)
-        for label in results["variants"]:
-            values = values_of(results["variants"][label])
-            if (own := values.get(f"{name}@{length}")) is not None:
-                gain = shown(values.get(f"gain@{length}"), 4, sign=True)
-                rows.append((first, _row_name(results, label), number(own.value), gain))
-                first = ""
+        columns: list[Column] = [("", f"{name}@{length}", point), ("", f"gain@{length}", nats)]
+        rows += _under(length_text(length), table_of("", "", variants, columns).rows)
     kind, tail = _measured(results)
     what = {"tail": f"{kind.capitalize()} of {tail}"}
     return Table(
@@ -157,76 +205,48 @@ def _by_length(results: Results) -> Table:
 
 def _by_task(results: Results) -> Table:
     """A row per task and variant, a column per length."""
-    rows, asked = [], set[int]()
-    tasks = [task for own in results["variants"].values() for task in own["retrieval"]]
-    for task in dict.fromkeys(tasks):
-        first = task
-        for label, own in results["variants"].items():
-            if task in own["retrieval"]:
-                values = values_of(results["variants"][label])
-                found = [values.get(f"{task}@{length}") for length in results["lengths"]]
-                asked |= {value.n for value in found if value}
-                cells = [NOTHING if value is None else f"{value.value:.2f}" for value in found]
-                reach = length_text(int(values[f"effective_context.{task}"].value))
-                rows.append((first, _row_name(results, label, questions=True), *cells, reach))
-                first = ""
+    rows, lengths, tasks = list[tuple[str, ...]](), results["lengths"], _tasks(results)
+    variants = _variants(results, questions=True)
+    for task in tasks:
+        columns = _at(task, lengths, lambda value: f"{value.value:.2f}" if value else NOTHING)
+        columns.append(("effective", f"effective_context.{task}", length_of))
+        rows += _under(task, table_of("", "", variants, columns).rows)
+    names = {f"{task}@{length}" for task in tasks for length in lengths}
+    asked = {value.n for _, values in variants for name, value in values.items() if name in names}
     return Table(
         "Retrieval",
-        f"{' or '.join(map(str, sorted(asked)))} questions each; {score_text(dict.fromkeys(tasks))}"
+        f"{' or '.join(map(str, sorted(asked)))} questions each; {score_text(tasks)}"
         "; effective: longest length at 85 % of the short score",
-        ("task", "model", *map(length_text, results["lengths"]), "effective"),
+        ("task", "model", *map(length_text, lengths), "effective"),
         tuple(rows),
     )
+
+
+def _tasks(results: Results) -> list[str]:
+    variants = results["variants"].values()
+    return [*dict.fromkeys(task for variant in variants for task in variant["retrieval"])]
 
 
 def evaluation_tables(results: Results) -> list[Table]:
     """Everything that an evaluation measured."""
-    found = [*text_tables(results), *retrieval_tables(results), harness_table(results)]
-    return with_rows(found)
-
-
-def summary(results: Results) -> Table:
-    rows = []
-    for label in results["variants"]:
-        values = values_of(results["variants"][label])
-        if "short_tax" in values:
-            reach = values["effective_context"]
-            sure = "" if reach.ci95 else " (point)"
-            rows.append(
-                (
-                    _row_name(results, label),
-                    shown(values["short_tax"], 4, sign=True),
-                    length_text(int(reach.value)) + sure,
-                )
-            )
-    return Table(
-        "Inside and outside the trained context",
-        "short tax: NLL change inside the trained context, nats per token; effective context: the "
-        "longest length up to which the tail stays within 0.02 nats of the base's (95 %, "
-        f"one-sided), from the first length of at least {results['tail_tokens']} tokens on; 0: not "
-        "even that one",
-        ("", "short tax", "effective context"),
-        tuple(rows),
-    )
+    every = [*text_tables(results), *retrieval_tables(results), harness_table(results)]
+    return with_rows(every)
 
 
 def _positions(results: Results) -> Table:
-    rows, header = [], tuple[str, ...]()
+    rows, columns = [], dict[str, Column]()
     for label, variant in results["variants"].items():
-        if variant["positions"]:
-            header = ("", *(f"{row['start']}…{row['stop']}" for row in variant["positions"]))
-            cells = [number(Value.from_json(row["nll"]).value) for row in variant["positions"]]
-            rows.append((_row_name(results, label), *cells))
+        values = {f"{at['start']}…{at['stop']}": at["nll"] for at in variant["positions"]}
+        columns |= {name: (name, name, point) for name in values}
+        named = {name: Value.from_json(value) for name, value in values.items()}
+        rows.append((marked(label, mark_of(variant)), named))
     note = "nats per token at positions [start, stop); octaves split at the trained context"
-    return Table("NLL by position", note, header, tuple(rows))
+    return table_of("NLL by position", note, rows, [*columns.values()])
 
 
 def retrieval_tables(results: Results) -> list[Table]:
     """Per task the share of questions answered, by length; and the mean of RULER's."""
-    tasks = dict.fromkeys(
-        task for variant in results["variants"].values() for task in variant["retrieval"]
-    )
-    tables = [_task_table(results, task) for task in tasks]
+    tables = [_task_table(results, task) for task in _tasks(results)]
     if (ruler := results.get("ruler")) is None:
         return tables
     without = f" (not of {', '.join(ruler['left_out'])})" if ruler["left_out"] else ""
@@ -235,16 +255,17 @@ def retrieval_tables(results: Results) -> list[Table]:
         f"{without}; {RULERS}; effective: longest length at 85 % of the short score; by RULER's "
         "rule: longest with 85.6 % in all thirteen"
     )
-    return [_task_table(results, RULER, "RULER", note), *tables]
+    columns = [*_retrieved(results, RULER), ("by RULER's rule", "ruler_context", length_of)]
+    return [table_of("RULER", note, _variants(results, questions=True), columns), *tables]
 
 
 def score_text(tasks: Iterable[str]) -> str:
     """What a score of these tasks is."""
-    own = list(tasks)
-    named = [task for task in own if task == RULER or find_task(task).in_words]
+    asked = list(tasks)
+    named = [task for task in asked if task == RULER or find_task(task).in_words]
     if not named:
         return "share of questions answered exactly"
-    exact = ", ".join(task for task in own if task not in named)
+    exact = ", ".join(task for task in asked if task not in named)
     return (
         "mean share of what a question asks for that the answer names"
         + (f" ({exact}: share of questions answered exactly)" if exact else "")
@@ -252,37 +273,22 @@ def score_text(tasks: Iterable[str]) -> str:
     )
 
 
-def _task_table(results: Results, task: str, title: str = "", note: str = "") -> Table:
-    rows, theirs = [], task == RULER
-    for label, variant in results["variants"].items():
-        values = values_of(results["variants"][label])
-        if task in variant["retrieval"] or (theirs and f"effective_context.{task}" in values):
-            cells = [share(values.get(f"{task}@{length}")) for length in results["lengths"]]
-            cells.append(length_text(int(values[f"effective_context.{task}"].value)))
-            rule = values.get("ruler_context")
-            cells += [NOTHING if rule is None else length_text(int(rule.value))] if theirs else []
-            rows.append((_row_name(results, label, questions=True), *cells))
-    header = ["", *(length_text(length) for length in results["lengths"]), "effective"]
-    named = task != RULER and find_task(task).in_words
-    right = (
-        "share of what the questions ask for that greedy decoding names"
-        if named
-        else "share of questions whose every answer token is the model's first choice"
-    )
-    note = note or (
+def _retrieved(results: Results, task: str) -> list[Column]:
+    effective: Column = ("effective", f"effective_context.{task}", length_of)
+    return [*_at(task, results["lengths"], share), effective]
+
+
+def _task_table(results: Results, task: str) -> Table:
+    right = "share of questions whose every answer token is the model's first choice"
+    if find_task(task).in_words:
+        right = "share of what the questions ask for that greedy decoding names"
+    note = (
         f"{right}, with its 95 % Wilson interval (questions over one "
         "haystack count for fewer where haystacks differ); effective: longest length at 85 % of "
         "the short score" + (f"; {RULERS}" if task in THIRTEEN else "")
     )
-    header += ["by RULER's rule"] if theirs else []
-    return Table(title or f"Retrieval: {task}", note, tuple(header), tuple(rows))
-
-
-def share(value: Value | None) -> str:
-    """Write a share of answers with its interval."""
-    if value is None or value.ci95 is None:
-        return NOTHING
-    return f"{value.value:.2f} [{value.ci95[0]:.2f}, {value.ci95[1]:.2f}]"
+    variants = _variants(results, questions=True)
+    return table_of(f"Retrieval: {task}", note, variants, _retrieved(results, task))
 
 
 def harness_table(results: Results) -> Table:
@@ -300,54 +306,48 @@ def harness_table(results: Results) -> Table:
 
 def comparison_tables(compared: Comparison) -> list[Table]:
     """Tails with their winner, and paired differences to the first run."""
-    rows = compared.lengths
-    labels, lengths = list(rows[0].tail), tuple(length_text(row.length) for row in rows)
-    others = [label for label in labels if label != compared.reference]
-    names = {label: marked(label, compared.marks.get(label, "")) for label in labels}
-    tails = [(names[label], *(shown(row.tail[label]) for row in rows)) for label in labels]
-    tails.append(("winner", *(row.winner or NOTHING for row in rows)))
-    deltas = [
-        (names[label], *(shown(row.difference[label], 4, sign=True) for row in rows))
-        for label in others
-    ]
-    short = [(names[label], shown(compared.short[label], 4, sign=True)) for label in others]
-    stride, inside = compared.measured.frame.mask_stride, compared.measured.frame.context
+    rows, stride = compared.lengths, compared.measured.frame.mask_stride
+    values: dict[str, dict[str, Value]] = {
+        label: {f"tail@{row.length}": row.tail[label] for row in rows} for label in rows[0].tail
+    }
+    for label, short in compared.short.items():
+        values[label] |= {f"behind@{row.length}": row.difference[label] for row in rows}
+        values[label]["short"] = short
+    models = [(marked(label, compared.marks.get(label, "")), own) for label, own in values.items()]
+    lengths = [row.length for row in rows]
+    tails = table_of(
+        f"Tail {'pseudo-' if stride else ''}perplexity, {compared.documents} paired documents",
+        f"{tail_text(compared.measured.frame.tail, (), stride)}; a winner only where it is "
+        "surely below every other one, paired, all comparisons allowed for",
+        models,
+        _at("tail", lengths, shown),
+    )
+    winners = ("winner", *(row.winner or NOTHING for row in rows))
+    inside = compared.measured.frame.context
     return [
-        Table(
-            f"Tail {'pseudo-' if stride else ''}perplexity, {compared.documents} paired documents",
-            f"{tail_text(compared.measured.frame.tail, (), stride)}; a winner only where it is "
-            "surely below every other one, paired, all comparisons allowed for",
-            ("", *lengths),
-            tuple(tails),
-        ),
-        Table(
+        replace(tails, rows=(*tails.rows, winners)),
+        table_of(
             f"NLL difference to {compared.reference} (nats per token, paired)",
             "below zero is better than the reference",
-            ("", *lengths),
-            tuple(deltas),
+            models,
+            _at("behind", lengths, nats),
         ),
-        Table(
+        table_of(
             f"NLL difference to {compared.reference} inside the trained context",
             f"the tail in windows of {inside}" if stride else f"positions before {inside}",
-            ("", "difference"),
-            tuple(short),
+            models,
+            [("difference", "short", nats)],
         ),
     ]
 
 
 def item_table(runs: Mapping[str, Mapping[str, Value]], reference: str) -> Table:
     """Retrieval differences by task and length, from `item_differences` per label."""
-    names = list(dict.fromkeys(name for values in runs.values() for name in values))
-    names = [name for name in names if "_nll@" not in name]
-    rows = [
-        (label, *(shown(values.get(name), 3, sign=True) for name in names))
-        for label, values in runs.items()
-        if values
-    ]
-    header = tuple(map(metric_text, names))
+    names = [name for name in dict.fromkeys(chain(*runs.values())) if "_nll@" not in name]
     scores = score_text(dict.fromkeys(name.partition("@")[0] for name in names))
     note = f"difference over the same questions; {scores}"
-    return Table(f"Retrieval, difference to {reference}", note, ("", *header), tuple(rows))
+    columns: list[Column] = [(metric_text(name), name, partial(shown, sign=True)) for name in names]
+    return table_of(f"Retrieval, difference to {reference}", note, runs.items(), columns)
 
 
 def verdict_lines(results: Results, label: str = "") -> list[str]:
@@ -370,26 +370,30 @@ def ranking_text(
 
 def ranking_table(ranking: Ranking, mark: str = "") -> Table:
     """A row per method, the lowest tail first, the base's short window at the end."""
-    rows = [
-        (
-            own.method + ("*" if own.method == ranking.taken else ""),
-            shown(own.tail),
-            NOTHING if own is ranking.best else shown(own.behind, 4, sign=True),
-            shown(own.gain, 4, sign=True),
-            shown(own.short_tax, 4, sign=True),
-        )
-        for own in ranking.rows
-    ]
+    rows: list[tuple[str, Values]] = []
+    for own in ranking.rows:
+        behind = None if own is ranking.best else own.behind
+        star = "*" if own.method == ranking.taken else ""
+        rows.append((own.method + star, vars(own) | {"behind": behind}))
     if ranking.in_window is not None:
-        rows.append(("base", shown(ranking.in_window), *(NOTHING,) * 3))
-    return Table(
+        rows.append(("base", {"tail": ranking.in_window}))
+    table = table_of(
         f"Tail perplexity at {length_text(ranking.frame.longest)}: the last {ranking.frame.tail} "
         f"tokens, {marked(f'{ranking.standing.documents} documents', mark)}",
         "behind = nats a token above the lowest, paired by document, each interval for itself; "
         "gain = against the base through its short window",
-        ("method", "tail", "behind", "context gain", "short tax"),
-        tuple(rows),
+        rows,
+        RANKED,
     )
+    return replace(table, header=("method", *table.header[1:]))
+
+
+RANKED: tuple[Column, ...] = (
+    ("tail", "tail", shown),
+    ("behind", "behind", nats),
+    ("context gain", "gain", nats),
+    ("short tax", "short_tax", nats),
+)
 
 
 def ranking_verdict(ranking: Ranking) -> str:

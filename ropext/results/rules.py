@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from ropext.files import values_json
 from ropext.lengths import length_text
 from ropext.results import BASE, FITTED, TUNED, UNTOUCHED
 from ropext.results.measurement import Measurement, joined
 from ropext.results.overlap import mark_of, marked
 from ropext.results.perplexity import Frame, Reading, Span
-from ropext.results.values import FEWEST_DOCUMENTS, MARGIN, RISK, Value, values_json, values_of
+from ropext.results.values import FEWEST_DOCUMENTS, MARGIN, RISK, Value, values_of
 
 # Documents read after each round, as far as there are so many.
 ROUNDS = (4, 8, 16, 32)
@@ -247,7 +248,8 @@ class LengthRow:
 class Comparison:
     """Everything that `ropext compare` shows about text."""
 
-    measured: Measurement = field(repr=False)  # on the documents in common
+    # On the documents in common.
+    measured: Measurement = field(repr=False, metadata={"json": None})
     reference: str
     documents: int  # in common
     left_out: Mapping[str, int]
@@ -257,10 +259,6 @@ class Comparison:
     positions: Mapping[str, Sequence[Mapping[str, Any]]]
     short: Mapping[str, Value]  # difference inside the trained context
     marks: Mapping[str, str]  # of those that were trained on these documents
-
-    def to_json(self) -> dict[str, Any]:
-        """As `ropext compare --json` prints it."""
-        return {key: values_json(own) for key, own in vars(self).items() if key != "measured"}
 
 
 def compare_text(parts: Sequence[Measurement]) -> Comparison:

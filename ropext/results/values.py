@@ -6,7 +6,7 @@ So sums and counts are kept per document, and whole documents are resampled.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
@@ -74,21 +74,6 @@ class Value:
             f"{self.value:+.3f} ±{half:.3f} nats a token on {self.n} documents; about "
             f"{float(f'{least:.2g}'):,.0f} would decide"
         )
-
-
-def values_json(data: Any) -> Any:
-    """Write dataclasses, mappings and sequences as JSON. A number that is not finite becomes null;
-    a field whose default is None is left out where it holds None."""
-    if hasattr(data, "to_json"):
-        return data.to_json()
-    if is_dataclass(data):
-        pairs = ((one, getattr(data, one.name)) for one in fields(data))
-        data = {one.name: v for one, v in pairs if v is not None or one.default is not None}
-    if isinstance(data, Mapping):
-        return {key: values_json(value) for key, value in data.items()}
-    if isinstance(data, float):
-        return float(data) if math.isfinite(data) else None
-    return [values_json(item) for item in data] if isinstance(data, list | tuple) else data
 
 
 def values_of(variant: Mapping[str, Any]) -> dict[str, Value]:

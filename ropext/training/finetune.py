@@ -19,12 +19,12 @@ from ropext.evaluation.preparing import masking_of
 from ropext.evaluation.reading import Masking
 from ropext.evaluation.variants import Variant
 from ropext.families.config import text_part
+from ropext.files import values_json
 from ropext.narration import Show
 from ropext.options.training import Finetune
 from ropext.patching import apply_config
 from ropext.results.overlap import kept_out_of
 from ropext.results.perplexity import MASK_STRIDE, Reading
-from ropext.results.values import values_json
 from ropext.training import data, defaults, models, report, sharing, trainer, writing
 from ropext.training.data import LARGEST_SHARE
 from ropext.training.judge import Judge, judge_of

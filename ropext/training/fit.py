@@ -16,6 +16,7 @@ from ropext.errors import UnsupportedModel, UsageError, listed
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.loading import load_tokenizer
 from ropext.evaluation.variants import Variant
+from ropext.files import values_json
 from ropext.inspecting import open_model
 from ropext.narration import Show
 from ropext.options.training import Fit
@@ -25,7 +26,7 @@ from ropext.results.overlap import kept_out_of
 from ropext.results.perplexity import Reading
 from ropext.results.retrieval import ItemScore
 from ropext.results.stores import Store
-from ropext.results.values import MARGIN, values_json
+from ropext.results.values import MARGIN
 from ropext.rope import compression
 from ropext.tasks import Item, check_amount
 from ropext.training import (

@@ -12,13 +12,14 @@ from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reading import Masking
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
+from ropext.files import values_json
 from ropext.lengths import tail_tokens
 from ropext.narration import Hooks, Show, unseen
 from ropext.options.evaluate import DocumentOptions
 from ropext.results.perplexity import MASK_STRIDE, Frame, Reading, Span, text_values
 from ropext.results.retrieval import ItemScore
 from ropext.results.stores import Store
-from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Value, values_json, wilson
+from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Value, wilson
 from ropext.tasks import Item
 from ropext.training.rows import MEASURED
 

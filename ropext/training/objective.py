@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 from ropext.checkpoint.provenance import digest, weights_digest
 from ropext.errors import InputError, Interrupted, Stopped
 from ropext.evaluation.loading import free_memory, memory_errors, skeleton
+from ropext.files import values_json
 from ropext.narration import Say, Show, pausing, told, told_of_files
 from ropext.planning import Plan
 from ropext.results.stores import Store
-from ropext.results.values import values_json
 from ropext.training import defaults, loss, models, sharing, trainer
 from ropext.training.rows import Row
 from ropext.training.sharing import is_main

@@ -9,13 +9,14 @@ from typing import Any
 from ropext import scaling
 from ropext.checkpoint.provenance import TRAINED_ON
 from ropext.errors import listed
+from ropext.files import values_json
 from ropext.lengths import length_text, octaves
 from ropext.planning import Plan
 from ropext.planning.plan import WRONG, newest
 from ropext.report.text import size
 from ropext.results.overlap import mark_of, marked
 from ropext.results.perplexity import Frame, Reading, by_position
-from ropext.results.values import FEWEST_DOCUMENTS, Value, values_json
+from ropext.results.values import FEWEST_DOCUMENTS, Value
 from ropext.table import Table, as_text, columns
 from ropext.training.judge import Judge
 from ropext.training.objective import Finetuned, Fitted, Numbers, Objective, judged_steps

@@ -65,7 +65,7 @@ def shown(network, recipe, tmp_path_factory):
 
 
 def number(shown, label, name):
-    return shown.numbers[label][name].value
+    return shown.models[label][name].value
 
 
 def test_the_recipe_is_four_times_the_context_and_its_lengths_double_up_to_it():
@@ -131,22 +131,22 @@ def test_all_were_read_on_the_same_tokens(shown):
 @pytest.mark.slow
 def test_the_outputs_are_proved_and_leave_no_path_of_this_machine(shown):
     place = str(bundled.MODELS["ropext://demo"].parent)
-    records = list(shown.folder.rglob("ropext.json"))
+    records = list(shown.output.rglob("ropext.json"))
     assert len(records) == 6  # three stages and the output, and the base beside two of them
     for record in map(json.loads, (path.read_text("utf-8") for path in records)):
         assert record["base"]["name"] == "ropext://demo"
         assert record["proof"]
-    for path in shown.folder.rglob("*"):
+    for path in shown.output.rglob("*"):
         if path.suffix in (".json", ".md", ".html"):
             assert place not in path.read_text("utf-8"), path
 
 
 @pytest.mark.slow
 def test_the_report_is_one_file_with_everything_in_it(shown):
-    page = check((shown.folder / "report.html").read_text("utf-8"))  # nothing is fetched
+    page = check((shown.output / "report.html").read_text("utf-8"))  # nothing is fetched
     for text in (*(target.sentence for target in shown.targets), *shown.commands, *demo.ORDER):
         assert text in page.text
-    pictures = list((shown.folder / "plots").glob("*.png"))
+    pictures = list((shown.output / "plots").glob("*.png"))
     assert len(pictures) == [tag for tag, _ in page.tags].count("img") == 5
     assert all(own.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for own in pictures)
 
@@ -162,14 +162,14 @@ def test_its_commands_are_commands(shown):
 
 @pytest.mark.slow
 def test_a_second_run_does_nothing_again_and_the_command_prints_it(shown, network, capsys):
-    before = {p: p.stat().st_mtime_ns for p in shown.folder.rglob("*.safetensors")}
-    code, said = run("demo", "-o", shown.folder, capsys=capsys)
+    before = {p: p.stat().st_mtime_ns for p in shown.output.rglob("*.safetensors")}
+    code, said = run("demo", "-o", shown.output, capsys=capsys)
     assert code == 0
     assert said.err.count("done before, skipped") == 6
     assert re.search(r"^(Reached|MISSED): loss at 1024 with the fitted spectrum", said.out, re.M)
     assert "ropext eval ropext://demo --method pi,ntk,self-extend --factor 4 --data" in said.out
-    assert before == {p: p.stat().st_mtime_ns for p in shown.folder.rglob("*.safetensors")}
-    code, said = run("demo", "-o", shown.folder, "--json", "-q", capsys=capsys)
+    assert before == {p: p.stat().st_mtime_ns for p in shown.output.rglob("*.safetensors")}
+    code, said = run("demo", "-o", shown.output, "--json", "-q", capsys=capsys)
     assert (code, said.err) == (0, "")
     assert len(json.loads(said.out)["targets"]) == len(demo.BOUNDS)
     assert network.asked == []

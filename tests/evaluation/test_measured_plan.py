@@ -22,10 +22,10 @@ from ropext.evaluation.ranking import (
 )
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.session import evaluate
+from ropext.files import values_json
 from ropext.narration import Hooks
 from ropext.options import extend
 from ropext.planning import make_plan
-from ropext.results.values import values_json
 
 DEMO = Path(ropext.__file__).parent / "demo"
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ropext.errors import InputError, UsageError
+from ropext.files import values_json
 from ropext.lengths import (
     doubling_grid,
     length_text,
@@ -28,7 +29,7 @@ from ropext.results.perplexity import (
 )
 from ropext.results.retrieval import ItemScore, heat_map, retrieval_values
 from ropext.results.rules import compare_text
-from ropext.results.values import Bootstrap, Value, values_json, wilson
+from ropext.results.values import Bootstrap, Value, wilson
 
 
 def test_lengths():

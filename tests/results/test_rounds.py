@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
+from ropext.files import values_json
 from ropext.results import UNTOUCHED
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.perplexity import Frame, Reading
 from ropext.results.rules import because, standing, verdict
-from ropext.results.values import Bootstrap, values_json
+from ropext.results.values import Bootstrap
 
 FRAME = Frame(8, (16,), 4, Bootstrap(0))
 

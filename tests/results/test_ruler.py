@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ropext.errors import UsageError
+from ropext.files import values_json
 from ropext.options.evaluate import Evaluate
 from ropext.report.tables import item_table, score_text
 from ropext.results.gates import Metrics, parse_gate
@@ -20,7 +21,7 @@ from ropext.results.retrieval import (
     ruler_tasks,
     share_of,
 )
-from ropext.results.values import Bootstrap, Value, values_json, wilson
+from ropext.results.values import Bootstrap, Value, wilson
 from ropext.tasks import THIRTEEN
 
 CONTEXT = 4096

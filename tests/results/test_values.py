@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ropext.results.values import Bootstrap, Value, student, values_json, wilson, worth_of
+from ropext.files import values_json
+from ropext.results.values import Bootstrap, Value, student, wilson, worth_of
 
 
 def clustered(rng, n=40, tokens=200, between=0.3, within=1.0):
