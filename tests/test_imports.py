@@ -23,17 +23,17 @@ finally:
 """
 _TRAIN = "ropext://demo --factor 2 --data ropext://tuning --batch-tokens 1024 --steps 1"
 QUICK = {
-    "inspect ropext://demo": 60,
-    "plan ropext://demo --factor 4": 72,
-    "extend ropext://demo --factor 4 --no-verify -o quick": 82,
+    "inspect ropext://demo": 64,
+    "plan ropext://demo --factor 4": 76,
+    "extend ropext://demo --factor 4 --no-verify -o quick": 86,
 }
 SLOW = {
-    "extend ropext://demo --factor 4 -o out": 82,
-    "verify out": 64,
-    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 112,
-    "finetune out --data ropext://tuning --batch-tokens 2048 --steps 1 -o tuned": 130,
-    f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 133,
-    "run recipe.yaml -o ran": 124,
+    "extend ropext://demo --factor 4 -o out": 86,
+    "verify out": 68,
+    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 116,
+    "finetune out --data ropext://tuning --batch-tokens 2048 --steps 1 -o tuned": 134,
+    f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 137,
+    "run recipe.yaml -o ran": 128,
 }
 RECIPE = """\
 model: ropext://demo

@@ -14,6 +14,7 @@ from ropext import families, forms, inspecting, planning
 from ropext.checkpoint.provenance import read_record
 from ropext.cli.output import as_json, visible
 from ropext.errors import InputError, NotExpressible, RopextError, UsageError
+from ropext.files import read_text
 from ropext.options.extend import parse_extend
 from ropext.verifying import check_directory
 
@@ -299,7 +300,7 @@ def test_whole_numbers_may_be_written_as_floats():
 def test_factor_files_hold_numbers_and_nothing_else(tmp_path, text):
     (tmp_path / "f").write_text(text)
     with pytest.raises(InputError) as caught:
-        parse_extend({"pair_factors": str(tmp_path / "f")}, inspecting.read_text)
+        parse_extend({"pair_factors": str(tmp_path / "f")}, read_text)
     assert len(str(caught.value)) < 500 + len(str(tmp_path))
     assert str(caught.value).isprintable()
 

@@ -1,0 +1,24 @@
+"""What can be said of a model from its small files alone: inspect it, plan for it, serve it.
+
+Kept apart from the pipeline so that these commands start at once.
+"""
+
+from ropext.inspecting.inspection import Inspection, Unrotated, inspect
+from ropext.inspecting.opening import open_model, positions_of, said_of
+from ropext.inspecting.plans import plan, plan_of, planned
+from ropext.inspecting.serving import Served, read_again, serving
+
+__all__ = [
+    "Inspection",
+    "Served",
+    "Unrotated",
+    "inspect",
+    "open_model",
+    "plan",
+    "plan_of",
+    "planned",
+    "positions_of",
+    "read_again",
+    "said_of",
+    "serving",
+]

@@ -1,0 +1,123 @@
+"""What position scheme a model has."""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropext import families, scaling
+from ropext.checkpoint import Snapshot, provenance
+from ropext.checkpoint.tokenizer import NO_LIMIT
+from ropext.errors import UsageError
+from ropext.families import Model, Site
+from ropext.inspecting.opening import open_model, positions_of, said_of
+from ropext.options.extend import Extend, resolve_target
+from ropext.positions import Positions
+from ropext.rope import Spectrum
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ropext.checkpoint.tables import PositionTable
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a model has, from its config files alone."""
+
+    name: str
+    model: Model
+    target: int
+    limits: dict[str, Any]
+    extended: str = ""  # by what, as ropext.json says
+
+    @property
+    def main(self) -> Site:
+        """The embedding that an extension would scale."""
+        return self.model.scaled_sites[0]
+
+    def __repr__(self) -> str:
+        return f"<Inspection of {self.name}: {self.model.context:,} tokens>"
+
+    def spectra(self) -> dict[str, Spectrum]:
+        """What three well-known methods would make of it, for the picture."""
+        rope, known = self.main.rope, scaling.well_known(self.main.rope, self.target)
+        return {name: scaling.compose(rope, own, self.target) for name, own in known.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        sites = []
+        for site in self.model.sites:
+            spectrum = site.rope.spectrum
+            pairs = {"inv_freq": spectrum.inv_freq, "wavelengths": spectrum.wavelengths}
+            sites.append(asdict(site) | pairs)
+        facts = asdict(self.model) | {"sites": sites}
+        kv = {"kv_bytes_per_token": self.model.kv_bytes_per_token}
+        head = {"model": self.name, "target": self.target, "extended": self.extended or None}
+        return head | facts | kv | {"limits": self.limits}
+
+
+@dataclass(frozen=True)
+class Unrotated:
+    """What a model without a rotary embedding has, from its small files and weight headers."""
+
+    name: str
+    positions: Positions
+    limits: dict[str, Any]
+    tables: "tuple[PositionTable, ...]"
+    directory: Path
+
+    @property
+    def advice(self) -> str:
+        """What extends it, or why nothing does."""
+        return "" if self.positions.carried else families.refusal(self.positions)
+
+    def rows(self) -> "np.ndarray[Any, Any]":
+        """The rows of its first table that positions read."""
+        from ropext.checkpoint.tables import decoded, read_tensor  # late, as in `inspect`
+
+        if not self.tables:
+            raise UsageError(f"--plot draws a table's rows, and {self.name} has none of them here")
+        first = self.tables[0]
+        data, tensor = read_tensor(self.directory / first.file, first.name)
+        values = decoded(data, tensor.dtype).reshape(tensor.shape)
+        return values[self.positions.offset :]
+
+    def to_json(self) -> dict[str, Any]:
+        facts = {"model": self.name, "positions": asdict(self.positions), "advice": self.advice}
+        return facts | {"tables": [asdict(own) for own in self.tables], "limits": self.limits}
+
+
+def inspect(
+    model: str | Path,
+    *,
+    factor: float | None = None,
+    target: int | None = None,
+    context: int | None = None,
+    original_context: int | None = None,
+    revision: str | None = None,
+) -> Inspection | Unrotated:
+    """What position scheme a model has, and what follows from it."""
+    snapshot = open_model(model, revision=revision)
+    if (positions := positions_of(snapshot)) is not None:
+        from ropext.checkpoint import tables  # late: no rotary model needs it
+
+        here = bool(positions.tensors and snapshot.weight_files)
+        found = tables.find_tables(snapshot, positions) if here else ()
+        return Unrotated(str(model), positions, _limits(snapshot), found, snapshot.directory)
+    with said_of(snapshot):
+        read = families.read(snapshot.config, context=context, original=original_context)
+    read = replace(read, container=snapshot.container)
+    request = Extend(factor=4.0 if factor is None and target is None else factor, target=target)
+    record = provenance.readable_record(snapshot)
+    done = provenance.history(record) if record else ""
+    wanted = resolve_target(request, read.context)
+    return Inspection(str(model), read, wanted, _limits(snapshot), done)
+
+
+def _limits(snapshot: Snapshot) -> dict[str, Any]:
+    """What besides the rotary embedding caps a sequence, or decides how it is extended."""
+    longest = (snapshot.tokenizer_config or {}).get("model_max_length")
+    return {
+        "tokenizer": longest if isinstance(longest, int) and longest < NO_LIMIT else None,
+        "generation": (snapshot.generation_config or {}).get("max_length"),
+        "quantised": snapshot.quantisation,
+    }

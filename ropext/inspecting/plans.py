@@ -1,0 +1,104 @@
+"""Plan an extension for a model, by the scheme that it has."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ropext import families
+from ropext.checkpoint import Snapshot, provenance
+from ropext.checkpoint.provenance import Record, readable_record
+from ropext.errors import UsageError
+from ropext.families import Model
+from ropext.files import read_text
+from ropext.inspecting.opening import open_model, positions_of, said_of
+from ropext.options.extend import Extend, parse_extend
+from ropext.planning import ExtensionPlan, Plan, make_plan, make_table_plan, reached
+
+TELLING_SIZE = 100_000_000  # bytes of a file whose copy is worth a sentence
+
+
+def plan(model: str | Path, *, revision: str | None = None, **options: Any) -> ExtensionPlan:
+    """What `extend` would do; `options` are the fields of ropext.options.Extend."""
+    return planned(open_model(model, revision=revision), str(model), options)
+
+
+def planned(snapshot: Snapshot, name: str, options: Mapping[str, Any]) -> ExtensionPlan:
+    """The plan for a model, by the scheme that it has."""
+    request = parse_extend(options, read_text)
+    if positions_of(snapshot) is not None:
+        made, record = make_table_plan(snapshot.config, request, name), readable_record(snapshot)
+        again = [f"this extends it again, after {provenance.history(record)}"] if record else []
+        return replace(made, warnings=(*made.warnings, *again))
+    return plan_of(snapshot, request, name)
+
+
+def plan_of(snapshot: Snapshot, request: Extend, name: str) -> Plan:
+    """The plan; what a config of ropext's own leaves open of its lengths stands in its record."""
+    if request.like is not None:
+        if not snapshot.container:
+            raise UsageError(f"--like {request.like} is for a GGUF file, and {name} is none")
+        from ropext.gguf import request_like
+
+        request = request_like(snapshot, request)
+    with said_of(snapshot):
+        record = readable_record(snapshot)
+        if record is not None and request.from_original:
+            made = _from_record(snapshot, record, request, name)
+        else:
+            silent = request.context is None and request.original_context is None
+            if silent and record and families.as_read(snapshot.config).asks_original:
+                request = request.changed(context=record.target)
+            made = make_plan(snapshot.config, request, name, snapshot.container)
+            again = _again(record, made.model, request)
+            made = replace(made, warnings=(*made.warnings, *again))
+    if not snapshot.container:
+        return made
+    from ropext.gguf import GgufFile, key_edits
+
+    # A file's weights as a directory (for a fit) have its keys no more.
+    if not isinstance(snapshot, GgufFile):
+        return made
+    vision = [
+        f"{path.name} beside it is a part for images or sound, which an extension leaves as it is; "
+        "give it to the runner as before (llama-server --mmproj)"
+        for path in sorted(snapshot.directory.parent.glob("mmproj*.gguf"))[:1]
+    ]
+    if (size := sum(part.end for part in snapshot.parts)) > TELLING_SIZE:
+        gigabytes = f"{size / 1e9:.1f} GB"
+        vision.append(f"the copy has {gigabytes}; `ollama create` makes a second one as large")
+    return replace(made, edits=key_edits(snapshot, made), warnings=(*made.warnings, *vision))
+
+
+def _from_record(snapshot: Snapshot, record: Record, request: Extend, name: str) -> Plan:
+    """The plan from the base before every recorded extension."""
+    links = provenance.lineage(record)
+    first, before = links[-1], snapshot.config
+    for link in links:
+        before = provenance.undone(before, link["edits"])
+    if request.context is None and request.original_context is None:
+        key = "original_context" if first["recipe"].get("from_original") else "context"
+        known = families.as_read(first["base"]["config"])
+        if key == "context" or known.asks_original:
+            request = request.changed(**{key: first["context"]})
+    made = make_plan(before, request, name, snapshot.container, first["base"]["config"])
+    said = f"ropext.json: the original is {first['base']['name']}, {made.context:,} tokens"
+    warnings = [f"{said} with theta {made.main.rope.theta:,g}", *made.warnings]
+    if made.target <= record.target:
+        warnings.append(reached(made.target, record.target))
+    edits = families.diff(snapshot.config, made.config)
+    return replace(made, edits=tuple(edits), warnings=tuple(warnings))
+
+
+def _again(record: Record | None, model: Model, request: Extend) -> Iterator[str]:
+    """That a model was scaled before, or may have been."""
+    rope, kind = model.scaled_sites[0].rope, model.scaled_sites[0].params["rope_type"]
+    first = f"{kind} (its config)" if rope.is_scaled else ""
+    first = provenance.history(record) if record else first
+    if first and not request.from_original:
+        yield f"this scales the model again, after {first}; --from-original starts before that"
+    elif request.from_original and not first and kind == "default":
+        yield (
+            f"--from-original: the config declares no scaling and there is no ropext.json; theta "
+            f"{rope.theta:,g} may have been raised already, and its original is not known"
+        )

@@ -1,0 +1,117 @@
+"""How each loader reads a model as it stands, and the commands that run it."""
+
+import copy
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+from ropext import families, loaders
+from ropext.checkpoint import Snapshot
+from ropext.checkpoint.provenance import Record, record_in, scaled_by_config
+from ropext.errors import RopextError
+from ropext.families import Model
+from ropext.families.config import text_part
+from ropext.inspecting.opening import open_model, positions_of, said_of
+from ropext.planning import readings_of
+
+
+@dataclass(frozen=True)
+class Served:
+    """How each loader reads a directory, and the commands that run it."""
+
+    directory: str
+    model: Model
+    record: Record | None
+    readings: tuple[loaders.LoaderReading, ...]
+    serving: tuple[loaders.Serving, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "directory": self.directory,
+            "method": self.record and self.record.method,
+            "context": self.record and self.record.context,
+            "target": self.model.context,
+            "loaders": [asdict(reading) for reading in self.readings],
+            "serving": [asdict(line) for line in self.serving],
+        }
+
+
+def read_again(snapshot: Snapshot) -> Served:
+    """What loaders make of a config as it stands, and how to serve it."""
+    with said_of(snapshot):
+        model, conflicts = families.interpret(snapshot.config)
+    record = record_in(snapshot)
+    main = model.scaled_sites[0]
+    if snapshot.container:
+        model = replace(model, container=snapshot.container)
+        found = readings_of(model, main.rope, main.rope.spectrum, main.params, model.context)
+        lines = loaders.file_lines(snapshot.name, model.context, found, main.params)
+        return Served(snapshot.name, model, record, found, lines)
+    text = text_part(snapshot.config, model.path)
+    read = partial(
+        loaders.readings,
+        model.text_type,
+        main.params,
+        model_type=model.model_type,
+        length=model.stated_context,
+        target=model.context,
+    )
+    readings = read(v5_only="rope_parameters" in text and "rope_scaling" not in text)
+    if conflicts:
+        agrees = _older_agrees(snapshot.config, model)
+        readings = _of_two_spellings(read(), read(v5_only=True), agrees)
+    serving = loaders.serving_lines(
+        snapshot.name,
+        model.text_type,
+        main.params,
+        context=record.context if record else main.rope.original_context,
+        target=model.context,
+        model_type=model.model_type,
+        masked_lm=model.masked_lm,
+        on_hub=snapshot.hub_id == snapshot.name,
+    )
+    return Served(snapshot.name, model, record, readings, serving)
+
+
+def _older_agrees(config: dict[str, Any], model: Model) -> bool:
+    """Whether the spellings of transformers 4, alone, say what stock transformers 5 takes."""
+    older = copy.deepcopy(config)
+    text_part(older, model.path).pop("rope_parameters", None)
+    try:
+        alone = families.as_read(older)
+    except RopextError:
+        return False
+    return [site.params for site in alone.sites] == [site.params for site in model.sites]
+
+
+def _of_two_spellings(
+    plain: Iterable[loaders.LoaderReading],
+    modern: Iterable[loaders.LoaderReading],
+    older_agrees: bool,
+) -> tuple[loaders.LoaderReading, ...]:
+    """Who reads what of two spellings that disagree.
+
+    A loader to which rope_parameters alone (`modern`) says nothing goes by the older spelling; of
+    those that know both, only transformers was measured.
+    """
+    out = []
+    for reading, alone in zip(plain, modern, strict=True):
+        if reading.verdict == "same" and alone.verdict != "same":
+            if not older_agrees:
+                why = "takes the older spelling, which disagrees with what transformers 5 takes"
+                reading = replace(reading, verdict="different", why=why, flag="")
+        elif reading.verdict == "same" and reading.loader != "transformers":
+            why = "two spellings disagree; which one it takes was not measured"
+            reading = replace(reading, verdict="not measured", why=why, flag="")
+        out.append(reading)
+    return tuple(out)
+
+
+def serving(model: str, *, revision: str | None = None) -> Served | None:
+    """How each loader reads an extended directory; None where it is not one."""
+    snapshot = open_model(model, revision=revision)
+    if positions_of(snapshot) is not None:
+        return None
+    served = read_again(snapshot)
+    return served if served.record or scaled_by_config(served.model) else None
