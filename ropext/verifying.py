@@ -71,10 +71,6 @@ class Verification:
         counts = [f"{wrong} wrong"] * bool(wrong) + [f"{unknown} not known"] * bool(unknown)
         return f"{self.directory}: {', '.join(counts) or 'all right'} ({len(states)} checks)"
 
-    def problems(self) -> str:
-        """Everything that is not as it should be, for the end of a failed run."""
-        return f"{self.verdict}: {'; '.join(check.sentence for check in self.failures())}"
-
     def to_json(self) -> dict[str, Any]:
         checks = [asdict(check) for check in self.checks]
         out = {"directory": self.directory, "passed": self.passed, "checks": checks}

@@ -16,6 +16,11 @@ Plot = Annotated[
     ),
 ]
 
+Pairs = Annotated[
+    bool,
+    typer.Option("--pairs", help="list every pair: wavelength, turns, and what the target asks"),
+]
+
 
 @options.takes("given", Reach, only=("factor", "target", "context", "original_context"))
 def command(
@@ -23,6 +28,7 @@ def command(
     model: options.ModelArg,
     given: dict[str, Any],
     plot: Plot = None,
+    pairs: Pairs = False,
     revision: options.Revision = None,
 ) -> None:
     """Say what position scheme a model has. From its config files alone."""
@@ -33,4 +39,4 @@ def command(
     seen = inspecting.inspect(model, revision=revision, **given)
     if plot is not None:
         out.picture(plot, seen)
-    out.result(text.inspection(seen), seen)
+    out.result(text.inspection(seen, pairs), seen)

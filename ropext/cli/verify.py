@@ -90,4 +90,4 @@ def command(
     checks = [(own.passed, own.what, own.sentence) for own in found.checks]
     out.result(text.verification(found.verdict, checks, readers), found)
     if not found.passed:
-        raise ProofFailed(found.problems())
+        raise ProofFailed(found.verdict)

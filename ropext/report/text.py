@@ -1,6 +1,7 @@
 """Plans and inspections as plain text for a terminal."""
 
 import math
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -127,19 +128,34 @@ def pair_table(site: Site, target: int) -> str:
     return columns(["pair", "wavelength", turned, f"at {target:,} tokens, untouched"], rows)
 
 
-def inspection(seen: Inspection | Unrotated) -> str:
-    """`ropext inspect` as text."""
+def _beyond(site: Site, target: int) -> str:
+    """How many pairs the target takes where training never was."""
+    ratios = phase_ratio(site.rope, site.rope.spectrum, target)
+    count = sum(ratio > 1.001 for ratio in ratios)
+    far = f", up to {max(ratios):.3g}x" if count else ""
+    said = f"{count} of {len(ratios)} pairs meet phases that training never showed{far}"
+    return f"{said} (--pairs lists them)"
+
+
+def inspection(seen: Inspection | Unrotated, pairs: bool = False) -> str:
+    """`ropext inspect` as text; with `pairs`, a row for each pair."""
     if isinstance(seen, Unrotated):
         return _unrotated(seen)
     model = seen.model
     parts = [seen.name, _columns(_facts(model, seen.limits))]
     for site in model.sites:
         title = f"rotary embedding{f' of {site.label}' if site.label else ''}"
-        parts += ["", title, _columns(_site_facts(site, model, seen.extended), "  ")]
-        if site.scaled:
+        facts = _site_facts(site, model, seen.extended)
+        if site.scaled and not pairs:
+            facts.append((f"at {seen.target:,}", _beyond(site, seen.target)))
+        parts += ["", title, _columns(facts, "  ")]
+        if site.scaled and pairs:
             parts += ["", pair_table(site, seen.target)]
     for note in (*model.notes, *model.obstacles):
         parts.append(f"\nnote: {note}")
+    name = shlex.quote(seen.name)
+    following = f"verify {name}" if seen.extended else f"plan {name} --target {seen.target}"
+    parts.append(f"\nnext: ropext {following}")
     return "\n".join(parts)
 
 
@@ -166,8 +182,10 @@ def _unrotated(seen: Unrotated) -> str:
         for table in seen.tables
     ]
     facts += [(key, named(str(value))) for key, value in seen.limits.items() if value is not None]
-    note = f"\n\nnote: {seen.advice}" if seen.advice else ""
-    return f"{seen.name}\n{_columns(facts)}{note}"
+    end = f"next: ropext plan {shlex.quote(seen.name)} --factor 2"
+    if seen.advice:
+        end = f"note: {seen.advice}"
+    return f"{seen.name}\n{_columns(facts)}\n\n{end}"
 
 
 def _table_plan(made: TablePlan) -> str:
@@ -355,12 +373,14 @@ def served(found: Served) -> str:
 
 
 def verification(verdict: str, checks: Iterable[tuple[bool | None, str, str]], readers: str) -> str:
-    """`ropext verify` as text: the verdict first and last, and who reads the directory how."""
+    """`ropext verify` as text: the verdict first, and who reads the directory how, where that is
+    long with the verdict once more."""
     states = {True: "ok", False: "WRONG", None: "NOT KNOWN"}
     rows = [(states[passed], what, sentence) for passed, what, sentence in checks]
-    parts = [verdict, "", columns(["", "what", "found"], rows), ""]
-    parts += [readers, ""] if readers else []
-    return "\n".join([*parts, verdict])
+    parts = [verdict, "", columns(["", "what", "found"], rows)]
+    if readers:
+        parts += ["", readers, "", verdict]
+    return "\n".join(parts)
 
 
 def costs(found: Any) -> str:

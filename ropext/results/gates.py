@@ -128,14 +128,23 @@ def check_gate(gate: Gate, variant: str, values: "Mapping[str, Value]") -> Outco
     # A number that is not finite has not passed anything.
     failed = not math.isfinite(looked_at) or OPERATORS[gate.op](looked_at, gate.limit)
     against = f" against {gate.run}" if gate.run else ""
-    return Outcome(
-        gate.text,
-        variant,
-        not failed,
-        looked_at,
+    reason = (
         f"{variant}: {what} of {name}{against} is {looked_at:.6g}, "
-        f"the gate fails at {gate.op} {gate.limit:g}",
+        f"the gate fails at {gate.op} {gate.limit:g}"
     )
+    distance = abs(value.value - gate.limit)
+    if (
+        failed
+        and distance
+        and math.isfinite(looked_at)
+        and not OPERATORS[gate.op](value.value, gate.limit)
+    ):
+        least = value.deciding(abs(looked_at - value.value), distance)
+        reason += (
+            f"; the value itself, {value.value:.6g}, does not: about {least} would decide, in "
+            f"place of {value.n}"
+        )
+    return Outcome(gate.text, variant, not failed, looked_at, reason)
 
 
 def metric_text(metric: str) -> str:

@@ -278,8 +278,8 @@ def _opponent(run: Measurement, gate: Gate, label: str) -> Measurement:
 
 
 def raise_if_failed(outcomes: Sequence[Outcome]) -> None:
-    """Raise GateFailed with the reason of every gate that did not hold."""
+    """Raise GateFailed with every gate that did not hold; `Outcome.sentence` says why."""
     failed = [outcome for outcome in outcomes if not outcome.passed]
     if failed:
-        reasons = "; ".join(f"{outcome.gate} ({outcome.reason})" for outcome in failed)
-        raise GateFailed(f"{len(failed)} of {len(outcomes)} gates failed: {reasons}")
+        gates = "; ".join(dict.fromkeys(outcome.gate for outcome in failed))
+        raise GateFailed(f"{len(failed)} of {len(outcomes)} gates failed: {gates}")

@@ -67,13 +67,18 @@ class Value:
         """
         if self.ci95 is None or not self.se:
             return f"{self.n} documents give no interval ({FEWEST_DOCUMENTS} or more do)"
-        distance = max(self.value, MARGIN - self.value)
-        least = max(self.n + 1, self.n * (Z95 * self.se / distance) ** 2)
+        least = self.deciding(Z95 * self.se, max(self.value, MARGIN - self.value))
         half = (self.ci95[1] - self.ci95[0]) / 2
         return (
-            f"{self.value:+.3f} ±{half:.3f} nats a token on {self.n} documents; about "
-            f"{float(f'{least:.2g}'):,.0f} would decide"
+            f"{self.value:+.3f} ±{half:.3f} nats a token on {self.n} documents; about {least} "
+            "would decide"
         )
+
+    def deciding(self, reach: float, distance: float) -> str:
+        """Say how many documents, or questions, would make an interval that reaches so far from
+        the value end nearer than a distance: it shrinks with the square root of their number."""
+        least = max(self.n + 1, self.n * (reach / distance) ** 2)
+        return f"{float(f'{least:.2g}'):,.0f}"
 
 
 def values_of(variant: Mapping[str, Any]) -> dict[str, Value]:

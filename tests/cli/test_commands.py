@@ -35,6 +35,12 @@ def test_inspect_says_what_the_model_has(ropext, llama):
     assert (code, err) == (0, "")
     assert "16 of 16 channels (8 pairs, half and half)" in out
     assert "theta        50,000" in out
+    assert out.endswith(f"\nnext: ropext plan {llama} --target 512\n")
+    listed = ropext("inspect", llama, "--target", 512, "--pairs")[1]
+    slow = sum("the phase of training" in line for line in listed.splitlines())
+    assert f"at 512       {slow} of 8 pairs meet phases that training never showed" in out
+    assert "wavelength" in listed
+    assert "wavelength" not in out
     data = json.loads(ropext("inspect", llama, "--json")[1])
     assert data["context"] == 128
     assert data["target"] == 512

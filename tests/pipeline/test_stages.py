@@ -224,7 +224,7 @@ def test_a_stage_that_was_begun_goes_on_and_one_that_is_whole_is_taken(tmp_path)
 
 def test_a_failed_gate_has_its_exit_code(tmp_path):
     bad = Outcome("g > 1", "tuned", False, 2.0, "tuned: g is 2")
-    with pytest.raises(GateFailed, match=r"g is 2\); what did not pass is kept in .*out\.run"):
+    with pytest.raises(GateFailed, match=r"g > 1; what did not pass is kept in .*out\.run"):
         Ran(None, tmp_path / "out.run", "tuned", {}, Evidence(None, (bad,))).raise_if_failed()
     assert GateFailed.exit_code == 3
 
