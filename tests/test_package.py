@@ -1,5 +1,6 @@
 """What a stranger gets: the wheel, the image's steps, the metadata."""
 
+import json
 import re
 import runpy
 import subprocess
@@ -7,10 +8,13 @@ import sys
 import tomllib
 import zipfile
 from fnmatch import fnmatch
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import yaml
+from command_line import DRIVER, environment
+from gguf_files import making
 
 import ropext
 
@@ -107,3 +111,82 @@ def test_the_readmes_first_line_sets_up_as_the_test_line_does():
     assert first[-1] == "ropext demo"
     assert tests[-1] == 'OMP_NUM_THREADS=1 pytest -q -n 2 --dist loadfile -m "not slow"'
     assert text.index("```sh") == text.index("<!-- main job -->\n") + len("<!-- main job -->\n")
+
+
+# An interpreter in which some packages are as if they were not installed.
+LACKING = """
+import json, sys
+from importlib.machinery import PathFinder
+lacks = set(json.loads(sys.argv.pop(1)))
+class Finder(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in lacks else PathFinder.find_spec(name, path, target)
+sys.meta_path[sys.meta_path.index(PathFinder)] = Finder
+"""
+
+
+def _name(package):
+    return re.match(r"[\w.-]+", package)[0].lower().replace("_", "-").replace(".", "-")
+
+
+def _brought(packages):
+    """The packages, and all that pip installs with them."""
+    found, wanted = set(), [_name(package) for package in packages]
+    while wanted:
+        name = wanted.pop()
+        try:
+            needs = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:
+            continue  # for another system
+        if name not in found:
+            found.add(name)
+            wanted += [_name(need) for need in needs if "extra ==" not in need]
+    return found
+
+
+def test_a_gguf_is_extended_where_only_the_light_installation_is(tmp_path):
+    text = (ROOT / "docs/gguf.md").read_text("utf-8")
+    line = re.search(r"^pip install --no-deps \. && pip install (.+)$", text, re.M)[1]
+    brought = _brought(line.split())
+    modules = metadata.packages_distributions().items()
+    lacks = [name for name, of in modules if not brought & {*map(_name, of)} and name != "ropext"]
+    assert {"torch", "transformers", "accelerate", "datasets", "matplotlib"} <= {*lacks}
+    making.write(tmp_path / "model.gguf", q8=["blk.0.attn_q.weight"])
+    right = (
+        "inspect model.gguf",
+        "plan model.gguf --factor 4",
+        "extend model.gguf --factor 4 --method yarn -o long.gguf",
+        "verify long.gguf --deep --against model.gguf",
+        "extend long.gguf --factor 2 --method pi --json -o longer.gguf",
+        "extend model.gguf --length-only --target 2048 -o stated.gguf",
+    )
+    refused = {
+        "eval long.gguf --data ropext://held-out": "torch",
+        "inspect model.gguf --plot spectrum.png": "matplotlib",
+        "extend ropext://demo --factor 4 -o proved": "torch",
+        "finetune ropext://demo --data ropext://tuning -o tuned": "torch",
+    }
+    lines = [words.split() for words in (*right, *refused)]
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", LACKING + DRIVER, json.dumps(lacks), json.dumps(lines)],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answers = [json.loads(answer) for answer in ran.stdout.splitlines()]
+    for words, (code, _, said) in zip(right, answers, strict=False):
+        assert code == 0, (words, said)
+    for (words, package), (code, _, said) in zip(
+        refused.items(), answers[len(right) :], strict=True
+    ):
+        final = said.splitlines()[-1]
+        assert code == 2, (words, said)
+        assert final.startswith(
+            f"error: this needs {package}, which is not installed: pip install "
+        )
+        assert package in final.rpartition("pip install ")[2].split()
+    assert {path.name for path in tmp_path.iterdir()} >= {"long.gguf", "longer.gguf", "stated.gguf"}
+    assert not (tmp_path / "proved").exists()

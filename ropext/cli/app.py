@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from difflib import SequenceMatcher
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -38,6 +39,8 @@ COMMANDS = {
 }
 # What typer's option parser raises: TyperException, before typer 0.27 click's ClickException.
 WRONG_WORDS: type[Any] = typer.BadParameter.mro()[2]
+# What a light installation leaves out (docs/gguf.md).
+HEAVY = ("torch", "transformers", "accelerate", "peft", "datasets", "matplotlib")
 
 
 def _unread(summary: str) -> Callable[[], None]:
@@ -133,6 +136,12 @@ def _code_of(words: list[str]) -> int:
     except RopextError as error:
         fail(str(error))
         return error.exit_code
+    except ModuleNotFoundError as error:
+        missing = [name for name in HEAVY if find_spec(name) is None]
+        if error.name not in missing:
+            raise
+        fail(f"this needs {error.name}, which is not installed: pip install {' '.join(missing)}")
+        return 2
     except WRONG_WORDS as error:
         fail(_sentence(error, words))
         return 2

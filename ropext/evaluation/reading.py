@@ -61,8 +61,8 @@ def score_items(
 def _filled(scorer: TokenScorer, prefix: Ids) -> Any:
     """A cache of the prefix that can go back to it."""
     cache = scorer.fill_cache(prefix)
-    # Layers with a window forget on purpose; newer transformers can be asked to remember. Before 5.18
-    # a layer that remembers gives a second reading in a row more keys than its mask has.
+    # Layers with a window forget on purpose; newer transformers can be asked to remember. Before
+    # 5.18 a layer that remembers gives a second reading in a row more keys than its mask has.
     remember = getattr(cache, "activate_past_recording", None)
     if remember is not None and Version(metadata.version("transformers")) >= Version("5.18"):
         remember()

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,9 @@ def _child(
     job: Mapping[str, Any], directories: Sequence[Path], timeout: float
 ) -> list[dict[str, Any]]:
     """What the fresh process says of each directory."""
+    for needed in ("torch", "transformers", "accelerate"):
+        if find_spec(needed) is None:
+            raise ModuleNotFoundError(f"the proof needs {needed}", name=needed)
     # Nothing here runs on a GPU, and its driver costs seconds.
     offline = {} if job["trust_remote_code"] else {"HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory(prefix="ropext-proof-") as folder:
