@@ -8,6 +8,7 @@ from ropext.corpus.encoding import Document, DocumentEncoder, content_hash
 from ropext.corpus.selection import (
     Basket,
     Corpus,
+    Texts,
     Wanted,
     choose_documents,
     glue_documents,
@@ -23,6 +24,7 @@ __all__ = [
     "DocumentEncoder",
     "RawDocument",
     "Source",
+    "Texts",
     "Wanted",
     "choose_documents",
     "content_hash",

@@ -218,6 +218,12 @@ class DocumentEncoder:
         salted = f"{self.seed}\0".encode() + text.encode("utf-8", "surrogatepass")
         return hashlib.sha256(salted).hexdigest()
 
+    def content_key(self, text: str, use: str = "") -> str:
+        """Hash the normalised content and the seed; another use draws other documents."""
+        salt = f"{use}\0" if use else ""
+        salted = f"{self.seed}\0{salt}{content_hash(text)}"
+        return hashlib.sha256(salted.encode()).hexdigest()
+
     def document(self, name: str, text: str, limit: int) -> Document:
         """At most `limit` tokens from the start of a text, BOS included."""
         size = limit * CHARACTERS_PER_TOKEN

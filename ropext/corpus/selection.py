@@ -2,7 +2,7 @@
 
 import hashlib
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -60,6 +60,39 @@ class Corpus:
 
 
 @dataclass
+class Texts:
+    """The different texts of a source, one after another, each with its key and its document."""
+
+    raw: Iterable[RawDocument]
+    encoder: DocumentEncoder
+    key: Callable[[str], str]  # hexadecimal; a text whose key was there is left out
+    least: int = 0  # bytes of a text that is looked at
+    read: int = 0  # documents, with those that are left out
+    different: int = 0
+    duplicates: int = 0
+    longest: tuple[str, str] = ("", "")  # name and text
+
+    def __iter__(self) -> Iterator[tuple[str, str, RawDocument]]:
+        seen = set[int]()
+        for document in self.raw:
+            self.read += 1
+            text = self.encoder.text_of(document)
+            if len(text) > len(self.longest[1]):
+                self.longest = document.name, text
+            if len(text.encode("utf-8", "replace")) < self.least:
+                continue
+            key = self.key(text)
+            if (short := int(key[:16], 16)) in seen:
+                self.duplicates += 1
+                continue
+            seen.add(short)
+            self.different += 1
+            yield key, text, document
+        if not self.read:
+            raise InputError("--data holds no document")
+
+
+@dataclass
 class Basket(Generic[T]):
     """What has the smallest keys (hexadecimal) and together so many tokens; where each counts as
     one, so many documents."""
@@ -69,16 +102,13 @@ class Basket(Generic[T]):
     held: dict[int, T] = field(default_factory=dict)
     tokens: int = 0
 
-    def __contains__(self, key: str) -> bool:
-        return int(key, 16) in self.held
-
     def admits(self, key: str) -> bool:
         return self.tokens < self.wanted or -int(key, 16) > self.heap[0][0]
 
-    def add(self, key: str, own: T, tokens: int) -> None:
-        """A key that is not in it."""
+    def add(self, key: str, document: T, tokens: int) -> None:
+        """Put in what has a key that is not in it."""
         number = int(key, 16)
-        self.held[number] = own
+        self.held[number] = document
         heapq.heappush(self.heap, (-number, tokens))
         self.tokens += tokens
         while self.heap and self.tokens - self.heap[0][1] >= self.wanted:
@@ -103,20 +133,9 @@ def choose_documents(
     useful = limit if wanted.given else wanted.lengths[0]
     pools = {length: Basket[Document](wanted.max_documents) for length in wanted.lengths}
     reaching = dict.fromkeys(wanted.lengths, 0)
-    longest_text, num_read, num_duplicates = ("", ""), 0, 0
-    for own in raw:
-        num_read += 1
-        text = encoder.text_of(own)
-        if len(text) > len(longest_text[1]):
-            longest_text = own.name, text
-        size = len(text.encode("utf-8", "replace")) + EXTRA_TOKENS
-        if size < useful:
-            continue
-        key = encoder.key(text)
-        if any(key in pool for pool in pools.values()):
-            num_duplicates += 1
-            continue
-        document = encoder.document(own.name, text, limit)
+    texts = Texts(raw, encoder, encoder.key, useful - EXTRA_TOKENS)
+    for key, text, raw_document in texts:
+        document = encoder.document(raw_document.name, text, limit)
         for length, pool in pools.items():
             if len(document) >= length:
                 reaching[length] += 1
@@ -124,19 +143,17 @@ def choose_documents(
                     pool.add(key, document, 1)
         if wanted.streamed and reaching[limit] >= STREAMED * wanted.max_documents:
             break
-    if not num_read:
-        raise InputError("--data holds no document")
     longest = _reached(reaching, wanted)
     if longest is None:
-        raise _too_short(encoder, wanted, longest_text, num_read)
-    taken = tuple(document.cut(longest) for document in pools[longest].in_order())
+        raise _too_short(encoder, wanted, texts)
+    documents = tuple(document.cut(longest) for document in pools[longest].in_order())
     return Corpus(
-        documents=taken,
+        documents=documents,
         lengths=tuple(length for length in wanted.lengths if length <= longest),
-        num_read=num_read,
-        num_short=num_read - num_duplicates - reaching[longest],
-        num_duplicates=num_duplicates,
-        num_spare=reaching[longest] - len(taken),
+        num_read=texts.read,
+        num_short=texts.read - texts.duplicates - reaching[longest],
+        num_duplicates=texts.duplicates,
+        num_spare=reaching[longest] - len(documents),
     )
 
 
@@ -149,14 +166,12 @@ def _reached(reaching: dict[int, int], wanted: Wanted) -> int | None:
     return max(reached, default=None)
 
 
-def _too_short(
-    encoder: DocumentEncoder, wanted: Wanted, longest: tuple[str, str], num_read: int
-) -> InputError:
+def _too_short(encoder: DocumentEncoder, wanted: Wanted, texts: Texts) -> InputError:
     needed = wanted.lengths[-1] if wanted.given else wanted.lengths[0]
-    tokens = len(encoder.document(*longest, limit=needed))
+    tokens = len(encoder.document(*texts.longest, limit=needed))
     return InputError(
-        f"none of the {num_read} documents reaches {length_text(needed)} tokens; the longest "
-        f"({longest[0]}) has {tokens}: {wanted.remedy}"
+        f"none of the {texts.read} documents reaches {length_text(needed)} tokens; the longest "
+        f"({texts.longest[0]}) has {tokens}: {wanted.remedy}"
     )
 
 
@@ -169,15 +184,10 @@ def pack_documents(raw: Iterable[RawDocument], encoder: DocumentEncoder, wanted:
     length = wanted.lengths[-1]
     # A sequence leaves out what is left of its last document: less than its own length.
     basket = Basket[Document](2 * length * wanted.max_documents)
-    num_read = num_duplicates = 0
-    for own in raw:
-        num_read += 1
-        text = encoder.text_of(own)
-        key = encoder.key(text)
-        if key in basket:
-            num_duplicates += 1
-        elif basket.admits(key):
-            document = encoder.document(own.name, text, length)
+    texts = Texts(raw, encoder, encoder.key)
+    for key, text, raw_document in texts:
+        if basket.admits(key):
+            document = encoder.document(raw_document.name, text, length)
             basket.add(key, document, len(document))
         if wanted.streamed and basket.tokens >= basket.wanted:
             break
@@ -185,10 +195,10 @@ def pack_documents(raw: Iterable[RawDocument], encoder: DocumentEncoder, wanted:
     packs = glue_documents(documents, length, wanted.max_documents)
     if not packs:
         raise InputError(
-            f"--pack: all {num_read} documents together have {basket.tokens} tokens, fewer than "
+            f"--pack: all {texts.read} documents together have {basket.tokens} tokens, fewer than "
             f"{length_text(length)}; give more text, or a shorter length"
         )
-    return Corpus(packs, wanted.lengths, num_read, 0, num_duplicates, 0, packed=True)
+    return Corpus(packs, wanted.lengths, texts.read, 0, texts.duplicates, 0, packed=True)
 
 
 def glue_documents(
@@ -201,10 +211,10 @@ def glue_documents(
     glued: list[Document] = []
     parts: list[Document] = []
     filled = 0
-    for own in documents:
+    for document in documents:
         if len(glued) == count:
             break
-        parts.append(_closed(own, separator).cut(length - filled))
+        parts.append(_closed(document, separator).cut(length - filled))
         filled += len(parts[-1])
         if filled == length:
             glued.append(_joined(parts))
@@ -212,11 +222,11 @@ def glue_documents(
     return tuple(glued)
 
 
-def _closed(own: Document, separator: int | None) -> Document:
+def _closed(document: Document, separator: int | None) -> Document:
     if separator is None:
-        return own
-    ids = np.append(own.ids, np.int32(separator))
-    return replace(own, ids=ids, token_bytes=np.append(own.token_bytes, np.int32(0)))
+        return document
+    ids = np.append(document.ids, np.int32(separator))
+    return replace(document, ids=ids, token_bytes=np.append(document.token_bytes, np.int32(0)))
 
 
 def _joined(parts: list[Document]) -> Document:

@@ -7,7 +7,6 @@ OUT.run/choice/
   choice.json                     what was tried and left out, what was taken and why
 """
 
-import hashlib
 import json
 import tempfile
 import time
@@ -205,20 +204,18 @@ def _documents(
     where = options.column, options.split, options.data_revision, options.max_document_mib
     source = corpus.Source(str(options.data), *where)
     raw = corpus.read_documents(source)
-    kept = corpus.Basket[Coded](MOST_TOKENS)
-    for own in corpus.split_documents(raw, options.split_documents, encoder, target):
-        text = encoder.text_of(own)
-        salted = f"{encoder.seed}\0choice\0{corpus.content_hash(text)}"
-        key = hashlib.sha256(salted.encode()).hexdigest()
-        if key in kept or not kept.admits(key):
+    raw = corpus.split_documents(raw, options.split_documents, encoder, target)
+    basket, key_of = corpus.Basket[Coded](MOST_TOKENS), partial(encoder.content_key, use="choice")
+    for key, text, document in corpus.Texts(raw, encoder, key_of):
+        if not basket.admits(key):
             continue
-        coded = encoder.document(own.name, text, NO_LIMIT)
-        kept.add(key, (own, coded), max(1, len(coded)))
-        if source.is_streamed and kept.tokens >= MOST_TOKENS:
+        coded = encoder.document(document.name, text, NO_LIMIT)
+        basket.add(key, (document, coded), max(1, len(coded)))
+        if source.is_streamed and basket.tokens >= MOST_TOKENS:
             break
-    found, least = kept.in_order(), 1 if options.pack else target
-    able = [both for both in found if len(both[1]) >= least]
-    return able, [both for both in found if len(both[1]) < least]
+    pairs, least = basket.in_order(), 1 if options.pack else target
+    able = [(document, coded) for document, coded in pairs if len(coded) >= least]
+    return able, [(document, coded) for document, coded in pairs if len(coded) < least]
 
 
 def _divided(

@@ -66,7 +66,7 @@ class TrainingData:
 
     def judging(self, count: int, length: int) -> tuple[corpus.Document, ...]:
         """At most so many of those held out, cut to the length that is judged at."""
-        return tuple(own.cut(length) for own in self.held_out[:count])
+        return tuple(document.cut(length) for document in self.held_out[:count])
 
 
 def read(
@@ -80,9 +80,9 @@ def read(
     """Read DATA and divide it, `how` as `divide` says."""
     where = options.column, options.split, None, options.max_document_mib
     place = corpus.Source(source, *where, default_split="train")
-    found = corpus.read_documents(place)
+    raw = corpus.read_documents(place)
     return divide(
-        corpus.split_documents(found, options.split_documents, encoder, target),
+        corpus.split_documents(raw, options.split_documents, encoder, target),
         encoder,
         row=1 if options.packing == "glued" else row,
         target=target,
@@ -111,57 +111,49 @@ def divide(
     until there is enough for both parts. Documents of `apart` are in neither.
     """
     most = max(wanted_tokens, MOST_TOKENS)
-    drawn, kept = corpus.Basket[_Coded](most), corpus.Basket[_Coded](most)
+    drawn, others = corpus.Basket[_Coded](most), corpus.Basket[_Coded](most)
     least = 1 if joined else target
-    seen: set[str] = set()
-    count = held = longest = kept_out = 0
-    for own in raw:
-        count += 1
-        text = encoder.text_of(own)
-        content = corpus.content_hash(text)
-        if content in seen:
-            continue
-        seen.add(content)
-        key = hashlib.sha256(f"{encoder.seed}\0{content}".encode()).hexdigest()
+    held = longest = kept_out = 0
+    texts = corpus.Texts(raw, encoder, encoder.content_key)
+    for key, text, document in texts:
         is_drawn = judging > 0 and key < DRAWN
-        if not is_drawn and not kept.admits(key):
+        if not is_drawn and not others.admits(key):
             continue
-        coded = encoder.document(own.name, text, NO_LIMIT)
+        coded = encoder.document(document.name, text, NO_LIMIT)
         if apart is not None and apart.holds(*coded.known_by[1:]):
             kept_out += 1
             continue
         longest = max(longest, len(coded))
-        document = _Coded(count, key, coded, scored_tokens(own, text, coded, encoder))
+        scored = scored_tokens(document, text, coded, encoder)
+        entry = _Coded(texts.read, key, coded, scored)
         if is_drawn and len(coded) >= least:
             if drawn.admits(key) and not (streamed and held >= judging * target):
-                drawn.add(key, document, len(coded))
+                drawn.add(key, entry, len(coded))
                 held += min(len(coded), target)
-        elif kept.admits(key):
-            kept.add(key, document, len(coded) - len(coded) % row)
-        if streamed and kept.tokens >= wanted_tokens and held >= judging * target:
+        elif others.admits(key):
+            others.add(key, entry, len(coded) - len(coded) % row)
+        if streamed and others.tokens >= wanted_tokens and held >= judging * target:
             break
-    if not count:
-        raise InputError("--data holds no document")
-    found = [*drawn.in_order(), *kept.in_order()]
-    held_out = _held_out(found, len(drawn.held), least, len(seen)) if judging else []
-    keys = {own.key for own in held_out}
-    training = sorted((own for own in found if own.key not in keys), key=lambda own: own.number)
+    entries = [*drawn.in_order(), *others.in_order()]
+    held_out = _held_out(entries, len(drawn.held), least, texts.different) if judging else []
+    keys = {entry.key for entry in held_out}
+    training = sorted((e for e in entries if e.key not in keys), key=lambda entry: entry.number)
     return TrainingData(
-        tuple(TrainingDocument(own.coded.ids, own.scored) for own in training),
-        tuple(own.coded for own in held_out),
-        count,
+        tuple(TrainingDocument(entry.coded.ids, entry.scored) for entry in training),
+        tuple(entry.coded for entry in held_out),
+        texts.read,
         longest,
-        trained(own.coded.known_by[1:] for own in training),
+        trained(entry.coded.known_by[1:] for entry in training),
         kept_out,
     )
 
 
-def _held_out(found: Sequence[_Coded], drawn: int, least: int, seen: int) -> list[_Coded]:
+def _held_out(entries: Sequence[_Coded], drawn: int, least: int, seen: int) -> list[_Coded]:
     """Those that were drawn, which come first; where they are fewer than eight, those with the next
     keys too; never more than a quarter."""
-    able = [own for own in found if len(own) >= least]
+    able = [entry for entry in entries if len(entry) >= least]
     # Of text that was not kept nobody knows how long it is, and there is enough of it.
-    most = (len(able) if len(found) == seen else seen) // LARGEST_SHARE
+    most = (len(able) if len(entries) == seen else seen) // LARGEST_SHARE
     return able[: min(max(drawn, FEWEST_DOCUMENTS), most)]
 
 
@@ -218,7 +210,7 @@ def separator_of(encoder: corpus.DocumentEncoder) -> int | None:
 
 
 def _too_few(data: TrainingData, target: int) -> InputError:
-    long = sum(len(own) >= target for own in data.documents)
+    long = sum(len(document) >= target for document in data.documents)
     ways = "longer documents, a smaller --factor, or --packing glued to join them"
     if data.read < LARGEST_SHARE:
         ways = f"more documents, or {REMEDY}"
