@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ropext.errors import Interrupted
+
 Say = Callable[[str], None]  # a sentence
 # What is done, of how much, and what it is. The first call, as the work begins, starts the clock.
 Show = Callable[[int, int, str], None]
@@ -133,6 +135,19 @@ def interruptible(
     finally:
         for kind, handler in before.items():
             signal.signal(kind, handler)
+
+
+@contextmanager
+def kept_after_interrupt(
+    sentence: str, has_kept: Callable[[], bool] = lambda: True
+) -> Iterator[None]:
+    """Say of an interrupt what is kept; where nothing is, it stays a KeyboardInterrupt."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not has_kept():
+            raise
+        raise Interrupted(f"interrupted; {sentence}") from None
 
 
 @contextmanager

@@ -21,9 +21,9 @@ from ropext.checkpoint import card, provenance
 from ropext.checkpoint.hub import hub_errors
 from ropext.checkpoint.snapshot import Snapshot, open_snapshot, take_inventory
 from ropext.checkpoint.weights import weigh
-from ropext.errors import InputError, Interrupted, RopextError, Stopped, UsageError
+from ropext.errors import InputError, RopextError, Stopped, UsageError
 from ropext.files import CONFIG_LIMIT, dump, parse_object, read_bytes, replace_whole
-from ropext.narration import Say, silent
+from ropext.narration import Say, kept_after_interrupt, silent
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi, ModelCard, ModelInfo
@@ -331,14 +331,10 @@ def _quiet_library(bars: bool, say: Say) -> Iterator[None]:
 def _sentences(repository: str) -> Iterator[None]:
     """What can go wrong on the way, each in one sentence."""
     owner = repository.partition("/")[0]
-    try:
-        with hub_errors(PUSHING, repository=repository, owner=owner), _card_errors():
-            yield
-    except KeyboardInterrupt:
-        raise Interrupted(
-            f"interrupted; {repository} is as it was, and what was uploaded is not sent again by "
-            "the same command"
-        ) from None
+    kept = f"{repository} is as it was, and what was uploaded is not sent again by the same command"
+    errors = hub_errors(PUSHING, repository=repository, owner=owner)
+    with kept_after_interrupt(kept), errors, _card_errors():
+        yield
 
 
 @contextmanager

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ropext.errors import Interrupted
-from ropext.narration import Hooks, Say, Show, silent, unseen
+from ropext.narration import Hooks, Say, Show, kept_after_interrupt, silent, unseen
 from ropext.options.fields import flag
 from ropext.report import evaluation, html, plots, tables
 from ropext.report.plots import Curve
@@ -131,17 +130,14 @@ def run(folder: Path, finetune: bool = True, say: Say = silent, show: Show = uns
         _line("eval", MODEL, folder / "methods", reading),
         _line("run", RECIPE, folder / "out", {}, words),
     )
+    kept = f"what is finished is kept in {folder}, and the same command goes on"
     with Workdir(folder, "demo", {}).claimed(None):
-        try:
+        with kept_after_interrupt(kept):
             say("[1/2] Measure PI, NTK-aware scaling and Self-Extend, beside the base.")
             ropext.evaluate(MODEL, folder / "methods", hooks=Hooks(say, show), **reading)
             tune = ", fine-tune" if finetune else ""
             say(f"[2/2] Extend by YaRN, fit a spectrum{tune}; measure all on the same tokens.")
             ropext.run(recipe, folder / "out", command=shlex.split(commands[1]), say=say, show=show)
-        except KeyboardInterrupt:
-            raise Interrupted(
-                f"interrupted; what is finished is kept in {folder}, and the same command goes on"
-            ) from None
         measured, numbers = read_models(folder)
         targets, report = judge(numbers), folder / REPORT
         demo = Demo(folder, numbers, targets, commands, report, measured, table(numbers))

@@ -18,10 +18,10 @@ from typing import Any
 from ropext import guard
 from ropext.checkpoint import provenance
 from ropext.checkpoint.staging import check_place
-from ropext.errors import Interrupted, OutputExists, UsageError
+from ropext.errors import OutputExists, UsageError
 from ropext.evaluation.work import processes, wait_for_everyone
 from ropext.files import write_text
-from ropext.narration import Hooks, Say, Show, silent, unseen
+from ropext.narration import Hooks, Say, Show, kept_after_interrupt, silent, unseen
 from ropext.options.fields import EVALUATE
 from ropext.options.recipe import REPORT, STAGES, Recipe
 from ropext.pipeline import job, outcome
@@ -60,7 +60,8 @@ def run(
         raise UsageError(f"{asked.source.name} names no output; add output: DIR, or give -o OUT")
     job.check_places(asked, Path(place))
     folder = beside(Path(place))
-    try:
+    kept = f"finished stages are kept in {folder}: the same command goes on from there"
+    with kept_after_interrupt(kept, Ledger(folder / "stages").has_finished):
         if asked.is_auto:
             from ropext.pipeline import choosing
 
@@ -68,13 +69,6 @@ def run(
             asked = choosing.choose(asked, Path(place), force=force, command=command, hooks=hooks)
         work = Work(asked, Path(place), folder, say, command=command, force=force, show=show)
         return WholeRun(work, Choice(begin, only)).go()
-    except KeyboardInterrupt:
-        if not Ledger(folder / "stages").has_finished():
-            raise
-        raise Interrupted(
-            f"interrupted; finished stages are kept in {folder}: the same command goes on from "
-            "there"
-        ) from None
 
 
 class WholeRun:

@@ -23,19 +23,10 @@ if TYPE_CHECKING:
 
 
 def count_training(
-    kind: str,
-    model: str | Path,
-    data: TextsOrPlace,
-    output: str | Path | None = None,
-    *,
-    revision: str | None = None,
-    force: bool = False,
-    **options: Any,
+    kind: str, model: str | Path, data: TextsOrPlace, output: str | Path | None = None, **more: Any
 ) -> Any:
     """What `train` would do, and what that would take; what it would refuse is refused."""
-    return train(
-        kind, model, data, output, revision=revision, force=force, counts_only=True, **options
-    )
+    return train(kind, model, data, output, counts_only=True, **more)
 
 
 def train(

@@ -13,10 +13,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ropext.checkpoint.provenance import digest, weights_digest
-from ropext.errors import InputError, Interrupted, Stopped
+from ropext.errors import InputError, Stopped
 from ropext.evaluation.loading import free_memory, memory_errors, skeleton
 from ropext.files import values_json
-from ropext.narration import Say, Show, pausing, told, told_of_files
+from ropext.narration import (
+    Say,
+    Show,
+    kept_after_interrupt,
+    pausing,
+    told,
+    told_of_files,
+)
 from ropext.planning import Plan
 from ropext.results.stores import Store
 from ropext.training import defaults, loss, models, sharing, trainer
@@ -173,24 +180,18 @@ class Objective(ABC):
         """Go the whole way, from what the folder has on."""
         self.folder, self.output, self.force = folder, output, force
         self.typed, self.say, self.show = command, say, told(say)
-        try:
-            with self._guarded(self.folder):
+        kept = f"what is finished is kept in {folder}, and the same command goes on from there"
+        with kept_after_interrupt(kept, lambda: has_work(folder)):
+            with self._guarded(folder):
                 with pausing(self.say, self.show) as pause:
                     self.measure(pause)
                 self.learn()
                 with pausing(self.say, self.show) as pause:
                     result = self.choose(pause)
             if result is not None and is_main():
-                with self._guarded(self.output):
+                with self._guarded(output):
                     self.say("writing, and proving what stock transformers builds from it")
                     self.write(result, told_of_files(self.say))
-        except KeyboardInterrupt as error:
-            if not has_work(self.folder):
-                raise
-            raise Interrupted(
-                f"interrupted; what is finished is kept in {self.folder}, and the same command "
-                "goes on from there"
-            ) from error
         return result
 
     @contextmanager
