@@ -10,7 +10,7 @@ OUT.run/choice/
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress
@@ -386,7 +386,9 @@ class AutoChoice:
 
     def _rounds(self, reader: Reader, reads: Reads, labels: list[str]) -> None:
         """Read more and more documents by fewer and fewer forms."""
-        for begin, end in _spans(len(reads.documents)):
+        count = len(reads.documents)
+        ends = [end for end in ROUNDS if end < count]
+        for begin, end in zip([0, *ends], [*ends, count], strict=True):
             if begin and not self._may_spend((end - begin) * len(labels) * self.prospect.target):
                 self.left_out["more documents"] = f"the budget is used up after {begin}"
                 break
@@ -505,9 +507,3 @@ class AutoChoice:
             data = own.recipe.finetune.data
             found = count_training(FINETUNE, place, data, **own.recipe.finetuning)
         self._afford(FINETUNE, found.tokens)
-
-
-def _spans(documents: int) -> Iterator[tuple[int, int]]:
-    """Which documents each round reads anew."""
-    ends = [end for end in ROUNDS if end < documents]
-    yield from zip([0, *ends], [*ends, documents], strict=True)

@@ -10,7 +10,6 @@ from ropext.narration import Say
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.options.recipe import PLAN, Recipe
 from ropext.options.training import TrainingOptions
-from ropext.pipeline.outcome import Choice
 from ropext.pipeline.running import WholeRun
 from ropext.pipeline.steps import LABELS, Work
 from ropext.report.text import size
@@ -29,11 +28,10 @@ def count(
 ) -> dict[str, Any]:
     """Every stage that would be done: a sentence under `what`, the numbers behind it. What a run
     refuses at once is refused."""
-    choice = Choice(begin, only)
     with tempfile.TemporaryDirectory(prefix="ropext-count-") as room:
         place = Path(output or asked.output or Path(room, "OUT"))
         work = Work(asked, place, beside(place), say, force=force)
-        run = WholeRun(work, choice)
+        run = WholeRun(work, begin, only)
         run.check()
         stages = {
             name: {"what": "done before, skipped", "skipped": True}
@@ -50,7 +48,7 @@ def _coming(run: WholeRun) -> dict[str, bool]:
     changed = False  # a checkpoint that later stages start from
     for step in run.steps():
         starts_anew = changed and step.name != FIT  # a fit starts from the base
-        again = run.choice.again(step.name) or starts_anew
+        again = run.does_again(step.name) or starts_anew
         skipped[step.name] = not again and run.work.ledger.left(step) is not None
         changed = changed or (step.name in LABELS and not skipped[step.name])
     return skipped

@@ -17,9 +17,9 @@ from ropext.checkpoint.card import README
 from ropext.checkpoint.copying import copy_file, place
 from ropext.checkpoint.provenance import digest, read_record
 from ropext.checkpoint.staging import check_output, recover, staged
-from ropext.errors import GateFailed, OutputExists, UsageError
+from ropext.errors import GateFailed, OutputExists
 from ropext.files import os_errors, read_json, read_object, values_json, write_json
-from ropext.options.recipe import REPORT, STAGES, Recipe
+from ropext.options.recipe import REPORT
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.steps import EVALUATION, SCHEMAS, USED, Work
 from ropext.report import html, tables
@@ -60,20 +60,15 @@ def evidence_of(work: Work) -> Evidence:
     run = rundir.read_run(work.evaluation)
     choice = work.job.source.choice
     reached = verdict(choice, run.results, work.final) if choice else None
-    said = _control(run.results, work.plan.target)
-    return Evidence(run.results, tuple(rundir.judge(run, work.gates)), reached, said)
+    # How much of the gain is adaptation to the text.
+    said, target = list[str](), work.plan.target
+    numbers = {label: variant["metrics"] for label, variant in run.results["variants"].items()}
+    read = {label for label, metrics in numbers.items() if f"tail_nll@{target}" in metrics}
+    if read >= {BASE, CONTROL, TUNED}:
+        from ropext.training import report
 
-
-def _control(results: Mapping[str, Any], target: int) -> tuple[str, ...]:
-    """How much of the gain is adaptation to the text."""
-    variants = results["variants"]
-    numbers = {label: variant["metrics"] for label, variant in variants.items()}
-    wanted, name = {BASE, CONTROL, TUNED}, f"tail_nll@{target}"
-    if not wanted <= {label for label, metrics in numbers.items() if name in metrics}:
-        return ()
-    from ropext.training import report
-
-    return tuple(report.verdict(numbers, target))
+        said = report.verdict(numbers, target)
+    return Evidence(run.results, tuple(rundir.judge(run, work.gates)), reached, tuple(said))
 
 
 def report_step(work: Work) -> Step:
@@ -154,7 +149,16 @@ def write_output(work: Work, evidence: Evidence) -> None:
             more=dict(record.more) | {SECTION: section(work, evidence)},
         )
         text = (source / README).read_text(encoding="utf-8")
-        sentences, numbers = _for_card(evidence)
+        sentences = [f"{evidence.verdict.sentence}."] if evidence.verdict else []
+        sentences += map(gate_line, evidence.gates)
+        numbers = list[Table]()
+        if (results := evidence.results) is not None:
+            numbers = [tables.headline(results), tables.summary(results)]
+            numbers = with_rows([*numbers, *tables.retrieval_tables(results)])
+            for label, variant in results["variants"].items():
+                overlap = overlap_in(variant.get("overlap"))
+                if overlap and overlap.sentence:  # trained on what it is measured on
+                    sentences.append(f"{label}: {overlap.sentence}.")
         with os_errors(work.output):
             if sentences or numbers:
                 text = card.with_evidence(text, sentences, numbers)
@@ -190,22 +194,17 @@ def section(work: Work, evidence: Evidence) -> dict[str, Any]:
         record = work.ledger.read(name)
         if record is not None and name != REPORT:
             stages[name] = {key: record[key] for key in ("inputs", "outputs")}
-    return {
+    content = {
         "recipe": work.job.source.text and provenance.scrub(work.job.source.text),
         "resolved": work.job.resolved(),
         "stages": stages,
         "evaluation": None if evidence.results is None else _numbers(evidence.results),
         "gates": [vars(gate) for gate in evidence.gates],
-        **_choice(work, evidence),
     }
-
-
-def _choice(work: Work, evidence: Evidence) -> dict[str, Any]:
-    """What `--method auto` tried, took, and came to."""
-    if work.job.source.choice is None:
-        return {}
-    made = {key: v for key, v in work.job.source.choice.items() if key not in ("recipe", USED)}
-    return {"choice": made | {"verdict": values_json(evidence.verdict)}}
+    if (choice := work.job.source.choice) is not None:
+        tried = {key: value for key, value in choice.items() if key not in ("recipe", USED)}
+        content["choice"] = tried | {"verdict": values_json(evidence.verdict)}
+    return content
 
 
 def _numbers(results: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,24 +215,6 @@ def _numbers(results: Mapping[str, Any]) -> dict[str, Any]:
             for label, variant in results["variants"].items()
         }
     }
-
-
-def _for_card(evidence: Evidence) -> tuple[list[str], list[Table]]:
-    shown: list[Table] = []
-    if evidence.results is not None:
-        shown = [tables.headline(evidence.results), tables.summary(evidence.results)]
-        shown += tables.retrieval_tables(evidence.results)
-    sentences = [f"{evidence.verdict.sentence}."] if evidence.verdict else []
-    sentences += [*(gate_line(gate) for gate in evidence.gates), *_overlaps(evidence)]
-    return sentences, with_rows(shown)
-
-
-def _overlaps(evidence: Evidence) -> list[str]:
-    """What is said of models that were trained on what they are measured on."""
-    variants = evidence.results["variants"] if evidence.results is not None else {}
-    overlaps = {label: overlap_in(variant.get("overlap")) for label, variant in variants.items()}
-    said = {label: overlap.sentence if overlap else "" for label, overlap in overlaps.items()}
-    return [f"{label}: {sentence}." for label, sentence in said.items() if sentence]
 
 
 def gate_line(gate: Outcome) -> str:
@@ -308,31 +289,6 @@ def _training_table(work: Work) -> Table | None:
     note = f"{record['steps']} steps, {record['tokens']:,} tokens"
     marks = overlap_in(overlap)
     return replace(table, note=note + (f"; {marks.of_documents}" if marks else ""))
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Which stages: from one on, or one alone; None for all that are not done."""
-
-    begin: str | None = None
-    only: str | None = None
-
-    def check(self, asked: Recipe) -> None:
-        """Name a stage that the recipe has."""
-        if self.begin and self.only:
-            raise UsageError("--from and --only exclude each other; give one")
-        for flag, name in (("--from", self.begin), ("--only", self.only)):
-            if name is not None and name not in asked.stages:
-                why = "the recipe has no such section" if name in STAGES else "no such stage"
-                raise UsageError(
-                    f"{flag} {name}: {why}; the stages of this run are {', '.join(asked.stages)}"
-                )
-
-    def again(self, name: str) -> bool:
-        """Whether a stage is done even where nothing changed."""
-        if self.only is not None:
-            return name == self.only
-        return self.begin is not None and STAGES.index(name) >= STAGES.index(self.begin)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from ropext.narration import Hooks, Say, Show, kept_after_interrupt, silent, uns
 from ropext.options.fields import EVALUATE
 from ropext.options.recipe import REPORT, STAGES, Recipe
 from ropext.pipeline import job, outcome
-from ropext.pipeline.outcome import Choice, Evidence, Ran
+from ropext.pipeline.outcome import Evidence, Ran
 from ropext.pipeline.steps import Work
 from ropext.workdir import Ledger, Step, Workdir, beside, once
 
@@ -68,15 +68,24 @@ def run(
             hooks = Hooks(say, show)
             asked = choosing.choose(asked, Path(place), force=force, command=command, hooks=hooks)
         work = Work(asked, Path(place), folder, say, command=command, force=force, show=show)
-        return WholeRun(work, Choice(begin, only)).go()
+        return WholeRun(work, begin, only).go()
 
 
 class WholeRun:
-    """One run, stage by stage."""
+    """One run, stage by stage: from the stage `begin` on, `only` one stage, or all that are not
+    done."""
 
-    def __init__(self, work: Work, choice: Choice) -> None:
-        choice.check(work.job)
-        self.work, self.choice = work, choice
+    def __init__(self, work: Work, begin: str | None, only: str | None) -> None:
+        self.work, self.begin, self.only = work, begin, only
+        stages = work.job.stages
+        if begin and only:
+            raise UsageError("--from and --only exclude each other; give one")
+        for flag, name in (("--from", begin), ("--only", only)):
+            if name is not None and name not in stages:
+                why = "the recipe has no such section" if name in STAGES else "no such stage"
+                raise UsageError(
+                    f"{flag} {name}: {why}; the stages of this run are {', '.join(stages)}"
+                )
         self.rank, self.world = processes()
         if work.output.name in ("", ".", ".."):
             raise UsageError(f"{work.output} (--output) does not name a directory of its own")
@@ -88,6 +97,7 @@ class WholeRun:
         }
         # What decides the numbers says the record of each stage.
         self.workdir = Workdir(work.output, "run", {}, about)
+        self.recipe = work.folder / RECIPE
 
     def go(self) -> Ran:
         """Do all stages."""
@@ -95,7 +105,11 @@ class WholeRun:
         work = self.work
         self.check()
         with self.workdir.claimed(work.force, self.rank, self.world):
-            self._keep_recipe()
+            text = work.job.source.text
+            if self.rank == 0:
+                self.recipe.unlink(missing_ok=True)
+                if text is not None:  # the file as it is, beside the manifest
+                    write_text(self.recipe, guard.signed(provenance.scrub(text)))
             wait_for_everyone()
             work.note(f"begin: {' '.join(provenance.clean_command(work.command))}")
             try:
@@ -112,7 +126,10 @@ class WholeRun:
         _ = work.base
         if self.rank == 0:
             self.workdir.check(work.force)
-            self._check_recipe()
+            if self.recipe.is_file():
+                text = self.recipe.read_text(encoding="utf-8")
+                if guard.signed(text) != text:
+                    raise OutputExists(f"{self.recipe} is not as ropext wrote it; {guard.MOVE}")
         check_place(work.output)
         _ = work.plan
         if self.rank == 0:
@@ -123,7 +140,7 @@ class WholeRun:
         done: dict[str, str] = {}
         for step in self.steps():
             make = partial(self._timed, step)
-            again = self.choice.again(step.name)
+            again = self.does_again(step.name)
             made = once(
                 work.ledger, replace(step, make=make), work.say, again, self.rank, wait_for_everyone
             )
@@ -133,10 +150,16 @@ class WholeRun:
         output = work.output if REPORT in done and evidence.passed else None
         return Ran(output, work.folder, work.final, done, evidence)
 
+    def does_again(self, name: str) -> bool:
+        """Whether a stage is done even where nothing changed."""
+        if self.only is not None:
+            return name == self.only
+        return self.begin is not None and STAGES.index(name) >= STAGES.index(self.begin)
+
     def steps(self) -> Iterator[Step]:
         """Those that are asked for. With --only, the ones before must be done; those after are left
         as they are."""
-        work, only = self.work, self.choice.only
+        work, only = self.work, self.only
         for step in (*work.steps(), outcome.report_step(work)):
             if only in (None, step.name):
                 yield step
@@ -152,17 +175,3 @@ class WholeRun:
         self.work.note(f"{step.name}: took {time.monotonic() - begun:.1f} s")
         if self.rank == 0:
             self.work.hashes.save()
-
-    def _keep_recipe(self) -> None:
-        """The file as it is, beside the manifest."""
-        copy, text = self.work.folder / RECIPE, self.work.job.source.text
-        if self.rank == 0:
-            copy.unlink(missing_ok=True)
-        if self.rank == 0 and text is not None:
-            write_text(copy, guard.signed(provenance.scrub(text)))
-
-    def _check_recipe(self) -> None:
-        """Refuse to replace a recipe that was edited."""
-        copy = self.work.folder / RECIPE
-        if copy.is_file() and guard.signed(text := copy.read_text(encoding="utf-8")) != text:
-            raise OutputExists(f"{copy} is not as ropext wrote it; {guard.MOVE}")
