@@ -8,7 +8,7 @@ from ropext.corpus.encoding import Document, DocumentEncoder, content_hash
 from ropext.corpus.selection import (
     Basket,
     Corpus,
-    Texts,
+    DistinctTexts,
     Wanted,
     choose_documents,
     glue_documents,
@@ -24,7 +24,7 @@ __all__ = [
     "DocumentEncoder",
     "RawDocument",
     "Source",
-    "Texts",
+    "DistinctTexts",
     "Wanted",
     "choose_documents",
     "content_hash",

@@ -60,7 +60,7 @@ class Corpus:
 
 
 @dataclass
-class Texts:
+class DistinctTexts:
     """The different texts of a source, one after another, each with its key and its document."""
 
     raw: Iterable[RawDocument]
@@ -133,7 +133,7 @@ def choose_documents(
     useful = limit if wanted.given else wanted.lengths[0]
     pools = {length: Basket[Document](wanted.max_documents) for length in wanted.lengths}
     reaching = dict.fromkeys(wanted.lengths, 0)
-    texts = Texts(raw, encoder, encoder.key, useful - EXTRA_TOKENS)
+    texts = DistinctTexts(raw, encoder, encoder.key, useful - EXTRA_TOKENS)
     for key, text, raw_document in texts:
         document = encoder.document(raw_document.name, text, limit)
         for length, pool in pools.items():
@@ -166,7 +166,7 @@ def _reached(reaching: dict[int, int], wanted: Wanted) -> int | None:
     return max(reached, default=None)
 
 
-def _too_short(encoder: DocumentEncoder, wanted: Wanted, texts: Texts) -> InputError:
+def _too_short(encoder: DocumentEncoder, wanted: Wanted, texts: DistinctTexts) -> InputError:
     needed = wanted.lengths[-1] if wanted.given else wanted.lengths[0]
     tokens = len(encoder.document(*texts.longest, limit=needed))
     return InputError(
@@ -184,7 +184,7 @@ def pack_documents(raw: Iterable[RawDocument], encoder: DocumentEncoder, wanted:
     length = wanted.lengths[-1]
     # A sequence leaves out what is left of its last document: less than its own length.
     basket = Basket[Document](2 * length * wanted.max_documents)
-    texts = Texts(raw, encoder, encoder.key)
+    texts = DistinctTexts(raw, encoder, encoder.key)
     for key, text, raw_document in texts:
         if basket.admits(key):
             document = encoder.document(raw_document.name, text, length)

@@ -206,7 +206,7 @@ def _documents(
     raw = corpus.read_documents(source)
     raw = corpus.split_documents(raw, options.split_documents, encoder, target)
     basket, key_of = corpus.Basket[Coded](MOST_TOKENS), partial(encoder.content_key, use="choice")
-    for key, text, document in corpus.Texts(raw, encoder, key_of):
+    for key, text, document in corpus.DistinctTexts(raw, encoder, key_of):
         if not basket.admits(key):
             continue
         coded = encoder.document(document.name, text, NO_LIMIT)

@@ -114,7 +114,7 @@ def divide(
     drawn, others = corpus.Basket[_Coded](most), corpus.Basket[_Coded](most)
     least = 1 if joined else target
     held = longest = kept_out = 0
-    texts = corpus.Texts(raw, encoder, encoder.content_key)
+    texts = corpus.DistinctTexts(raw, encoder, encoder.content_key)
     for key, text, document in texts:
         is_drawn = judging > 0 and key < DRAWN
         if not is_drawn and not others.admits(key):
