@@ -39,6 +39,8 @@ def device_of(options: "Evaluate") -> str:
     if options.device != "auto":
         if options.device.startswith("cuda") and not torch.cuda.is_available():
             raise UsageError("--device cuda was asked for, but torch finds no CUDA device")
+        if options.device == "mps" and not torch.backends.mps.is_available():
+            raise UsageError("--device mps was asked for, but torch finds no Apple GPU")
         return options.device
     return f"cuda:{local_rank()}" if torch.cuda.is_available() else "cpu"
 
@@ -254,8 +256,11 @@ def memory_errors(sentence: str) -> Iterator[None]:
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise Stopped(sentence) from error
     except RuntimeError as error:
-        # The CPU's allocator and CUDA's libraries raise a bare RuntimeError.
-        words = ("can't allocate memory", "CUDA error: out of memory", "_ALLOC_FAILED")
+        # The CPU's allocator, Apple's and CUDA's libraries raise a bare RuntimeError.
+        words = (
+            *("can't allocate memory", "not enough memory", "MPS backend out of memory"),
+            *("CUDA error: out of memory", "_ALLOC_FAILED"),
+        )
         if not any(known in str(error) for known in words):
             raise
         raise Stopped(sentence) from error
@@ -278,6 +283,9 @@ def free_memory(device: "torch.device") -> int:
 
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
+    if device.type == "mps":  # its memory is the machine's
+        left = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+        return min(int(left), free_memory(torch.device("cpu")))
     found = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     if available := _entries(MEMINFO).get("MemAvailable"):
         found = [available * 1024]

@@ -138,7 +138,7 @@ def _judge(item: Item, logits: "torch.Tensor") -> ItemScore:
         length=item.length,
         depth=item.depth,
         index=item.index,
-        answer_nll=float(nll.double().mean()),
+        answer_nll=float(nll.cpu().double().mean()),  # Apple's GPU has no float64
         answer_tokens=len(item.answer),
         exact=predicted == tuple(item.answer),
         prompt_hash=prompt_hash[:32],

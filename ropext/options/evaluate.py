@@ -48,7 +48,7 @@ class DocumentOptions(Options):
     max_document_mib: LargestDocument = LARGEST_DOCUMENT
     pack: bool = wanted(False, "glue documents up to the length; the result is labelled packed")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = wanted("auto", "of the weights")
-    device: str = wanted("auto", "auto, cpu, cuda or cuda:N", "NAME")
+    device: str = wanted("auto", "auto (cuda or cpu), cpu, cuda, cuda:N, mps", "NAME")
     device_map: str | None = wanted(None, "accelerate's placement over devices, e.g. auto", "NAME")
     attn_implementation: Attention | None = wanted(
         None, "eager, sdpa, flash_attention_2 ...", "NAME"

@@ -51,8 +51,9 @@ class Rotation:
         """
         rates = self.inv_freq.to(states.device)
         old, new = (own[:, None, :, None].float() * rates for own in (before, after))
-        angle = new.double() - old.double()
-        cos, sin = angle.cos().to(states.dtype), angle.sin().to(states.dtype)
+        place = "cpu" if states.device.type == "mps" else states.device  # it has no float64
+        angle = new.to(place).double() - old.to(place).double()
+        cos, sin = angle.cos().to(states), angle.sin().to(states)
         size, channels = 2 * len(rates), states.shape[-1]
         start = 0 if self.first else channels - size
         left, turned, right = states.split([start, size, channels - size - start], -1)

@@ -1,0 +1,100 @@
+"""`--device mps`: simulated (see apple_gpu.py); nobody has run it on Apple's GPU."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from apple_gpu import AppleGpu
+from command_line import run
+from torch.overrides import _pop_mode_temporarily
+from torch.utils._pytree import tree_flatten
+
+from ropext.errors import Stopped, UsageError
+from ropext.evaluation import loading
+from ropext.options.evaluate import Evaluate
+
+WORDS = ("--data", "ropext://held-out", "--max-docs", "1", "--lengths", "128,512", "--tasks")
+WORDS += ("passkey,mkey", "--items", "1", "--json")
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 6 << 30)
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 5 << 30)
+
+
+def test_the_stand_in_has_no_float64_and_does_not_mix():
+    there = torch.ones(3)
+    with AppleGpu():
+        assert there.device.type == "mps"
+        assert there.cpu().device.type == "cpu"
+        assert there.cpu().double().sum() == 3
+        for wrong in (there.double, lambda: torch.zeros(2, dtype=torch.float64, device="mps")):
+            with pytest.raises(TypeError, match="float64"):
+                wrong()
+        with pytest.raises(RuntimeError, match="one device"):
+            there + torch.ones(3)
+        assert (there + torch.ones(3).to("mps")).device.type == "mps"
+
+
+def evaluated(folder, capsys):
+    command = ("eval", "ropext://demo", "--method", "yarn,self-extend", "--factor", "2", *WORDS)
+    code, heard = run(*command, "-o", str(folder), capsys=capsys)
+    assert code == 0, heard.err
+    losses = {path.relative_to(folder): np.load(path) for path in folder.rglob("*.npy")}
+    return json.loads(heard.out), losses
+
+
+def test_an_evaluation_there_says_what_it_says_on_a_cpu(tmp_path, monkeypatch, capsys, memory):
+    right, losses = evaluated(tmp_path / "cpu", capsys)
+    load = loading.load_model
+
+    def loaded(*words):
+        with _pop_mode_temporarily():  # what is read from the disk lies there at once
+            return load(*words)
+
+    monkeypatch.setattr(loading, "device_of", lambda options: "cpu")
+    monkeypatch.setattr(loading, "load_model", loaded)
+    with AppleGpu():
+        found, there = evaluated(tmp_path / "mps", capsys)
+    assert losses
+    assert losses.keys() == there.keys()
+    for name, array in losses.items():  # Self-Extend takes another way where there is no CPU
+        np.testing.assert_allclose(there[name], array, rtol=1e-5, atol=1e-5)
+    tables = [tree_flatten(said["variants"])[0] for said in (right, found)]
+    for own, other in zip(*tables, strict=True):
+        assert other == (pytest.approx(own, rel=1e-4, abs=1e-5) if type(own) is float else own)
+
+
+def test_its_memory_is_no_more_than_the_machine_has(memory):
+    left = loading.free_memory(torch.device("mps"))
+    assert left <= 1 << 30
+    assert left <= loading.free_memory(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "MPS backend out of memory (MPS allocated: 8.00 GiB, other allocations: 1.00 GiB)",
+        "[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: not enough memory: you tried",
+    ],
+)
+def test_its_words_for_no_memory_become_a_sentence(said):
+    sentence = loading.out_of_memory("a document")
+    with pytest.raises(Stopped, match="smaller --chunk"), loading.memory_errors(sentence):
+        raise RuntimeError(said)
+
+
+def test_where_it_is_not_it_is_refused_in_one_sentence(capsys):
+    if not torch.backends.mps.is_available():
+        with pytest.raises(UsageError, match="finds no Apple GPU"):
+            loading.device_of(Evaluate(data="text.txt", device="mps"))
+    for command in ("finetune", "fit"):  # there or not
+        words = ("ropext://demo", "--data", "ropext://tuning", "--device", "mps", "-o", "never")
+        code, heard = run(command, *words, capsys=capsys)
+        assert code == 2
+        (line,) = heard.err.splitlines()
+        assert line.startswith("error: ")
+        assert {"mps", "cpu"} <= {*re.findall(r"\w+", line)}
