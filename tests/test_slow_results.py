@@ -39,7 +39,12 @@ def parts(root):
         ("constraints.txt", "# The versions", "# Versions", []),
         ("README.md", "ropext verify long", "ropext verify long --deep", ["readme"]),
         ("README.md", "ropext run smoke-test", "ropext run other", ["readme"]),
-        ("README.md", "ropext.patch(model, method", "ropext.patch(model, factor=2, method", ["readme"]),
+        (
+            "README.md",
+            "ropext.patch(model, method",
+            "ropext.patch(model, factor=2, method",
+            ["readme"],
+        ),
         ("README.md", "These lines run as they stand.", "These lines run.", []),
         ("pyproject.toml", '"typer>=', '"typer>=9', ["floors"]),
         ("pyproject.toml", '"lm-eval>=', '"lm-eval>=9', ["lm-eval"]),

@@ -1,6 +1,5 @@
 """Which method, where none is named: what suits the model, and what is known of its price."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,9 +22,9 @@ PRICES = {
     "llama3": (0.013, 0.067),
     "yarn": (0.017, 0.075),
 }
-# Up to so many times the length: llama3 takes least of short inputs, YaRN loses less far beyond
-# and answers more (benchmarks/results/real-model-2026-11-22.md, fit-quality-2026-11-23.md).
-PREFERRED = {2.0: ("llama3", "yarn", "ntk", "pi"), math.inf: ("yarn", "llama3", "ntk", "pi")}
+# YaRN loses least beyond the window and answers most (benchmarks/results/real-model-2026-11-22.md,
+# fit-quality-2026-11-23.md); docs/methods.md has the two cases in which llama3 is the better one.
+PREFERRED = ("yarn", "llama3", "ntk", "pi")
 PREFERRED_MROPE = ("yarn", "ntk")
 
 
@@ -40,7 +39,6 @@ class _Case:
 def recommend(
     model: Model,
     recipe: Extend,
-    target: int,
     rows: Sequence[MethodRow],
     from_original: Callable[[], Sequence[MethodRow]],
 ) -> Recommendation:
@@ -48,13 +46,13 @@ def recommend(
     can, the first from its original spectrum (whose rows `from_original` makes)."""
     if model.obstacles:
         return Recommendation("none", False, "scaling cannot help this model, as the warnings say")
-    cases = _cases(model, recipe, target)
+    cases = _cases(model, recipe)
     found = _first(model, recipe, cases, rows)
     if found is not None:
         return Recommendation(found[0], recipe.from_original, found[1])
     scaled = any(site.rope.is_scaled for site in model.scaled_sites)
     if scaled and not recipe.from_original and not model.asks_original:
-        found = _first(model, recipe, _unscaled_cases(model, recipe, target), from_original())
+        found = _first(model, recipe, _unscaled_cases(model, recipe), from_original())
         if found is not None:
             why = f"nothing can be written{_for(recipe)} that scales its current wavelengths"
             return Recommendation(found[0], True, f"{why}; {found[1]}")
@@ -69,9 +67,9 @@ def _three_axes(model: Model) -> bool:
     return model.mrope and not model.container
 
 
-def _cases(model: Model, recipe: Extend, target: int) -> list[_Case]:
+def _cases(model: Model, recipe: Extend) -> list[_Case]:
     """Every case that applies, the most specific first."""
-    cases = _unscaled_cases(model, recipe, target)
+    cases = _unscaled_cases(model, recipe)
     scaled = any(site.rope.is_scaled for site in model.scaled_sites)
     if recipe.from_original or not scaled or _three_axes(model):
         return cases
@@ -79,7 +77,7 @@ def _cases(model: Model, recipe: Extend, target: int) -> list[_Case]:
     return [_Case(said, method) for method in ("by-parts", *(case.method for case in cases))]
 
 
-def _unscaled_cases(model: Model, recipe: Extend, target: int) -> list[_Case]:
+def _unscaled_cases(model: Model, recipe: Extend) -> list[_Case]:
     pairs = model.scaled_sites[0].rope.dim // 2
     windowed = any("sliding" in kind or "chunked" in kind for kind in model.layer_types)
     cases = []
@@ -94,25 +92,22 @@ def _unscaled_cases(model: Model, recipe: Extend, target: int) -> list[_Case]:
     if _three_axes(model):
         said += ", and it turns images by three axes (mRoPE), which vLLM and SGLang keep with a "
         said += "yarn or a theta alone"
-    return [*cases, *(_Case(said, method) for method in _preferred(model, target))]
+    return [*cases, *(_Case(said, method) for method in _preferred(model))]
 
 
-def _preferred(model: Model, target: int) -> tuple[str, ...]:
-    if _three_axes(model):
-        return PREFERRED_MROPE
-    factor = target / model.scaled_sites[0].rope.original_context
-    return next(methods for most, methods in PREFERRED.items() if factor <= most)
+def _preferred(model: Model) -> tuple[str, ...]:
+    return PREFERRED_MROPE if _three_axes(model) else PREFERRED
 
 
-def _price(method: str) -> list[str]:
-    """What is known of a method's cost inside the old window before anything was measured."""
+def _price(method: str) -> str:
+    """How sure a recommendation is before anything was measured."""
     if method not in PRICES:
-        return []
+        return ""
     twice, four = PRICES[method]
-    return [
-        f"what it costs inside the old window is not known of this model (--measure DATA): the "
-        f"bundled one loses {twice:.3f} nats a token by it at 2 times, {four:.3f} at 4"
-    ]
+    return (
+        ". Its cost on short inputs is unknown for this model (measure it: --measure DATA); the "
+        f"bundled one loses {twice:.3f} nats a token at 2 times, {four:.3f} at 4"
+    )
 
 
 def _first(
@@ -129,35 +124,9 @@ def _first(
             passed.setdefault(note, []).append(row.method)
             continue
         others = [f"{listed(names)}: {note}" for note, names in passed.items()]
-        price = [] if recipe.finetune else _price(row.method)
-        return row.method, "; ".join([case.said, *others, _does(model, row), *price])
+        price = "" if recipe.finetune else _price(row.method)
+        return row.method, "; ".join([case.said, *others, _readers(row)]) + price
     return None
-
-
-def _does(model: Model, row: MethodRow) -> str:
-    """What the method does to this model, and who reads it."""
-    e = row.explanation
-    assert e is not None  # a row with a form has its numbers
-    far = f"{e.pairs_extrapolated} pairs, by {e.worst_extrapolation:.3g} at worst"
-    parts = [
-        f"{row.method} extrapolates {far if e.pairs_extrapolated else 'no pair'}",
-        f"slows them {e.mean_compression:.3g} times on average",
-        _temperature(model, row),
-    ]
-    return f"{listed(parts)}; {_readers(row)}"
-
-
-def _temperature(model: Model, row: MethodRow) -> str:
-    if row.attention_factor == 1:
-        return "has no temperature"
-    if row.attention_factor == model.scaled_sites[0].rope.attention_factor:
-        return f"leaves the attention factor at {row.attention_factor:.4g}"
-    acts = {
-        "whole": "",
-        "rotated channels": " (on the rotated channels only)",
-        "cancelled": " (without effect in this family)",
-    }
-    return f"has an attention factor of {row.attention_factor:.4g}{acts[model.temperature]}"
 
 
 def _readers(row: MethodRow) -> str:
@@ -179,8 +148,8 @@ def default_method(model: Model, recipe: Extend, target: int) -> str:
     def takes(method: str) -> bool:
         return knobs <= {*scaling.find(method).knob_names()}
 
-    preferred = _preferred(model, target)
-    cases = [case for case in _cases(model, recipe, target) if takes(case.method)]
+    preferred = _preferred(model)
+    cases = [case for case in _cases(model, recipe) if takes(case.method)]
     rows = [method_row(model, each, "", target, recipe) for each in scaling.METHODS]
     found = _first(model, recipe, cases, rows)
     return found[0] if found else next(filter(takes, preferred), preferred[0])

@@ -240,7 +240,7 @@ def make_plan(
         edits=tuple(families.diff(dict(config), written)),
         methods=table,
         recommendation=recommend(
-            model, others, target, table, lambda: rows(others.changed(from_original=True))
+            model, others, table, lambda: rows(others.changed(from_original=True))
         ),
         warnings=(*warnings, *composed(model, recipe, main, method, target, readings)),
         readings=readings,

@@ -358,6 +358,9 @@ def extended(made: ExtensionPlan, written: "Written") -> str:
     parts += [f"left out: {name}: {reason}" for name, reason in left.items()]
     if serving := made.serving(str(written.output)):
         parts += ["", "to serve it", serving_text(serving)]
+    if isinstance(made, Plan):
+        out = shlex.quote(str(written.output))
+        parts += ["", f"quality was not measured: ropext eval {out} --data TEXTS"]
     return "\n".join(parts)
 
 
