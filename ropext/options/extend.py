@@ -235,9 +235,11 @@ def with_pair_factors(
     if isinstance(pairs, str):
         if read_file is None:
             raise UsageError("pair_factors: expected numbers, was a path")
-        values["pair_factors"], short = parse_pair_factors(read_file(pairs), pairs)
+        values["pair_factors"], short, attention = parse_pair_factors(read_file(pairs), pairs)
         if values.get("short_pair_factors") is None:
             values["short_pair_factors"] = short
+        if values.get("attention_factor") is None and values.get("temperature") is None:
+            values["attention_factor"] = attention
     return values
 
 

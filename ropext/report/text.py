@@ -274,6 +274,14 @@ def _both_numbers(plan: "Plan") -> str | None:
     )
 
 
+def _says(made: Plan) -> str:
+    """Who says the attention factor of pair factors, which bring none of their own."""
+    if made.method != "longrope":
+        return ""
+    given = made.recipe.attention is not None
+    return " (as the file or a flag says)" if given else " (the file of pair factors says none)"
+
+
 WITHOUT_COPY = (
     "or without a copy: the same weights, started once plain for short prompts and once so for "
     "long ones"
@@ -296,7 +304,10 @@ def plan(made: ExtensionPlan) -> str:
     facts = [("factor", both)] if (both := _both_numbers(made)) else []
     facts += [
         ("written as", written),
-        ("attention", f"factor {made.main.wanted.attention_factor:.6g} on cos and sin"),
+        (
+            "attention",
+            f"factor {made.main.wanted.attention_factor:.6g} on cos and sin{_says(made)}",
+        ),
         ("recommended", f"{advice}: {chosen.reason}"),
     ]
     if made.kv_cache_bytes is not None:

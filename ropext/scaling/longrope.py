@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from ropext.errors import UsageError
-from ropext.forms import Params, longrope_attention
+from ropext.forms import Params
 from ropext.rope import Rope
 from ropext.scaling.method import Method, Scaling
 
@@ -42,7 +42,7 @@ def _checked(rope: Rope, factors: tuple[float, ...], which: str) -> tuple[float,
 
 
 def longrope(rope: Rope, target: int, knobs: LongropeKnobs) -> Scaling:
-    """f'_i = f_i / lambda_i with the attention factor sqrt(1 + ln(s)/ln(L))."""
+    """f'_i = f_i / lambda_i; the attention factor is 1 unless the file or a flag says one."""
     if knobs.pair_factors is None:
         raise UsageError(
             "--method longrope needs --pair-factors FILE, one number per pair; `ropext plan` shows "
@@ -63,8 +63,7 @@ def longrope(rope: Rope, target: int, knobs: LongropeKnobs) -> Scaling:
         "short_factor": list(_checked(rope, short, "short ") if short else long),
         "long_factor": list(long),
     }
-    attention = longrope_attention(target / rope.context, rope.context)
-    return Scaling(long, attention, native, short)
+    return Scaling(long, 1.0, native, short)
 
 
 METHOD = Method(

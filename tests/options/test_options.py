@@ -1,5 +1,6 @@
 """What a recipe accepts, what it refuses, and that each refusal names the flag."""
 
+import json
 import math
 
 import pytest
@@ -143,9 +144,22 @@ def test_pair_factors_are_read_from_every_form():
         # The released LongRoPE files repeat one row for every layer.
         "1,2.5,4\n" * 32,
     ):
-        assert pair_factors.parse_pair_factors(text, "f") == (wanted, None), text
+        assert pair_factors.parse_pair_factors(text, "f") == (wanted, None, None), text
     both = '{"long_factor": [1, 2.5, 4], "short_factor": [1, 1, 1]}'
-    assert pair_factors.parse_pair_factors(both, "f") == (wanted, (1.0, 1.0, 1.0))
+    assert pair_factors.parse_pair_factors(both, "f") == (wanted, (1.0, 1.0, 1.0), None)
+    for says, attention in (
+        ({"attention_factor": 1.5}, 1.5),
+        ({"attention_factor": None}, None),
+        ({"factor": 4.0, "original_max_position_embeddings": 16}, 1.5**0.5),
+    ):
+        text = json.dumps({"rope_scaling": {"long_factor": [1, 2.5, 4]} | says})
+        assert pair_factors.parse_pair_factors(text, "f") == (wanted, None, attention)
+        asked = extend.parse_extend({"pair_factors": "f"}, lambda _, text=text: text)
+        assert asked.attention == attention
+        flagged = extend.parse_extend(
+            {"pair_factors": "f", "temperature": 4.0}, lambda _, t=text: t
+        )
+        assert flagged.attention == 0.5
 
 
 @pytest.mark.parametrize(
@@ -158,6 +172,11 @@ def test_pair_factors_are_read_from_every_form():
         ('{"factors": [1]}', "long_factor"),
         ('{"long_factor": 3}', "list of numbers"),
         ("[" * 100_000, "not valid JSON"),
+        ('{"long_factor": [1], "attention_factor": "x"}', "not a number"),
+        (
+            '{"long_factor": [1], "factor": 2, "original_max_position_embeddings": 1}',
+            "original_max_position_embeddings is 1",
+        ),
     ],
 )
 def test_a_bad_pair_factors_file_is_one_sentence(text, words):

@@ -3,6 +3,7 @@
 Numbers with many digits were computed with 30-digit arithmetic from the equation beside them.
 """
 
+import json
 import math
 from typing import Any
 
@@ -11,6 +12,7 @@ from comparing import assert_close, assert_number
 
 from ropext import forms, scaling
 from ropext.rope import Rope, Spectrum
+from ropext.scaling.pair_factors import parse_pair_factors
 
 # The values are printed to 12 digits or more.
 BOUND = 1e-11
@@ -160,10 +162,18 @@ def test_temperature(s: int, expected: float) -> None:
 
 
 def test_longrope() -> None:
-    """Frequencies over factors; sqrt(1 + ln 32/ln 4096) = sqrt(1 + 3.4657/8.3178) = 1.19023807."""
+    """Frequencies over factors; sqrt(1 + ln 32/ln 4096) = sqrt(1 + 3.4657/8.3178) = 1.19023807,
+    which a published config's lengths say; numbers alone say no temperature."""
     got = spectrum(Rope(4, 100.0, 4096), "longrope", 131_072, pair_factors=(1.0, 5.0))
     assert_close(got.inv_freq, [1.0, 0.02], BOUND, "longrope")
-    assert_number(got.attention_factor, 1.19023807142380833, BOUND, "temperature")
+    assert got.attention_factor == 1
+    published = {"rope_scaling": {"long_factor": [1.0, 5.0], "short_factor": [1.0, 1.0]}}
+    published |= {
+        "max_position_embeddings": 131_072,
+        "original_max_position_embeddings": 4096,
+    }
+    _, _, attention = parse_pair_factors(json.dumps(published), "config.json")
+    assert_number(attention, 1.19023807142380833, BOUND, "temperature")
 
 
 def deepseek(mscale: float, mscale_all_dim: float) -> Rope:

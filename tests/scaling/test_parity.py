@@ -85,7 +85,7 @@ def stock_request(case: Case, dim: int, theta: float, context: int, target: int)
         case "longrope":
             factors = list(case.knobs_for(Rope(dim, theta, context))["pair_factors"])
             out = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors}
-            out |= lengths
+            out |= lengths | {"attention_factor": 1.0}
     return out | {"rope_theta": theta}
 
 
