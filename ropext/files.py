@@ -2,13 +2,12 @@
 
 JSON from strangers is read strictly and within limits, and written as transformers writes it. A
 file is written beside its name and renamed, so that one that is there is complete. An output has
-one writer: `.OUT.ropext-lock` beside it, held by flock and naming its holder. The kernel drops an
-flock with the process that held it, so a lock file without one is stale whoever wrote it. On file
-systems without flock the holder that the file names is looked at instead.
+one writer: `.OUT.ropext-lock` beside it, locked by its holder, whom it names. The system drops the
+lock with the process that held it, so a lock file without one is stale whoever wrote it. On file
+systems without locks the holder that the file names is looked at instead.
 """
 
 import errno
-import fcntl
 import json
 import math
 import os
@@ -17,6 +16,7 @@ import secrets
 import socket
 import stat
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -28,6 +28,7 @@ from ropext.errors import InputError, OutputExists
 
 HALF_WRITTEN = re.compile(r"(.*/)?\.[^/]+\.[0-9a-f]{16}\.ropext-tmp")
 _LOCK = b'{"ropext": "lock", "pid": '  # as every lock begins; one that is shorter was cut by a kill
+LOCKED = 1 << 30  # the byte that is locked on Windows, where nobody can read such a one
 NO_FLOCK = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL}
 
 
@@ -53,15 +54,58 @@ def replace_whole(path: Path, write: Callable[[Any], object], *, keep: bool = Fa
             write(stream)
             stream.flush()
             os.fsync(stream.fileno())
-        temporary.replace(path)
+        move(temporary.replace, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def move(rename: Callable[..., object], *names: Path, patience: float = 5.0) -> None:
+    """Rename; on Windows try for some seconds, while a virus scanner or OneDrive has it open."""
+    end = time.monotonic() + patience * (sys.platform == "win32")
+    while True:
+        try:
+            rename(*names)
+            return
+        except PermissionError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.1)
+
+
+def open_raw(path: Path, flags: int, mode: int = 0o666) -> int:
+    """Open a descriptor. Without O_BINARY Windows would write "\\n" as "\\r\\n" and end at 0x1A."""
+    return os.open(path, flags | getattr(os, "O_BINARY", 0), mode)
+
+
+def read_at(descriptor: int, length: int, at: int) -> bytes:
+    """Read up to so many bytes at an offset."""
+    if sys.platform == "win32":
+        os.lseek(descriptor, at, os.SEEK_SET)
+        return os.read(descriptor, length)
+    return os.pread(descriptor, length, at)
+
+
+def write_at(descriptor: int, data: bytes, at: int) -> None:
+    """Write all of some bytes at an offset."""
+    while data:
+        if sys.platform == "win32":
+            os.lseek(descriptor, at, os.SEEK_SET)
+            done = os.write(descriptor, data)
+        else:
+            done = os.pwrite(descriptor, data, at)
+        data, at = data[done:], at + done
+
+
+def bytes_on_disk(path: Path) -> int:
+    """What a file takes: a sparse one less than its size, where the system tells."""
+    status = os.stat(path)
+    return min(status.st_size, 512 * getattr(status, "st_blocks", status.st_size))
 
 
 def _keep_owner(path: Path, temporary: Path) -> None:
     """Before there is any content. A change of owner would clear bits of the mode."""
     old, new = path.stat(), temporary.stat()
-    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+    if sys.platform != "win32" and (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
         os.chown(temporary, old.st_uid, old.st_gid)
     temporary.chmod(stat.S_IMODE(old.st_mode))
 
@@ -117,16 +161,20 @@ def locked(real: Path, output: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # Deleted while held: who opened it meanwhile sees that the name is gone and tries again.
-        path.unlink(missing_ok=True)
+        if sys.platform != "win32":
+            # Deleted while held: who opened it meanwhile sees that the name is gone, tries again.
+            path.unlink(missing_ok=True)
         os.close(descriptor)
+        if sys.platform == "win32":
+            with suppress(PermissionError):  # somebody has opened it
+                path.unlink(missing_ok=True)
 
 
 def _acquire(path: Path, output: Path) -> int:
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        descriptor = open_raw(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
         try:
-            start = os.pread(descriptor, len(_LOCK), 0)
+            start = read_at(descriptor, len(_LOCK), 0)
             if start != _LOCK[: len(start)]:
                 raise OutputExists(f"{path} is no lock of ropext, which needs that name; rename it")
             _take(descriptor, path, output)
@@ -145,16 +193,30 @@ def _sign(descriptor: int, path: Path) -> None:
     holder = {"ropext": "lock", "pid": pid, "host": socket.gethostname(), "start": _start(pid)}
     try:
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+        write_at(descriptor, json.dumps(holder).encode(), 0)
     except OSError:
-        path.unlink(missing_ok=True)
+        with suppress(PermissionError):
+            path.unlink(missing_ok=True)
         raise
+
+
+def _lock(descriptor: int) -> None:
+    """Lock a file, or say at once that somebody else has."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        os.lseek(descriptor, LOCKED, os.SEEK_SET)
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _take(descriptor: int, path: Path, output: Path) -> None:
     holder = _read(descriptor)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(descriptor)
     except OSError as error:
         if error.errno in NO_FLOCK:
             held = _alive(holder)
@@ -170,6 +232,8 @@ def _take(descriptor: int, path: Path, output: Path) -> None:
 
 
 def _has_name(descriptor: int, path: Path) -> bool:
+    if sys.platform == "win32":  # what is open keeps its name
+        return True
     try:
         named, opened = os.stat(path, follow_symlinks=False), os.fstat(descriptor)
     except FileNotFoundError:
@@ -183,7 +247,7 @@ def _start(pid: int) -> str:
     Tells a process from a later one that was given the same number.
     """
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        text = Path(f"/proc/{pid}/stat").read_text("ascii", errors="replace")
     except OSError:
         return ""
     return text.rpartition(")")[2].split()[19]
@@ -191,7 +255,7 @@ def _start(pid: int) -> str:
 
 def _read(descriptor: int) -> dict[str, Any]:
     try:
-        holder = json.loads(os.pread(descriptor, 4096, 0))
+        holder = json.loads(read_at(descriptor, 4096, 0))
     except (ValueError, RecursionError):
         return {}  # empty: killed, or seen, between creating it and writing into it
     return holder if isinstance(holder, dict) else {}
@@ -202,8 +266,8 @@ def _alive(holder: dict[str, Any]) -> bool:
     pid = holder.get("pid")
     if type(pid) is not int or pid <= 0:
         return False
-    if holder.get("host") != socket.gethostname():
-        return True
+    if holder.get("host") != socket.gethostname() or sys.platform == "win32":
+        return True  # there os.kill would stop it
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -257,7 +321,7 @@ def open_regular(path: Path) -> int:
     O_NONBLOCK: opening a FIFO without a writer would otherwise hang before it can be looked at.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = open_raw(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -406,9 +470,11 @@ def tagged(value: Any) -> Any:
 
 def limit_memory(most: int) -> None:
     """Let this process have at most so many bytes of address space, where the system can."""
-    with suppress(ImportError, OSError, ValueError):
-        import resource
+    if sys.platform == "win32":
+        return
+    import resource
 
+    with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 

@@ -3,18 +3,22 @@ or symlinked."""
 
 import errno
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ropext.errors import InputError
-from ropext.files import open_regular
+from ropext.errors import InputError, ProofFailed
+from ropext.files import open_raw, open_regular, read_at, write_at
 from ropext.narration import Show, unseen
 from ropext.options.fields import Link
 
 CHUNK = 128 << 20  # bytes per system call, so that Ctrl-C is answered in between
 
-# Another device, a file system or a policy without hard links, an inode with too many of them.
-NO_HARD_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS}
+PAGES, PAGE = 64, 4096  # of what the kernel copied, compared with the source
+
+# Another device, a file system or a policy without such links (exFAT and Windows say EINVAL), an
+# inode with too many of them.
+NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 # What copy_file_range says where it cannot do it (old kernels, some network file systems).
 NO_RANGE_COPY = {
     errno.EXDEV,
@@ -27,27 +31,26 @@ NO_RANGE_COPY = {
 
 
 def place(source: Path, target: Path, link: Link, show: Show = unseen) -> str | None:
-    """Put a weight file into the output; a note where it had to be copied after all.
+    """Put a weight file into the output; a note where it could not be linked as asked.
 
     A symlink gets the absolute path of the real file (not of a link in between), so that the output
     may be moved, and the base may not. A hard link is made to the real file too: os.link on a link
     would make a second link.
     """
-    real = os.path.realpath(source)
-    if link == "symlink":
-        os.symlink(real, target)
-        return None
-    reason = None
-    if link == "hard":
+    real, refused = os.path.realpath(source), ""
+    ways: dict[Link, tuple[Callable[..., None], ...]]
+    ways = {"symlink": (os.symlink, os.link), "hard": (os.link,), "copy": ()}
+    for way in ways[link]:
         try:
-            os.link(real, target)
-            return None
+            way(real, target)
+            return f"hard linked instead of {refused}" if refused else None
         except OSError as error:
-            if error.errno not in NO_HARD_LINK:
+            if error.errno not in NO_LINK:
                 raise
-            reason = error.strerror
+            asked = "hard linked" if link == "hard" else "symlinked"
+            refused = refused or f"{asked} ({error.strerror})"
     copy_file(source, target, show)
-    return f"copied instead of hard linked ({reason})" if reason else None
+    return f"copied instead of {refused}" if refused else None
 
 
 def copy_file(source: Path, target: Path, show: Show = unseen) -> None:
@@ -55,7 +58,7 @@ def copy_file(source: Path, target: Path, show: Show = unseen) -> None:
     descriptor = open_regular(source)
     try:
         size = os.fstat(descriptor).st_size
-        out = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        out = open_raw(target, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             show(0, size, f"copying {source.name}")
             copy_part(descriptor, out, 0, size, 0, source, show)
@@ -69,15 +72,26 @@ def copy_file(source: Path, target: Path, show: Show = unseen) -> None:
 def copy_part(
     source: int, target: int, start: int, end: int, shift: int, path: Path, show: Show = unseen
 ) -> None:
-    """Copy a part of a file to where it begins `shift` bytes later, its holes left out."""
+    """Copy a part of a file to where it begins `shift` bytes later, its holes left out, and prove
+    it: what passes through this process is read back, of the rest pages spread over it are."""
     for first, last in _data(source, start, end):
         for done in _copy_range(source, target, first, last, shift, path):
             show(done, end, f"copying {path.name}")
+    pages = -(-(end - start) // PAGE)
+    for page in {*(i * pages // PAGES for i in range(PAGES - 1)), pages - 1} if pages else ():
+        at = start + page * PAGE
+        _same(target, read_at(source, min(PAGE, end - at), at), at, shift, path)
+
+
+def _same(target: int, data: bytes, at: int, shift: int, path: Path) -> None:
+    """Refuse a copy with other bytes; a hole at its end is not there yet."""
+    if read_at(target, len(data), at + shift).rstrip(b"\0") != data.rstrip(b"\0"):
+        raise ProofFailed(f"proof: the copy of {path} has other bytes at {at:,} and after")
 
 
 def _data(descriptor: int, position: int, size: int) -> Iterator[tuple[int, int]]:
     """The parts of a part of a file that are not holes."""
-    if not hasattr(os, "SEEK_DATA"):
+    if sys.platform != "linux":  # macOS has it for APFS alone
         yield position, size
         return
     while position < size:
@@ -104,8 +118,10 @@ def _copy_range(
         length = min(CHUNK, end - start)
         done = _copy_in_kernel(source, target, start, length, shift)
         if not done:
-            data = os.pread(source, min(length, 1 << 20), start)
-            done = os.pwrite(target, data, start + shift) if data else 0
+            data = read_at(source, min(length, 1 << 20), start)
+            write_at(target, data, start + shift)
+            _same(target, data, start, shift, name)
+            done = len(data)
         if not done:
             raise InputError(f"{name} shrank while it was copied")
         start += done
@@ -115,7 +131,7 @@ def _copy_range(
 def _copy_in_kernel(source: int, target: int, start: int, length: int, shift: int) -> int:
     """Bytes copied without passing through this process, sharing blocks where the file system can
     (btrfs, XFS); 0 where it has to be done by hand."""
-    if not hasattr(os, "copy_file_range"):  # macOS
+    if sys.platform != "linux":
         return 0
     try:
         return os.copy_file_range(source, target, length, start, start + shift)

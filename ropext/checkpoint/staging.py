@@ -10,6 +10,7 @@ else a killed run left it deletes. Nothing is touched before all that can be ref
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import Any
 
 from ropext import guard
 from ropext.errors import InputError, OutputExists, UsageError
-from ropext.files import lock_of, locked, os_errors, replace_whole
+from ropext.files import lock_of, locked, move, open_raw, os_errors, replace_whole
 
 NEW, OLD, DELETED = "new", "old", "deleted"
 
@@ -81,8 +82,7 @@ def existing_parent(output: Path) -> Path:
 def check_space(output: Path, needed: int) -> None:
     """Raise unless the output's disk has `needed` bytes free."""
     place = existing_parent(output)
-    status = os.statvfs(place)
-    free = status.f_bavail * status.f_frsize
+    free = shutil.disk_usage(place).free
     if needed > free:
         raise InputError(
             f"{output} (--output) needs {needed / 1e9:.2f} GB, but {place} has "
@@ -151,7 +151,7 @@ def remove_output(output: Path) -> None:
     if output.exists():
         real = check_output(output, force=True, written=guard.files_in)
         work = guard.make_work(real)
-        os.rename(real, work / OLD)
+        move(os.rename, real, work / OLD)
         _discard(work)
 
 
@@ -202,7 +202,7 @@ def _recover(real: Path, output: Path, refused: bool = False) -> None:
                 if refused:
                     continue
                 if not os.path.lexists(real):
-                    os.rename(work / OLD, real)
+                    move(os.rename, work / OLD, real)
                     sync(real.parent)
                 elif is_waiting(work / NEW):  # OUT is neither of them
                     raise OutputExists(
@@ -221,7 +221,7 @@ def _discard(work: Path) -> None:
     """Delete a folder at work, its mark last."""
     with suppress(OSError):
         if os.path.lexists(work / OLD):
-            os.rename(work / OLD, work / DELETED)
+            move(os.rename, work / OLD, work / DELETED)
         for name in (DELETED, NEW, work.name):
             _remove(work / name)
             if os.path.lexists(work / name):
@@ -234,24 +234,27 @@ def _commit(work: Path, whole: Path, real: Path, output: Path, force: bool) -> N
     replacing = force and os.path.lexists(real)
     try:
         if replacing:
-            os.rename(real, work / OLD)
+            move(os.rename, real, work / OLD)
         if os.path.lexists(real):  # rename would replace an empty directory without a word
             raise OutputExists(f"{output} (--output) appeared while it was being written")
-        os.rename(whole, real)
+        move(os.rename, whole, real)
     except BaseException:
         if os.path.lexists(work / OLD) and not os.path.lexists(real):
-            os.rename(work / OLD, real)
+            move(os.rename, work / OLD, real)
         raise
     sync(real.parent)
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content or a directory's entries are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Wait until a file's content or a directory's entries are on the disk. Windows opens no
+    directory, and only what may be written is flushed there."""
+    windows = sys.platform == "win32"
+    with suppress(*[PermissionError] * windows):
+        descriptor = open_raw(path, os.O_RDWR if windows else os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def finish_tree(directory: Path) -> None:

@@ -15,7 +15,7 @@ from ropext.checkpoint.copying import copy_part
 from ropext.checkpoint.snapshot import INDEX, Snapshot
 from ropext.checkpoint.weights import Header, Tensor, chunks, read_header
 from ropext.errors import InputError, ProofFailed
-from ropext.files import dump, open_regular, read_object
+from ropext.files import dump, open_raw, open_regular, read_at, read_object, write_at
 from ropext.narration import Show, unseen
 from ropext.positions import Positions
 from ropext.scaling.tables import Growth
@@ -121,15 +121,14 @@ def rewrite(
     raw += b" " * (-len(raw) % 8)
     begin_new = 8 + len(raw)
     descriptor = open_regular(source)
-    out = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    out = open_raw(target, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
-        _write(out, len(raw).to_bytes(8, "little") + raw, 0)
+        write_at(out, len(raw).to_bytes(8, "little") + raw, 0)
         for name, tensor in ordered:
             (start, end), goal = header.part(name), begin_new + starts[name]
             if name in names:
-                _write(
-                    out, grown(os.pread(descriptor, end - start, start), tensor.dtype, growth), goal
-                )
+                rows = read_at(descriptor, end - start, start)
+                write_at(out, grown(rows, tensor.dtype, growth), goal)
             else:
                 copy_part(descriptor, out, start, end, goal - start, source, show)
         os.ftruncate(out, begin_new + place)
@@ -137,12 +136,6 @@ def rewrite(
         os.close(out)
         os.close(descriptor)
     return stale
-
-
-def _write(descriptor: int, data: bytes, place: int) -> None:
-    while data:
-        done = os.pwrite(descriptor, data, place)
-        data, place = data[done:], place + done
 
 
 def grown(data: bytes, dtype: str, growth: Growth) -> bytes:

@@ -22,7 +22,7 @@ from ropext.checkpoint.staging import (
 from ropext.checkpoint.tokenizer import TOKENIZER, LengthEdit
 from ropext.checkpoint.weights import weigh
 from ropext.errors import InputError, UsageError
-from ropext.files import dump, os_errors
+from ropext.files import bytes_on_disk, dump, os_errors
 from ropext.narration import Show, unseen
 from ropext.options.fields import Link
 
@@ -119,12 +119,11 @@ def _bytes_to_copy(snapshot: Snapshot, link: Link, output: Path) -> int:
     weights = set(snapshot.weight_files)
     device = os.stat(existing_parent(output)).st_dev
     total = TEXT_ROOM
-    for name, size in snapshot.files.items():
+    for name in snapshot.files:
         status = os.stat(snapshot.path(name))
         linked = link == "symlink" or (link == "hard" and status.st_dev == device)
         if not (linked and name in weights):
-            # Blocks on the disk: a sparse file takes less than its size.
-            total += min(size, status.st_blocks * 512)
+            total += bytes_on_disk(snapshot.path(name))
     return total
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # How the names of classes end that predict masked tokens.
 MASKED_HEADS = ("ForMaskedLM", "ForPreTraining", "WithLMHeadModel")
-MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+CGROUP = Path("/sys/fs/cgroup")
 
 
 def local_rank() -> int:
@@ -279,6 +279,7 @@ def free_memory(device: "torch.device") -> int:
 
     Page cache counts as free, for the kernel gives it back; a container's own limit counts too.
     """
+    import psutil  # accelerate needs it
     import torch
 
     if device.type == "cuda":
@@ -286,13 +287,11 @@ def free_memory(device: "torch.device") -> int:
     if device.type == "mps":  # its memory is the machine's
         left = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
         return min(int(left), free_memory(torch.device("cpu")))
-    found = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    if available := _entries(MEMINFO).get("MemAvailable"):
-        found = [available * 1024]
+    found = [int(psutil.virtual_memory().available)]
     limit, used = (CGROUP / f"memory.{name}" for name in ("max", "current"))
-    if limit.exists() and used.exists() and (most := limit.read_text().strip()).isdigit():
+    if limit.exists() and used.exists() and (most := limit.read_text("ascii").strip()).isdigit():
         cached = _entries(CGROUP / "memory.stat").get("inactive_file", 0)
-        found.append(int(most) - int(used.read_text()) + cached)
+        found.append(int(most) - int(used.read_text("ascii")) + cached)
     return min(found) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
@@ -310,5 +309,5 @@ def tell_used(log: Path, say: Say, device: "torch.device | str", what: str, seco
 
 def _entries(path: Path) -> dict[str, int]:
     """Lines `name: number unit` or `name number`; nothing where there is no such file."""
-    lines = path.read_text().replace(":", " ").splitlines() if path.exists() else []
+    lines = path.read_text("ascii").replace(":", " ").splitlines() if path.exists() else []
     return {parts[0]: int(parts[1]) for line in lines if len(parts := line.split()) > 1}

@@ -116,7 +116,8 @@ class GgufHeader:
     def read(self, at: int, length: int) -> bytes:
         """Bytes of the file."""
         with open(open_regular(self.path), "rb") as file:
-            data = os.pread(file.fileno(), length, at)
+            file.seek(at)
+            data = file.read(length)
         if len(data) != length:
             raise self.wrong("it shrank while it was read")
         return data

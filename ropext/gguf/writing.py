@@ -17,7 +17,7 @@ from ropext.checkpoint.staging import check_output, check_space, staged
 from ropext.checkpoint.weights import WeightFile
 from ropext.checkpoint.writing import TEXT_ROOM, Written
 from ropext.errors import InputError, ProofFailed, RopextError, UsageError
-from ropext.files import open_regular, os_errors, tagged
+from ropext.files import bytes_on_disk, open_regular, os_errors, tagged
 from ropext.gguf.file import DIVISORS, RECORD, GgufFile, open_gguf, rope_of, sizes
 from ropext.gguf.header import F32, FORMATS, STRING, UINT32, GgufHeader
 from ropext.gguf.keys import Values, changes
@@ -48,7 +48,7 @@ def check_writable(model: GgufFile, output: Path, *, link: Link, force: bool) ->
         raise UsageError("--link symlink is for weights that stay as they are; a GGUF is one file")
     paths = [part.path for part in model.parts]
     copied = paths if link == "copy" else paths[:1]
-    check_space(output, TEXT_ROOM + sum(os.stat(path).st_blocks * 512 for path in copied))
+    check_space(output, TEXT_ROOM + sum(map(bytes_on_disk, copied)))
     check_output(output, force=force, inputs=paths, file=_is_one(output), written=written)
 
 
@@ -154,18 +154,20 @@ def _write(
     begin = header((head.data - len(begin)) % PAGE if head.alignment <= PAGE else 0)
     source = open_regular(head.path)
     try:
-        with target.open("xb") as out:
+        with target.open("x+b") as out:
             out.write(begin)
             out.flush()
             shift = len(begin) - head.data
             copy_part(source, out.fileno(), head.data, head.end, shift, head.path, show)
             out.truncate(len(begin) + size)
-            os.pwrite(out.fileno(), b"".join(bodies), len(begin) + size)
+            out.seek(len(begin) + size)
+            out.write(b"".join(bodies))
             for name in tensors.keys() - new.keys():
                 own = head.tensor(name)
                 assert own is not None
                 row = struct.pack(f"<{len(tensors[name])}f", *tensors[name])
-                os.pwrite(out.fileno(), row, len(begin) + own.offset)
+                out.seek(len(begin) + own.offset)
+                out.write(row)
     finally:
         os.close(source)
 

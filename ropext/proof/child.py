@@ -11,7 +11,6 @@ import io
 import json
 import os
 import re
-import resource
 import struct
 import sys
 import time
@@ -439,9 +438,16 @@ def sentence_of(error: Exception) -> str:
 
 def cost(since: float) -> dict[str, Any]:
     """CPU seconds since a mark, and this process's peak memory in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB here
-    return {"cpu_seconds": time.process_time() - since, "peak_bytes": peak * unit}
+    if sys.platform == "win32":
+        import psutil  # accelerate needs it
+
+        peak = psutil.Process().memory_info().peak_wset
+    else:
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB here
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return {"cpu_seconds": time.process_time() - since, "peak_bytes": peak}
 
 
 def main() -> None:

@@ -3,9 +3,11 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from marked import checkpoint
@@ -181,10 +183,7 @@ def test_no_space(model: Path, tmp_path: Path, monkeypatch):
     shard.write_bytes(safetensors({"a": ("U8", [10**6], bytes(10**6))}))
     free = writing.TEXT_ROOM + 500_000
 
-    class Status:
-        f_bavail, f_frsize = free, 1
-
-    monkeypatch.setattr(os, "statvfs", lambda place: Status)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free))
     with pytest.raises(InputError, match="GB free"):
         extend(model, tmp_path / "out")
     extend(model, tmp_path / "out", link="hard")
@@ -227,7 +226,7 @@ def failing(code: int):
     return fail
 
 
-@pytest.mark.parametrize("code", sorted(copying.NO_HARD_LINK))
+@pytest.mark.parametrize("code", sorted(copying.NO_LINK))
 def test_hard_links_fall_back_to_copies(model: Path, tmp_path: Path, monkeypatch, code: int):
     monkeypatch.setattr(os, "link", failing(code))
     written = extend(model, tmp_path / "out", link="hard")
@@ -270,6 +269,38 @@ def test_copies_are_whole_whatever_the_kernel_does(tmp_path: Path, monkeypatch, 
     copying.copy_file(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "b").read_bytes() == content
     assert mode == "in the kernel" or calls
+
+
+@pytest.mark.parametrize("way", ["kernel", "hand"])
+@pytest.mark.parametrize("place", ["first", "middle", "last"])
+def test_a_copy_with_one_other_byte_is_no_copy(tmp_path: Path, monkeypatch, way: str, place: str):
+    size = 5 << 20  # 1,280 pages, of which the kernel's 64 are looked at
+    (tmp_path / "a").write_bytes(os.urandom(size))
+    where = {"first": 0, "middle": size // 2, "last": size - 1}[place]
+    copy, write = os.copy_file_range, os.pwrite
+
+    def damage(target):
+        byte = os.pread(target, 1, where)
+        if byte:
+            write(target, bytes([byte[0] ^ 1]), where)
+
+    def in_kernel(source, target, length, at, to):
+        if way == "hand":
+            raise OSError(errno.ENOSYS, "Function not implemented")
+        done = copy(source, target, length, at, to)
+        damage(target)
+        return done
+
+    def by_hand(target, data, at):
+        done = write(target, data, at)
+        if at <= where < at + done:
+            damage(target)
+        return done
+
+    monkeypatch.setattr(os, "copy_file_range", in_kernel)
+    monkeypatch.setattr(os, "pwrite", by_hand)
+    with pytest.raises(ProofFailed, match=r"the copy of .*a has other bytes"):
+        copying.copy_file(tmp_path / "a", tmp_path / "b")
 
 
 def test_a_file_that_shrinks_is_noticed(tmp_path: Path, monkeypatch):

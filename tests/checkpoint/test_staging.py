@@ -1,17 +1,19 @@
 """One directory as a whole or not at all: names, locks, recovery, and faults of the file system."""
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from marked import at_work, checkpoint, mark
@@ -350,7 +352,7 @@ def without_flock(monkeypatch) -> None:
     def refuse(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOTSUP, "Operation not supported")
 
-    monkeypatch.setattr(files.fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
 
 
 def test_without_flock_the_named_holder_decides(tmp_path: Path, monkeypatch):
@@ -478,8 +480,7 @@ def test_a_name_that_is_too_long(tmp_path: Path):
 
 def test_space_is_checked_where_the_output_will_be(tmp_path: Path, monkeypatch):
     check_space(tmp_path / "not" / "yet" / "out", 1000)
-    status = namedtuple("status", "f_bavail f_frsize")
-    monkeypatch.setattr(staging.os, "statvfs", lambda place: status(3, 10**9))
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=3 * 10**9))
     check_space(tmp_path / "out", 3 * 10**9)
     with pytest.raises(InputError, match=r"needs 3\.50 GB, but .* 3\.00 GB free"):
         check_space(tmp_path / "out", 35 * 10**8)

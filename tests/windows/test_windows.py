@@ -1,0 +1,155 @@
+"""The program under a simulated Windows (simulated/sitecustomize.py) gives the bytes of Linux.
+
+Each story runs twice, in folders of one name: once as the system is, once masked, every process
+that it starts too. Only a real machine shows what the mask does not know (docs/reliability.md).
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cli.tiny_checkpoint import make_llama
+from command_line import DRIVER, environment
+from gguf_files import making
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the mask is made for Linux")
+MASK = Path(__file__).with_name("simulated")
+YARN = ("--method", "yarn", "--factor", "2")
+QUICK = {
+    "inspect": ("inspect", "base"),
+    "plan": ("plan", "base", *YARN),
+    "extend": ("extend", "base", *YARN, "--no-verify", "-o", "out"),
+    "extend --force": ("extend", "base", *YARN, "--no-verify", "-o", "out", "--force"),
+    "extend --force again": ("extend", "base", *YARN, "--no-verify", "-o", "out", "--force"),
+    "hard": ("extend", "base", *YARN, "--no-verify", "-o", "hard", "--link", "hard"),
+    "symlink": ("extend", "base", *YARN, "--no-verify", "-o", "soft", "--link", "symlink"),
+    "refused": ("extend", "base", *YARN, "--no-verify", "-o", "out"),
+    "inspect GGUF": ("inspect", "model.gguf"),
+    "extend GGUF": ("extend", "model.gguf", *YARN, "-o", "long.gguf"),
+    "extend GGUF --force": ("extend", "model.gguf", *YARN, "-o", "long.gguf", "--force"),
+    "verify GGUF": ("verify", "long.gguf"),
+    "recipes": ("recipes", "ls"),
+}
+TRAINED = ("--data", "ropext://tuning", "--batch-tokens", "1024", "--seed", "3")
+FIT = ("--start", "yarn", "--factor", "2", "--steps", "1")
+TUNE = ("--steps", "2", "--save-every", "1", "--eval-documents", "0")
+READ = ("--data", "ropext://held-out", "--max-docs", "2", "--lengths", "256,512")
+LONG = {
+    "extend": ("extend", "ropext://demo", *YARN, "-o", "extended"),
+    "verify": ("verify", "extended"),
+    "fit": ("fit", "ropext://demo", *FIT, *TRAINED, "-o", "fitted"),
+    "finetune": ("finetune", "extended", *TUNE, *TRAINED, "-o", "tuned"),
+    "eval": ("eval", "extended", *READ),
+    "eval -o": ("eval", "extended", *READ, "-o", "read"),
+    "eval tuned": ("eval", "tuned", *READ, "-o", "read-tuned"),
+    "compare": ("compare", "read", "read-tuned"),
+}
+RECIPE = """\
+model: ropext://demo
+extend: {method: ntk, factor: 2}
+finetune: {data: "ropext://tuning", steps: 2, save_every: 1, batch_tokens: 1024, eval_documents: 0}
+evaluate: {data: ropext://held-out, max_docs: 2, lengths: "256,512"}
+"""
+
+
+def around(folder, masked, **more):
+    place = environment(folder) | more
+    if masked:
+        place["PYTHONPATH"] = f"{MASK}{os.pathsep}{place['PYTHONPATH']}"
+        place["ROPEXT_SEES"] = str(folder.parent / "never")
+    return place
+
+
+def inputs(folder):
+    folder.mkdir(parents=True)
+    make_llama(folder / "base")
+    making.write(folder / "model.gguf")
+    (folder / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
+    return folder
+
+
+def told(folder, masked, story, **more):
+    """{step: (exit code, stdout, stderr)} of command lines in one interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", DRIVER, json.dumps(list(story.values()))],
+        cwd=folder,
+        env=around(folder, masked, **more),
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(zip(story, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
+def contents(folder):
+    """Every file of a folder but logs of times and what a driver left, by its bytes."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.suffix != ".log" and not path.name.startswith("said-")
+        and ".cache" not in path.parts
+    }  # fmt: skip
+
+
+def both(tmp_path, story, **more):
+    said, trees = [], []
+    for system in ("linux", "windows"):
+        folder = inputs(tmp_path / system / "here")
+        said.append(told(folder, system == "windows", story, **more))
+        trees.append(contents(folder))
+        for step, (code, _, err) in said[-1].items():
+            assert code == (2 if step == "refused" else 0), (system, step, err)
+    assert not (tmp_path / "windows" / "never").exists()
+    assert not [name for name in trees[1] if ".ropext-" in name]
+    assert trees[0].keys() == trees[1].keys()
+    other = [name for name in trees[0] if trees[0][name] != trees[1][name]]
+    assert [name for name in other if name != "soft/ropext.json"] == []  # it says what is a link
+    return said
+
+
+def test_quick_commands_give_the_same_bytes(tmp_path):
+    linux, windows = both(tmp_path, QUICK)
+    for step in ("inspect", "inspect GGUF", "verify GGUF", "recipes"):
+        assert linux[step] == windows[step]
+    assert "hard linked instead of symlinked" in "".join(windows["symlink"][1:])
+    place = tmp_path / "windows" / "here"
+    one, two = (os.stat(place / name / "model.safetensors") for name in ("base", "soft"))
+    assert one.st_ino == two.st_ino
+
+
+@pytest.mark.slow
+def test_long_commands_give_the_same_bytes(tmp_path):
+    both(tmp_path, LONG)
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on(tmp_path):
+    """Killed in the middle of its fine-tuning; the same line ends with the bytes of a run that was
+    not."""
+    words = ["run", "recipe.yaml", "-o", "out"]
+    plain = inputs(tmp_path / "linux" / "here")
+    assert told(plain, False, {"run": words})["run"][0] == 0
+    folder = inputs(tmp_path / "windows" / "here")
+    child = subprocess.Popen(
+        [sys.executable, "-m", "ropext", *words],
+        cwd=folder,
+        env=around(folder, True),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    while not list(folder.rglob("checkpoint-1")) and child.poll() is None:
+        time.sleep(0.05)
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    code, _, err = told(folder, True, {"run": words})["run"]
+    assert code == 0, err
+    assert not (tmp_path / "windows" / "never").exists()
+    first, second = contents(plain), contents(folder)
+    assert first.keys() == second.keys()
+    assert [name for name in first if first[name] != second[name]] == []
