@@ -348,7 +348,17 @@ PAIR_FACTORS_LIMIT = 16 << 20  # bytes
 
 def read_text(path: str) -> str:
     """A small text file that an option names."""
-    return read_bytes(Path(path), PAIR_FACTORS_LIMIT).decode("utf-8", errors="replace")
+    return as_text(read_bytes(Path(path), PAIR_FACTORS_LIMIT))
+
+
+def as_text(data: bytes) -> str:
+    """Decode what a user made: PowerShell 5.1's > writes UTF-16, other programs a mark."""
+    return data.decode(json.detect_encoding(data), errors="replace")
+
+
+def is_path(text: str) -> bool:
+    """Whether a text can be nothing but a path; in ID:CONFIG no slash follows the colon."""
+    return bool(re.match(r"[./~\\]|[A-Za-z]:[/\\]", text))
 
 
 def read_object(path: Path, limit: int = CONFIG_LIMIT) -> dict[str, Any]:

@@ -1,6 +1,9 @@
 """How a long piece of work tells how far it is, and how it is stopped; it prints nothing itself."""
 
+import re
+import shlex
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +20,18 @@ Clock = Callable[[], float]
 
 SECONDS = 30.0  # between two lines of a log
 FILES_PATIENCE = 5.0  # seconds of copying or hashing before the first one
+
+
+def pasted(*words: str) -> str:
+    """Join words as POSIX shells, cmd and PowerShell all read them, where the letters allow it."""
+    windows = sys.platform == "win32"
+    bare = re.compile(r"[\w./:=+\\-]+" if windows else r"[\w./:=+-]+", re.ASCII)
+    inside = re.compile(r'[^"]+' if windows else r'[^"\\$`!]+')
+    if windows:
+        from subprocess import list2cmdline
+    last: Callable[[str], str] = (lambda own: list2cmdline([own])) if windows else shlex.quote
+    said = (f'"{own}"' if inside.fullmatch(own) else last(own) for own in words)
+    return " ".join(a if bare.fullmatch(a) else b for a, b in zip(words, said, strict=True))
 
 
 def silent(sentence: str) -> None:

@@ -279,7 +279,7 @@ def _locate(model: str, revision: str | None, weights: bool) -> tuple[Path, str 
             raise UsageError(
                 f"--revision {revision} is for hub ids, but {model} is a local directory"
             )
-        cached = CACHED.search(os.path.abspath(path))
+        cached = CACHED.search(Path(os.path.abspath(path)).as_posix())
         if cached:
             return path, cached["repo"].replace("--", "/", 1), cached["commit"]
         return path, None, None

@@ -1,6 +1,5 @@
 """`ropext push DIR ORG/NAME`; and `--push-to-hub` of every command that writes a checkpoint."""
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +8,7 @@ import typer
 from ropext.cli.output import Out, stoppable
 from ropext.errors import RopextError, Stopped, UsageError
 from ropext.files import values_json
+from ropext.narration import pasted
 
 if TYPE_CHECKING:
     from ropext.checkpoint.push import Pushed
@@ -72,7 +72,7 @@ def again(directory: Path, wanted: Push) -> str:
     words += ["--public"] if wanted["public"] else []
     for run in wanted.get("results", ()):
         words += ["--results", run]
-    return shlex.join(words)
+    return pasted(*words)
 
 
 def sentence(done: "Pushed") -> str:

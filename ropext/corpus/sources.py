@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ropext import bundled
 from ropext.errors import InputError
-from ropext.files import check_link, open_regular
+from ropext.files import check_link, is_path, open_regular
 from ropext.options.fields import DOCUMENTS, TABLES, Texts
 
 T = TypeVar("T")
@@ -109,7 +109,7 @@ def _documents(source: Source) -> Iterator[RawDocument]:
     elif path.exists():
         source.part({NO_SPLIT: None})
         yield from _read_file(path, path.name, source, named=True)
-    elif path.suffix in READERS or source.data.startswith((".", "/", "~")):
+    elif path.suffix in READERS or is_path(source.data):
         raise InputError(f"--data {source.data}: there is no such file or folder")
     else:
         yield from _within(_read_dataset(source), source.data, source)

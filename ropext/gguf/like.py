@@ -1,7 +1,6 @@
 """The spectrum of an extended or fitted directory, for a GGUF of the same model."""
 
 import re
-import shlex
 
 from ropext import families, forms, scaling
 from ropext.checkpoint import Snapshot, open_snapshot
@@ -11,6 +10,7 @@ from ropext.errors import InputError, UsageError
 from ropext.gguf.file import GgufFile
 from ropext.gguf.header import F32
 from ropext.loaders.gguf import STORED, alike
+from ropext.narration import pasted
 from ropext.options.extend import KNOBS, Extend, knobs_for
 from ropext.rope import Rope, compression
 
@@ -69,7 +69,7 @@ def _by_method(request: Extend, record: Record, rope: Rope) -> Extend | None:
 
 
 def _differs(source: Snapshot, model: GgufFile, what: str) -> InputError:
-    place = shlex.quote(source.name)
+    place = pasted(source.name)
     return InputError(
         f"{model.name} is not of the model in {source.name}: {what} differ, as after training; "
         f"convert that one (python convert_hf_to_gguf.py {place} --outfile OUT.gguf), then `ropext "

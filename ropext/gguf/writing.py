@@ -17,7 +17,7 @@ from ropext.checkpoint.staging import check_output, check_space, staged
 from ropext.checkpoint.weights import WeightFile
 from ropext.checkpoint.writing import TEXT_ROOM, Written
 from ropext.errors import InputError, ProofFailed, RopextError, UsageError
-from ropext.files import bytes_on_disk, open_regular, os_errors, tagged
+from ropext.files import bytes_on_disk, move, open_regular, os_errors, read_text, tagged
 from ropext.gguf.file import DIVISORS, RECORD, GgufFile, open_gguf, rope_of, sizes
 from ropext.gguf.header import F32, FORMATS, STRING, UINT32, GgufHeader
 from ropext.gguf.keys import Values, changes
@@ -79,7 +79,20 @@ def write_gguf(
                 notes += [f"{path.name}: {note}"] if note else []
             _write(model.head, target, {**keys, **_provenance(full)}, tensors, show)
         proof = _prove(target, model, plan.main.wanted, plan.target) if prove else None
+        with os_errors(output):
+            notes += _modelfile(stage.directory, output, plan.target) if one else []
     return Written(output, full, (*stage.notes, *notes), {}, proof)
+
+
+def _modelfile(folder: Path, output: Path, target: int) -> list[str]:
+    """Put what Ollama reads beside the file, but not over what somebody else wrote."""
+    new, path = folder / "Modelfile", output.with_name(f"{output.name}.Modelfile")
+    text = guard.signed(f"FROM ./{output.name}\nPARAMETER num_ctx {target}\n")
+    if os.path.lexists(path) and guard.signed(old := read_text(str(path))) != old:
+        return [f"{path} stays: ropext did not write it, or it was edited"]
+    new.write_bytes(text.encode())
+    move(new.replace, path)
+    return []
 
 
 def written(place: Path) -> set[str] | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ropext.forms import Params
 from ropext.loaders.table import LoaderReading, kinds_of, readings
+from ropext.narration import pasted
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def serving_lines(
     lines.append(
         _llama_cpp(newest["llama.cpp"], "" if still else family, directory, target, on_hub)
     )
-    harness = shlex.quote(f"pretrained={directory},max_length={target}")
+    harness = pasted(f"pretrained={directory},max_length={target}")
     lines.append(
         _line(
             replace(newest["transformers"], loader="lm-eval"),
@@ -121,18 +122,20 @@ def file_lines(
     """How to run a GGUF file: every program has a length of its own, which is not the file's."""
     from ropext.loaders.gguf import environment, runners  # late: no directory needs it
 
-    place, out = shlex.quote(file), []
+    of = {"file": pasted(file), "name": PurePath(file).name, "target": str(target)}
+    of, out = of | {"modelfile": pasted(f"{file}.Modelfile")}, []
     for reading in readings:
         if "command" in (entry := runners()[reading.loader]):
-            note = entry.get("note", "") + (environment(params) if "starts" in entry else "")
-            out.append(_line(reading, entry["command"].format(file=place, target=target), note))
+            said, note = (entry.get(key, "").format(**of) for key in ("command", "note"))
+            note += environment(params) if "starts" in entry else ""
+            out.append(_line(reading, said, note))
     return tuple(out)
 
 
 def _pipeline(directory: str, masked_lm: bool) -> str:
     task = "fill-mask" if masked_lm else "text-generation"
-    make = f"pipe = pipeline({json.dumps(task)}, {json.dumps(directory)})"
-    return f"python -ic {shlex.quote(f'from transformers import pipeline; {make}')}"
+    make = f"pipe = pipeline({task!r}, {directory!r})"
+    return f"python -ic {pasted(f'from transformers import pipeline; {make}')}"
 
 
 def _announced(params: Params, context: int, target: int) -> dict[str, int]:
@@ -156,23 +159,23 @@ def _needed(reading: LoaderReading, server: str, announced: int) -> str:
 def _llama_cpp(
     reading: LoaderReading, family: str, directory: str, target: int, on_hub: bool
 ) -> Serving:
-    gguf = shlex.quote(f"{PurePath(directory).name or 'model'}.gguf")
-    place = f"{'--remote ' if on_hub else ''}{shlex.quote(directory)}"
+    gguf = pasted(f"{PurePath(directory).name or 'model'}.gguf")
+    place = f"{'--remote ' if on_hub else ''}{pasted(directory)}"
     convert = f"python convert_hf_to_gguf.py {place} --outfile {gguf}"
     server = f"llama-server -m {gguf} -c {target}"
     if reading.verdict == "different" and reading.flag:
-        command = f"{convert} && {server} {reading.flag}"
+        command = f"{convert}\n{server} {reading.flag}"
         return Serving(reading.loader, command, "exact with these flags alone: " + reading.why)
     if reading.verdict in ("ignored", "different"):
         from ropext.loaders.gguf import takes_divisors  # late: few forms need it
 
         if takes_divisors(family):
-            long = shlex.quote(f"{PurePath(directory).name or 'model'}-long.gguf")
-            like = f"ropext extend {gguf} --like {shlex.quote(directory)} -o {long}"
-            command = f"{convert} && {like} && llama-server -m {long} -c {target}"
+            long = pasted(f"{PurePath(directory).name or 'model'}-long.gguf")
+            like = f"ropext extend {gguf} --like {pasted(directory)} -o {long}"
+            command = f"{convert}\n{like}\nllama-server -m {long} -c {target}"
             note = "its converter loses this scaling; ropext writes it into the GGUF, exactly"
             return Serving(reading.loader, command, note)
-    return _line(reading, f"{convert} && {server}")
+    return _line(reading, f"{convert}\n{server}")
 
 
 def _line(reading: LoaderReading, command: str, note: str = "") -> Serving:

@@ -20,7 +20,7 @@ from pydantic import ConfigDict, PrivateAttr, ValidationError, model_validator
 from pydantic.json_schema import GenerateJsonSchema
 
 from ropext.errors import InputError, RopextError, UsageError, did_you_mean
-from ropext.files import read_bytes, read_text
+from ropext.files import as_text, is_path, read_bytes, read_text
 from ropext.options.evaluate import Evaluate, Measuring
 from ropext.options.extend import (
     AUTO,
@@ -388,7 +388,7 @@ def read_recipe(
             raise InputError(f"{path} has more than the {limit} KiB that a recipe may have")
         data = read_bytes(path, SIZE_LIMIT)
         entries = parse(data, path.name, path.parent if folder is None else folder)
-        source = RecipeSource(path.name, entries, data.decode("utf-8", "replace"), path)
+        source = RecipeSource(path.name, entries, as_text(data), path)
     return make(source, words)
 
 
@@ -450,7 +450,7 @@ def _placed(loc: Loc, entry: Entry) -> Any:
     text = os.path.expanduser(text)
     if "://" in text or entry.folder == Path():
         return text
-    looks_local = text.startswith((".", "~", "/")) or Path(text).suffix in (*DOCUMENTS, *TABLES)
+    looks_local = is_path(text) or Path(text).suffix in (*DOCUMENTS, *TABLES)
     if loc[-1] in LOCAL_PLACES or looks_local or (entry.folder / text).exists():
         return str(entry.folder / text)
     return text

@@ -53,7 +53,7 @@ class Hashes:
         """Hash everything in a directory, by name, `but` some; None where it is none."""
         if not directory.is_dir():
             return None
-        names = {str(file.relative_to(directory)): file for file in _files(directory)}
+        names = {file.relative_to(directory).as_posix(): file for file in _files(directory)}
         return digest({name: self.of(file) for name, file in names.items() if name not in but})
 
     def of_model(self, snapshot: Snapshot) -> str:
@@ -69,7 +69,7 @@ class Hashes:
             return self.of(path)
         if path.is_dir():
             files = [file for file in _files(path) if file.suffix in (*DOCUMENTS, ".arrow")]
-            return digest({str(file.relative_to(path)): self.of(file) for file in files})
+            return digest({file.relative_to(path).as_posix(): self.of(file) for file in files})
         return f"dataset {source}"
 
 

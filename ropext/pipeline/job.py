@@ -7,6 +7,7 @@ from typing import Any
 from ropext import bundled, guard
 from ropext.checkpoint.provenance import scrub
 from ropext.errors import InputError, UsageError
+from ropext.files import is_path
 from ropext.options.fields import DOCUMENTS, EVALUATE, EXTEND, READ, flag, spelled
 from ropext.options.recipe import (
     CHOSEN,
@@ -92,7 +93,7 @@ def check_data(recipe: Recipe) -> None:
         if name not in DATA_KEYS or entry.value is None:
             continue
         place = str(recipe.options(section[0])["evaluate" if name == "eval" else name])
-        is_local = place.startswith((".", "~", "/")) or Path(place).suffix in DOCUMENTS
+        is_local = is_path(place) or Path(place).suffix in DOCUMENTS
         if "://" not in place and is_local and not Path(place).exists():
             raise InputError(
                 f"{entry.where}: {section[0]}.{name} is {place}, and there is no such file or "

@@ -1,7 +1,6 @@
 """What was measured, as tables and sentences: of an evaluation, a comparison, a ranking."""
 
 import math
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -9,6 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ropext.lengths import length_text
+from ropext.narration import pasted
 from ropext.options.extend import Extend
 from ropext.options.fields import flag
 from ropext.results.gates import metric_text
@@ -475,4 +475,4 @@ def extend_command(made: "Plan") -> str:
             words.append(",".join(map(str, value)))
         elif value is not True:
             words.append(f"{value:.15g}" if isinstance(value, float) else str(value))
-    return shlex.join([*words, "-o", "OUT"])
+    return pasted(*words, "-o", "OUT")

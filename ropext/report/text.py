@@ -335,7 +335,8 @@ def serving_text(lines: Iterable["Serving"]) -> str:
     out = []
     for line in lines:
         note = f"  ({line.note})" if line.note and line.command else line.note
-        out.append(f"  {line.loader:<12} {line.command}{note}")
+        said = f"{line.command}{note}".replace("\n", f"\n{'':15}")
+        out.append(f"  {line.loader:<12} {said}")
     return "\n".join(out)
 
 

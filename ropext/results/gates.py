@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ropext.errors import UsageError
+from ropext.files import is_path
 from ropext.lengths import length_text, parse_length
 from ropext.options.evaluate import Evaluate
 from ropext.results import BASE
@@ -108,7 +109,8 @@ def split_spec(spec: str) -> tuple[Path, str | None]:
     if Path(spec).is_dir():
         return Path(spec), None
     path, colon, variant = spec.rpartition(":")
-    return (Path(path), variant) if colon and path else (Path(spec), None)
+    named = colon and path and not is_path(variant)
+    return (Path(path), variant) if named else (Path(spec), None)
 
 
 def check_gate(gate: Gate, variant: str, values: "Mapping[str, Value]") -> Outcome:

@@ -270,7 +270,7 @@ class AdapterObjective(Objective):
         # What --report-to tensorboard wrote.
         folder = self.folder / TUNED
         paths = sorted(path for path in folder.glob("runs/**/*") if path.is_file())
-        trackers = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+        trackers = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
         files = report.finetune_files(result) | trackers | self.first_steps()
         control = self.control.best_checkpoint if self.control else None
         weights = self.origin, self.tuned.best_checkpoint, control

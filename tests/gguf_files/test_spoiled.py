@@ -104,6 +104,7 @@ def test_spoiled_files_keep_the_promise(seeds, tmp_path):
                     outcomes["extended"] += 1
                     assert verifying.check_directory(out, against=str(base), deep=True).passed
                     out.unlink()
+                    (tmp_path / "out.gguf.Modelfile").unlink()
         assert base.read_bytes() == content
         assert os.listdir(tmp_path) == ["base.gguf"], number
     print(outcomes)

@@ -82,10 +82,25 @@ def test_the_record_is_in_the_file(base, tmp_path):
     lines = {line.loader: line.command for line in served.serving}
     assert lines == {
         "llama.cpp": f"llama-server -m {out} -c 1024",
-        "ollama": rf"printf 'FROM %s\nPARAMETER num_ctx %s\n' {out} 1024 > Modelfile"
-        " && ollama create long -f Modelfile",
-        "lm-studio": f"lms import --copy {out} && lms load --context-length 1024",
+        "ollama": f"ollama create long -f {out}.Modelfile",
+        "lm-studio": f"lms import --copy {out}\nlms load --context-length 1024",
     }
+
+
+def test_what_ollama_reads_lies_beside_the_file(base, tmp_path):
+    """The two lines, and a comment that says whose they are; an edited one stays, and is named."""
+    out, beside = tmp_path / "my long.gguf", tmp_path / "my long.gguf.Modelfile"
+    extend(base, out)
+    assert beside.read_text().splitlines()[:2] == ["FROM ./my long.gguf", "PARAMETER num_ctx 1024"]
+    assert beside.read_text().splitlines()[2].startswith("# ")
+    extend(base, out, factor=None, target=2048, force=True)
+    assert "PARAMETER num_ctx 2048\n" in beside.read_text()
+    with beside.open("a") as stream:
+        stream.write("TEMPLATE mine\n")
+    edited = beside.read_text()
+    done = extend(base, out, force=True)
+    assert beside.read_text() == edited
+    assert any(f"{beside} stays" in note for note in done.written.notes)
 
 
 def test_the_same_extension_gives_the_same_bytes(base, tmp_path):
@@ -175,7 +190,7 @@ def test_what_an_architecture_cannot_carry_is_refused(tmp_path):
     for wanted in ({"method": "llama3"}, {"method": "yarn", "beta_fast": 8.0}):
         with pytest.raises(NotExpressible, match=r"a qwen2 GGUF.*pi, ntk"):
             extend(path, tmp_path / "long.gguf", **wanted)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["ok.gguf", "q.gguf"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["ok.gguf", "ok.gguf.Modelfile", "q.gguf"]
 
 
 @pytest.mark.parametrize(
@@ -273,6 +288,7 @@ def test_never_in_place_and_never_over_another_file(base, tmp_path):
         "base.gguf",
         "there.gguf",
         "ours.gguf",
+        "ours.gguf.Modelfile",
         "folder.gguf",
     }
 
@@ -362,7 +378,7 @@ def test_killed_at_every_step(base, tmp_path):
         assert state in (old, truth)
         seen.add((state == truth, aside.exists()))
         extend(base, out, method="llama3", force=True)
-        assert os.listdir(room) == ["long.gguf"]
+        assert sorted(os.listdir(room)) == ["long.gguf", "long.gguf.Modelfile"]
         assert out.read_bytes() == truth
         if finished:
             break

@@ -92,7 +92,7 @@ def test_truncation_that_beats_the_best_is_said():
     shown = ranking_text(better, {"yarn": plan()}, {"llama3": "no reason"})
     assert "the base that sees only its last 64 tokens is 0.5000 nats a token lower" in shown
     assert "not measured: llama3: no reason" in shown
-    assert shown.endswith("ropext extend 'my model' --method yarn --factor 4 -o OUT")
+    assert shown.endswith('ropext extend "my model" --method yarn --factor 4 -o OUT')
     worse = ranking(base=LEVELS + 0.5, yarn=LEVELS, pi=LEVELS + 0.2)
     assert "truncating" not in ranking_text(worse, {"yarn": plan()}, {})
 

@@ -1,0 +1,89 @@
+"""Words that Windows' users type, and lines that their shells take; the same answers on Linux."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from ropext import loaders
+from ropext.corpus.sources import Source, read_documents
+from ropext.errors import InputError
+from ropext.files import is_path
+from ropext.narration import pasted
+from ropext.options.recipe import read_recipe
+from ropext.results.gates import split_spec
+
+WORDS = ["plain", "two words", r"C:\my models\out", r"C:\R&D", "a,b", 'say "hi"', "x;y|z", "模型"]
+
+
+def arguments(line):
+    """The words of a command line by the rules of Microsoft's C runtime, transcribed from "Parsing
+    C command-line arguments"."""
+    words, word, quoted, at, begun = [], "", False, 0, False
+    while at < len(line):
+        slashes = len(line) - at - len(line[at:].lstrip("\\"))
+        if slashes and line[at + slashes : at + slashes + 1] == '"':
+            word, at, begun = word + "\\" * (slashes // 2), at + slashes, True
+            if slashes % 2:
+                word, at = word + '"', at + 1
+            continue
+        letter, at = line[at], at + 1
+        if letter == '"':
+            quoted, begun = not quoted, True
+        elif letter == " " and not quoted:
+            words, word, begun = words + [word] * begun, "", False
+        else:
+            word, begun = word + letter, True
+    return words + [word] * begun
+
+
+def test_words_are_read_back(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    line = pasted(*WORDS)
+    assert arguments(line) == WORDS
+    outside = re.sub(r'"(?:\\"|[^"])*"', "", line)  # where cmd and PowerShell look for operators
+    assert not set(outside) & set("&|;,<>(){}'$`@%^!")
+
+
+def test_lines_for_windows_have_no_word_of_a_posix_shell(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    params = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    place = r"C:\my models\out"
+    lines = loaders.serving_lines(place, "llama", params, context=4096, target=16384)
+    for line in lines:
+        if line.loader in ("vllm", "sglang"):
+            continue  # they run in WSL, a POSIX shell
+        assert "&&" not in line.command
+        for one in line.command.splitlines():
+            assert any(place in word.replace("\\\\", "\\") for word in arguments(one)) or (
+                one.startswith("llama-server -m out.gguf")
+            )
+    code = arguments(lines[0].command)[-1]
+    compile(code, "pasted", "exec")
+
+
+@pytest.mark.parametrize("text", [r"C:\texts", "C:/texts", r"\\server\texts", "./x", "~/x", "/x"])
+def test_a_drive_letter_begins_a_path(text):
+    assert is_path(text)
+    assert split_spec(text) == (Path(text), None)
+    with pytest.raises(InputError, match="there is no such file or folder"):
+        list(read_documents(Source(text)))
+
+
+def test_a_variant_or_a_config_follows_a_colon():
+    assert not any(map(is_path, ["wikitext:wikitext-2", "a:b", "org/name"]))
+    assert split_spec(r"C:\runs\one:tuned") == (Path(r"C:\runs\one"), "tuned")
+    assert split_spec("run:tuned") == (Path("run"), "tuned")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_what_powershell_redirected_is_read(tmp_path, encoding):
+    file, pairs = tmp_path / "recipe.yaml", tmp_path / "pairs.txt"
+    pairs.write_bytes("1.0\n2.0\n".encode(encoding))
+    text = "model: 模型\nextend: {method: longrope, factor: 2, pair_factors: pairs.txt}\n"
+    file.write_bytes(text.replace("\n", "\r\n").encode(encoding))
+    recipe = read_recipe(file)
+    assert recipe.model == "模型"
+    assert recipe.extend.pair_factors == (1.0, 2.0)
+    assert recipe.source.text.startswith("model")
