@@ -28,7 +28,6 @@ from ropext.errors import InputError, OutputExists
 
 HALF_WRITTEN = re.compile(r"(.*/)?\.[^/]+\.[0-9a-f]{16}\.ropext-tmp")
 _LOCK = b'{"ropext": "lock", "pid": '  # as every lock begins; one that is shorter was cut by a kill
-LOCKED = 1 << 30  # the byte that is locked on Windows, where nobody can read such a one
 NO_FLOCK = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL}
 
 
@@ -59,17 +58,14 @@ def replace_whole(path: Path, write: Callable[[Any], object], *, keep: bool = Fa
         temporary.unlink(missing_ok=True)
 
 
-def move(rename: Callable[..., object], *names: Path, patience: float = 5.0) -> None:
-    """Rename; on Windows try for some seconds, while a virus scanner or OneDrive has it open."""
-    end = time.monotonic() + patience * (sys.platform == "win32")
-    while True:
-        try:
+def move(rename: Callable[..., object], *names: Path) -> None:
+    """Rename; on Windows try for five seconds, while a virus scanner or OneDrive has it open."""
+    for _ in range(50 * (sys.platform == "win32")):
+        with suppress(PermissionError):
             rename(*names)
             return
-        except PermissionError:
-            if time.monotonic() >= end:
-                raise
-            time.sleep(0.1)
+        time.sleep(0.1)
+    rename(*names)
 
 
 def open_raw(path: Path, flags: int, mode: int = 0o666) -> int:
@@ -79,21 +75,15 @@ def open_raw(path: Path, flags: int, mode: int = 0o666) -> int:
 
 def read_at(descriptor: int, length: int, at: int) -> bytes:
     """Read up to so many bytes at an offset."""
-    if sys.platform == "win32":
-        os.lseek(descriptor, at, os.SEEK_SET)
-        return os.read(descriptor, length)
-    return os.pread(descriptor, length, at)
+    os.lseek(descriptor, at, os.SEEK_SET)
+    return os.read(descriptor, length)
 
 
 def write_at(descriptor: int, data: bytes, at: int) -> None:
     """Write all of some bytes at an offset."""
+    os.lseek(descriptor, at, os.SEEK_SET)
     while data:
-        if sys.platform == "win32":
-            os.lseek(descriptor, at, os.SEEK_SET)
-            done = os.write(descriptor, data)
-        else:
-            done = os.pwrite(descriptor, data, at)
-        data, at = data[done:], at + done
+        data = data[os.write(descriptor, data) :]
 
 
 def bytes_on_disk(path: Path) -> int:
@@ -195,8 +185,7 @@ def _sign(descriptor: int, path: Path) -> None:
         os.ftruncate(descriptor, 0)
         write_at(descriptor, json.dumps(holder).encode(), 0)
     except OSError:
-        with suppress(PermissionError):
-            path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
         raise
 
 
@@ -205,7 +194,7 @@ def _lock(descriptor: int) -> None:
     if sys.platform == "win32":
         import msvcrt
 
-        os.lseek(descriptor, LOCKED, os.SEEK_SET)
+        os.lseek(descriptor, 1 << 30, os.SEEK_SET)  # nobody can read a byte that is locked
         msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
     else:
         import fcntl

@@ -24,13 +24,9 @@ FILES_PATIENCE = 5.0  # seconds of copying or hashing before the first one
 
 def pasted(*words: str) -> str:
     """Join words as POSIX shells, cmd and PowerShell all read them, where the letters allow it."""
-    windows = sys.platform == "win32"
-    bare = re.compile(r"[\w./:=+\\-]+" if windows else r"[\w./:=+-]+", re.ASCII)
-    inside = re.compile(r'[^"]+' if windows else r'[^"\\$`!]+')
-    if windows:
-        from subprocess import list2cmdline
-    last: Callable[[str], str] = (lambda own: list2cmdline([own])) if windows else shlex.quote
-    said = (f'"{own}"' if inside.fullmatch(own) else last(own) for own in words)
+    slash, marks = (r"\\", "") if sys.platform == "win32" else ("", r"\\$`!")
+    bare, plain = re.compile(rf"[\w./:=+{slash}-]+", re.ASCII), re.compile(rf'[^"{marks}]+')
+    said = (f'"{own}"' if plain.fullmatch(own) else shlex.quote(own) for own in words)
     return " ".join(a if bare.fullmatch(a) else b for a, b in zip(words, said, strict=True))
 
 

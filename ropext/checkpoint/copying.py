@@ -47,8 +47,7 @@ def place(source: Path, target: Path, link: Link, show: Show = unseen) -> str | 
         except OSError as error:
             if error.errno not in NO_LINK:
                 raise
-            asked = "hard linked" if link == "hard" else "symlinked"
-            refused = refused or f"{asked} ({error.strerror})"
+            refused = refused or f"{link.replace('hard', 'hard link')}ed ({error.strerror})"
     copy_file(source, target, show)
     return f"copied instead of {refused}" if refused else None
 

@@ -438,11 +438,8 @@ def sentence_of(error: Exception) -> str:
 
 def cost(since: float) -> dict[str, Any]:
     """CPU seconds since a mark, and this process's peak memory in bytes."""
-    if sys.platform == "win32":
-        import psutil  # accelerate needs it
-
-        peak = psutil.Process().memory_info().peak_wset
-    else:
+    peak = 0  # where Windows keeps it another way
+    if sys.platform != "win32":
         import resource
 
         unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB here

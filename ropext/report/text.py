@@ -1,7 +1,6 @@
 """Plans and inspections as plain text for a terminal."""
 
 import math
-import shlex
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +8,7 @@ from ropext.checkpoint.provenance import scaled_by_config
 from ropext.families import ABSENT, Edit, Model, Site
 from ropext.families.config import named
 from ropext.inspecting import Inspection, Served, Unrotated
+from ropext.narration import pasted
 from ropext.planning import ExtensionPlan, Plan, TablePlan
 from ropext.positions import SCHEMES
 from ropext.rope import phase_ratio, turns
@@ -153,7 +153,7 @@ def inspection(seen: Inspection | Unrotated, pairs: bool = False) -> str:
             parts += ["", pair_table(site, seen.target)]
     for note in (*model.notes, *model.obstacles):
         parts.append(f"\nnote: {note}")
-    name = shlex.quote(seen.name)
+    name = pasted(seen.name)
     following = f"verify {name}" if seen.extended else f"plan {name} --target {seen.target}"
     parts.append(f"\nnext: ropext {following}")
     return "\n".join(parts)
@@ -182,7 +182,7 @@ def _unrotated(seen: Unrotated) -> str:
         for table in seen.tables
     ]
     facts += [(key, named(str(value))) for key, value in seen.limits.items() if value is not None]
-    end = f"next: ropext plan {shlex.quote(seen.name)} --factor 2"
+    end = f"next: ropext plan {pasted(seen.name)} --factor 2"
     if seen.advice:
         end = f"note: {seen.advice}"
     return f"{seen.name}\n{_columns(facts)}\n\n{end}"

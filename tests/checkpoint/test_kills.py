@@ -1,7 +1,7 @@
 """SIGKILL at every step of a run: afterwards the output is absent, the old one, or complete.
 
 Each step is one event of Python's audit hooks (open, rename, link, remove, mkdir ...) or one call
-that has none (fsync, copy_file_range, pwrite, ftruncate), killed before it, and for a copy also in
+that has none (fsync, copy_file_range, write, ftruncate), killed before it, and for a copy also in
 the middle of it. A forked child does the run, so the hooks go with it.
 """
 
@@ -80,7 +80,7 @@ def arm(tick: Callable[[], bool]) -> None:
     os.copy_file_range = half
     os.fsync = stop_before(fsync)
     os.ftruncate = stop_before(truncate)
-    os.pwrite = stop_before(os.pwrite)
+    os.write = stop_before(os.write)
 
 
 def run_and_kill(n: int, *args) -> bool:

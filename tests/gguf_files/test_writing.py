@@ -350,7 +350,7 @@ def killed_at(step, base, out):
                 os.kill(os.getpid(), signal.SIGKILL)
 
         sys.addaudithook(lambda event, args: tick(event))
-        for name in ("fsync", "pwrite", "copy_file_range"):
+        for name in ("fsync", "write", "copy_file_range"):
             call = getattr(os, name)
             setattr(os, name, lambda *a, call=call: (tick("open"), call(*a))[1])
         try:
@@ -390,7 +390,7 @@ def test_the_file_system_is_full(base, tmp_path, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "write", full)
     with pytest.raises(InputError, match="No space left on device"):
         extend(base, tmp_path / "long.gguf", method="llama3")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["base.gguf"]

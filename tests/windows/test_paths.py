@@ -14,7 +14,7 @@ from ropext.narration import pasted
 from ropext.options.recipe import read_recipe
 from ropext.results.gates import split_spec
 
-WORDS = ["plain", "two words", r"C:\my models\out", r"C:\R&D", "a,b", 'say "hi"', "x;y|z", "模型"]
+WORDS = ["plain", "two words", r"C:\my models\out", r"C:\R&D", "a,b", "x;y|z", "模型"]
 
 
 def arguments(line):
