@@ -20,11 +20,11 @@ from ropext.corpus.splitting import split_documents
 __all__ = [
     "Basket",
     "Corpus",
+    "DistinctTexts",
     "Document",
     "DocumentEncoder",
     "RawDocument",
     "Source",
-    "DistinctTexts",
     "Wanted",
     "choose_documents",
     "content_hash",
