@@ -371,7 +371,7 @@ def extended(made: ExtensionPlan, written: "Written") -> str:
     if serving := made.serving(str(written.output)):
         parts += ["", "to serve it", serving_text(serving)]
     if isinstance(made, Plan):
-        out = shlex.quote(str(written.output))
+        out = pasted(str(written.output))
         parts += ["", f"quality was not measured: ropext eval {out} --data TEXTS"]
     return "\n".join(parts)
 
