@@ -87,20 +87,27 @@ def _list(names: Collection[object]) -> str:
 
 def find_gguf(name: str) -> Path | None:
     """The GGUF file that a name is of, by its first bytes where it is called otherwise; None where
-    the name is of no file."""
+    the name is of something else."""
     if name.startswith(OLLAMA):
         return _in_ollama(name)
     path = Path(os.path.expanduser(name))
     if path.is_file():
         return path if name.lower().endswith(".gguf") or _begins_as_gguf(path) else None
-    if not name.lower().endswith(".gguf") or path.is_absolute() or ".." in path.parts:
+    if path.is_dir():  # a file in parts, as `extend -o DIR` writes it
+        first = sorted(path.glob("*-00001-of-*.gguf"))
+        return first[0] if len(first) == 1 and not (path / "config.json").exists() else None
+    if not name.lower().endswith(".gguf"):
         return None
+    if path.is_absolute() or ".." in path.parts:
+        raise InputError(f"there is no file {name}")
     folder, escaped = _lm_studio(), glob.escape(name)  # USER/REPO/FILE, or the last part alone
     found = sorted({*folder.glob(escaped), *folder.glob(f"*/*/{escaped}")})
     if len(found) > 1:
         said = f"{name} is in LM Studio's folder {len(found)} times: {_list(found)}"
         raise InputError(f"{said}; name one by its path")
-    return found[0] if found else None
+    if not found:
+        raise InputError(f"there is no file {name}, here or in LM Studio's folder")
+    return found[0]
 
 
 def _begins_as_gguf(path: Path) -> bool:

@@ -140,7 +140,8 @@ def test_folders_are_where_their_programs_say(homes, tmp_path, monkeypatch):
     assert bundled.find_gguf("ollama:small").parent == tmp_path / "elsewhere/blobs"
     home, folder = tmp_path / "studio", tmp_path / "big disk"
     (tmp_path / ".lmstudio").rename(home)
-    assert bundled.find_gguf("small.Q8_0.gguf") is None
+    with pytest.raises(InputError, match="there is no file small"):
+        bundled.find_gguf("small.Q8_0.gguf")
     (tmp_path / ".lmstudio-home-pointer").write_text(f"{home}\n")
     assert bundled.find_gguf("small.Q8_0.gguf").is_relative_to(home / "models")
     (home / "models").rename(folder)

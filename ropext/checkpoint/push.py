@@ -111,15 +111,20 @@ class Pushed:
     notes: tuple[str, ...] = ()
 
 
+def check_name(repository: str, option: str = "push") -> None:
+    """Refuse what the hub takes for no repository."""
+    if not REPOSITORY.fullmatch(repository) or ".." in repository or "--" in repository:
+        raise UsageError(
+            f"{option} wants ORG/NAME (letters, digits, '-', '_', '.'), not {repository[:100]}"
+        )
+
+
 def ready(repository: str, option: str = "push") -> str:
     """The token, before anything is computed; a sentence says what is missing, and which option
     wants it."""
     from huggingface_hub import constants, get_token
 
-    if not REPOSITORY.fullmatch(repository) or ".." in repository or "--" in repository:
-        raise UsageError(
-            f"{option} wants ORG/NAME (letters, digits, '-', '_', '.'), not {repository[:100]}"
-        )
+    check_name(repository, option)
     if constants.HF_HUB_OFFLINE:
         raise UsageError("nothing can be pushed in offline mode; unset HF_HUB_OFFLINE")
     token = get_token()

@@ -278,9 +278,10 @@ def _in_memory(snapshot: Snapshot, options: Evaluate, context: int) -> Lineup:
     variants = [_short(snapshot)]
     variants += [] if table else [Variant("untouched", "untouched", snapshot)]
     warnings, plans = list[str](), list[ExtensionPlan]()
-    for method, factor in itertools.product(options.method, options.factor):
-        recipe = Extend(method=method, factor=factor, context=options.context)
+    for method, far in itertools.product(options.method, options.factor or (None,)):
+        recipe = Extend(method=method, factor=far, target=options.target, context=options.context)
         plans.append(plan := plan_config(snapshot.config, recipe, snapshot.name))
+        factor = far or plan.factor
         wanted = [site.wanted for site in plan.sites]
         scaled = [site.wanted for site in plan.sites if site.scaled] or wanted
         info = _info(method, factor, plan.target, wanted, scaled)

@@ -5,6 +5,7 @@ inside the dict before the same at top level, then the class default. Spellings 
 reported, not resolved.
 """
 
+import difflib
 import itertools
 import math
 from collections.abc import Iterator
@@ -79,6 +80,7 @@ def normalised(source: Dict, family: Family) -> Params:
         elif key == "truncate":
             out[key] = source.flag(key)
         else:
+            _refuse_misspelt(key, source)
             out[key] = value
     if out["rope_type"] not in forms.NAMES:
         raise InputError(
@@ -86,6 +88,16 @@ def normalised(source: Dict, family: Family) -> Params:
             f" transformers does not compute; known are {', '.join(forms.NAMES)}"
         )
     return out
+
+
+def _refuse_misspelt(key: str, source: Dict) -> None:
+    """Name the key that was meant, where one letter or two make it a key that nothing reads."""
+    near = difflib.get_close_matches(key, FORM_KEYS - source.values.keys(), 1, 0.9)
+    if near:
+        raise InputError(
+            f"config.json: {source.where} has the key {named(key)}, which nothing reads; did you "
+            f"mean {near[0]}?"
+        )
 
 
 def keep_query_scales(standing: Params, new: Params) -> Params:

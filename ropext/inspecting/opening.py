@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ropext import bundled, families
 from ropext.checkpoint import Snapshot, open_snapshot
-from ropext.errors import InputError
+from ropext.errors import InputError, UsageError
 from ropext.positions import Positions
 
 
@@ -25,11 +25,11 @@ def said_of(snapshot: Snapshot) -> Iterator[None]:
     """Let errors about a config that was made of a GGUF's metadata speak of that."""
     try:
         yield
-    except InputError as error:
+    except (InputError, UsageError) as error:
         if not snapshot.container:
             raise
         said = str(error).replace("config.json", f"{snapshot.name}, its metadata as a config")
-        raise InputError(said) from None
+        raise type(error)(said) from None
 
 
 def positions_of(snapshot: Snapshot) -> Positions | None:

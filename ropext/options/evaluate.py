@@ -96,6 +96,7 @@ class Evaluate(Measuring):
         (), "extend in memory by these methods, e.g. pi,ntk,yarn, without saving", "LIST"
     )
     factor: Numbers = wanted((), "factors of the methods, e.g. 2,4,8", "LIST")
+    target: Length | None = wanted(None, "tokens that the methods extend to (or give factors)")
     context: Length | None = wanted(
         None, "tokens the model was trained on, where its config misstates it"
     )
@@ -136,8 +137,12 @@ class Evaluate(Measuring):
     def _models(self) -> Self:
         for method in self.method:
             scaling.check_known(method)
-        if bool(self.method) != bool(self.factor):
-            given, other = ("--method", "--factor 4") if self.method else ("--factor", "--method")
+        if self.factor and self.target:
+            raise UsageError(f"--factor and --target {self.target} both say how far; give one")
+        if bool(self.method) != bool(self.factor or self.target):
+            given, other = "--factor" if self.factor else "--target", "--method"
+            if self.method:
+                given, other = "--method", "--factor 4, or --target N"
             raise UsageError(f"{given} alone does not say how to extend in memory; add {other}")
         if self.base is not None and self.method:
             raise UsageError(

@@ -200,9 +200,11 @@ def knobs_for(options: Extend, method: str) -> object:
 def resolve_target(options: Extend, context: int) -> int:
     """How many tokens are wanted; a factor that gives no whole number is rounded up."""
     if options.factor is None and options.target is None:
-        raise UsageError(
-            f"say how far: --factor 4, or --target {4 * context} (the model's context is {context})"
-        )
+        said = f"--target {4 * context} (the model's context is {context})"
+        if options.context is not None:
+            said += f"; --context {context} says what it was trained on, --target {context} what"
+            said += " it shall read"
+        raise UsageError(f"say how far: --factor 4, or {said}")
     if options.target is not None:
         if options.target <= context:
             raise UsageError(

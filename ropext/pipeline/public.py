@@ -214,6 +214,7 @@ def push(
         {"--results": [split_spec(str(run))[0] for run in results]},
         {"its model card": Path(directory) / README},
     )
+    pushing.check_name(repository)
     there = replace(open_snapshot(directory), name=repository, hub_id=repository)
     served = read_again(there).serving if positions_of(there) is None else ()
     lines = [(line.loader, line.command) for line in served if line.command]

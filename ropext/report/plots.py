@@ -10,6 +10,7 @@ import io
 import math
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -203,7 +204,37 @@ def _curves(
     if zero:
         axis.axhline(0, color=INK, lw=0.9)
     axis.set_ylim(floor, ceiling)
+    _arrows(axis, curves, styled)
     _positions(axis, context, longest, [place for curve in curves for place in curve.places])
+
+
+def _arrows(axis: "Axes", curves: Sequence[Curve], styled: Mapping[str, Style]) -> None:
+    """At the frame, where a line leaves it: an arrow, with the value that lies furthest outside."""
+    ends = Counter[tuple[float, float]]()
+    for curve in curves:
+        values, places = [value.value for value in curve.values], curve.places
+        for edge, side, far in zip(
+            axis.get_ylim(), (1, -1), (min(values), max(values)), strict=True
+        ):
+            if (edge - far) * side <= 0 or not math.isfinite(far):
+                continue
+            first = next(i for i, value in enumerate(values) if (edge - value) * side > 0)
+            at = places[first or values.index(far)]
+            if first:  # where the line crosses the frame, on a logarithmic axis
+                share = (edge - values[first - 1]) / (values[first] - values[first - 1])
+                at = places[first - 1] * (at / places[first - 1]) ** share
+            ends[at, edge] += 1  # arrows of several lines side by side
+            offset, colour = (36 * ends[at, edge] - 18, 30 * side), styled[curve.label]["color"]
+            arrow = {"arrowstyle": "->", "color": colour}
+            look: Style = {
+                "ha": "center",
+                "va": "center",
+                "fontsize": 9,
+                "color": colour,
+                "zorder": 6,
+            }
+            look |= {"textcoords": "offset points", "arrowprops": arrow}
+            axis.annotate(f"{far:.3g}", (at, edge), offset, **look)
 
 
 def _limits(curves: Sequence[Curve], zero: bool, headroom: float) -> tuple[float, float]:
@@ -212,10 +243,10 @@ def _limits(curves: Sequence[Curve], zero: bool, headroom: float) -> tuple[float
     tops, bottoms = [max(own) for own in finite if own], [min(own) for own in finite if own]
     if not tops:
         return 0.0, 1.0
+    if zero:  # on either side of it
+        tops, bottoms = [max(top, 0.0) for top in tops], [min(low, 0.0) for low in bottoms]
     ceiling = min(max(tops), min(tops) + headroom)
     floor = max(min(bottoms), max(bottoms) - headroom) if zero else min(bottoms)
-    if zero:
-        floor, ceiling = min(floor, 0.0), max(ceiling, 0.0)
     margin = max(0.06 * (ceiling - floor), 1e-3)
     return floor - margin, ceiling + margin
 

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from ropext.lengths import length_text
+from ropext.lengths import length_text, lengths_text
 from ropext.narration import pasted
 from ropext.options.extend import Extend
 from ropext.options.fields import flag
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Results = Mapping[str, Any]
 NOTHING = "-"
+SKEWED = 0.2  # an interval whose ends differ by more in their distance is printed by its ends
+HALF = "± half the 95 % interval, [ends] if skewed"
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -37,14 +39,19 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def shown(value: Value | None, digits: int = 3, sign: bool = False) -> str:
-    """`8.412 ±0.103` with an interval, `8.412 (8.1–8.9)` with a range only."""
+    """`8.412 ±0.103` with an interval, `8.412 [8.1, 8.9]` where that is skewed, `8.412 (8.1…8.9)`
+    with a range only."""
     if value is None or value.n == 0:
         return NOTHING
     text = number(value.value, digits)
     if sign and value.value > 0 and float(text):
         text = f"+{text}"
     if value.ci95 is not None:
-        half = (value.ci95[1] - value.ci95[0]) / 2
+        below, above = value.value - value.ci95[0], value.ci95[1] - value.value
+        half, ends = (below + above) / 2, [number(end, digits) for end in value.ci95]
+        even = [number(value.value + side * half, digits) for side in (-1, 1)]
+        if abs(above - below) > SKEWED * min(below, above) and ends != even:
+            return f"{text} [{', '.join(ends)}]"
         return f"{text} ±{number(half, digits)}"
     if value.range is not None and value.n > 1:
         low, high = (number(end, digits) for end in value.range)
@@ -135,7 +142,7 @@ def headline(results: Results) -> Table:
     note = "base = the model before extension through its short window, on the same tokens"
     if "untouched" in results["variants"]:
         note += "; untouched = that model, read beyond its window"
-    note += "; after ± half the 95 % interval"
+    note += f"; {HALF}"
     if name != "tail":
         note = results["protocol_text"]
     return table_of(titles[name], note, _variants(results), _at(name, results["lengths"], shown))
@@ -159,7 +166,8 @@ def text_tables(results: Results) -> list[Table]:
     )
     columns = _at("bpb", lengths, partial(shown, digits=4))
     per_byte = table_of("Bits per byte", "comparable across tokenizers", variants, columns)
-    return [headline(results), gain, summary(results), cumulative, per_byte, _positions(results)]
+    whole = [gain, summary(results), cumulative, per_byte, _positions(results)]
+    return [headline(results), *by_factor(results), verdicts(results), *whole]
 
 
 def summary(results: Results) -> Table:
@@ -182,7 +190,67 @@ def _reach(value: Value | None) -> str:
 def main_tables(results: Results) -> list[Table]:
     """What a terminal shows of an evaluation: perplexity with the gain over truncation, retrieval.
     The rest is in `evaluation_tables`."""
-    return with_rows([_by_length(results), _by_task(results), harness_table(results)])
+    every = by_factor(results) or [_by_length(results), verdicts(results)]
+    return with_rows([*every, _by_task(results), harness_table(results)])
+
+
+def by_factor(results: Results) -> list[Table]:
+    """Methods by factors, each at its own target, where several factors were read."""
+    name, kind = results["headline"], _measured(results)[0]
+    variants, rows = results["variants"].values(), dict[str, dict[str, Value]]()
+    made = sorted((own["factor"], own["target"]) for own in variants if own.get("factor"))
+    targets = dict(made)
+    if len(targets) < 2:
+        return []
+    for variant, (label, values) in zip(variants, _variants(results), strict=True):
+        row = rows.setdefault(marked(variant.get("method") or label, mark_of(variant)), {})
+        for factor, target in targets.items():
+            if variant.get("factor") in (None, factor):
+                named = {what: f"{what}@{target}" for what in (name, "gain")}
+                row |= {
+                    f"{what}@{factor}": values[at] for what, at in named.items() if at in values
+                }
+
+    def columns(what: str, written: Callable[[Value | None], str]) -> list[Column]:
+        return [
+            (f"{factor:g}x ({length_text(target)})", f"{what}@{factor}", written)
+            for factor, target in targets.items()
+        ]
+
+    note = "each factor at its own target; below zero cutting the text off is better"
+    return [
+        table_of(
+            f"{kind.capitalize()} by method and factor",
+            "each factor at its own target",
+            rows.items(),
+            columns(name, point),
+        ),
+        table_of("Context gain (nats per token)", note, rows.items(), columns("gain", nats)),
+    ]
+
+
+def verdicts(results: Results) -> Table:
+    """Where each of several models gains by the long context, and where it surely does not."""
+    beyond = [length for length in results["lengths"] if length > results["context"]]
+    several, rows = len(_made(results)) > 1, []
+    for variant, (label, values) in zip(
+        results["variants"].values(), _variants(results), strict=True
+    ):
+        gains = {at: gain for at in beyond if (gain := values.get(f"gain@{at}"))}
+        surely = any(gain.ci95 for gain in gains.values())
+        if several and variant["kind"] == "extended" and surely:
+            sides = ([at for at in gains if gains[at].sign == side] for side in (1, -1))
+            cells = (lengths_text(side) if side else NOTHING for side in sides)
+            rows.append((label, *cells, nats(values.get("short_tax"))))
+    note = "where the gain's 95 % interval leaves zero out, beyond the trained context"
+    header = ("", "helps at", "truncation is better at", "short tax")
+    return Table("Does the long context help?", note, header, tuple(rows))
+
+
+def _made(results: Results) -> list[str]:
+    """The models that were made to read further."""
+    variants = results["variants"]
+    return [label for label in variants if variants[label]["kind"] == "extended"]
 
 
 def _by_length(results: Results) -> Table:
@@ -196,8 +264,7 @@ def _by_length(results: Results) -> Table:
     return Table(
         what.get(name, f"Perplexity, protocol {results['protocol']}"),
         f"gain: nats a token over the base that sees its last {length_text(results['context'])} "
-        "tokens alone, paired by document, ± half the 95 % interval; below zero cutting the text "
-        "off is better",
+        f"tokens alone, paired by document; below zero cutting the text off is better; {HALF}",
         ("length", "model", "perplexity", "gain"),
         tuple(rows),
     )
@@ -210,7 +277,10 @@ def _by_task(results: Results) -> Table:
     for task in tasks:
         columns = _at(task, lengths, lambda value: f"{value.value:.2f}" if value else NOTHING)
         columns.append(("effective", f"effective_context.{task}", length_of))
-        rows += _under(task, table_of("", "", variants, columns).rows)
+        answered = table_of("", "", variants, columns).rows
+        if {*chain(*(row[1:] for row in answered))} <= {"0.00", "0", NOTHING}:
+            answered = tuple(("every model", *row[1:]) for row in answered[:1])
+        rows += _under(task, answered)
     names = {f"{task}@{length}" for task in tasks for length in lengths}
     asked = {value.n for _, values in variants for name, value in values.items() if name in names}
     return Table(
@@ -352,10 +422,11 @@ def item_table(runs: Mapping[str, Mapping[str, Value]], reference: str) -> Table
 
 def verdict_lines(results: Results, label: str = "") -> list[str]:
     """What the numbers say of one variant, or of each that was made to read further."""
-    own = results["variants"]
-    made = [name for name in own if own[name]["kind"] == "extended"]
-    wanted = [label] if label else made or [*own]
-    return [line for name in wanted for line in own[name]["verdicts"]]
+    variants, made = results["variants"], _made(results)
+    if not label and len(made) > 1:  # the table `verdicts` has them side by side
+        return []
+    wanted = [label] if label else made or [*variants]
+    return [line for name in wanted for line in variants[name]["verdicts"]]
 
 
 def ranking_text(

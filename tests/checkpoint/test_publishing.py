@@ -232,6 +232,7 @@ REFUSALS = [
     ({"HF_TOKEN": "hf_wrongwrongwrong"}, ("org/long",), 2, "does not know this token"),
     ({}, ("other/long",), 2, "may not write to other/long"),
     ({}, ("long",), 2, "error: push wants ORG/NAME"),
+    ({"HF_TOKEN": ""}, ("long", "--dry-run"), 2, "error: push wants ORG/NAME"),
     ({}, ("org/open",), 2, "is a public repository"),
     ({}, ("org/full",), 2, "holds something else already (model.bin)"),
     ({"HF_ENDPOINT": "http://127.0.0.1:9"}, ("org/long",), 4, "cannot be reached"),

@@ -180,6 +180,20 @@ def test_options_are_not_dropped_on_an_extended_directory(ropext, refused, llama
     assert ropext(*words)[0] == 0
     assert "extended from 128 by yarn" in ropext("plan", tmp_path / "out")[1]
     assert "say how far" in refused("plan", tmp_path / "out", "--method", "pi")
+    told = refused("plan", "ropext://demo", "--context", 1024)
+    assert "--target 1024 what it shall read" in told
+
+
+def test_a_misspelt_key_of_a_rope_dict_is_named_with_the_right_one(refused, llama, ropext):
+    path = llama / "config.json"
+    config = json.loads(path.read_text())
+    scaled = {"rope_type": "yarn", "rope_theta": 5e4, "factor": 2.0, "a_key_of_ours": 1}
+    for wrong in ("original_max_position_embedings", "orignal_max_position_embeddings"):
+        path.write_text(json.dumps(config | {"rope_parameters": scaled | {wrong: 64}}))
+        told = refused("inspect", llama)
+        assert f"{wrong}, which nothing reads; did you mean original_max_position" in told
+    path.write_text(json.dumps(config | {"rope_parameters": scaled}))
+    assert ropext("inspect", llama)[0] == 0  # what is near to nothing stays
 
 
 def test_pair_factors_are_counted(refused, llama, tmp_path):

@@ -49,14 +49,15 @@ def test_stdout_is_the_result_and_stderr_the_narration(runs, capsys):
     code, said = evaluated(runs, capsys=capsys)
     assert code == 0
     assert said.out.startswith("Perplexity of the last 16 tokens before each length\n")
-    assert "Truncation beats" in said.out
+    assert "Does the long context help?" in said.out
     assert "36 finished pieces were found" in said.err
     assert "report.html" in said.err
 
 
 def test_a_terminal_shows_one_table_of_lengths_and_the_rest_when_asked(runs, capsys):
     printed = evaluated(runs, capsys=capsys)[1].out
-    assert printed.count("\n\n") == 1  # a table, then what it says
+    assert printed.count("\n\n") == 1  # a table, then where each method helps
+    printed, said = printed.split("\n\n")
     lines = [line.split() for line in printed.splitlines()]
     results = json.loads((runs / "one" / "results.json").read_text())
     own = results["variants"]["pi-4x"]["metrics"]
@@ -64,8 +65,12 @@ def test_a_terminal_shows_one_table_of_lengths_and_the_rest_when_asked(runs, cap
     assert float(shown[1]) == pytest.approx(own["tail@256"]["value"], abs=1e-3)
     assert float(shown[2]) == pytest.approx(own["gain@256"]["value"], abs=1e-4)
     assert [line[1] for line in lines if line[:1] == ["64"]] == ["base"]
-    assert "Truncation beats yarn-4x" in printed
-    assert "Truncation beats untouched" not in printed
+    assert [line.split()[0] for line in said.splitlines()[-2:]] == ["yarn-4x", "pi-4x"]
+    for line in said.splitlines()[-2:]:
+        label, helps, hurts = line.split()[:3]
+        wanted = f"Truncation beats {label} at {hurts}:" if hurts != "-" else "Inside"
+        assert results["variants"][label]["verdicts"][0].startswith(wanted)
+        assert helps == "-"
     every = evaluated(runs, "--full", capsys=capsys)[1].out
     for title in ("Cumulative perplexity", "Bits per byte", "NLL by position", "effective"):
         assert title in every
@@ -228,6 +233,20 @@ def test_a_dry_run_refuses_the_directories_that_the_run_refuses(runs, capsys, tm
     assert [own.name for own in mine.iterdir()] == ["manifest.json"]
 
 
+def test_a_target_says_how_far_as_a_factor_does(runs, capsys):
+    words = ["eval", runs / "model", "--data", runs / "docs.jsonl", "--max-docs", "1"]
+    words += ["--lengths", "64,256", "--method", "pi", "--json", "--quiet"]
+    answers = [
+        json.loads(run(*words, *far, capsys=capsys)[1].out)["variants"]["pi-4x"]
+        for far in (("--factor", "4"), ("--target", "256"))
+    ]
+    assert answers[0] == answers[1]
+    assert answers[0]["target"] == 256
+    for bad in (("--factor", "4", "--target", "256"), ()):
+        code, said = run(*words, *bad, capsys=capsys)
+        assert (code, "--target" in said.err) == (2, True)
+
+
 def test_report_files(runs):
     one = runs / "one"
     assert {file.name for file in (one / "plots").iterdir()} == {
@@ -236,7 +255,7 @@ def test_report_files(runs):
     for file in (one / "plots").iterdir():
         assert file.read_bytes().startswith(b"\x89PNG")
     text = (one / "report.md").read_text()
-    assert "Truncation beats" in text
+    assert "truncation is better at" in text
     assert "| yarn-4x |" in text
     assert (one / "report.html").read_text().count("data:image/png;base64,") == 3
     manifest = json.loads((one / "run.json").read_text())

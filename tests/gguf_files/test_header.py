@@ -1,5 +1,6 @@
 """The header reader against gguf's own, and on files that are wrong."""
 
+import re
 import struct
 import time
 
@@ -206,6 +207,21 @@ def test_what_is_no_model(tmp_path):
         inspecting.inspect(str(path))
     with pytest.raises(UsageError, match="--revision"):
         inspecting.inspect(str(path), revision="main")
+
+
+def test_a_missing_file_is_not_sought_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("gone.gguf", "sub/gone.GGUF", str(tmp_path / "gone.gguf"), "../gone.gguf"):
+        with pytest.raises(InputError, match=f"^there is no file {re.escape(name)}"):
+            inspecting.inspect(name)
+
+
+def test_a_refusal_speaks_of_the_file(tmp_path):
+    linear = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+    path = making.write(tmp_path / "a.gguf", metadata=making.LLAMA | linear)
+    with pytest.raises(UsageError, match="--original-context 64") as caught:
+        inspecting.plan(str(path), factor=2.0)
+    assert str(caught.value).startswith(f"{path}, its metadata as a config: ")
 
 
 def test_rope_factors_that_do_not_fit(tmp_path):

@@ -180,6 +180,7 @@ def test_split_files_stay_apart(base, tmp_path):
     assert open_gguf(str(out)).head.tensor("rope_freqs.weight")
     assert (tmp_path / "out" / "m-00002-of-00002.gguf").stat().st_nlink == 2
     assert verifying.check_directory(out, against=str(first), deep=True).passed
+    assert verifying.check_directory(tmp_path / "out", against=str(first)).passed
     served = done.plan.serving(str(tmp_path / "out"))
     assert f"-m {out} " in served[0].command
 

@@ -34,3 +34,34 @@ def test_a_name_is_shown_letter_by_letter():
     assert plots.axes("a$b$_c", "y").get_title(loc="left") == r"a\$b\$_c"
     assert plots.plain("_a_b") == " _a_b"
     assert len(plots.plain("x" * 250)) == 40
+
+
+def drawn(zero, **lines):
+    """The axes of some lines over four places."""
+    curves = [
+        Curve(name, (32.0, 128.0, 512.0, 2048.0), tuple(Value(v, None, None, 1) for v in values))
+        for name, values in lines.items()
+    ]
+    axis = plots.axes("t", "y")
+    plots._curves(axis, curves, 256, 2048, None, zero)
+    return axis
+
+
+def test_a_line_that_leaves_the_picture_has_an_arrow_with_its_value_at_the_frame():
+    axis = drawn(False, yarn=(3, 2.5, 2.4, 2.3), pi=(3, 2.5, 6, 9), ntk=(8, 7, 7.5, 7))
+    floor, ceiling = axis.get_ylim()
+    arrows = {note.get_text(): note.xy for note in axis.texts if note.get_text().isdigit()}
+    assert {place[1] for place in arrows.values()} == {ceiling}
+    assert set(arrows) == {"9", "8"}
+    assert arrows["8"][0] == 32  # it is outside all along
+    # The line from (128, 2.5) to (512, 6) crosses the frame, on an axis of powers of two.
+    assert arrows["9"][0] == pytest.approx(128 * 4 ** ((ceiling - 2.5) / 3.5))
+    assert floor < 2.3
+
+
+def test_an_exploded_line_hides_no_gain():
+    axis = drawn(True, yarn=(0, 0, 0.2, 0.4), pi=(-4, -5, -4, -6))
+    floor, ceiling = axis.get_ylim()
+    assert floor < -1
+    assert ceiling > 0.4
+    assert [note.get_text() for note in axis.texts if note.get_text().startswith("-")] == ["-6"]

@@ -1,0 +1,113 @@
+"""What a terminal shows of an evaluation: two columns, one line for zeros, methods by factors."""
+
+import pytest
+
+from ropext.files import values_json
+from ropext.report import tables
+from ropext.report.tables import shown
+from ropext.results.values import Value, wilson
+from ropext.table import as_text
+
+
+def lone(value, half=0.1, n=16):
+    return Value(value, half / 2, (value - half, value + half), n)
+
+
+def variant(kind, retrieval=(), method=None, factor=None, **numbers):
+    values = {name.replace("_at_", "@"): value for name, value in numbers.items()}
+    return {
+        "kind": kind,
+        "metrics": values_json(values),
+        "retrieval": {task: [] for task in retrieval},
+        "positions": [],
+        "verdicts": ["a sentence"] if kind == "extended" else [],
+        "overlap": None,
+        "method": method,
+        "factor": factor,
+        "target": factor and int(factor * 256),
+    }
+
+
+def results(lengths=(256, 512), **variants):
+    labels = {label.replace("_", "-"): own for label, own in variants.items()}
+    head = {"headline": "tail", "lengths": list(lengths), "context": 256, "tail_tokens": 64}
+    return head | {"variants": labels, "protocol": "ropext"}
+
+
+BASE = variant("base", tail_at_256=lone(9), tail_at_512=lone(8), tail_at_1024=lone(7))
+
+
+def extended(gain, retrieval=(), **more):
+    gains = {"gain_at_256": lone(-0.5), "gain_at_512": lone(gain)}
+    return variant(
+        "extended",
+        tail_at_512=lone(8.5),
+        short_tax=lone(0.04),
+        retrieval=retrieval,
+        **gains,
+        **more,
+    )
+
+
+def test_of_several_models_two_columns_say_where_the_long_context_helps():
+    both = results(base=BASE, pi_2x=extended(-1.0), yarn_2x=extended(0.3), ntk_2x=extended(0.05))
+    assert tables.verdict_lines(both) == []
+    (table,) = [own for own in tables.main_tables(both) if "helps at" in own.header]
+    assert table.header == ("", "helps at", "truncation is better at", "short tax")
+    places = {row[0]: row[1:3] for row in table.rows}
+    # Inside the context there is nothing to cut off; an interval around zero says nothing.
+    assert places == {"pi-2x": ("-", "512"), "yarn-2x": ("512", "-"), "ntk-2x": ("-", "-")}
+    one = results(base=BASE, yarn_2x=extended(0.3))
+    assert tables.verdict_lines(one) == ["a sentence"]
+    assert not [own for own in tables.main_tables(one) if "helps at" in own.header]
+
+
+def test_a_task_that_no_model_does_is_one_line():
+    asked = {"mkey_at_256": wilson(0, 10), "mkey_at_512": wilson(0, 10)}
+    asked |= {"passkey_at_256": wilson(9, 10), "passkey_at_512": wilson(0, 10)}
+    asked |= {f"effective_context.{task}": lone(0, 0) for task in ("mkey", "passkey")}
+    models = {f"m{number}": extended(0.1, ("mkey", "passkey"), **asked) for number in range(3)}
+    (table,) = [own for own in tables.main_tables(results(**models)) if own.title == "Retrieval"]
+    assert [row for row in table.rows if row[0]] == [
+        ("mkey", "every model", "0.00", "0.00", "0"),
+        ("passkey", "m0", "0.90", "0.00", "0"),
+    ]
+    assert len(table.rows) == 4
+
+
+def test_methods_by_factors_stand_each_at_their_own_target():
+    def at(method, factor, tail, gain):
+        length = int(factor * 256)
+        numbers = {f"tail_at_{length}": lone(tail), f"gain_at_{length}": lone(gain)}
+        elsewhere = {"tail_at_256": lone(99)}
+        return variant("extended", (), method, factor, **numbers, **elsewhere)
+
+    grid = results(
+        (256, 512, 1024),
+        base=BASE,
+        pi_2x=at("pi", 2.0, 8.5, -0.1),
+        pi_4x=at("pi", 4.0, 9.5, -0.4),
+        yarn_2x=at("yarn", 2.0, 7.5, 0.1),
+    )
+    first, second = tables.main_tables(grid)[:2]
+    assert first.header == ("", "2x (512)", "4x (1k)")
+    assert [row[0] for row in first.rows] == ["base", "pi", "yarn"]
+    assert [row[1] for row in first.rows] == ["8.000", "8.500", "7.500"]
+    assert [row[2] for row in first.rows] == ["7.000", "9.500", "-"]
+    assert {row[0]: row[1:] for row in second.rows} == {
+        "pi": ("-0.1000 ±0.1000", "-0.4000 ±0.1000"),
+        "yarn": ("+0.1000 ±0.1000", "-"),
+    }
+    assert "99" not in as_text(tables.main_tables(grid))
+
+
+@pytest.mark.parametrize(
+    ("ends", "text"),
+    [
+        ((10.47, 20.91), "14.990 [10.470, 20.910]"),  # 4.52 below and 5.92 above
+        ((10.0, 20.0), "14.990 ±5.000"),
+        ((14.98999, 14.990001), "14.990 ±0.000"),  # nothing that is printed is skewed
+    ],
+)
+def test_a_skewed_interval_is_printed_by_its_ends(ends, text):
+    assert shown(Value(14.99, 1.0, ends, 16)) == text
