@@ -96,6 +96,7 @@ DECIDES = {
         "lengths": "256",
         "method": "pi --factor 2",
         "factor": "2 --method pi",
+        "target": "1024 --method pi",
         "base": "ropext://demo",
         "tasks": "mkey",
         "depths": "0.5",
@@ -300,7 +301,10 @@ MORE = {
 }
 MORE["evaluate"] |= {"device_map": "auto", "fail_if": "tail@512>100"}
 MORE["evaluate"] |= {"chat": "--tasks vt", "passages": "own.jsonl --tasks qa_1"}
-OF_THE_RUN = {"eval": {"method", "factor", "base"}, "fit": {"factor", "target", "context"}}
+OF_THE_RUN = {
+    "eval": {"method", "factor", "target", "base"},
+    "fit": {"factor", "target", "context"},
+}
 # A run takes a checkpoint's training as one piece: these begin it anew, where `finetune` and `fit`
 # would go on with it.
 LIKE_OTHERS = {"micro_rows", "control", "save_every", "link"}

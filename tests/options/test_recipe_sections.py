@@ -25,7 +25,7 @@ OPTION_CLASSES = {
 ELSEWHERE = {
     "extend": ("finetune", "like"),
     "fit": tuple(Reach.model_fields),
-    "evaluate": ("method", "factor", "context", "base", "adapter"),
+    "evaluate": ("method", "factor", "target", "context", "base", "adapter"),
 }
 # Of `ropext extend`, but about this very call: they decide nothing about what is made.
 OF_THE_CALL = {
