@@ -139,7 +139,8 @@ def written(output: Path) -> Variant:
 
 
 def row(judge: Judge, base: Reading, label: str, own: tuple[Reading, list[ItemScore]]) -> str:
-    values = judge.fit_numbers(own[0], base, own[1])
+    measured = judge.measured({"base": base, FITTED: own[0]}, {FITTED: own[1]})
+    values = judge.fit_numbers(measured)[FITTED]
     target = judge.frame.longest
     tail = values[f"tail@{target}"]
     ends = tail["ci95"] or tail["range"]

@@ -244,20 +244,17 @@ class AdapterObjective(Objective):
                     self._make_base(model)
                 reading = self.judge.read(model, self.variant(label), pause=pause)
                 self.readings[label] = reading
-        base = self.readings.get(BASE)
+        measured = self.judge.measured(self.readings) if self.judge else None
         done = Finetuned(
             output=self.output,
             objective=self,
+            measurement=measured,
             steps=tuned.steps,
             kept_step=tuned.counted,
             stopped_early=tuned.stopped_early,
             losses=tuned.losses,
             evaluations=tuned.evaluations,
-            numbers={
-                label: self.judge.numbers(reading, base)
-                for label, reading in self.readings.items()
-                if self.judge
-            },
+            numbers=self.judge.numbers(measured) if self.judge and measured else {},
             overlap=values_json(self.training.overlap),
             control={"steps": control.steps, "losses": control.losses} if control else None,
             notes=self.notes,

@@ -326,12 +326,14 @@ class SpectrumObjective(Objective):
         if self.back_at and step > self.back_at:
             self.begun = self.start
         self.note(reason)
-        written, judge, base = self._note_written(step, plan), self.judge, self.readings[BASE]
+        written, judge = self._note_written(step, plan), self.judge
+        measured = judge.measured(self.readings, self.scores)
         fitted, history, steps = self.readings.get(FITTED), self.history, self.steps.readings()
         trained = history.steps + self.left_steps + self.back_at
         return Fitted(
             output=self.output,
             objective=self,
+            measurement=measured,
             plan=plan,
             kept=written,
             reason=reason,
@@ -343,11 +345,9 @@ class SpectrumObjective(Objective):
             pair_factors=compression(plan.main.rope.spectrum, plan.main.wanted),
             attention_factor=plan.main.wanted.attention_factor,
             change=values_json(judge.change(fitted, self.readings[START])) if fitted else None,
-            numbers={
-                label: judge.fit_numbers(reading, base, self.scores.get(label, ()))
-                for label, reading in self.readings.items()
-            },
+            numbers=judge.fit_numbers(measured),
             losses=history.losses,
+            closed_forms={method: judge.loss(own) for method, own in self.closed.items()},
             judgements={number: judge.loss(reading) for number, reading in steps.items()},
             notes=self.notes,
         )
@@ -406,7 +406,7 @@ class SpectrumObjective(Objective):
 
     def write(self, result: Fitted, show: Show) -> None:
         folder = {f"fit/{name}": content for name, content in self.first_steps().items()}
-        files = report.fit_files(result, self.judge, self.readings, self.closed) | folder
+        files = report.fit_files(result) | folder
         writing.write_fitted(result, files, report.fit_story(result), show)
 
 

@@ -4,6 +4,7 @@ of a fit also questions."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ropext import corpus
@@ -11,18 +12,21 @@ from ropext.evaluation.forward import TokenScorer
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reading import Masking
 from ropext.evaluation.reads import Reads
-from ropext.evaluation.variants import Variant
+from ropext.evaluation.variants import SHORT, Variant
 from ropext.files import values_json
 from ropext.lengths import tail_tokens
 from ropext.narration import Hooks, Show, unseen
 from ropext.options.evaluate import DocumentOptions
+from ropext.results import BASE, EXTENDED
+from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.perplexity import MASK_STRIDE, Frame, Reading, Span, text_values
-from ropext.results.retrieval import ItemScore
+from ropext.results.retrieval import ItemScore, grouped, share_of
 from ropext.results.stores import Store
-from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Value, wilson
+from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Value
 from ropext.tasks import Item
 from ropext.training.rows import MEASURED
 
+Numbers = dict[str, dict[str, Any]]  # label -> values as JSON
 # The numbers that a training reports, out of all that a reading gives.
 REPORTED = ("tail@", "tail_nll@", "in_window@", "in_window_nll@", "gain@", "short_tax")
 # A base that answers fewer of the questions inside its own context has nothing to lose, and its
@@ -96,10 +100,28 @@ class Judge:
             progress = Progress(reads.tokens(variant), Hooks(show=pause))
             self._reader(model).read(reads.units(variant), store, progress)
 
-    def numbers(self, reading: Reading, base: Reading | None) -> dict[str, Any]:
-        """Those of one model as JSON."""
-        values = text_values(self.frame, self.reads.described, reading, base)
-        return {k: values_json(v) for k, v in values.items() if k.startswith(REPORTED)}
+    def measured(
+        self,
+        readings: Mapping[str, Reading],
+        answers: Mapping[str, Sequence[ItemScore]] = MappingProxyType({}),
+    ) -> Measurement:
+        """Gather what the models read and answered, by their labels."""
+        models = {
+            label: MeasuredModel(
+                label if label in SHORT else EXTENDED, reading, tuple(answers.get(label, ()))
+            )
+            for label, reading in readings.items()
+        }
+        return Measurement(self.frame, models, self.reads.described)
+
+    def numbers(self, measured: Measurement) -> Numbers:
+        """Return what a training reports of each model; the base is held against itself too."""
+        readings, numbers = measured.readings, Numbers()
+        for label, reading in readings.items():
+            values = text_values(self.frame, measured.documents, reading, readings.get(BASE))
+            reported = {name: own for name, own in values.items() if name.startswith(REPORTED)}
+            numbers[label] = values_json(reported)
+        return numbers
 
     def tail(self, reading: Reading) -> float:
         """Nats per token of the last N tokens before the target."""
@@ -137,16 +159,15 @@ class Judge:
         change = self.change(reading, start)
         return change.ci95 is not None and change.ci95[1] < -ROUNDING
 
-    def fit_numbers(
-        self, reading: Reading, base: Reading, scores: Sequence[ItemScore]
-    ) -> dict[str, Any]:
-        """Those of one spectrum as JSON."""
-        numbers = self.numbers(reading, base)
-        far = self.frame.bootstrap.ratio(*reading.sums(*self.far_half))
-        numbers[f"far_half_nll@{self.frame.longest}"] = values_json(far)
-        for length in sorted({score.length for score in scores}):
-            right = [score.exact for score in scores if score.length == length]
-            numbers[f"{MEASURED}@{length}"] = values_json(wilson(sum(right), len(right)))
+    def fit_numbers(self, measured: Measurement) -> Numbers:
+        """Return the same of spectra, with their far half and the share of right answers."""
+        numbers = self.numbers(measured)
+        for label, reading in measured.readings.items():
+            far = self.frame.bootstrap.ratio(*reading.sums(*self.far_half))
+            values = {f"far_half_nll@{self.frame.longest}": far}
+            for length, asked in sorted(grouped(measured.models[label].items, "length").items()):
+                values[f"{MEASURED}@{length}"] = share_of(asked)
+            numbers[label] |= values_json(values)
         return numbers
 
     def answers(self, scores: Sequence[ItemScore]) -> bool:

@@ -25,15 +25,16 @@ from ropext.narration import (
     told_of_files,
 )
 from ropext.planning import Plan
+from ropext.results.measurement import Measurement
 from ropext.results.stores import Store
 from ropext.training import defaults, loss, models, sharing, trainer
+from ropext.training.judge import Numbers
 from ropext.training.rows import Row
 from ropext.training.sharing import is_main
 from ropext.training.trainer import History, Job
 from ropext.training.training import Training
 from ropext.workdir import USED, has_work
 
-Numbers = dict[str, dict[str, Any]]  # label -> values as JSON
 # Layers are run again in the backward pass unless what they keep for it takes less than this share
 # of the free memory, which saves a quarter of the time. Kept are so many bytes for each token and
 # hidden channel of a layer (Korthikanti et al. 2022, section 4.1, without the square of scores).
@@ -271,6 +272,8 @@ class TrainingResult:
 
     output: Path
     objective: Objective = field(repr=False)
+    # What the models read before and after, where any document was.
+    measurement: Measurement | None = field(repr=False, metadata={"json": None})
 
     @property
     def training(self) -> Training:
@@ -322,6 +325,7 @@ class Fitted(TrainingResult):
     change: dict[str, Any] | None = field(repr=False)  # far half, fitted minus start, nats a token
     numbers: Numbers = field(repr=False)  # base, start, fitted -> as JSON
     losses: Sequence[dict[str, float]] = field(repr=False)
-    # Step -> far half, nats a token.
+    # Far half, nats a token, of the closed forms, and by step.
+    closed_forms: Mapping[str, float] = field(repr=False, metadata={"json": None})
     judgements: dict[int, float] = field(repr=False, metadata={"json": judged_steps})
     notes: Sequence[str]

@@ -15,11 +15,11 @@ from ropext.planning import Plan
 from ropext.planning.plan import WRONG, newest
 from ropext.report.text import size
 from ropext.results.overlap import mark_of, marked
-from ropext.results.perplexity import Frame, Reading, by_position
+from ropext.results.perplexity import by_position
 from ropext.results.values import FEWEST_DOCUMENTS, Value
 from ropext.table import Table, as_text, columns
-from ropext.training.judge import Judge
-from ropext.training.objective import Finetuned, Fitted, Numbers, Objective, judged_steps
+from ropext.training.judge import Numbers
+from ropext.training.objective import Finetuned, Fitted, Objective, judged_steps
 from ropext.training.rows import MEASURED, Rows
 from ropext.training.training import Training
 
@@ -439,9 +439,7 @@ def fit_story(done: Fitted) -> Story:
     return Story(section, (summary,), fit_tables(done), training.used.to_json())
 
 
-def fit_files(
-    done: Fitted, judge: Judge, readings: Mapping[str, Reading], closed: Mapping[str, Reading]
-) -> dict[str, bytes]:
+def fit_files(done: Fitted) -> dict[str, bytes]:
     """OUT/pair-factors.json and OUT/fit."""
     out: dict[str, Any] = {
         "pair-factors.json": {
@@ -451,13 +449,13 @@ def fit_files(
         "fit/numbers.json": {
             "numbers": done.numbers,
             "change": done.change,
-            "closed_forms": {method: judge.loss(reading) for method, reading in closed.items()},
+            "closed_forms": done.closed_forms,
         },
         "fit/losses.json": {"losses": done.losses, "judgements": judged_steps(done.judgements)},
     }
     return _json_files(out) | {
         "fit/pair-factors.png": _factors_picture(done),
-        "fit/positions.png": _positions_picture(done, judge.frame, readings),
+        "fit/positions.png": _positions_picture(done),
     }
 
 
@@ -481,9 +479,11 @@ def _factors_picture(done: Fitted) -> bytes:
     return plots.finished(axis)
 
 
-def _positions_picture(done: Fitted, frame: Frame, readings: Mapping[str, Reading]) -> bytes:
+def _positions_picture(done: Fitted) -> bytes:
     from ropext.report import plots
 
+    assert done.measurement is not None  # of a fit
+    frame, readings = done.measurement.frame, done.measurement.readings
     middles = tuple((a * b) ** 0.5 for a, b in octaves(frame.context, frame.longest))
     lines = [
         plots.Curve(

@@ -594,6 +594,9 @@ def test_a_model_that_answers_nothing_is_not_asked_at_the_target(base, stories, 
     done = train("fit", base, str(stories), tmp_path / "out", **options)
     assert any("the base does not answer them inside its own context" in own for own in done.notes)
     assert done.numbers["base"]["passkey@64"]["n"] == 10
+    assert done.measurement.values("fitted")["tail_nll@256"].value == pytest.approx(
+        done.numbers["fitted"]["tail_nll@256"]["value"], abs=0
+    )
     assert not any(name.startswith("passkey") for name in done.numbers["start"])
     assert done.objective.rows.rows.questions is None
 
