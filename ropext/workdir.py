@@ -110,7 +110,10 @@ class Workdir:
         with locked(self.folder.resolve(), self.output):
             self.check(force)
             if not self.has_begun():  # the manifest stays: after a kill it says whose this is
-                self._say_left(remove(self.folder, self._stays), say)
+                # What models read is named by all that decides it: it is as good for another run.
+                stores = STORES if self.command == "eval" else MANIFEST
+                left = remove(self.folder, lambda name: name.startswith((MANIFEST, stores)))
+                self._say_left(left, say)
             manifest = {"command": self.command, "decides": self.decides, **self.about}
             write_json(self.folder / MANIFEST, guard.seal(_plain(manifest)))
             try:
@@ -124,11 +127,6 @@ class Workdir:
                     (self.folder / name).unlink()
             else:
                 self._say_left(remove(self.folder), say)
-
-    def _stays(self, name: str) -> bool:
-        """Whether a file is as good for another run: what models read is named by all that decides
-        it."""
-        return name == MANIFEST or (self.command == "eval" and name.startswith(STORES))
 
     def _say_left(self, names: list[str], say: Say) -> None:
         if names:

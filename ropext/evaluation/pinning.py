@@ -29,18 +29,14 @@ def _rope_types(module: Any) -> dict[str | None, str]:
     return {None: found} if isinstance(found, str) else {}
 
 
-def _length_dependent(model: "torch.nn.Module") -> list[Any]:
-    return [
+@contextmanager
+def pinned(model: "torch.nn.Module", length: int) -> Iterator[None]:
+    """While this lasts, every rotation is the one of a single forward over `length` tokens."""
+    modules: list[Any] = [
         module
         for module in model.modules()
         if any(_is_dynamic(rope_type) for rope_type in _rope_types(module).values())
     ]
-
-
-@contextmanager
-def pinned(model: "torch.nn.Module", length: int) -> Iterator[None]:
-    """While this lasts, every rotation is the one of a single forward over `length` tokens."""
-    modules = _length_dependent(model)
     saved = [_state(module) for module in modules]
     try:
         for module in modules:

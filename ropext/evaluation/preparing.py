@@ -84,22 +84,26 @@ class Evaluation:
         """Where it is kept, and what exactly is run: what must be equal for it to go on there."""
         lineup, options, reads = self.lineup, self.options, self.reads
         items = [asdict(item) for group in reads.questions for item in group]
+        tokenizer = self.encoder.tokenizer
+        vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
+        template = str(getattr(tokenizer, "chat_template", None))
         decides = {
             "schema": SCHEMA,
             "protocol": self.protocol.name,
             "protocol_text": self.protocol.text,
-            **({"masking": asdict(reads.masking)} if reads.masking else {}),
             "settings": {key: own for key, own in dict(options).items() if key not in NOT_IN_KEY},
             "context": lineup.context,
             "lengths": list(self.frame.lengths),
             "variants": {own.label: own.content for own in lineup.variants},
             "tokens_sha256": list(reads.hashes),
             "questions_sha256": provenance.digest(items),
-            "tokenizer_sha256": _tokenizer_digest(self.encoder.tokenizer),
+            "tokenizer_sha256": provenance.digest([vocabulary, template]),
             "bos": reads.bos,
             "packed": self.corpus.packed if self.corpus else False,
             "versions": provenance.installed(LIBRARIES),
         }
+        if reads.masking:
+            decides["masking"] = asdict(reads.masking)
         about = {
             "words": list(provenance.clean_command(command)),
             "names": {key: getattr(options, key) for key in NOT_IN_KEY}
@@ -356,8 +360,3 @@ def _haystack(name: str, encoder: DocumentEncoder, corpus: Corpus | None) -> Hay
         raise UsageError("--haystack text is made of --data; give it, or another haystack")
     texts = [document.ids[int(document.has_bos) :] for document in corpus.documents]
     return running_text([int(token) for text in texts for token in text])
-
-
-def _tokenizer_digest(tokenizer: Any) -> str:
-    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
-    return provenance.digest([vocabulary, str(getattr(tokenizer, "chat_template", None))])

@@ -41,7 +41,9 @@ def score_items(
     scores, cache, prefix = list[ItemScore](), None, _ids((), bos)
     for item in items:
         if not shared and not item.references:
-            scores.append(_judge(item, _whole(scorer, item, bos)))
+            answer = np.asarray(item.answer[:-1], np.int32)
+            row = np.concatenate([_ids(item.prompt, bos), answer])
+            scores.append(_judge(item, scorer.last_logits(row, len(item.answer))))
             continue
         start = shared or len(item.prompt) - 1
         if cache is None:
@@ -116,11 +118,6 @@ def _crop(cache: Any, count: int, length: int) -> bool:
 
 def _ids(prompt: Sequence[int], bos: int | None) -> Ids:
     return np.asarray(([] if bos is None else [bos]) + list(prompt), np.int32)
-
-
-def _whole(scorer: TokenScorer, item: Item, bos: int | None) -> "torch.Tensor":
-    ids = np.concatenate([_ids(item.prompt, bos), np.asarray(item.answer[:-1], np.int32)])
-    return scorer.last_logits(ids, len(item.answer))
 
 
 def _judge(item: Item, logits: "torch.Tensor") -> ItemScore:

@@ -90,12 +90,17 @@ class Reads:
         return tuple(own.prefix_hashes([longest])[longest] for own in self.documents)
 
     @cached_property
-    def _files(self) -> tuple[str, ...]:
-        """The file of each group of answers."""
-        return tuple(map(self._file_of, self.questions))
+    def _groups(self) -> tuple[tuple[tuple[Item, ...], str], ...]:
+        """Each group of questions with the file of its answers."""
+        pairs = []
+        for items in self.questions:
+            content = digest([asdict(item) for item in items])[:8]
+            name = f"{items[0].task}-{self._length_of(items)}-{items[0].index}-{content}.json"
+            pairs.append((items, ANSWERS + name))
+        return tuple(pairs)
 
-    def _asked(self, variant: Variant) -> Iterator[tuple[tuple[Item, ...], str]]:
-        yield from zip(self.questions, self._files, strict=True) if not variant.reads_short else ()
+    def _asked(self, variant: Variant) -> tuple[tuple[tuple[Item, ...], str], ...]:
+        return () if variant.reads_short else self._groups
 
     def tokens(self, variant: Variant) -> int:
         """Count the forward tokens of a variant."""
@@ -168,10 +173,6 @@ class Reads:
             windows = [*strided_windows(frame.longest, size, hf_stride(size))]
             read = partial(read_strided, ids=ids, size=size)
             yield unit(f"stride-{size}", f"strided at {size}", windows, read)
-
-    def _file_of(self, items: tuple[Item, ...]) -> str:
-        content = digest([asdict(item) for item in items])[:8]
-        return f"{ANSWERS}{items[0].task}-{self._length_of(items)}-{items[0].index}-{content}.json"
 
     def _length_of(self, items: tuple[Item, ...]) -> int:
         """The length of a prompt, its BOS included."""

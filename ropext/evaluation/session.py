@@ -2,8 +2,8 @@
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -66,7 +66,13 @@ def evaluate(
     evaluation = replace(evaluation, lineup=fetched(evaluation.lineup))
     read = {"MODEL": [variant.snapshot.directory for variant in evaluation.lineup.variants]}
     guard.check(read, {"--output": output})
-    with _claimed(evaluation, output, command, force, hooks.say) as place, loading.silenced():
+    with ExitStack() as stack:
+        room = output or Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="ropext-")), "run"
+        )
+        place = evaluation.workdir(Path(room), command)
+        stack.enter_context(place.claimed(force, rank, world, hooks.say))
+        stack.enter_context(loading.silenced())
         done = _measure(evaluation, place, None if output is None else Path(output), hooks)
         if losses is not None and evaluation.corpus is not None and rank == 0:
             texts = ((document.name, document.ids) for document in evaluation.corpus.documents)
@@ -103,27 +109,19 @@ def _measure(
     return replace(rundir.read_run(path), path=kept_in, resumed=progress.resumed)
 
 
-@contextmanager
-def _claimed(
-    evaluation: Evaluation, output: str | Path | None, command: Sequence[str], force: bool, say: Say
-) -> Iterator[Workdir]:
-    """The folder of the run; one that goes away with it where none is asked for."""
-    with tempfile.TemporaryDirectory(prefix="ropext-eval-") as room:
-        place = evaluation.workdir(Path(output or f"{room}/run"), command)
-        with place.claimed(force, *processes(), say):
-            yield place
-
-
 def _read_all(
     evaluation: Evaluation, stores: Mapping[str, Store], progress: Progress, say: Say
 ) -> dict[str, Any]:
     """Every unit of every variant, one loaded model at a time; what else was measured."""
     more, longest = dict[str, Any](), evaluation.frame.longest
     manner: Manner | None = None
+
+    def guarded(what: str) -> AbstractContextManager[None]:
+        return loading.memory_errors(loading.out_of_memory(what))
+
     for others in _by_weights(evaluation.lineup):
         first = others[0]
-        what = f"the weights of {first.snapshot.name}"
-        with loading.memory_errors(loading.out_of_memory(what)):
+        with guarded(f"the weights of {first.snapshot.name}"):
             say(f"loading {first.snapshot.name}")
             loaded = loading.load_model(
                 first.snapshot,
@@ -141,7 +139,7 @@ def _read_all(
                     say(f"{variant.label}: this architecture is read whole, in chunks")
                 _say_passes(evaluation, variant, say)
                 reader.read(
-                    evaluation.reads.units(variant), stores[variant.label], progress, _out_of_memory
+                    evaluation.reads.units(variant), stores[variant.label], progress, guarded
                 )
         if evaluation.options.lm_eval and progress.rank == 0:
             scores = harness.run_tasks(
@@ -149,10 +147,6 @@ def _read_all(
             )
             more["lm_eval"] = more.get("lm_eval", {}) | scores
     return more
-
-
-def _out_of_memory(what: str) -> AbstractContextManager[None]:
-    return loading.memory_errors(loading.out_of_memory(what))
 
 
 def _by_weights(lineup: Lineup) -> list[list[Variant]]:
@@ -192,12 +186,11 @@ def assemble(
         write_text(path / "items.jsonl", "\n".join(lines) + "\n")
     left_out = not_measurable(items, frame.context)
     measured = measured.without(left_out)
-    results = {
+    results: dict[str, Any] = {
         "schema": rundir.SCHEMA,
         "protocol": evaluation.protocol.name,
         "protocol_text": evaluation.protocol.text,
         "headline": evaluation.protocol.headline,
-        **({"mask_stride": frame.mask_stride} if frame.mask_stride else {}),
         "context": frame.context,
         "lengths": list(frame.lengths),
         "tail_tokens": frame.tail,
@@ -205,27 +198,25 @@ def assemble(
         "resamples": frame.bootstrap.resamples,
         "documents": evaluation.corpus.to_json() if evaluation.corpus else None,
         "warnings": [*evaluation.warnings, *left_out.values()],
-        **({"not_measurable": left_out} if left_out else {}),
-        **_ruler(measured),
-        "variants": {
-            variant.label: {"kind": variant.kind, "model": variant.snapshot.name}
-            | {"target": variant.target, "adapter": variant.adapter}
-            | {key: value for key, value in variant.info.items() if key != "target"}
-            | {"store": stores[variant.label].file().name}
-            | {"passes": variant.regimes(frame) if measured.documents else {}}
-            | _numbers(measured, variant)
-            for variant in variants
-        },
-        **more,
     }
-    write_json(path / "results.json", results)
-
-
-def _ruler(measured: Measurement) -> dict[str, Any]:
-    """Of which of RULER's tasks `ruler@C` is the mean, and what it does not compare with."""
-    items = (item for model in measured.models.values() for item in model.items)
-    tasks, left_out = ruler_tasks(dict.fromkeys(f"{item.task}@{item.length}" for item in items))
-    return {"ruler": {"tasks": tasks, "left_out": left_out, "note": RULERS}} if tasks else {}
+    if frame.mask_stride:
+        results["mask_stride"] = frame.mask_stride
+    if left_out:
+        results["not_measurable"] = left_out
+    asked = (item for model in measured.models.values() for item in model.items)
+    tasks, partly = ruler_tasks(dict.fromkeys(f"{item.task}@{item.length}" for item in asked))
+    if tasks:  # of which of RULER's tasks `ruler@C` is the mean
+        results["ruler"] = {"tasks": tasks, "left_out": partly, "note": RULERS}
+    results["variants"] = {
+        variant.label: {"kind": variant.kind, "model": variant.snapshot.name}
+        | {"target": variant.target, "adapter": variant.adapter}
+        | {key: value for key, value in variant.info.items() if key != "target"}
+        | {"store": stores[variant.label].file().name}
+        | {"passes": variant.regimes(frame) if measured.documents else {}}
+        | _numbers(measured, variant)
+        for variant in variants
+    }
+    write_json(path / "results.json", results | dict(more))
 
 
 def _numbers(measured: Measurement, variant: Variant) -> dict[str, Any]:

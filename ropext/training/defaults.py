@@ -133,7 +133,8 @@ def settings(
     is_open = judging > 0 and None is options.steps is options.epochs and options.patience != 0
     patience = PATIENCE * is_open if options.patience is None else options.patience
     steps = chosen("steps", MOST_STEPS, OPEN)
-    batch = chosen("batch_tokens", *_batch_tokens(parameters, target))
+    size = (8192, MEASURED) if parameters < TINY else (2**18, LONGQLORA)
+    batch = chosen("batch_tokens", max(size[0], target), size[1])
     row = _row_tokens(options, context, target)
     rows = Setting(max(1, round(batch.value / row.value)), f"batch tokens: {batch.source}")
     if per_pass and options.steps is None:
@@ -207,12 +208,6 @@ def _of_data(options: Finetune, rows: int, per_pass: int) -> Setting:
         return Setting(of_data, "--epochs")
     why = f"at most {PASSES} passes: no held-out document says when to stop (--epochs, --steps)"
     return Setting(min(of_data, MOST_STEPS), why)
-
-
-def _batch_tokens(parameters: int, target: int) -> tuple[int, str]:
-    if parameters < TINY:
-        return max(8192, target), MEASURED
-    return max(2**18, target), LONGQLORA
 
 
 def micro_rows(options: TrainingOptions, row_tokens: int, share: int) -> int:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from ropext import corpus
-from ropext.checkpoint import Snapshot
 from ropext.checkpoint.provenance import READ_FROM
 from ropext.checkpoint.weights import read_header
 from ropext.corpus.splitting import NO_LIMIT, REMEDY
@@ -279,7 +278,9 @@ def prepare(model: str, source: str, options: Finetune) -> AdapterObjective:
     origin = open_origin(model)
     kind = origin.trains(options)
     options = options.model_copy(update={"train": kind})
-    sizes = _stored_parameters(origin.snapshot), origin.context, origin.target
+    headers = (read_header(origin.snapshot.path(name)) for name in origin.snapshot.weight_files)
+    tensors = (tensor for header in headers for tensor in header.tensors.values())
+    sizes = sum(prod(tensor.shape) for tensor in tensors), origin.context, origin.target
     settings = defaults.settings(options, *sizes)
     length = settings.row_tokens.value
     sharing.check_rows(settings.rows.value, length, options.keep_short)
@@ -329,12 +330,6 @@ def prepare(model: str, source: str, options: Finetune) -> AdapterObjective:
         masking=masking,
     )
     return AdapterObjective(training, options, origin)
-
-
-def _stored_parameters(snapshot: Snapshot) -> int:
-    """As stored, from the headers."""
-    headers = [read_header(snapshot.path(name)) for name in snapshot.weight_files]
-    return sum(prod(tensor.shape) for header in headers for tensor in header.tensors.values())
 
 
 def _judge(

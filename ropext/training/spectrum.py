@@ -367,14 +367,14 @@ class Learner(nn.Module):
         scored = (wanted != IGNORED).nonzero()[:, 0]
         tail = scored[scored >= self.tail - 1]  # what is read at one place is told at the next
         parts = [scored, tail] if len(tail) else [scored]
-        return torch.stack(
-            [self._sum(own[at], wanted[at]) / max(1, len(at)) for at in parts]
-        ).mean()
-
-    def _sum(self, own: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        if self.sliced:
-            return head_loss(self.model, own, wanted)
-        return functional.cross_entropy(own.float(), wanted, reduction="sum")
+        means = []
+        for at in parts:
+            if self.sliced:
+                loss = head_loss(self.model, own[at], wanted[at])
+            else:
+                loss = functional.cross_entropy(own[at].float(), wanted[at], reduction="sum")
+            means.append(loss / max(1, len(at)))
+        return torch.stack(means).mean()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         return self.space.state_dict()

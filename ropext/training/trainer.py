@@ -248,6 +248,12 @@ def arguments(job: Job) -> transformers.TrainingArguments:
     steps = settings.steps.value
     on_cpu = models.device(options).type == "cpu"
     dtype = models.dtype(options)  # what is trained is float32 all the same
+    recomputing: dict[str, Any] = {}
+    if job.recompute:  # transformers 5.2x renamed the switch
+        known = {argument.name for argument in fields(transformers.TrainingArguments)}
+        kind = "activation" if "activation_checkpointing" in known else "gradient"
+        recomputing[f"{kind}_checkpointing"] = True
+        recomputing[f"{kind}_checkpointing_kwargs"] = {"use_reentrant": False}
     return transformers.TrainingArguments(
         output_dir=str(job.folder),
         max_steps=steps,
@@ -262,7 +268,7 @@ def arguments(job: Job) -> transformers.TrainingArguments:
         max_grad_norm=settings.gradient_norm.value,
         optim="adamw_torch",
         bf16=dtype == torch.bfloat16,
-        **(_recomputing() if job.recompute else {}),
+        **recomputing,
         logging_steps=1,
         logging_nan_inf_filter=False,
         save_strategy="steps",
@@ -284,13 +290,6 @@ def arguments(job: Job) -> transformers.TrainingArguments:
         average_tokens_across_devices=True,
         seed=options.seed % LARGEST_SEED,
     )
-
-
-def _recomputing() -> dict[str, Any]:
-    """Layers run again in the backward pass; transformers 5.2x renamed the switch."""
-    known = {own.name for own in fields(transformers.TrainingArguments)}
-    name = f"{'activation' if 'activation_checkpointing' in known else 'gradient'}_checkpointing"
-    return {name: True, f"{name}_kwargs": {"use_reentrant": False}}
 
 
 _SCHEDULES = {"linear": "linear", "constant": "constant_with_warmup", "cosine": "cosine"}
