@@ -21,7 +21,7 @@ from ropext.narration import SILENT, Hooks
 from ropext.options.evaluate import DocumentOptions
 from ropext.options.extend import KNOBS, Extend, parse_extend
 from ropext.planning import Plan
-from ropext.results import rules
+from ropext.results import BASE, EXTENDED, rules
 from ropext.results.overlap import Overlap
 from ropext.results.perplexity import Frame
 from ropext.results.rules import Ranking
@@ -79,8 +79,8 @@ def preference(plans: Mapping[str, Plan]) -> list[str]:
 def contenders(snapshot: Snapshot, plans: Mapping[str, Plan]) -> list[Variant]:
     """The base, and the model as each plan makes it."""
     return [
-        Variant("base", "base", snapshot),
-        *(Variant(label, "extended", snapshot, made.config) for label, made in plans.items()),
+        Variant(BASE, BASE, snapshot),
+        *(Variant(label, EXTENDED, snapshot, made.config) for label, made in plans.items()),
     ]
 
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ropext import families
+from ropext import families, results
 from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.checkpoint.adapter import read_lora
 from ropext.checkpoint.provenance import (
@@ -34,7 +34,7 @@ from ropext.files import read_object
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
 from ropext.planning import ExtensionPlan, plan_config
-from ropext.results import BASE, CONTROL
+from ropext.results import BASE, CONTROL, EXTENDED, TUNED, UNTOUCHED
 from ropext.results.overlap import HASHES, Trained, both, from_json, trained_in, unknown
 from ropext.results.perplexity import Frame
 from ropext.rope import Spectrum
@@ -43,7 +43,7 @@ from ropext.scaling.tables import Growth
 
 # The section of ropext.json that says that weights were trained after the extension.
 FITTED, TRAINED = TRAININGS
-LATER = {FITTED: "fitted", TRAINED: "tuned"}  # section of ropext.json -> what the checkpoint is
+LATER = {FITTED: results.FITTED, TRAINED: TUNED}  # section of ropext.json -> what the checkpoint is
 SHORT = (BASE, CONTROL)  # kinds that read through the short window
 BESIDE = "base"  # the extended, untuned checkpoint inside of a tuned one
 # Schemes that a config or a weight carries, and whose models predict tokens as `eval` asks.
@@ -149,11 +149,11 @@ def _adapter_digest(adapter: str) -> str:
 def trained_on(variant: Variant) -> Trained | None:
     """What is known of the documents that a variant was trained or fitted on."""
     record = read_record(variant.snapshot.directory)
-    before_it = variant.config is not None and variant.kind != "extended"
+    before_it = variant.config is not None and variant.kind != EXTENDED
     if before_it and record is not None and record.more.get(FITTED):
         record = None  # the spectrum of before the fit
     before = trained_in(record)
-    if before is not None and variant.kind != "extended":  # nobody chose the base
+    if before is not None and variant.kind != EXTENDED:  # nobody chose the base
         before = replace(before, chose=None) if before.count or before.not_recorded else None
     if variant.adapter is None:
         return before
@@ -184,11 +184,11 @@ def line_up(model: str, revision: str | None, options: Evaluate, name: str = "")
     if record is not None or limit > context:
         other = base is not None and (base.config or base.snapshot is not snapshot)
         if base is not None and other and not _has_table(snapshot):
-            variants.append(replace(base, label="untouched", kind="untouched", info={}))
+            variants.append(replace(base, label=UNTOUCHED, kind=UNTOUCHED, info={}))
         label, info = _label(record), _recorded(record)
-        variant = Variant(label, "extended", snapshot, target=limit, info=info)
+        variant = Variant(label, EXTENDED, snapshot, target=limit, info=info)
     else:
-        variant = Variant("untouched", "untouched", snapshot)
+        variant = Variant(UNTOUCHED, UNTOUCHED, snapshot)
     variants += _with_adapter(variant, options.adapter)
     warnings = (warning,) if warning else ()
     return Lineup(tuple(variants), context, limit, limit * bounded, warnings, masked)
@@ -215,7 +215,7 @@ def line_up_checkpoints(
 
     variants = [
         _short(base, **content("base")),
-        Variant("untouched", "untouched", base, info=content("base")),
+        Variant(UNTOUCHED, UNTOUCHED, base, info=content("base")),
     ]
     if CONTROL in contents:
         adapter = None if control is None else str(control)
@@ -224,7 +224,7 @@ def line_up_checkpoints(
         record = read_record(snapshot.directory)
         info = _recorded(record) | content(label)
         target = record.target if record else limit
-        variants.append(Variant(label, "extended", snapshot, target=target, info=info))
+        variants.append(Variant(label, EXTENDED, snapshot, target=target, info=info))
     return Lineup(tuple(variants), context, limit)
 
 
@@ -240,7 +240,7 @@ def fetched(lineup: Lineup) -> Lineup:
 def _label(record: Record | None) -> str:
     """What was done last, as the checkpoints of `ropext run` are called."""
     done = [word for key, word in LATER.items() if record and record.more.get(key)]
-    return done[-1] if done else "extended"
+    return done[-1] if done else EXTENDED
 
 
 def _recorded(record: Record | None) -> dict[str, Any]:
@@ -269,14 +269,14 @@ def _with_adapter(variant: Variant, adapter: str | None) -> list[Variant]:
         return [variant]
     read_lora(adapter)  # refused before a model is loaded
     label = f"{variant.label}+adapter"
-    return [variant, replace(variant, label=label, kind="extended", adapter=adapter)]
+    return [variant, replace(variant, label=label, kind=EXTENDED, adapter=adapter)]
 
 
 def _in_memory(snapshot: Snapshot, options: Evaluate, context: int) -> Lineup:
     """The table every paper prints: base, untouched, and a grid of methods and factors."""
     table = _has_table(snapshot)
     variants = [_short(snapshot)]
-    variants += [] if table else [Variant("untouched", "untouched", snapshot)]
+    variants += [] if table else [Variant(UNTOUCHED, UNTOUCHED, snapshot)]
     warnings, plans = list[str](), list[ExtensionPlan]()
     for method, far in itertools.product(options.method, options.factor or (None,)):
         recipe = Extend(method=method, factor=far, target=options.target, context=options.context)
@@ -287,7 +287,7 @@ def _in_memory(snapshot: Snapshot, options: Evaluate, context: int) -> Lineup:
         info = _info(method, factor, plan.target, wanted, scaled)
         variant = Variant(
             f"{method}-{factor:g}x",
-            "extended",
+            EXTENDED,
             snapshot,
             config=plan.config,
             growth=plan.growth,
@@ -344,7 +344,7 @@ def _base(
     if untrained is not None:
         config = record.base["config"]
         info = _turning(config)
-        return Variant("base", "base", untrained, config, growth, info=info), context, ""
+        return Variant(BASE, BASE, untrained, config, growth, info=info), context, ""
     hub_id = record.base.get("hub_id")
     try:
         revision = str(record.base["commit"]) if hub_id and record.base.get("commit") else None
@@ -356,7 +356,7 @@ def _base(
 
 def _short(snapshot: Snapshot, **info: Any) -> Variant:
     """The base: a model through the short window."""
-    return Variant("base", "base", snapshot, info=info | _turning(snapshot.config))
+    return Variant(BASE, BASE, snapshot, info=info | _turning(snapshot.config))
 
 
 def _turning(config: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 from ropext import scaling
 from ropext.errors import UsageError
 from ropext.options.fields import (
+    ATTENTIONS,
     LARGEST,
     LARGEST_DOCUMENT,
     LONGEST_TARGET,
@@ -50,9 +51,7 @@ class DocumentOptions(Options):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = wanted("auto", "of the weights")
     device: str = wanted("auto", "auto (cuda or cpu), cpu, cuda, cuda:N, mps", "NAME")
     device_map: str | None = wanted(None, "accelerate's placement over devices, e.g. auto", "NAME")
-    attn_implementation: Attention | None = wanted(
-        None, "eager, sdpa, flash_attention_2 ...", "NAME"
-    )
+    attn_implementation: Attention | None = wanted(None, ATTENTIONS, "NAME")
     chunk: Annotated[Whole, Field(ge=16, le=LARGEST)] | None = wanted(
         None, "read in chunks of so many tokens with a KV cache [only where memory demands]"
     )

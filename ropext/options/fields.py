@@ -167,6 +167,10 @@ LARGEST_DOCUMENT = wanted(
 TRUSTED_KERNEL = re.compile(r"(?:paged\|)?kernels-community/[\w.-]+(?:@[\w.-]+)?(?::\w+)?\Z")
 
 
+# Those that help texts name; which there are, transformers knows.
+ATTENTIONS = "eager, sdpa, flash_attention_2 ..."
+
+
 def _attention(name: str) -> str:
     if "/" in name and not TRUSTED_KERNEL.match(name):
         raise UsageError(

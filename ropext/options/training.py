@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from ropext.errors import UsageError
 from ropext.options.extend import Extend, Reach
 from ropext.options.fields import (
+    ATTENTIONS,
     LARGEST,
     LARGEST_DOCUMENT,
     Attention,
@@ -84,7 +85,7 @@ class TrainingOptions(Options):
     dtype: Literal["auto", "float32", "bfloat16"] = wanted("auto", "of the frozen weights")
     device: Literal["auto", "cpu", "cuda"] = wanted("auto", "where the model is trained")
     attn_implementation: Attention | None = wanted(
-        None, "eager, sdpa, flash_attention_2 ... [sdpa, or eager where a model has none]"
+        None, f"{ATTENTIONS} [sdpa, or eager where a model has none]"
     )
     report_to: str = wanted("none", "tensorboard, wandb or trackio")
     link: Link = wanted("copy", "how the weights get to OUT")

@@ -45,7 +45,7 @@ from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.job import check_data, gates_of
 from ropext.pipeline.steps import LABELS, READ_ALWAYS, USED, section_key
 from ropext.planning import Plan, make_plan
-from ropext.results import CONTROL, UNTOUCHED
+from ropext.results import CONTROL, EXTENDED, UNTOUCHED
 from ropext.results.gates import Metrics
 from ropext.results.measurement import Measurement, item_differences
 from ropext.results.overlap import NOTHING, Trained, trained
@@ -296,8 +296,7 @@ class AutoChoice:
         plans, snapshot = self.prospect.plans, self.prospect.snapshot
         self.left_out = self.prospect.left_out
         self.variants = {
-            label: Variant(label, "extended", snapshot, plan.config)
-            for label, plan in plans.items()
+            label: Variant(label, EXTENDED, snapshot, plan.config) for label, plan in plans.items()
         }
         self.stores = {label: Store(self.folder / "readings" / label) for label in plans}
 

@@ -55,35 +55,26 @@ def _coming(run: WholeRun) -> dict[str, bool]:
 
 
 def _stage(name: str, work: Work) -> dict[str, Any]:
-    job = work.job
+    recipe, plan = work.job, work.plan
     if name == PLAN:
-        return _plan(work)
+        for warning in plan.warnings:
+            work.tell(f"warning: {warning}")
+        what = f"{plan.method}: {plan.context:,} to {plan.target:,} tokens (factor {plan.factor:g})"
+        return {"what": what, "context": plan.context, "target": plan.target, "method": plan.method}
     if name == EXTEND:
-        return _extend(work)
-    if name == FIT and job.fit:
-        return _training(job.fit)
-    if name == FINETUNE and job.finetune:
-        return _training(job.finetune, job.finetune.epochs)
-    if name == EVALUATE and job.evaluate:
+        total = sum(work.base.files[file] for file in work.base.weight_files)
+        if not total:
+            return {"what": "the weights, fetched from the hub first"}
+        how = {"copy": "copied", "hard": "hard-linked", "symlink": "linked"}[recipe.extend.link]
+        proof = "not proved" if recipe.extend.no_verify else "proved by stock transformers"
+        return {"what": f"{size(total)} of weights {how}, {proof}", "bytes": total}
+    if name == FIT and recipe.fit:
+        return _training(recipe.fit)
+    if name == FINETUNE and recipe.finetune:
+        return _training(recipe.finetune, recipe.finetune.epochs)
+    if name == EVALUATE and recipe.evaluate:
         return _evaluate(work)
     return {"what": "the report, and the weights once more by hard link"}
-
-
-def _plan(work: Work) -> dict[str, Any]:
-    plan = work.plan
-    for warning in plan.warnings:
-        work.tell(f"warning: {warning}")
-    what = f"{plan.method}: {plan.context:,} to {plan.target:,} tokens (factor {plan.factor:g})"
-    return {"what": what, "context": plan.context, "target": plan.target, "method": plan.method}
-
-
-def _extend(work: Work) -> dict[str, Any]:
-    total = sum(work.base.files[name] for name in work.base.weight_files)
-    if not total:
-        return {"what": "the weights, fetched from the hub first"}
-    how = {"copy": "copied", "hard": "hard-linked", "symlink": "linked"}[work.job.extend.link]
-    proof = "not proved" if work.job.extend.no_verify else "proved by stock transformers"
-    return {"what": f"{size(total)} of weights {how}, {proof}", "bytes": total}
 
 
 def _training(options: TrainingOptions, epochs: float | None = None) -> dict[str, Any]:

@@ -171,11 +171,6 @@ class Work:
     def _section(self, name: str) -> Flat:
         return section_key(self.job, name, self.hashes)
 
-    def _source(self, name: str) -> str:
-        """The stage whose checkpoint one of the others starts from."""
-        made = [stage for stage in self.job.stages if stage in LABELS]
-        return made[made.index(name) - 1]
-
     def _left(self, name: str) -> Flat | None:
         content = self.hashes.of_tree(self.checkpoint(name))
         return None if content is None else {LABELS[name]: content}
@@ -275,7 +270,7 @@ class Work:
         return self._making(FIT, key, make)
 
     def _finetune(self) -> Step:
-        source = self._source(FINETUNE)
+        source = FIT if FIT in self.job.stages else EXTEND
 
         def make() -> None:
             from ropext.training import train

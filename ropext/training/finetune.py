@@ -22,6 +22,7 @@ from ropext.files import values_json
 from ropext.narration import Show
 from ropext.options.training import Finetune
 from ropext.patching import apply_config
+from ropext.results import BASE, CONTROL, EXTENDED, TUNED
 from ropext.results.overlap import kept_out_of
 from ropext.results.perplexity import MASK_STRIDE, Reading
 from ropext.training import data, defaults, models, report, sharing, trainer, writing
@@ -51,8 +52,7 @@ DECIDING = (
     "eval_every", "eval_documents", "patience",
 )  # fmt: skip
 STOPS = "stops when held-out documents no longer improve"
-# The models that are read.
-BASE, UNTUNED, TUNED, CONTROL = "base", "untuned", "tuned", "control"
+UNTUNED = "untuned"  # the extended model as it came, beside base, tuned and control
 
 
 class AdapterObjective(Objective):
@@ -135,7 +135,7 @@ class AdapterObjective(Objective):
         """A model that is read: the base, and its control, through the short window."""
         if label in (BASE, CONTROL):
             return Variant(label, label, self.snapshot, self.origin.base_config())
-        return Variant(label, "extended", self.snapshot)
+        return Variant(label, EXTENDED, self.snapshot)
 
     def measure(self, pause: Show) -> None:
         """Read the base through its short window, and the extended model as it is."""

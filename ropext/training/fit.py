@@ -22,6 +22,7 @@ from ropext.narration import Show
 from ropext.options.training import Fit
 from ropext.patching import apply_config, unpatch
 from ropext.planning import Plan
+from ropext.results import BASE, EXTENDED, FITTED
 from ropext.results.overlap import kept_out_of
 from ropext.results.perplexity import Reading
 from ropext.results.retrieval import ItemScore
@@ -56,8 +57,7 @@ RIVALS = 2  # of those that are not named, how many are tried for a few steps
 UNDECIDING = (
     "link", "device", "report_to", "micro_rows", "column", "split", "max_document_mib",
 )  # fmt: skip
-# The spectra that are read, beside the closed forms.
-BASE, START, FITTED = "base", "start", "fitted"
+START = "start"  # the best closed form, beside the base and the fitted spectrum
 
 
 # Which step is kept (0 = the start), why, and the plan that is written.
@@ -145,7 +145,7 @@ class SpectrumObjective(Objective):
 
     def variant(self, label: str, plan: Plan) -> Variant:
         """A spectrum that is read."""
-        return Variant(label, "extended", self.snapshot, plan.config)
+        return Variant(label, EXTENDED, self.snapshot, plan.config)
 
     def measure(self, pause: Show) -> None:
         """Read the base through its short window and every closed form, find the best of these, and
@@ -199,7 +199,7 @@ class SpectrumObjective(Objective):
         self._ask(START, self.far, pause)
 
     def _ask(self, label: str, items: Sequence[Item], pause: Show) -> None:
-        variant, store = Variant(label, "extended", self.snapshot), self.store(label)
+        variant, store = Variant(label, EXTENDED, self.snapshot), self.store(label)
         if not self.judge.has(variant, store, self.judge.asked(items)):
             self.say(f"asking {label} {len(items)} questions")
         self.scores[label] = self.judge.ask(self.model, variant, items, store, pause)

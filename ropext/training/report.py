@@ -14,6 +14,7 @@ from ropext.lengths import length_text, octaves
 from ropext.planning import Plan
 from ropext.planning.plan import WRONG, newest
 from ropext.report.text import size
+from ropext.results import BASE, CONTROL, EXTENDED, FITTED, TUNED
 from ropext.results.overlap import mark_of, marked
 from ropext.results.perplexity import by_position
 from ropext.results.values import FEWEST_DOCUMENTS, Value
@@ -26,11 +27,10 @@ from ropext.training.training import Training
 Cell = Callable[[str, Mapping[str, Any]], str]  # of a label and its values
 
 # The rows of a fine-tuning's table, and of a fit's.
-TUNED_ROWS = {"base": "base", "untuned": "extended", "control": "control", "tuned": "tuned"}
-TRAINED = ("control", "tuned")
+TUNED_ROWS = {BASE: BASE, "untuned": EXTENDED, CONTROL: CONTROL, TUNED: TUNED}
+TRAINED = (CONTROL, TUNED)
 # From here on repeated text teaches less and less (Muennighoff et al. 2023, figure 1).
 MANY_PASSES = 8
-FITTED = "fitted"  # its name in pictures and tables
 NEW_ROWS = " new rows of "  # among what a fine-tuning trains
 # What the record repeats of the options, and of a fit's result.
 TUNED_BY = (
@@ -115,7 +115,7 @@ def _value(name: str) -> Cell:
 
 def _short_tax(label: str, values: Mapping[str, Any]) -> str:
     tax = values.get("short_tax")
-    return "" if label == "base" or tax is None else f"{tax['value']:+.4f}"
+    return "" if label == BASE or tax is None else f"{tax['value']:+.4f}"
 
 
 def _section(
@@ -192,7 +192,7 @@ def finetune_table(
     if not numbers:
         return None
     mark, note = mark_of({"overlap": overlap}), "The base is read through its short window"
-    if "control" in numbers:
+    if CONTROL in numbers:
         both = "Base and control (the base trained on the same tokens)"
         note = f"{both} are read through the short window"
     names = {
@@ -209,7 +209,7 @@ def finetune_table(
 def _behind(target: int, label: str, values: Mapping[str, Any]) -> str:
     """Nats a token above the base on the same tokens, paired by document."""
     gain = values.get(f"gain@{target}")
-    if gain is None or label == "base":
+    if gain is None or label == BASE:
         return ""
     if not gain["ci95"]:
         return f"{-gain['value']:+.4f} ({gain['n']} documents)"
@@ -221,16 +221,16 @@ def verdict(numbers: Numbers, target: int) -> list[str]:
     if not numbers:
         return []
     tails = {label: values[f"tail_nll@{target}"] for label, values in numbers.items()}
-    if tails["base"]["ci95"] is None:
+    if tails[BASE]["ci95"] is None:
         return [f"Fewer than {FEWEST_DOCUMENTS} documents give numbers, and no verdict."]
-    base, tuned = tails["base"]["value"], tails["tuned"]["value"]
+    base, tuned = tails[BASE]["value"], tails[TUNED]["value"]
     line = (
         f"At {length_text(target)} the tuned model's loss on the last tokens is "
         f"{_apart(tuned, base)} the base's in its own window"
     )
-    if "control" not in tails:
+    if CONTROL not in tails:
         return [f"{line}; a part of any gain is adaptation to the text (--control measures it)."]
-    control = tails["control"]["value"]
+    control = tails[CONTROL]["value"]
     return [
         f"{line}, and {_apart(tuned, control)} the control's, which is {_apart(control, base)} "
         "the base's by adaptation to the text alone."
@@ -311,8 +311,8 @@ def _losses_picture(done: Finetuned) -> bytes:
         key = f"tail_nll@{done.training.target}"
         if "untuned" in done.numbers:  # before the first step
             steps, values = [0, *steps], [done.numbers["untuned"][key]["value"], *values]
-        if "base" in done.numbers:
-            base = done.numbers["base"][key]["value"]
+        if BASE in done.numbers:
+            base = done.numbers[BASE][key]["value"]
             axis.axhline(base, label="base, in its window", **plots.REFERENCE)
         label = "tail loss, held-out documents"
         axis.plot(steps, values, "o-", color=plots.COLOURS[1], label=label)
@@ -383,7 +383,7 @@ def _fit_numbers(done: Fitted) -> Table:
     mark = training.overlap.mark if training.overlap else ""
 
     def answers(label: str, values: Mapping[str, Any]) -> str:
-        if label == "base" and (near := values.get(f"{MEASURED}@{training.context}")):
+        if label == BASE and (near := values.get(f"{MEASURED}@{training.context}")):
             return f"{near['value']:.2f} of {near['n']} at {length_text(training.context)}"
         far = values.get(f"{MEASURED}@{target}")
         return f"{far['value']:.2f} of {far['n']}" if far else ""
@@ -397,7 +397,7 @@ def _fit_numbers(done: Fitted) -> Table:
     }
     if not any(map(answers, done.numbers, done.numbers.values())):  # no question was asked
         columns.popitem()
-    names = {"base": "base", "start": done.start, FITTED: marked(FITTED, mark)}
+    names = {BASE: BASE, "start": done.start, FITTED: marked(FITTED, mark)}
     title = f"On held-out {marked('documents', mark)}, at {length_text(target)} tokens"
     return numbers_table(title, "", names, columns, done.numbers)
 

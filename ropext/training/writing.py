@@ -34,14 +34,14 @@ from ropext.files import dump, os_errors
 from ropext.loaders import LoaderReading, Serving
 from ropext.narration import Show, unseen
 from ropext.options.fields import Link
+from ropext.results import BASE, CONTROL
 from ropext.results.overlap import HASHES
 from ropext.table import Table
 from ropext.training.objective import Finetuned, Fitted
 from ropext.training.origin import Origin
 from ropext.training.report import Story
 
-BASE, ADAPTER, TRAINING = "base", "adapter", "training"
-CONTROL = "control"
+ADAPTER, TRAINING = "adapter", "training"
 INDEX = "model.safetensors.index.json"
 
 TRAINED = {"lora": "LoRA, merged", "new-rows": "new rows of the position table"}
