@@ -30,8 +30,6 @@ class Wanted:
     lengths: tuple[int, ...]
     given: bool
     max_documents: int
-    # What to do where no document is long enough, in the options of the command that asks.
-    remedy: str = "give shorter --lengths, longer documents, or --pack to glue them"
     streamed: bool = False  # perhaps without an end
 
 
@@ -171,7 +169,8 @@ def _too_short(encoder: DocumentEncoder, wanted: Wanted, texts: DistinctTexts) -
     tokens = len(encoder.document(*texts.longest, limit=needed))
     return InputError(
         f"none of the {texts.read} documents reaches {length_text(needed)} tokens; the longest "
-        f"({texts.longest[0]}) has {tokens}: {wanted.remedy}"
+        f"({texts.longest[0]}) has {tokens}: give shorter --lengths, longer documents, or "
+        "--pack to glue them"
     )
 
 

@@ -134,7 +134,8 @@ def choose_manner(
         return replace(whole, chunk=chunk) if chunk < longest else whole
     ways, size = [whole], LONGEST_CHUNK
     while size >= SHORTEST_CHUNK:
-        ways += [replace(whole, chunk=size)] if size < longest else []
+        if size < longest:
+            ways.append(replace(whole, chunk=size))
         size //= 2
     fitting = [way for way in ways if shape.peak_bytes(longest, way) <= USABLE * free]
     # A chunk's mask over all that came before can be larger than what it saves.

@@ -230,8 +230,8 @@ def write_report(work: Work, evidence: Evidence) -> None:
         shown += tables.evaluation_tables(evidence.results)
         verdicts += tables.verdict_lines(evidence.results)
         warnings += evidence.results["warnings"]
-    trained = _training_table(work)
-    shown += [trained] if trained else []
+    if trained := _training_table(work):
+        shown.append(trained)
     shown.append(_facts(work))
     title = f"ropext run: {work.output.name}"
     subtitle = (
@@ -335,11 +335,13 @@ class Ran:
         if results is not None:
             lines += ["", as_text(tables.main_tables(results)), ""]
         lines += [gate.sentence for gate in self.evidence.gates]
-        lines += [self.evidence.verdict.sentence] if self.evidence.verdict else []
+        if self.evidence.verdict:
+            lines.append(self.evidence.verdict.sentence)
         if self.output is not None:
             lines += [f"wrote {self.output}", f"report: {self.folder / 'report.html'}"]
             lines += [f"next: ropext verify {self.output}"]
         if results is not None:
-            said = [*tables.verdict_lines(results, self.label), *self.evidence.control]
-            lines += ["", *said] if said else []
+            verdicts = [*tables.verdict_lines(results, self.label), *self.evidence.control]
+            if verdicts:
+                lines += ["", *verdicts]
         return "\n".join(lines)

@@ -447,7 +447,8 @@ def prepare(
     apart = kept_out_of(read_record(snapshot.directory))
     read = data.read_for_fit(source, options, encoder, plan.target, enough, apart)
     questions, notes = _questions(encoder, read, options, plan, strategy)
-    notes += [warning] if (warning := few(read.held_out)) else []
+    if warning := few(read.held_out):
+        notes.append(warning)
     if options.packing == "glued":
         notes.append(
             f"documents were joined (--packing glued): intervals are over {len(read.held_out)} "
