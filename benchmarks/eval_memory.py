@@ -31,14 +31,14 @@ MEASURABLE = 3 << 30  # bytes of one tensor of full logits
 
 def resident(name: str) -> int:
     """VmRSS (now) or VmHWM (highest since the last reset), in bytes. Linux."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
 
 
 def highest(work: Callable[[], Any]) -> int:
     """How far resident memory rises while something runs."""
     before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets VmHWM
     work()
     return resident("VmHWM") - before
 

@@ -149,7 +149,7 @@ def head_lines(arguments: list[str]) -> None:
 
 def cpu_lines() -> list[str]:
     path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else []
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
 def compare_text(model: Any, scorer: TokenScorer, lengths: list[int], count: int) -> None:

@@ -117,7 +117,7 @@ def trainer(engine: str, model: Any, vocabulary: int, run: Run, folder: Path) ->
 
 def status(key: str) -> float:
     """MiB, from the kernel's own accounting of this process."""
-    text = Path("/proc/self/status").read_text()
+    text = Path("/proc/self/status").read_text(encoding="utf-8")
     found = re.search(rf"{key}:\s+(\d+)", text)
     assert found is not None
     return int(found[1]) / 1024

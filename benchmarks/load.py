@@ -33,14 +33,14 @@ CASES = {
 
 def resident(name: str) -> int:
     """VmRSS (now) or VmHWM (highest since it was last reset), in bytes. Linux."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
 
 
 def highest(work: Callable[[], Any]) -> tuple[Any, dict[str, int]]:
     """What some work gives, and how far resident memory rises during it."""
     before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets VmHWM
     found = work()
     peak = resident("VmHWM")
     return found, {"peak": peak, "grown": peak - before}
@@ -49,7 +49,7 @@ def highest(work: Callable[[], Any]) -> tuple[Any, dict[str, int]]:
 def write_corpus(path: Path, count: int, words: int, long_ones: int = 0) -> None:
     """`count` documents of `words` words; every (count / long_ones)-th has a hundred times that."""
     every = count // long_ones if long_ones else count + 1
-    with path.open("w") as out:
+    with path.open("w", encoding="utf-8") as out:
         for number in range(count):
             length = words * 100 if number % every == every - 1 else words
             text = " ".join(random.Random(number).choices(WORDS, k=length))

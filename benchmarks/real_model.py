@@ -125,7 +125,7 @@ class Models:
 
 def resident(name: str) -> int:
     """VmRSS (now) or VmHWM (highest since the last reset), in bytes. Linux."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
 
 
@@ -135,7 +135,7 @@ def read(models: Models, variant: str, book: corpus.Document) -> dict[str, Any]:
     reader, store = Reader(loaded, models.length), Store()
     reads = Reads(frame_of(CONTEXT, models.length), (book,))
     before, began = resident("VmRSS"), time.process_time()
-    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets VmHWM
     short = models.is_short(variant, loaded)
     kind, config = "base" if short else "extended", loaded.config.to_dict()
     read = Variant(variant, kind, open_snapshot(str(loaded.name_or_path)), config)

@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(LLAMA))
+        Path(folder, "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
         table = commands(folder)
         times: dict[str, list[float]] = {name: [] for name in (*table, "import typer")}
         for _ in range(rounds):

@@ -208,7 +208,8 @@ def main() -> None:
                 added[model_type] = found
     Path(sys.argv[1]).write_text(
         f'{{\n "transformers": {json.dumps(transformers.__version__)},\n'
-        f' "types": {{\n{lines_of(made)}\n }},\n "composites": {{\n{lines_of(added)}\n }}\n}}\n'
+        f' "types": {{\n{lines_of(made)}\n }},\n "composites": {{\n{lines_of(added)}\n }}\n}}\n',
+        encoding="utf-8",
     )
 
 

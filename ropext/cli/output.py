@@ -24,18 +24,24 @@ def visible(text: str) -> str:
     from ropext.checkpoint.provenance import scrub  # late: not every start says something
 
     text = scrub(text)
-    if text.replace("\n", "").isprintable():
+    if _prints(text.replace("\n", "")):
         return text
     return "".join(
-        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
+        c if c in "\n\t" or _prints(c) else c.encode("unicode_escape").decode() for c in text
     )
+
+
+def _prints(text: str) -> bool:
+    """Whether all of a text is shown, in the encoding of a redirected stdout too."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return text.isprintable() and text.encode(encoding, "ignore").decode(encoding) == text
 
 
 def as_json(data: Any) -> str:
     """One JSON document; where a character would not print, all but ASCII is escaped."""
     data = values_json(data)
     text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
-    if text.replace("\n", "").isprintable():
+    if _prints(text.replace("\n", "")):
         return text
     return json.dumps(data, indent=2, allow_nan=False)
 

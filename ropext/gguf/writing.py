@@ -17,15 +17,7 @@ from ropext.checkpoint.staging import check_output, check_space, staged
 from ropext.checkpoint.weights import WeightFile
 from ropext.checkpoint.writing import TEXT_ROOM, Written
 from ropext.errors import InputError, ProofFailed, RopextError, UsageError
-from ropext.files import (
-    bytes_on_disk,
-    move,
-    open_regular,
-    os_errors,
-    read_text,
-    tagged,
-    write_at,
-)
+from ropext.files import bytes_on_disk, move, open_regular, os_errors, read_text, tagged
 from ropext.gguf.file import DIVISORS, RECORD, GgufFile, open_gguf, rope_of, sizes
 from ropext.gguf.header import F32, FORMATS, STRING, UINT32, GgufHeader
 from ropext.gguf.keys import Values, changes
@@ -181,12 +173,14 @@ def _write(
             shift = len(begin) - head.data
             copy_part(source, out.fileno(), head.data, head.end, shift, head.path, show)
             out.truncate(len(begin) + size)
-            write_at(out.fileno(), b"".join(bodies), len(begin) + size)
+            out.seek(len(begin) + size)
+            out.write(b"".join(bodies))
             for name in tensors.keys() - new.keys():
                 own = head.tensor(name)
                 assert own is not None
                 row = struct.pack(f"<{len(tensors[name])}f", *tensors[name])
-                write_at(out.fileno(), row, len(begin) + own.offset)
+                out.seek(len(begin) + own.offset)
+                out.write(row)
     finally:
         os.close(source)
 

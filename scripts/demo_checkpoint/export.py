@@ -95,11 +95,11 @@ def write_card(run: Path, out: Path, seed: int, progress: Progress, parameters: 
 
 def spell_for_both_majors(path: Path) -> None:
     """Let transformers 4 read the config too: it knows `rope_theta`, not `rope_parameters`."""
-    config = json.loads(path.read_text())
+    config = json.loads(path.read_text(encoding="utf-8"))
     config["rope_theta"] = config["rope_parameters"]["rope_theta"]
     config["rope_scaling"] = None
     config["torch_dtype"] = config.get("dtype", "float32")
-    path.write_text(json.dumps(dict(sorted(config.items())), indent=2) + "\n")
+    path.write_text(json.dumps(dict(sorted(config.items())), indent=2) + "\n", encoding="utf-8")
 
 
 def export(run: Path, out: Path, seed: int) -> None:

@@ -140,7 +140,9 @@ class Loaded:
             Path(room, "model.safetensors").symlink_to(
                 (kit / family / "model.safetensors").resolve()
             )
-            sees = "text_config" in json.loads(Path(room, "config.json").read_text())
+            sees = "text_config" in json.loads(
+                Path(room, "config.json").read_text(encoding="utf-8")
+            )
             kind = "ImageTextToText" if sees else "CausalLM"
             self.model = (
                 getattr(transformers, f"AutoModelFor{kind}")

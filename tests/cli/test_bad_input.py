@@ -137,7 +137,7 @@ def test_a_result_that_cannot_be_printed(llama):
     import sys
 
     words = [sys.executable, "-m", "ropext", "plan", str(llama), "--factor", "4"]
-    with open("/dev/full", "w") as full:
+    with open("/dev/full", "w", encoding="utf-8") as full:
         run = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
     assert run.returncode == 2
     assert run.stderr == "error: the result cannot be printed: No space left on device\n"

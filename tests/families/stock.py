@@ -71,7 +71,7 @@ def build(request, folder):
     import transformers
     from accelerate import init_empty_weights
 
-    Path(folder, "config.json").write_text(json.dumps(request["config"]))
+    Path(folder, "config.json").write_text(json.dumps(request["config"]), encoding="utf-8")
     config = transformers.AutoConfig.from_pretrained(folder)
     auto = getattr(transformers, request["task"])
     tokens = request.get("tokens")

@@ -156,8 +156,8 @@ def resident(name: str, anew: bool = False) -> int:
     if not status.exists():
         return 0
     if anew:
-        Path("/proc/self/clear_refs").write_text("5")
-    lines = status.read_text().splitlines()
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+    lines = status.read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
 
 

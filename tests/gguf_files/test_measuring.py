@@ -63,10 +63,12 @@ def test_a_directory_of_a_file_has_its_spectrum_and_its_record(models, tmp_path)
     done = ropext.extend(str(file), tmp_path / "long.gguf", factor=4.0, method="llama3")
     said = []
     with directory_of(str(tmp_path / "long.gguf"), said.append) as place:
-        config = json.loads(Path(place, "config.json").read_text())
+        config = json.loads(Path(place, "config.json").read_text(encoding="utf-8"))
         assert config["rope_scaling"]["rope_type"] == "llama3"
         assert config["max_position_embeddings"] == 1024
-        assert json.loads(Path(place, "ropext.json").read_text())["method"] == "llama3"
+        assert (
+            json.loads(Path(place, "ropext.json").read_text(encoding="utf-8"))["method"] == "llama3"
+        )
     assert done.plan.target == 1024
     assert said[0].startswith("transformers dequantises F32 (GGUF) to float32: 0.0 GB of memory")
     with directory_of("any/directory") as place:

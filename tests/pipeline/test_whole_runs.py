@@ -185,14 +185,14 @@ def test_the_control_stands_in_the_table_and_reads_as_its_training_read_it(tmp_p
     variants = done.to_json()["evaluation"]["variants"]
     assert list(variants) == ["base", "untouched", "control", "extended", "tuned"]
     # The same adapter, loaded anew, on the same documents.
-    read = json.loads(Path("out/training/numbers.json").read_text())
+    read = json.loads(Path("out/training/numbers.json").read_text(encoding="utf-8"))
     for label in ("base", "control", "tuned"):
         found = variants[label]["metrics"]["tail_nll@512"]["value"]
         assert found == pytest.approx(read[label]["tail_nll@512"]["value"], abs=1e-5)
     values = [variants[label]["metrics"]["tail_nll@512"]["value"] for label in ("base", "control")]
     assert values[0] != values[1]
     assert "by adaptation to the text alone" in done.to_text()
-    assert "| control |" in Path("out.run/report.md").read_text()
+    assert "| control |" in Path("out.run/report.md").read_text(encoding="utf-8")
     pushed = ropext.push("out", "org/name", dry_run=True).files
     assert not [name for name in pushed if name.startswith("control")]
 

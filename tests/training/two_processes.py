@@ -151,7 +151,7 @@ def main():
         for dtype in ("float32", "bfloat16"):
             found["fsdp2"][f"{name} {dtype}"] = fsdp2(prepared, inputs, dtype)
     found["ddp"] = ddp(extended, stories, output, json.loads(options))
-    Path(f"{output}-{RANK}.json").write_text(json.dumps(found))
+    Path(f"{output}-{RANK}.json").write_text(json.dumps(found), encoding="utf-8")
     distributed.barrier()
     distributed.destroy_process_group()
 

@@ -88,11 +88,12 @@ def told(folder, masked, story, **more):
 
 
 def contents(folder):
-    """Every file of a folder but logs of times and what a driver left, by its bytes."""
+    """Every file of a folder by its bytes, but for times and what the driver left."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.suffix != ".log" and not path.name.startswith("said-")
+        and path.name not in ("log.txt", ".hashes.json")
         and ".cache" not in path.parts
     }  # fmt: skip
 
@@ -121,6 +122,28 @@ def test_quick_commands_give_the_same_bytes(tmp_path):
     place = tmp_path / "windows" / "here"
     one, two = (os.stat(place / name / "model.safetensors") for name in ("base", "soft"))
     assert one.st_ino == two.st_ino
+
+
+def test_a_console_of_cp1252(tmp_path):
+    """A folder's name that its encoding lacks is escaped, in JSON as JSON does; a dash is not."""
+    folder = inputs(tmp_path / "windows" / "here")
+    (folder / "base").rename(folder / "模型 – ü")
+    place = around(folder, True, PYTHONIOENCODING="cp1252")
+    for words in (("inspect", "模型 – ü"), ("inspect", "模型 – ü", "--json"), ("inspect", "模")):
+        done = subprocess.run(
+            [sys.executable, "-m", "ropext", *words],
+            cwd=folder,
+            env=place,
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == (2 if words[1] == "模" else 0), done.stderr
+        said = (done.stdout + done.stderr).decode("cp1252")
+        if "--json" in words:
+            assert "模型 – ü" in json.dumps(json.loads(said), ensure_ascii=False)
+        else:
+            assert "\\u6a21" in said
+    assert "模型 – ü" not in said
 
 
 @pytest.mark.slow
@@ -152,4 +175,5 @@ def test_a_killed_run_goes_on(tmp_path):
     assert not (tmp_path / "windows" / "never").exists()
     first, second = contents(plain), contents(folder)
     assert first.keys() == second.keys()
+    assert not [name for name in second if ".ropext-" in name]
     assert [name for name in first if first[name] != second[name]] == []
