@@ -168,7 +168,7 @@ def _acquire(path: Path, output: Path) -> int:
             if start != _LOCK[: len(start)]:
                 raise OutputExists(f"{path} is no lock of ropext, which needs that name; rename it")
             _take(descriptor, path, output)
-            if _has_name(descriptor, path):
+            if sys.platform == "win32" or _has_name(descriptor, path):  # kept there while open
                 _sign(descriptor, path)
                 return descriptor
         except BaseException:
@@ -221,8 +221,6 @@ def _take(descriptor: int, path: Path, output: Path) -> None:
 
 
 def _has_name(descriptor: int, path: Path) -> bool:
-    if sys.platform == "win32":  # what is open keeps its name
-        return True
     try:
         named, opened = os.stat(path, follow_symlinks=False), os.fstat(descriptor)
     except FileNotFoundError:
@@ -469,12 +467,11 @@ def tagged(value: Any) -> Any:
 
 def limit_memory(most: int) -> None:
     """Let this process have at most so many bytes of address space, where the system can."""
-    if sys.platform == "win32":
-        return
-    import resource
+    if sys.platform != "win32":
+        import resource
 
-    with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def peak_memory() -> int:

@@ -4,7 +4,7 @@ or symlinked."""
 import errno
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from ropext.errors import InputError, ProofFailed
@@ -38,11 +38,9 @@ def place(source: Path, target: Path, link: Link, show: Show = unseen) -> str | 
     would make a second link.
     """
     real, refused = os.path.realpath(source), ""
-    ways: dict[Link, tuple[Callable[..., None], ...]]
-    ways = {"symlink": (os.symlink, os.link), "hard": (os.link,), "copy": ()}
-    for way in ways[link]:
+    for way in {"symlink": ("symlink_to", "hardlink_to"), "hard": ("hardlink_to",)}.get(link, ()):
         try:
-            way(real, target)
+            getattr(target, way)(real)
             return f"hard linked instead of {refused}" if refused else None
         except OSError as error:
             if error.errno not in NO_LINK:
@@ -71,8 +69,7 @@ def copy_file(source: Path, target: Path, show: Show = unseen) -> None:
 def copy_part(
     source: int, target: int, start: int, end: int, shift: int, path: Path, show: Show = unseen
 ) -> None:
-    """Copy a part of a file to where it begins `shift` bytes later, its holes left out, and prove
-    it: what passes through this process is read back, of the rest pages spread over it are."""
+    """Copy a part of a file to `shift` bytes later, its holes left out; compare pages of it."""
     for first, last in _data(source, start, end):
         for done in _copy_range(source, target, first, last, shift, path):
             show(done, end, f"copying {path.name}")

@@ -145,7 +145,6 @@ def _child(
                 input=json.dumps(job),
                 capture_output=True,
                 encoding="utf-8",
-                errors="replace",
                 env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONUTF8": "1"} | offline,
                 timeout=timeout,
                 check=False,
@@ -162,8 +161,7 @@ def _child(
             name = signal.Signals(-run.returncode).name
             raise ProofFailed(f"{where} was killed by {name}, as happens when memory runs out")
         final = next((line for line in run.stderr.splitlines()[::-1] if line.strip()), "no message")
-        code = f" (exit code {run.returncode:#x})" if run.returncode > 255 else ""  # Windows
-        raise ProofFailed(f"{where} could not run{code}: {final}")
+        raise ProofFailed(f"{where} could not run (exit code {run.returncode:#x}): {final}")
     named = zip(lines, map(str, directories), strict=True)
     return [json.loads(line) | {"directory": name} for line, name in named]
 

@@ -438,12 +438,12 @@ def sentence_of(error: Exception) -> str:
 
 def cost(since: float) -> dict[str, Any]:
     """CPU seconds since a mark, and this process's peak memory in bytes."""
-    peak = 0  # where Windows keeps it another way
-    if sys.platform != "win32":
+    peak = 0
+    if sys.platform != "win32":  # which keeps it another way
         import resource
 
-        unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB here
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peak *= 1 if sys.platform == "darwin" else 1024  # bytes there, KiB here
     return {"cpu_seconds": time.process_time() - since, "peak_bytes": peak}
 
 

@@ -109,8 +109,7 @@ def split_spec(spec: str) -> tuple[Path, str | None]:
     if Path(spec).is_dir():
         return Path(spec), None
     path, colon, variant = spec.rpartition(":")
-    named = colon and path and not is_path(variant)
-    return (Path(path), variant) if named else (Path(spec), None)
+    return (Path(path), variant) if colon and path and not is_path(variant) else (Path(spec), None)
 
 
 def check_gate(gate: Gate, variant: str, values: "Mapping[str, Value]") -> Outcome:

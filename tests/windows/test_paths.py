@@ -1,7 +1,9 @@
 """Words that Windows' users type, and lines that their shells take; the same answers on Linux."""
 
+import os
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from ropext import loaders
 from ropext.corpus.sources import Source, read_documents
 from ropext.errors import InputError
-from ropext.files import is_path
+from ropext.files import is_path, move
 from ropext.narration import pasted
 from ropext.options.recipe import read_recipe
 from ropext.results.gates import split_spec
@@ -75,6 +77,25 @@ def test_a_variant_or_a_config_follows_a_colon():
     assert not any(map(is_path, ["wikitext:wikitext-2", "a:b", "org/name"]))
     assert split_spec(r"C:\runs\one:tuned") == (Path(r"C:\runs\one"), "tuned")
     assert split_spec("run:tuned") == (Path("run"), "tuned")
+
+
+def test_a_rename_waits_for_a_virus_scanner(tmp_path, monkeypatch):
+    (tmp_path / "old").write_text("x", encoding="utf-8")
+    tries, wait = [], []
+
+    def rename(*names):
+        tries.append(names)
+        if len(tries) < 3:
+            raise PermissionError(13, "[WinError 5] Access is denied")
+        os.rename(*names)
+
+    monkeypatch.setattr(time, "sleep", wait.append)
+    with pytest.raises(PermissionError):  # elsewhere nothing is waited for
+        move(rename, tmp_path / "old", tmp_path / "new")
+    monkeypatch.setattr(sys, "platform", "win32")
+    move(rename, tmp_path / "old", tmp_path / "new")
+    assert (tmp_path / "new").exists()
+    assert len(wait) == 1
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
