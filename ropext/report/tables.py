@@ -167,7 +167,7 @@ def text_tables(results: Results) -> list[Table]:
     columns = _at("bpb", lengths, partial(shown, digits=4))
     per_byte = table_of("Bits per byte", "comparable across tokenizers", variants, columns)
     whole = [gain, summary(results), cumulative, per_byte, _positions(results)]
-    return [headline(results), *by_factor(results), verdicts(results), *whole]
+    return [headline(results), by_factor(results), verdicts(results), *whole]
 
 
 def summary(results: Results) -> Table:
@@ -190,61 +190,43 @@ def _reach(value: Value | None) -> str:
 def main_tables(results: Results) -> list[Table]:
     """What a terminal shows of an evaluation: perplexity with the gain over truncation, retrieval.
     The rest is in `evaluation_tables`."""
-    every = by_factor(results) or [_by_length(results), verdicts(results)]
+    grid = by_factor(results)
+    every = [grid] if grid.rows else [_by_length(results), verdicts(results)]
     return with_rows([*every, _by_task(results), harness_table(results)])
 
 
-def by_factor(results: Results) -> list[Table]:
+def by_factor(results: Results) -> Table:
     """Methods by factors, each at its own target, where several factors were read."""
-    name, kind = results["headline"], _measured(results)[0]
-    variants, rows = results["variants"].values(), dict[str, dict[str, Value]]()
+    name, variants = results["headline"], results["variants"].values()
+    rows, columns = dict[str, dict[str, Value]](), list[Column]()
     made = sorted((own["factor"], own["target"]) for own in variants if own.get("factor"))
-    targets = dict(made)
-    if len(targets) < 2:
-        return []
-    for variant, (label, values) in zip(variants, _variants(results), strict=True):
-        row = rows.setdefault(marked(variant.get("method") or label, mark_of(variant)), {})
-        for factor, target in targets.items():
+    for factor, target in dict(made).items() if made and made[0] < made[-1] else ():
+        for variant, (label, values) in zip(variants, _variants(results), strict=True):
             if variant.get("factor") in (None, factor):
-                named = {what: f"{what}@{target}" for what in (name, "gain")}
+                row = rows.setdefault(marked(variant.get("method") or label, mark_of(variant)), {})
                 row |= {
-                    f"{what}@{factor}": values[at] for what, at in named.items() if at in values
+                    at: values[at] for at in (f"{name}@{target}", f"gain@{target}") if at in values
                 }
-
-    def columns(what: str, written: Callable[[Value | None], str]) -> list[Column]:
-        return [
-            (f"{factor:g}x ({length_text(target)})", f"{what}@{factor}", written)
-            for factor, target in targets.items()
-        ]
-
-    note = "each factor at its own target; below zero cutting the text off is better"
-    return [
-        table_of(
-            f"{kind.capitalize()} by method and factor",
-            "each factor at its own target",
-            rows.items(),
-            columns(name, point),
-        ),
-        table_of("Context gain (nats per token)", note, rows.items(), columns("gain", nats)),
-    ]
+        head = f"{factor:g}x ({length_text(target)})"
+        columns += [(head, f"{name}@{target}", point), ("gain", f"gain@{target}", nats)]
+    title = f"{_measured(results)[0].capitalize()} by method and factor, each at its own target"
+    note = f"gain: nats a token; below zero cutting the text off is better; {HALF}"
+    return table_of(title, note, rows.items(), columns)
 
 
 def verdicts(results: Results) -> Table:
     """Where each of several models gains by the long context, and where it surely does not."""
     beyond = [length for length in results["lengths"] if length > results["context"]]
-    several, rows = len(_made(results)) > 1, []
-    for variant, (label, values) in zip(
-        results["variants"].values(), _variants(results), strict=True
-    ):
-        gains = {at: gain for at in beyond if (gain := values.get(f"gain@{at}"))}
-        surely = any(gain.ci95 for gain in gains.values())
-        if several and variant["kind"] == "extended" and surely:
+    variants, rows = results["variants"].values(), list[tuple[str, ...]]()
+    for variant, (label, values) in zip(variants, _variants(results), strict=True):
+        gains = {at: values[f"gain@{at}"] for at in beyond if f"gain@{at}" in values}
+        if variant["kind"] == "extended" and any(gain.ci95 for gain in gains.values()):
             sides = ([at for at in gains if gains[at].sign == side] for side in (1, -1))
-            cells = (lengths_text(side) if side else NOTHING for side in sides)
+            cells = (lengths_text(side) or NOTHING for side in sides)
             rows.append((label, *cells, nats(values.get("short_tax"))))
     note = "where the gain's 95 % interval leaves zero out, beyond the trained context"
     header = ("", "helps at", "truncation is better at", "short tax")
-    return Table("Does the long context help?", note, header, tuple(rows))
+    return Table("Does the long context help?", note, header, tuple(rows if rows[1:] else ()))
 
 
 def _made(results: Results) -> list[str]:
