@@ -113,6 +113,32 @@ def test_the_readmes_first_line_sets_up_as_the_test_line_does():
     assert text.index("```sh") == text.index("<!-- main job -->\n") + len("<!-- main job -->\n")
 
 
+def test_the_workflows_run_the_tests_and_the_image_and_publish_by_trust():
+    ci, release = (
+        yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text("utf-8"))
+        for name in ("ci", "release")
+    )
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    matrix = ci["jobs"]["tests"]["strategy"]["matrix"]
+    assert {system.partition("-")[0] for system in matrix["os"]} == {"ubuntu", "windows", "macos"}
+    assert project["requires-python"] == f">={matrix['python'][0]}"
+
+    def lines(workflow):
+        steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+        return "\n".join(step.get("run", "") for step in steps)
+
+    wanted = ("-m pytest", '-m "not slow"', "ruff format --check .", "ruff check .", "mypy")
+    for part in (*wanted, "docker build", "docker run --rm ropext demo"):
+        assert part in lines(ci), part
+    for part in ("-m build", "twine check", "ropext demo"):
+        assert part in lines(release), part
+    for workflow in (ci, release):
+        assert workflow["permissions"] == {"contents": "read"}
+    publish = release["jobs"]["publish"]
+    assert publish["permissions"] == {"id-token": "write"}
+    assert "secrets." not in (ROOT / ".github/workflows/release.yml").read_text("utf-8")
+
+
 # An interpreter in which some packages are as if they were not installed.
 LACKING = """
 import json, sys
