@@ -368,7 +368,7 @@ def test_the_child_stops_where_ropext_was_imported_before() -> None:
 
 def test_a_crash_and_a_timeout_are_told(tmp_path: Path, monkeypatch) -> None:
     for code, said in (
-        ("raise RuntimeError('no room')", r"could not run \(exit code 0x1\): RuntimeError: no room"),
+        ("raise RuntimeError('no room')", r"run \(exit code 0x1\): RuntimeError: no room"),
         ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL"),
         ("import time; time.sleep(60)", "took longer than 2 seconds"),
     ):
