@@ -185,8 +185,10 @@ def line_up(model: str, revision: str | None, options: Evaluate, name: str = "")
         other = base is not None and (base.config or base.snapshot is not snapshot)
         if base is not None and other and not _has_table(snapshot):
             variants.append(replace(base, label=UNTOUCHED, kind=UNTOUCHED, info={}))
-        label, info = _label(record), _recorded(record)
-        variant = Variant(label, EXTENDED, snapshot, target=limit, info=info)
+        # What was done last, as the checkpoints of `ropext run` are called.
+        done = [word for key, word in LATER.items() if record and record.more.get(key)]
+        label = done[-1] if done else EXTENDED
+        variant = Variant(label, EXTENDED, snapshot, target=limit, info=_recorded(record))
     else:
         variant = Variant(UNTOUCHED, UNTOUCHED, snapshot)
     variants += _with_adapter(variant, options.adapter)
@@ -235,12 +237,6 @@ def fetched(lineup: Lineup) -> Lineup:
     whole = {directory: with_weights(snapshot) for directory, snapshot in whole.items()}
     variants = (replace(own, snapshot=whole[own.snapshot.directory]) for own in lineup.variants)
     return replace(lineup, variants=tuple(variants))
-
-
-def _label(record: Record | None) -> str:
-    """What was done last, as the checkpoints of `ropext run` are called."""
-    done = [word for key, word in LATER.items() if record and record.more.get(key)]
-    return done[-1] if done else EXTENDED
 
 
 def _recorded(record: Record | None) -> dict[str, Any]:

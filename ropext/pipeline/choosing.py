@@ -128,7 +128,7 @@ class Prospect:
         """A gate about what the verdict will not measure is told before anything is read."""
         options = Evaluate(**vars(self.reading) | {"tasks": (TASK,)} | self.recipe.evaluation)
         labels = (*READ_ALWAYS, *LABELS.values(), CONTROL)
-        gates = [own for own in gates_of(self.recipe) if own.run is None]
+        gates = [gate for gate in gates_of(self.recipe) if gate.run is None]
         with self.recipe.told(EVALUATE):
             Metrics(options, labels, options.lengths or (self.target,)).check(gates)
 
@@ -162,8 +162,7 @@ def prospect(asked: Recipe) -> Prospect:
     except RopextError:
         plans = {}  # a temperature was asked for, or this family's spectrum is no theta's
     place = str(asked.extend.data)
-    own = asked.evaluation | {"data": place, "lengths": (example.target,)}
-    reading = Evaluate(**own)
+    reading = Evaluate(**asked.evaluation | {"data": place, "lengths": (example.target,)})
     with loading.silenced():
         tokenizer = loading.load_tokenizer(snapshot, asked.source.trust_remote_code)
     encoder = DocumentEncoder(tokenizer, example.model.vocab_size, reading.seed)
@@ -177,23 +176,23 @@ def prospect(asked: Recipe) -> Prospect:
             "the least, one to choose by and one for the verdict (eight of each give intervals): "
             "give more or longer documents, a smaller --factor, or evaluate.split_documents=windows"
         )
-    found = Prospect(
+    made = Prospect(
         recipe=asked,
         snapshot=snapshot,
         plans=plans | closed,
         left_out=left_out,
         reading=reading,
         encoder=encoder,
-        to_choose=[own for own, _ in (*chosen, *short)],
+        to_choose=[document for document, _ in (*chosen, *short)],
         to_judge=judged,
         able=len(chosen),
         frame=frame_of(example.context, example.target, reading.seed),
     )
-    found.check_gates()
+    made.check_gates()
     budget = asked.extend.budget
     if budget and not parse_budget(budget).is_time:
-        found.check_budget(int(parse_budget(budget).amount))
-    return found
+        made.check_budget(int(parse_budget(budget).amount))
+    return made
 
 
 def _documents(
@@ -277,7 +276,7 @@ def _inputs(asked: Recipe, hashes: Hashes) -> dict[str, Any]:
     for name in (EXTEND, FIT, FINETUNE, EVALUATE):
         decides |= section_key(asked, name, hashes)
     later = ("link", "no_verify", "hash")  # how the checkpoint is written
-    return {key: own for key, own in decides.items() if key.partition(".")[2] not in later}
+    return {key: value for key, value in decides.items() if key.partition(".")[2] not in later}
 
 
 @dataclass
@@ -302,30 +301,30 @@ class AutoChoice:
 
     def made(self) -> dict[str, Any]:
         """Measure, and tell what came of it."""
-        own = self.prospect
-        to_judge = [raw for raw, _ in own.to_judge]
-        for name, documents in (("choosing", own.to_choose), ("verdict", to_judge)):
+        prospect = self.prospect
+        to_judge = [raw for raw, _ in prospect.to_judge]
+        for name, documents in (("choosing", prospect.to_choose), ("verdict", to_judge)):
             key = ["messages", "text"]
             rows = [json.dumps({key[isinstance(d.content, str)]: d.content}) for d in documents]
             write_text(self.folder / f"{name}.jsonl", "\n".join(rows) + "\n")
         self.hooks.say(
-            f"choosing among {', '.join(own.plans)} at {length_text(own.target)} on up to "
-            f"{own.documents} documents"
+            f"choosing among {', '.join(prospect.plans)} at {length_text(prospect.target)} on up "
+            f"to {prospect.documents} documents"
         )
-        if own.documents < FEWEST_DOCUMENTS:
+        if prospect.documents < FEWEST_DOCUMENTS:
             self.hooks.say(
-                f"warning: only {own.documents} documents to choose by: nothing is sure (eight or "
-                "more give intervals), and the lowest is taken as it stands"
+                f"warning: only {prospect.documents} documents to choose by: nothing is sure "
+                "(eight or more give intervals), and the lowest is taken as it stands"
             )
-        said = loading.out_of_memory(own.recipe.model, "what was read is kept")
+        said = loading.out_of_memory(prospect.recipe.model, "what was read is kept")
         with loading.silenced(), loading.memory_errors(said):
             taken, why = self._measure()
         recipe = {f"{EXTEND}.method": taken} | self._fitting(taken) | self._judging()
         if taken == UNTOUCHED:
-            knobs = own.plans[UNTOUCHED].knobs
+            knobs = prospect.plans[UNTOUCHED].knobs
             stays = {"method": "abf", "theta": knobs["theta"], "even_so": True}
             recipe |= {f"{EXTEND}.{key}": value for key, value in stays.items()}
-        judged = trained(coded.cut(own.target).known_by[1:] for _, coded in own.to_judge)
+        judged = trained(coded.cut(prospect.target).known_by[1:] for _, coded in prospect.to_judge)
         used = replace(NOTHING, chose=self.chose, judged=judged)
         self._afford_tuning(taken)
         self.hooks.say(f"choose: {taken}: {why}")
@@ -334,38 +333,38 @@ class AutoChoice:
         return {
             "taken": taken,
             "because": why,
-            "target": own.target,
-            "documents": own.able,
-            "verdict_documents": len(own.to_judge),
+            "target": prospect.target,
+            "documents": prospect.able,
+            "verdict_documents": len(prospect.to_judge),
             USED: used.to_json(),
-            "rounds": [own.to_json() for own in self.rounds],
+            "rounds": [ranking.to_json() for ranking in self.rounds],
             "left_out": self.left_out,
             "forward_tokens": self.spent,
-            "budget": own.recipe.extend.budget,
+            "budget": prospect.recipe.extend.budget,
             "budget_tokens": self.budget,
             "recipe": recipe,
         }
 
     def _measure(self) -> tuple[str, str]:
         """The rounds, then questions among those that are equally good: who is taken, and why."""
-        own, trusted = self.prospect, self.prospect.recipe.source.trust_remote_code
-        files = own.reading.changed(data=str(self.folder / "choosing.jsonl"), **PLAIN)
-        wanted = corpus.Wanted((own.target,), True, files.max_docs)
-        documents = read_corpus(files, own.encoder, wanted).documents
+        prospect, trusted = self.prospect, self.prospect.recipe.source.trust_remote_code
+        files = prospect.reading.changed(data=str(self.folder / "choosing.jsonl"), **PLAIN)
+        wanted = corpus.Wanted((prospect.target,), True, files.max_docs)
+        documents = read_corpus(files, prospect.encoder, wanted).documents
         self.chose = trained(document.known_by[1:] for document in documents)
-        model = loading.load_model(with_weights(own.snapshot), files, trusted)
-        reader, reads = Reader(model, own.target, files), Reads(own.frame, documents)
+        model = loading.load_model(with_weights(prospect.snapshot), files, trusted)
+        reader, reads = Reader(model, prospect.target, files), Reads(prospect.frame, documents)
         self._set_budget(reader, reads)
-        self._rounds(reader, reads, list(own.plans))
+        self._rounds(reader, reads, list(prospect.plans))
         last = self.rounds[-1]
         out = self._forgetful(reader, last.alike[:FINALISTS])
         remembering = [label for label in last.alike if label not in out]
-        taken = last.take(remembering, [UNTOUCHED, *preference(own.plans)])
+        taken = last.take(remembering, [UNTOUCHED, *preference(prospect.plans)])
         return taken, because(last, taken)
 
     def _set_budget(self, reader: Reader, reads: Reads) -> None:
         """In tokens; a time by how long one document takes, once."""
-        own, text = self.prospect, self.prospect.recipe.extend.budget
+        prospect, text = self.prospect, self.prospect.recipe.extend.budget
         if text is None:
             return
         budget, note = parse_budget(text), self.folder / "budget.json"
@@ -374,10 +373,10 @@ class AutoChoice:
             if budget.is_time:
                 begun = time.monotonic()
                 reader.reading(self.variants[UNTOUCHED], reads.of(0, 1), Store(), Progress(0))
-                tokens *= own.target / (time.monotonic() - begun)
+                tokens *= prospect.target / (time.monotonic() - begun)
             write_json(note, {"tokens": int(tokens)})
         self.budget = int(read_json(note)["tokens"])
-        own.check_budget(self.budget)
+        prospect.check_budget(self.budget)
 
     def _may_spend(self, tokens: int) -> bool:
         reserved = self.spent + self.prospect.verdict
@@ -420,21 +419,23 @@ class AutoChoice:
     def _forgetful(self, reader: Reader, labels: Sequence[str]) -> list[str]:
         """Of those that are equally good in loss, who surely answers fewer questions than the
         lowest."""
-        own, items = self.prospect, list[Item]()
-        if len(labels) < 2 or not self._may_spend(len(labels) * QUESTIONS * own.target):
+        prospect, items = self.prospect, list[Item]()
+        if len(labels) < 2 or not self._may_spend(len(labels) * QUESTIONS * prospect.target):
             return []
-        around, bos = repetition(own.encoder), own.encoder.bos
-        length, seed = own.target - (bos is not None), own.reading.seed
+        around, bos = repetition(prospect.encoder), prospect.encoder.bos
+        length, seed = prospect.target - (bos is not None), prospect.reading.seed
         for index in range(QUESTIONS // len(DEPTHS)):
             ask = find_task(TASK).build
-            items += ask(own.encoder, around, length=length, depths=DEPTHS, index=index, seed=seed)
-        asked = Reads(own.frame, (), tuple((item,) for item in items), bos=bos)
+            items += ask(
+                prospect.encoder, around, length=length, depths=DEPTHS, index=index, seed=seed
+            )
+        asked = Reads(prospect.frame, (), tuple((item,) for item in items), bos=bos)
         for label in labels:
             self._read(reader, label, asked)
         models = self._measured(asked, labels).models
         lost, first = [], models[labels[0]].items
         for label in labels[1:]:
-            change = item_differences(models[label].items, first, own.frame.bootstrap)
+            change = item_differences(models[label].items, first, prospect.frame.bootstrap)
             if change[f"{TASK}@{first[0].length}"].sign < 0:
                 self.left_out[label] = f"surely answers fewer questions than {labels[0]}"
                 lost.append(label)
@@ -444,32 +445,32 @@ class AutoChoice:
         """The keys of a fit that starts from the closed form; {} with the reason noted."""
         from ropext.training import count_training, judge
 
-        own, where = self.prospect, str(self.folder / "choosing.jsonl")
+        prospect, where = self.prospect, str(self.folder / "choosing.jsonl")
         if taken == UNTOUCHED:
             self.left_out[FIT] = "the model untouched is as good as the best closed form"
             return {}
         recipe = {"data": where, "column": None, "split": None, "split_documents": None}
-        recipe |= {"within": within} if (within := own.recipe.extend.within) else {}
-        recipe |= {"packing": "glued"} if own.reading.pack else {}
+        recipe |= {"within": within} if (within := prospect.recipe.extend.within) else {}
+        recipe |= {"packing": "glued"} if prospect.reading.pack else {}
         recipe = {f"{FIT}.{key}": value for key, value in recipe.items()}
         order = [taken, *(label for part in reversed(self.rounds) for label in part.behind)]
         starts = [label for label in dict.fromkeys(order) if label != UNTOUCHED][:STARTS]
-        named = own.recipe.fit and own.recipe.fit.start
+        named = prospect.recipe.fit and prospect.recipe.fit.start
         for start in [",".join(named)] if named else dict.fromkeys((",".join(starts), taken)):
             recipe[f"{FIT}.start"] = start
-            asked = own.recipe.chosen(
+            asked = prospect.recipe.chosen(
                 {"recipe": {f"{EXTEND}.method": taken} | recipe | self._judging()}
             )
             try:
-                found = count_training(FIT, own.snapshot.name, where, **asked.fitting)
+                counted = count_training(FIT, prospect.snapshot.name, where, **asked.fitting)
             except RopextError as error:
                 self.left_out[FIT] = str(error)
                 continue
             self.left_out.pop(FIT, None)
-            if reason := judge.few(found.judge.documents):
+            if reason := judge.few(counted.judge.documents):
                 self.left_out[FIT] = reason
                 return {}
-            return recipe if self._afford(FIT, found.tokens, found.forward_tokens) else {}
+            return recipe if self._afford(FIT, counted.tokens, counted.forward_tokens) else {}
         return {}
 
     def _afford(self, stage: str, trained_on: int, read: int = 0) -> bool:
@@ -483,26 +484,28 @@ class AutoChoice:
 
     def _judging(self) -> dict[str, Any]:
         """The keys of the evaluation on documents that took no part."""
-        own, recipe = self.prospect, dict[str, Any]()
-        if own.to_judge:
+        prospect, recipe = self.prospect, dict[str, Any]()
+        if prospect.to_judge:
             recipe |= {"data": str(self.folder / "verdict.jsonl")} | PLAIN
-        given = own.recipe.evaluation
+        given = prospect.recipe.evaluation
         if not given.get("lengths"):
-            recipe["lengths"] = (own.target,)
+            recipe["lengths"] = (prospect.target,)
         if "tasks" not in given:
             recipe |= {"tasks": (TASK,), "depths": DEPTHS}
         return {f"{EVALUATE}.{key}": value for key, value in recipe.items()}
 
     def _afford_tuning(self, taken: str) -> None:
         """A fine-tuning that the budget does not hold is left out."""
-        own = self.prospect
-        if own.recipe.finetune is None or self.budget is None:
+        prospect = self.prospect
+        if prospect.recipe.finetune is None or self.budget is None:
             return
         from ropext.training import count_training
 
         with tempfile.TemporaryDirectory(prefix="ropext-choice-") as room:
-            place, whole = Path(room, "model"), with_weights(own.snapshot)
-            write_extension(whole, own.plans[taken], place, WriteOptions("symlink", prove=False))
-            data = own.recipe.finetune.data
-            found = count_training(FINETUNE, place, data, **own.recipe.finetuning)
-        self._afford(FINETUNE, found.tokens)
+            place, whole = Path(room, "model"), with_weights(prospect.snapshot)
+            write_extension(
+                whole, prospect.plans[taken], place, WriteOptions("symlink", prove=False)
+            )
+            data = prospect.recipe.finetune.data
+            counted = count_training(FINETUNE, place, data, **prospect.recipe.finetuning)
+        self._afford(FINETUNE, counted.tokens)

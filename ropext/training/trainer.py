@@ -161,14 +161,6 @@ def _no_better(values: Sequence[float], patience: int) -> bool:
     return bool(patience and values and len(values) - 1 - values.index(min(values)) >= patience)
 
 
-def _any_asked(asked: bool, trainer: Any) -> bool:
-    """Whether any process was asked to stop; all of them then stop at the same step."""
-    if trainer is None or trainer.accelerator.num_processes == 1:
-        return asked
-    flag = torch.tensor(float(asked), device=trainer.accelerator.device)
-    return bool(trainer.accelerator.reduce(flag, "sum") > 0)
-
-
 class _Watch(transformers.TrainerCallback):
     """Narrates, marks checkpoints as complete, and stops when asked to."""
 
@@ -208,7 +200,12 @@ class _Watch(transformers.TrainerCallback):
         if state.global_step in self.job.lowered_after and self.trainer is not None:
             self.trainer.lower_rate()
         over = self.job.last_step <= state.global_step < state.max_steps
-        if _any_asked(self.asked(), self.trainer) or over:
+        asked, trainer = self.asked(), self.trainer
+        if trainer is not None and trainer.accelerator.num_processes > 1:
+            # Where any process was asked to stop, all of them stop at the same step.
+            flag = torch.tensor(float(asked), device=trainer.accelerator.device)
+            asked = bool(trainer.accelerator.reduce(flag, "sum") > 0)
+        if asked or over:
             control.should_save = control.should_training_stop = True
         return control
 
