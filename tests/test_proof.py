@@ -340,6 +340,20 @@ def test_code_of_the_repository_runs_only_when_trusted(tmp_path: Path, monkeypat
     assert result.tensors_compared == tensor_count(directory)
 
 
+def test_a_renamed_stock_class_is_built_by_that_class(tmp_path: Path) -> None:
+    """The code that auto_map names is not there; a wrong spectrum is found all the same."""
+    cls, keys, _ = RIGHT["deepseek-v3"]
+    write(cls, keys, tmp_path)
+    auto = {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}
+    edit_config(tmp_path, lambda c: c.update(model_type="kimi_k2", auto_map=auto))
+    result = proof.prove(tmp_path, wanted("deepseek-v3"), forward=None)
+    assert result.model_class == "DeepseekV3ForCausalLM"
+    assert result.tensors_compared == tensor_count(tmp_path)
+    edit_config(tmp_path, lambda c: c["rope_parameters"].update(factor=2.0))
+    with pytest.raises(ProofFailed, match=r"inv_freq|frequenc"):
+        proof.prove(tmp_path, wanted("deepseek-v3"), forward=None)
+
+
 def test_the_child_cannot_import_ropext(tmp_path: Path) -> None:
     code = (
         "import runpy, sys; child = runpy.run_path(sys.argv[1])\n"

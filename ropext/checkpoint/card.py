@@ -266,7 +266,7 @@ def card_of(
         facts=facts(entries),
         readings=Table("", "", ("loader", "versions", "reads it", "note"), rows),
         serving=tuple((line.loader, line.command) for line in plan.serving(title) if line.command),
-        warnings=(*plan.warnings, *nearest),
+        warnings=(*plan.notes, *plan.warnings, *nearest),
     )
 
 

@@ -237,6 +237,13 @@ def check_built(part: Dict) -> None:
                 raise part.wrong(key, f"at most {most}")
 
 
+def stock_type(values: Mapping[str, Any], kind: str) -> str:
+    """The stock type of a config that names its class; else `kind`, the name that it gives."""
+    stock, architecture = packaged("renamed.json")["same"].get(kind, (kind, None))
+    named = values.get("architectures")
+    return str(stock) if isinstance(named, list) and architecture in named else kind
+
+
 def locate_any(config: dict[str, Any]) -> tuple[str, str, tuple[str, ...], str]:
     """Model type, the type of its text part, where that stands, and its scheme in the census."""
     if not isinstance(config, dict):
@@ -246,6 +253,7 @@ def locate_any(config: dict[str, Any]) -> tuple[str, str, tuple[str, ...], str]:
     model_type = top.text("model_type")
     if not model_type:
         raise InputError("config.json has no model_type, so its position scheme is unknown")
+    model_type = stock_type(config, model_type)
     path: tuple[str, ...] = ()
     kind, here = model_type, top
     for _ in range(4):  # the deepest composite has two levels
@@ -264,10 +272,13 @@ def locate_any(config: dict[str, Any]) -> tuple[str, str, tuple[str, ...], str]:
             here, path = inner, (*path, key) if key else path
         named = here.text("model_type")
         kind = known.text if named is None or here is top or named == kind else named
+        kind = stock_type(here.values, kind)
     raise InputError(f"config.json: model types nest too deeply at {'.'.join(path)}")
 
 
 def _unknown(config: Mapping[str, Any], kind: str) -> str:
+    if differs := packaged("renamed.json")["differs"].get(kind):
+        return f"config.json: the code of {kind} is not that of stock's {differs}; it is refused"
     if config.get("auto_map"):
         return (
             f"config.json: model_type {shown(kind)} comes with code of its own (auto_map), which"

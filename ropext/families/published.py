@@ -42,6 +42,10 @@ class Published:
         stated = (site.params["rope_type"], site.params.get("factor"), site.rope.original_context)
         return stated == (self.method, self.factor, self.context)
 
+    def agrees(self, method: str, context: int, target: int) -> bool:
+        longest = round(self.context * self.factor)
+        return (method, context) == (self.method, self.context) and target <= longest
+
     def against(self, model: Model, method: str, context: int, target: int) -> str:
         """Say whether a plan is this recipe, and else which options are."""
         if not self.method:
@@ -49,9 +53,9 @@ class Published:
                 f"the authors of {self.models} publish no scaling of it ({self.source}): measure"
                 " what this one does (--measure DATA)"
             )
-        longest = round(self.context * self.factor)
-        if (method, context) == (self.method, self.context) and target <= longest:
-            less = "" if target == longest else f", by less than their factor of {self.factor:g}"
+        if self.agrees(method, context, target):
+            whole = target == round(self.context * self.factor)
+            less = "" if whole else f", by less than their factor of {self.factor:g}"
             return f"as its authors publish ({self.models}: {self.how}){less}; {self.source}"
         start = "" if self.context == self.stated else f"--context {self.context} "
         start = "--from-original " if self.carried(model) else start

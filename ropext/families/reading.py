@@ -224,7 +224,13 @@ def interpret(
             "its layers that predict further tokens (multi-token prediction) follow the same config"
             " and are extended with it"
         )
-    if config.get("auto_map"):
+    if model_type != config["model_type"]:
+        notes.append(
+            f"{config['model_type']} is {model_type} by class: it is read, planned and proved as"
+            " that type; the code that auto_map names may know fewer rope types (DeepSeek's:"
+            " linear, dynamic and yarn)"
+        )
+    elif config.get("auto_map"):
         notes.append(
             "auto_map names model code of its own; ropext speaks of the stock class of this type"
         )

@@ -57,8 +57,8 @@ def _coming(run: WholeRun) -> dict[str, bool]:
 def _stage(name: str, work: Work) -> dict[str, Any]:
     recipe, plan = work.job, work.plan
     if name == PLAN:
-        for warning in plan.warnings:
-            work.tell(f"warning: {warning}")
+        for remark in plan.remarks():
+            work.tell(remark)
         what = f"{plan.method}: {plan.context:,} to {plan.target:,} tokens (factor {plan.factor:g})"
         return {"what": what, "context": plan.context, "target": plan.target, "method": plan.method}
     if name == EXTEND:

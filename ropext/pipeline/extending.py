@@ -103,8 +103,8 @@ def _read(
 def warned(plan: ExtensionPlan, say: Say) -> ExtensionPlan:
     """The plan, where an extension helps, its warnings said."""
     plan.require_help()
-    for warning in plan.warnings:
-        say(f"warning: {warning}")
+    for remark in plan.remarks():
+        say(remark)
     return plan
 
 

@@ -217,8 +217,8 @@ class Work:
             return {"config": digest(self.base.config)} | values
 
         def make() -> None:
-            for warning in self.plan.warnings:
-                self.say(f"warning: {warning}")
+            for remark in self.plan.remarks():
+                self.say(remark)
             write_bytes(path, dump(self.plan.to_json()))
 
         def look() -> Flat | None:

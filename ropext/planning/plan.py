@@ -63,6 +63,7 @@ class ExtensionPlan:
     config: dict[str, Any]
     edits: tuple[families.Edit, ...]
     warnings: tuple[str, ...]
+    notes: tuple[str, ...] = ()  # what agrees
     fold: Fold | None = None  # of Self-Extend, which no config says
 
     def __repr__(self) -> str:
@@ -87,6 +88,10 @@ class ExtensionPlan:
     def growth(self) -> Growth | None:
         """What becomes of position tables; None where no tensor changes."""
         return None
+
+    def remarks(self) -> list[str]:
+        """Every note and warning, each with that word before it."""
+        return [f"note: {note}" for note in self.notes] + [f"warning: {w}" for w in self.warnings]
 
     def require_help(self) -> None:
         """Raise where an extension cannot help this model, unless asked for all the same."""
@@ -222,6 +227,7 @@ class Plan(ExtensionPlan):
             "methods": [asdict(row) for row in self.methods],
             "recommendation": asdict(self.recommendation),
             "edits": [edit.to_json() for edit in self.edits],
+            "notes": list(self.notes),
             "warnings": list(self.warnings),
             "kv_cache_bytes": self.kv_cache_bytes,
             "loaders": [asdict(reading) for reading in self.readings],

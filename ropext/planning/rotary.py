@@ -224,9 +224,13 @@ def make_plan(
     main = next(site for site in sites if site.scaled)
     readings = readings_of(model, main.rope, main.wanted, main.params, target)
     warnings = warnings_of(model, recipe, sites, context, target)
-    authors = families.recipe_of(model)
+    authors, notes = families.recipe_of(model), tuple[str, ...]()
     if authors is not None and not recipe.length_only:
-        warnings = (authors.against(model, method, context, target), *warnings)
+        said = (authors.against(model, method, context, target),)
+        if authors.agrees(method, context, target):
+            notes = said
+        else:
+            warnings = (*said, *warnings)
     return Plan(
         name=name,
         model=model,
@@ -243,6 +247,7 @@ def make_plan(
             model, others, table, lambda: rows(others.changed(from_original=True))
         ),
         warnings=(*warnings, *composed(model, recipe, main, method, target, readings)),
+        notes=notes,
         readings=readings,
     )
 

@@ -402,13 +402,25 @@ def forward(
     return answer | {"cost": cost(mark) | {"peak_bytes_before": before}}
 
 
+def read_config(directory: str, trust: bool) -> Any:
+    """The config as stock reads it; where the type has another name and no code is trusted, as the
+    stock class that it names does."""
+    import transformers
+
+    values = json.loads((Path(directory) / "config.json").read_text(encoding="utf-8"))
+    if values["model_type"] not in transformers.CONFIG_MAPPING and not trust:
+        for name in values.get("architectures") or []:
+            if config_class := getattr(getattr(transformers, name, None), "config_class", None):
+                del values["model_type"]
+                return config_class.from_dict(values)
+    return transformers.AutoConfig.from_pretrained(directory, trust_remote_code=trust)
+
+
 def build(job: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
     """Everything the parent compares, for one directory."""
-    from transformers import AutoConfig
-
     directory = entry["directory"]
     trust = job["trust_remote_code"]
-    config = AutoConfig.from_pretrained(directory, trust_remote_code=trust)
+    config = read_config(directory, trust)
     quantised = getattr(config, "quantization_config", None) is not None
     config = plain_weights(config)
     cls = model_class(config, directory, trust)

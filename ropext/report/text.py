@@ -200,7 +200,7 @@ def _table_plan(made: TablePlan) -> str:
     if made.positions.tensors:
         parts += ["", columns(["method", "rows kept", "new", ""], rows)]
     parts += ["", "config.json", edit_lines(made.edits)]
-    return "\n".join([*parts, *(f"\nwarning: {warning}" for warning in made.warnings)])
+    return "\n".join([*parts, *(f"\n{remark}" for remark in made.remarks())])
 
 
 def loader_table(readings: Iterable["LoaderReading"]) -> str:
@@ -317,7 +317,7 @@ def plan(made: ExtensionPlan) -> str:
     parts = [f"{head}{made.factor:g}x{source}", _columns(facts), "", method_table(made), ""]
     changed = "metadata" if made.model.container else "config.json"
     parts += [changed, edit_lines(made.edits), "", loader_table(made.readings)]
-    parts += [f"\nwarning: {warning}" for warning in made.warnings]
+    parts += [f"\n{remark}" for remark in made.remarks()]
     nearest = made.nearest_by_options()
     if nearest:
         parts.append("\nthe nearest forms that other loaders read exactly")

@@ -11,6 +11,7 @@ from ropext.families.config import packaged
 from ropext.families.table import FAMILIES
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
+from ropext.report import text
 
 
 def test_a_context_that_is_told_replaces_the_stated_one():
@@ -115,7 +116,8 @@ def test_the_authors_own_recipe_is_written_key_by_key_and_said(name):
         assert "publish no scaling of it" in made.warnings[0]
         return
     assert {key: rope.get(key) for key in wanted} == wanted
-    assert made.warnings[0].startswith("as its authors publish (")
+    assert made.notes[0].startswith("as its authors publish (")
+    assert "\nnote: as its authors publish (" in text.plan(made)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +148,7 @@ def test_a_shape_that_only_looks_alike_is_not_spoken_of():
         assert not any("authors" in warning for warning in made.warnings)
     assert (
         planned("Qwen3", method="yarn", context=32768, factor=2.0)[0]
-        .warnings[0]
+        .notes[0]
         .startswith(
             "as its authors publish (Qwen3: YaRN 4 from 32,768), by less than their factor of 4;"
         )

@@ -5,6 +5,7 @@ import json
 import math
 
 import pytest
+from configs import DEEPSEEK_V3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from published import CONFIGS, LLAMA, config
@@ -202,6 +203,11 @@ REFUSED = {
     "no model_type": ({}, "model_type"),
     "unknown": ({"model_type": "lama"}, "'lama'"),
     "remote code": ({"model_type": "mine", "auto_map": {"AutoConfig": "x.Y"}}, "auto_map"),
+    "Kimi K2 of another class": (
+        DEEPSEEK_V3 | {"model_type": "kimi_k2", "architectures": ["KimiForCausalLM"]},
+        "'kimi_k2' is not among",
+    ),
+    "packed queries": ({"model_type": "internlm2", "auto_map": {}}, "one wqkv holds"),
     "a string": (BASE | {"rope_theta": "50000"}, "rope_theta"),
     "not a number": (BASE | {"rope_theta": math.nan}, "rope_theta"),
     "true": (BASE | {"max_position_embeddings": True}, "max_position_embeddings"),
@@ -602,3 +608,16 @@ def test_layers_that_predict_further_tokens_are_said_to_follow(key):
     assert (said(1), said(0), said(None)) == (True, False, False)
     with pytest.raises(InputError, match=key):
         said("many")
+
+
+def test_a_renamed_stock_class_is_read_as_that_class():
+    """Kimi K2's config names DeepseekV3ForCausalLM; so does the text part of Kimi K2.5."""
+    stock = DEEPSEEK_V3 | {"rope_theta": 5e4}
+    kimi = stock | {"model_type": "kimi_k2", "auto_map": {"AutoConfig": "x.Y"}}
+    model = families.read(kimi)
+    assert model.sites == families.read(stock).sites
+    assert model.model_type == model.text_type == "deepseek_v3"
+    assert sum("kimi_k2 is deepseek_v3 by class" in note for note in model.notes) == 1
+    whole = families.read({"model_type": "kimi_k25", "text_config": kimi})
+    assert (whole.model_type, whole.text_type) == ("kimi_k25", "deepseek_v3")
+    assert whole.sites[0].rope == model.sites[0].rope
