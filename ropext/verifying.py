@@ -92,8 +92,14 @@ def check_directory(
     """Check a checkpoint directory against its own record, a saved plan, or its base.
 
     `record` writes into that record what `deep` compares with. With `endpoint`, a running server
-    is asked too; `loading` says how transformers runs beside it.
+    is asked too; `loading` says how transformers runs beside it. A saved plan in place of the
+    directory is held against a server that runs its base by an override.
     """
+    loading |= {"trust_remote_code": trust_remote_code}
+    if endpoint is not None and str(directory).endswith(".json") and Path(directory).is_file():
+        if against is not None or deep:
+            raise UsageError(f"{directory} is a plan; --against and --deep are for a checkpoint")
+        return _served_plan(Path(directory), endpoint, loading, say)
     snapshot = open_model(str(directory))
     if not snapshot.container:
         snapshot = open_snapshot(str(directory), weights=True)
@@ -115,7 +121,6 @@ def check_directory(
             *asked.weights(base),
         ]
     if endpoint is not None:
-        loading |= {"trust_remote_code": trust_remote_code}
         checks.append(_endpoint(endpoint, snapshot, model, claim, loading, say))
     broken = any(check.passed is False for check in checks)
     served = None if broken else read_again(snapshot)
@@ -417,11 +422,11 @@ class Checking:
 _SPECTRUM = ("label", "inv_freq", "attention_factor", "softmax_factor", "scaled", "short_inv_freq")
 
 
-def _planned(path: Path) -> Claim:
+def _planned(path: Path, flag: str = "--against ") -> Claim:
     plan = read_object(path)
     context, target = plan.get("context"), plan.get("target")
     if type(context) is not int or type(target) is not int or type(plan.get("sites")) is not list:
-        raise InputError(f"--against {path} is not a plan; `ropext plan --json` writes one")
+        raise InputError(f"{flag}{path} is not a plan; `ropext plan --json` writes one")
     try:
         entries = [
             {key: site[key] for key in _SPECTRUM}
@@ -434,7 +439,7 @@ def _planned(path: Path) -> Claim:
         edited = tuple(str(edit["key"]) for edit in plan["edits"])
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise InputError(f"--against: the plan is damaged at its sites ({reason})") from None
+        raise InputError(f"{flag}{path}: the plan is damaged at its sites ({reason})") from None
     return Claim(context, target, sites, base, edited)
 
 
@@ -536,6 +541,18 @@ def _endpoint(
     if probed.lost >= 2 * probed.tolerance:
         return Check("endpoint", True, said)
     return Check("endpoint", None, f"{said}: too little to tell the two apart on this model")
+
+
+def _served_plan(path: Path, url: str, loading: Mapping[str, Any], say: Say) -> Verification:
+    """Hold a plan against a server that runs its base with the plan's numbers."""
+    claim, plan = _planned(path, ""), read_object(path)
+    snapshot = open_snapshot(str(plan.get("model")), weights=True)
+    if snapshot.config != claim.base:
+        raise InputError(
+            f"{path}: the config of {snapshot.name} is not the one it was planned from"
+        )
+    model, loading = families.as_read(plan["config"]), {**loading, "config": plan["config"]}
+    return Verification(str(path), (_endpoint(url, snapshot, model, claim, loading, say),), None)
 
 
 def _gguf_endpoint(

@@ -166,6 +166,36 @@ def test_a_right_server_passes(kind: str, directory: Path, right) -> None:
     assert result.model == "tiny"
 
 
+def test_a_server_of_the_base_is_held_against_a_saved_plan(
+    directory: Path, right, unscaled, tmp_path, monkeypatch, capsys
+) -> None:
+    """The override makes of the base's weights what the written checkpoint is; no copy is there."""
+    monkeypatch.chdir(tmp_path)
+    Path("base").mkdir()
+    config = json.loads((directory / "config.json").read_text())
+    config |= {"rope_parameters": PLAIN, "max_position_embeddings": CONTEXT}
+    Path("base/config.json").write_text(json.dumps(config), encoding="utf-8")
+    Path("base/model.safetensors").symlink_to(directory / "model.safetensors")
+    code, told = run(
+        *["plan", "base", "--method", "yarn", "--factor", "4", "--json"], capsys=capsys
+    )
+    assert code == 0
+    Path("plan.json").write_text(told.out, encoding="utf-8")
+    for compute, wanted in ((right, 0), (unscaled, 3)):
+        with serving("vllm", compute) as url:
+            code, told = run("verify", "plan.json", "--endpoint", url, capsys=capsys)
+        assert code == wanted, told.err
+        assert ("are within" in told.out) == (wanted == 0)
+    other = json.dumps(config | {"rope_theta": 5e4})
+    Path("base/config.json").write_text(other, encoding="utf-8")
+    code, told = run("verify", "plan.json", "--endpoint", "http://localhost:1", capsys=capsys)
+    assert code == 2
+    assert "plan.json: the config of base is not the one it was planned from" in told.err
+    Path("plan.json").write_text("{}", encoding="utf-8")
+    code, told = run("verify", "plan.json", "--endpoint", "http://localhost:1", capsys=capsys)
+    assert (code, "plan.json is not a plan" in told.err) == (2, True)
+
+
 @pytest.mark.parametrize("kind", SHAPES)
 def test_a_server_that_ignores_the_scaling_is_caught(kind: str, directory: Path, unscaled) -> None:
     with (

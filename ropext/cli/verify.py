@@ -12,7 +12,8 @@ from ropext.errors import ProofFailed, UsageError
 from ropext.narration import told_of_files
 
 Directory = Annotated[
-    str, typer.Argument(metavar="DIR", help="a checkpoint: a directory, a .gguf file or a hub id")
+    str,
+    typer.Argument(metavar="DIR", help="directory, .gguf file, hub id; a plan for --endpoint"),
 ]
 Against = Annotated[
     str | None,
