@@ -20,7 +20,7 @@ PAGES = ("README.md", *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.
 WITH_COMMANDS = (
     *("README.md", "docs/guide.md", "docs/gguf.md", "docs/fitting.md", "docs/finetuning.md"),
     *("docs/evaluation.md", "docs/pipeline.md", "docs/loaders.md", "docs/trainers.md"),
-    *("docs/position-schemes.md", "docs/methods.md"),
+    *("docs/position-schemes.md", "docs/methods.md", "docs/choosing.md", "docs/serving.md"),
 )
 
 
@@ -153,6 +153,8 @@ def test_the_index_names_every_page():
     assert [page for page in PAGES[1:] if f"({Path(page).name})" not in text] == ["docs/README.md"]
 
 
+# The pages whose commands run one after the other, each on what the last one wrote.
+GUIDE = ("docs/guide.md", "docs/choosing.md", "docs/serving.md")
 # Commands that take seconds; the rest of a page only has to parse.
 CHEAP = ("inspect", "plan", "extend", "verify", "methods", "recipes", "schema")
 LATER = ("--fit", "--finetune", "--eval", "--measure", "--endpoint", "auto")
@@ -210,13 +212,13 @@ def test_the_guide_runs_as_it_stands(ropext, tmp_path, monkeypatch):
     resaved.write_text(json.dumps(config))
     monkeypatch.chdir(tmp_path)
     ran = 0
-    for words in commands("docs/guide.md"):
+    for words in [own for page in GUIDE for own in commands(page)]:
         if {"--endpoint", "--python", "push"} & {*words}:
             continue  # want a server or another environment; their own tests have one
         code, out, err = ropext(*words)
         assert code == 0, (words, err)
         assert out
         ran += 1
-    assert ran == 15
+    assert ran == 17
     assert (tmp_path / "spectrum.png").stat().st_size > 10_000
     assert (tmp_path / "model-4x/model.safetensors").samefile(tmp_path / "model/model.safetensors")
