@@ -23,6 +23,7 @@ from ropext import families, guard
 from ropext.checkpoint.staging import staged
 from ropext.errors import NotExpressible, RopextError, UsageError, listed
 from ropext.files import read_json, write_json
+from ropext.forms import longrope_attention
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
 from ropext.version import __version__
@@ -37,6 +38,8 @@ TOLERANCES = {"log_probability": 1e-2, "relative": 4e-6}
 TELLING = 5e-2  # what a misreading moves a log-probability by, at least, to be listed
 EXPECTED, PLAIN = "expected.json", "plain"
 HERE = Path(__file__).parent
+# LongRoPE's own attention factor, which pair factors alone do not bring.
+LONGROPE = {"method": "longrope", "attention_factor": longrope_attention(FACTOR, CONTEXT)}
 # The form, and how it is asked for. A fitted spectrum is a longrope.
 FORMS: dict[str, dict[str, Any]] = {
     "linear": {"method": "pi"},
@@ -45,9 +48,9 @@ FORMS: dict[str, dict[str, Any]] = {
     "yarn": {"method": "yarn"},
     "yarn-custom": {"method": "yarn", "beta_fast": 8.0, "beta_slow": 2.0, "attention_factor": 1.3},
     "yarn-mscale": {"method": "yarn"},
-    "longrope": {"method": "longrope"},
+    "longrope": LONGROPE,
     "longrope-custom": {"method": "longrope", "attention_factor": 1.25},
-    "longrope-two-sets": {"method": "longrope"},
+    "longrope-two-sets": LONGROPE,
 }
 # The transcription of each form's paper, and its arguments after the lengths.
 FORMULAS: dict[str, tuple[Any, ...]] = {
