@@ -82,7 +82,7 @@ def _tell(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", full: bool) 
     outcomes = rundir.judge(done, gates)
     every = tables.evaluation_tables(done.results)
     shown = every if full else tables.main_tables(done.results)
-    lines = tables.verdict_lines(done.results)
+    lines = [*done.results.get("not_measurable", {}).values(), *tables.verdict_lines(done.results)]
     lines += [outcome.sentence for outcome in outcomes]
     out.result(
         as_text(shown, lines),

@@ -6,7 +6,7 @@ from typing import Any
 from ropext.checkpoint import Snapshot
 from ropext.errors import NotExpressible
 from ropext.families import ABSENT, Edit
-from ropext.gguf.file import FREQS, LONG, SHORT, GgufFile
+from ropext.gguf.file import FREQS, LONG, SHORT, GgufFile, rope_key
 from ropext.gguf.header import FLOAT32, STRING, UINT32
 from ropext.loaders.gguf import GgufRope, architecture, carry, is_given_scaling
 from ropext.planning import Plan
@@ -47,6 +47,11 @@ def changes(model: Snapshot, plan: Plan) -> tuple[Values, Mapping[str, tuple[flo
     old = f"{prefix}.scale_linear"  # read where scaling.factor is absent
     if old in model.head.entries:
         keys[old] = (FLOAT32, own.factor)
+    # Only Ollama reads these under its converter's names, in files that it takes for its own.
+    for name in ("freq_base_swa", "scaling.yarn_log_multiplier"):
+        value = rope_key(model.head, row, name)
+        if value is not None and f"{prefix}.{name}" not in present:
+            keys.setdefault(f"{prefix}.{name}", (FLOAT32, value))
     return keys, _tensors(model, own)
 
 

@@ -80,7 +80,7 @@ def write_gguf(
             _write(model.head, target, {**keys, **_provenance(full)}, tensors, show)
         proof = _prove(target, model, plan.main.wanted, plan.target) if prove else None
         with os_errors(output):
-            notes += _modelfile(stage.directory, output, plan.target) if one else []
+            notes += _modelfile(stage.directory, output if one else target, plan.target)
     return Written(output, full, (*stage.notes, *notes), {}, proof)
 
 
@@ -105,8 +105,13 @@ def written(place: Path) -> set[str] | None:
         return guard.recorded(place)
     kept = (model.kept_record or {}).get("weights") or {}
     known = {name: {**asdict(own), "sha256": None} for name, own in weigh_parts(model).items()}
-    same = {name: {**own, "sha256": None} for name, own in kept.items()} == known
-    return {part.path.name for part in model.parts} if same else None
+    if {name: {**own, "sha256": None} for name, own in kept.items()} != known:
+        return None
+    beside = first.with_name(f"{first.name}.Modelfile")
+    ours = (
+        place.is_dir() and beside.is_file() and guard.signed(text := read_text(str(beside))) == text
+    )
+    return {part.path.name for part in model.parts} | ({beside.name} if ours else set())
 
 
 def _provenance(record: Record) -> dict[str, tuple[int, Any]]:

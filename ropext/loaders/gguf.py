@@ -244,16 +244,16 @@ def _kind(own: GgufRope | None) -> str:
     return own.scaling if own.scaling in ("linear", "yarn") else "factors" if own.short else "freqs"
 
 
-def environment(params: Params) -> str:
+def environment(params: Params, target: int) -> str:
     """The way without an extension: the length alone raised, and the scaling in the environment of
     a program that starts llama-server, where its flags say it exactly."""
-    names = _table()["environment"].get(params["rope_type"], {})
+    names = _table()["environment"].get(params.get("rope_type"), {})
     said = [f"LLAMA_ARG_{name}={params[key]}" for name, key in names.items() if params.get(key)]
     if not said or params.get("attention_factor") or params.get("mscale"):
         return ""
     return (
-        f"; or `ropext extend --length-only` and {' '.join(said)} in its environment, which then "
-        "holds for every file"
+        f"; or `ropext extend MODEL.gguf --length-only --target {target} -o OUT.gguf` and "
+        f"{' '.join(said)} in its environment, which then holds for every file"
     )
 
 

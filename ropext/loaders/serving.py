@@ -127,7 +127,7 @@ def file_lines(
     for reading in readings:
         if "command" in (entry := runners()[reading.loader]):
             said, note = (entry.get(key, "").format(**of) for key in ("command", "note"))
-            note += environment(params) if "starts" in entry else ""
+            note += environment(params, target) if "starts" in entry else ""
             out.append(_line(reading, said, note))
     return tuple(out)
 

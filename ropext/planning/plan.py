@@ -162,7 +162,8 @@ class Plan(ExtensionPlan):
             name = PurePath(self.name).name
             name = name if name.lower().endswith(".gguf") else "model.gguf"
             file = directory if one else f"{directory}/{name}"
-            return loaders.file_lines(file, self.target, self.readings, self.main.params)
+            params = {} if self.recipe.length_only else self.main.params  # no scaling to set
+            return loaders.file_lines(file, self.target, self.readings, params)
         return loaders.serving_lines(
             directory,
             self.model.text_type,

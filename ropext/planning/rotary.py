@@ -98,7 +98,10 @@ def warnings_of(
 ) -> tuple[str, ...]:
     """What a user must know before relying on the result; each a sentence."""
     main = next(site for site in sites if site.scaled)
-    anyway = "" if recipe.even_so else "; extend and its like ask for --even-so"
+    anyway = (
+        "; extend and its like ask for --even-so, or for --length-only, which raises the length"
+    )
+    anyway = "" if recipe.even_so or recipe.length_only else f"{anyway} alone"
     out = [*model.notes, *(obstacle + anyway for obstacle in model.obstacles)]
     out += _what_moves(recipe, main, context, target)
     if doubt := too_far(recipe, context, target):

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from command_line import run
 from small_tokenizer import make_tokenizer
 from tiny_checkpoints import write_checkpoint, write_documents
 
@@ -74,6 +75,14 @@ def test_what_it_cannot_do_is_not_measurable_and_no_zero(model, tmp_path):
     (outcome,) = judge(done, [parse_gate("vt@4k.value < 0.5")])
     assert not outcome.passed
     assert "not measurable here" in outcome.reason
+
+
+def test_what_it_cannot_do_is_said_on_the_terminal(model, capsys):
+    words = [f"--{key}={value}" for key, value in ASKED.items()]
+    code, heard = run("eval", model, *words, capsys=capsys)
+    assert code == 0
+    for task in ("niah_single_1", "niah_multikey_2", "vt"):
+        assert f"{task} is not measurable here: inside its trained context" in heard.out
 
 
 def test_an_interrupted_run_goes_on_from_the_next_item(model, whole, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -85,6 +86,31 @@ def test_the_record_is_in_the_file(base, tmp_path):
         "ollama": f"ollama create long -f {out}.Modelfile",
         "lm-studio": f"lms import --copy {out}\nlms load --context-length 1024",
     }
+
+
+def test_what_ollama_reads_lies_in_a_directory_too(base, tmp_path):
+    """What the printed line names is there, and a second run replaces it."""
+    done = extend(base, tmp_path / "out")
+    ollama = next(one for one in done.plan.serving(str(tmp_path / "out")) if one.loader == "ollama")
+    beside = Path(ollama.command.split()[-1])
+    assert beside.read_text(encoding="utf-8").startswith(
+        "FROM ./base.gguf\nPARAMETER num_ctx 1024\n"
+    )
+    extend(base, tmp_path / "out", factor=None, target=2048, force=True)
+    assert "PARAMETER num_ctx 2048\n" in beside.read_text(encoding="utf-8")
+    beside.write_text("mine", encoding="utf-8")
+    with pytest.raises(OutputExists):
+        extend(base, tmp_path / "out", force=True)
+
+
+def test_a_raised_length_names_no_environment(base):
+    lines = inspecting.plan(str(base), factor=4.0, length_only=True).serving("out.gguf")
+    assert not any("LLAMA_ARG" in line.note for line in lines)
+    scaled = inspecting.plan(str(base), factor=4.0, method="yarn").serving("out.gguf")
+    (note,) = (line.note for line in scaled if line.loader == "ollama")
+    assert (
+        "`ropext extend MODEL.gguf --length-only --target 1024 -o OUT.gguf` and LLAMA_ARG" in note
+    )
 
 
 def test_what_ollama_reads_lies_beside_the_file(base, tmp_path):
@@ -253,6 +279,26 @@ def test_a_mistral_of_ollamas_converter_is_read_by_its_own_names(tmp_path):
     assert found[0] == found[1]
     plain = making.write(tmp_path / "plain.gguf", "mistral3", making.LLAMA | yarn)
     assert writing.spectrum_in(open_gguf(str(plain))) != found[0]
+
+
+@pytest.mark.parametrize(
+    "options", [{"method": "yarn", "from_original": True, "target": 1024}, {"length_only": True}]
+)
+def test_an_extended_mistral_of_ollamas_converter_says_llama_cpps_names(tmp_path, options):
+    """llama.cpp reads its own names alone; by them the file computes what was planned."""
+    yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+    yarn |= {"rope.scaling.original_context_length": 64, "rope.scaling.attn_factor": 1.0}
+    yarn |= {"rope.scaling.beta_fast": 16.0, "rope.scaling.beta_slow": 0.5}
+    old = making.LLAMA | yarn | {"rope.scaling.mscale_all_dim": 1.0}
+    path = making.write(tmp_path / "old.gguf", "mistral3", old)
+    options = {"target": 512} | options
+    wanted = inspecting.plan(str(path), **options).main.wanted
+    ropext.extend(str(path), tmp_path / "out.gguf", **options)
+    kept = ggml.keys(tmp_path / "out.gguf")
+    names = ("log_multiplier", "beta_fast", "beta_slow")
+    log, fast, slow = (kept[f"mistral3.rope.scaling.yarn_{name}"] for name in names)
+    _, attention = ggml.rope(tmp_path / "out.gguf", 16, log_multiplier=log, betas=(fast, slow))
+    assert attention == pytest.approx(wanted.attention_factor, rel=1e-6)
 
 
 def test_for_names_programs_that_run_a_file(base, tmp_path):
