@@ -416,7 +416,7 @@ def test_a_dry_run_shows_the_files_and_the_card_without_a_token(tmp_path):
     ropext.extend("ropext://demo", tmp_path / "out", method="yarn", factor=2, prove=False)
     card = tmp_path / "out/README.md"
     before = card.read_text()
-    assert 'pipeline("text-generation", "out")' in before
+    assert "pipeline('text-generation', 'out')" in before
     found = ropext.push(tmp_path / "out", "org/name", dry_run=True)
     assert (found.commit, found.changed) == (None, False)
     assert found.files["model.safetensors"] == (tmp_path / "out/model.safetensors").stat().st_size

@@ -167,8 +167,8 @@ def test_verify_names_a_stale_spelling_and_fix_makes_it_pass(ropext, llama):
     (llama / "tokenizer_config.json").write_text("{}")
     code, out, err = ropext("verify", llama)
     assert code == 3
-    assert "rope_theta is 10000" in err
-    assert "--fix" in err
+    assert "rope_theta is 10000" in out
+    assert "--fix" in out
     before = (llama / "config.json").read_bytes()
     code, out, err = ropext("verify", llama, "--fix")
     assert (code, out) == (2, "")

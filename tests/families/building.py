@@ -47,10 +47,14 @@ def knobs(method, pairs):
 
 
 def scaled(model, method, target):
-    """label -> (wanted spectrum, stock dict) for the scaled sites."""
+    """label -> (wanted spectrum, stock dict) for the scaled sites; a longrope as published ones."""
     out = {}
     for site in model.scaled_sites:
-        made = scaling.scale(site.rope, method, target, knobs(method, site.rope.dim // 2), None)
+        context, attention = site.rope.context, None
+        if method == "longrope":
+            attention = forms.longrope_attention(target / context, context)
+        pairs = knobs(method, site.rope.dim // 2)
+        made = scaling.scale(site.rope, method, target, pairs, attention)
         wanted = scaling.compose(site.rope, made, target)
         native = scaling.native(site.rope, made)
         params = forms.carry(
