@@ -35,6 +35,7 @@ DATA = {
 OLLAMA, LISTED = "ollama:", 8  # names shown of a longer list
 OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")  # where it runs as a service on Linux
 # [HOST/][NAMESPACE/]MODEL[:TAG], each part as Ollama allows it.
+_BESIDE = re.compile(r"mmproj|.*-(?!00001)\d{5}-of-\d{5}\.gguf")  # no model's first file
 _PULLED = re.compile(r"(?:[A-Za-z0-9][\w.-]*/){0,2}[A-Za-z0-9][\w.-]*(?::\w[\w.-]*)?", re.ASCII)
 
 
@@ -93,9 +94,10 @@ def find_gguf(name: str) -> Path | None:
     path = Path(os.path.expanduser(name))
     if path.is_file():
         return path if name.lower().endswith(".gguf") or _begins_as_gguf(path) else None
-    if path.is_dir():  # a file in parts, as `extend -o DIR` writes it
-        first = sorted(path.glob("*-00001-of-*.gguf"))
-        return first[0] if len(first) == 1 and not (path / "config.json").exists() else None
+    if path.is_dir():  # one model alone, as `extend -o DIR` writes it, in parts or not
+        files = [file for file in path.glob("*.gguf") if not _BESIDE.match(file.name)]
+        other = any((path / name).exists() for name in ("config.json", "adapter_config.json"))
+        return files[0] if len(files) == 1 and not other else None
     if not name.lower().endswith(".gguf"):
         return None
     if path.is_absolute() or ".." in path.parts:

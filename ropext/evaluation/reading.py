@@ -14,7 +14,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from packaging.version import Version
+from packaging.version import Version  # accelerate needs it
 
 from ropext.errors import UsageError
 from ropext.evaluation.forward import Ids, NanInLogits, TokenNll, TokenScorer

@@ -43,6 +43,7 @@ class Published:
         return stated == (self.method, self.factor, self.context)
 
     def agrees(self, method: str, context: int, target: int) -> bool:
+        """Tell whether a plan is this recipe, or less of it."""
         longest = round(self.context * self.factor)
         return (method, context) == (self.method, self.context) and target <= longest
 

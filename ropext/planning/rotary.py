@@ -35,6 +35,9 @@ OF_SPECTRA = (
     *("attention_factor", "temperature", "like", "original_context"),
     *("from_original", "for_loaders"),
 )
+EVEN_SO = (
+    "; extend and its like ask for --even-so, or for --length-only, which raises the length alone"
+)
 LENGTH_ONLY = "length-only"  # what stands in the place of a method
 
 
@@ -98,11 +101,8 @@ def warnings_of(
 ) -> tuple[str, ...]:
     """What a user must know before relying on the result; each a sentence."""
     main = next(site for site in sites if site.scaled)
-    anyway = (
-        "; extend and its like ask for --even-so, or for --length-only, which raises the length"
-    )
-    anyway = "" if recipe.even_so or recipe.length_only else f"{anyway} alone"
-    out = [*model.notes, *(obstacle + anyway for obstacle in model.obstacles)]
+    needed = "" if recipe.even_so or recipe.length_only else EVEN_SO
+    out = [*model.notes, *(obstacle + needed for obstacle in model.obstacles)]
     out += _what_moves(recipe, main, context, target)
     if doubt := too_far(recipe, context, target):
         out.append(doubt)

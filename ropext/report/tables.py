@@ -78,9 +78,8 @@ def share(value: Value | None) -> str:
 
 nats = partial(shown, digits=4, sign=True)
 Values = Mapping[str, Value | None]
-Column = tuple[
-    str, str, Callable[[Value | None], str]
-]  # head, name of the value, how it is written
+# The head of a column, the name of its value, and how that is written.
+Column = tuple[str, str, Callable[[Value | None], str]]
 
 
 def table_of(

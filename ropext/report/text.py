@@ -274,8 +274,8 @@ def _both_numbers(plan: "Plan") -> str | None:
     )
 
 
-def _says(made: Plan) -> str:
-    """Who says the attention factor of pair factors, which bring none of their own."""
+def _origin_of_attention(made: Plan) -> str:
+    """Say where the attention factor of pair factors comes from; they bring none of their own."""
     if made.method != "longrope":
         return ""
     given = made.recipe.attention is not None
@@ -302,12 +302,10 @@ def plan(made: ExtensionPlan) -> str:
         if site.scaled
     )
     facts = [("factor", both)] if (both := _both_numbers(made)) else []
+    attention = f"factor {made.main.wanted.attention_factor:.6g}"
     facts += [
         ("written as", written),
-        (
-            "attention",
-            f"factor {made.main.wanted.attention_factor:.6g} on cos and sin{_says(made)}",
-        ),
+        ("attention", f"{attention} on cos and sin{_origin_of_attention(made)}"),
         ("recommended", f"{advice}: {chosen.reason}"),
     ]
     if made.kv_cache_bytes is not None:

@@ -137,6 +137,8 @@ def test_not_a_checkpoint(tmp_path: Path):
     empty.mkdir()
     refused(empty, "no config.json")
     (empty / "model.gguf").write_bytes(b"GGUF")
+    refused(empty, "model.gguf is a GGUF file")
+    (empty / "other.gguf").write_bytes(b"GGUF")
     refused(empty, "GGUF files alone")
     (empty / "adapter_config.json").write_text("{}")
     refused(empty, "merge it")

@@ -98,6 +98,12 @@ def test_what_ollama_reads_lies_in_a_directory_too(base, tmp_path):
     )
     extend(base, tmp_path / "out", factor=None, target=2048, force=True)
     assert "PARAMETER num_ctx 2048\n" in beside.read_text(encoding="utf-8")
+    (tmp_path / "out/mmproj-F16.gguf").write_bytes(base.read_bytes())
+    assert verifying.check_directory(tmp_path / "out").passed  # one model, named by its folder
+    (tmp_path / "out/mmproj-F16.gguf").rename(tmp_path / "out/second.gguf")
+    with pytest.raises(InputError, match="GGUF files alone"):
+        verifying.check_directory(tmp_path / "out")
+    (tmp_path / "out/second.gguf").unlink()
     beside.write_text("mine", encoding="utf-8")
     with pytest.raises(OutputExists):
         extend(base, tmp_path / "out", force=True)
