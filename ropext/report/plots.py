@@ -47,16 +47,17 @@ HEADROOM_NATS = 1.5
 
 def styles(labels: Iterable[str]) -> dict[str, Style]:
     """The colour and the dashes of each line: a method's own (`yarn`, `yarn-4x`), with other dashes
-    for its further factors; for any other name the colours that are left, in order."""
+    for its further factors; other names take the colours that are left, in order."""
     found = {BASE: REFERENCE, UNTOUCHED: {"color": INK, "ls": "-", "lw": 1.8}}
     names = [label for label in dict.fromkeys(labels) if label not in found]
-    places = {name: PALETTE.get(re.sub(r"-[\d.]+x$", "", name)) for name in names}
+    methods = {name: re.sub(r"-[\d.]+x$", "", name) for name in names}
+    places = {name: PALETTE.get(method) for name, method in methods.items()}
     taken = {place for place in places.values() if place is not None}
     free = [place for place in range(len(COLOURS)) if place not in taken] or [*taken]
-    seen, others = [0] * len(COLOURS), 0
+    seen, others = [0] * len(COLOURS), dict[str, int]()
     for name, place in places.items():
         if place is None:
-            place, others = free[others % len(free)], others + 1
+            place = others.setdefault(methods[name], free[len(others) % len(free)])
         dashes = DASHES[(place + seen[place]) % len(DASHES)]
         found[name] = {"color": COLOURS[place], "ls": dashes, "lw": 1.8}
         seen[place] += 1

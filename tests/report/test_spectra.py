@@ -56,6 +56,9 @@ def test_a_method_has_one_colour_in_all_pictures():
     other = plots.styles(["a run", "another", "pi", "ntk"])
     assert len({own["color"] for own in other.values()}) == 6, "no method's colour is taken"
     assert len(plots.styles(map(str, range(40)))) == 42
+    twice, four = (plots.styles(["own-2x", "own-4x"])[f"own-{factor}x"] for factor in (2, 4))
+    assert twice["color"] == four["color"]
+    assert twice["ls"] != four["ls"]
 
 
 def test_the_picture_is_not_blank():
