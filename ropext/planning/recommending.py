@@ -22,8 +22,8 @@ PRICES = {
     "llama3": (0.013, 0.067),
     "yarn": (0.017, 0.075),
 }
-# YaRN loses least beyond the window and answers most (benchmarks/results/real-model-2026-11-22.md,
-# fit-quality-2026-11-23.md); docs/methods.md has the two cases in which llama3 is the better one.
+# YaRN loses least beyond the window (benchmarks/results/real-model-2026-11-22.md); docs/methods.md
+# has the measured cases in which llama3 is the better one.
 PREFERRED = ("yarn", "llama3", "ntk", "pi")
 PREFERRED_MROPE = ("yarn", "ntk")
 
