@@ -90,7 +90,7 @@ def find_gguf(name: str) -> Path | None:
     """The GGUF file that a name is of, by its first bytes where it is called otherwise; None where
     the name is of something else."""
     if name.startswith(OLLAMA):
-        return _in_ollama(name)
+        return _in_ollama(name, "model")
     path = Path(os.path.expanduser(name))
     if path.is_file():
         return path if name.lower().endswith(".gguf") or _begins_as_gguf(path) else None
@@ -98,7 +98,7 @@ def find_gguf(name: str) -> Path | None:
         files = [file for file in path.glob("*.gguf") if not _BESIDE.match(file.name)]
         other = any((path / name).exists() for name in ("config.json", "adapter_config.json"))
         return files[0] if len(files) == 1 and not other else None
-    if not name.lower().endswith(".gguf"):
+    if not name.lower().endswith(".gguf"):  # of LM Studio's folder too: others are ids of the hub
         return None
     if path.is_absolute() or ".." in path.parts:
         raise InputError(f"there is no file {name}")
@@ -120,8 +120,15 @@ def _begins_as_gguf(path: Path) -> bool:
         return False
 
 
-def _in_ollama(name: str) -> Path:
-    """The blob that Ollama's manifest of a name lists as its model."""
+def find_projector(name: str, path: Path) -> Path | None:
+    """What encodes images or sound for the GGUF at `path`: a file beside it, or Ollama's blob."""
+    if name.startswith(OLLAMA):
+        return _in_ollama(name, "projector")
+    return min(path.parent.glob("mmproj*.gguf"), default=None)
+
+
+def _in_ollama(name: str, kind: str) -> Path | None:
+    """The blob that Ollama's manifest of a name lists as its model or projector."""
     wanted = name.removeprefix(OLLAMA)
     if not _PULLED.fullmatch(wanted):
         raise InputError(f"{name[:80]} is no name of a model in Ollama, such as ollama:qwen3:8b")
@@ -134,7 +141,7 @@ def _in_ollama(name: str) -> Path:
     for home in homes:
         manifest = home.joinpath("manifests", *place)
         if manifest.is_file():
-            return _blob(home, manifest, name)
+            return _blob(home, manifest, name, kind)
     pulled = [path for home in homes for path in sorted(home.glob("manifests/*/*/*/*"))]
     known = ["/".join(path.parts[-4:-1]) + f":{path.name}" for path in pulled]
     known = [own.removeprefix("registry.ollama.ai/").removeprefix("library/") for own in known]
@@ -144,20 +151,22 @@ def _in_ollama(name: str) -> Path:
     )
 
 
-def _blob(home: Path, manifest: Path, name: str) -> Path:
+def _blob(home: Path, manifest: Path, name: str, kind: str) -> Path | None:
     layers = read_object(manifest).get("layers")
     for layer in layers if isinstance(layers, list) else ():
         if (
             isinstance(layer, dict)
-            and layer.get("mediaType") == "application/vnd.ollama.image.model"
+            and layer.get("mediaType") == f"application/vnd.ollama.image.{kind}"
         ):
             digest = str(layer.get("digest"))
             path = home / "blobs" / digest.replace(":", "-")
             if re.fullmatch(r"sha256:[0-9a-f]{64}", digest) and path.is_file():
                 return path
             raise InputError(
-                f"{manifest} names the model {digest[:80]}, which is not in {home}/blobs"
+                f"{manifest} names the {kind} {digest[:80]}, which is not in {home}/blobs"
             )
+    if kind == "projector":
+        return None
     raise InputError(f"{name} is no GGUF in Ollama: {manifest} lists none")
 
 

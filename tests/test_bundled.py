@@ -10,6 +10,7 @@ from ropext import bundled
 from ropext.checkpoint import open_snapshot
 from ropext.corpus import Source, read_documents
 from ropext.errors import InputError, UsageError
+from ropext.inspecting import open_model
 
 
 def test_the_demo_opens_from_any_directory(tmp_path, monkeypatch):
@@ -81,10 +82,14 @@ def homes(tmp_path, monkeypatch):
         shutil.copy(file, place)
     layers = [{"mediaType": "application/vnd.ollama.image.license", "digest": "sha256:x"}]
     model = {"mediaType": "application/vnd.ollama.image.model", "digest": digest}
+    projector = {"mediaType": "application/vnd.ollama.image.projector", "digest": digest}
+    projector |= {"digest": "sha256:" + "c" * 64}
+    (blob.parent / f"sha256-{'c' * 64}").write_bytes(b"GGUF")
     for name, own in {
         "registry.ollama.ai/library/small/latest": [*layers, model],
         "registry.ollama.ai/library/small/1b": [*layers, model],
         "registry.ollama.ai/me/small/latest": [model],
+        "registry.ollama.ai/library/seeing/latest": [model, projector],
         "hf.co/org/small-GGUF/Q8_0": [model],
         "registry.ollama.ai/library/tensors/latest": layers,
         "registry.ollama.ai/library/lost/latest": [model | {"digest": "sha256:" + "b" * 64}],
@@ -158,13 +163,28 @@ def test_a_projector_beside_the_file_is_named(homes, capsys):
     (homes["renamed"].parent / "mmproj-F16.gguf").write_bytes(b"GGUF")
     said = run("plan", "renamed", "--factor", "2", capsys=capsys)[1].out
     assert "mmproj-F16.gguf beside it is a part for images" in " ".join(said.split())
+    said = " ".join(run("plan", "ollama:seeing", "--factor", "2", capsys=capsys)[1].out.split())
+    assert f"blobs/sha256-{'c' * 64} beside it is a part for images" in said
+    said = run("plan", "ollama:small", "--factor", "2", capsys=capsys)[1].out
+    assert "part for images" not in said
+
+
+def test_only_names_that_end_as_a_gguf_are_looked_for_in_lm_studios_folder(homes):
+    """Any other one may be an id of the hub, which a folder of LM Studio's must not replace."""
+    (homes["lm studio"].parent / "renamed-there").write_bytes(homes["renamed"].read_bytes())
+    for name in ("renamed-there", "org/small-GGUF/renamed-there", "org/small-GGUF", "small.Q8_0"):
+        assert bundled.find_gguf(name) is None
+    homes["lm studio"].write_bytes(b"no such thing")
+    with pytest.raises(InputError, match="is not a GGUF file"):
+        open_model("small.Q8_0.gguf")
 
 
 def test_a_blob_of_ollama_is_extended_and_never_changed(homes, capsys):
     before = homes["ollama"].read_bytes()
     code, said = run("extend", "ollama:small", "--factor", "2", "-o", "out", capsys=capsys)
     assert code == 0, said.err
-    assert [path.name for path in homes["ollama"].parent.iterdir()] == [homes["ollama"].name]
+    kept = {path.name for path in homes["ollama"].parent.iterdir()}
+    assert kept == {homes["ollama"].name, f"sha256-{'c' * 64}"}
     assert homes["ollama"].read_bytes() == before
     assert "llama-server -m out/model.gguf -c 512" in said.out
     assert str(homes["ollama"]) not in said.out

@@ -221,8 +221,8 @@ def interpret(
     notes = [span.note for span in spans if span.note]
     if any(text.integer(key, 0) for key in PREDICTING):
         notes.append(
-            "its layers that predict further tokens (multi-token prediction) follow the same config"
-            " and are extended with it"
+            "its layers that predict further tokens (multi-token prediction) follow the same rope"
+            " keys and are extended with it"
         )
     if model_type != config["model_type"]:
         notes.append(

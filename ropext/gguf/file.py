@@ -22,7 +22,7 @@ from ropext.loaders.gguf import (
     GgufRope,
     architecture,
     given_by_ollama,
-    names_of,
+    older_names,
 )
 from ropext.loaders.gguf import read as ggml_read
 from ropext.rope import Rope, plain_inv_freq
@@ -138,14 +138,15 @@ def _config(head: GgufHeader, row: Architecture) -> dict[str, Any]:
     """The config that transformers would have, as far as positions go."""
     key = f"{row.name}.{{}}".format
     layers = head.whole(key("block_count"), 1, MOST_LAYERS) or 0
-    layers -= head.whole(key("nextn_predict_layers"), 0, MOST_LAYERS) or 0  # those that draft
+    layers -= (drafting := head.whole(key("nextn_predict_layers"), 0, MOST_LAYERS) or 0)
     hidden, context = head.whole(key("embedding_length")), head.whole(key("context_length"))
     heads = _single(head, key("attention.head_count"))
     if not (layers > 0 and hidden and context and heads):
         raise head.wrong("it lacks block_count, embedding_length, context_length or head_count")
     dim, head_dim = sizes(head, row)
     window, kinds = _windows(head, row, layers)
-    row = replace(row, type=(window and row.windowed) or row.type)
+    experts = head.whole(key("expert_count"), 0) and row.experts
+    row = replace(row, type=(window and row.windowed) or experts or row.type)
     tokens, own = head.entries.get("tokenizer.ggml.tokens"), rope_of(head, row, dim, context)
     out: dict[str, Any] = {
         "model_type": row.type,
@@ -165,6 +166,7 @@ def _config(head: GgufHeader, row: Architecture) -> dict[str, Any]:
         "full_attention_interval": head.whole(key("full_attention_interval"))
         or row.interval
         or None,
+        "num_nextn_predict_layers": drafting or None,
     }
     if row.partial:
         out[row.partial] = dim / head_dim
@@ -209,7 +211,6 @@ def _of_family(
     head: GgufHeader, row: Architecture, dim: int, out: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What single families keep elsewhere."""
-    key = f"{row.name}.{{}}".format
     if row.name == "deepseek2":
         if out["rope_scaling"] != {"rope_type": "default"}:
             raise UnsupportedModel(
@@ -220,8 +221,9 @@ def _of_family(
         return {"qk_rope_head_dim": dim, "kv_lora_rank": latent, "head_dim": None}
     if labels := family(row.type).labels:
         return _by_layer_type(head, row, labels, out)
-    if row.name == "mistral3" and (beta := head.decimal(key("attention.temperature_scale"))):
-        lengths = {"original_max_position_embeddings": _original(head, row)}
+    if row.name == "mistral3" and (beta := known_key(head, row, "attention.temperature_scale")):
+        original = _original(head, row) or out["max_position_embeddings"]
+        lengths = {"original_max_position_embeddings": original}
         return {"rope_scaling": out["rope_scaling"] | lengths | {"llama_4_scaling_beta": beta}}
     return {}
 
@@ -234,7 +236,7 @@ def _by_layer_type(
     local = head.whole(key("attention.key_length_swa"), 1, 1 << 20) or whole
     counts = (head.whole(key(f"rope.dimension_count{own}")) for own in ("_swa", ""))
     turning = next(filter(None, counts), local)
-    theta = rope_key(head, row, "freq_base_swa") or row.local or out["rope_theta"]
+    theta = known_key(head, row, "rope.freq_base_swa") or row.local or out["rope_theta"]
     full = {"rope_theta": out["rope_theta"]}
     windowed = {"rope_type": "default", "rope_theta": theta}
     if row.partial:
@@ -260,43 +262,47 @@ def _original(head: GgufHeader, row: Architecture) -> int | None:
     return head.whole(f"{row.name}.rope.scaling.original_context_length", 0) or None
 
 
-def rope_key(head: GgufHeader, row: Architecture, key: str) -> float | None:
-    """A number among the rope keys, under llama.cpp's name or an older one."""
-    places = (f"{row.name}.rope.{name}" for name in names_of(key))
-    return next((value for place in places if (value := head.decimal(place)) is not None), None)
+def known_key(head: GgufHeader, row: Architecture, key: str) -> float | None:
+    """A number under llama.cpp's name, or under that of Ollama's converter."""
+    value, older = head.decimal(f"{row.name}.{key}"), older_names(row.name).get(key)
+    return head.decimal(f"{row.name}.{older}") if value is None and older else value
 
 
-def rope_of(head: GgufHeader, row: Architecture, dim: int, context: int) -> GgufRope:
-    """What the file's keys and tensors say of its rotary embedding, as llama.cpp takes them."""
+def rope_of(
+    head: GgufHeader, row: Architecture, dim: int, context: int, *, ollama: bool = True
+) -> GgufRope:
+    """What the file's keys and tensors say of its rotary embedding, as llama.cpp takes them, from
+    `ollama` or as they stand."""
 
     names = {*head.entries, *(own.name for own in head.tensors)}
-    given = given_by_ollama(row.name, names, context)
+    given = given_by_ollama(row.name, names, context) if ollama else {}
 
-    def at(key: str, default: float) -> float:
-        value = rope_key(head, row, key)
-        return given.get(key, default) if value is None else value
+    def at(key: str, default: float, least: float = 0.0) -> float:
+        place = f"{row.name}.rope.{key}"
+        value = known_key(head, row, f"rope.{key}") if ollama else head.decimal(place)
+        value = given.get(key, default) if value is None else value
+        if value != default and not least < value < forms.LARGEST_THETA:
+            raise head.wrong(f"{place} is {value:g}, which is out of range")
+        return value
 
     scaling = head.text(f"{row.name}.rope.scaling.type") or given.get("scaling.type", "linear")
     if scaling not in ("none", "linear", "yarn", "longrope"):
         raise head.wrong(f"rope.scaling.type is {named(scaling)}, which llama.cpp does not know")
-    factor = at("scaling.factor", 0.0) or 1.0
+    stated = "scaling.factor" in given or f"{row.name}.rope.scaling.factor" in names
+    factor = at("scaling.factor" if stated else "scale_linear", 0.0) or 1.0
     named_sets = (LONG, SHORT) if scaling == "longrope" or row.name == "phi3" else (FREQS, FREQS)
     divisors, short = (head.floats(name) for name in named_sets)
     if row.halves:  # a row for the windowed layers, of which the others read the first half
         divisors, short = divisors[: dim // 2], short[: dim // 2]
     if bool(divisors) != bool(short) or any(len(d) != dim // 2 for d in (divisors, short) if d):
         raise head.wrong(f"its rope factors are not one number for each of {dim // 2} pairs")
-    base, attention = at("freq_base", 10000.0), at("scaling.attn_factor", 1.0)
-    if not (base > 1 and 0 < factor < forms.LARGEST_THETA and attention > 0):
-        raise head.wrong("a rotary key (freq_base, scaling.factor or attn_factor) is out of range")
+    base, attention = at("freq_base", 10000.0, 1.0), at("scaling.attn_factor", 1.0)
     own = GgufRope(base, scaling, factor, _original(head, row) or context, attention)
     if "betas" in row.adds:
         fast, slow = at("scaling.yarn_beta_fast", 0.0), at("scaling.yarn_beta_slow", 0.0)
         own = replace(own, beta_fast=fast or own.beta_fast, beta_slow=slow or own.beta_slow)
-        if min(own.beta_fast, own.beta_slow) <= 0:
-            raise head.wrong("yarn_beta_fast and yarn_beta_slow must be above 0")
     if "log" in row.adds:
-        own = replace(own, log_multiplier=max(0.0, at("scaling.yarn_log_multiplier", 0.0)))
+        own = replace(own, log_multiplier=at("scaling.yarn_log_multiplier", 0.0))
     if factor == 1 and scaling in ("linear", "yarn"):
         own = replace(own, scaling="none")
     return replace(own, divisors=divisors, short=short)

@@ -6,9 +6,9 @@ from typing import Any
 from ropext.checkpoint import Snapshot
 from ropext.errors import NotExpressible
 from ropext.families import ABSENT, Edit
-from ropext.gguf.file import FREQS, LONG, SHORT, GgufFile, rope_key
+from ropext.gguf.file import FREQS, LONG, SHORT, GgufFile, known_key
 from ropext.gguf.header import FLOAT32, STRING, UINT32
-from ropext.loaders.gguf import GgufRope, architecture, carry, is_given_scaling
+from ropext.loaders.gguf import GgufRope, architecture, carry, is_given_scaling, older_names
 from ropext.planning import Plan
 
 Values = Mapping[str, tuple[int, Any]]  # of a file's keys: the kind and value of each
@@ -34,6 +34,8 @@ def changes(model: Snapshot, plan: Plan) -> tuple[Values, Mapping[str, tuple[flo
         f"{prefix}.scaling.attn_factor": (FLOAT32, own.attn_factor),
     }
     present, theta_alone = {*model.head.entries}, own.scaling == "none" and not own.divisors
+    if known_key(model.head, row, "attention.temperature_scale"):  # counts from the original
+        theta_alone = False
     defaults = {"none", 1.0} | ({own.original} if theta_alone else set())
     if is_given_scaling(model.container):
         present |= {f"{prefix}.scaling.type", f"{prefix}.scaling.factor"}
@@ -47,11 +49,10 @@ def changes(model: Snapshot, plan: Plan) -> tuple[Values, Mapping[str, tuple[flo
     old = f"{prefix}.scale_linear"  # read where scaling.factor is absent
     if old in model.head.entries:
         keys[old] = (FLOAT32, own.factor)
-    # Only Ollama reads these under its converter's names, in files that it takes for its own.
-    for name in ("freq_base_swa", "scaling.yarn_log_multiplier"):
-        value = rope_key(model.head, row, name)
-        if value is not None and f"{prefix}.{name}" not in present:
-            keys.setdefault(f"{prefix}.{name}", (FLOAT32, value))
+    for name in older_names(row.name):
+        value = known_key(model.head, row, name)
+        if value is not None and f"{row.name}.{name}" not in present:
+            keys.setdefault(f"{row.name}.{name}", (FLOAT32, value))
     return keys, _tensors(model, own)
 
 

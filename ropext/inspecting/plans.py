@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ropext import families
+from ropext import bundled, families
 from ropext.checkpoint import Snapshot, provenance
 from ropext.checkpoint.provenance import Record, readable_record
 from ropext.errors import UsageError
@@ -19,8 +19,15 @@ TELLING_SIZE = 100_000_000  # bytes of a file whose copy is worth a sentence
 
 
 def plan(model: str | Path, *, revision: str | None = None, **options: Any) -> ExtensionPlan:
-    """What `extend` would do; `options` are the fields of ropext.options.Extend."""
-    return planned(open_model(model, revision=revision), str(model), options)
+    """What `extend` would do; `options` are the fields of ropext.options.Extend. Of a GGUF that no
+    scaling can help, what it would do with `length_only`, unless a method is asked for."""
+    snapshot = open_model(model, revision=revision)
+    made = planned(snapshot, str(model), options)
+    silent = not {"method", "even_so", "length_only"} & {*options}
+    if made.container and silent and isinstance(made, Plan) and made.model.obstacles:
+        options = {key: options[key] for key in ("factor", "target", "context") if key in options}
+        return planned(snapshot, str(model), options | {"length_only": True})
+    return made
 
 
 def planned(snapshot: Snapshot, name: str, options: Mapping[str, Any]) -> ExtensionPlan:
@@ -59,10 +66,11 @@ def plan_of(snapshot: Snapshot, request: Extend, name: str) -> Plan:
     # A file's weights as a directory (for a fit) have its keys no more.
     if not isinstance(snapshot, GgufFile):
         return made
+    projector = bundled.find_projector(snapshot.name, snapshot.directory)
     vision = [
-        f"{path.name} beside it is a part for images or sound, which an extension leaves as it is; "
+        f"{path} beside it is a part for images or sound, which an extension leaves as it is; "
         "give it to the runner as before (llama-server --mmproj)"
-        for path in sorted(snapshot.directory.parent.glob("mmproj*.gguf"))[:1]
+        for path in filter(None, [projector])
     ]
     if (size := sum(part.end for part in snapshot.parts)) > TELLING_SIZE:
         gigabytes = f"{size / 1e9:.1f} GB"

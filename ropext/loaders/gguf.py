@@ -41,6 +41,7 @@ class Architecture:
     dense_first: bool = False
     window: int = 0  # where no key says it
     windowed: str = ""  # the model type where a key does
+    experts: str = ""  # the model type where there are experts
     local: float = 0.0  # theta of windowed layers without a key; 0 = that of the others
     halves: bool = False  # full layers rotate half of dimension_count
     only: str = ""  # the one program that knows it
@@ -223,9 +224,9 @@ def is_given_scaling(name: str) -> bool:
     return name in _table()["ollama"]
 
 
-def names_of(key: str) -> tuple[str, ...]:
-    """A rope key, and what older converters and Ollama's called it."""
-    return (key, *_table()["older"].get(key, ()))
+def older_names(name: str) -> Mapping[str, str]:
+    """llama.cpp's keys by what Ollama's converter called them, which Ollama alone reads."""
+    return dict(_table()["older"].get(name, {}))
 
 
 def given_by_ollama(name: str, names: Collection[str], context: int) -> dict[str, Any]:
@@ -257,9 +258,10 @@ def environment(params: Params, target: int) -> str:
     )
 
 
-def readings(name: str, own: GgufRope | None, dim: int) -> tuple[LoaderReading, ...]:
+def readings(name: str, own: GgufRope | None, text_type: str) -> tuple[LoaderReading, ...]:
     """Who reads such a file how: llama.cpp, and the programs that were read."""
     row, kinds = architecture(name), [_kind(own), "*"]
+    row = replace(row, type=text_type)
     kinds = ["attn", *kinds] if own is not None and own.attn_factor != 1 else kinds
     return tuple(_reading(loader, row, kinds) for loader in runners())
 
@@ -274,8 +276,8 @@ def _reading(loader: str, row: Architecture, kinds: list[str]) -> LoaderReading:
     entry, first = runners()[loader], loader == "llama.cpp"
     evidence = row.evidence if first else entry.get("evidence", "source")
     cells = entry.get("cells", {})
-    mine = next((own for names, own in cells.items() if row.name in names.split()), None)
-    mine = cells.get("*", {}) if mine is None else mine
+    listed = {each: own for names, own in cells.items() for each in names.split()}
+    mine = listed.get(row.type, listed.get(row.name, listed.get("*", {})))
     why = _table()["carried"].get(kinds[-2], kinds[-2]) if first else entry.get("why", "")
     found = (mine[kind] for kind in kinds if kind in mine)
     cell = as_cell(next(found, {"is": "same", "why": why}), evidence)
@@ -289,8 +291,8 @@ def _reading(loader: str, row: Architecture, kinds: list[str]) -> LoaderReading:
     )
 
 
-def exact_in(names: tuple[str, ...], name: str, own: GgufRope, dim: int, even_so: bool) -> bool:
+def exact_in(names: tuple[str, ...], name: str, own: GgufRope, kind: str, even_so: bool) -> bool:
     """Whether every loader of --for reads such a file exactly."""
-    found: Mapping[str, str] = {each.loader: each.verdict for each in readings(name, own, dim)}
+    found: Mapping[str, str] = {each.loader: each.verdict for each in readings(name, own, kind)}
     accepted = {"same", "not measured"} if even_so else {"same"}
     return all(found.get(loader_of(each), "not measured") in accepted for each in names)

@@ -10,7 +10,8 @@ from typing import Any
 from ropext import families, forms, loaders, scaling
 from ropext.errors import NotExpressible, UnsupportedModel, UsageError, listed
 from ropext.families import Model, Site
-from ropext.options.extend import Extend, knobs_for
+from ropext.options.extend import KNOBS, Extend, knobs_for
+from ropext.options.fields import flag
 from ropext.rope import Explanation, Rope, Spectrum, explain, turns
 from ropext.scaling.self_extend import Fold
 from ropext.scaling.tables import Growth
@@ -264,7 +265,7 @@ def readings_of(
         from ropext.loaders import gguf  # late: no directory needs it
 
         carried = gguf.carry(model.container, rope, wanted, params)
-        return gguf.readings(model.container, carried, rope.dim)
+        return gguf.readings(model.container, carried, model.text_type)
     kind, length = model.model_type, target
     return loaders.readings(model.text_type, params, model_type=kind, length=length, target=target)
 
@@ -376,7 +377,8 @@ def _exact_in(
         from ropext.loaders import gguf
 
         own = gguf.carry(model.container, rope, wanted, params)
-        return own is not None and gguf.exact_in(names, model.container, own, rope.dim, even_so)
+        text = model.text_type
+        return own is not None and gguf.exact_in(names, model.container, own, text, even_so)
     return loaders.exact_in(
         names, model.text_type, params, even_so=even_so, model_type=model.model_type
     )
@@ -425,7 +427,9 @@ def _why_not(
             f"--for {','.join(unsure)}: how {_they(unsure, 'reads')} {trusted['rope_type']} scaling"
             f" in {model.model_type} was not measured; --even-so writes it all the same"
         )
-    asked = f"--method {method}"
+    given = {flag(key): getattr(recipe, key) for key in KNOBS}
+    knobs = [f"{name} {value:g}" for name, value in given.items() if isinstance(value, float | int)]
+    asked = " ".join([f"--method {method}", *knobs])
     if recipe.attention is not None:
         asked += f" with an attention factor of {recipe.attention:g}"
     where = f"rope types that {model.text_type} computes ({', '.join(model.forms)})"
@@ -434,7 +438,8 @@ def _why_not(
     if names:
         where += f" and that {_they(names, 'reads')} exactly (--for {','.join(names)})"
     able = _able(model, target, recipe)
-    hint = f"; these methods can: {', '.join(able)}" if able else ""
+    alone = ", without such options" if knobs else ""
+    hint = f"; these methods can{alone}: {', '.join(able)}" if able else ""
     if not able and recipe.attention is not None:
         able = _able(model, target, recipe.changed(attention_factor=None, temperature=None))
         hint = f"; without that factor these methods can: {', '.join(able)}" if able else ""

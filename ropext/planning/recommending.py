@@ -45,7 +45,8 @@ def recommend(
     """The first case that applies and whose method can be written; of a scaled model where none
     can, the first from its original spectrum (whose rows `from_original` makes)."""
     if model.obstacles:
-        return Recommendation("none", False, "scaling cannot help this model, as the warnings say")
+        said = "scaling cannot help this model, as the warnings say"
+        return Recommendation("none", False, f"{said}; --length-only raises its length")
     cases = _cases(model, recipe)
     found = _first(model, recipe, cases, rows)
     if found is not None:

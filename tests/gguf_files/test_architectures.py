@@ -97,7 +97,8 @@ def test_the_pairs_of_gemma_4_that_stand_still_keep_their_divisors(tmp_path, opt
 )
 def test_what_reaches_windowed_layers_or_is_not_read_is_refused(tmp_path, arch, options):
     path = made(tmp_path / "m.gguf", arch)
-    with pytest.raises(NotExpressible, match=f"reads of a {arch} GGUF"):
+    asked = "--method yarn --beta-fast 8 " if "beta_fast" in options else ""
+    with pytest.raises(NotExpressible, match=f"{asked}cannot be .* reads of a {arch} GGUF"):
         ropext.extend(str(path), tmp_path / "o.gguf", factor=4.0, **options)
     assert [own.name for own in tmp_path.iterdir()] == ["m.gguf"]
 
@@ -188,6 +189,8 @@ def test_a_gpt_oss_of_ollamas_converter_is_a_yarn_and_its_copy_is_refused_there(
         ("mistral.rs", "llama", "pi", "same"),
         ("mistral.rs", "llama", "yarn", "error"),
         ("mistral.rs", "qwen3", "ntk", "same"),
+        ("mistral.rs", "mistral3", "pi", "not measured"),
+        ("mistral.rs", "mistral3", "yarn", "same"),
         ("candle", "qwen3", "yarn", "ignored"),
         ("candle", "qwen3", "ntk", "same"),
         ("text-generation-webui", "qwen35", "yarn", "same"),
@@ -207,6 +210,19 @@ def test_for_answers_for_each_program_that_runs_a_file(tmp_path, name, arch, met
     assert mine.why
     with pytest.raises(NotExpressible, match=f"for {name}"):
         inspecting.plan(str(path), for_loaders=name, **options)
+
+
+def test_a_llama_with_experts_is_a_mixtral_to_whom_it_matters(tmp_path):
+    path = making.write(tmp_path / "m.gguf", "llama", making.LLAMA | {"expert_count": 8})
+    found = inspecting.plan(str(path), factor=4.0, method="pi").readings
+    said = {own.loader: own for own in found}
+    assert (said["mistral.rs"].verdict, said["llama.cpp"].verdict) == ("error", "same")
+    assert "Mixtral" in said["mistral.rs"].why
+    with pytest.raises(NotExpressible, match=r"for mistral\.rs"):
+        inspecting.plan(str(path), factor=4.0, method="pi", for_loaders="mistral.rs")
+    ropext.extend(
+        str(path), tmp_path / "o.gguf", factor=4.0, method="ntk", for_loaders="mistral.rs"
+    )
 
 
 @pytest.mark.parametrize(
@@ -269,6 +285,11 @@ def test_layers_that_draft_are_not_counted(tmp_path):
     seen = inspecting.inspect(str(path)).model
     assert seen.layer_types.count("full_attention") == 2
     assert seen.layers == 8
+    said = inspecting.plan(str(path), factor=4.0).warnings
+    assert any("multi-token prediction) follow the same rope keys" in own for own in said)
+    plain = made(tmp_path / "n.gguf", "qwen35", HALF | {"block_count": 8})
+    assert not any("multi-token" in own for own in inspecting.plan(str(plain), factor=4.0).warnings)
+    assert inspecting.inspect(str(plain)).model.kv_bytes(512) == seen.kv_bytes(512)
 
 
 @pytest.mark.parametrize(
@@ -294,6 +315,10 @@ def test_muse_glimmer_is_told_to_raise_its_length_alone(tmp_path):
     ropext.extend(str(path), out, target=1024, length_only=True)
     changed = {key for key, own in ggml.keys(out).items() if ggml.keys(path).get(key) != own}
     assert {key for key in changed if key.startswith("muse")} == {"muse-glimmer.context_length"}
+    shown = inspecting.plan(str(path), factor=4.0)
+    assert (shown.method, len(shown.edits)) == ("length-only", 1)
+    assert "--length-only raises its length" in shown.recommendation.reason
+    assert inspecting.plan(str(path), factor=4.0, method="yarn").method == "yarn"
 
 
 def test_the_plan_says_how_large_the_copies_are(tmp_path):

@@ -101,7 +101,7 @@ def test_what_is_fitted_on_a_file_goes_into_a_file(models, tmp_path):
     made = open_gguf(str(out / "demo-long.gguf"))
     kept = json.loads((out / "ropext.json").read_text())
     (site,) = kept["sites"]
-    found = writing.spectrum_in(made)
+    found = writing.spectra_in(made)[0]
     assert found.inv_freq == pytest.approx(site["spectrum"]["inv_freq"], rel=1e-6)
     assert found.attention_factor == pytest.approx(site["spectrum"]["attention_factor"], rel=1e-6)
     assert found.inv_freq != pytest.approx(site["base"]["inv_freq"], rel=1e-3)

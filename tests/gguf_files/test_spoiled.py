@@ -41,7 +41,7 @@ def seeds(tmp_path_factory):
         making.write(room / "e.gguf", "phi3", metadata=making.LLAMA | yarn, data=longrope),
         making.write(room / "f.gguf", "mistral3", metadata=making.LLAMA | yarn),
     ]
-    for arch in ("qwen35", "gemma4", "olmo2", "laguna", "step35", "granite_swa", "gptoss"):
+    for arch in test_architectures.NEW:
         files.append(test_architectures.made(room / f"{arch}.gguf", arch))
     blob = test_architectures.BLOB | {"rope.global.freq_base": 1e6, "context_length": 131_072}
     files.append(making.write(room / "blob.gguf", "gemma3", metadata=blob))

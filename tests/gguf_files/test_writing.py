@@ -280,11 +280,13 @@ def test_a_mistral_of_ollamas_converter_is_read_by_its_own_names(tmp_path):
     ):
         own = {f"rope.scaling.{fast}": 16.0, f"rope.scaling.{slow}": 0.5}
         own |= {f"rope.scaling.{log}": 1.0}
+        own |= {"attention.temperature_scale" if "yarn" in fast else "rope.scaling_beta": 0.1}
         path = making.write(tmp_path / f"{fast}.gguf", "mistral3", making.LLAMA | yarn | own)
-        found.append(writing.spectrum_in(open_gguf(str(path))))
+        found.append((writing.spectra_in(open_gguf(str(path)))[-1], open_gguf(str(path)).config))
     assert found[0] == found[1]
     plain = making.write(tmp_path / "plain.gguf", "mistral3", making.LLAMA | yarn)
-    assert writing.spectrum_in(open_gguf(str(plain))) != found[0]
+    assert writing.spectra_in(open_gguf(str(plain)))[0] != found[0][0]
+    assert found[0][1]["rope_scaling"]["llama_4_scaling_beta"] == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(
@@ -295,7 +297,7 @@ def test_an_extended_mistral_of_ollamas_converter_says_llama_cpps_names(tmp_path
     yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
     yarn |= {"rope.scaling.original_context_length": 64, "rope.scaling.attn_factor": 1.0}
     yarn |= {"rope.scaling.beta_fast": 16.0, "rope.scaling.beta_slow": 0.5}
-    old = making.LLAMA | yarn | {"rope.scaling.mscale_all_dim": 1.0}
+    old = making.LLAMA | yarn | {"rope.scaling.mscale_all_dim": 1.0, "rope.scaling_beta": 0.1}
     path = making.write(tmp_path / "old.gguf", "mistral3", old)
     options = {"target": 512} | options
     wanted = inspecting.plan(str(path), **options).main.wanted
@@ -305,6 +307,39 @@ def test_an_extended_mistral_of_ollamas_converter_says_llama_cpps_names(tmp_path
     log, fast, slow = (kept[f"mistral3.rope.scaling.yarn_{name}"] for name in names)
     _, attention = ggml.rope(tmp_path / "out.gguf", 16, log_multiplier=log, betas=(fast, slow))
     assert attention == pytest.approx(wanted.attention_factor, rel=1e-6)
+    assert kept["mistral3.attention.temperature_scale"] == pytest.approx(0.1)
+    assert kept["mistral3.rope.scaling.original_context_length"] == 64
+
+
+def test_a_temperature_of_queries_counts_from_where_it_counted(tmp_path):
+    """llama.cpp takes context_length for it where no original length stands in the file."""
+    path = making.write(
+        tmp_path / "m.gguf", "mistral3", making.LLAMA | {"attention.temperature_scale": 0.1}
+    )
+    for options in ({"method": "ntk"}, {"length_only": True}):
+        out = tmp_path / f"{len(options)}{options.get('method')}.gguf"
+        ropext.extend(str(path), out, target=1024, **options)
+        assert ggml.keys(out)["mistral3.rope.scaling.original_context_length"] == 256
+
+
+def test_the_proof_of_a_file_accepts_no_name_that_llama_cpp_does_not_read(tmp_path):
+    """Older names are Ollama's: a file with them alone is not what was planned in llama.cpp."""
+    from ropext.errors import ProofFailed
+
+    yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+    yarn |= {"rope.scaling.original_context_length": 64}
+    old = yarn | {"rope.scaling.beta_fast": 16.0, "rope.scaling.beta_slow": 0.5}
+    path = making.write(tmp_path / "m.gguf", "mistral3", making.LLAMA | old)
+    as_stands, in_ollama = writing.spectra_in(open_gguf(str(path)))
+    for wanted in (as_stands, in_ollama):
+        with pytest.raises(ProofFailed, match="off the planned spectrum"):
+            writing.compare(open_gguf(str(path)), wanted, 256)
+    other = making.write(tmp_path / "q.gguf", "qwen2", making.LLAMA | {"rope.scale_linear": 2.0})
+    assert {own.inv_freq[0] for own in writing.spectra_in(open_gguf(str(other)))} == {0.5}
+    foreign = making.LLAMA | {"rope.global.freq_base": 1e6}
+    del foreign["rope.freq_base"]
+    config = open_gguf(str(making.write(tmp_path / "l.gguf", "llama", foreign))).config
+    assert config["rope_theta"] == 10_000  # only a Gemma 3 of Ollama's has the older name
 
 
 def test_for_names_programs_that_run_a_file(base, tmp_path):
