@@ -64,7 +64,9 @@ def architecture(name: str) -> Architecture:
     row = _table()["architectures"].get(name)
     if row is not None:
         lists = {key: tuple(row[key]) for key in ("adds", "lacks", "also") if key in row}
-        return Architecture(name, **row | lists)
+        if experts := _table()["experts"].get(name, ""):  # another type, of the same positions
+            lists["also"] = (*lists.get("also", ()), experts)
+        return Architecture(name, **row | lists, experts=experts)
     for reason, names in _table()["refused"].items():
         if name in names:
             raise UnsupportedModel(f"the GGUF architecture {name} {reason}")
