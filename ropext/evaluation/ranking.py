@@ -47,7 +47,7 @@ def closed_forms(
     plans, left_out = dict[str, Plan](), dict[str, str]()
     first: RopextError | None = None
     no_knobs: dict[str, Any] = dict.fromkeys(KNOBS)
-    for method in scaling.METHODS:
+    for method in scaling.beside(recipe.method):
         if method in ("abf", "longrope") and method != recipe.method:
             continue  # needs a theta or a file of factors
         wish = recipe if method == recipe.method else recipe.changed(method=method, **no_knobs)

@@ -282,7 +282,7 @@ def _in_memory(snapshot: Snapshot, options: Evaluate, context: int) -> Lineup:
         scaled = [site.wanted for site in plan.sites if site.scaled] or wanted
         info = _info(method, factor, plan.target, wanted, scaled)
         variant = Variant(
-            f"{method}-{factor:g}x",
+            f"{method.replace(':', '.')}-{factor:g}x",  # a label names a folder
             EXTENDED,
             snapshot,
             config=plan.config,

@@ -92,7 +92,9 @@ class Evaluate(Measuring):
     """One evaluation."""
 
     method: Words = wanted(
-        (), "extend in memory by these methods, e.g. pi,ntk,yarn, without saving", "LIST"
+        (),
+        "extend in memory by these methods, e.g. pi,yarn,module:function, without saving",
+        "LIST",
     )
     factor: Numbers = wanted((), "factors of the methods, e.g. 2,4,8", "LIST")
     target: Length | None = wanted(None, "tokens that the methods extend to (or give factors)")

@@ -90,7 +90,7 @@ class _Extension(Reach):
         + ", ".join(scaling.METHODS)
         + "; where nothing rotates: "
         + ", ".join(tables.METHODS)
-        + f"; in memory alone: {self_extend.NAME}"
+        + f"; in memory alone: {self_extend.NAME}; a function of yours: module:function"
         + " [what plan recommends]",
     )
     attention_factor: Positive | None = wanted(

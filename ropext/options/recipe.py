@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import yaml
-from pydantic import ConfigDict, PrivateAttr, ValidationError, model_validator
+from pydantic import ConfigDict, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic.json_schema import GenerateJsonSchema
 
+from ropext import scaling
 from ropext.errors import InputError, RopextError, UsageError, did_you_mean
 from ropext.files import as_text, is_path, read_bytes, read_text
 from ropext.options.evaluate import Evaluate, Measuring
@@ -64,6 +65,17 @@ _DATA = "documents: txt, jsonl, parquet, a folder, or a datasets id"
 
 class ExtendSection(Writing, Choosing, Extension):
     """How far and how, and how it is written."""
+
+    @field_validator("method")
+    @classmethod
+    def _names_no_code(cls, method: str | None) -> str | None:
+        """Recipes come from strangers, and what a method names would be imported."""
+        if method and scaling.is_function(method):
+            raise UsageError(
+                f"--method {method} is for `ropext extend` without later steps: a recipe names no "
+                "code; extend first, then fit, fine-tune or evaluate the result"
+            )
+        return method
 
     @model_validator(mode="after")
     def _auto(self) -> Self:

@@ -220,7 +220,8 @@ def make_plan(
     _read_again(written, method)
 
     def rows(request: Extend, chosen: str = "") -> tuple[MethodRow, ...]:
-        return tuple(method_row(model, each, chosen, target, request) for each in scaling.METHODS)
+        names = scaling.beside(chosen)
+        return tuple(method_row(model, each, chosen, target, request) for each in names)
 
     others = recipe.changed(length_only=False)  # what the methods would do
     table = rows(others, method)

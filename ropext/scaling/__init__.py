@@ -1,5 +1,6 @@
 """The methods, one list: choices of `--method`, its checks, docs and shared tests follow it."""
 
+import re
 from dataclasses import replace
 
 from ropext import forms
@@ -23,9 +24,11 @@ __all__ = [
     "METHODS",
     "Method",
     "Scaling",
+    "beside",
     "check_known",
     "compose",
     "find",
+    "is_function",
     "native",
     "scale",
     "well_known",
@@ -36,14 +39,29 @@ def find(name: str, flag: str = "--method") -> Method:
     """The method of that name; an unknown one is told with its nearest neighbours."""
     if name in METHODS:
         return METHODS[name]
+    if is_function(name) and flag == "--method":
+        from ropext.scaling import custom  # late: few name a function of their own
+
+        return custom.method(name)
     if name in tables.METHODS:
         raise UsageError(
             f"{flag} {name} is for models that rotate nothing, and moves no rotary embedding"
         )
     if name == self_extend.NAME:
         raise UsageError(self_extend.UNCARRIED)
-    hint = did_you_mean(name, METHODS, f"known are {', '.join(METHODS)}")
+    known = f"known are {', '.join(METHODS)}, and functions of your own as module:function"
+    hint = did_you_mean(name, METHODS, known)
     raise UsageError(f"{flag} {name[:60]!r} is not a method; {hint}")
+
+
+def is_function(name: str) -> bool:
+    """Whether a name is module:function; C:\\scale and scale.py:f are paths."""
+    return bool(re.fullmatch(r"[^\W\d][\w.]*:[^\W\d]\w*", name)) and ".py:" not in name
+
+
+def beside(method: str | None) -> tuple[str, ...]:
+    """The names of all methods, with that of the user's own where it is one."""
+    return (*METHODS, method) if method and is_function(method) else (*METHODS,)
 
 
 def check_known(name: str) -> None:

@@ -49,9 +49,8 @@ def test_methods_page_explains_every_method_and_knob() -> None:
 
 
 def block(text: str, language: str) -> str:
-    """The only code block of a language."""
-    [found] = re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
-    return found
+    """The last code block of a language."""
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)[-1]
 
 
 def apply(diff: str, text: str) -> str:

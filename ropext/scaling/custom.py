@@ -1,0 +1,66 @@
+"""A method that its user brings as `--method module:function`: a function of a Rope and the factor
+that returns the wanted inverse frequencies and attention factor."""
+
+import importlib
+import math
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from ropext.errors import UsageError
+from ropext.rope import Rope, Spectrum, compression
+from ropext.scaling.method import Method, Scaling
+
+
+def method(name: str) -> Method:
+    """The method that a function defines."""
+    function = _called(name, lambda: _function(name))
+
+    def scale(rope: Rope, target: int, knobs: object) -> Scaling:
+        """Divide the current frequencies so that those of the function remain."""
+        wanted, attention = _called(name, lambda: _numbers(function(rope, target / rope.context)))
+        now = rope.spectrum.inv_freq
+        pairs = [*zip(now, wanted, strict=False)]
+        fits = all(0 <= new < math.inf and (old or not new) for old, new in pairs)
+        if not (len(now) == len(wanted) and fits and 0 < attention < math.inf):
+            raise UsageError(
+                f"--method {name} is to return {len(now)} finite inverse frequencies (0 for a pair "
+                f"that stands still) and an attention factor above 0; it returned "
+                f"{str(wanted)[:60]}, {attention:g}"
+            )
+        factors = compression(rope.spectrum, Spectrum(wanted))
+        return Scaling(factors, attention / rope.attention_factor)
+
+    summary = (function.__doc__ or "The user's own.").strip().partition("\n")[0]
+    return Method(name, summary, "none", "longrope, or a simpler form that is exact", scale)
+
+
+def _function(name: str) -> Callable[[Rope, float], Any]:
+    module, _, attribute = name.partition(":")
+    here = os.getcwd()
+    sys.path.append(here)  # last: a folder here called `datasets` is not the library
+    try:
+        found: Callable[[Rope, float], Any] = getattr(importlib.import_module(module), attribute)
+    finally:
+        sys.path.reverse()
+        sys.path.remove(here)
+        sys.path.reverse()
+    return found
+
+
+def _numbers(result: Any) -> tuple[tuple[float, ...], float]:
+    frequencies, attention = result
+    return tuple(map(float, frequencies)), float(attention)
+
+
+def _called(name: str, code: Callable[[], Any]) -> Any:
+    """Run the user's code; what it raises becomes a sentence with its place."""
+    try:
+        return code()
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        inside = place.filename != __file__ and not place.filename.startswith("<")
+        where = f" ({os.path.basename(place.filename)}, line {place.lineno})" if inside else ""
+        raise UsageError(f"--method {name}: {type(error).__name__}: {error}{where}") from error

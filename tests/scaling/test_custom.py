@@ -1,0 +1,155 @@
+"""A function of the user's own as `--method module:function`: carried exactly, or refused."""
+
+import json
+import math
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import command_line
+import pytest
+from comparing import assert_close
+
+import ropext
+from ropext.errors import UsageError
+from ropext.options.recipe import read_recipe
+from ropext.rope import Rope
+from ropext.scaling import custom
+
+PAGE = Path(ropext.__file__).parents[1] / "docs" / "adding-a-method.md"
+WRONG = """
+def raises(rope, factor):
+    return {}["theta"]
+
+def few(rope, factor):
+    return [1.0], 1.0
+
+def infinite(rope, factor):
+    return [float("inf")] * (rope.dim // 2), 1.0
+
+def cold(rope, factor):
+    return rope.spectrum.inv_freq, 0.0
+
+def alone(rope, factor):
+    return rope.spectrum.inv_freq
+
+def hot(rope, factor):
+    return [f / factor for f in rope.spectrum.inv_freq], 1.25
+
+def kept(rope, factor):
+    slow = rope.dim // 4
+    return [0.0 if i >= slow else f for i, f in enumerate(rope.spectrum.inv_freq)], 1.0
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with the page's mine.py and one of mistakes."""
+    page = PAGE.read_text("utf-8")
+    [first, *_] = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "mine.py").write_text(first, "utf-8")
+    (tmp_path / "wrong.py").write_text(WRONG, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "wrong"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def run(capsys):
+    """Run the command line in this process: (exit code, stdout, stderr)."""
+
+    def run(*words):
+        code, said = command_line.run(*words, capsys=capsys)
+        return code, said.out, said.err
+
+    return run
+
+
+def test_the_lines_of_the_page_run_and_the_result_needs_the_function_no_more(folder, run):
+    page = PAGE.read_text("utf-8")
+    [lines] = re.findall(r"```bash\n(.*?)```", page, flags=re.DOTALL)
+    small = ["--max-docs", "2", "--lengths", "256", "--quiet"]
+    for line in lines.splitlines():
+        named = line.replace("MODEL", "ropext://demo").replace("books.jsonl", "ropext://held-out")
+        _, *words = shlex.split(named)
+        code, said, wrong = run(*words, *(small if words[0] == "eval" else ()))
+        assert code == 0, wrong
+        assert "mine:mixed" in said.replace("mine.mixed-4x", "mine:mixed")
+    (folder / "mine.py").unlink()
+    del sys.modules["mine"]
+    assert run("verify", "OUT")[0] == 0
+    # By hand: d = 32, so that the last pair is divided by exactly the factor.
+    site = json.loads(Path("OUT", "ropext.json").read_text("utf-8"))["sites"][0]
+    ratios = [
+        a / b for a, b in zip(site["base"]["inv_freq"], site["spectrum"]["inv_freq"], strict=True)
+    ]
+    a = math.log(4) / 16**0.625
+    assert_close(ratios, [math.exp(a * (i + 1) ** 0.625) for i in range(16)], 1e-12, "mixed NTK")
+    assert_close(ratios[-1:], [4.0], 1e-12, "the last pair")
+
+
+def test_what_a_function_says_is_the_whole_spectrum_also_of_a_scaled_model(folder):
+    rope = Rope(8, 1e4, 1024, 512, (1.0, 1.5, 2.0, 2.0), attention_factor=1.1)
+    made = custom.method("wrong:hot").scale(rope, 4096, None)
+    assert_close(made.pair_factors, [4.0] * 4, 1e-12, "over what it reads with now")
+    assert_close([made.attention_factor * 1.1], [1.25], 1e-12, "in all")
+    plan = ropext.plan("ropext://demo", factor=4, method="wrong:hot")
+    assert plan.to_json()["sites"][0]["attention_factor"] == 1.25
+    still = custom.method("wrong:kept").scale(Rope(8, 1e4, 1024), 4096, None)
+    assert still.pair_factors == (1.0, 1.0, math.inf, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("wrong:raises", "KeyError: 'theta' (wrong.py, line 3)"),
+        ("wrong:few", "is to return 16 finite inverse frequencies"),
+        ("wrong:infinite", "is to return 16 finite inverse frequencies"),
+        ("wrong:cold", "an attention factor above 0; it returned"),
+        ("wrong:alone", "ValueError: too many values to unpack"),
+        ("wrong:absent", "module 'wrong' has no attribute 'absent'"),
+        ("nowhere_at_all:mixed", "No module named 'nowhere_at_all'"),
+        (r"C:\texts\mine", "is not a method"),
+        ("C:/texts/mine", "is not a method"),
+        ("./mine.py:mixed", "is not a method"),
+        ("mine.py:mixed", "is not a method"),
+    ],
+)
+def test_a_mistake_is_one_sentence(folder, run, name, said):
+    code, printed, wrong = run("plan", "ropext://demo", "--factor", "4", "--method", name)
+    assert (code, printed) == (2, "")
+    assert said in wrong
+    assert len(wrong.strip().splitlines()) == 1
+
+
+def test_what_no_stock_form_carries_is_refused(folder, run):
+    """llama.cpp reads no longrope of a directory, and GPT-2 turns nothing."""
+    words = ("plan", "ropext://demo", "--factor", "4", "--method", "mine:mixed")
+    code, _, wrong = run(*words, "--for", "llama.cpp")
+    assert (code, len(wrong.splitlines())) == (2, 1)
+    assert "cannot be written exactly" in wrong
+    table = {"model_type": "gpt2", "n_positions": 1024, "n_embd": 8, "n_head": 2, "n_layer": 1}
+    Path("gpt2").mkdir()
+    Path("gpt2", "config.json").write_text(json.dumps(table), "utf-8")
+    code, _, wrong = run("plan", "gpt2", "--factor", "2", "--method", "mine:mixed")
+    assert (code, "is for other models" in wrong) == (2, True)
+
+
+def test_a_recipe_imports_nothing(folder, run):
+    """Recipes come from strangers: nothing that one names is run, by whatever key."""
+    (folder / "evil.py").write_text("open('RAN', 'w').close()\ndef f(rope, factor): ...\n", "utf-8")
+    start = {"model": "ropext://demo", "extend": {"factor": 4}}
+    for section, key in (("extend", "method"), ("fit", "start")):
+        recipe = start | {"fit": {"data": "ropext://tuning"}}
+        recipe[section] = recipe[section] | {key: "evil:f"}
+        (folder / "recipe.yaml").write_text(json.dumps(recipe), "utf-8")
+        assert run("run", "recipe.yaml", "-o", "OUT")[0] == 2
+        assert not (folder / "RAN").exists()
+    with pytest.raises(UsageError, match="a recipe names no code"):
+        read_recipe({"model": "ropext://demo", "extend": {"factor": 4, "method": "evil:f"}})
+    words = ("extend", "ropext://demo", "--factor", "4", "-o", "OUT", "--finetune", "x.jsonl")
+    code, _, wrong = run(*words, "--method", "evil:f")
+    assert (code, "a recipe names no code" in wrong) == (2, True)
+    assert not (folder / "RAN").exists()
