@@ -103,13 +103,13 @@ def find_gguf(name: str) -> Path | None:
     if path.is_absolute() or ".." in path.parts:
         raise InputError(f"there is no file {name}")
     folder, escaped = _lm_studio(), glob.escape(name)  # USER/REPO/FILE, or the last part alone
-    found = sorted({*folder.glob(escaped), *folder.glob(f"*/*/{escaped}")})
-    if len(found) > 1:
-        said = f"{name} is in LM Studio's folder {len(found)} times: {_list(found)}"
+    paths = sorted({*folder.glob(escaped), *folder.glob(f"*/*/{escaped}")})
+    if len(paths) > 1:
+        said = f"{name} is in LM Studio's folder {len(paths)} times: {_list(paths)}"
         raise InputError(f"{said}; name one by its path")
-    if not found:
+    if not paths:
         raise InputError(f"there is no file {name}, here or in LM Studio's folder")
-    return found[0]
+    return paths[0]
 
 
 def _begins_as_gguf(path: Path) -> bool:
@@ -136,15 +136,15 @@ def _in_ollama(name: str, kind: str) -> Path | None:
     default = ["registry.ollama.ai", "library"]
     parts = model.split("/")
     place = [*default[: 3 - len(parts)], *parts, tag or "latest"]
-    own = os.environ.get("OLLAMA_MODELS")
-    homes = [Path(own)] if own else [Path.home() / ".ollama/models", OLLAMA_SERVICE]
+    configured = os.environ.get("OLLAMA_MODELS")
+    homes = [Path(configured)] if configured else [Path.home() / ".ollama/models", OLLAMA_SERVICE]
     for home in homes:
         manifest = home.joinpath("manifests", *place)
         if manifest.is_file():
             return _blob(home, manifest, name, kind)
     pulled = [path for home in homes for path in sorted(home.glob("manifests/*/*/*/*"))]
     known = ["/".join(path.parts[-4:-1]) + f":{path.name}" for path in pulled]
-    known = [own.removeprefix("registry.ollama.ai/").removeprefix("library/") for own in known]
+    known = [name.removeprefix("registry.ollama.ai/").removeprefix("library/") for name in known]
     raise InputError(
         f"{name} was not pulled into {homes[0]} (OLLAMA_MODELS names another folder); there "
         + (f"are {_list(known)}" if known else "is none")

@@ -51,7 +51,7 @@ def dequantise(model: "GgufFile", place: Path, say: Say = silent) -> Path:
             f"{model.name} is split, and transformers reads one file; `llama-gguf-split --merge` "
             "makes one of its parts"
         )
-    needed = BYTES * sum(prod(own.shape) for own in model.head.tensors)
+    needed = BYTES * sum(prod(tensor.shape) for tensor in model.head.tensors)
     check_space(place, needed)
     say(
         f"transformers dequantises {model.quantisation} to float32: {needed / 1e9:.1f} GB of "
@@ -60,13 +60,13 @@ def dequantise(model: "GgufFile", place: Path, say: Say = silent) -> Path:
     with redirect_stderr(StringIO()):  # its progress bars
         config = _load(model, place)
     (place / "config.json").write_bytes(dump(with_rope(config, model.config)))
-    if (kept := model.kept_record) is not None:
-        (place / "ropext.json").write_bytes(dump(kept))
+    if (stored := model.kept_record) is not None:
+        (place / "ropext.json").write_bytes(dump(stored))
         record = read_record(place)
         assert record is not None, place
         # A file names no more of its base than its positions.
         base = {**record.base, "config": with_rope(config, record.base["config"])}
-        (place / "ropext.json").write_bytes(dump(kept | {"base": base}))
+        (place / "ropext.json").write_bytes(dump(stored | {"base": base}))
     return place
 
 

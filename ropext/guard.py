@@ -140,11 +140,11 @@ def state(path: Path) -> str | int | None:
 
 def listing(directory: Path) -> list[str]:
     """The names of all files below a directory, and of links to directories."""
-    found = set[str]()
+    files = set[str]()
     for folder, folders, names in os.walk(directory):
         links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
-        found |= {Path(folder, name).relative_to(directory).as_posix() for name in (*links, *names)}
-    return sorted(found)
+        files |= {Path(folder, name).relative_to(directory).as_posix() for name in (*links, *names)}
+    return sorted(files)
 
 
 def check_replaceable(
@@ -166,7 +166,7 @@ def check_replaceable(
         raise OutputExists(
             f"{name} is not marked as written by ropext, so --force does not replace it; {MOVE}"
         )
-    if not file and (others := [own for own in listing(output) if own not in names]):
+    if not file and (others := [name for name in listing(output) if name not in names]):
         raise OutputExists(
             f"{name} holds what was added or edited since ropext wrote it: {shown(others)}; move "
             "that to another place first, and --force replaces the rest"
@@ -213,13 +213,13 @@ def make_work(real: Path) -> Path:
 def works(real: Path) -> list[Path]:
     """The folders at work that killed runs of an output left."""
     ours = re.compile(re.escape(f".{real.name}.ropext-") + r"[0-9a-f]{16}")
-    found = [place for place in real.parent.iterdir() if ours.fullmatch(place.name)]
+    places = [place for place in real.parent.iterdir() if ours.fullmatch(place.name)]
     return [
-        own
-        for own in found
-        if own.is_dir()
-        and not own.is_symlink()
-        and ((own / own.name).is_file() or not os.listdir(own))
+        place
+        for place in places
+        if place.is_dir()
+        and not place.is_symlink()
+        and ((place / place.name).is_file() or not os.listdir(place))
     ]
 
 

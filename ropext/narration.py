@@ -26,7 +26,7 @@ def pasted(*words: str) -> str:
     """Join words as POSIX shells, cmd and PowerShell all read them, where the letters allow it."""
     slash, marks = (r"\\", "") if sys.platform == "win32" else ("", r"\\$`!")
     bare, plain = re.compile(rf"[\w./:=+{slash}-]+", re.ASCII), re.compile(rf'[^"{marks}]+')
-    said = (f'"{own}"' if plain.fullmatch(own) else shlex.quote(own) for own in words)
+    said = (f'"{word}"' if plain.fullmatch(word) else shlex.quote(word) for word in words)
     return " ".join(a if bare.fullmatch(a) else b for a, b in zip(words, said, strict=True))
 
 
@@ -165,13 +165,13 @@ def kept_after_interrupt(
 def pausing(say: Say, show: Show = unseen) -> Iterator[Show]:
     """Raise an interrupt while documents are read after the one in hand, as KeyboardInterrupt."""
     sentence = "stopping after the document in hand (again: ends at once)"
-    with interruptible(say, sentence) as asked:
+    with interruptible(say, sentence) as stopping:
 
         def pause(done: int, total: int, what: str) -> None:
             show(done, total, what)
-            if asked():
+            if stopping():
                 raise KeyboardInterrupt("interrupted; nothing was kept")
 
         yield pause
-        if asked():
+        if stopping():
             raise KeyboardInterrupt("interrupted; nothing was kept")

@@ -23,7 +23,7 @@ class Table:
 
 def with_rows(tables: Iterable[Table]) -> list[Table]:
     """Those that show anything."""
-    return [own for own in tables if own.rows]
+    return [table for table in tables if table.rows]
 
 
 def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -51,16 +51,16 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def as_text(tables: Iterable[Table], lines: Sequence[str] = ()) -> str:
     """Write tables for a terminal, then `lines`."""
     parts = []
-    for own in tables:
-        note = textwrap.wrap(own.note, 96, initial_indent="  ", subsequent_indent="  ")
-        parts.append("\n".join([own.title, *note, columns(own.header, own.rows)]))
+    for table in tables:
+        note = textwrap.wrap(table.note, 96, initial_indent="  ", subsequent_indent="  ")
+        parts.append("\n".join([table.title, *note, columns(table.header, table.rows)]))
     parts += ["\n".join(lines)] if lines else []
     return "\n\n".join(parts)
 
 
 def as_markdown(tables: Iterable[Table]) -> str:
     """Write tables as the sections of a report."""
-    parts = [f"## {escape(own.title)}\n\n{escape(own.note)}\n\n{grid(own)}" for own in tables]
+    parts = [f"## {escape(t.title)}\n\n{escape(t.note)}\n\n{grid(t)}" for t in tables]
     return "\n\n".join(parts)
 
 

@@ -103,22 +103,22 @@ def check_directory(
     snapshot = open_model(str(directory))
     if not snapshot.container:
         snapshot = open_snapshot(str(directory), weights=True)
-    asked = Checking(snapshot, record_in(snapshot), deep, record, trust_remote_code, show)
+    checking = Checking(snapshot, record_in(snapshot), deep, record, trust_remote_code, show)
     if (positions := positions_of(snapshot)) is not None:
         if endpoint is not None:
             raise UsageError(f"--endpoint compares rotary models; {directory} has none of it")
-        return Verification(snapshot.name, tuple(asked.table(positions, against)), None)
+        return Verification(snapshot.name, tuple(checking.table(positions, against)), None)
     with said_of(snapshot):
         model = families.as_read(snapshot.config)
-    claim, base = _claim(snapshot, model, asked.record, against)
+    claim, base = _claim(snapshot, model, checking.record, against)
     if snapshot.container:
-        checks = [*asked.file(claim, base)]
+        checks = [*checking.file(claim, base)]
     else:
         checks = [
-            *_spellings(snapshot.config, asked.record is not None),
+            *_spellings(snapshot.config, checking.record is not None),
             *_lengths(snapshot, model, claim),
-            *asked.proof(model, claim),
-            *asked.weights(base),
+            *checking.proof(model, claim),
+            *checking.weights(base),
         ]
     if endpoint is not None:
         checks.append(_endpoint(endpoint, snapshot, model, claim, loading, say))
@@ -560,7 +560,7 @@ def _gguf_endpoint(
     snapshot: Snapshot,
     model: Model,
     claim: Claim,
-    asked: Mapping[str, Any],
+    request: Mapping[str, Any],
     say: Say,
 ) -> "Probe":
     """Ask a server about a GGUF: its weights by transformers, with its spectrum and the base's."""
@@ -576,7 +576,7 @@ def _gguf_endpoint(
     with directory_of(snapshot.name, say) as name:
         place = Path(name)
         config = before and with_rope(read_object(place / "config.json"), dict(before))
-        return server.probe_gguf(url, place, config, vocab_size=model.vocab_size, **asked)
+        return server.probe_gguf(url, place, config, vocab_size=model.vocab_size, **request)
 
 
 def repair(

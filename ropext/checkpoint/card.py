@@ -119,7 +119,7 @@ def section(card: Card) -> str:
 
 def _serving(lines: Iterable[tuple[str, str]]) -> list[str]:
     """The commands that run it, a block for each loader."""
-    parts = [part for name, own in lines for part in (f"{escape(name)}:", code_block(own, "sh"))]
+    parts = [part for name, line in lines for part in (f"{escape(name)}:", code_block(line, "sh"))]
     return [SERVING, *parts] if parts else []
 
 
@@ -187,11 +187,11 @@ def _values(front: str) -> dict[str, str | list[str]]:
     import yaml
 
     try:
-        found = yaml.load(front, yaml.BaseLoader)
+        metadata = yaml.load(front, yaml.BaseLoader)
     except (yaml.YAMLError, RecursionError):
         return {}
     values = dict[str, str | list[str]]()
-    for key, value in found.items() if isinstance(found, dict) else ():
+    for key, value in metadata.items() if isinstance(metadata, dict) else ():
         if isinstance(value, list):
             value = [_line(item) for item in value if isinstance(item, str) and item]
         if isinstance(key, str) and isinstance(value, str | list) and value:

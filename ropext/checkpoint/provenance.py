@@ -259,7 +259,7 @@ def lineage(record: Record) -> list[Mapping[str, Any]]:
 def history(record: Record) -> str:
     """The recorded extensions in words, the oldest first."""
     step = "{method}, {context:,} to {target:,} tokens"
-    return f"{'; then '.join(step.format(**own) for own in lineage(record)[::-1])} (ropext.json)"
+    return f"{'; then '.join(step.format(**it) for it in lineage(record)[::-1])} (ropext.json)"
 
 
 def undone(config: Mapping[str, Any], edits: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -368,9 +368,9 @@ def inherited_training(snapshot: Snapshot) -> dict[str, Any]:
 
 def record_of(plan: ExtensionPlan, base: Mapping[str, Any], command: Sequence[str] = ()) -> Record:
     """The plan as ropext.json keeps it; the weights and the proof are filled in when written."""
-    asked = dict(plan.recipe)
-    if not asked.get("length_only"):
-        asked.pop("length_only", None)  # where it is off, it says nothing of the method
+    recipe = dict(plan.recipe)
+    if not recipe.get("length_only"):
+        recipe.pop("length_only", None)  # where it is off, it says nothing of the method
     return Record(
         base=base,
         method=plan.method,
@@ -390,7 +390,7 @@ def record_of(plan: ExtensionPlan, base: Mapping[str, Any], command: Sequence[st
             for site in plan.sites
         ),
         edits=_config_edits(plan.edits, "metadata" if plan.container else "config.json"),
-        recipe={key: value for key, value in asked.items() if value not in (None, ())},
+        recipe={key: value for key, value in recipe.items() if value not in (None, ())},
         command=clean_command(command) if command else (),
         versions=versions(),
     )

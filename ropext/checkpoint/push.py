@@ -80,17 +80,17 @@ class Head:
         from huggingface_hub import ModelCard
 
         try:
-            found = ModelCard(card.with_serving(text, self.serving))
+            merged = ModelCard(card.with_serving(text, self.serving))
         except (ValueError, yaml.YAMLError) as error:
             reason = " ".join(str(error).split())[:200]
             raise InputError(f"the head of {card.README} cannot be read: {reason}") from None
         for key in ASKED:
             if value := getattr(self, key):
-                found.data[key] = value
+                merged.data[key] = value
         if self.figures:
-            found.data["model_name"] = repository.partition("/")[2]
-            found.data["eval_results"] = [own.result() for own in self.figures]
-        return found
+            merged.data["model_name"] = repository.partition("/")[2]
+            merged.data["eval_results"] = [figure.result() for figure in self.figures]
+        return merged
 
 
 ASKED = {"license": "--license ID", "base_model": "--base-model ORG/NAME"}  # keys of a card's head
@@ -187,10 +187,10 @@ def push(
     sizes = {name: path.stat().st_size for name, path in files.items()}
     missing = {key: said for key, said in ASKED.items() if made and not made.data.get(key)}
     notes = [f"the card names no {key}; {said} puts one in" for key, said in missing.items()]
-    if changed := [name for name, own in contents.items() if isinstance(own, bytes)]:
+    if changed := [name for name, content in contents.items() if isinstance(content, bytes)]:
         notes.append(f"of this machine's paths in {', '.join(changed)} the last part alone goes up")
     contents[provenance.NAME] = _without_files(contents[provenance.NAME])
-    sizes |= {name: len(own) for name, own in contents.items() if isinstance(own, bytes)}
+    sizes |= {name: len(part) for name, part in contents.items() if isinstance(part, bytes)}
     pushed = Pushed(repository, "", None, private, sizes, len(head.figures), False, text)
     if dry_run:
         return replace(pushed, notes=tuple(notes))
@@ -336,9 +336,9 @@ def _quiet_library(bars: bool, say: Say) -> Iterator[None]:
 def _sentences(repository: str) -> Iterator[None]:
     """What can go wrong on the way, each in one sentence."""
     owner = repository.partition("/")[0]
-    kept = f"{repository} is as it was, and what was uploaded is not sent again by the same command"
+    left = f"{repository} is as it was, and what was uploaded is not sent again by the same command"
     errors = hub_errors(PUSHING, repository=repository, owner=owner)
-    with kept_after_interrupt(kept), errors, _card_errors():
+    with kept_after_interrupt(left), errors, _card_errors():
         yield
 
 

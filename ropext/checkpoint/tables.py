@@ -52,26 +52,26 @@ def find_tables(snapshot: Snapshot, positions: Positions) -> tuple[PositionTable
     Tables of one length under several names (an encoder's and a decoder's, a tied copy) all grow.
     Relative positions have none.
     """
-    found = []
+    tables = []
     for file in snapshot.weight_files:
         for name, tensor in read_header(snapshot.path(file)).tensors.items():
             if positions.is_table(name):
-                found.append(_table(file, name, tensor))
-    if positions.tensors and not found:
+                tables.append(_table(file, name, tensor))
+    if positions.tensors and not tables:
         wanted = " or ".join(positions.tensors)
         raise InputError(
             f"{snapshot.name} has no tensor {wanted}, which holds the positions of"
             f" {positions.text_type!r}; its weights are not whole, or of another type"
         )
-    for table in found:
+    for table in tables:
         if table.shape[0] != positions.rows:
-            raise InputError(_other_length(table, positions, found))
+            raise InputError(_other_length(table, positions, tables))
         if table.dtype not in FLOATS and table.dtype != "BF16":
             raise InputError(
                 f"{table.name} is stored as {table.dtype}, whose rows cannot be interpolated;"
                 " extend the checkpoint before it was quantised"
             )
-    return tuple(found)
+    return tuple(tables)
 
 
 def _table(file: str, name: str, tensor: Tensor) -> PositionTable:
@@ -81,9 +81,9 @@ def _table(file: str, name: str, tensor: Tensor) -> PositionTable:
 
 
 def _other_length(
-    table: PositionTable, positions: Positions, found: Iterable[PositionTable]
+    table: PositionTable, positions: Positions, tables: Iterable[PositionTable]
 ) -> str:
-    others = [own for own in found if own.shape[0] != table.shape[0]]
+    others = [other for other in tables if other.shape[0] != table.shape[0]]
     wanted = (
         f"{positions.rows} rows as {positions.key} has it ({positions.context} positions and"
         f" {positions.offset} rows in front of them)"
@@ -103,9 +103,9 @@ def rewrite(
 ) -> tuple[str, ...]:
     """Write a weight file with its tables grown; gives the stale buffers that it leaves out."""
     header, names = read_header(source), set(names)
-    stale = tuple(name for name, own in header.tensors.items() if _is_stale(name, own))
-    kept = {name: own for name, own in header.tensors.items() if name not in stale}
-    ordered = sorted(kept.items(), key=lambda item: item[1].offsets)
+    stale = tuple(name for name, tensor in header.tensors.items() if _is_stale(name, tensor))
+    remaining = {name: tensor for name, tensor in header.tensors.items() if name not in stale}
+    ordered = sorted(remaining.items(), key=lambda item: item[1].offsets)
     place, starts = 0, {}
     entries: dict[str, dict[str, Any]] = {}
     for name, tensor in ordered:
@@ -223,10 +223,10 @@ def compare_tables(
     others = 0
     for file in sorted({table.file for table in tables}):
         old, new = read_header(base.path(file)), read_header(directory / file)
-        kept = {name for name, own in old.tensors.items() if not _is_stale(name, own)}
-        if odd := sorted(kept ^ set(new.tensors)):
+        stored = {name for name, tensor in old.tensors.items() if not _is_stale(name, tensor)}
+        if odd := sorted(stored ^ set(new.tensors)):
             raise ProofFailed(f"proof: {file} and the base's differ in the tensor {odd[0]}")
-        for name in sorted(kept - longer):
+        for name in sorted(stored - longer):
             if _digest(old, name) != _digest(new, name):
                 raise ProofFailed(f"proof: the bytes of {name} in {file} are not the base's")
             others += 1
@@ -243,7 +243,7 @@ def compare_tables(
         made = grown(b"".join(before), table.dtype, growth)
         if not trained and made != b"".join(after):
             step = len(after[0])
-            row = next(i for i, own in enumerate(after) if own != made[i * step : (i + 1) * step])
+            row = next(i for i, row in enumerate(after) if row != made[i * step : (i + 1) * step])
             said = f"row {row - offset} of {table.name} is not what the old rows give"
             raise ProofFailed(f"proof: {said}")
     return {

@@ -191,7 +191,7 @@ def _sentence(error: Any, words: list[str]) -> str:
     said = f"{said[:1].lower()}{said[1:]}"
     if name and path.split()[-1] in ("extend", "run") and (stages := _of_a_stage(name, words)):
         return f"{said}; it is said of a later step, as {' or '.join(stages)}"
-    near = [own for own in getattr(error, "possibilities", None) or () if _is_near(own, name)]
+    near = [other for other in getattr(error, "possibilities", None) or () if _is_near(other, name)]
     meant = f"; did you mean {' or '.join(near)}?" if near else ""
     return f"{said}{meant}; see {path} --help"
 
@@ -212,11 +212,11 @@ def _of_a_stage(name: str, words: list[str]) -> list[str]:
     after = [word for before, word in pairwise(words) if before == name]
     after += [word.partition("=")[2] for word in words if word.startswith(f"{name}=")]
     value = after[0] if after and not after[0].startswith("-") else "..."
-    found = {
+    sentences = {
         stage: f"{stage}.{key}={value}"
         for stage in (FIT, FINETUNE, EVALUATE)
         for key, field in keys_of(stage).items()
         if flag(field) == name
     }
-    asked = {FIT: "--fit", FINETUNE: "--finetune", EVALUATE: "--eval"}
-    return [said for stage, said in found.items() if asked[stage] in words] or [*found.values()]
+    options = {FIT: "--fit", FINETUNE: "--finetune", EVALUATE: "--eval"}
+    return [s for stage, s in sentences.items() if options[stage] in words] or [*sentences.values()]

@@ -39,7 +39,7 @@ def command(
     for label, count in (compared.text.left_out if compared.text else {}).items():
         if count:
             out.say(f"{label}: {count} documents are not in all runs and are left out")
-    outcomes = [own for run in opened for own in rundir.judge(run, wanted)]
+    outcomes = [outcome for run in opened for outcome in rundir.judge(run, wanted)]
     if output is not None:
         out.say(f"report: {output / 'report.html'}")
     shown = {"text": compared.text, "retrieval": compared.items, "gates": outcomes}

@@ -60,9 +60,9 @@ def command(
         from ropext.pipeline import job
 
         given.pop("finetune", None)
-        asked = job.from_options(top, given | choosing | writing, later, words or ())
-        asked = asked.trusting(trust_remote_code)
-        run.do(out, asked, output, push, dry_run=dry_run, force=force)
+        recipe = job.from_options(top, given | choosing | writing, later, words or ())
+        recipe = recipe.trusting(trust_remote_code)
+        run.do(out, recipe, output, push, dry_run=dry_run, force=force)
         return
     how = Writing(**writing)
     if output is None or dry_run:

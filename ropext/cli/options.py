@@ -92,29 +92,30 @@ def takes(
     added = [option(name, fields[name]) for name in only or fields]
 
     def decorate(command: Command) -> Command:
-        own = inspect.signature(command, eval_str=True)
+        signature = inspect.signature(command, eval_str=True)
 
         def with_options(**values: Any) -> None:
-            asked = [(p, values.pop(p.name)) for p in added]
-            given = {p.name: value for p, value in asked if value is not p.default}
+            values_given = [(p, values.pop(p.name)) for p in added]
+            given = {p.name: value for p, value in values_given if value is not p.default}
             command(**values | {into: given})
 
-        kept = [p for name, p in own.parameters.items() if name != into]
-        return _declared(with_options, command, [*kept[:after], *added, *kept[after:]])
+        remaining = [p for name, p in signature.parameters.items() if name != into]
+        return _declared(with_options, command, [*remaining[:after], *added, *remaining[after:]])
 
     return decorate
 
 
 def speaking(command: Command) -> Command:
     """Give a command --json and --quiet, of which its first parameter `out` is made."""
-    own = inspect.signature(command, eval_str=True)
+    signature = inspect.signature(command, eval_str=True)
 
     def with_out(as_json: Json = False, quiet: Quiet = False, **values: Any) -> None:
         command(out=Out(as_json, quiet), **values)
 
     voice = inspect.signature(with_out).parameters
-    kept = [p for name, p in (own.parameters | voice).items() if name not in ("out", "values")]
-    return _declared(with_out, command, kept)
+    parameters = signature.parameters | voice
+    remaining = [p for name, p in parameters.items() if name not in ("out", "values")]
+    return _declared(with_out, command, remaining)
 
 
 def _declared(made: Command, of: Command, parameters: list[inspect.Parameter]) -> Command:

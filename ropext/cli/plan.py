@@ -82,12 +82,12 @@ def _measure(out: Out, model: str, data: str, plot: Path | None, **given: Any) -
 
     with stoppable() as stop:
         hooks = Hooks(say=out.say, show=Bar(out).show, stop=stop)
-        found = measure(model, data, hooks=hooks, **given)
-    made = found.plans[given["method"]] if "method" in given else found.taken
+        choice = measure(model, data, hooks=hooks, **given)
+    made = choice.plans[given["method"]] if "method" in given else choice.taken
     if plot is not None:
         out.picture(plot, made)
-    chosen = Recommendation(found.ranking.taken, False, "by the measurement below")
+    chosen = Recommendation(choice.ranking.taken, False, "by the measurement below")
     made = replace(made, recommendation=chosen)
-    mark = found.overlap.mark if found.overlap else ""
-    body = tables.ranking_text(found.ranking, found.plans, found.left_out, mark)
-    out.result(f"{text.plan(made)}\n\n{body}", made.to_json() | {"measured": found})
+    mark = choice.overlap.mark if choice.overlap else ""
+    body = tables.ranking_text(choice.ranking, choice.plans, choice.left_out, mark)
+    out.result(f"{text.plan(made)}\n\n{body}", made.to_json() | {"measured": choice})

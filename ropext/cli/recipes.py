@@ -18,7 +18,7 @@ Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="of the recip
 
 def header(path: Path) -> dict[str, str]:
     """The lines above the keys: what for, needs, command, run."""
-    found: dict[str, str] = {}
+    lines: dict[str, str] = {}
     key = ""
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
@@ -26,10 +26,10 @@ def header(path: Path) -> dict[str, str]:
         named = re.match(r"# ([A-Z][a-z ]+):\s+(.*)", line)
         if named:
             key = named[1].lower()
-            found[key] = named[2].strip()
+            lines[key] = named[2].strip()
         elif key:
-            found[key] += f" {line.lstrip('# ').strip()}"
-    return found
+            lines[key] += f" {line.lstrip('# ').strip()}"
+    return lines
 
 
 def command(
@@ -49,11 +49,11 @@ def command(
         text = path.read_text(encoding="utf-8")
         out.result(text, {"name": path.stem, "text": text, **header(path)})
         return
-    found: list[dict[str, Any]] = [
-        {"name": own, **header(path)} for own, path in bundled.recipes().items()
+    headers: list[dict[str, Any]] = [
+        {"name": name, **header(path)} for name, path in bundled.recipes().items()
     ]
     lines = []
-    for own in found:
-        lines += [own["name"], f"  {own['what for']}", f"  needs: {own['needs']}"]
-        lines += [f"  run: {own['run']}", ""]
-    out.result("\n".join(lines), found)
+    for each in headers:
+        lines += [each["name"], f"  {each['what for']}", f"  needs: {each['needs']}"]
+        lines += [f"  run: {each['run']}", ""]
+    out.result("\n".join(lines), headers)

@@ -59,15 +59,15 @@ def command(
     """Do what a recipe says. Plan, extend, prove, fit, fine-tune, evaluate, report; resumable."""
     from ropext.pipeline import job
 
-    asked = job.read(recipe, words or ()).trusting(trust_remote_code)
+    chosen = job.read(recipe, words or ()).trusting(trust_remote_code)
     push = asked_push(push_to_hub, public)
     choice = {"begin": begin, "only": only, "force": force}
-    do(out, asked, output, push, dry_run=dry_run, **choice)
+    do(out, chosen, output, push, dry_run=dry_run, **choice)
 
 
 def do(
     out: Out,
-    asked: "Recipe",
+    recipe: "Recipe",
     output: Path | None,
     push: Push | None,
     *,
@@ -78,25 +78,25 @@ def do(
     from ropext.evaluation.work import processes
     from ropext.pipeline import job
 
-    if place := output or asked.output:
-        job.check_places(asked, Path(place))
-    if dry_run and asked.is_auto:
+    if place := output or recipe.output:
+        job.check_places(recipe, Path(place))
+    if dry_run and recipe.is_auto:
         from ropext.pipeline import choosing
         from ropext.table import columns
 
-        told = choosing.prospect(asked).to_json()
-        out.result(columns(("stage", "what it takes"), told["stages"].items()), told)
+        beforehand = choosing.prospect(recipe).to_json()
+        out.result(columns(("stage", "what it takes"), beforehand["stages"].items()), beforehand)
         return
     if dry_run:
         from ropext.pipeline import counting
 
-        found = counting.count(asked, output, out.say, **choice)
-        out.result(counting.counts_text(found), found)
+        counts = counting.count(recipe, output, out.say, **choice)
+        out.result(counting.counts_text(counts), counts)
         return
     from ropext.cli.output import Bar
     from ropext.pipeline.running import run
 
-    done = run(asked, output, command=sys.argv, say=out.say, show=Bar(out).show, **choice)
+    done = run(recipe, output, command=sys.argv, say=out.say, show=Bar(out).show, **choice)
     if processes()[0] != 0:
         return
     if (report := done.folder / "report.md").is_file():

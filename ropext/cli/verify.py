@@ -75,7 +75,7 @@ def command(
         out.say(text.edit_lines(edits) or "every spelling is right already")
         if edits:
             verifying.write_config(directory, config)
-    found = verifying.check_directory(
+    result = verifying.check_directory(
         directory,
         against=against,
         deep=deep,
@@ -87,8 +87,8 @@ def command(
         dtype=dtype,
         device=device,
     )
-    readers = text.served(found.served) if found.served else ""
-    checks = [(own.passed, own.what, own.sentence) for own in found.checks]
-    out.result(text.verification(found.verdict, checks, readers), found)
-    if not found.passed:
-        raise ProofFailed(found.verdict)
+    readers = text.served(result.served) if result.served else ""
+    checks = [(check.passed, check.what, check.sentence) for check in result.checks]
+    out.result(text.verification(result.verdict, checks, readers), result)
+    if not result.passed:
+        raise ProofFailed(result.verdict)

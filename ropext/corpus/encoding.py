@@ -46,24 +46,24 @@ class Fingerprint:
         """Of the first part of what is read."""
         if share >= 1:
             return self
-        kept = self.places < share
-        return Fingerprint(self.contents, self.passages[kept], self.places[kept] / share)
+        inside = self.places < share
+        return Fingerprint(self.contents, self.passages[inside], self.places[inside] / share)
 
 
 def fingerprint(text: str, read: str) -> Fingerprint:
     """Of a text, of which `read` is the beginning that is read."""
     plain = normalised(read)
-    found = [*_passages(plain)]
-    places = np.concatenate([at for at, _ in found]) if found else np.empty(0)
-    passages = np.concatenate([own for _, own in found]) if found else NONE
+    passages_at = [*_passages(plain)]
+    places = np.concatenate([at for at, _ in passages_at]) if passages_at else np.empty(0)
+    passages = np.concatenate([passage for _, passage in passages_at]) if passages_at else NONE
     return Fingerprint((int(content_hash(text)[:16], 16),), passages, places / max(1, len(plain)))
 
 
 def joined(parts: Iterable[Fingerprint]) -> Fingerprint:
     """Of several texts together."""
-    own = list(parts)
-    contents = tuple(content for part in own for content in part.contents)
-    passages = unique([part.passages for part in own])
+    prints = list(parts)
+    contents = tuple(content for part in prints for content in part.contents)
+    passages = unique([part.passages for part in prints])
     return Fingerprint(contents, passages, np.zeros(len(passages)))
 
 
@@ -78,8 +78,8 @@ def _passages(plain: str) -> Iterator[tuple[npt.NDArray[np.intp], Hashes]]:
         sums = np.cumsum(codes * up[: len(codes)], dtype=np.uint64)
         sums[PASSAGE:] -= sums[:-PASSAGE].copy()
         hashes = _mixed(sums[PASSAGE - 1 :] * down[: len(codes) - PASSAGE + 1])
-        kept = np.flatnonzero(hashes < np.uint64(2**64 // EVERY))
-        yield kept + start, hashes[kept]
+        chosen = np.flatnonzero(hashes < np.uint64(2**64 // EVERY))
+        yield chosen + start, hashes[chosen]
 
 
 def _mixed(values: Hashes) -> Hashes:

@@ -71,27 +71,28 @@ def _too_large(what: str, mib: int) -> InputError:
 def _within(documents: Iterator[RawDocument], place: str, source: Source) -> Iterator[RawDocument]:
     """Documents of one file (or stream), while they and all of them are no larger than they may."""
     left = source.largest * PER_FILE << 20
-    for own in documents:
-        text = own.content if isinstance(own.content, str) else repr(own.content)
+    for document in documents:
+        text = document.content if isinstance(document.content, str) else repr(document.content)
         size = len(text.encode("utf-8", "surrogatepass"))
         if size > source.largest << 20:
-            raise _too_large(own.name, source.largest)
+            raise _too_large(document.name, source.largest)
         left -= size
         if left < 0:
             raise _too_large(place, source.largest * PER_FILE)
-        yield own
+        yield document
 
 
 def read_documents(source: Source) -> Iterator[RawDocument]:
     """Every document of a source, in its own order; one that holds no text at all is refused."""
     count, some = 0, False
-    for own in _documents(source):
+    for document in _documents(source):
         count += 1
-        some = some or bool(own.content.strip() if isinstance(own.content, str) else own.content)
-        yield own
+        content = document.content
+        some = some or bool(content.strip() if isinstance(content, str) else content)
+        yield document
     if not some:
-        found = "only empty documents" if count else "no document"
-        raise InputError(f"--data {source.data} holds {found}; give a text to read")
+        only = "only empty documents" if count else "no document"
+        raise InputError(f"--data {source.data} holds {only}; give a text to read")
 
 
 def _documents(source: Source) -> Iterator[RawDocument]:
@@ -130,14 +131,14 @@ def splits_of(names: Sequence[str]) -> dict[str, Sequence[str]]:
     NO_SPLIT."""
     shards = [(match[1], name) for name in names if (match := SHARD.fullmatch(name))]
     if shards:
-        return {split: [n for own, n in shards if own == split] for split, _ in shards}
+        return {split: [n for name, n in shards if name == split] for split, _ in shards}
     for place in (FOLDER, FILE):
-        found = {
+        by_split = {
             split: [name for name in names if re.search(place.format(words), name)]
             for split, words in SPLITS.items()
         }
-        if any(found.values()):
-            return {split: part for split, part in found.items() if part}
+        if any(by_split.values()):
+            return {split: part for split, part in by_split.items() if part}
     return {NO_SPLIT: names}
 
 
@@ -146,7 +147,7 @@ def _read_folder(folder: Path, source: Source) -> Iterator[RawDocument]:
     files = sorted(file for file in folder.rglob("*") if file.suffix in READERS and file.is_file())
     places = [file.relative_to(folder) for file in files if file.name != "README.md"]
     hidden = (".", "__")
-    names = [own.as_posix() for own in places if not any(p.startswith(hidden) for p in own.parts)]
+    names = [at.as_posix() for at in places if not any(p.startswith(hidden) for p in at.parts)]
     if not names:
         kinds = ", ".join(READERS)
         raise InputError(f"--data {folder}: the folder holds no file of a known kind ({kinds})")

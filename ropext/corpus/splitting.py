@@ -22,21 +22,22 @@ def split_documents(
 ) -> Iterator[RawDocument]:
     """Texts cut at blank lines, at a separator, or into windows of `length` tokens; with None, and
     of conversations, what was found."""
-    for own in raw:
-        if how is None or not isinstance(own.content, str):
-            yield own
+    for document in raw:
+        if how is None or not isinstance(document.content, str):
+            yield document
             continue
-        pieces = [piece for piece in _pieces(own, how, encoder, length) if piece.strip()]
+        pieces = [piece for piece in _pieces(document, how, encoder, length) if piece.strip()]
         for number, piece in enumerate(pieces, 1):
-            yield RawDocument(f"{own.name}#{number}" if len(pieces) > 1 else own.name, piece)
+            name = f"{document.name}#{number}" if len(pieces) > 1 else document.name
+            yield RawDocument(name, piece)
 
 
 def _pieces(
-    own: RawDocument, how: str, encoder: DocumentEncoder, length: int
+    document: RawDocument, how: str, encoder: DocumentEncoder, length: int
 ) -> list[str] | Iterator[str]:
-    text = encoder.text_of(own)
+    text = encoder.text_of(document)
     if how == WINDOWS:
-        return _windows(own.name, text, encoder, length)
+        return _windows(document.name, text, encoder, length)
     if how == BLANK_LINES:
         return re.split(r"\n[^\S\n]*\n\s*", text)
     return text.split(how.replace("\\n", "\n").replace("\\t", "\t"))

@@ -130,9 +130,9 @@ def run(folder: Path, finetune: bool = True, say: Say = silent, show: Show = uns
         _line("eval", MODEL, folder / "methods", reading),
         _line("run", RECIPE, folder / "out", {}, words),
     )
-    kept = f"what is finished is kept in {folder}, and the same command goes on"
+    after = f"what is finished is kept in {folder}, and the same command goes on"
     with Workdir(folder, "demo", {}).claimed(None):
-        with kept_after_interrupt(kept):
+        with kept_after_interrupt(after):
             say("[1/2] Measure PI, NTK-aware scaling and Self-Extend, beside the base.")
             ropext.evaluate(MODEL, folder / "methods", hooks=Hooks(say, show), **reading)
             tune = ", fine-tune" if finetune else ""
@@ -163,8 +163,8 @@ def read_models(folder: Path) -> tuple[Measurement, Numbers]:
     numbers, models = dict[str, Mapping[str, Value]](), dict[str, MeasuredModel]()
     for run_ in runs:
         for name, model in run_.models.items():
-            asked = grouped(model.items, "length").items()
-            keys = {f"keys@{at}": share_of(answers) for at, answers in asked}
+            by_length = grouped(model.items, "length").items()
+            keys = {f"keys@{at}": share_of(answers) for at, answers in by_length}
             label = LABELS.get(name, name)
             models.setdefault(label, model)
             numbers.setdefault(label, values_of(run_.results["variants"][name]) | keys)
@@ -176,17 +176,17 @@ def read_models(folder: Path) -> tuple[Measurement, Numbers]:
 def judge(models: Numbers) -> tuple[Target, ...]:
     """Judge each bound in words; those of models that were left out are left out too."""
     targets = []
-    for own in BOUNDS:
-        if own.model not in models:
+    for wanted in BOUNDS:
+        if wanted.model not in models:
             continue
-        value = models[own.model][own.name].value
-        bound = own.share * models[own.of[0]][own.of[1]].value
-        reached = value >= bound if own.least else value <= bound
+        value = models[wanted.model][wanted.name].value
+        bound = wanted.share * models[wanted.of[0]][wanted.of[1]].value
+        reached = value >= bound if wanted.least else value <= bound
         sentence = (
-            f"{'Reached' if reached else 'MISSED'}: {own.what}: {value:.4f} against at "
-            f"{'least' if own.least else 'most'} {bound:.4f} ({own.limit})."
+            f"{'Reached' if reached else 'MISSED'}: {wanted.what}: {value:.4f} against at "
+            f"{'least' if wanted.least else 'most'} {bound:.4f} ({wanted.limit})."
         )
-        targets.append(Target(own.what, value, bound, reached, sentence))
+        targets.append(Target(wanted.what, value, bound, reached, sentence))
     return tuple(targets)
 
 
@@ -200,15 +200,15 @@ def _write(demo: Demo) -> None:
     """Write report.html, report.md and the pictures, an overview first."""
     details = evaluation.draw(demo.measured)
     del details["nll-by-position"]  # the overview has it
-    found = list[Curve]()
-    for label, own in demo.models.items():
-        asked = {name: value for name, value in own.items() if name.startswith("keys@")}
-        if asked:
-            lengths = tuple(float(name.removeprefix("keys@")) for name in asked)
-            found.append(Curve(label, lengths, tuple(asked.values())))
+    curves = list[Curve]()
+    for label, values in demo.models.items():
+        shares = {name: value for name, value in values.items() if name.startswith("keys@")}
+        if shares:
+            lengths = tuple(float(name.removeprefix("keys@")) for name in shares)
+            curves.append(Curve(label, lengths, tuple(shares.values())))
     panels = {
         "Loss by position (nats per token)": evaluation.losses(demo.measured),
-        "Share of questions answered": found,
+        "Share of questions answered": curves,
     }
     picture = plots.side_by_side(panels, CONTEXT, TARGET, plots.styles(demo.models))
     overview = {"overview": ("Loss and retrieval up to 4 times the trained context", picture)}

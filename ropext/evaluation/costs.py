@@ -222,10 +222,10 @@ def count_evaluation(
 
 def _check_places(evaluation: Evaluation, output: Path | None, force: bool) -> None:
     """Weights that should lie here and do not; an output that holds something else."""
-    for own in evaluation.lineup.variants:
-        if own.snapshot.hub_id != own.snapshot.name:
-            with_weights(own.snapshot)
-        elif not own.snapshot.weight_files:
+    for variant in evaluation.lineup.variants:
+        if variant.snapshot.hub_id != variant.snapshot.name:
+            with_weights(variant.snapshot)
+        elif not variant.snapshot.weight_files:
             return  # fetched first, and part of what says which run it is
     if output is not None:
         evaluation.workdir(output).check(force)

@@ -61,12 +61,12 @@ def bends_logits(config: Any) -> bool:
     return any(getattr(config, key, None) not in (None, 0, 1, 1.0) for key in BENDING)
 
 
-def same_logits(own: "torch.Tensor", other: "torch.Tensor", dtype: "torch.dtype") -> bool:
+def same_logits(one: "torch.Tensor", other: "torch.Tensor", dtype: "torch.dtype") -> bool:
     """Whether two (tokens, vocabulary) logits are the same products, each rounded its own way."""
-    if own.shape != other.shape:
+    if one.shape != other.shape:
         return False
     bound = SAME_PRODUCT.get(str(dtype), SAME_HALF_PRODUCT) * float(other.abs().max())
-    return bool((own - other).abs().max() <= bound)
+    return bool((one - other).abs().max() <= bound)
 
 
 def columns_for(budget: int, device: str) -> int:
@@ -100,8 +100,8 @@ def tiled_nll(
         if wide is not made:
             tile.copy_(product)
         at = wanted - start
-        own = tile.gather(1, at.clamp(0, len(part) - 1)[:, None])[:, 0]
-        picked = torch.where((at >= 0) & (at < len(part)), own, picked)
+        logit = tile.gather(1, at.clamp(0, len(part) - 1)[:, None])[:, 0]
+        picked = torch.where((at >= 0) & (at < len(part)), logit, picked)
         above = torch.maximum(peak, tile.amax(-1))
         # exp2 takes half the time of exp.
         tile.sub_(above[:, None]).mul_(LOG2_E).exp2_()
@@ -196,13 +196,13 @@ class TokenScorer:
     def _difference(self, ids: Ids, manner: Manner, truth: "torch.Tensor") -> float:
         import torch
 
-        kept, self.manner = self.manner, manner
+        before, self.manner = self.manner, manner
         try:
             read = torch.cat([logits for _, logits in self._logits(ids)])
         except (TypeError, AttributeError, ValueError, NotImplementedError, RuntimeError):
             return float("inf")  # an architecture that cannot be driven this way
         finally:
-            self.manner = kept
+            self.manner = before
         if read.shape != truth.shape:
             return float("inf")
         return float((read.float() - truth.to(read.device)).abs().max())
@@ -218,17 +218,17 @@ class TokenScorer:
         hidden, wanted = output.last_hidden_state, self._row(ids)[0, 1:]
         try:
             for factor in (1, STRETCH):
-                own, bare = self._head(output, hidden * factor), head(hidden[0] * factor)
-                if not same_logits(own.float(), bare.float(), self._dtype()):
+                whole, bare = self._head(output, hidden * factor), head(hidden[0] * factor)
+                if not same_logits(whole.float(), bare.float(), self._dtype()):
                     return False
-            found = tiled_nll(head, hidden[0, :-1], wanted.to(hidden.device), TILE_COLUMNS)
+            tiled = tiled_nll(head, hidden[0, :-1], wanted.to(hidden.device), TILE_COLUMNS)
         except (TypeError, ValueError, NotImplementedError, RuntimeError):
             return False  # weights that are packed, or lie elsewhere
-        rows = truth[:-1].to(found.device)
+        rows = truth[:-1].to(tiled.device)
         expected = torch.nn.functional.cross_entropy(
-            rows, wanted.to(found.device), reduction="none"
+            rows, wanted.to(tiled.device), reduction="none"
         )
-        return bool((found - expected).abs().max() <= bound)
+        return bool((tiled - expected).abs().max() <= bound)
 
     def _dtype(self) -> Any:
         return self.model.get_input_embeddings().weight.dtype
@@ -243,8 +243,8 @@ class TokenScorer:
         nll = np.full(len(ids), np.nan, np.float32)
         targets = self._row(ids)[0]
         tiled = self.manner.split and self.manner.columns is not None
-        for first, found in self._tiled(ids, targets) if tiled else self._sliced(ids, targets):
-            nll[first : first + len(found)] = found.cpu().numpy()
+        for first, losses in self._tiled(ids, targets) if tiled else self._sliced(ids, targets):
+            nll[first : first + len(losses)] = losses.cpu().numpy()
         wrong = np.flatnonzero(~np.isfinite(nll[1:]))
         if len(wrong):
             raise NanInLogits(f"the logits are not finite at token {int(wrong[0]) + 1}")
@@ -281,12 +281,12 @@ class TokenScorer:
 
         nll = np.empty(len(places), np.float32)
         for first in range(min(MASK_STRIDE, len(places))):
-            own = places[first::MASK_STRIDE]
-            read = np.where(np.isin(np.arange(len(ids)), own), mask, ids)
-            logits = self.last_logits(read, len(ids) - own[0])[::MASK_STRIDE][: len(own)]
-            wanted = self._row(ids[own])[0].to(logits.device)
-            found = torch.nn.functional.cross_entropy(logits, wanted, reduction="none")
-            nll[first::MASK_STRIDE] = found.cpu().numpy()
+            chosen = places[first::MASK_STRIDE]
+            read = np.where(np.isin(np.arange(len(ids)), chosen), mask, ids)
+            logits = self.last_logits(read, len(ids) - chosen[0])[::MASK_STRIDE][: len(chosen)]
+            wanted = self._row(ids[chosen])[0].to(logits.device)
+            losses = torch.nn.functional.cross_entropy(logits, wanted, reduction="none")
+            nll[first::MASK_STRIDE] = losses.cpu().numpy()
         if not np.isfinite(nll).all():
             raise NanInLogits("the logits are not finite at masked tokens")
         return nll
@@ -295,8 +295,8 @@ class TokenScorer:
         """Logits at the last `count` positions, float32, (count, vocabulary)."""
         import torch
 
-        kept = [logits.float() for _, logits in self._logits(ids, first=len(ids) - count)]
-        return torch.cat(kept)[-count:]
+        pieces = [logits.float() for _, logits in self._logits(ids, first=len(ids) - count)]
+        return torch.cat(pieces)[-count:]
 
     def _logits(self, ids: Ids, first: int = 0) -> Iterator[tuple[int, "torch.Tensor"]]:
         """(begin, logits) slice by slice; those wholly before `first` may be left out."""
@@ -360,12 +360,12 @@ class TokenScorer:
 @contextmanager
 def replaced_forward(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
     """For a moment, a call of `module` computes `forward`, inside of what hooks do around it."""
-    own = module.__dict__.get("forward")
+    replaced = module.__dict__.get("forward")
     module.forward = forward
     try:
         yield
     finally:
-        if own is None:
+        if replaced is None:
             del module.forward
         else:
-            module.forward = own
+            module.forward = replaced

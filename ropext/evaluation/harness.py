@@ -79,7 +79,7 @@ def _run(model: Any, tokenizer: Any, options: "Evaluate", length: int) -> Any:
     )
     try:
         with redirect_stdout(sys.stderr):  # it prints while it works
-            found = lm_eval.simple_evaluate(
+            results = lm_eval.simple_evaluate(
                 model=wrapped,
                 tasks=list(options.lm_eval),
                 # What tasks that are made to a length (RULER's) read of the model.
@@ -99,7 +99,7 @@ def _run(model: Any, tokenizer: Any, options: "Evaluate", length: int) -> Any:
             f"--lm-eval {','.join(map(str, options.lm_eval))}: the harness stopped: {first}; what "
             "was read before is kept (with -o RUN)"
         ) from error
-    return _plain((found or {}).get("results", {}))
+    return _plain((results or {}).get("results", {}))
 
 
 def _plain(data: Any) -> Any:

@@ -154,7 +154,7 @@ def load_model(
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
     place = options.device_map or {"": device_of(options)}
     try:
-        model, found = with_attention(
+        model, loading = with_attention(
             options.attn_implementation,
             lambda kind: auto_class(masked).from_pretrained(
                 snapshot.directory,
@@ -171,7 +171,7 @@ def load_model(
             f"{snapshot.name} cannot be loaded as a {'masked' if masked else 'causal'} language "
             f"model: {_first_line(error)}"
         ) from error
-    if masked and found["missing_keys"]:
+    if masked and loading["missing_keys"]:
         raise headless(snapshot)
     return model.eval()
 
@@ -266,10 +266,10 @@ def memory_errors(sentence: str) -> Iterator[None]:
         raise Stopped(sentence) from error
 
 
-def out_of_memory(what: str, kept: str = "finished documents are kept") -> str:
+def out_of_memory(what: str, remains: str = "finished documents are kept") -> str:
     """The sentence of an evaluation."""
     return (
-        f"out of memory while reading {what}; {kept}: run again with a smaller --chunk (e.g. "
+        f"out of memory while reading {what}; {remains}: run again with a smaller --chunk (e.g. "
         "2048), a smaller --slice-memory, or --dtype bfloat16"
     )
 
@@ -287,12 +287,12 @@ def free_memory(device: "torch.device") -> int:
     if device.type == "mps":  # its memory is the machine's
         left = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
         return min(int(left), free_memory(torch.device("cpu")))
-    found = [int(psutil.virtual_memory().available)]
+    limits = [int(psutil.virtual_memory().available)]
     limit, used = (CGROUP / f"memory.{name}" for name in ("max", "current"))
     if limit.exists() and used.exists() and (most := limit.read_text("ascii").strip()).isdigit():
         cached = _entries(CGROUP / "memory.stat").get("inactive_file", 0)
-        found.append(int(most) - int(used.read_text("ascii")) + cached)
-    return min(found) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        limits.append(int(most) - int(used.read_text("ascii")) + cached)
+    return min(limits) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def tell_used(log: Path, say: Say, device: "torch.device | str", what: str, seconds: float) -> None:

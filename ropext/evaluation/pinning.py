@@ -23,10 +23,10 @@ def _is_dynamic(rope_type: object) -> bool:
 
 def _rope_types(module: Any) -> dict[str | None, str]:
     """Layer type (None where the module has one rotation) to rope type."""
-    found = getattr(module, "rope_type", None)
-    if isinstance(found, dict):
-        return dict(found)
-    return {None: found} if isinstance(found, str) else {}
+    kinds = getattr(module, "rope_type", None)
+    if isinstance(kinds, dict):
+        return dict(kinds)
+    return {None: kinds} if isinstance(kinds, str) else {}
 
 
 @contextmanager

@@ -91,10 +91,10 @@ class Evaluation:
             "schema": SCHEMA,
             "protocol": self.protocol.name,
             "protocol_text": self.protocol.text,
-            "settings": {key: own for key, own in dict(options).items() if key not in NOT_IN_KEY},
+            "settings": {k: v for k, v in dict(options).items() if k not in NOT_IN_KEY},
             "context": lineup.context,
             "lengths": list(self.frame.lengths),
-            "variants": {own.label: own.content for own in lineup.variants},
+            "variants": {variant.label: variant.content for variant in lineup.variants},
             "tokens_sha256": list(reads.hashes),
             "questions_sha256": provenance.digest(items),
             "tokenizer_sha256": provenance.digest([vocabulary, template]),
@@ -107,20 +107,20 @@ class Evaluation:
         about = {
             "words": list(provenance.clean_command(command)),
             "names": {key: getattr(options, key) for key in NOT_IN_KEY}
-            | {"models": {own.label: own.snapshot.name for own in lineup.variants}},
+            | {"models": {variant.label: variant.snapshot.name for variant in lineup.variants}},
         }
         return Workdir(output, "eval", decides, about)
 
     def stores(self, place: Workdir) -> dict[str, str]:
         """Name the folder of each variant's readings, by its label: it holds what this very model
         reads in this manner, whichever run read it. Documents and questions name the files."""
-        rest = {key: own for key, own in place.decides.items() if key in OF_EVERY_UNIT}
+        rest = {key: value for key, value in place.decides.items() if key in OF_EVERY_UNIT}
         rest |= {key: place.decides["settings"][key] for key in ("dtype", "attn_implementation")}
         if "masking" in rest:
             rest["lengths"] = place.decides["lengths"]  # the shortest bounds the tail
         return {
-            own.label: f"{own.label}-{provenance.digest([own.key(), rest])[:16]}"
-            for own in self.lineup.variants
+            variant.label: f"{variant.label}-{provenance.digest([variant.key(), rest])[:16]}"
+            for variant in self.lineup.variants
         }
 
 
@@ -146,9 +146,9 @@ def prepare(
     corpus, grid, warnings = _corpus(lineup, options, encoder)
     overlaps = overlaps_of(lineup, corpus, options.haystack == "text")
     questions, left_out = _questions(options, grid, encoder, corpus)
-    labels = [own.label for own in lineup.variants]
+    labels = [variant.label for variant in lineup.variants]
     Metrics(options, labels, grid, lineup.masked).check(gates)
-    for other in {own.run for own in gates if own.run is not None} - {*labels}:
+    for other in {gate.run for gate in gates if gate.run is not None} - {*labels}:
         read_run(split_spec(other)[0])  # one that is not there, or not whole, is refused
     tail, stride = tail_tokens(lineup.context), 0
     if masking is not None:
@@ -179,8 +179,8 @@ def prepare(
 def _masking(options: Evaluate, lineup: Lineup, encoder: DocumentEncoder) -> Masking:
     """What masked language models are read with; options of causal ones are refused."""
     name, protocol = lineup.variants[-1].snapshot.name, options.protocol != "ropext"
-    asked = {"--tasks": options.tasks, "--lm-eval": options.lm_eval, "--chunk": options.chunk}
-    for flag in [own for own, given in (asked | {"--protocol": protocol}).items() if given]:
+    unfit = {"--tasks": options.tasks, "--lm-eval": options.lm_eval, "--chunk": options.chunk}
+    for flag in [name for name, given in (unfit | {"--protocol": protocol}).items() if given]:
         raise UsageError(
             f"{flag} is for models that predict the next token, and {name} fills in masked ones: "
             "--data TEXTS alone measures its pseudo-perplexity"
@@ -238,14 +238,14 @@ def overlaps_of(lineup: Lineup, corpus: Corpus | None, questions: bool) -> dict[
     where these are asked about them."""
     read = [document.known_by for document in corpus.documents] if corpus else []
     pairs = ((variant.label, overlap(trained_on(variant), read)) for variant in lineup.variants)
-    return {label: replace(own, questions=questions) for label, own in pairs if own is not None}
+    return {label: replace(it, questions=questions) for label, it in pairs if it is not None}
 
 
 def _overlap_warnings(overlaps: Mapping[str, Overlap]) -> list[str]:
     by_sentence: dict[str, list[str]] = {}
-    for label, own in overlaps.items():
-        if own.sentence:
-            by_sentence.setdefault(own.sentence, []).append(label)
+    for label, each in overlaps.items():
+        if each.sentence:
+            by_sentence.setdefault(each.sentence, []).append(label)
     return [f"{', '.join(labels)}: {sentence}" for sentence, labels in by_sentence.items()]
 
 
@@ -330,25 +330,25 @@ def read_passages(path: str) -> tuple[KnownAnswer, ...]:
     lines = read_bytes(Path(path), CONFIG_LIMIT).splitlines() if Path(path).is_file() else None
     if lines is None:
         raise InputError(f"--passages {path} is no file")
-    found = []
+    known = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            own = json.loads(line)
-            texts = own["question"], *own["answers"], *own["passages"]
-            sound = own["answers"] and own["passages"] and all(text.strip() for text in texts)
+            row = json.loads(line)
+            texts = row["question"], *row["answers"], *row["passages"]
+            sound = row["answers"] and row["passages"] and all(text.strip() for text in texts)
         except (ValueError, KeyError, TypeError, AttributeError):
             sound = False
-        if not sound or isinstance(own["answers"], str) or isinstance(own["passages"], str):
+        if not sound or isinstance(row["answers"], str) or isinstance(row["passages"], str):
             raise InputError(
                 f"--passages {path}, line {number}: not a JSON object with a question, a list of "
                 "answers and a list of passages, none of them empty"
             )
-        found.append(KnownAnswer(own["question"], tuple(own["answers"]), tuple(own["passages"])))
-    if not found:
+        known.append(KnownAnswer(row["question"], tuple(row["answers"]), tuple(row["passages"])))
+    if not known:
         raise InputError(f"--passages {path} is empty")
-    return tuple(found)
+    return tuple(known)
 
 
 def _haystack(name: str, encoder: DocumentEncoder, corpus: Corpus | None) -> Haystack:

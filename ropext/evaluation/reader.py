@@ -64,12 +64,12 @@ class Progress:
 
     def stopped(self) -> Interrupted:
         """Return the error of an interrupt, with what was kept."""
-        kept = self.finished + self.resumed
-        if self.kept_in is None or not kept:
+        count = self.finished + self.resumed
+        if self.kept_in is None or not count:
             return NothingKept(self.nothing_kept)
         return Interrupted(
-            f"interrupted; {kept} finished pieces are kept in {self.kept_in}: run the same command "
-            "again to go on from there"
+            f"interrupted; {count} finished pieces are kept in {self.kept_in}: run the same "
+            "command again to go on from there"
         )
 
 

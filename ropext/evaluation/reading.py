@@ -181,7 +181,7 @@ def short_windows(num_tokens: int, context: int) -> Iterator[Window]:
 
 def forward_tokens(windows: Iterable[Window]) -> int:
     """How many tokens are read in windows."""
-    return sum(own.end - own.begin for own in windows)
+    return sum(window.end - window.begin for window in windows)
 
 
 def hf_stride(size: int) -> int:
@@ -193,8 +193,8 @@ def read_windows(scorer: TokenScorer, ids: Ids, windows: Iterator[Window]) -> To
     """NLL of every token, each scored by one window."""
     nll = np.full(len(ids), np.nan, np.float32)
     for window in windows:
-        own = scorer.token_nll(ids[window.begin : window.end])
-        nll[window.first : window.end] = own[window.first - window.begin :]
+        losses = scorer.token_nll(ids[window.begin : window.end])
+        nll[window.first : window.end] = losses[window.first - window.begin :]
     return nll
 
 

@@ -87,7 +87,7 @@ class Reads:
     def hashes(self) -> tuple[str, ...]:
         """The digest of the tokens that are read of each document."""
         longest = self.frame.longest
-        return tuple(own.prefix_hashes([longest])[longest] for own in self.documents)
+        return tuple(document.prefix_hashes([longest])[longest] for document in self.documents)
 
     @cached_property
     def _groups(self) -> tuple[tuple[tuple[Item, ...], str], ...]:
@@ -114,7 +114,7 @@ class Reads:
         """Return what the store has of the questions, in a fixed order."""
         rows = [row for _, name in self._asked(variant) for row in store.get(name)]
         scores = [ItemScore.from_json(row) for row in rows]
-        return sorted(scores, key=lambda own: (own.task, own.length, own.index, own.depth or 0.0))
+        return sorted(scores, key=lambda s: (s.task, s.length, s.index, s.depth or 0.0))
 
     def measured(
         self,
@@ -124,18 +124,18 @@ class Reads:
     ) -> Measurement:
         """Gather what the stores, by label, have of the variants."""
         models = dict[str, MeasuredModel]()
-        for own in variants:
-            store, strides = stores[own.label], None
-            if self.is_strided and not own.reads_short:
+        for variant in variants:
+            store, strides = stores[variant.label], None
+            if self.is_strided and not variant.reads_short:
                 strides = {
                     size: [store.get(array_name(f"stride-{size}", one)) for one in self.hashes]
                     for size in self.frame.lengths
                 }
-            models[own.label] = MeasuredModel(
-                own.kind,
-                self.reading(own, store) if self.documents else None,
-                tuple(self.answers(own, store)),
-                overlaps.get(own.label),
+            models[variant.label] = MeasuredModel(
+                variant.kind,
+                self.reading(variant, store) if self.documents else None,
+                tuple(self.answers(variant, store)),
+                overlaps.get(variant.label),
                 strides,
             )
         return Measurement(self.frame, models, self.described if self.documents else None)
@@ -144,9 +144,9 @@ class Reads:
     def described(self) -> Documents:
         """The documents as results hold them."""
         return Documents(
-            tuple(own.name for own in self.documents),
-            tuple(own.prefix_hashes(self.frame.lengths) for own in self.documents),
-            tuple(own.token_bytes.astype(np.int64) for own in self.documents),
+            tuple(document.name for document in self.documents),
+            tuple(document.prefix_hashes(self.frame.lengths) for document in self.documents),
+            tuple(document.token_bytes.astype(np.int64) for document in self.documents),
         )
 
     def _of_document(self, document: Document, name: str, variant: Variant) -> Iterator[Unit]:

@@ -203,8 +203,8 @@ def assemble(
         results["mask_stride"] = frame.mask_stride
     if left_out:
         results["not_measurable"] = left_out
-    asked = (item for model in measured.models.values() for item in model.items)
-    tasks, partly = ruler_tasks(dict.fromkeys(f"{item.task}@{item.length}" for item in asked))
+    answers = (item for model in measured.models.values() for item in model.items)
+    tasks, partly = ruler_tasks(dict.fromkeys(f"{item.task}@{item.length}" for item in answers))
     if tasks:  # of which of RULER's tasks `ruler@C` is the mean
         results["ruler"] = {"tasks": tasks, "left_out": partly, "note": RULERS}
     results["variants"] = {

@@ -105,7 +105,7 @@ class Variant:
             named = str([config.get(key) for key in ("rope_scaling", "rope_parameters")])
             depends = any(f"'{kind}'" in named for kind in LENGTH_DEPENDENT)
             return frame.read_lengths if depends else (frame.longest,)
-        spectra = [[_regime(own, length) for own in sites] for length in frame.read_lengths]
+        spectra = [[_regime(site, length) for site in sites] for length in frame.read_lengths]
         pairs = zip(frame.read_lengths, spectra, [*spectra[1:], None], strict=True)
         return tuple(length for length, here, next_one in pairs if here != next_one)
 
@@ -138,12 +138,12 @@ def _regime(site: families.Site, length: int) -> Any:
 
 
 def _adapter_digest(adapter: str) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted(os.listdir(adapter)) if os.path.isdir(adapter) else ():
         if name.endswith((".safetensors", ".json")):
-            found.update(name.encode())
-            found.update(Path(adapter, name).read_bytes())
-    return found.hexdigest()
+            digest.update(name.encode())
+            digest.update(Path(adapter, name).read_bytes())
+    return digest.hexdigest()
 
 
 def trained_on(variant: Variant) -> Trained | None:
@@ -233,9 +233,9 @@ def line_up_checkpoints(
 def fetched(lineup: Lineup) -> Lineup:
     """The same lineup with every weight file there; those of hub models are fetched."""
     # By directory: two revisions of one model have the same name.
-    whole = {own.snapshot.directory: own.snapshot for own in lineup.variants}
+    whole = {variant.snapshot.directory: variant.snapshot for variant in lineup.variants}
     whole = {directory: with_weights(snapshot) for directory, snapshot in whole.items()}
-    variants = (replace(own, snapshot=whole[own.snapshot.directory]) for own in lineup.variants)
+    variants = (replace(one, snapshot=whole[one.snapshot.directory]) for one in lineup.variants)
     return replace(lineup, variants=tuple(variants))
 
 
@@ -255,7 +255,7 @@ def _info(
         "method": method,
         "factor": factor,
         "target": target,
-        "spectrum_sha256": [own.digest() for own in spectra],
+        "spectrum_sha256": [spectrum.digest() for spectrum in spectra],
         "inv_freq": list(scaled[0].inv_freq) if scaled else None,
     }
 
@@ -297,7 +297,7 @@ def _in_memory(snapshot: Snapshot, options: Evaluate, context: int) -> Lineup:
     limit = min(targets) if table else max(context, *targets)
     if bounded and not table:  # stock reads as far as the config says
         longest = max(plans, key=lambda plan: plan.target).config
-        variants[1:] = [replace(own, config=longest) for own in variants[1:]]
+        variants[1:] = [replace(variant, config=longest) for variant in variants[1:]]
     said = tuple(dict.fromkeys(warnings))
     return Lineup(tuple(variants), context, limit, limit * bounded, said)
 
@@ -361,7 +361,7 @@ def _turning(config: dict[str, Any]) -> dict[str, Any]:
         sites = families.read(config).sites
     except UnsupportedModel:
         return {}  # no rotary embeddings
-    first = next(own for own in sites if own.scaled)
+    first = next(site for site in sites if site.scaled)
     return {"inv_freq": list(first.rope.spectrum.inv_freq)}
 
 
@@ -392,15 +392,15 @@ def _context(snapshot: Snapshot, stated: int | None) -> tuple[int, int, bool]:
                 ) from None
             return stated or scheme.context, scheme.context, loading.is_masked(snapshot)
         lengths = [snapshot.config.get(key) for key in LENGTH_KEYS]
-        found = next((length for length in lengths if isinstance(length, int)), None)
-        found = scheme.context or found if scheme is not None else found
-        if stated is None and found is None:
+        stored = next((length for length in lengths if isinstance(length, int)), None)
+        stored = scheme.context or stored if scheme is not None else stored
+        if stated is None and stored is None:
             if scheme is None or scheme.kind != "alibi":
                 raise
             raise UsageError(
                 f"{snapshot.name} names no length: --context N, the tokens it was trained on"
             ) from None
-        return stated or int(found or 0), int(found or stated or 0), False
+        return stated or int(stored or 0), int(stored or stated or 0), False
     longest = max(model.context, model.stated_context)
     return model.context, longest, loading.fills_in(snapshot, model.masked_lm)
 

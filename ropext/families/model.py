@@ -99,8 +99,8 @@ class Edit:
     def to_json(self) -> dict[str, Any]:
         """Leave `before` out where the key is new, and `after` where it is removed."""
         sides = {"before": self.before, "after": self.after}
-        kept = {side: value for side, value in sides.items() if value is not ABSENT}
-        return {"key": ".".join(self.path)} | kept
+        present = {side: value for side, value in sides.items() if value is not ABSENT}
+        return {"key": ".".join(self.path)} | present
 
 
 class Absent:

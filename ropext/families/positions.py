@@ -166,12 +166,12 @@ def read_positions(config: dict[str, Any]) -> Positions | None:
         return None
     text = Dict(part, ".".join(path))
     row = TABLES.get(text_type)
-    found = Positions(model_type, text_type, path, scheme, 0)
+    positions = Positions(model_type, text_type, path, scheme, 0)
     if text_type in DISTANCES:
-        return _distances(found, text, DISTANCES[text_type])
+        return _distances(positions, text, DISTANCES[text_type])
     if row is None or not _has_table(text, row):
         length = text.integer("max_position_embeddings", low=-1) or text.integer("max_seq_len") or 0
-        return replace(found, context=max(0, length))
+        return replace(positions, context=max(0, length))
     offset = row.offset
     if row.pad is not None:
         stated = text.integer("pad_token_id", low=0)
@@ -187,7 +187,7 @@ def read_positions(config: dict[str, Any]) -> Positions | None:
             " in front of the first"
         )
     return replace(
-        found,
+        positions,
         context=context,
         key=key,
         tensors=row.tensors,
@@ -197,17 +197,17 @@ def read_positions(config: dict[str, Any]) -> Positions | None:
     )
 
 
-def _distances(found: Positions, text: Dict, row: Distances) -> Positions:
+def _distances(positions: Positions, text: Dict, row: Distances) -> Positions:
     """A scheme with the key that says how far it tells tokens apart, where it has one."""
     buckets = text.integer(row.buckets[0], low=-1, high=LONGEST_LIST) or row.buckets[1]
     stated = {key: text.integer(key, low=-1) or 0 for key in row.keys}
     key = next((key for key, length in stated.items() if length > 0), row.keys[-1])
-    found = replace(found, context=stated[key] or row.context, key=key, buckets=buckets)
+    positions = replace(positions, context=stated[key] or row.context, key=key, buckets=buckets)
     gated = any(text.values.get(gate) is not value for gate, value in row.gate)
     single = buckets // 2 + 1 if buckets else 0  # distances with a bucket of their own
-    if gated or 0 != buckets < 4 or found.context <= single:
-        return replace(found, context=max(0, found.context), key="")
-    return found
+    if gated or 0 != buckets < 4 or positions.context <= single:
+        return replace(positions, context=max(0, positions.context), key="")
+    return positions
 
 
 def _has_table(text: Dict, row: TableRows) -> bool:
@@ -215,14 +215,14 @@ def _has_table(text: Dict, row: TableRows) -> bool:
     return text.values.get(key, wanted) in (wanted, None)
 
 
-def refusal(found: Positions) -> str:
+def refusal(scheme: Positions) -> str:
     """Why a scheme is not extended, and what can be done."""
-    if found.text_type in DISTANCES and found.kind != "alibi":
-        own = DISTANCES[found.text_type]
-        return f"{found.text_type!r} is extended by its {' or '.join(own.keys)} where {own.only}"
-    if found.text_type in TABLES:
-        key, wanted = TABLES[found.text_type].gate
-        return f"{found.text_type!r} has a learned table only where {key} is {shown(wanted)}"
-    if found.text_type in OTHERS:
-        return f"{found.text_type!r} {OTHERS[found.text_type]}, so it is not extended"
-    return f"{found.text_type!r} {REFUSALS[found.kind]}; there is nothing here to write"
+    if scheme.text_type in DISTANCES and scheme.kind != "alibi":
+        row = DISTANCES[scheme.text_type]
+        return f"{scheme.text_type!r} is extended by its {' or '.join(row.keys)} where {row.only}"
+    if scheme.text_type in TABLES:
+        key, wanted = TABLES[scheme.text_type].gate
+        return f"{scheme.text_type!r} has a learned table only where {key} is {shown(wanted)}"
+    if scheme.text_type in OTHERS:
+        return f"{scheme.text_type!r} {OTHERS[scheme.text_type]}, so it is not extended"
+    return f"{scheme.text_type!r} {REFUSALS[scheme.kind]}; there is nothing here to write"

@@ -38,7 +38,7 @@ def respell(
             f" {len(sites)}: they are not of one model"
         )
     for key in ("rope_type", "rope_theta"):
-        if not all(key in own for own in params):
+        if not all(key in each for each in params):
             raise InputError(f"ropext.json: the parameters of a scaled embedding lack {key}")
     read = params or [site.params for site in sites]
     out = write(config, model, {s.label: p for s, p in zip(sites, read, strict=True)}, target)

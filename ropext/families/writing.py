@@ -38,13 +38,13 @@ def _json_value(key: str, value: Any) -> Any:
 def _merged(site: Site, new: Params, row: Family) -> Params:
     """The new form's keys, and every other key of the dict as it stood."""
     new = keep_query_scales(site.params, new)
-    kept = {key: value for key, value in site.params.items() if key not in FORM_KEYS}
+    remaining = {key: value for key, value in site.params.items() if key not in FORM_KEYS}
     if site.params["rope_type"] == "proportional":
         # There the factor counts pairs that turn; in every other form it would cut the head.
-        kept["partial_rotary_factor"] = 1.0
+        remaining["partial_rotary_factor"] = 1.0
     out = {"rope_type": new["rope_type"], "rope_theta": new["rope_theta"]}
     out |= {key: value for key, value in new.items() if key not in out} | {
-        key: value for key, value in kept.items() if key not in new
+        key: value for key, value in remaining.items() if key not in new
     }
     out = completed(out, site.rope, row)
     return {key: _json_value(key, value) for key, value in out.items()}

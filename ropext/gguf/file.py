@@ -51,8 +51,8 @@ class GgufFile(Snapshot):
         name = FILE_TYPES.get(self.head.whole("general.file_type", 0) or -1)
         if name is None:
             sizes = dict[int, int]()
-            for own in (tensor for part in self.parts for tensor in part.tensors):
-                sizes[own.kind] = sizes.get(own.kind, 0) + own.size
+            for each in (tensor for part in self.parts for tensor in part.tensors):
+                sizes[each.kind] = sizes.get(each.kind, 0) + each.size
             most = max(sizes, key=lambda kind: sizes[kind], default=-1)
             name = TYPES[most][0] if most in TYPES else f"type {most}"
         return f"{name} (GGUF)"
@@ -84,8 +84,8 @@ def open_gguf(model: str, *, revision: str | None = None) -> GgufFile:
     if head.text("general.type") not in (None, "model"):
         raise UnsupportedModel(f"{path} is not a model but of the type {head.text('general.type')}")
     row = architecture(name)
-    kept = head.text(RECORD)
-    record = parse_object(kept.encode(), f"{RECORD} in {path}") if kept is not None else None
+    stored = head.text(RECORD)
+    record = parse_object(stored.encode(), f"{RECORD} in {path}") if stored is not None else None
     return GgufFile(
         name=model,
         directory=path,
@@ -147,7 +147,7 @@ def _config(head: GgufHeader, row: Architecture) -> dict[str, Any]:
     window, kinds = _windows(head, row, layers)
     experts = head.whole(key("expert_count"), 0) and row.experts
     row = replace(row, type=(window and row.windowed) or experts or row.type)
-    tokens, own = head.entries.get("tokenizer.ggml.tokens"), rope_of(head, row, dim, context)
+    tokens, rope = head.entries.get("tokenizer.ggml.tokens"), rope_of(head, row, dim, context)
     out: dict[str, Any] = {
         "model_type": row.type,
         "hidden_size": hidden,
@@ -157,8 +157,8 @@ def _config(head: GgufHeader, row: Architecture) -> dict[str, Any]:
         "head_dim": head_dim,
         "max_position_embeddings": context,
         "vocab_size": head.whole(key("vocab_size")) or (tokens.items if tokens else None),
-        "rope_theta": own.freq_base,
-        "rope_scaling": _params(own, row, dim, context, _original(head, row)),
+        "rope_theta": rope.freq_base,
+        "rope_scaling": _params(rope, row, dim, context, _original(head, row)),
         "sliding_window": window,
         "layer_types": kinds,
         "max_window_layers": layers,
@@ -204,7 +204,7 @@ def _windows(
         listed = [
             not every or int((i if row.dense_first else i + 1) % every != 0) for i in range(layers)
         ]
-    return window, [f"{'sliding' if own else 'full'}_attention" for own in listed]
+    return window, [f"{'sliding' if is_windowed else 'full'}_attention" for is_windowed in listed]
 
 
 def _of_family(
@@ -234,7 +234,7 @@ def _by_layer_type(
     """The rope dicts of windowed and of other layers, whose heads may differ, too."""
     key, whole = f"{row.name}.{{}}".format, out["head_dim"]
     local = head.whole(key("attention.key_length_swa"), 1, 1 << 20) or whole
-    counts = (head.whole(key(f"rope.dimension_count{own}")) for own in ("_swa", ""))
+    counts = (head.whole(key(f"rope.dimension_count{suffix}")) for suffix in ("_swa", ""))
     turning = next(filter(None, counts), local)
     theta = known_key(head, row, "rope.freq_base_swa") or row.local or out["rope_theta"]
     full = {"rope_theta": out["rope_theta"]}
@@ -242,7 +242,7 @@ def _by_layer_type(
     if row.partial:
         full[row.partial], windowed[row.partial] = out[row.partial], min(1.0, turning / local)
     full |= out["rope_scaling"]
-    own = {label.name: windowed if label.windowed else full for label in labels}
+    rows = {label.name: windowed if label.windowed else full for label in labels}
     entry = head.entries.get(heads := key("attention.head_count_kv"))
     listed = head.numbers(heads) if entry is not None and entry.value is None else None
     by_kind = dict(zip(out["layer_types"], listed or (), strict=False))
@@ -253,7 +253,7 @@ def _by_layer_type(
         "num_kv_shared_layers": head.whole(key("attention.shared_kv_layers"), 0),
         "head_dim": local,
         "global_head_dim": whole,
-        "rope_parameters": own,
+        "rope_parameters": rows,
         **dict.fromkeys(("rope_theta", "rope_scaling", row.partial)),
     }
 
@@ -274,7 +274,7 @@ def rope_of(
     """What the file's keys and tensors say of its rotary embedding, as llama.cpp takes them, from
     `ollama` or as they stand."""
 
-    names = {*head.entries, *(own.name for own in head.tensors)}
+    names = {*head.entries, *(tensor.name for tensor in head.tensors)}
     given = given_by_ollama(row.name, names, context) if ollama else {}
 
     def at(key: str, default: float, least: float = 0.0) -> float:
@@ -297,60 +297,60 @@ def rope_of(
     if bool(divisors) != bool(short) or any(len(d) != dim // 2 for d in (divisors, short) if d):
         raise head.wrong(f"its rope factors are not one number for each of {dim // 2} pairs")
     base, attention = at("freq_base", 10000.0, 1.0), at("scaling.attn_factor", 1.0)
-    own = GgufRope(base, scaling, factor, _original(head, row) or context, attention)
+    rope = GgufRope(base, scaling, factor, _original(head, row) or context, attention)
     if "betas" in row.adds:
         fast, slow = at("scaling.yarn_beta_fast", 0.0), at("scaling.yarn_beta_slow", 0.0)
-        own = replace(own, beta_fast=fast or own.beta_fast, beta_slow=slow or own.beta_slow)
+        rope = replace(rope, beta_fast=fast or rope.beta_fast, beta_slow=slow or rope.beta_slow)
     if "log" in row.adds:
-        own = replace(own, log_multiplier=at("scaling.yarn_log_multiplier", 0.0))
+        rope = replace(rope, log_multiplier=at("scaling.yarn_log_multiplier", 0.0))
     if factor == 1 and scaling in ("linear", "yarn"):
-        own = replace(own, scaling="none")
-    return replace(own, divisors=divisors, short=short)
+        rope = replace(rope, scaling="none")
+    return replace(rope, divisors=divisors, short=short)
 
 
 def _params(
-    own: GgufRope, row: Architecture, dim: int, context: int, original: int | None
+    rope: GgufRope, row: Architecture, dim: int, context: int, original: int | None
 ) -> dict[str, Any]:
     """A stock dict of the same spectrum."""
     allowed = family(row.type).forms
-    plain = not own.divisors or set(own.divisors + own.short) == {1.0}
+    plain = not rope.divisors or set(rope.divisors + rope.short) == {1.0}
     lengths = {"original_max_position_embeddings": original} if original else {}
-    scaled = own.scaling != "none" and own.factor != 1
-    if plain and own.attn_factor == 1 and not scaled:
+    scaled = rope.scaling != "none" and rope.factor != 1
+    if plain and rope.attn_factor == 1 and not scaled:
         return {"rope_type": "default"}
-    if plain and own.attn_factor == 1 and own.scaling == "linear" and "linear" in allowed:
-        return {"rope_type": "linear", "factor": own.factor} | lengths
-    if plain and own.scaling == "yarn" and "yarn" in allowed:
-        return _yarn(own, dim)
-    unscaled = own.scaling == "none" and own.attn_factor == 1
-    if unscaled and "llama3" in allowed and (known := _llama3(own, dim)) is not None:
+    if plain and rope.attn_factor == 1 and rope.scaling == "linear" and "linear" in allowed:
+        return {"rope_type": "linear", "factor": rope.factor} | lengths
+    if plain and rope.scaling == "yarn" and "yarn" in allowed:
+        return _yarn(rope, dim)
+    unscaled = rope.scaling == "none" and rope.attn_factor == 1
+    if unscaled and "llama3" in allowed and (known := _llama3(rope, dim)) is not None:
         return known
-    rope, general = (
-        Rope(dim, own.freq_base, context, original or context),
-        ("proportional", "longrope"),
-    )
+    plain_rope = Rope(dim, rope.freq_base, context, original or context)
     return forms.carry(
-        rope, ggml_read(own, dim), context, accept=lambda params: params["rope_type"] in general
+        plain_rope,
+        ggml_read(rope, dim),
+        context,
+        accept=lambda params: params["rope_type"] in ("proportional", "longrope"),
     )
 
 
-def _yarn(own: GgufRope, dim: int) -> dict[str, Any]:
-    out: dict[str, Any] = {"rope_type": "yarn", "factor": own.factor}
-    out["original_max_position_embeddings"] = own.original
-    if (own.beta_fast, own.beta_slow) != (forms.BETA_FAST, forms.BETA_SLOW):
-        out |= {"beta_fast": own.beta_fast, "beta_slow": own.beta_slow}
-    if own.log_multiplier:
-        out |= {"mscale": 1.0, "mscale_all_dim": own.log_multiplier}
-    if own.attn_factor != 1:
-        out["attention_factor"] = ggml_read(own, dim).attention_factor
+def _yarn(rope: GgufRope, dim: int) -> dict[str, Any]:
+    out: dict[str, Any] = {"rope_type": "yarn", "factor": rope.factor}
+    out["original_max_position_embeddings"] = rope.original
+    if (rope.beta_fast, rope.beta_slow) != (forms.BETA_FAST, forms.BETA_SLOW):
+        out |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow}
+    if rope.log_multiplier:
+        out |= {"mscale": 1.0, "mscale_all_dim": rope.log_multiplier}
+    if rope.attn_factor != 1:
+        out["attention_factor"] = ggml_read(rope, dim).attention_factor
     return out
 
 
-def _llama3(own: GgufRope, dim: int) -> dict[str, Any] | None:
+def _llama3(rope: GgufRope, dim: int) -> dict[str, Any] | None:
     """Llama 3.1's own form, if the divisors are of it: its slowest pair is divided by the whole
     factor, and one in its ramp tells the original length (low 1, high 4, as all releases have)."""
-    plain, factor = plain_inv_freq(dim, own.freq_base), round(own.divisors[-1], 4)
-    ramp = [(p, f) for p, f in zip(own.divisors, plain, strict=True) if 1.01 < p < factor * 0.99]
+    plain, factor = plain_inv_freq(dim, rope.freq_base), round(rope.divisors[-1], 4)
+    ramp = [(p, f) for p, f in zip(rope.divisors, plain, strict=True) if 1.01 < p < factor * 0.99]
     if not ramp or factor <= 1:
         return None
     divisor, f = ramp[len(ramp) // 2]
@@ -358,7 +358,7 @@ def _llama3(own: GgufRope, dim: int) -> dict[str, Any] | None:
     original = round((1 + 3 * gamma) * 2 * math.pi / f)
     wanted = forms.llama3_pair_factors(plain, original, factor, 1.0, 4.0)
     # The ramp divides by nearly nothing in float32; a wrong length is off by more than this.
-    if any(abs(a / b - 1) > 64 * STORED for a, b in zip(wanted, own.divisors, strict=True)):
+    if any(abs(a / b - 1) > 64 * STORED for a, b in zip(wanted, rope.divisors, strict=True)):
         return None
     out = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     return out | {"original_max_position_embeddings": original}

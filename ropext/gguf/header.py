@@ -123,16 +123,17 @@ class GgufHeader:
         return data
 
     def tensor(self, name: str) -> Description | None:
-        return next((own for own in self.tensors if own.name == name), None)
+        return next((each for each in self.tensors if each.name == name), None)
 
     def floats(self, name: str, signed: bool = False) -> tuple[float, ...]:
         """The numbers of a small float32 tensor, above 0 unless `signed`."""
-        own = self.tensor(name)
-        if own is None:
+        tensor = self.tensor(name)
+        if tensor is None:
             return ()
-        if own.kind != F32 or len(own.shape) != 1 or own.size > 1 << 20:
+        if tensor.kind != F32 or len(tensor.shape) != 1 or tensor.size > 1 << 20:
             raise self.wrong(f"the tensor {named(name)} is not a row of float32 numbers")
-        values = struct.unpack(f"<{own.shape[0]}f", self.read(self.data + own.offset, own.size))
+        data = self.read(self.data + tensor.offset, tensor.size)
+        values = struct.unpack(f"<{tensor.shape[0]}f", data)
         if not signed and not all(0 < value < math.inf for value in values):
             raise self.wrong(f"the tensor {named(name)} does not hold numbers above 0")
         return values
@@ -253,8 +254,8 @@ def read_gguf(path: Path) -> GgufHeader:
         rows = [_row(reader, number, tensors) for number in range(tensors)]
         described = begin, reader.at
         place = -(-reader.at // alignment) * alignment
-        found = _placed(reader, rows, place, alignment)
-        return GgufHeader(path, len(data), version, entries, found, alignment, described, place)
+        placed = _placed(reader, rows, place, alignment)
+        return GgufHeader(path, len(data), version, entries, placed, alignment, described, place)
 
 
 def _begin(path: Path, data: mmap.mmap) -> tuple[int, int, int]:

@@ -19,52 +19,52 @@ def changes(model: Snapshot, plan: Plan) -> tuple[Values, Mapping[str, tuple[flo
     divisors."""
     assert isinstance(model, GgufFile)  # nothing else has a container
     site = plan.main
-    own = carry(model.container, site.rope, site.wanted, site.params)
-    if own is None:  # the plan was made with this very question
+    rope = carry(model.container, site.rope, site.wanted, site.params)
+    if rope is None:  # the plan was made with this very question
         raise NotExpressible(f"a {model.container} GGUF does not carry this spectrum exactly")
     row, prefix = architecture(model.container), f"{model.container}.rope"
     keys: dict[str, tuple[int, Any]] = {
         f"{model.container}.context_length": (UINT32, plan.target),
-        f"{prefix}.freq_base": (FLOAT32, own.freq_base),
+        f"{prefix}.freq_base": (FLOAT32, rope.freq_base),
     }
     more: dict[str, tuple[int, Any]] = {
-        f"{prefix}.scaling.type": (STRING, own.scaling),
-        f"{prefix}.scaling.factor": (FLOAT32, own.factor),
-        f"{prefix}.scaling.original_context_length": (UINT32, own.original),
-        f"{prefix}.scaling.attn_factor": (FLOAT32, own.attn_factor),
+        f"{prefix}.scaling.type": (STRING, rope.scaling),
+        f"{prefix}.scaling.factor": (FLOAT32, rope.factor),
+        f"{prefix}.scaling.original_context_length": (UINT32, rope.original),
+        f"{prefix}.scaling.attn_factor": (FLOAT32, rope.attn_factor),
     }
-    present, theta_alone = {*model.head.entries}, own.scaling == "none" and not own.divisors
+    present, theta_alone = {*model.head.entries}, rope.scaling == "none" and not rope.divisors
     if known_key(model.head, row, "attention.temperature_scale"):  # counts from the original
         theta_alone = False
-    defaults = {"none", 1.0} | ({own.original} if theta_alone else set())
+    defaults = {"none", 1.0} | ({rope.original} if theta_alone else set())
     if is_given_scaling(model.container):
         present |= {f"{prefix}.scaling.type", f"{prefix}.scaling.factor"}
     keys |= {key: item for key, item in more.items() if key in present or item[1] not in defaults}
     local = f"{prefix}.freq_base_swa"
-    if site.rope.nested and own.freq_base != site.rope.theta and not row.local:
+    if site.rope.nested and rope.freq_base != site.rope.theta and not row.local:
         keys[local] = (FLOAT32, model.head.decimal(local) or site.rope.theta)
-    if own.scaling == "yarn" and "betas" in row.adds:
-        keys[f"{prefix}.scaling.yarn_beta_fast"] = (FLOAT32, own.beta_fast)
-        keys[f"{prefix}.scaling.yarn_beta_slow"] = (FLOAT32, own.beta_slow)
+    if rope.scaling == "yarn" and "betas" in row.adds:
+        keys[f"{prefix}.scaling.yarn_beta_fast"] = (FLOAT32, rope.beta_fast)
+        keys[f"{prefix}.scaling.yarn_beta_slow"] = (FLOAT32, rope.beta_slow)
     old = f"{prefix}.scale_linear"  # read where scaling.factor is absent
     if old in model.head.entries:
-        keys[old] = (FLOAT32, own.factor)
+        keys[old] = (FLOAT32, rope.factor)
     for name in older_names(row.name):
         value = known_key(model.head, row, name)
         if value is not None and f"{row.name}.{name}" not in present:
             keys.setdefault(f"{row.name}.{name}", (FLOAT32, value))
-    return keys, _tensors(model, own)
+    return keys, _tensors(model, rope)
 
 
-def _tensors(model: GgufFile, own: GgufRope) -> dict[str, tuple[float, ...]]:
+def _tensors(model: GgufFile, rope: GgufRope) -> dict[str, tuple[float, ...]]:
     """The divisors of this spectrum; those of another that are there already become ones."""
     present = [name for name in (FREQS, LONG, SHORT) if model.head.tensor(name)]
     out = {name: (1.0,) * len(model.head.floats(name)) for name in present}
-    if own.short:
-        return out | {LONG: own.divisors, SHORT: own.short}
-    if own.divisors:  # a Step's row is as long as its windowed layers ask for, which read none
-        more = len(own.divisors) if architecture(model.container).halves else 0
-        out[FREQS] = own.divisors + (1.0,) * more
+    if rope.short:
+        return out | {LONG: rope.divisors, SHORT: rope.short}
+    if rope.divisors:  # a Step's row is as long as its windowed layers ask for, which read none
+        more = len(rope.divisors) if architecture(model.container).halves else 0
+        out[FREQS] = rope.divisors + (1.0,) * more
     return out
 
 

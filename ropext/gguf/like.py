@@ -22,8 +22,8 @@ def request_like(model: Snapshot, request: Extend) -> Extend:
     """The request with what ropext.json of `--like DIR` says: one divisor per pair, the attention
     factor and both lengths."""
     assert isinstance(model, GgufFile)
-    asked = {key for key, value in request if value not in (None, (), False)} - {"like", "even_so"}
-    if asked - {"for_loaders"}:
+    given = {key for key, value in request if value not in (None, (), False)} - {"like", "even_so"}
+    if given - {"for_loaders"}:
         raise UsageError("--like DIR says how far and by which method; it takes no option of these")
     source = open_snapshot(str(request.like), weights=True)
     record = read_record(source.directory)
@@ -40,9 +40,9 @@ def request_like(model: Snapshot, request: Extend) -> Extend:
     wanted = scaled[0].spectrum
     attention = wanted.attention_factor / now[0].attention_factor
     lengths = {"context": record.context, "target": record.target, "attention_factor": attention}
-    own = _by_method(request.changed(**lengths), record, read.scaled_sites[0].rope)
-    if own is not None:
-        return own
+    simpler = _by_method(request.changed(**lengths), record, read.scaled_sites[0].rope)
+    if simpler is not None:
+        return simpler
     short = wanted.short_inv_freq and tuple(
         a / b for a, b in zip(now[0].inv_freq, wanted.short_inv_freq, strict=True)
     )
@@ -60,12 +60,12 @@ def _by_method(request: Extend, record: Record, rope: Rope) -> Extend | None:
     if record.method not in scaling.METHODS or record.method == "longrope":
         return None
     knobs = {key: value for key, value in record.knobs.items() if key in KNOBS}
-    own = request.changed(method=record.method, **knobs)
+    trial = request.changed(method=record.method, **knobs)
     made = scaling.scale(
-        rope, record.method, record.target, knobs_for(own, record.method), own.attention
+        rope, record.method, record.target, knobs_for(trial, record.method), trial.attention
     )
     wanted = next(site.spectrum for site in record.sites if site.scaled)
-    return own if forms.same(scaling.compose(rope, made, record.target), wanted) else None
+    return trial if forms.same(scaling.compose(rope, made, record.target), wanted) else None
 
 
 def _differs(source: Snapshot, model: GgufFile, what: str) -> InputError:
@@ -79,11 +79,11 @@ def _differs(source: Snapshot, model: GgufFile, what: str) -> InputError:
 
 def _check_same(source: Snapshot, model: GgufFile, record: Record) -> None:
     """Geometry, and the norms, which a quantiser leaves in float32."""
-    theirs, own = families.as_read(source.config), families.as_read(model.config)
+    theirs, ours = families.as_read(source.config), families.as_read(model.config)
     if not alike(model.container, theirs.text_type):
         raise _differs(source, model, "their types")
     for key in ("layers", "hidden_size", "heads", "kv_heads", "vocab_size"):
-        if getattr(theirs, key) != getattr(own, key):
+        if getattr(theirs, key) != getattr(ours, key):
             raise _differs(source, model, key.replace("_", " "))
     length = model.config["max_position_embeddings"]
     if length not in (record.context, record.target):
@@ -124,6 +124,6 @@ def _floats(source: Snapshot, file: str, key: str) -> list[float]:
     """The numbers of a row in a safetensors file; none where it is quantised."""
     from ropext.checkpoint import tables  # late: it loads numpy, and only this asks for it
 
-    raw, own = tables.read_tensor(source.path(file), key)
-    known = own.dtype in tables.FLOATS or own.dtype == "BF16"
-    return tables.decoded(raw, own.dtype).tolist() if known else []
+    raw, tensor = tables.read_tensor(source.path(file), key)
+    known = tensor.dtype in tables.FLOATS or tensor.dtype == "BF16"
+    return tables.decoded(raw, tensor.dtype).tolist() if known else []

@@ -103,9 +103,9 @@ def written(place: Path) -> set[str] | None:
         model = open_gguf(str(first))
     except RopextError:
         return guard.recorded(place)
-    kept = (model.kept_record or {}).get("weights") or {}
-    known = {name: {**asdict(own), "sha256": None} for name, own in weigh_parts(model).items()}
-    if {name: {**own, "sha256": None} for name, own in kept.items()} != known:
+    weights = (model.kept_record or {}).get("weights") or {}
+    known = {name: {**asdict(t), "sha256": None} for name, t in weigh_parts(model).items()}
+    if {name: {**entry, "sha256": None} for name, entry in weights.items()} != known:
         return None
     beside = first.with_name(f"{first.name}.Modelfile")
     ours = (
@@ -152,8 +152,8 @@ def _write(
     if new and count in head.entries:
         keys = {**keys, count: (head.entries[count].kind, head.entries[count].value + len(new))}
     raw = head.read(0, head.described[1])
-    kept = {k: raw[own.start : own.end] for k, own in head.entries.items() if k != FILLER}
-    rows = kept | {key: _key(key, *item) for key, item in keys.items()}
+    carried = {k: raw[entry.start : entry.end] for k, entry in head.entries.items() if k != FILLER}
+    rows = carried | {key: _key(key, *item) for key, item in keys.items()}
     size, table = _padded(head.end - head.data, head.alignment), raw[slice(*head.described)]
     place, bodies = size, list[bytes]()
     for name, values in new.items():
@@ -181,10 +181,10 @@ def _write(
             out.seek(len(begin) + size)
             out.write(b"".join(bodies))
             for name in tensors.keys() - new.keys():
-                own = head.tensor(name)
-                assert own is not None
+                tensor = head.tensor(name)
+                assert tensor is not None
                 row = struct.pack(f"<{len(tensors[name])}f", *tensors[name])
-                out.seek(len(begin) + own.offset)
+                out.seek(len(begin) + tensor.offset)
                 out.write(row)
     finally:
         os.close(source)
@@ -196,7 +196,7 @@ def weigh_parts(
     """What identifies the tensors of each part, rope factors aside."""
     return {
         f"tensors-{number:05}": WeightFile(
-            sum(own.size for own in part.tensors if own.name not in DIVISORS),
+            sum(tensor.size for tensor in part.tensors if tensor.name not in DIVISORS),
             part.digest(DIVISORS),
             _content(part, show) if content else None,
         )
@@ -208,11 +208,11 @@ def _content(part: GgufHeader, show: Show) -> str:
     """SHA-256 over the tensors' bytes."""
     digest, done = hashlib.sha256(), 0
     with open(open_regular(part.path), "rb") as file:
-        for own in part.tensors:
-            if own.name in DIVISORS:
+        for tensor in part.tensors:
+            if tensor.name in DIVISORS:
                 continue
-            file.seek(part.data + own.offset)
-            left = own.size
+            file.seek(part.data + tensor.offset)
+            left = tensor.size
             while left and (piece := file.read(min(left, PIECE))):
                 digest.update(piece)
                 left, done = left - len(piece), done + len(piece)
@@ -236,7 +236,7 @@ def spectra_in(model: GgufFile) -> list[Spectrum]:
     row, context = architecture(model.container), model.config["max_position_embeddings"]
     dim, _ = sizes(model.head, row)
     readers = (True,) if row.only else (False, True)
-    return [ggml_read(rope_of(model.head, row, dim, context, ollama=own), dim) for own in readers]
+    return [ggml_read(rope_of(model.head, row, dim, context, ollama=each), dim) for each in readers]
 
 
 def compare(model: GgufFile, wanted: Spectrum, target: int) -> ReadBack:
@@ -244,15 +244,15 @@ def compare(model: GgufFile, wanted: Spectrum, target: int) -> ReadBack:
     spectra, stated = spectra_in(model), model.config["max_position_embeddings"]
     if stated != target:
         raise ProofFailed(f"proof: context_length is {stated}, the target is {target}")
-    found = [replace(own, softmax_factor=wanted.softmax_factor) for own in spectra]
-    error = max(farthest(own, wanted) for own in found)
+    read = [replace(each, softmax_factor=wanted.softmax_factor) for each in spectra]
+    error = max(farthest(each, wanted) for each in read)
     if not error <= STORED:
         raise ProofFailed(
             f"proof: ggml's formula on the keys of {model.name} is off the planned spectrum by "
             f"{error:.1e} (bound {STORED:.0e})"
         )
-    tensors = [own for part in model.parts for own in part.tensors]
-    return ReadBack(error, len(wanted.inv_freq), len(tensors), sum(own.size for own in tensors))
+    tensors = [tensor for part in model.parts for tensor in part.tensors]
+    return ReadBack(error, len(wanted.inv_freq), len(tensors), sum(t.size for t in tensors))
 
 
 def _prove(target: Path, base: GgufFile, wanted: Spectrum, length: int) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class Inspection:
     def spectra(self) -> dict[str, Spectrum]:
         """What three well-known methods would make of it, for the picture."""
         rope, known = self.main.rope, scaling.well_known(self.main.rope, self.target)
-        return {name: scaling.compose(rope, own, self.target) for name, own in known.items()}
+        return {name: scaling.compose(rope, each, self.target) for name, each in known.items()}
 
     def to_json(self) -> dict[str, Any]:
         sites = []
@@ -83,7 +83,7 @@ class Unrotated:
 
     def to_json(self) -> dict[str, Any]:
         facts = {"model": self.name, "positions": asdict(self.positions), "advice": self.advice}
-        return facts | {"tables": [asdict(own) for own in self.tables], "limits": self.limits}
+        return facts | {"tables": [asdict(table) for table in self.tables], "limits": self.limits}
 
 
 def inspect(
@@ -101,8 +101,8 @@ def inspect(
         from ropext.checkpoint import tables  # late: no rotary model needs it
 
         here = bool(positions.tensors and snapshot.weight_files)
-        found = tables.find_tables(snapshot, positions) if here else ()
-        return Unrotated(str(model), positions, _limits(snapshot), found, snapshot.directory)
+        stored = tables.find_tables(snapshot, positions) if here else ()
+        return Unrotated(str(model), positions, _limits(snapshot), stored, snapshot.directory)
     with said_of(snapshot):
         read = families.read(snapshot.config, context=context, original=original_context)
     read = replace(read, container=snapshot.container)

@@ -45,9 +45,9 @@ def read_again(snapshot: Snapshot) -> Served:
     main = model.scaled_sites[0]
     if snapshot.container:
         model = replace(model, container=snapshot.container)
-        found = readings_of(model, main.rope, main.rope.spectrum, main.params, model.context)
-        lines = loaders.file_lines(snapshot.name, model.context, found, main.params)
-        return Served(snapshot.name, model, record, found, lines)
+        listed = readings_of(model, main.rope, main.rope.spectrum, main.params, model.context)
+        lines = loaders.file_lines(snapshot.name, model.context, listed, main.params)
+        return Served(snapshot.name, model, record, listed, lines)
     text = text_part(snapshot.config, model.path)
     read = partial(
         loaders.readings,

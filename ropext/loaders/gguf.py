@@ -110,49 +110,49 @@ def _mscale(scale: float, m: float) -> float:
     return 1.0 if scale <= 1 else 0.1 * m * math.log(scale) + 1.0
 
 
-def _corrections(own: GgufRope, dim: int) -> tuple[float, float]:
+def _corrections(rope: GgufRope, dim: int) -> tuple[float, float]:
     """ggml_rope_yarn_corr_dims of ggml.c."""
 
     def index(turns: float) -> float:
-        return dim * math.log(own.original / (turns * 2 * math.pi)) / (2 * math.log(own.freq_base))
+        return dim * math.log(rope.original / (turns * math.tau)) / (2 * math.log(rope.freq_base))
 
-    return max(0, math.floor(index(own.beta_fast))), min(dim - 1, math.ceil(index(own.beta_slow)))
+    return max(0, math.floor(index(rope.beta_fast))), min(dim - 1, math.ceil(index(rope.beta_slow)))
 
 
-def read(own: GgufRope, dim: int) -> Spectrum:
+def read(rope: GgufRope, dim: int) -> Spectrum:
     """The angle of each pair at position 1 and what multiplies cos and sin: rope_yarn and
     ggml_rope_cache_init of ggml-cpu/ops.cpp, after llama_context's constructor.
 
     In float64; ggml itself multiplies up float32 powers of the base, which drift by some 1e-6.
     """
-    freq_scale = 1.0 if own.scaling == "none" else 1.0 / own.factor
+    freq_scale = 1.0 if rope.scaling == "none" else 1.0 / rope.factor
     mscale = 1.0  # yarn_attn_factor
-    if own.scaling == "yarn":
+    if rope.scaling == "yarn":
         factor = 1.0 / freq_scale
         mscale = _mscale(factor, 1.0)
-        mscale /= _mscale(factor, own.log_multiplier) if own.log_multiplier else 1.0
+        mscale /= _mscale(factor, rope.log_multiplier) if rope.log_multiplier else 1.0
         mscale *= 1.0 / (1.0 + 0.1 * math.log(factor))
-    mscale *= own.attn_factor
+    mscale *= rope.attn_factor
 
     def turned(divisors: tuple[float, ...]) -> tuple[float, ...]:
-        low, high = _corrections(own, dim) if own.scaling == "yarn" else (0.0, 0.0)
+        low, high = _corrections(rope, dim) if rope.scaling == "yarn" else (0.0, 0.0)
         out = []
         for i in range(dim // 2):
             divisor = divisors[i] if divisors else 1.0
-            extrapolated = own.freq_base ** (-2 * i / dim) / divisor if divisor < STILL else 0.0
+            extrapolated = rope.freq_base ** (-2 * i / dim) / divisor if divisor < STILL else 0.0
             theta = interpolated = freq_scale * extrapolated
-            if own.scaling == "yarn":
+            if rope.scaling == "yarn":
                 y = (i - low) / max(0.001, high - low)
                 mix = 1 - min(1.0, max(0.0, y))
                 theta = interpolated * (1 - mix) + extrapolated * mix
             out.append(theta)
         return tuple(out)
 
-    if own.scaling == "yarn":
+    if rope.scaling == "yarn":
         mscale *= 1.0 + 0.1 * math.log(1.0 / freq_scale)
-    short = turned(own.short) if own.short and own.short != own.divisors else None
-    original = own.original if short else 0
-    return Spectrum(turned(own.divisors), mscale, 1.0, short, original)
+    short = turned(rope.short) if rope.short and rope.short != rope.divisors else None
+    original = rope.original if short else 0
+    return Spectrum(turned(rope.divisors), mscale, 1.0, short, original)
 
 
 def farthest(one: Spectrum, other: Spectrum) -> float:
@@ -187,8 +187,8 @@ def _offers(row: Architecture, rope: Rope, wanted: Spectrum, params: Params) -> 
     if params["rope_type"] == "yarn" or (rope.stands and params["rope_type"] == "longrope"):
         betas = {key: params[key] for key in ("beta_fast", "beta_slow") if params.get(key)}
         log = rope.mscale_all_dim if "log" in row.adds else 0.0
-        own = GgufRope(params["rope_theta"], "yarn", params["factor"], original, log_multiplier=log)
-        yield replace(own, **betas) if "betas" in row.adds else own
+        one = GgufRope(params["rope_theta"], "yarn", params["factor"], original, log_multiplier=log)
+        yield replace(one, **betas) if "betas" in row.adds else one
     if "freqs" in row.adds:
         yield GgufRope(rope.theta, original=original, divisors=held)
     if "factors" in row.adds:
@@ -205,19 +205,19 @@ def carry(name: str, rope: Rope, wanted: Spectrum, params: Params) -> GgufRope |
     row = architecture(name)
     standing = tuple(STANDS if p == math.inf else 1.0 for p in rope.pair_factors)
     fixed = "theta" in row.lacks and rope.nested  # its windowed layers would follow
-    for own in _offers(row, rope, wanted, params):
-        if own.scaling in row.lacks or (
-            fixed and abs(own.freq_base / rope.theta - 1) > forms.EXACT
+    for offer in _offers(row, rope, wanted, params):
+        if offer.scaling in row.lacks or (
+            fixed and abs(offer.freq_base / rope.theta - 1) > forms.EXACT
         ):
             continue
-        own = replace(own, divisors=standing) if rope.stands and not own.divisors else own
-        ratio = wanted.attention_factor / read(own, rope.dim).attention_factor
+        offer = replace(offer, divisors=standing) if rope.stands and not offer.divisors else offer
+        ratio = wanted.attention_factor / read(offer, rope.dim).attention_factor
         if not math.isclose(ratio, 1, rel_tol=forms.EXACT):
-            own = replace(own, attn_factor=ratio)
-        if "attn" in row.lacks and own.attn_factor != 1:
+            offer = replace(offer, attn_factor=ratio)
+        if "attn" in row.lacks and offer.attn_factor != 1:
             continue
-        if farthest(read(own, rope.dim), wanted) <= forms.EXACT:
-            return own
+        if farthest(read(offer, rope.dim), wanted) <= forms.EXACT:
+            return offer
     return None
 
 
@@ -235,16 +235,18 @@ def given_by_ollama(name: str, names: Collection[str], context: int) -> dict[str
     """The rope keys that Ollama adds to a file of its own; `names` are all its keys and tensors."""
     rule: dict[str, Any] = _table()["ollama"].get(name, {})
     marks, lacks = tuple(rule.get("marks", ())), rule.get("lacks")
-    own = not marks or lacks not in names or any(one.startswith(marks) for one in names)
+    applies = not marks or lacks not in names or any(one.startswith(marks) for one in names)
     long = rule["long"] if rule and context >= rule["from"] else {}
-    return {**rule["keys"], **long} if rule and own else {}
+    return {**rule["keys"], **long} if rule and applies else {}
 
 
-def _kind(own: GgufRope | None) -> str:
+def _kind(rope: GgufRope | None) -> str:
     """By what a file carries its spectrum; Gemma 4's divisors stand beside a yarn."""
-    if own is None or (own.scaling == "none" and not own.divisors):
+    if rope is None or (rope.scaling == "none" and not rope.divisors):
         return "theta"
-    return own.scaling if own.scaling in ("linear", "yarn") else "factors" if own.short else "freqs"
+    if rope.scaling in ("linear", "yarn"):
+        return rope.scaling
+    return "factors" if rope.short else "freqs"
 
 
 def environment(params: Params, target: int) -> str:
@@ -260,11 +262,11 @@ def environment(params: Params, target: int) -> str:
     )
 
 
-def readings(name: str, own: GgufRope | None, text_type: str) -> tuple[LoaderReading, ...]:
+def readings(name: str, rope: GgufRope | None, text_type: str) -> tuple[LoaderReading, ...]:
     """Who reads such a file how: llama.cpp, and the programs that were read."""
-    row, kinds = architecture(name), [_kind(own), "*"]
+    row, kinds = architecture(name), [_kind(rope), "*"]
     row = replace(row, type=text_type)
-    kinds = ["attn", *kinds] if own is not None and own.attn_factor != 1 else kinds
+    kinds = ["attn", *kinds] if rope is not None and rope.attn_factor != 1 else kinds
     return tuple(_reading(loader, row, kinds) for loader in runners())
 
 
@@ -278,11 +280,11 @@ def _reading(loader: str, row: Architecture, kinds: list[str]) -> LoaderReading:
     entry, first = runners()[loader], loader == "llama.cpp"
     evidence = row.evidence if first else entry.get("evidence", "source")
     cells = entry.get("cells", {})
-    listed = {each: own for names, own in cells.items() for each in names.split()}
+    listed = {each: cell for names, cell in cells.items() for each in names.split()}
     mine = listed.get(row.type, listed.get(row.name, listed.get("*", {})))
     why = _table()["carried"].get(kinds[-2], kinds[-2]) if first else entry.get("why", "")
-    found = (mine[kind] for kind in kinds if kind in mine)
-    cell = as_cell(next(found, {"is": "same", "why": why}), evidence)
+    matching = (mine[kind] for kind in kinds if kind in mine)
+    cell = as_cell(next(matching, {"is": "same", "why": why}), evidence)
     if row.only and cell.verdict == "same":
         said = f"knows no architecture {row.name}"
         if loader == row.only.lower():
@@ -293,8 +295,8 @@ def _reading(loader: str, row: Architecture, kinds: list[str]) -> LoaderReading:
     )
 
 
-def exact_in(names: tuple[str, ...], name: str, own: GgufRope, kind: str, even_so: bool) -> bool:
+def exact_in(names: tuple[str, ...], name: str, rope: GgufRope, kind: str, even_so: bool) -> bool:
     """Whether every loader of --for reads such a file exactly."""
-    found: Mapping[str, str] = {each.loader: each.verdict for each in readings(name, own, kind)}
+    verdicts: Mapping[str, str] = {each.loader: each.verdict for each in readings(name, rope, kind)}
     accepted = {"same", "not measured"} if even_so else {"same"}
-    return all(found.get(loader_of(each), "not measured") in accepted for each in names)
+    return all(verdicts.get(loader_of(each), "not measured") in accepted for each in names)

@@ -68,7 +68,7 @@ def serving_lines(
 def override_lines(
     model: str,
     keys: Mapping[str, Any],
-    found: Iterable[LoaderReading],
+    readings: Iterable[LoaderReading],
     params: Params,
     target: int,
     path: Sequence[str] = (),
@@ -77,18 +77,18 @@ def override_lines(
 ) -> tuple[Serving, ...]:
     """How to run the base's own weights with the plan's numbers, in each loader that reads these as
     planned: `keys` are what its config has to say, at `path` inside a composite."""
-    exact = {each.loader: each for each in reversed([*found])}
+    exact = {each.loader: each for each in reversed([*readings])}
     exact = {name: each for name, each in exact.items() if each.verdict == "same"}
     nested: Mapping[str, Any] = keys
     for part in reversed(path):
         nested = {part: nested}
-    place, told = shlex.quote(model), shlex.quote(json.dumps(nested))
+    place, override = shlex.quote(model), shlex.quote(json.dumps(nested))
     given = ", ".join(f"{key}={value!r}" for key, value in nested.items())
     lines = {
         "transformers": f"AutoModelForCausalLM.from_pretrained({model!r}, {given})",
-        "vllm": f"vllm serve {place} --hf-overrides {told} --max-model-len {target}",
+        "vllm": f"vllm serve {place} --hf-overrides {override} --max-model-len {target}",
         "sglang": f"python -m sglang.launch_server --model-path {place} "
-        f"--json-model-override-args {told} --context-length {target}",
+        f"--json-model-override-args {override} --context-length {target}",
     }
     out = [Serving(name, line) for name, line in lines.items() if name in exact]
     if "llama.cpp" in exact:

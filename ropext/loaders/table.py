@@ -226,10 +226,10 @@ def _reader(entry: Mapping[str, Any], engine: Mapping[str, Any]) -> LoaderVersio
             measured.setdefault(family, group.get("versions", entry["versions"]))
     for group in engine.get("groups", ()):
         evidence = group.get("evidence", engine["evidence"])
-        found = {kind: as_cell(own, evidence) for kind, own in group["cells"].items()}
+        by_kind = {kind: as_cell(cell, evidence) for kind, cell in group["cells"].items()}
         for family in group["families"]:
             known = families.setdefault(family, {})
-            for kind, cell in found.items():
+            for kind, cell in by_kind.items():
                 known[kind] = _told(cell, known.get(kind) or families["llama"].get(kind))
             measured.setdefault(family, group.get("versions", engine["versions"]))
     failed = engine.get("failed", {})
@@ -297,11 +297,11 @@ def _reading(
             why = f"{known} could not be run: {reader.failed[known]}"
         return LoaderReading(reader.loader, reader.versions, "not measured", why)
     versions = reader.measured[known]
-    found = [_judge(cells.get(kind), kind, params) for kind in kinds]
-    worst = min(found, key=lambda cell: _WORST_FIRST.index(cell.verdict))
-    why = "; ".join(dict.fromkeys(c.why for c in found if c.verdict == worst.verdict and c.why))
+    judged = [_judge(cells.get(kind), kind, params) for kind in kinds]
+    worst = min(judged, key=lambda cell: _WORST_FIRST.index(cell.verdict))
+    why = "; ".join(dict.fromkeys(c.why for c in judged if c.verdict == worst.verdict and c.why))
     why = sourced(why, worst.evidence)
-    flag = " ".join(dict.fromkeys(_filled(c.flag, params, target) for c in found if c.flag))
+    flag = " ".join(dict.fromkeys(_filled(c.flag, params, target) for c in judged if c.flag))
     return LoaderReading(reader.loader, versions, worst.verdict, why, flag, worst.evidence)
 
 
@@ -331,9 +331,9 @@ def _version(text: str) -> tuple[int, ...]:
 
 def _covers(reader: LoaderVersions, version: str) -> bool:
     """Whether a version lies in a span, compared as far as the span's ends are written."""
-    asked = _version(version)
+    wanted = _version(version)
     spans = [(_version(low), _version(high)) for low, high in reader.spans]
-    return any(low <= asked and asked[: len(high)] <= high for low, high in spans)
+    return any(low <= wanted and wanted[: len(high)] <= high for low, high in spans)
 
 
 def loader_of(name: str) -> str:

@@ -136,9 +136,9 @@ def _knobs() -> dict[str, tuple[Any, Any]]:
         for name in method.knob_names():
             owners.setdefault(name, []).append(method.name)
     out = {}
-    for name, own in owners.items():
-        knob = next(k for k in fields(scaling.METHODS[own[0]].knobs) if k.name == name)
-        help_text = f"{', '.join(own)}: {knob.metadata['help']}{shown_default(knob.default)}"
+    for name, methods in owners.items():
+        knob = next(k for k in fields(scaling.METHODS[methods[0]].knobs) if k.name == name)
+        help_text = f"{', '.join(methods)}: {knob.metadata['help']}{shown_default(knob.default)}"
         is_list = get_origin(plain(knob.type)) is tuple
         kind = Divisors | None if is_list else knob.type | None  # type: ignore[operator]
         out[name] = (kind, wanted(None, help_text, "FILE" if is_list else None))
@@ -262,14 +262,14 @@ class Budget:
 
 def parse_budget(text: str) -> Budget:
     """30m, 2h, or 20000000 (tokens)."""
-    found = re.fullmatch(r"([\d.]+(?:e\d+)?) *(s|m|h|tokens)?", text.strip().lower())
+    parts = re.fullmatch(r"([\d.]+(?:e\d+)?) *(s|m|h|tokens)?", text.strip().lower())
     try:
-        amount = float(found[1]) if found else 0.0
+        amount = float(parts[1]) if parts else 0.0
     except ValueError:
         amount = 0.0
-    if not found or not amount > 0:
+    if not parts or not amount > 0:
         raise UsageError(f"--budget {text[:40]}: write a time (30m, 2h) or tokens (20000000)")
-    return Budget(amount * _UNITS.get(found[2], 1), found[2] in _UNITS)
+    return Budget(amount * _UNITS.get(parts[2], 1), parts[2] in _UNITS)
 
 
 class Writing(Options):

@@ -121,9 +121,9 @@ def as_place(given: TextsOrPlace) -> str:
     """Documents as they were given, as one word: their place, or a name with the texts."""
     if isinstance(given, str | PathLike):
         return given if isinstance(given, str) else str(given)
-    found = Texts("texts")
-    found.rows = given
-    return found
+    texts = Texts("texts")
+    texts.rows = given
+    return texts
 
 
 def _documents(value: Any, check: Callable[[Any], str], info: ValidationInfo) -> str:

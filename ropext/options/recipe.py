@@ -139,7 +139,7 @@ class RecipeSource:
 
     def where(self, loc: Loc) -> str:
         """Where a section or key was given."""
-        inside = (own.where for at, own in self.entries.items() if at[: len(loc)] == loc)
+        inside = (entry.where for at, entry in self.entries.items() if at[: len(loc)] == loc)
         return next(inside, self.name)
 
 
@@ -484,7 +484,7 @@ def _variable(name: str, where: str) -> str:
 def _complaint(source: RecipeSource, error: ValidationError) -> UsageError:
     """The first of what is wrong: unknown keys first, since one is why another is missing."""
     rank = {"extra_forbidden": 0, "missing": 2}
-    first = min(error.errors(include_url=False), key=lambda found: rank.get(found["type"], 1))
+    first = min(error.errors(include_url=False), key=lambda detail: rank.get(detail["type"], 1))
     loc = tuple(map(str, first["loc"][:2]))
     where, dotted = source.where(loc), ".".join(loc)
     match first["type"]:

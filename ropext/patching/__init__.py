@@ -186,7 +186,7 @@ def _set_slopes(live: Any, growth: Growth | None) -> None:
 def _check_same_weights(old: Any, new: Any, tables: Iterable[str]) -> None:
     others = {f"{name}.weight" for name in tables}
     before, after = (
-        {(name, own.shape) for name, own in model.state_dict().items() if name not in others}
+        {(name, tensor.shape) for name, tensor in model.state_dict().items() if name not in others}
         for model in (old, new)
     )
     if before != after:

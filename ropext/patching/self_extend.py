@@ -50,7 +50,7 @@ class Rotation:
         Angles are rounded at each of the two as stock rounds them, and their difference is exact.
         """
         rates = self.inv_freq.to(states.device)
-        old, new = (own[:, None, :, None].float() * rates for own in (before, after))
+        old, new = (positions[:, None, :, None].float() * rates for positions in (before, after))
         place = "cpu" if states.device.type == "mps" else states.device  # it has no float64
         angle = new.to(place).double() - old.to(place).double()
         cos, sin = angle.cos().to(states), angle.sin().to(states)
@@ -97,7 +97,7 @@ def _attention(
     k, v = k[:, :, : last + 1], v[:, :, : last + 1]
     far_k = rotation.turn(k, key_positions, fold.key_positions(key_positions))
     far_q = rotation.turn(q, positions, fold.query_positions(positions))
-    k, far_k, v = (repeat_kv(own, q.shape[1] // own.shape[1]) for own in (k, far_k, v))
+    k, far_k, v = (repeat_kv(heads, q.shape[1] // heads.shape[1]) for heads in (k, far_k, v))
     seen = None if mask is None else mask[:, :, first:, : last + 1]
     scale = rest.get("scaling") or q.shape[-1] ** -0.5
     blocks = q.device.type == "cpu" and q.shape[2] >= fold.window and not _learns(q, k, v)
@@ -109,7 +109,7 @@ def _attention(
 
 
 def _learns(*states: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(own.requires_grad for own in states)
+    return torch.is_grad_enabled() and any(state.requires_grad for state in states)
 
 
 def _in_scores(
@@ -145,8 +145,8 @@ def _in_blocks(
     of the block before it is near, what of it is far, and all before that; joined by their
     log-sum-exp. Memory grows with the length, not with its square."""
     parts = []
-    own = torch.arange(window)
-    near = own[:, None] < own  # query r of a block and key c of the one before: r + window - c
+    index = torch.arange(window)
+    near = index[:, None] < index  # query r of a block and key c of the one before: r + window - c
     for at in range(0, q.shape[2], window):
         rows = slice(at, min(at + window, q.shape[2]))
         count = rows.stop - at
@@ -186,8 +186,8 @@ def _flash(
 
 def _joined(pieces: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """Weigh what was seen of each part of the keys by that part's share of all scores."""
-    total = torch.logsumexp(torch.stack([own for _, own in pieces]), 0)
-    shares = ((own - total).exp().nan_to_num()[..., None] for _, own in pieces)
+    total = torch.logsumexp(torch.stack([sums for _, sums in pieces]), 0)
+    shares = ((sums - total).exp().nan_to_num()[..., None] for _, sums in pieces)
     weighed = [out.float() * share for (out, _), share in zip(pieces, shares, strict=True)]
     return torch.stack(weighed).sum(0)
 
@@ -213,11 +213,11 @@ def apply_fold(live: Any, how: Fold) -> None:
     live.set_attn_implementation(NAME)
     setattr(live, FOLDED, hooks := list[Any]())
     try:
-        found = {module: _rotation(seen, how.spectra) for module, seen in _moved(live).items()}
-        if not any(found.values()):
+        rotations = {module: _rotation(seen, how.spectra) for module, seen in _moved(live).items()}
+        if not any(rotations.values()):
             raise UnsupportedModel("self-extend: no layer of this model turns and sees all text")
         reading = Folding(how)
-        for module, rotation in found.items():
+        for module, rotation in rotations.items():
             vars(module)[FOLD] = (reading, rotation)
         for module in live.get_decoder().modules():  # not what turns in a vision tower
             if any(name.endswith("inv_freq") for name in module._buffers):
@@ -287,7 +287,7 @@ def _rotation(
     seen: Sequence[tuple[Tensor, ...]], spectra: Sequence[Sequence[float]]
 ) -> Rotation | None:
     """Find how the same tokens were turned on; None where they stayed."""
-    here, there = ([own.float() for own in states] for states in seen)
+    here, there = ([state.float() for state in states] for states in seen)
     at = torch.arange(here[0].shape[2], device=here[0].device)[None].expand(len(here[0]), -1)
 
     def turned(rotation: Rotation | None) -> bool:
@@ -302,7 +302,7 @@ def _rotation(
     if turned(None):
         return None
     for rates, interleaved, first in product(spectra, (False, True), (True, False)):
-        if 2 * len(rates) <= min(own.shape[-1] for own in here):
+        if 2 * len(rates) <= min(state.shape[-1] for state in here):
             rotation = Rotation(torch.tensor(rates, dtype=torch.float32), interleaved, first)
             if turned(rotation):
                 return rotation

@@ -147,27 +147,27 @@ class Prospect:
         return {"stages": stages, "left_out": self.left_out, "budget": budget, "least": self.least}
 
 
-def prospect(asked: Recipe) -> Prospect:
+def prospect(recipe: Recipe) -> Prospect:
     """Read the config and the documents; whatever a choice would refuse is refused."""
-    snapshot = open_snapshot(asked.model, revision=asked.revision)
-    request = parse_extend(asked.request, read_text)
-    closed, left_out = closed_forms(snapshot, request, asked.model)
+    snapshot = open_snapshot(recipe.model, revision=recipe.revision)
+    request = parse_extend(recipe.request, read_text)
+    closed, left_out = closed_forms(snapshot, request, recipe.model)
     example = next(iter(closed.values()))
     if example.model.masked_lm:
         raise UsageError("--method auto measures causal language models; name a method")
     example.require_help()
     stays = {"method": "abf", "theta": example.main.rope.theta, "even_so": True}
     try:
-        plans = {UNTOUCHED: make_plan(snapshot.config, request.changed(**stays), asked.model)}
+        plans = {UNTOUCHED: make_plan(snapshot.config, request.changed(**stays), recipe.model)}
     except RopextError:
         plans = {}  # a temperature was asked for, or this family's spectrum is no theta's
-    place = str(asked.extend.data)
-    reading = Evaluate(**asked.evaluation | {"data": place, "lengths": (example.target,)})
+    place = str(recipe.extend.data)
+    reading = Evaluate(**recipe.evaluation | {"data": place, "lengths": (example.target,)})
     with loading.silenced():
-        tokenizer = loading.load_tokenizer(snapshot, asked.source.trust_remote_code)
+        tokenizer = loading.load_tokenizer(snapshot, recipe.source.trust_remote_code)
     encoder = DocumentEncoder(tokenizer, example.model.vocab_size, reading.seed)
     able, short = _documents(reading, encoder, example.target)
-    elsewhere = bool(asked.evaluate and asked.evaluate.data)
+    elsewhere = bool(recipe.evaluate and recipe.evaluate.data)
     judged, chosen = (list[Coded](), able) if elsewhere else _divided(able, short, example.target)
     if not chosen or not (judged or elsewhere):
         raise InputError(
@@ -177,7 +177,7 @@ def prospect(asked: Recipe) -> Prospect:
             "give more or longer documents, a smaller --factor, or evaluate.split_documents=windows"
         )
     made = Prospect(
-        recipe=asked,
+        recipe=recipe,
         snapshot=snapshot,
         plans=plans | closed,
         left_out=left_out,
@@ -189,7 +189,7 @@ def prospect(asked: Recipe) -> Prospect:
         frame=frame_of(example.context, example.target, reading.seed),
     )
     made.check_gates()
-    budget = asked.extend.budget
+    budget = recipe.extend.budget
     if budget and not parse_budget(budget).is_time:
         made.check_budget(int(parse_budget(budget).amount))
     return made
@@ -235,7 +235,7 @@ def _divided(
 
 
 def choose(
-    asked: Recipe, output: Path, *, force: bool, command: Sequence[str], hooks: Hooks
+    recipe: Recipe, output: Path, *, force: bool, command: Sequence[str], hooks: Hooks
 ) -> Recipe:
     """The recipe with the method that measurement took and the stages that follow; a choice that
     was made before with all the same is not made again."""
@@ -244,7 +244,7 @@ def choose(
             "--method auto chooses on one process: run it without accelerate launch, and then the "
             "recipe with the method that it took"
         )
-    check_data(asked)
+    check_data(recipe)
     words = {"words": list(provenance.clean_command(command))} if command else {}
     place = Workdir(output, "run", {}, words)
     folder, ledger = place.folder / "choice", Ledger(place.folder / "stages", provenance.versions())
@@ -252,29 +252,29 @@ def choose(
     step = Step(
         "choose",
         1,
-        partial(_inputs, asked, hashes),
+        partial(_inputs, recipe, hashes),
         lambda: {"choice": hashes.of(path)} if path.is_file() else None,
-        lambda: write_json(path, AutoChoice(found, folder, hooks).made()),
+        lambda: write_json(path, AutoChoice(beforehand, folder, hooks).made()),
         partial(remove, folder),
     )
     if ledger.left(step) is None:
         if ledger.read(step.name) is None:  # later the run knows what it has written itself
             check_output(output, force=force, inputs=[])
-        found = prospect(asked)
+        beforehand = prospect(recipe)
         with place.claimed(force):
             once(ledger, step)
             hashes.save()
     else:
         hooks.say("choose: done before, skipped")
-    return asked.chosen(read_json(path))
+    return recipe.chosen(read_json(path))
 
 
-def _inputs(asked: Recipe, hashes: Hashes) -> dict[str, Any]:
+def _inputs(recipe: Recipe, hashes: Hashes) -> dict[str, Any]:
     """What decides a choice."""
-    snapshot = with_weights(open_snapshot(asked.model, revision=asked.revision))
+    snapshot = with_weights(open_snapshot(recipe.model, revision=recipe.revision))
     decides = {"base": hashes.of_model(snapshot)}
     for name in (EXTEND, FIT, FINETUNE, EVALUATE):
-        decides |= section_key(asked, name, hashes)
+        decides |= section_key(recipe, name, hashes)
     later = ("link", "no_verify", "hash")  # how the checkpoint is written
     return {key: value for key, value in decides.items() if key.partition(".")[2] not in later}
 
@@ -318,20 +318,20 @@ class AutoChoice:
             )
         said = loading.out_of_memory(prospect.recipe.model, "what was read is kept")
         with loading.silenced(), loading.memory_errors(said):
-            taken, why = self._measure()
-        recipe = {f"{EXTEND}.method": taken} | self._fitting(taken) | self._judging()
-        if taken == UNTOUCHED:
+            method, why = self._measure()
+        recipe = {f"{EXTEND}.method": method} | self._fitting(method) | self._judging()
+        if method == UNTOUCHED:
             knobs = prospect.plans[UNTOUCHED].knobs
             stays = {"method": "abf", "theta": knobs["theta"], "even_so": True}
             recipe |= {f"{EXTEND}.{key}": value for key, value in stays.items()}
         judged = trained(coded.cut(prospect.target).known_by[1:] for _, coded in prospect.to_judge)
         used = replace(NOTHING, chose=self.chose, judged=judged)
-        self._afford_tuning(taken)
-        self.hooks.say(f"choose: {taken}: {why}")
+        self._afford_tuning(method)
+        self.hooks.say(f"choose: {method}: {why}")
         for name, reason in self.left_out.items():
             self.hooks.say(f"left out: {name}: {reason}")
         return {
-            "taken": taken,
+            "taken": method,
             "because": why,
             "target": prospect.target,
             "documents": prospect.able,
@@ -359,8 +359,8 @@ class AutoChoice:
         last = self.rounds[-1]
         out = self._forgetful(reader, last.alike[:FINALISTS])
         remembering = [label for label in last.alike if label not in out]
-        taken = last.take(remembering, [UNTOUCHED, *preference(prospect.plans)])
-        return taken, because(last, taken)
+        method = last.take(remembering, [UNTOUCHED, *preference(prospect.plans)])
+        return method, because(last, method)
 
     def _set_budget(self, reader: Reader, reads: Reads) -> None:
         """In tokens; a time by how long one document takes, once."""
@@ -429,10 +429,10 @@ class AutoChoice:
             items += ask(
                 prospect.encoder, around, length=length, depths=DEPTHS, index=index, seed=seed
             )
-        asked = Reads(prospect.frame, (), tuple((item,) for item in items), bos=bos)
+        reads = Reads(prospect.frame, (), tuple((item,) for item in items), bos=bos)
         for label in labels:
-            self._read(reader, label, asked)
-        models = self._measured(asked, labels).models
+            self._read(reader, label, reads)
+        models = self._measured(reads, labels).models
         lost, first = [], models[labels[0]].items
         for label in labels[1:]:
             change = item_differences(models[label].items, first, prospect.frame.bootstrap)
@@ -441,28 +441,28 @@ class AutoChoice:
                 lost.append(label)
         return lost
 
-    def _fitting(self, taken: str) -> dict[str, Any]:
+    def _fitting(self, method: str) -> dict[str, Any]:
         """The keys of a fit that starts from the closed form; {} with the reason noted."""
         from ropext.training import count_training, judge
 
         prospect, where = self.prospect, str(self.folder / "choosing.jsonl")
-        if taken == UNTOUCHED:
+        if method == UNTOUCHED:
             self.left_out[FIT] = "the model untouched is as good as the best closed form"
             return {}
         recipe = {"data": where, "column": None, "split": None, "split_documents": None}
         recipe |= {"within": within} if (within := prospect.recipe.extend.within) else {}
         recipe |= {"packing": "glued"} if prospect.reading.pack else {}
         recipe = {f"{FIT}.{key}": value for key, value in recipe.items()}
-        order = [taken, *(label for part in reversed(self.rounds) for label in part.behind)]
+        order = [method, *(label for part in reversed(self.rounds) for label in part.behind)]
         starts = [label for label in dict.fromkeys(order) if label != UNTOUCHED][:STARTS]
         named = prospect.recipe.fit and prospect.recipe.fit.start
-        for start in [",".join(named)] if named else dict.fromkeys((",".join(starts), taken)):
+        for start in [",".join(named)] if named else dict.fromkeys((",".join(starts), method)):
             recipe[f"{FIT}.start"] = start
-            asked = prospect.recipe.chosen(
-                {"recipe": {f"{EXTEND}.method": taken} | recipe | self._judging()}
+            chosen = prospect.recipe.chosen(
+                {"recipe": {f"{EXTEND}.method": method} | recipe | self._judging()}
             )
             try:
-                counted = count_training(FIT, prospect.snapshot.name, where, **asked.fitting)
+                counted = count_training(FIT, prospect.snapshot.name, where, **chosen.fitting)
             except RopextError as error:
                 self.left_out[FIT] = str(error)
                 continue
@@ -494,7 +494,7 @@ class AutoChoice:
             recipe |= {"tasks": (TASK,), "depths": DEPTHS}
         return {f"{EVALUATE}.{key}": value for key, value in recipe.items()}
 
-    def _afford_tuning(self, taken: str) -> None:
+    def _afford_tuning(self, method: str) -> None:
         """A fine-tuning that the budget does not hold is left out."""
         prospect = self.prospect
         if prospect.recipe.finetune is None or self.budget is None:
@@ -504,7 +504,7 @@ class AutoChoice:
         with tempfile.TemporaryDirectory(prefix="ropext-choice-") as room:
             place, whole = Path(room, "model"), with_weights(prospect.snapshot)
             write_extension(
-                whole, prospect.plans[taken], place, WriteOptions("symlink", prove=False)
+                whole, prospect.plans[method], place, WriteOptions("symlink", prove=False)
             )
             data = prospect.recipe.finetune.data
             counted = count_training(FINETUNE, place, data, **prospect.recipe.finetuning)

@@ -18,7 +18,7 @@ from ropext.workdir import beside
 
 
 def count(
-    asked: Recipe,
+    recipe: Recipe,
     output: Path | None,
     say: Say,
     *,
@@ -29,8 +29,8 @@ def count(
     """Every stage that would be done: a sentence under `what`, the numbers behind it. What a run
     refuses at once is refused."""
     with tempfile.TemporaryDirectory(prefix="ropext-count-") as room:
-        place = Path(output or asked.output or Path(room, "OUT"))
-        work = Work(asked, place, beside(place), say, force=force)
+        place = Path(output or recipe.output or Path(room, "OUT"))
+        work = Work(recipe, place, beside(place), say, force=force)
         run = WholeRun(work, begin, only)
         run.check()
         stages = {
@@ -39,7 +39,7 @@ def count(
             else _stage(name, work)
             for name, is_kept in _coming(run).items()
         }
-    return {"model": asked.model, "stages": stages}
+    return {"model": recipe.model, "stages": stages}
 
 
 def _coming(run: WholeRun) -> dict[str, bool]:

@@ -123,7 +123,7 @@ def owner(output: Path) -> Path | None:
     return note if is_owned else None
 
 
-def own(note: Path, output: Path) -> None:
+def claim(note: Path, output: Path) -> None:
     """Also as it is now it is that run's: a push has altered its card."""
     write_json(note, [*read_json(note), _hashes(note).of_tree(output)])
 

@@ -63,8 +63,8 @@ def extend(
         given |= {"link": link, "no_verify": not prove, "hash": hash_weights}
         given |= {} if data is None else {"data": data}
         top = {"model": str(model), "revision": revision}
-        asked = job.from_options(top, given, later, where="the call").trusting(trust_remote_code)
-        return running.run(asked, output, force=force, command=command, say=say)
+        recipe = job.from_options(top, given, later, where="the call").trusting(trust_remote_code)
+        return running.run(recipe, output, force=force, command=command, say=say)
 
 
 @contextmanager
@@ -145,8 +145,8 @@ def evaluate(
             from ropext.evaluation.variants import line_up
             from ropext.options.evaluate import Evaluate
 
-            asked = {key: own for key, own in options.items() if key in Evaluate.model_fields}
-            options["lineup"] = line_up(place, None, Evaluate(**asked), str(model))
+            chosen = {key: value for key, value in options.items() if key in Evaluate.model_fields}
+            options["lineup"] = line_up(place, None, Evaluate(**chosen), str(model))
         return session.evaluate(place, output, hooks=hooks, report=write_report, **options)
 
 
@@ -224,5 +224,5 @@ def push(
     how: dict[str, Any] = {"force": force, "dry_run": dry_run, "bars": bars}
     done = pushing.push(directory, repository, not public, head=head, say=say, stop=stop, **how)
     if note is not None:
-        outcome.own(note, Path(directory))
+        outcome.claim(note, Path(directory))
     return done

@@ -53,21 +53,21 @@ def run(
     `Ran.raise_if_failed` turns failed cells and gates into an error. `show` gets the progress of an
     evaluation: what is done, of how much, and what it is.
     """
-    asked = job.read(recipe, overrides)
-    asked = asked.trusting(trust_remote_code or asked.source.trust_remote_code)
-    place = output or asked.output
+    chosen = job.read(recipe, overrides)
+    chosen = chosen.trusting(trust_remote_code or chosen.source.trust_remote_code)
+    place = output or chosen.output
     if place is None:
-        raise UsageError(f"{asked.source.name} names no output; add output: DIR, or give -o OUT")
-    job.check_places(asked, Path(place))
+        raise UsageError(f"{chosen.source.name} names no output; add output: DIR, or give -o OUT")
+    job.check_places(chosen, Path(place))
     folder = beside(Path(place))
-    kept = f"finished stages are kept in {folder}: the same command goes on from there"
-    with kept_after_interrupt(kept, Ledger(folder / "stages").has_finished):
-        if asked.is_auto:
+    remains = f"finished stages are kept in {folder}: the same command goes on from there"
+    with kept_after_interrupt(remains, Ledger(folder / "stages").has_finished):
+        if chosen.is_auto:
             from ropext.pipeline import choosing
 
             hooks = Hooks(say, show)
-            asked = choosing.choose(asked, Path(place), force=force, command=command, hooks=hooks)
-        work = Work(asked, Path(place), folder, say, command=command, force=force, show=show)
+            chosen = choosing.choose(chosen, Path(place), force=force, command=command, hooks=hooks)
+        work = Work(chosen, Path(place), folder, say, command=command, force=force, show=show)
         return WholeRun(work, begin, only).go()
 
 

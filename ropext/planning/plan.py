@@ -272,10 +272,10 @@ def readings_of(
 
 def newest(readings: Iterable[loaders.LoaderReading]) -> tuple[loaders.LoaderReading, ...]:
     """Each loader in its newest version, which comes first."""
-    found: dict[str, loaders.LoaderReading] = {}
+    latest: dict[str, loaders.LoaderReading] = {}
     for reading in readings:
-        found.setdefault(reading.loader, reading)
-    return tuple(found.values())
+        latest.setdefault(reading.loader, reading)
+    return tuple(latest.values())
 
 
 def nearest_form(model: Model, loader: str, params: forms.Params, target: int) -> str:
@@ -348,7 +348,7 @@ def require_motion(model: Model, method: str, target: int, knobs: object, recipe
     ropes = [_extended(site, recipe) for site in model.scaled_sites]
     made = [scaling.scale(rope, method, target, knobs, recipe.attention) for rope in ropes]
     pairs = zip(ropes, made, strict=True)
-    moved = any(_moves(rope, scaling.compose(rope, own, target)) for rope, own in pairs)
+    moved = any(_moves(rope, scaling.compose(rope, spectrum, target)) for rope, spectrum in pairs)
     if moved or recipe.attention is not None or recipe.even_so:
         return
     turning = [turn for rope in ropes for turn in turns(rope.spectrum, rope.context) if turn]
@@ -376,9 +376,9 @@ def _exact_in(
     if model.container:
         from ropext.loaders import gguf
 
-        own = gguf.carry(model.container, rope, wanted, params)
+        form = gguf.carry(model.container, rope, wanted, params)
         text = model.text_type
-        return own is not None and gguf.exact_in(names, model.container, own, text, even_so)
+        return form is not None and gguf.exact_in(names, model.container, form, text, even_so)
     return loaders.exact_in(
         names, model.text_type, params, even_so=even_so, model_type=model.model_type
     )
@@ -397,17 +397,17 @@ def _carry(
         if params["rope_type"] not in model.forms:
             return False
         # A length that also scales queries stays, and may be another than this form asks for.
-        kept = families.keep_query_scales(site.params, params)
-        if not forms.same(forms.read(kept, rope, target), wanted):
+        scaled = families.keep_query_scales(site.params, params)
+        if not forms.same(forms.read(scaled, rope, target), wanted):
             return False
         if model.container:
-            params = kept
+            params = scaled
         else:
             params = families.as_written(model.text_type, params, rope)
         return _exact_in(model, rope, wanted, recipe.for_loaders, params, recipe.even_so)
 
-    found = forms.carry(rope, wanted, target, native, accept)
-    return families.as_written(model.text_type, found, rope)
+    carried = forms.carry(rope, wanted, target, native, accept)
+    return families.as_written(model.text_type, carried, rope)
 
 
 def _why_not(
@@ -429,9 +429,9 @@ def _why_not(
         )
     given = {flag(key): getattr(recipe, key) for key in KNOBS}
     knobs = [f"{name} {value:g}" for name, value in given.items() if isinstance(value, float | int)]
-    asked = " ".join([f"--method {method}", *knobs])
+    wish = " ".join([f"--method {method}", *knobs])
     if recipe.attention is not None:
-        asked += f" with an attention factor of {recipe.attention:g}"
+        wish += f" with an attention factor of {recipe.attention:g}"
     where = f"rope types that {model.text_type} computes ({', '.join(model.forms)})"
     if model.container:
         where = f"keys and tensors that llama.cpp reads of a {model.container} GGUF"
@@ -451,7 +451,7 @@ def _why_not(
         for options, readers in by_options(near).items():
             if options:
                 hint += f"; {options} is the nearest form that {_they(readers, 'reads')} exactly"
-    return f"{asked} cannot be written exactly in the {where}{hint}"
+    return f"{wish} cannot be written exactly in the {where}{hint}"
 
 
 def _they(names: Sequence[str], verb: str) -> str:
@@ -500,12 +500,12 @@ def method_row(model: Model, method: str, chosen: str, target: int, recipe: Exte
     except NotExpressible:
         where = f"for {listed(recipe.for_loaders)}" if recipe.for_loaders else "here"
         return MethodRow(method, explanation, None, f"cannot be written exactly {where}")
-    found = newest(readings_of(model, rope, wanted, params, target))
+    readings = newest(readings_of(model, rope, wanted, params, target))
     return MethodRow(
         method,
         explanation,
         params["rope_type"],
         attention_factor=wanted.attention_factor,
-        read_by=tuple(r.loader for r in found if r.verdict == "same"),
-        misread_by=tuple(r.loader for r in found if r.verdict in WRONG),
+        read_by=tuple(r.loader for r in readings if r.verdict == "same"),
+        misread_by=tuple(r.loader for r in readings if r.verdict in WRONG),
     )

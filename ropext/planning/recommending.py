@@ -48,15 +48,15 @@ def recommend(
         said = "scaling cannot help this model, as the warnings say"
         return Recommendation("none", False, f"{said}; --length-only raises its length")
     cases = _cases(model, recipe)
-    found = _first(model, recipe, cases, rows)
-    if found is not None:
-        return Recommendation(found[0], recipe.from_original, found[1])
+    first = _first(model, recipe, cases, rows)
+    if first is not None:
+        return Recommendation(first[0], recipe.from_original, first[1])
     scaled = any(site.rope.is_scaled for site in model.scaled_sites)
     if scaled and not recipe.from_original and not model.asks_original:
-        found = _first(model, recipe, _unscaled_cases(model, recipe), from_original())
-        if found is not None:
+        first = _first(model, recipe, _unscaled_cases(model, recipe), from_original())
+        if first is not None:
             why = f"nothing can be written{_for(recipe)} that scales its current wavelengths"
-            return Recommendation(found[0], True, f"{why}; {found[1]}")
+            return Recommendation(first[0], True, f"{why}; {first[1]}")
     return Recommendation("none", False, f"no method can be written exactly{_for(recipe)}")
 
 
@@ -152,5 +152,5 @@ def default_method(model: Model, recipe: Extend, target: int) -> str:
     preferred = _preferred(model)
     cases = [case for case in _cases(model, recipe) if takes(case.method)]
     rows = [method_row(model, each, "", target, recipe) for each in scaling.METHODS]
-    found = _first(model, recipe, cases, rows)
-    return found[0] if found else next(filter(takes, preferred), preferred[0])
+    first = _first(model, recipe, cases, rows)
+    return first[0] if first else next(filter(takes, preferred), preferred[0])

@@ -49,32 +49,32 @@ def make_table_plan(
 ) -> TablePlan:
     """The plan for a config that rotates nothing; one that no config carries is refused, but for a
     model `in_memory` where that has a method."""
-    found = families.read_positions(dict(config))
-    assert found is not None  # the caller has asked whether it rotates
-    if not (found.carried or (in_memory and found.kind == "alibi")):
-        raise UnsupportedModel(families.refusal(found))
-    found = _check_options(recipe, found)
-    target = resolve_target(recipe, found.context)
-    known = tables.methods_for(found)
+    positions = families.read_positions(dict(config))
+    assert positions is not None  # the caller has asked whether it rotates
+    if not (positions.carried or (in_memory and positions.kind == "alibi")):
+        raise UnsupportedModel(families.refusal(positions))
+    positions = _check_options(recipe, positions)
+    target = resolve_target(recipe, positions.context)
+    known = tables.methods_for(positions)
     method = recipe.method or next(iter(known))
     if method not in known:
         raise UsageError(
-            f"--method {method} is for other models: {found.text_type!r} has"
-            f" {SCHEMES[found.kind]}; known for that: {', '.join(known)}"
+            f"--method {method} is for other models: {positions.text_type!r} has"
+            f" {SCHEMES[positions.kind]}; known for that: {', '.join(known)}"
         )
-    written = lengthened(config, found, target)
+    written = lengthened(config, positions, target)
     return TablePlan(
         name=name,
-        positions=found,
+        positions=positions,
         recipe=recipe,
         method=method,
         knobs={},
-        context=found.context,
+        context=positions.context,
         target=target,
         sites=(),
         config=written,
         edits=tuple(families.diff(dict(config), written)),
-        warnings=tuple(_warnings(found, target, method)),
+        warnings=tuple(_warnings(positions, target, method)),
     )
 
 
@@ -94,12 +94,12 @@ def plan_config(
     return make_table_plan(config, recipe, name, in_memory=True)
 
 
-def _check_options(recipe: Extend, found: Positions) -> Positions:
+def _check_options(recipe: Extend, positions: Positions) -> Positions:
     """Refuse the options that speak of a rotation; the scheme with the context that they say."""
     rotary = ("original_context", "attention_factor", "temperature", "like", *KNOBS)
-    if found.kind == "alibi":
-        found = replace(found, context=recipe.context or found.context)
-        if not found.context:
+    if positions.kind == "alibi":
+        positions = replace(positions, context=recipe.context or positions.context)
+        if not positions.context:
             raise UsageError(
                 "its config names no length: --context N, the tokens it was trained on"
             )
@@ -109,45 +109,45 @@ def _check_options(recipe: Extend, found: Positions) -> Positions:
     given += ["from_original"] * recipe.from_original + ["for_loaders"] * bool(recipe.for_loaders)
     given += ["length_only"] * recipe.length_only
     if given:
-        name = "--for" if given[0] == "for_loaders" else flag(given[0])
-        raise UsageError(f"{name} is for rotary embeddings; this model has {SCHEMES[found.kind]}")
-    return found
+        it = "--for" if given[0] == "for_loaders" else flag(given[0])
+        raise UsageError(f"{it} is for rotary embeddings; this model has {SCHEMES[positions.kind]}")
+    return positions
 
 
-def lengthened(config: Mapping[str, Any], found: Positions, target: int) -> dict[str, Any]:
+def lengthened(config: Mapping[str, Any], positions: Positions, target: int) -> dict[str, Any]:
     """The config whose length keys say the target; a second key that held the old length too."""
     out = copy.deepcopy(dict(config))
     part, over = out, None
-    for key in found.path:
+    for key in positions.path:
         part, over = part[key], part.get(f"{key}_dict")
-    stated = found.rows - found.beyond
-    for key in (found.key, "n_ctx"):
-        if key and (key == found.key or part.get(key) == stated):
-            part[key] = target + stated - found.context
+    stated = positions.rows - positions.beyond
+    for key in (positions.key, "n_ctx"):
+        if key and (key == positions.key or part.get(key) == stated):
+            part[key] = target + stated - positions.context
     if isinstance(over, dict):  # of old CLIPs, with class defaults for what it does not name
-        over[found.key] = part[found.key]
+        over[positions.key] = part[positions.key]
     return out
 
 
-def _warnings(found: Positions, target: int, method: str) -> Iterator[str]:
+def _warnings(positions: Positions, target: int, method: str) -> Iterator[str]:
     """What a user must know before the write, the cost on short inputs first."""
     yield f"short tax of {method}: {tables.METHODS[method].short_tax}"
-    if method == "linear" and target % found.context:
-        kept = len(tables.METHODS[method].kept(found.context, target))
+    if method == "linear" and target % positions.context:
+        rows = len(tables.METHODS[method].kept(positions.context, target))
         yield (
-            f"{target} is no multiple of {found.context}: only {kept} of the old rows come out"
+            f"{target} is no multiple of {positions.context}: only {rows} of the old rows come out"
             " again, the others lie between two new positions"
         )
-    if found.text_type in ("longformer", "led", "big_bird", "bigbird_pegasus"):
+    if positions.text_type in ("longformer", "led", "big_bird", "bigbird_pegasus"):
         yield "its attention window stays as it is, so that far tokens are reached over layers"
-    if found.kind == "alibi":
+    if positions.kind == "alibi":
         return
-    if not found.tensors:
-        after = alike(replace(found, context=target))
-        yield f"tokens {alike(found)} or more apart look alike; after it those {after} or more"
-    if found.text_type == "longt5":
+    if not positions.tensors:
+        after = alike(replace(positions, context=target))
+        yield f"tokens {alike(positions)} or more apart look alike; after it those {after} or more"
+    if positions.text_type == "longt5":
         yield "its encoder attends within local_radius, where only near distances change buckets"
     yield (
-        f"{'rows' if found.tensors else 'distances'} that were never trained: what it does beyond"
-        " the old length is to be measured, and some training is usual"
+        f"{'rows' if positions.tensors else 'distances'} that were never trained: what it does "
+        "beyond the old length is to be measured, and some training is usual"
     )

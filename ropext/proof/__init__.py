@@ -110,7 +110,7 @@ def build(
     to read so many tokens, and for no rotary module; with `listen`, what its attention is told of
     their distances.
     """
-    entries: list[dict[str, Any]] = [{"directory": os.path.abspath(own)} for own in directories]
+    entries: list[dict[str, Any]] = [{"directory": os.path.abspath(path)} for path in directories]
     for entry, path in zip(entries, text_paths or [()] * len(entries), strict=True):
         entry |= {"text_path": list(path), "last": last, "listen": listen}
     for entry, base in zip(entries, bases, strict=False):

@@ -131,9 +131,9 @@ def _compare_rotary(built: Mapping[str, Any], sites: Sequence[Expected]) -> list
                 f"proof: {module['module']} has an embedding for {module['label']!r}, which the "
                 f"plan does not know; it has {', '.join(site.label or 'one' for site in sites)}"
             )
-        found = _nearest(module, candidates)
-        seen.add(found.site.label)
-        worst.append(found.difference)
+        nearest = _nearest(module, candidates)
+        seen.add(nearest.site.label)
+        worst.append(nearest.difference)
     if not worst:
         raise ProofFailed(
             f"proof: {built['model_class']} as stock builds it has no rotary embedding"
@@ -210,9 +210,9 @@ class _Match:
     params: Mapping[str, Any]  # the rope dict that stock has for this module
 
     def __str__(self) -> str:
-        own, far = self.site.params, self.difference
-        keys = [k for k in own if self.params.get(k) is not None and self.params[k] != own[k]]
-        said = [f"{key} was read as {own[key]}, stock has {self.params[key]}" for key in keys]
+        params, far = self.site.params, self.difference
+        keys = [k for k in params if self.params.get(k) is not None and self.params[k] != params[k]]
+        said = [f"{key} was read as {params[key]}, stock has {self.params[key]}" for key in keys]
         where = f"{far.module} {far.what}" + (f" of pair {far.pair}" if far.pair >= 0 else "")
         numbers = f"{far.wanted:.9g} by what was read, {far.found:.9g} by stock"
         return "; ".join([*said, f"{where} is {numbers}"])
@@ -244,10 +244,10 @@ def worst_of_base(
         twin = written.get((module["module"], module["label"]), module)
         fits = [s.label for s in sites if not any(map(_bad, _differences(twin, s)))]
         strict.append((_nearest(module, [s for s in read if s.label in fits] or read), module))
-    right = {own.site.label for own, _ in strict if not _bad(own.difference)}
-    found = [_nearest(module, read) if own.site.label in right else own for own, module in strict]
-    found += [_nearest_factor(module, read) for module in base["attention"]]
-    return max(found, key=lambda own: own.difference.excess)
+    right = {nearest.site.label for nearest, _ in strict if not _bad(nearest.difference)}
+    matched = [_nearest(m, read) if n.site.label in right else n for n, m in strict]
+    matched += [_nearest_factor(module, read) for module in base["attention"]]
+    return max(matched, key=lambda each: each.difference.excess)
 
 
 def _compare_base(
@@ -319,17 +319,17 @@ def compare_told(last: Mapping[str, Any], positions: Positions) -> str:
     """Hold the distances at which stock's attention was told something new against the formula's.
     One more or less is float32's, where a border is a whole number."""
     formulas = [starts(positions, causal=causal) for causal in (False, True)]
-    wanted = [list(takewhile(lambda own: own < last["read"] - 1, own)) for own in formulas]
-    for name, told in last["told"].items():
-        pairs = [list(zip(told, own, strict=True)) for own in wanted if len(own) == len(told)]
-        if not any(all(abs(a - b) <= 1 for a, b in own) for own in pairs):
+    wanted = [list(takewhile(lambda f: f < last["read"] - 1, f)) for f in formulas]
+    for name, steps in last["told"].items():
+        pairs = [list(zip(steps, f, strict=True)) for f in wanted if len(f) == len(steps)]
+        if not any(all(abs(a - b) <= 1 for a, b in pair) for pair in pairs):
             raise ProofFailed(
-                f"proof: {name} tells tokens apart up to a distance of {told[-1]}, which is not"
+                f"proof: {name} tells tokens apart up to a distance of {steps[-1]}, which is not"
                 f" what {positions.key} {positions.context} gives"
             )
     if not last["told"]:
         raise ProofFailed(f"proof: no attention was told distances; {last['said']}")
     if last["read"] < positions.context:
         return f"; distances up to {last['read'] - 2} are told apart as planned"
-    ends = sorted({told[-1] for told in last["told"].values()})
+    ends = sorted({steps[-1] for steps in last["told"].values()})
     return f"; tokens {' and '.join(map(str, ends))} or more apart look alike, as planned"

@@ -52,7 +52,7 @@ def kind(layer: Any) -> tuple[Any, ...]:
 def kinds(layers: list[Any], config: Any) -> list[Any]:
     """The kind of each layer; lists of the config with an entry for each layer tell too."""
     lists = [v for v in vars(config).values() if isinstance(v, list) and len(v) == len(layers)]
-    return [(kind(own), str([v[index] for v in lists])) for index, own in enumerate(layers)]
+    return [(kind(layer), str([v[index] for v in lists])) for index, layer in enumerate(layers)]
 
 
 def first_of_each_kind(*models: list[Any]) -> int:
@@ -75,7 +75,7 @@ def _each(value: Any, change: Any) -> Any:
     return change(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def narrow(config: Any, layers: int, kept: int, heads_too: bool) -> Any:
+def narrow(config: Any, layers: int, count: int, heads_too: bool) -> Any:
     """The same config with `kept` layers, few tokens and experts, and narrow feed-forwards."""
     values = config.to_dict()
     names = dict(getattr(config, "attribute_map", {}))
@@ -89,7 +89,7 @@ def narrow(config: Any, layers: int, kept: int, heads_too: bool) -> Any:
     shared = values.get("num_kv_shared_layers") or 0
     for key, value in list(values.items()):
         if isinstance(value, list) and len(value) == layers:
-            value = value[:kept]
+            value = value[:count]
         if key in (hidden_key, "hidden_size"):
             value = wide
         elif "vocab_size" in key:
@@ -97,7 +97,7 @@ def narrow(config: Any, layers: int, kept: int, heads_too: bool) -> Any:
         elif TOKEN_IDS.search(key):
             value = None if value is None else 0
         elif key == names.get("num_hidden_layers", "num_hidden_layers"):
-            value = kept
+            value = count
         elif FEED_FORWARD.search(key) and "mamba" not in key:
             value = _each(value, lambda n: min(n, NARROW))
         elif CHOSEN.search(key):
@@ -112,7 +112,7 @@ def narrow(config: Any, layers: int, kept: int, heads_too: bool) -> Any:
             value = _each(value, lambda n, key=key: _heads(key, n, config.to_dict(), names))
         values[key] = value
     if shared:
-        values["num_kv_shared_layers"] = max(0, kept - (layers - shared))
+        values["num_kv_shared_layers"] = max(0, count - (layers - shared))
     return type(config).from_dict(values)
 
 
@@ -351,14 +351,14 @@ def forward(
         parts = [owner(model, child.text_config(model.config, path)) for _, model in built]
         text, base_text, part = texts[0], texts[1] if len(texts) > 1 else None, parts[0]
         count = text.num_hidden_layers
-        stacks = [layers_of(own, count) for own in parts]
-        kept = first_of_each_kind(*map(kinds, stacks, texts))
+        stacks = [layers_of(part, count) for part in parts]
+        chosen = first_of_each_kind(*map(kinds, stacks, texts))
         last: Exception | None = None
         for heads_too in (True, False):
-            both = [one and narrow(one, count, kept, heads_too) for one in (base_text, text)]
+            both = [one and narrow(one, count, chosen, heads_too) for one in (base_text, text)]
             try:
                 done = attempt(child, type(part), (both[0], both[1]), entry, full)
-                return answer | {"layers": kept, "of": count} | done
+                return answer | {"layers": chosen, "of": count} | done
             except Exception as error:
                 last = last or error
         raise last  # type: ignore[misc]

@@ -409,11 +409,11 @@ def probe_gguf(
     wanted = {size: read(text, at[size]) for size, text in texts.items()}
     del read
     for size, text in texts.items():
-        told = [_ask(server, model, text[:length]) for length in at[size]]
-        if 2 * sum(map(bool, told)) < len(told):
-            few = f"log-probabilities after {sum(map(bool, told))} of {len(told)} prompts alone"
-            raise _untold(server, few if any(told) else "no log-probabilities")
-        for length, pairs, row in zip(at[size], told, wanted[size], strict=True):
+        heard = [_ask(server, model, text[:length]) for length in at[size]]
+        if 2 * sum(map(bool, heard)) < len(heard):
+            few = f"log-probabilities after {sum(map(bool, heard))} of {len(heard)} prompts alone"
+            raise _untold(server, few if any(heard) else "no log-probabilities")
+        for length, pairs, row in zip(at[size], heard, wanted[size], strict=True):
             if pairs:
                 done.append(Prompt(length, length > context, _mean_gap(pairs, row)))
     lost = None
@@ -448,5 +448,5 @@ def _best(row: Sequence[float]) -> Sequence[tuple[int, float]]:
 
 
 def _mean_gap(pairs: Sequence[tuple[int | None, float]], row: Sequence[float]) -> float:
-    told = zip(pairs, _matched(pairs, row), strict=True)
-    return mean(abs(value - truth) for (_, value), truth in told)
+    both = zip(pairs, _matched(pairs, row), strict=True)
+    return mean(abs(value - truth) for (_, value), truth in both)

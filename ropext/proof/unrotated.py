@@ -31,10 +31,10 @@ def load(
     """The model with its weights: one layer of it, or all where it has settings for each layer."""
     import torch
 
-    def built(own: Any) -> Any:
+    def built(config: Any) -> Any:
         return cls.from_pretrained(
             directory,
-            config=own,
+            config=config,
             dtype=torch.float32,
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
@@ -52,7 +52,7 @@ def read_last(
     """Whether stock reads so many tokens, and all that it gives for them is finite."""
     import torch
 
-    length, path, told = entry["last"], entry["text_path"], dict[str, list[int]]()
+    length, path, changes = entry["last"], entry["text_path"], dict[str, list[int]]()
     length = min(length, SQUARE) if entry["listen"] else length
     if length > LONGEST:
         return {"failed": None, "said": f"forward not run: more than {LONGEST} tokens"}
@@ -64,7 +64,7 @@ def read_last(
     ids = first + torch.arange(length)[None] % (vocab - first)
     inputs = {"input_ids": ids}
     if entry["listen"]:
-        listen(part, length, told)
+        listen(part, length, changes)
         if "decoder_input_ids" in inspect.signature(part.forward).parameters:
             inputs["decoder_input_ids"] = ids
     try:
@@ -82,10 +82,10 @@ def read_last(
     if not all(bool(torch.isfinite(value).all()) for value in tensors):
         return {"failed": "not all it gives is finite", "said": ""}
     said = f"{said} reads {length} tokens, and all it gives is finite"
-    return {"failed": None, "said": said, "told": told, "read": length}
+    return {"failed": None, "said": said, "told": changes, "read": length}
 
 
-def listen(model: Any, length: int, told: dict[str, list[int]]) -> None:
+def listen(model: Any, length: int, heard: dict[str, list[int]]) -> None:
     """Note the distances at which each module is told something new: T5's buckets where its bias is
     looked up, DeBERTa's and XLNet's as their layers are given them."""
     names = {module: name for name, module in model.named_modules()}
@@ -98,7 +98,7 @@ def listen(model: Any, length: int, told: dict[str, list[int]]) -> None:
         ring = len(given) == 2 * length  # of all tokens before and behind; else one row for each
         line = given[: length + 1, 0] if ring else given.reshape(-1, length)[-1, :, None]
         changes = (line[1:] != line[:-1]).any(1).flip(0).nonzero()[:, 0] + 1
-        told[names[module]] = [0, *(own for own in changes.tolist() if own < length - 1)]
+        heard[names[module]] = [0, *(change for change in changes.tolist() if change < length - 1)]
 
     for module in names:
         module.register_forward_pre_hook(hear, with_kwargs=True)

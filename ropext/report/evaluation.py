@@ -87,7 +87,7 @@ def draw(measured: Measurement) -> Pictures:
 def _spectra(*measured: Measurement) -> dict[str, Sequence[float]]:
     """The frequencies of every model that rotates."""
     models = (pair for each in measured for pair in each.models.items())
-    return {label: own.inv_freq for label, own in models if own.inv_freq}
+    return {label: model.inv_freq for label, model in models if model.inv_freq}
 
 
 def _text_pictures(measured: Measurement, styled: Mapping[str, Style]) -> Pictures:
@@ -136,8 +136,8 @@ def _curves(
 def heat_pictures(*measured: Measurement) -> Pictures:
     """One picture per task, the models side by side."""
     maps: dict[str, dict[str, Any]] = {}
-    for label, own in (pair for each in measured for pair in each.models.items()):
-        for task, cells in heat_map(own.items).items():
+    for label, model in (pair for each in measured for pair in each.models.items()):
+        for task, cells in heat_map(model.items).items():
             maps.setdefault(task, {})[label] = cells
     drawn = {}
     for task, own_maps in maps.items():
@@ -162,8 +162,8 @@ class Compared:
     @property
     def tables(self) -> list[Table]:
         """What is printed, and stands in the reports."""
-        found = tables.comparison_tables(self.text) if self.text else []
-        return with_rows([*found, tables.item_table(self.items, self.asked)])
+        sections = tables.comparison_tables(self.text) if self.text else []
+        return with_rows([*sections, tables.item_table(self.items, self.asked)])
 
     def __repr__(self) -> str:
         return f"<Compared: {', '.join(self.parts)}>"
@@ -199,9 +199,9 @@ def compare_runs(
 
 def compare(parts: Mapping[str, Measurement]) -> Compared:
     """Pair everyone with the first; answers with those of the first that was asked any."""
-    readers = [own for own in parts.values() if own.readings]
+    readers = [part for part in parts.values() if part.readings]
     text = compare_text(readers) if len(readers) > 1 else None
-    answers = {label: own.models[label].items for label, own in parts.items()}
+    answers = {label: part.models[label].items for label, part in parts.items()}
     first, *others = [label for label, items in answers.items() if items] or [""]
     items = {
         label: item_differences(answers[label], answers[first], parts[first].frame.bootstrap)
@@ -220,7 +220,7 @@ def _difference_picture(
             tuple(math.sqrt(row["start"] * row["stop"]) for row in rows),
             tuple(row["difference"] for row in rows),
         )
-        for label, rows in ((label, own[1:] or own) for label, own in compared.positions.items())
+        for label, rows in ((label, row[1:] or row) for label, row in compared.positions.items())
     ]
     shape = frame.context, frame.longest
     y = "ΔNLL (nats per token)"

@@ -77,7 +77,7 @@ def page(
     ]
     body += [_table(tables[0])] if tables else []
     body += [_picture(caption, data) for caption, data in pictures.items()]
-    body += [_table(own) for own in tables[1:]]
+    body += [_table(table) for table in tables[1:]]
     body += [f"<h2>What exactly was run</h2><pre>{escape(details)}</pre>"]
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -94,14 +94,15 @@ def _list(kind: str, lines: Sequence[str]) -> str:
     return f'<ul class="{kind}">{items}</ul>' if items else ""
 
 
-def _table(own: Table) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in own.header)
+def _table(table: Table) -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in table.header)
     rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in own.rows
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows
     )
     return (
-        f'<h2>{escape(own.title)}</h2><p class="note">{escape(own.note)}</p><div class="scroll">'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+        f'<h2>{escape(table.title)}</h2><p class="note">{escape(table.note)}</p>'
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
     )
 
 

@@ -48,20 +48,20 @@ HEADROOM_NATS = 1.5
 def styles(labels: Iterable[str]) -> dict[str, Style]:
     """The colour and the dashes of each line: a method's own (`yarn`, `yarn-4x`), with other dashes
     for its further factors; other names take the colours that are left, in order."""
-    found = {BASE: REFERENCE, UNTOUCHED: {"color": INK, "ls": "-", "lw": 1.8}}
-    names = [label for label in dict.fromkeys(labels) if label not in found]
+    chosen = {BASE: REFERENCE, UNTOUCHED: {"color": INK, "ls": "-", "lw": 1.8}}
+    names = [label for label in dict.fromkeys(labels) if label not in chosen]
     methods = {name: re.sub(r"-[\d.]+x$", "", name) for name in names}
     places = {name: PALETTE.get(method) for name, method in methods.items()}
-    taken = {place for place in places.values() if place is not None}
-    free = [place for place in range(len(COLOURS)) if place not in taken] or [*taken]
+    used = {place for place in places.values() if place is not None}
+    free = [place for place in range(len(COLOURS)) if place not in used] or [*used]
     seen, others = [0] * len(COLOURS), dict[str, int]()
     for name, place in places.items():
         if place is None:
             place = others.setdefault(methods[name], free[len(others) % len(free)])
         dashes = DASHES[(place + seen[place]) % len(DASHES)]
-        found[name] = {"color": COLOURS[place], "ls": dashes, "lw": 1.8}
+        chosen[name] = {"color": COLOURS[place], "ls": dashes, "lw": 1.8}
         seen[place] += 1
-    return found
+    return chosen
 
 
 def letters(text: str) -> str:
@@ -192,7 +192,7 @@ def _curves(
     headroom: float = HEADROOM_NATS,
 ) -> None:
     floor, ceiling = _limits(curves, zero, headroom)
-    styled = styled or styles(own.label for own in curves)
+    styled = styled or styles(curve.label for curve in curves)
     for curve in curves:
         style = styled[curve.label]
         middle = [value.value for value in curve.values]
@@ -241,7 +241,7 @@ def _arrows(axis: "Axes", curves: Sequence[Curve], styled: Mapping[str, Style]) 
 def _limits(curves: Sequence[Curve], zero: bool, headroom: float) -> tuple[float, float]:
     """Keep the lines that work readable beside those that exploded."""
     finite = [[v.value for v in c.values if math.isfinite(v.value)] for c in curves]
-    tops, bottoms = [max(own) for own in finite if own], [min(own) for own in finite if own]
+    tops, bottoms = [max(v) for v in finite if v], [min(v) for v in finite if v]
     if not tops:
         return 0.0, 1.0
     if zero:  # on either side of it
@@ -339,7 +339,7 @@ def write(of: ExtensionPlan | Inspection | Unrotated, path: Path) -> None:
 def plot(rope: Rope, named: Mapping[str, Spectrum], target: int, title: str = "") -> bytes:
     """The wavelengths of the model as it is and of each named spectrum."""
     models = {UNTOUCHED: rope.spectrum.inv_freq}
-    models |= {name: own.inv_freq for name, own in named.items()}
+    models |= {name: spectrum.inv_freq for name, spectrum in named.items()}
     heading = f"{title}: rotary dim {rope.dim}, theta {rope.theta:g}".removeprefix(": ")
     lengths = {"trained context": rope.context, "target": target}
     return spectra(heading, models, lengths=lengths)

@@ -198,7 +198,7 @@ def by_factor(results: Results) -> Table:
     """Methods by factors, each at its own target, where several factors were read."""
     name, variants = results["headline"], results["variants"].values()
     rows, columns = dict[str, dict[str, Value]](), list[Column]()
-    made = sorted((own["factor"], own["target"]) for own in variants if own.get("factor"))
+    made = sorted((v["factor"], v["target"]) for v in variants if v.get("factor"))
     for factor, target in dict(made).items() if made and made[0] < made[-1] else ():
         for variant, (label, values) in zip(variants, _variants(results), strict=True):
             if variant.get("factor") in (None, factor):
@@ -263,10 +263,10 @@ def _by_task(results: Results) -> Table:
             answered = tuple(("every model", *row[1:]) for row in answered[:1])
         rows += _under(task, answered)
     names = {f"{task}@{length}" for task in tasks for length in lengths}
-    asked = {value.n for _, values in variants for name, value in values.items() if name in names}
+    counts = {value.n for _, values in variants for name, value in values.items() if name in names}
     return Table(
         "Retrieval",
-        f"{' or '.join(map(str, sorted(asked)))} questions each; {score_text(tasks)}"
+        f"{' or '.join(map(str, sorted(counts)))} questions each; {score_text(tasks)}"
         "; effective: longest length at 85 % of the short score",
         ("task", "model", *map(length_text, lengths), "effective"),
         tuple(rows),
@@ -312,11 +312,11 @@ def retrieval_tables(results: Results) -> list[Table]:
 
 def score_text(tasks: Iterable[str]) -> str:
     """What a score of these tasks is."""
-    asked = list(tasks)
-    named = [task for task in asked if task == RULER or find_task(task).in_words]
+    names = list(tasks)
+    named = [task for task in names if task == RULER or find_task(task).in_words]
     if not named:
         return "share of questions answered exactly"
-    exact = ", ".join(task for task in asked if task not in named)
+    exact = ", ".join(task for task in names if task not in named)
     return (
         "mean share of what a question asks for that the answer names"
         + (f" ({exact}: share of questions answered exactly)" if exact else "")
@@ -364,7 +364,7 @@ def comparison_tables(compared: Comparison) -> list[Table]:
     for label, short in compared.short.items():
         values[label] |= {f"behind@{row.length}": row.difference[label] for row in rows}
         values[label]["short"] = short
-    models = [(marked(label, compared.marks.get(label, "")), own) for label, own in values.items()]
+    models = [(marked(label, compared.marks.get(label, "")), v) for label, v in values.items()]
     lengths = [row.length for row in rows]
     tails = table_of(
         f"Tail {'pseudo-' if stride else ''}perplexity, {compared.documents} paired documents",
@@ -423,10 +423,10 @@ def ranking_text(
 def ranking_table(ranking: Ranking, mark: str = "") -> Table:
     """A row per method, the lowest tail first, the base's short window at the end."""
     rows: list[tuple[str, Values]] = []
-    for own in ranking.rows:
-        behind = None if own is ranking.best else own.behind
-        star = "*" if own.method == ranking.taken else ""
-        rows.append((own.method + star, vars(own) | {"behind": behind}))
+    for ranked in ranking.rows:
+        behind = None if ranked is ranking.best else ranked.behind
+        star = "*" if ranked.method == ranking.taken else ""
+        rows.append((ranked.method + star, vars(ranked) | {"behind": behind}))
     if ranking.in_window is not None:
         rows.append(("base", {"tail": ranking.in_window}))
     table = table_of(
@@ -454,7 +454,7 @@ def ranking_verdict(ranking: Ranking) -> str:
     if not others:
         return f"{best.method} is the only method that can be written as asked"
     second = min(
-        others, key=lambda own: -math.inf if own.behind_at_least is None else own.behind_at_least
+        others, key=lambda r: -math.inf if r.behind_at_least is None else r.behind_at_least
     )
     if best.behind.ci95 is None:
         return (
@@ -477,21 +477,21 @@ def ranking_verdict(ranking: Ranking) -> str:
             f"take {best.method}: the lowest, and of those that cannot be told apart here ({alike})"
             " the one that most loaders read, in the plainest form"
         )
-    taken = next(own for own in others if own.method == ranking.taken)
+    winner = next(ranked for ranked in others if ranked.method == ranking.taken)
     return (
-        f"take {taken.method}: {alike} cannot be told apart here ({_distance(taken)} between it and"
-        f" the lowest), and more loaders read it, or its form is plainer"
+        f"take {winner.method}: {alike} cannot be told apart here ({_distance(winner)} between it "
+        f"and the lowest), and more loaders read it, or its form is plainer"
     )
 
 
-def _distance(own: Ranked) -> str:
-    low, high = own.behind.ci95 or (own.behind.value,) * 2
-    return f"{number(own.behind.value, 4)} nats a token ({number(low, 4)} to {number(high, 4)})"
+def _distance(ranked: Ranked) -> str:
+    low, high = ranked.behind.ci95 or (ranked.behind.value,) * 2
+    return f"{number(ranked.behind.value, 4)} nats a token ({number(low, 4)} to {number(high, 4)})"
 
 
-def _least(own: Ranked) -> str:
-    least = math.nan if own.behind_at_least is None else own.behind_at_least
-    return f"{number(own.behind.value, 4)} nats a token ({number(least, 4)} at least)"
+def _least(ranked: Ranked) -> str:
+    least = math.nan if ranked.behind_at_least is None else ranked.behind_at_least
+    return f"{number(ranked.behind.value, 4)} nats a token ({number(least, 4)} at least)"
 
 
 def _allowed_for(ranking: Ranking) -> str:

@@ -192,9 +192,9 @@ def _table_plan(made: TablePlan) -> str:
     """`ropext plan` for a model that rotates nothing as text."""
     rows = []
     for method in tables.methods_for(made.positions).values():
-        kept = len(method.kept(made.context, made.target))
+        count = len(method.kept(made.context, made.target))
         mark = "*" if method.name == made.method else ""
-        rows.append([method.name + mark, str(kept), str(made.target - kept), method.summary])
+        rows.append([method.name + mark, str(count), str(made.target - count), method.summary])
     head = f"{made.name}: {made.context:,} -> {made.target:,} tokens by {made.method} at "
     parts = [f"{head}{made.factor:g}x"]
     if made.positions.tensors:
@@ -226,9 +226,9 @@ def method_table(plan: "Plan") -> str:
     for row in plan.methods:
         mark = "*" if row.method == plan.method else ""
         cells = ["-", "-", "-"]
-        if (own := row.explanation) is not None:
-            cells = [str(own.pairs_extrapolated), f"{own.worst_extrapolation:.3g}"]
-            cells += [f"{own.mean_compression:.3g}"]
+        if (seen := row.explanation) is not None:
+            cells = [str(seen.pairs_extrapolated), f"{seen.worst_extrapolation:.3g}"]
+            cells += [f"{seen.mean_compression:.3g}"]
         rows.append([row.method + mark, *cells, _form(row.form), row.note])
     header = ["method", "pairs extrapolated", "worst", "mean compression", "written as", ""]
     return f"{columns(header, rows)}\n{LEGEND}"
@@ -374,14 +374,14 @@ def extended(made: ExtensionPlan, written: "Written") -> str:
     return "\n".join(parts)
 
 
-def served(found: Served) -> str:
+def served(read: Served) -> str:
     """`ropext plan` on an extended directory: who reads it how."""
-    head = f"{found.directory}: {found.model.context:,} tokens"
-    if found.record:
-        head += f", extended from {found.record.context:,} by {found.record.method}"
-    elif scaled := scaled_by_config(found.model):
+    head = f"{read.directory}: {read.model.context:,} tokens"
+    if read.record:
+        head += f", extended from {read.record.context:,} by {read.record.method}"
+    elif scaled := scaled_by_config(read.model):
         head += f", {scaled}"
-    readers, lines = loader_table(found.readings), serving_text(found.serving)
+    readers, lines = loader_table(read.readings), serving_text(read.serving)
     return "\n".join([head, "", readers, "", "to serve it", lines])
 
 
@@ -396,24 +396,24 @@ def verification(verdict: str, checks: Iterable[tuple[bool | None, str, str]], r
     return "\n".join(parts)
 
 
-def costs(found: Any) -> str:
+def costs(counts: Any) -> str:
     """`ropext eval --dry-run` as text."""
     read = "each document in one piece"
-    if found.chunk:
-        cache = "" if found.cache_bytes is None else f" of {size(found.cache_bytes)}"
-        read = f"in chunks of {found.chunk} tokens with a KV cache{cache}"
-    if found.columns is None:
-        read += f", logits in slices of {found.slice_tokens} tokens"
+    if counts.chunk:
+        cache = "" if counts.cache_bytes is None else f" of {size(counts.cache_bytes)}"
+        read = f"in chunks of {counts.chunk} tokens with a KV cache{cache}"
+    if counts.columns is None:
+        read += f", logits in slices of {counts.slice_tokens} tokens"
     else:
-        read += f", logits in tiles {found.columns} entries of the vocabulary wide"
-    rows = [(part.what, str(part.passes), str(part.tokens)) for part in found.work]
+        read += f", logits in tiles {counts.columns} entries of the vocabulary wide"
+    rows = [(part.what, str(part.passes), str(part.tokens)) for part in counts.work]
     return "\n".join(
         [
             columns(("work", "passes", "tokens each"), rows),
             "",
-            f"passes   {found.passes}",
-            f"tokens   {found.tokens:,}",
-            f"weights  {size(found.weight_bytes)}",
+            f"passes   {counts.passes}",
+            f"tokens   {counts.tokens:,}",
+            f"weights  {size(counts.weight_bytes)}",
             f"read     {read}",
         ]
     )

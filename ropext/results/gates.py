@@ -224,9 +224,9 @@ class Metrics:
         for task in tasks if BASE not in (variant, run) else ():
             at += [task, f"{task}_nll"]
             whole += [f"effective_context.{task}"] if alone else []
-        asked = len(set(tasks) & set(THIRTEEN))
-        if asked > 1 and BASE not in (variant, run):
+        count = len(set(tasks) & set(THIRTEEN))
+        if count > 1 and BASE not in (variant, run):
             at.append(RULER)
             whole += [f"effective_context.{RULER}"] if alone else []
-            whole += ["ruler_context"] if alone and asked == len(THIRTEEN) else []
+            whole += ["ruler_context"] if alone and count == len(THIRTEEN) else []
         return at, whole

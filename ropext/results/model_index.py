@@ -32,9 +32,9 @@ UNKNOWN = Overlap(0, 0, 0, (), complete=False)  # of a record before there were 
 
 def figures(directory: str | Path, runs: Sequence[str] = ()) -> list[Figure]:
     """Return the figures of a checkpoint: those of the runs, or else those of its record."""
-    found = [figure for spec in runs for figure in _of_run(spec, Path(directory))]
-    record = read_record(Path(directory)) if not found else None
-    return found or (list(_of_record(record)) if record else [])
+    measured = [figure for spec in runs for figure in _of_run(spec, Path(directory))]
+    record = read_record(Path(directory)) if not measured else None
+    return measured or (list(_of_record(record)) if record else [])
 
 
 def _of_record(record: Record) -> Iterator[Figure]:
@@ -42,15 +42,15 @@ def _of_record(record: Record) -> Iterator[Figure]:
     documents that chose its step."""
     run = record.more.get("run")
     if isinstance(run, Mapping) and isinstance(measured := run.get("evaluation"), Mapping):
-        own = list(measured["variants"].values())[-1]
-        found = overlap_in(own.get("overlap")) or NOT_TRAINED
-        yield from _of_metrics(own["metrics"], found.of_documents, None, measured["tail_tokens"])
+        last = list(measured["variants"].values())[-1]
+        known = overlap_in(last.get("overlap")) or NOT_TRAINED
+        yield from _of_metrics(last["metrics"], known.of_documents, None, measured["tail_tokens"])
         return
     tuned = record.more.get("finetune")
     numbers = tuned.get("numbers") if isinstance(tuned, Mapping) else None
     if tuned and isinstance(numbers, Mapping) and isinstance(numbers.get("tuned"), Mapping):
-        found = overlap_in(tuned.get("overlap")) or UNKNOWN
-        yield from _of_metrics(numbers["tuned"], found.of_documents, None, None)
+        known = overlap_in(tuned.get("overlap")) or UNKNOWN
+        yield from _of_metrics(numbers["tuned"], known.of_documents, None, None)
 
 
 def _of_run(spec: str, directory: Path) -> Iterator[Figure]:
@@ -66,16 +66,16 @@ def _of_run(spec: str, directory: Path) -> Iterator[Figure]:
 
 def _label(run: Measurement, directory: Path, wanted: str | None) -> str:
     """The variant that read this directory's own config and weights."""
-    own = identity(open_snapshot(str(directory)))
+    content = identity(open_snapshot(str(directory)))
     keys = ("config_sha256", "weights_sha256")
-    found = [
+    labels = [
         str(label)
         for label, variant in run.manifest["decides"]["variants"].items()
         # A base in its short window, or files read with an adapter, are another model.
         if variant["kind"] != "base" and not variant.get("adapter_sha256")
-        if all(variant["model"][key] == own[key] for key in keys)
+        if all(variant["model"][key] == content[key] for key in keys)
     ]
-    chosen = [label for label in found if wanted in (None, label)]
+    chosen = [label for label in labels if wanted in (None, label)]
     if not chosen:
         raise InputError(
             f"{run.path} did not measure {directory}{f' as {wanted!r}' if wanted else ''} (its "

@@ -79,7 +79,7 @@ class Trained:
             "document_hashes": _to_text(self.documents),
             "passage_hashes": _to_text(self.passages),
             "not_recorded": list(self.not_recorded),
-        } | {name: own.to_json() for name in ROLES if (own := getattr(self, name))}
+        } | {name: role.to_json() for name in ROLES if (role := getattr(self, name))}
 
 
 NOTHING = Trained(np.empty(0, np.uint64), np.empty(0, np.uint64), 0)
@@ -100,8 +100,8 @@ def trained(documents: Iterable[tuple[Sequence[int], Hashes]]) -> Trained:
 
 def trained_in(record: Record | None) -> Trained | None:
     """What a record says; None where nothing was trained."""
-    own = None if record is None else with_training(record).get(TRAINED_ON)
-    return None if own is None else from_json(own)
+    data = None if record is None else with_training(record).get(TRAINED_ON)
+    return None if data is None else from_json(data)
 
 
 def kept_out_of(record: Record | None) -> Trained | None:
@@ -110,15 +110,15 @@ def kept_out_of(record: Record | None) -> Trained | None:
     return known and known.judged
 
 
-def from_json(own: Any) -> Trained:
+def from_json(raw: Any) -> Trained:
     """The inverse of `to_json`; it may come from anyone."""
     try:
         return Trained(
-            _from_text(own.get("document_hashes", "")),
-            _from_text(own.get("passage_hashes", "")),
-            int(own.get("documents", 0)),
-            tuple(map(str, own.get("not_recorded", ()))),
-            *(from_json({**own[k], **dict.fromkeys(ROLES)}) if own.get(k) else None for k in ROLES),
+            _from_text(raw.get("document_hashes", "")),
+            _from_text(raw.get("passage_hashes", "")),
+            int(raw.get("documents", 0)),
+            tuple(map(str, raw.get("not_recorded", ()))),
+            *(from_json({**raw[k], **dict.fromkeys(ROLES)}) if raw.get(k) else None for k in ROLES),
         )
     except (AttributeError, TypeError, ValueError, binascii.Error):
         raise InputError(f"the record is damaged: {TRAINED_ON} holds no hashes") from None
@@ -192,8 +192,8 @@ class Overlap:
     def to_json(self) -> dict[str, Any]:
         """As records and results hold it."""
         data = vars(self) | {"names": list(self.names), "mark": self.mark}
-        asked = data.pop("questions")
-        return data if asked is None else data | {"questions": asked}
+        questions = data.pop("questions")
+        return data if questions is None else data | {"questions": questions}
 
 
 def overlap(
@@ -204,9 +204,9 @@ def overlap(
     if known is None or not documents:
         return None
     chose = known.chose or NOTHING
-    names = tuple(name for name, content, own in documents if known.holds(content, own))
+    names = tuple(name for name, content, passages in documents if known.holds(content, passages))
     chosen = sum(
-        chose.holds(content, own) and not known.holds(content, own) for _, content, own in documents
+        chose.holds(text, parts) and not known.holds(text, parts) for _, text, parts in documents
     )
     return Overlap(len(documents), len(names), chosen, names[:SHOWN], known.is_complete)
 
@@ -228,8 +228,8 @@ def overlap_in(data: Mapping[str, Any] | None) -> Overlap | None:
 def mark_of(data: Mapping[str, Any], *, questions: bool = False) -> str:
     """Return the mark of a variant, or of a section of a record, as JSON; of numbers over
     `questions` where they are asked about these documents."""
-    found = overlap_in(data.get("overlap"))
-    return found.mark if found and (found.questions or not questions) else ""
+    known = overlap_in(data.get("overlap"))
+    return known.mark if known and (known.questions or not questions) else ""
 
 
 def marked(text: str, mark: str) -> str:

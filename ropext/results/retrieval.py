@@ -67,8 +67,8 @@ def retrieval_values(
     """`TASK@C` (share right), `TASK_nll@C` (nats per answer token), `effective_context.TASK`, and
     `ruler@C`, the mean of RULER's tasks that were asked at every length."""
     values = dict[str, Value]()
-    for task, asked in grouped(items, "task").items():
-        at = grouped(asked, "length")
+    for task, answers in grouped(items, "task").items():
+        at = grouped(answers, "length")
         for length in sorted(at):
             values[f"{task}@{length}"] = share_of(at[length])
             losses = [item.answer_nll for item in at[length]]
@@ -112,7 +112,7 @@ def mean_of_tasks(values: Sequence[Value]) -> Value:
     as those of independent numbers do (MOVER, Zou and Donner 2008)."""
     count, number = len(values), sum(value.value for value in values) / len(values)
     total = sum(value.n for value in values)
-    ends = [(own.value, own.ci95) for own in values if own.ci95 is not None]
+    ends = [(value.value, value.ci95) for value in values if value.ci95 is not None]
     if len(ends) < count:
         return Value(number, None, None, total)
     low, high = (
@@ -127,11 +127,11 @@ def not_measurable(items: Mapping[str, Sequence[ItemScore]], context: int) -> di
     Beyond it their zeros would say nothing about length. So do zeros at every length where none
     inside was asked, as where the context holds no item of the task.
     """
-    reasons, answers = dict[str, str](), [grouped(own, "task") for own in items.values()]
+    reasons, answers = dict[str, str](), [grouped(each, "task") for each in items.values()]
     for task in TASKS:
-        asked = [own[task.name] for own in answers if task.name in own]
-        inside = [[item for item in own if item.length <= context] for own in asked]
-        best = max((_share(own) for own in (inside if any(inside) else asked) if own), default=1.0)
+        answered = [by_task[task.name] for by_task in answers if task.name in by_task]
+        inside = [[item for item in group if item.length <= context] for group in answered]
+        best = max((_share(g) for g in (inside if any(inside) else answered) if g), default=1.0)
         if task.in_words and best < CAN_DO:
             reasons[task.name] = f"{task.name} is not measurable here: " + (
                 f"inside its trained context the model gets {best:.0%} right, and below "
@@ -158,15 +158,15 @@ def share_of(items: Sequence[ItemScore]) -> Value:
     never too narrow, where an answer can be right in part."""
     if not items:
         return wilson(0, 0)
-    own, points = _haystacks(items), [item.points for item in items]
-    worth = worth_of(np.bincount(own, points), np.bincount(own))
+    haystacks, points = _haystacks(items), [item.points for item in items]
+    worth = worth_of(np.bincount(haystacks, points), np.bincount(haystacks))
     return wilson(sum(points), len(items), worth)
 
 
 def mean_of(numbers: Sequence[float], items: Sequence[ItemScore], bootstrap: Bootstrap) -> Value:
     """The mean of a number per question, whole haystacks resampled."""
-    own = _haystacks(items)
-    return bootstrap.ratio(np.bincount(own, numbers), np.bincount(own))
+    haystacks = _haystacks(items)
+    return bootstrap.ratio(np.bincount(haystacks, numbers), np.bincount(haystacks))
 
 
 def effective_retrieval(at: Mapping[int, Sequence[ItemScore]], context: int) -> Value:
@@ -174,7 +174,7 @@ def effective_retrieval(at: Mapping[int, Sequence[ItemScore]], context: int) -> 
     its answers at each length."""
     inside = [length for length in at if length <= context] or [min(at)]
     short = _share([item for length in inside for item in at[length]])
-    reached = _reached({length: _share(own) for length, own in at.items()}, context, None, short)
+    reached = _reached({length: _share(g) for length, g in at.items()}, context, None, short)
     return replace(reached, n=min(map(len, at.values())))
 
 
@@ -212,12 +212,12 @@ def heat_map(items: Iterable[ItemScore]) -> dict[str, list[dict[str, Any]]]:
     maps: dict[str, list[dict[str, Any]]] = {}
     cells = grouped(items, "task", "length", "depth")
     for task, length, depth in sorted(cells, key=lambda cell: (*cell[:2], cell[2] or 0)):
-        asked = cells[task, length, depth]
+        group = cells[task, length, depth]
         cell = {
             "length": length,
             "depth": depth,
-            "exact": wilson(sum(item.points for item in asked), len(asked)),
-            "answer_nll": sum(item.answer_nll for item in asked) / len(asked),
+            "exact": wilson(sum(item.points for item in group), len(group)),
+            "answer_nll": sum(item.answer_nll for item in group) / len(group),
         }
         maps.setdefault(task, []).append(cell)
     return maps

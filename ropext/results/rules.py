@@ -54,20 +54,20 @@ class Standing:
         half = order[: max(2, -(-len(order) // 2))]
         going_on = half if self.documents < FEWEST_DOCUMENTS else self.tied
         return tuple(
-            own for own in order if own in going_on or self.behind[own].value <= NOTHING * self.loss
+            one for one in order if one in going_on or self.behind[one].value <= NOTHING * self.loss
         )
 
     @property
     def alike(self) -> tuple[str, ...]:
         """Of those who stay, who is as good as the lowest for all that matters."""
-        return tuple(own for own in self.stay if self.behind[own].value <= TIE * self.loss)
+        return tuple(label for label in self.stay if self.behind[label].value <= TIE * self.loss)
 
     def take(self, among: Collection[str], preference: Sequence[str]) -> str:
         """Take the first in `preference` of those `among` which none is surely better: what is used
         is a choice, and only "surely the lowest" a claim about all. Of few documents, the lowest.
         """
         known = self.documents >= FEWEST_DOCUMENTS
-        return next((own for own in preference if known and own in among), self.lowest)
+        return next((label for label in preference if known and label in among), self.lowest)
 
     def to_json(self) -> dict[str, Any]:
         """As choice.json has it."""
@@ -155,20 +155,20 @@ class Ranking:
 
 def rank(measured: Measurement, preference: Sequence[str] = ()) -> Ranking:
     """Rank all models but the base by the tail before the longest length."""
-    models = {label: own for label, own in measured.models.items() if own.kind != BASE}
+    models = {label: model for label, model in measured.models.items() if model.kind != BASE}
     at, order = measured.frame.longest, standing(replace(measured, models=models))
     values = {label: measured.values(label) for label in order.behind}
     rows = tuple(
         Ranked(
             label,
-            tail=own[f"tail@{at}"],
-            tail_nll=own[f"tail_nll@{at}"],
+            tail=numbers[f"tail@{at}"],
+            tail_nll=numbers[f"tail_nll@{at}"],
             behind=order.behind[label],
             behind_at_least=order.leads.get(label),
-            gain=own.get(f"gain@{at}"),
-            short_tax=own.get("short_tax"),
+            gain=numbers.get(f"gain@{at}"),
+            short_tax=numbers.get("short_tax"),
         )
-        for label, own in values.items()
+        for label, numbers in values.items()
     )
     in_window = values[order.lowest].get(f"in_window@{at}")
     return Ranking(measured.frame, order, rows, in_window, order.take(order.tied, preference))
@@ -197,16 +197,16 @@ def verdict(choice: Mapping[str, Any], results: Mapping[str, Any], final: str) -
 
 
 def _sentence(choice: Mapping[str, Any], gain: Value | None, final: str, length: str) -> str:
-    taken = choice["taken"]
+    method = choice["taken"]
     if gain is None:
-        return f"{taken} was taken; what it gains at {length} was not measured"
-    if taken == UNTOUCHED and gain.sign >= 0:
+        return f"{method} was taken; what it gains at {length} was not measured"
+    if method == UNTOUCHED and gain.sign >= 0:
         return (
             f"leave this model as it is: it reads {length} untouched as well as by any method "
             "tried; what was written raises the stated length alone"
         )
     later = {FITTED: ", then a fitted spectrum", TUNED: ", then trained"}.get(final, "")
-    extended = f"extended by {taken}{later}: {choice['because']}"
+    extended = f"extended by {method}{later}: {choice['because']}"
     if gain.gains is None:
         return (
             f"not known whether extending gains anything over truncation at {length} "
@@ -221,12 +221,12 @@ def _sentence(choice: Mapping[str, Any], gain: Value | None, final: str, length:
     )
 
 
-def because(last: Standing, taken: str) -> str:
+def because(last: Standing, method: str) -> str:
     """Why one was taken, by the documents that chose."""
     lowest, count = last.lowest, last.documents
     on = f"on {count} document{'s' if count > 1 else ''}"
-    others = [label for label in last.behind if label != taken]
-    if taken != lowest:
+    others = [label for label in last.behind if label != method]
+    if method != lowest:
         return f"as low as {lowest} {on}, and the plainer form"
     if not others:
         return f"lowest loss at the target {on}"
@@ -273,7 +273,7 @@ def compare_text(parts: Sequence[Measurement]) -> Comparison:
 
     def row(length: int) -> LengthRow:
         span = frame.tail_span(length)
-        tails = {label: frame.perplexity(own, span) for label, own in readings.items()}
+        tails = {label: frame.perplexity(reading, span) for label, reading in readings.items()}
         deltas = {label: difference(label, span) for label in others}
         return LengthRow(length, tails, deltas, _winner(both, span))
 
@@ -292,7 +292,7 @@ def compare_text(parts: Sequence[Measurement]) -> Comparison:
             for label in others
         },
         {label: difference(label, frame.inside) for label in others},
-        {name: mark for name, own in both.models.items() if (mark := own.mark_at("tail"))},
+        {name: mark for name, model in both.models.items() if (mark := model.mark_at("tail"))},
     )
 
 
@@ -301,5 +301,5 @@ def _winner(both: Measurement, span: Span) -> str | None:
     sums = [reading.sums(*span)[0] for reading in both.readings.values()]
     if len(sums) < 2 or not np.isfinite(sums).all():
         return None
-    found = standing(both, span)
-    return found.lowest if found.is_sure else None
+    result = standing(both, span)
+    return result.lowest if result.is_sure else None

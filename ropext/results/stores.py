@@ -73,7 +73,7 @@ class Store:
     def reading(self, label: str, regimes: Mapping[str, int], hashes: Sequence[str]) -> Reading:
         """Return the arrays of documents by the pass length of each regime."""
         passes = {
-            length: [self.get(array_name(regime, own)) for own in hashes]
+            length: [self.get(array_name(regime, each)) for each in hashes]
             for regime, length in regimes.items()
         }
         return Reading(label, passes)

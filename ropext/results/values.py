@@ -196,9 +196,9 @@ def wilson(successes: float, n: int, worth: float | None = None) -> Value:
     """
     if n == 0:
         return Value(math.nan, None, None, 0)
-    share, z2, own = successes / n, Z95**2, worth or n
-    centre = (share + z2 / (2 * own)) / (1 + z2 / own)
-    half = Z95 / (1 + z2 / own) * math.sqrt(share * (1 - share) / own + z2 / (4 * own * own))
+    share, z2, m = successes / n, Z95**2, worth or n
+    centre = (share + z2 / (2 * m)) / (1 + z2 / m)
+    half = Z95 / (1 + z2 / m) * math.sqrt(share * (1 - share) / m + z2 / (4 * m * m))
     low = 0.0 if successes == 0 else max(0.0, centre - half)
     high = 1.0 if successes == n else min(1.0, centre + half)
     return Value(share, half / Z95, (low, high), n)

@@ -113,10 +113,10 @@ def scale(rope: Rope, method: str, target: int, knobs: object, attention: float 
 
 def well_known(rope: Rope, target: int) -> dict[str, Scaling]:
     """What PI, NTK-aware and YaRN make of a rope, to show others beside them."""
-    found = {}
+    spectra = {}
     for method in ("pi", "ntk", "yarn"):
         try:
-            found[method] = scale(rope, method, target, find(method).knobs(), None)
+            spectra[method] = scale(rope, method, target, find(method).knobs(), None)
         except UsageError:
             continue  # a single pair has no NTK
-    return found
+    return spectra

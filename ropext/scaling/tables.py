@@ -127,9 +127,9 @@ METHODS = {
 }
 
 
-def methods_for(found: Positions) -> dict[str, PositionMethod]:
+def methods_for(positions: Positions) -> dict[str, PositionMethod]:
     """The methods of such a model, the default first."""
-    return {name: own for name, own in METHODS.items() if found.kind in own.kinds}
+    return {name: method for name, method in METHODS.items() if positions.kind in method.kinds}
 
 
 @dataclass(frozen=True)
@@ -171,17 +171,17 @@ def growth(positions: Positions, method: str, target: int) -> Growth:
     return Growth(positions, target, how.grow, how.kept(positions.context, target), how.slopes)
 
 
-def starts(found: Positions, *, causal: bool = False) -> Sequence[int]:
+def starts(positions: Positions, *, causal: bool = False) -> Sequence[int]:
     """The distances at which attention is told something new; from the last one on all are alike.
 
     T5: b(d) = e + floor(log(d/e) / log(D/e) (n - e)) from e = n/2 on, at most n - 1 (Raffel et al.
     2020, section 2.1; n is half of the buckets where both sides are seen). DeBERTa: b(d) = e +
     ceil(log(d/e) / log((D-1)/e) (e - 1)) beyond e, at most n (He et al. 2021, arXiv 2111.09543).
     """
-    far, count = found.context, found.buckets
-    if found.kind == "transformer-xl":
+    far, count = positions.context, positions.buckets
+    if positions.kind == "transformer-xl":
         return range(far + 1)
-    if found.kind == "buckets":
+    if positions.kind == "buckets":
         count = count if causal else count // 2
         exact = count // 2
         steps = ((far / exact) ** (k / (count - exact)) for k in range(count - exact))
@@ -193,9 +193,9 @@ def starts(found: Positions, *, causal: bool = False) -> Sequence[int]:
     return sorted({*range(exact + 1), *later})
 
 
-def alike(found: Positions) -> str:
+def alike(positions: Positions) -> str:
     """From which distance on all tokens look equally far."""
-    if found.kind != "buckets":
-        return f"{starts(found)[-1]:,}"
-    both, one = starts(found)[-1], starts(found, causal=True)[-1]
+    if positions.kind != "buckets":
+        return f"{starts(positions)[-1]:,}"
+    both, one = starts(positions)[-1], starts(positions, causal=True)[-1]
     return f"{both:,} (in a decoder {one:,})"

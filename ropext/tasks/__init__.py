@@ -44,8 +44,8 @@ def find_task(name: str) -> Task:
 
 def all_named(names: Sequence[str]) -> tuple[str, ...]:
     """The tasks that `--tasks` names, each once; `ruler` stands for its thirteen."""
-    found = [own for name in names for own in (THIRTEEN if name == RULER else (name,))]
-    return tuple(dict.fromkeys(find_task(name).name for name in found))
+    expanded = [task for name in names for task in (THIRTEEN if name == RULER else (name,))]
+    return tuple(dict.fromkeys(find_task(name).name for name in expanded))
 
 
 __all__ = [

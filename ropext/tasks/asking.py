@@ -55,8 +55,8 @@ class Asked:
 def match(said: str, references: Sequence[str], part: bool) -> float:
     """RULER's string match: the share of the references that were said; or, if a part is enough,
     whether any was. Case does not count."""
-    found = [reference.lower() in said.lower() for reference in references]
-    return float(any(found)) if part else sum(found) / len(found)
+    hits = [reference.lower() in said.lower() for reference in references]
+    return float(any(hits)) if part else sum(hits) / len(hits)
 
 
 @dataclass(frozen=True)
@@ -83,45 +83,46 @@ class Worded:
         """The questions over the longest context that fits; what they have in common is shared."""
         length, index, seed = wanted.length, wanted.index, wanted.seed
 
-        def asked(units: int, index: int = index) -> Sequence[Asked]:
+        def drawn(units: int, index: int = index) -> Sequence[Asked]:
             rng = derived_rng(seed, self.name, length, index)
             return self.make(Order(units, wanted.depths, length, rng))
 
         def needed(units: int, index: int = index) -> int:
             return max(
-                len(encoder.encode(_prompt(encoder, own))) + self._room(encoder, own)
-                for own in asked(units, index)
+                len(encoder.encode(_prompt(encoder, question))) + self._room(encoder, question)
+                for question in drawn(units, index)
             )
 
         if needed(self.least) > length:  # refused, with what other items take as well
             most = max(needed(self.least, other) for other in range(index, index + SURELY))
             room_for_filler(self.name, length, most)
-        chosen = asked(self._most_that_fits(needed, length))
-        parts = [self._encoded(encoder, own) for own in chosen]
+        chosen = drawn(self._most_that_fits(needed, length))
+        parts = [self._encoded(encoder, question) for question in chosen]
         first = parts[0][0]
         shared = min(common_prefix(first, prompt) for prompt, _ in parts) if parts[1:] else 0
         return [
             Item(
-                *(self.name, length, own.depth, index, seed, prompt, answer, shared),
-                *(own.references, own.part, self._room(encoder, own)),
+                *(self.name, length, question.depth, index, seed, prompt, answer, shared),
+                *(question.references, question.part, self._room(encoder, question)),
             )
-            for own, (prompt, answer) in zip(chosen, parts, strict=True)
+            for question, (prompt, answer) in zip(chosen, parts, strict=True)
         ]
 
-    def _room(self, encoder: Asker, own: Asked) -> int:
+    def _room(self, encoder: Asker, question: Asked) -> int:
         """The task's, or the answer's own size where a tokenizer cuts it into more tokens."""
-        return max(self.room, len(encoder.encode(" " + own.written)))
+        return max(self.room, len(encoder.encode(" " + question.written)))
 
-    def _encoded(self, encoder: Asker, own: Asked) -> tuple[Tokens, Tokens]:
+    def _encoded(self, encoder: Asker, question: Asked) -> tuple[Tokens, Tokens]:
         """Prompt and answer, encoded together and cut where they part."""
-        prompt = _prompt(encoder, own)
-        whole = tuple(encoder.encode(f"{prompt} {own.written}"))
+        prompt = _prompt(encoder, question)
+        whole = tuple(encoder.encode(f"{prompt} {question.written}"))
         cut = common_prefix(whole, tuple(encoder.encode(prompt)))
         back = encoder.decode(whole[cut:])
-        if match(back, own.references, own.part) < 1:
+        if match(back, question.references, question.part) < 1:
             raise UsageError(
                 f"the task {self.name} cannot be asked with this tokenizer: "
-                f"{own.written[:60]!r} comes back from it as {back[:60]!r}, which no score counts"
+                f"{question.written[:60]!r} comes back from it as {back[:60]!r}, which no "
+                "score counts"
             )
         return whole[:cut], whole[cut:]
 
@@ -162,20 +163,20 @@ def worded(
     return Task(name, summary, Worded(name, make, room, least, most), per_haystack, ruler)
 
 
-def _prompt(encoder: Asker, own: Asked) -> str:
-    return encoder.render(own.text + own.question, own.opening)
+def _prompt(encoder: Asker, question: Asked) -> str:
+    return encoder.render(question.text + question.question, question.opening)
 
 
 @functools.cache
 def sentences() -> tuple[str, ...]:
     """Of Alice's Adventures in Wonderland (Carroll 1865), which is in the public domain."""
     text = resources.files("ropext.tasks").joinpath("alice.txt").read_text("utf-8")
-    return tuple(own for own in re.split(r"(?<=[.!?’])\s+(?=[A-Z‘“])|\n", text) if own)
+    return tuple(s for s in re.split(r"(?<=[.!?’])\s+(?=[A-Z‘“])|\n", text) if s)
 
 
 def planted(filler: Sequence[str], needles: Sequence[str], depths: Sequence[float]) -> list[str]:
     """The filler with every needle at its depth, 0 before all of it and 1 behind it."""
-    found = list(filler)
-    for depth, needle in sorted(zip(depths, needles, strict=True), key=lambda own: -own[0]):
-        found.insert(round(depth * len(filler)), needle)
-    return found
+    text = list(filler)
+    for depth, needle in sorted(zip(depths, needles, strict=True), key=lambda pair: -pair[0]):
+        text.insert(round(depth * len(filler)), needle)
+    return text

@@ -144,8 +144,8 @@ class Template:
         differently at its start).
         """
         whole = tuple(encoder.encode(self.ask.format(key=key, name=name)))
-        asked = self.ask[: self.ask.index("{key}")].rstrip(" ").format(name=name)
-        cut = common_prefix(whole, tuple(encoder.encode(asked)))
+        opening = self.ask[: self.ask.index("{key}")].rstrip(" ").format(name=name)
+        cut = common_prefix(whole, tuple(encoder.encode(opening)))
         return whole[:cut], whole[cut:]
 
 
@@ -275,7 +275,7 @@ def repetition(encoder: Encoder, sentences: Sequence[str] = SENTENCES) -> Haysta
 
 def noise(encoder: Encoder) -> Haystack:
     """Tokens of common nouns, drawn one by one: ids that every tokenizer has."""
-    return drawn_from(sorted({own for noun in NOUNS for own in encoder.encode(" " + noun)}))
+    return drawn_from(sorted({token for noun in NOUNS for token in encoder.encode(" " + noun)}))
 
 
 def drawn_from(pool: Sequence[int]) -> Haystack:
@@ -288,9 +288,9 @@ def running_text(stream: Sequence[int]) -> Haystack:
 
     def tokens(count: int, rng: random.Random) -> list[int]:
         start = rng.randrange(len(stream))
-        taken = [int(token) for token in stream[start : start + count]]
-        while len(taken) < count:
-            taken += [int(token) for token in stream[: count - len(taken)]]
-        return taken
+        ids = [int(token) for token in stream[start : start + count]]
+        while len(ids) < count:
+            ids += [int(token) for token in stream[: count - len(ids)]]
+        return ids
 
     return tokens

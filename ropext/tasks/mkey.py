@@ -40,16 +40,16 @@ def draw_needles(encoder: Encoder, count: int, rng: random.Random) -> list[Needl
     """
     names = rng.sample(NOUNS, len(NOUNS))
     keys = [f"{key:0{DIGITS}d}" for key in rng.sample(range(10**DIGITS), len(names))]
-    asked = [PLAIN.question(encoder, key, name) for name, key in zip(names, keys, strict=True)]
-    sizes = Counter(len(question) + len(answer) for question, answer in asked)
+    questions = [PLAIN.question(encoder, key, name) for name, key in zip(names, keys, strict=True)]
+    sizes = Counter(len(question) + len(answer) for question, answer in questions)
     size, available = max(sizes.items(), key=lambda entry: (entry[1], -entry[0]))
     if available < count:
         raise UsageError(
             f"the task {NAME} was asked for {count} needles in one haystack, but only {available}"
             " names take equally many tokens of this tokenizer: give fewer depths (--depths)"
         )
-    chosen = [i for i, (q, a) in enumerate(asked) if len(q) + len(a) == size][:count]
-    return [(PLAIN.state(encoder, keys[i], names[i]), *asked[i]) for i in chosen]
+    chosen = [i for i, (q, a) in enumerate(questions) if len(q) + len(a) == size][:count]
+    return [(PLAIN.state(encoder, keys[i], names[i]), *questions[i]) for i in chosen]
 
 
 def shared_prefix(

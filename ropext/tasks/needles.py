@@ -30,14 +30,14 @@ class Needles:
     def __call__(self, order: Order) -> list[Asked]:
         rng, several = order.rng, self.values * self.asked > 1
         others = order.units if self.around == "needles" else 0
-        told = {
+        stating = {
             key: [self._value(rng) for _ in range(self.values)]
             for key in self._keys(self.keys + others, rng)
         }
         stated = [
             f"The secret {self.value} of {key} is {value}."
-            for key, own in told.items()
-            for value in own
+            for key, values in stating.items()
+            for value in values
         ]
         needles, lines = stated[: self.keys * self.values], stated[self.keys * self.values :]
         places = [] if several else list(order.depths)
@@ -54,27 +54,27 @@ class Needles:
                     text,
                     f"What is the secret {self.value} of {key}?",
                     f"As the text tells, the secret {self.value} of {key} is",
-                    tuple(own),
+                    tuple(values),
                     depth,
                 )
-                for (key, own), depth in zip(told.items(), order.depths, strict=False)
+                for (key, values), depth in zip(stating.items(), order.depths, strict=False)
             ]
-        names = list(told)[: self.asked]
+        names = list(stating)[: self.asked]
         key = f"{', '.join(names[:-1])} and {names[-1]}" if names[1:] else names[0]
         return [
             Asked(
                 text,
                 f"List the secret {self.value}s of {key}, all of them.",
                 f"As the text tells, the secret {self.value}s of {key} are",
-                tuple(value for name in names for value in told[name]),
+                tuple(value for name in names for value in stating[name]),
             )
         ]
 
     def _keys(self, count: int, rng: random.Random) -> list[str]:
-        found, words = dict[str, None](), 2 if count <= PAIRED else 3
-        while len(found) < count:
-            found[_uuid(rng) if self.by_uuid else "-".join(rng.sample(NOUNS, words))] = None
-        return list(found)
+        keys, words = dict[str, None](), 2 if count <= PAIRED else 3
+        while len(keys) < count:
+            keys[_uuid(rng) if self.by_uuid else "-".join(rng.sample(NOUNS, words))] = None
+        return list(keys)
 
     def _value(self, rng: random.Random) -> str:
         low = 10 ** (DIGITS - 1)
@@ -92,8 +92,8 @@ def _uuid(rng: random.Random) -> str:
     return str(uuid.UUID(int=rng.getrandbits(128), version=4))
 
 
-def _task(name: str, summary: str, own: Needles, per_haystack: int = 1) -> Task:
-    return worded(f"niah_{name}", summary, own, ROOM, per_haystack=per_haystack)
+def _task(name: str, summary: str, needles: Needles, per_haystack: int = 1) -> Task:
+    return worded(f"niah_{name}", summary, needles, ROOM, per_haystack=per_haystack)
 
 
 # Where a haystack holds several keys, as many are asked for, one by one.

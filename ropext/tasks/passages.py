@@ -21,7 +21,7 @@ _FIRST = """
 """
 _SYLLABLES = "bar bel cor dal fal gar hol kel lam mar mel nor per ros sel tan ved wil zan"
 _TRADES = "baker carpenter chemist engraver gardener miller printer sailor tailor weaver"
-FIRST, SYLLABLES, TRADES = (tuple(own.split()) for own in (_FIRST, _SYLLABLES, _TRADES))
+FIRST, SYLLABLES, TRADES = (tuple(text.split()) for text in (_FIRST, _SYLLABLES, _TRADES))
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,16 @@ class OverPassages:
 
     def __call__(self, order: Order) -> list[Asked]:
         rng = order.rng
-        own = [known for known in self.known if known.hops == self.hops]
+        fitting = [known for known in self.known if known.hops == self.hops]
         # One question of a passage: planted for two, it would stand at two depths.
-        apart = {known.passages: known for known in rng.sample(own, len(own))}
+        apart = {known.passages: known for known in rng.sample(fitting, len(fitting))}
         made_here = [made(self.hops, rng) for _ in order.depths]
-        asked = list(apart.values())[: len(order.depths)] if self.known else made_here
-        gold = [text for known in asked for text in known.passages]
+        questions = list(apart.values())[: len(order.depths)] if self.known else made_here
+        gold = [text for known in questions for text in known.passages]
         # What a question needs first stands at its depth, the rest anywhere.
         places = [
             rng.random() if k else depth
-            for known, depth in zip(asked, order.depths, strict=True)
+            for known, depth in zip(questions, order.depths, strict=True)
             for k, _ in enumerate(known.passages)
         ]
         every = planted(self._others(order.units, gold, rng), gold, places)
@@ -67,15 +67,15 @@ class OverPassages:
             Asked(
                 *(text, f"Question: {known.question}", "Answer:", known.answers, depth), part=True
             )
-            for known, depth in zip(asked, order.depths, strict=True)
+            for known, depth in zip(questions, order.depths, strict=True)
         ]
 
     def _others(self, count: int, gold: Sequence[str], rng: random.Random) -> list[str]:
         if not self.known:  # a second passage about whom or what is asked for would tell another
-            asked, others = {_subject(text) for text in gold}, list[str]()
+            subjects, others = {_subject(text) for text in gold}, list[str]()
             while len(others) < count:
                 text = rng.choice(made(2, rng).passages)
-                others += [] if _subject(text) in asked else [text]
+                others += [] if _subject(text) in subjects else [text]
             return others
         texts = dict.fromkeys(text for known in self.known for text in known.passages)
         return rng.sample([text for text in texts if text not in gold], count)
@@ -133,12 +133,12 @@ def over(task: Task, known: tuple[KnownAnswer, ...]) -> Task:
     if task.name not in HOPS:
         return task
     hops, size = HOPS[task.name], task.per_haystack
-    own = {each.passages for each in known if each.hops == hops}
+    groups = {each.passages for each in known if each.hops == hops}
     texts = {text for each in known for text in each.passages}
-    most = len(texts) - sum(sorted(map(len, own))[-size:])
-    if len(own) < size or most < 1:
+    most = len(texts) - sum(sorted(map(len, groups))[-size:])
+    if len(groups) < size or most < 1:
         raise UsageError(
-            f"--passages asks about {len(own)} different {('passages', 'pairs')[hops - 1]}, and "
+            f"--passages asks about {len(groups)} different {('passages', 'pairs')[hops - 1]}, and "
             f"holds {len(texts)} passages; the task {task.name} asks {size} at least, among others"
         )
     return replace(task, maker=Worded(task.name, OverPassages(hops, known), ROOM, most=most))

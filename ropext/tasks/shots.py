@@ -22,10 +22,10 @@ def make(order: Order) -> list[Asked]:
     # Every label is shown as often as any other, to within one.
     drawn = [firsts[k % LABELS] for k in range(order.units)]
     rng.shuffle(drawn)
-    text = "".join(f"Item: {own} {rng.choice(old)}\nLabel: {labels[own]}\n\n" for own in drawn)
+    text = "".join(f"Item: {name} {rng.choice(old)}\nLabel: {labels[name]}\n\n" for name in drawn)
     return [
-        Asked(text, f"Item: {own} {second}", "Label:", (str(labels[own]),))
-        for own, second in zip(rng.sample(firsts * count, count), new, strict=True)
+        Asked(text, f"Item: {first} {second}", "Label:", (str(labels[first]),))
+        for first, second in zip(rng.sample(firsts * count, count), new, strict=True)
     ]
 
 

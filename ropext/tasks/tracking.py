@@ -27,7 +27,7 @@ def _chain(lines: int, rng: random.Random) -> Asked:
     value = rng.randrange(10_000, 100_000)
     first, *_ = names
     stated = [f"VAR {first} = {value}"]
-    stated += [f"VAR {own} = VAR {before}" for before, own in itertools.pairwise(names)]
+    stated += [f"VAR {name} = VAR {before}" for before, name in itertools.pairwise(names)]
     text = "\n".join(planted([NOISE] * lines, stated, sorted(rng.random() for _ in stated)))
     return Asked(
         f"The text below assigns variables, some of them by way of others.\n\n{text}\n\n",

@@ -54,7 +54,7 @@ def train(
     from ropext.training.sharing import is_main
 
     source, name = as_place(data), str(model)
-    asked = Fit(**options) if kind == FIT else Finetune(**options)
+    given = Fit(**options) if kind == FIT else Finetune(**options)
     if output is not None:
         read = {"MODEL" if kind == FIT else "DIR": model, **reads({"data": source, **options})}
         places = {"--output": output, "where the run works": beside(Path(output))}
@@ -62,14 +62,14 @@ def train(
     # A fine-tuning refuses a GGUF.
     with silenced(), directory_of(name, say) if kind == FIT else nullcontext(name) as place:
         objective: Objective
-        if isinstance(asked, Fit):
+        if isinstance(given, Fit):
             from ropext.training import fit
 
-            objective = fit.prepare(place, source, asked, revision, named=name)
+            objective = fit.prepare(place, source, given, revision, named=name)
         else:
             from ropext.training import finetune
 
-            objective = finetune.prepare(place, source, asked)
+            objective = finetune.prepare(place, source, given)
         if output is None or counts_only:
             if output is not None:
                 _workdir(objective, Path(output), force).check(force)

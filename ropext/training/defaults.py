@@ -173,8 +173,8 @@ def settings(
 
 
 def _chosen(options: TrainingOptions, name: str, default: Any, source: str) -> Setting:
-    asked = getattr(options, name)
-    return Setting(default, source) if asked is None else Setting(asked, ASKED)
+    value = getattr(options, name)
+    return Setting(default, source) if value is None else Setting(value, ASKED)
 
 
 def _row_tokens(options: TrainingOptions, context: int, target: int) -> Setting:

@@ -347,7 +347,7 @@ class SpectrumObjective(Objective):
             change=values_json(judge.change(fitted, self.readings[START])) if fitted else None,
             numbers=judge.fit_numbers(measured),
             losses=history.losses,
-            closed_forms={method: judge.loss(own) for method, own in self.closed.items()},
+            closed_forms={method: judge.loss(reading) for method, reading in self.closed.items()},
             judgements={number: judge.loss(reading) for number, reading in steps.items()},
             notes=self.notes,
         )

@@ -79,9 +79,9 @@ class Judge:
         pause: Show = unseen,
     ) -> list[ItemScore]:
         """The questions, each by itself, by a model as it computes now."""
-        asked, store = self.asked(items), store or Store()
-        self._do(model, asked, variant, store, pause)
-        return asked.answers(variant, store)
+        questions, store = self.asked(items), store or Store()
+        self._do(model, questions, variant, store, pause)
+        return questions.answers(variant, store)
 
     def asked(self, items: Sequence[Item]) -> Reads:
         """Questions in place of documents."""
@@ -119,7 +119,7 @@ class Judge:
         readings, numbers = measured.readings, Numbers()
         for label, reading in readings.items():
             values = text_values(self.frame, measured.documents, reading, readings.get(BASE))
-            reported = {name: own for name, own in values.items() if name.startswith(REPORTED)}
+            reported = {name: value for name, value in values.items() if name.startswith(REPORTED)}
             numbers[label] = values_json(reported)
         return numbers
 
@@ -165,8 +165,8 @@ class Judge:
         for label, reading in measured.readings.items():
             far = self.frame.bootstrap.ratio(*reading.sums(*self.far_half))
             values = {f"far_half_nll@{self.frame.longest}": far}
-            for length, asked in sorted(grouped(measured.models[label].items, "length").items()):
-                values[f"{MEASURED}@{length}"] = share_of(asked)
+            for length, items in sorted(grouped(measured.models[label].items, "length").items()):
+                values[f"{MEASURED}@{length}"] = share_of(items)
             numbers[label] |= values_json(values)
         return numbers
 

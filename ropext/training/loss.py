@@ -54,12 +54,12 @@ def why_not_sliced(model: Any) -> str | None:
     )
     try:
         with _evaluating(model):
-            own = model(input_ids=ids, use_cache=False).logits.float()
+            whole = model(input_ids=ids, use_cache=False).logits.float()
             hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
             split = head(hidden).float()
     finally:
         amplified.remove()
-    difference = float((own - split).abs().max())
+    difference = float((whole - split).abs().max())
     # 100 is the largest logit; bfloat16 keeps 8 bits of it.
     if not difference <= (0.01 if head.weight.dtype == torch.float32 else 1.0):
         return "it scales or caps its logits"
@@ -152,13 +152,13 @@ class _Sliced(torch.autograd.Function):
                 of_weight += rounded.T @ piece
             if of_bias is not None:
                 of_bias += slope.sum(0)
-        kept = (own if own is None else own.to(hidden.dtype) for own in (of_weight, of_bias))
-        ctx.save_for_backward(of_hidden, *kept)
+        gradients = (g if g is None else g.to(hidden.dtype) for g in (of_weight, of_bias))
+        ctx.save_for_backward(of_hidden, *gradients)
         return total
 
     @staticmethod
     def backward(ctx: Any, *up: torch.Tensor) -> Any:
-        return (*(None if own is None else own * up[0] for own in ctx.saved_tensors), None, None)
+        return (*(None if g is None else g * up[0] for g in ctx.saved_tensors), None, None)
 
 
 def shift(labels: torch.Tensor) -> torch.Tensor:
@@ -202,8 +202,8 @@ def head_loss(model: Any, hidden: torch.Tensor, labels: torch.Tensor) -> torch.T
     its weights, which it shares among processes."""
     head = plain_head(model)
 
-    def forward(own: torch.Tensor) -> torch.Tensor:
-        return sliced_cross_entropy(own.to(head.weight.dtype), head.weight, head.bias, labels)
+    def forward(states: torch.Tensor) -> torch.Tensor:
+        return sliced_cross_entropy(states.to(head.weight.dtype), head.weight, head.bias, labels)
 
     with replaced_forward(head, forward):
         total: torch.Tensor = model.get_output_embeddings()(hidden)
@@ -216,8 +216,8 @@ def plain_head(model: Any) -> nn.Linear:
     copies = getattr(head, "modules_to_save", None)
     if copies is not None:
         head = copies[head.active_adapters[0]]
-    found: nn.Linear = head
-    return found
+    linear: nn.Linear = head
+    return linear
 
 
 def use_sliced_loss(model: Any) -> str | None:

@@ -41,8 +41,8 @@ def device(options: TrainingOptions) -> torch.device:
 def dtype(options: TrainingOptions) -> torch.dtype:
     """Of the frozen weights: bfloat16 on a GPU, float32 on a CPU, which emulates the other."""
     if options.dtype != "auto":
-        found: torch.dtype = getattr(torch, options.dtype)
-        return found
+        chosen: torch.dtype = getattr(torch, options.dtype)
+        return chosen
     return torch.bfloat16 if device(options).type == "cuda" else torch.float32
 
 
@@ -68,7 +68,7 @@ def load(snapshot: Snapshot, options: TrainingOptions) -> Any:
     keywords = {"dtype": dtype(options), "trust_remote_code": False, "use_safetensors": True}
     if qlora:
         keywords["quantization_config"] = four_bits(where)
-    packed, asked = qlora or bool(snapshot.quantisation), options.attn_implementation
+    packed, attention = qlora or bool(snapshot.quantisation), options.attn_implementation
     if packed:
         keywords["device_map"] = {"": where}
 
@@ -76,19 +76,19 @@ def load(snapshot: Snapshot, options: TrainingOptions) -> Any:
         if sharing.is_fsdp() and processes()[0] != 0:
             return skeleton(snapshot, kind, dtype=keywords["dtype"])
         masked = is_masked(snapshot)
-        model, found = auto_class(masked).from_pretrained(
+        model, loading = auto_class(masked).from_pretrained(
             snapshot.directory, attn_implementation=kind, output_loading_info=True, **keywords
         )
-        if masked and found["missing_keys"]:
+        if masked and loading["missing_keys"]:
             raise headless(snapshot)
         return model
 
     try:
-        model = with_attention(asked, build)
+        model = with_attention(attention, build)
     except (ValueError, ImportError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
-        if asked and ("attn_implementation" in str(error) or isinstance(error, ImportError)):
-            raise UsageError(f"--attn-implementation {asked}: {reason}") from error
+        if attention and ("attn_implementation" in str(error) or isinstance(error, ImportError)):
+            raise UsageError(f"--attn-implementation {attention}: {reason}") from error
         raise InputError(
             f"{snapshot.name} cannot be loaded as a causal language model: {reason}"
         ) from error
@@ -110,7 +110,7 @@ def check_tracker(name: str) -> None:
     package = TRACKERS[name]
     # tensorboardX serves as well.
     known = [package, "tensorboardX"] if package == "tensorboard" else [package]
-    if package and not any(importlib.util.find_spec(str(own)) for own in known):
+    if package and not any(importlib.util.find_spec(str(name)) for name in known):
         raise UsageError(
             f"--report-to {name} needs the package {package}, which is not installed: "
             f"pip install {package}"
@@ -175,7 +175,7 @@ def add_adapter(
     joined = peft.get_peft_model(model, config)
     if table is not None:
         for _, rows in trained_tables(joined, table):
-            (module,) = (own for own in joined.modules() if own._parameters.get("weight") is rows)
+            (module,) = (m for m in joined.modules() if m._parameters.get("weight") is rows)
             kind, rows.data = rows.dtype, rows.data.float()  # as a LoRA is: small steps would round
             module.register_forward_hook(lambda _, __, read, kind=kind: read.to(kind))
             rows.register_hook(partial(_without_old, table))
@@ -191,10 +191,10 @@ def _without_old(table: Growth, gradient: torch.Tensor) -> torch.Tensor:
 
 def trained_tables(joined: Any, table: Growth) -> Iterator[tuple[str, nn.Parameter]]:
     """The copies of a position table in which new rows are trained, by the names of the modules."""
-    for name, own in joined.named_parameters():
+    for name, weight in joined.named_parameters():
         plain = name.removeprefix("base_model.model.").replace(".modules_to_save.default", "")
-        if own.requires_grad and table.positions.is_table(plain):
-            yield plain.removesuffix(".weight"), own
+        if weight.requires_grad and table.positions.is_table(plain):
+            yield plain.removesuffix(".weight"), weight
 
 
 def linear_names(model: Any) -> list[str]:
@@ -220,28 +220,28 @@ def linear_names(model: Any) -> list[str]:
 
 def target_names(model: Any, wanted: tuple[str, ...]) -> list[str]:
     """The names that get a LoRA; one that is not there is refused with those that are."""
-    found = linear_names(model)
-    if not found:
+    linears = linear_names(model)
+    if not linears:
         raise InputError("--targets: this model has no linear layer inside its blocks")
     for name in wanted:
-        if name not in found:
-            meant = did_you_mean(name, found, "none has a name like it;")
+        if name not in linears:
+            meant = did_you_mean(name, linears, "none has a name like it;")
             raise UsageError(
-                f"--targets {name} matches no linear layer; {meant} there are {', '.join(found)}"
+                f"--targets {name} matches no linear layer; {meant} there are {', '.join(linears)}"
             )
-    return list(wanted) or found
+    return list(wanted) or linears
 
 
 def _precise(model: Any, names: list[str]) -> list[str]:
     """The same, or full names where a short one would also match outside of the text decoder."""
     inside = {id(module) for module in model.get_decoder().modules()}
-    found = {
+    where = {
         name: id(module) in inside
         for name, module in model.named_modules()
         if name.rpartition(".")[2] in names
     }
     return (
-        names if all(found.values()) else [name for name, is_inside in found.items() if is_inside]
+        names if all(where.values()) else [name for name, is_inside in where.items() if is_inside]
     )
 
 

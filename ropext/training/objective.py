@@ -181,8 +181,8 @@ class Objective(ABC):
         """Go the whole way, from what the folder has on."""
         self.folder, self.output, self.force = folder, output, force
         self.typed, self.say, self.show = command, say, told(say)
-        kept = f"what is finished is kept in {folder}, and the same command goes on from there"
-        with kept_after_interrupt(kept, lambda: has_work(folder)):
+        after = f"what is finished is kept in {folder}, and the same command goes on from there"
+        with kept_after_interrupt(after, lambda: has_work(folder)):
             with self._guarded(folder):
                 with pausing(self.say, self.show) as pause:
                     self.measure(pause)

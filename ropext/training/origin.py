@@ -79,9 +79,9 @@ class Origin:
                     f"{self.snapshot.name} rotates; leave it out"
                 )
             return "lora"
-        asked = {"--strategy pose": options.strategy == "pose"}
-        asked["--retrieval-share"] = options.retrieval_share > 0
-        for name in [name for name, given in asked.items() if given and self.is_masked]:
+        unfit = {"--strategy pose": options.strategy == "pose"}
+        unfit["--retrieval-share"] = options.retrieval_share > 0
+        for name in [name for name, given in unfit.items() if given and self.is_masked]:
             raise UsageError(f"{name} is for models that predict the next token; leave it out")
         kind = options.train or "new-rows"
         if kind != "lora" and options.control:

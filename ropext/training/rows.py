@@ -88,7 +88,7 @@ class Pose:
         second = slice(jump + skipped, jump + skipped + self.length - first)
         mask = document.mask()
         ids, scored = (
-            np.concatenate([own[start:jump], own[second]]) for own in (document.ids, mask)
+            np.concatenate([array[start:jump], array[second]]) for array in (document.ids, mask)
         )
         scored[first] = False  # nothing before the jump tells what follows it
         positions = np.arange(self.length)
@@ -316,7 +316,7 @@ class FitQuestions:
         share: float = 0.0,
     ) -> None:
         self.encoder, self.strategy, self.seed, self.share = encoder, strategy, seed, share
-        stream = np.concatenate([own.ids for own in documents])
+        stream = np.concatenate([document.ids for document in documents])
         self.around: tuple[Haystack, ...] = (running_text(stream.tolist()), noise(encoder))
         self.before = [] if encoder.bos is None else [encoder.bos]
 
@@ -400,11 +400,11 @@ class MaskedRows(Sequence[Row]):
     def __getitem__(self, number: int) -> Row:  # type: ignore[override]
         from transformers import DataCollatorForLanguageModeling
 
-        row, own = self.rows[number], self.masking
-        text = row.ids[: own.text_in(len(row.ids))]
+        row, masking = self.rows[number], self.masking
+        text = row.ids[: masking.text_in(len(row.ids))]
         drawn = int(np.random.default_rng((self.seed, MASKED, number)).integers(2**32))
         mask = DataCollatorForLanguageModeling(self.tokenizer, mlm=True, seed=drawn)
-        made = mask([[*own.before, *text.tolist(), *own.after]])
+        made = mask([[*masking.before, *text.tolist(), *masking.after]])
         return replace(row, ids=made["input_ids"][0].numpy(), labels=made["labels"][0].numpy())
 
 

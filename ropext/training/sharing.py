@@ -49,7 +49,7 @@ def check_rows(rows: int, tokens: int, short: int = 0) -> None:
         )
 
 
-def check_fsdp(**asked: bool) -> None:
+def check_fsdp(**options: bool) -> None:
     """Refuse a launch with FSDP that cannot load, or options that it cannot share."""
     if not is_fsdp():
         return
@@ -59,7 +59,7 @@ def check_fsdp(**asked: bool) -> None:
             "launched with FSDP: its config must say fsdp_version: 2 and "
             "fsdp_cpu_ram_efficient_loading: true, as those in ropext.training.launch do"
         )
-    for name in (name for name, value in asked.items() if value):
+    for name in (name for name, value in options.items() if value):
         raise UsageError(
             f"--{name.replace('_', '-')} is for one process or DDP, and this was launched with "
             "FSDP: leave it out, or launch with the config that ropext.training.launch calls ddp"
@@ -76,16 +76,16 @@ def keep_float32(plugin: Any) -> None:
         plugin.mixed_precision_policy = replace(policy, reduce_dtype=float32, output_dtype=None)
 
 
-def from_first(found: Found) -> Found:
+def from_first(value: Found) -> Found:
     """What the first process found, in all of them."""
     if processes()[1] == 1:
-        return found
+        return value
     from torch import distributed
 
     wait_for_everyone()  # the processes know one another from here on
-    told = [found]
-    distributed.broadcast_object_list(told)
-    return told[0]
+    values = [value]
+    distributed.broadcast_object_list(values)
+    return values[0]
 
 
 def by_first(ask: Callable[[], Found]) -> Found:

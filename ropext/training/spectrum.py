@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -237,7 +238,7 @@ class _Live:
         inv_freq = (self.inv_freq.to(factors.device) / factors).float()
         prefix = f"{self.label}_" if self.label else ""
         frequency, scaling = f"{prefix}inv_freq", f"{prefix}attention_scaling"
-        buffers, kept = self.module._buffers, getattr(self.module, scaling)
+        buffers, before = self.module._buffers, getattr(self.module, scaling)
         held = buffers[frequency]
         buffers[frequency] = inv_freq.to(x.device)
         setattr(self.module, scaling, (self.attention_factor * attention).float().to(x.device))
@@ -245,20 +246,20 @@ class _Live:
             return self.arithmetic(self.module, x, position_ids, *args, **kwargs)
         finally:
             buffers[frequency] = held
-            setattr(self.module, scaling, kept)
+            setattr(self.module, scaling, before)
 
 
 def _is_of(module: nn.Module, site: PlannedSite) -> bool:
     prefix = f"{site.label}_" if site.label else ""
-    found = module._buffers.get(f"{prefix}inv_freq")
-    if not site.scaled or found is None or not hasattr(module, f"{prefix}attention_scaling"):
+    buffer = module._buffers.get(f"{prefix}inv_freq")
+    if not site.scaled or buffer is None or not hasattr(module, f"{prefix}attention_scaling"):
         return False
     sets = (site.wanted.inv_freq, site.wanted.short_inv_freq)
     return any(
-        own is not None
-        and found.numel() == len(own)
-        and torch.allclose(found.double().cpu(), torch.tensor(own, dtype=torch.float64), rtol=1e-4)
-        for own in sets
+        inv_freq is not None
+        and buffer.numel() == len(inv_freq)
+        and np.allclose(buffer.double().cpu().numpy(), inv_freq, rtol=1e-4)
+        for inv_freq in sets
     )
 
 
@@ -286,10 +287,10 @@ def make_live(model: Any, sites: Sequence[PlannedSite], target: int, space: Spac
         before = _probe(model, target)
     kind = model.config.model_type
     # Which modules are rotary is told by their numbers: the plan's, before anything has moved.
-    found = [(own, site) for own in model.modules() for site in sites if _is_of(own, site)]
-    for module, site in found:
+    matches = [(m, site) for m in model.modules() for site in sites if _is_of(m, site)]
+    for module, site in matches:
         module.forward = _Live(module, site, space)
-    if not found:
+    if not matches:
         raise UnsupportedModel(
             f"{kind}: no rotary module holds the planned frequencies, so that they cannot be "
             "fitted; ropext extend takes a closed form"
@@ -303,11 +304,11 @@ def make_live(model: Any, sites: Sequence[PlannedSite], target: int, space: Spac
             f"{kind}: its rotary modules compute something else from the same frequencies "
             f"(logits differ by {difference:.2g}), so that they cannot be fitted"
         )
-    wanted = [own for own in space.parameters() if own.requires_grad]
+    wanted = [parameter for parameter in space.parameters() if parameter.requires_grad]
     gradients: Sequence[torch.Tensor | None] = ()
     if after.requires_grad:
         gradients = torch.autograd.grad(after.float().square().mean(), wanted, allow_unused=True)
-    if not any(own is not None and bool(own.abs().sum() > 0) for own in gradients):
+    if not any(gradient is not None and bool(gradient.abs().sum() > 0) for gradient in gradients):
         packed = getattr(model, "hf_quantizer", None)
         named = f"{kind}, {type(packed).__name__}" if packed is not None else kind
         raise InputError(
@@ -357,11 +358,11 @@ class Learner(nn.Module):
         read = model(input_ids=input_ids, use_cache=False, **inputs)
         each = read.last_hidden_state if self.sliced else read.logits
         rows = torch.stack(
-            [self._mean(own, wanted) for own, wanted in zip(each, shift(labels), strict=True)]
+            [self._mean(row, wanted) for row, wanted in zip(each, shift(labels), strict=True)]
         )
         return {"loss": (rows if row_weights is None else rows * row_weights).mean()}
 
-    def _mean(self, own: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    def _mean(self, row: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """The mean loss of a row and that of its tail, in equal parts; 0 where nothing is scored.
         Only what is scored goes through the head: half of a window, a few tokens of an item."""
         scored = (wanted != IGNORED).nonzero()[:, 0]
@@ -370,9 +371,9 @@ class Learner(nn.Module):
         means = []
         for at in parts:
             if self.sliced:
-                loss = head_loss(self.model, own[at], wanted[at])
+                loss = head_loss(self.model, row[at], wanted[at])
             else:
-                loss = functional.cross_entropy(own[at].float(), wanted[at], reduction="sum")
+                loss = functional.cross_entropy(row[at].float(), wanted[at], reduction="sum")
             means.append(loss / max(1, len(at)))
         return torch.stack(means).mean()
 

@@ -83,7 +83,7 @@ class _Trainer(transformers.Trainer):
     def lower_rate(self) -> None:
         """From the step after the next one on; checkpoints keep it."""
         schedule: Any = self.lr_scheduler
-        schedule.base_lrs = [defaults.REDUCED * own for own in schedule.base_lrs]
+        schedule.base_lrs = [defaults.REDUCED * rate for rate in schedule.base_lrs]
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """The rows of a step, and of how many tokens its loss is the mean. Where a conversation's
@@ -121,10 +121,10 @@ class _Trainer(transformers.Trainer):
         # The best of all evaluated weights must be on the disk, also when a later one is worse.
         self.control.should_save = True
         self.say(f"step {self.state.global_step}: held-out loss {value:.4f} nats a token")
-        found = evaluations_in(self.state.log_history)
-        if self.job.patience and self.state.global_step in missed(found):
+        evaluations = evaluations_in(self.state.log_history)
+        if self.job.patience and self.state.global_step in missed(evaluations):
             self.lower_rate()
-        if _no_better([own["held_out"] for own in found], self.job.patience):
+        if _no_better([evaluation["held_out"] for evaluation in evaluations], self.job.patience):
             self.say(f"{self.job.patience} evaluations in a row were no better: stopping")
             self.control.should_training_stop = True
         return {WATCHED: value}
@@ -143,17 +143,17 @@ def _masked_loss(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> t
 def evaluations_in(log: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     """The evaluations in Trainer's log."""
     names = {"step": "step", "held_out": WATCHED, "tail_nll": TAIL}
-    return [{name: own[key] for name, key in names.items()} for own in log if WATCHED in own]
+    return [{name: entry[key] for name, key in names.items()} for entry in log if WATCHED in entry]
 
 
 def missed(evaluations: Sequence[Mapping[str, float]]) -> list[float]:
     """The steps whose evaluation was no better than the best before it."""
-    found, best = [], math.inf
-    for own in evaluations:
-        if own["held_out"] >= best:
-            found.append(own["step"])
-        best = min(best, own["held_out"])
-    return found
+    steps, best = [], math.inf
+    for evaluation in evaluations:
+        if evaluation["held_out"] >= best:
+            steps.append(evaluation["step"])
+        best = min(best, evaluation["held_out"])
+    return steps
 
 
 def _no_better(values: Sequence[float], patience: int) -> bool:
@@ -200,12 +200,12 @@ class _Watch(transformers.TrainerCallback):
         if state.global_step in self.job.lowered_after and self.trainer is not None:
             self.trainer.lower_rate()
         over = self.job.last_step <= state.global_step < state.max_steps
-        asked, trainer = self.asked(), self.trainer
+        stopping, trainer = self.asked(), self.trainer
         if trainer is not None and trainer.accelerator.num_processes > 1:
             # Where any process was asked to stop, all of them stop at the same step.
-            flag = torch.tensor(float(asked), device=trainer.accelerator.device)
-            asked = bool(trainer.accelerator.reduce(flag, "sum") > 0)
-        if asked or over:
+            flag = torch.tensor(float(stopping), device=trainer.accelerator.device)
+            stopping = bool(trainer.accelerator.reduce(flag, "sum") > 0)
+        if stopping or over:
             control.should_save = control.should_training_stop = True
         return control
 
@@ -294,9 +294,9 @@ _SCHEDULES = {"linear": "linear", "constant": "constant_with_warmup", "cosine": 
 
 def last_checkpoint(folder: Path) -> Path | None:
     """The last one that was written to its end."""
-    found = [path for path in folder.glob("checkpoint-*") if (path / COMPLETE).exists()]
-    found = [path for path in found if path.name.rpartition("-")[2].isdecimal()]
-    return max(found, key=_step, default=None)
+    checkpoints = [path for path in folder.glob("checkpoint-*") if (path / COMPLETE).exists()]
+    checkpoints = [path for path in checkpoints if path.name.rpartition("-")[2].isdecimal()]
+    return max(checkpoints, key=_step, default=None)
 
 
 def _step(path: Path) -> int:
@@ -383,15 +383,15 @@ def train(job: Job, say: Say) -> History:
     watch.trainer = trainer
     trainer.job, trainer.say = job, say
     sentence = "stopping after this step and saving (again: ends at once)"
-    with interruptible(say, sentence) as asked:
-        watch.asked = asked
+    with interruptible(say, sentence) as stopped:
+        watch.asked = stopped
         with _resuming(start, lambda: watch.begun):
             trainer.train(resume_from_checkpoint=str(start) if start else None)
     last = last_checkpoint(job.folder)
     if last is None:
         raise NothingKept("interrupted before the first checkpoint; nothing was kept")
     history = history_in(last, job.patience)
-    if asked() and not _finished(history, job):
+    if stopped() and not _finished(history, job):
         raise Interrupted(
             f"interrupted and saved after step {history.steps} of {job.last_step}; the "
             "same command goes on from there"
