@@ -523,6 +523,39 @@ def test_a_real_llama_server_reads_the_file_and_is_caught_where_it_is_told_not_t
         assert "it does not read the file as planned" in said
 
 
+@pytest.mark.skipif("LLAMA_SERVER" not in os.environ, reason="LLAMA_SERVER names no llama-server")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "yarn"},
+        {"method": "yarn", "attention_factor": 1.3},
+        {"method": "pi"},
+        {"method": "ntk"},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_a_real_llama_server_runs_the_base_by_the_printed_line(files, tmp_path, options):
+    """Log-probabilities after 1.5 windows of tokens: as of the written file, unlike the base's."""
+    base, out = files / "base.gguf", tmp_path / "out.gguf"
+    made = ropext.extend(str(base), out, target=1024, **options).plan
+    (line,) = made.overrides()
+    printed = line.command.partition(f"llama-server -m {base} ")[2].partition(" -c ")[0].split()
+    longer = ("--override-kv", "llama.context_length=int:1024")
+    ids = [(7 * i * i + 3 * i) % 400 for i in range(384)]
+    found = []
+    for file, flags in ((out, ()), (base, printed), (base, longer)):
+        with llama_server(file, tmp_path, *flags) as url:
+            body = {"prompt": ids, "n_predict": 1, "n_probs": 20, "temperature": 0.0}
+            answer = json.loads(endpoint.server_at(url).call("/completion", body)[1])
+            (told,) = answer["completion_probabilities"]
+            found.append({own["id"]: own["logprob"] for own in told["top_logprobs"]})
+    written, served, plain = found
+    assert len(written.keys() & served.keys()) > 15
+    assert all(abs(served[key] - written[key]) < 1e-3 for key in written.keys() & served.keys())
+    apart = [abs(plain[key] - written[key]) for key in written.keys() & plain.keys()]
+    assert max(apart, default=1.0) > 1e-2
+
+
 @contextmanager
 def llama_server(file: Path, folder: Path, *flags: str) -> Iterator[str]:
     """The llama-server that LLAMA_SERVER names, on one file with room for its whole context."""

@@ -7,6 +7,8 @@ import shlex
 import configs
 import pytest
 import torch
+from command_line import run
+from gguf_files import making
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -15,7 +17,8 @@ from transformers import (
     Qwen3_5ForConditionalGeneration,
 )
 
-from ropext import families
+from ropext import families, inspecting
+from ropext.narration import pasted
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
 
@@ -98,6 +101,62 @@ def test_the_printed_line_computes_what_the_written_checkpoint_does(tmp_path, ma
     assert (plain - written).abs().max() > 1e-2
 
 
+@pytest.mark.parametrize(
+    ("arch", "options", "flags"),
+    [
+        (
+            "llama",
+            {"method": "yarn"},
+            "--rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 256 -c 1024",
+        ),
+        (
+            "llama",
+            {"method": "pi"},
+            "--override-kv llama.context_length=int:1024,llama.rope.scaling.type=str:linear,"
+            "llama.rope.scaling.factor=float:4.0,"
+            "llama.rope.scaling.original_context_length=int:256 -c 1024",
+        ),
+        ("llama", {"length_only": True}, "--override-kv llama.context_length=int:1024 -c 1024"),
+        ("llama", {"method": "llama3"}, ""),  # a tensor
+        ("gemma2", {"method": "yarn"}, "--override-kv"),  # whose windows no option reaches
+        ("qwen3", {"method": "yarn", "attention_factor": 1.3}, "--override-kv"),
+        (
+            "mistral3",
+            {"method": "yarn", "beta_fast": 8.0},
+            "mistral3.rope.scaling.yarn_beta_fast=float:8.0,",
+        ),
+    ],
+)
+def test_a_file_is_told_its_keys(tmp_path, arch, options, flags):
+    path = making.write(tmp_path / "my model.gguf", arch)
+    (line,) = inspecting.plan(str(path), target=1024, **options).overrides()
+    assert (line.loader, bool(line.command)) == ("llama.cpp", bool(flags))
+    assert flags in line.command
+    assert (f"llama-server -m {pasted(str(path))} " in line.command) is bool(flags)
+    assert ("no flags say this: extend the file" in line.note) is not bool(flags)
+
+
+def test_extend_without_weights_names_the_lines_that_need_none(tmp_path, capsys):
+    base, out = tmp_path / "base", str(tmp_path / "out")
+    base.mkdir()
+    (base / "config.json").write_text(json.dumps(configs.LLAMA))
+    code, said = run("extend", str(base), "--factor", "4", "-o", out, capsys=capsys)
+    assert (code, said.out) == (2, "")
+    shown = run("plan", str(base), "--factor", "4", capsys=capsys)[1].out
+    lines = shown.partition("or without a copy")[2].splitlines()[1:]
+    assert len(lines) == 4
+    assert said.err.splitlines()[-4:] == lines
+    assert "`ropext plan` prints" not in said.err
+
+
+@pytest.mark.parametrize("method", ["fp8", "awq", "compressed-tensors"])
+def test_a_quantised_checkpoint_gets_the_same_lines(method):
+    plain = make_plan(configs.LLAMA, Extend(method="yarn", factor=4.0), "some/model")
+    own = configs.LLAMA | {"quantization_config": {"quant_method": method}}
+    quantised = make_plan(own, Extend(method="yarn", factor=4.0), "some/model")
+    assert quantised.overrides() == plain.overrides() != ()
+
+
 def test_engines_are_told_the_same_and_only_those_that_read_it():
     made = make_plan(configs.LLAMA, Extend(method="yarn", factor=4.0), "some/model")
     lines = {line.loader: line for line in made.overrides()}
@@ -114,6 +173,10 @@ def test_engines_are_told_the_same_and_only_those_that_read_it():
     for options in ({"method": "llama3"}, {"method": "yarn", "attention_factor": 1.3}):
         other = make_plan(configs.LLAMA, Extend(factor=4.0, **options), "m").overrides()
         assert not any(line.command for line in other if line.loader == "llama.cpp")
+    for method in ("pi", "ntk"):  # a limit of llama-server that only a yarn's options raise
+        other = make_plan(configs.LLAMA, Extend(factor=4.0, method=method), "m").overrides()
+        said = next(line.command for line in other if line.loader == "llama.cpp")
+        assert "llama.context_length=int:16384" in said
     unknown = configs.LLAMA | {"model_type": "mixtral"}
     none = make_plan(unknown, Extend(method="yarn", factor=4.0), "m").overrides()
     assert {line.loader for line in none} == {"transformers"}

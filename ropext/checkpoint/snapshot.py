@@ -75,6 +75,7 @@ SMALL_SUFFIXES = (
 MODULE_FOLDER = re.compile(r"[0-9]+_\w+")
 
 FOLDER_DEPTH = 4
+PLANNED = "`ropext plan` prints the lines that serve the base's own weights so, without a copy"
 FROM_CHECKPOINT = "extend the Hugging Face checkpoint they were made from and convert the result"
 
 
@@ -405,7 +406,4 @@ def no_weights(model: str, names: Iterable[str]) -> str:
         )
     if any(name.lower().endswith(".gguf") for name in names):
         return f"{model} holds its weights as GGUF alone; {FROM_CHECKPOINT}"
-    return (
-        f"{model} has no weights: there is no .safetensors file beside its config.json; `ropext "
-        "plan` prints the lines that serve the base's own weights so, without a copy"
-    )
+    return f"{model} has no weights: there is no .safetensors file beside config.json; {PLANNED}"

@@ -8,10 +8,19 @@ from ropext.errors import NotExpressible
 from ropext.families import ABSENT, Edit
 from ropext.gguf.file import FREQS, LONG, SHORT, GgufFile, known_key
 from ropext.gguf.header import FLOAT32, STRING, UINT32
-from ropext.loaders.gguf import GgufRope, architecture, carry, is_given_scaling, older_names
+from ropext.loaders.gguf import (
+    GgufRope,
+    architecture,
+    carry,
+    is_given_scaling,
+    keys_of,
+    older_names,
+)
 from ropext.planning import Plan
 
 Values = Mapping[str, tuple[int, Any]]  # of a file's keys: the kind and value of each
+KINDS = {int: UINT32, float: FLOAT32, str: STRING}
+ALWAYS = (".context_length", ".freq_base", ".yarn_beta_fast", ".yarn_beta_slow")
 
 
 def changes(model: Snapshot, plan: Plan) -> tuple[Values, Mapping[str, tuple[float, ...]]]:
@@ -23,29 +32,20 @@ def changes(model: Snapshot, plan: Plan) -> tuple[Values, Mapping[str, tuple[flo
     if rope is None:  # the plan was made with this very question
         raise NotExpressible(f"a {model.container} GGUF does not carry this spectrum exactly")
     row, prefix = architecture(model.container), f"{model.container}.rope"
-    keys: dict[str, tuple[int, Any]] = {
-        f"{model.container}.context_length": (UINT32, plan.target),
-        f"{prefix}.freq_base": (FLOAT32, rope.freq_base),
-    }
-    more: dict[str, tuple[int, Any]] = {
-        f"{prefix}.scaling.type": (STRING, rope.scaling),
-        f"{prefix}.scaling.factor": (FLOAT32, rope.factor),
-        f"{prefix}.scaling.original_context_length": (UINT32, rope.original),
-        f"{prefix}.scaling.attn_factor": (FLOAT32, rope.attn_factor),
-    }
     present, theta_alone = {*model.head.entries}, rope.scaling == "none" and not rope.divisors
     if known_key(model.head, row, "attention.temperature_scale"):  # counts from the original
         theta_alone = False
     defaults = {"none", 1.0} | ({rope.original} if theta_alone else set())
     if is_given_scaling(model.container):
         present |= {f"{prefix}.scaling.type", f"{prefix}.scaling.factor"}
-    keys |= {key: item for key, item in more.items() if key in present or item[1] not in defaults}
+    keys: dict[str, tuple[int, Any]] = {
+        key: (KINDS[type(value)], value)
+        for key, value in keys_of(row.name, rope, plan.target).items()
+        if key in present or value not in defaults or key.endswith(ALWAYS)
+    }
     local = f"{prefix}.freq_base_swa"
     if site.rope.nested and rope.freq_base != site.rope.theta and not row.local:
         keys[local] = (FLOAT32, model.head.decimal(local) or site.rope.theta)
-    if rope.scaling == "yarn" and "betas" in row.adds:
-        keys[f"{prefix}.scaling.yarn_beta_fast"] = (FLOAT32, rope.beta_fast)
-        keys[f"{prefix}.scaling.yarn_beta_slow"] = (FLOAT32, rope.beta_slow)
     old = f"{prefix}.scale_linear"  # read where scaling.factor is absent
     if old in model.head.entries:
         keys[old] = (FLOAT32, rope.factor)

@@ -24,6 +24,7 @@ STORED = 2.0**-22
 # Gemma 4's divisor of a pair that does not turn, as a float32; STILL and more are read as that.
 STANDS = 1000000015047466219876688855040.0
 STILL = 1e20
+_YARN = {"context_length", "type", "factor", "original_context_length"}  # what its options say
 
 
 @dataclass(frozen=True)
@@ -83,10 +84,16 @@ def alike(name: str, text_type: str) -> bool:
     return text_type in (row.type, *row.also)
 
 
+def converted_to(text_type: str) -> Architecture | None:
+    """What a model type in transformers becomes as a GGUF."""
+    rows = (architecture(name) for name in _table()["architectures"])
+    return next((row for row in rows if text_type in (row.type, *row.also)), None)
+
+
 def takes_divisors(text_type: str) -> bool:
     """Whether a GGUF of this model type in transformers carries any spectrum."""
-    rows = (architecture(name) for name in _table()["architectures"])
-    return any(row.divisors and text_type in (row.type, *row.also) for row in rows)
+    row = converted_to(text_type)
+    return row is not None and row.divisors
 
 
 @dataclass(frozen=True)
@@ -219,6 +226,36 @@ def carry(name: str, rope: Rope, wanted: Spectrum, params: Params) -> GgufRope |
         if farthest(read(offer, rope.dim), wanted) <= forms.EXACT:
             return offer
     return None
+
+
+def keys_of(name: str, rope: GgufRope, target: int) -> dict[str, int | float | str]:
+    """All keys by which a file of this architecture says a rotary embedding and its length."""
+    scaling: dict[str, int | float | str] = {
+        "type": rope.scaling,
+        "factor": float(rope.factor),
+        "original_context_length": rope.original,
+        "attn_factor": float(rope.attn_factor),
+    }
+    if rope.scaling == "yarn" and "betas" in architecture(name).adds:
+        scaling |= {
+            "yarn_beta_fast": float(rope.beta_fast),
+            "yarn_beta_slow": float(rope.beta_slow),
+        }
+    return {
+        f"{name}.context_length": target,
+        f"{name}.rope.freq_base": float(rope.freq_base),
+        **{f"{name}.rope.scaling.{key}": value for key, value in scaling.items()},
+    }
+
+
+def flags(name: str, rope: GgufRope, keys: Mapping[str, Any]) -> str:
+    """What makes llama-server read `keys` in the place of a file's own. A yarn's options raise its
+    limit too, as no other's do; windowed layers do not follow them."""
+    last = {key.rpartition(".")[2] for key in keys}
+    if rope.scaling == "yarn" and last <= _YARN and not architecture(name).every:
+        return f"--rope-scaling yarn --rope-scale {rope.factor:.9g} --yarn-orig-ctx {rope.original}"
+    types = {int: "int", float: "float", str: "str"}
+    return "--override-kv " + ",".join(f"{k}={types[type(v)]}:{v}" for k, v in keys.items())
 
 
 def is_given_scaling(name: str) -> bool:

@@ -69,14 +69,14 @@ def override_lines(
     model: str,
     keys: Mapping[str, Any],
     readings: Iterable[LoaderReading],
-    params: Params,
+    flags: str,
     target: int,
     path: Sequence[str] = (),
-    *,
-    plain_base: bool = True,
+    file: str = "",
 ) -> tuple[Serving, ...]:
     """How to run the base's own weights with the plan's numbers, in each loader that reads these as
-    planned: `keys` are what its config has to say, at `path` inside a composite."""
+    planned: `keys` are what its config has to say, at `path` inside a composite; `flags` are
+    llama-server's, of a GGUF `file` alone."""
     exact = {each.loader: each for each in reversed([*readings])}
     exact = {name: each for name, each in exact.items() if each.verdict == "same"}
     nested: Mapping[str, Any] = keys
@@ -90,30 +90,12 @@ def override_lines(
         "sglang": f"python -m sglang.launch_server --model-path {place} "
         f"--json-model-override-args {override} --context-length {target}",
     }
-    out = [Serving(name, line) for name, line in lines.items() if name in exact]
+    out = [Serving(name, line) for name, line in lines.items() if name in exact and not file]
     if "llama.cpp" in exact:
-        flags = _flags(params) if plain_base else ""
-        says = f"llama-server -m MODEL.gguf {flags} -c {target}" if flags else ""
+        says = f"llama-server -m {file or 'MODEL.gguf'} {flags} -c {target}" if flags else ""
         note = "" if says else "no flags say this: extend the file (ropext extend MODEL.gguf)"
         out.append(Serving("llama.cpp", says, note))
     return tuple(out)
-
-
-def _flags(params: Params) -> str:
-    """What makes llama.cpp turn a file without scaling so; "" where no flags do."""
-    factor, original = params.get("factor"), params.get("original_max_position_embeddings")
-    match kinds_of(params):
-        case ("theta",):
-            return f"--rope-freq-base {params['rope_theta']:.9g}"
-        case ("linear",):
-            return f"--rope-scaling linear --rope-scale {factor:.9g}"
-        case ("yarn" | "yarn-betas" as kind,):
-            yarn = f"--rope-scaling yarn --rope-scale {factor:.9g} --yarn-orig-ctx {original}"
-            if kind == "yarn-betas":
-                fast, slow = (params.get("beta_fast") or 32.0, params.get("beta_slow") or 1.0)
-                yarn += f" --yarn-beta-fast {fast:g} --yarn-beta-slow {slow:g}"
-            return yarn
-    return ""
 
 
 def file_lines(

@@ -9,12 +9,14 @@ from ropext import guard, proof
 from ropext.checkpoint import Snapshot, provenance, with_weights
 from ropext.checkpoint.card import card_of
 from ropext.checkpoint.provenance import inherited_training, record_of
-from ropext.checkpoint.snapshot import INDEX
+from ropext.checkpoint.snapshot import INDEX, PLANNED
 from ropext.checkpoint.writing import Written, check_writable, write_checkpoint
+from ropext.errors import InputError
 from ropext.inspecting import open_model, planned
 from ropext.narration import Say, Show, silent, told_of_files
 from ropext.options.fields import Link, reads
 from ropext.planning import ExtensionPlan, Plan, TablePlan
+from ropext.report.text import serving_text
 
 # Holds a finished but unnamed directory against its plan.
 Proof = Callable[[Path], dict[str, Any]]
@@ -65,7 +67,15 @@ def extend(
 ) -> Extended:
     """Write an extended checkpoint and prove it; `options` are the fields of options.Extend."""
     snapshot, plan = _read(model, output, options, revision)
-    whole = snapshot if snapshot.container else with_weights(snapshot)
+    try:
+        whole = snapshot if snapshot.container else with_weights(snapshot)
+    except InputError as error:
+        said, there, _ = str(error).partition(PLANNED)
+        lines = plan.overrides() if there and isinstance(plan, Plan) else ()
+        if not lines:
+            raise
+        said += "the base's own weights run so without a copy:"
+        raise InputError(f"{said}\n{serving_text(lines)}") from None
     return write_extension(whole, warned(plan, how.say), output, how)
 
 

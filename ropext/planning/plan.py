@@ -10,6 +10,7 @@ from typing import Any
 from ropext import families, forms, loaders, scaling
 from ropext.errors import NotExpressible, UnsupportedModel, UsageError, listed
 from ropext.families import Model, Site
+from ropext.narration import pasted
 from ropext.options.extend import KNOBS, Extend, knobs_for
 from ropext.options.fields import flag
 from ropext.rope import Explanation, Rope, Spectrum, explain, turns
@@ -188,15 +189,32 @@ class Plan(ExtensionPlan):
     def overrides(self) -> tuple[loaders.Serving, ...]:
         """How to run the base itself so, in each loader that is known to read it."""
         standing = 0.0 in self.main.wanted.inv_freq  # which a command line cannot say
-        if self.model.container or self.model.masked_lm or standing:
+        if self.model.masked_lm or (standing and not self.model.container):
             return ()
-        plain = not any(site.rope.is_scaled for site in self.model.scaled_sites)
         name = "MODEL" if self.name.startswith("ropext://") else self.name
+        named = pasted("MODEL.gguf" if name.startswith("ollama:") else name)
         return loaders.override_lines(
-            *(name, self.override, self.readings, self.main.params, self.target),
-            self.model.path,
-            plain_base=plain,
+            *(name, self.override, self.readings, self._flags(), self.target, self.model.path),
+            file=named if self.model.container else "",
         )
+
+    def _flags(self) -> str:
+        """What makes llama-server read a GGUF of the base so; "" where nothing but a copy does."""
+        from ropext.loaders import gguf  # late: it reads a table of its own
+
+        main, plain = self.main, not any(site.rope.is_scaled for site in self.model.scaled_sites)
+        row = gguf.converted_to(self.model.text_type)
+        name = self.model.container or (row.name if row and plain else "")
+        rope = gguf.carry(name, main.rope, main.wanted, main.params) if name else None
+        if rope is None:
+            return ""
+        keys = {edit.path[0]: edit.after for edit in self.edits}
+        divided = any(isinstance(value, list) for value in keys.values())
+        if not self.model.container:  # a file that is not here says the base's theta and no scaling
+            known, divided = ("none", 1.0, main.rope.theta), bool(rope.divisors)
+            keys = gguf.keys_of(name, rope, self.target)
+            keys = {key: value for key, value in keys.items() if value not in known}
+        return "" if divided else gguf.flags(name, rope, keys)
 
     def nearest(self) -> dict[str, str]:
         """For loaders that read it otherwise: the options whose result they read exactly."""

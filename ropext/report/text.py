@@ -284,7 +284,7 @@ def _origin_of_attention(made: Plan) -> str:
 
 WITHOUT_COPY = (
     "or without a copy: the same weights, started once plain for short prompts and once so for "
-    "long ones"
+    "long ones (of a directory, `extend --link hard` makes one that shares them, too)"
 )
 
 
