@@ -39,6 +39,7 @@ class Model:
     text_type: str
     path: tuple[str, ...]  # where the text part stands inside the config
     sites: tuple[Site, ...]
+    stock_sites: tuple[Site, ...]  # as stock has them, where it is known to differ from the authors
     context: int  # tokens it reads now
     stated_context: int  # what its max_position_embeddings says
     layers: int | None
@@ -76,11 +77,6 @@ class Model:
         if self.kv_layers is None or self.masked_lm:
             return None
         return bytes_per_value * sum(layer.kept(tokens) for layer in self.kv_layers)
-
-    @property
-    def departures(self) -> tuple[str, ...]:
-        """Notes that say where stock transformers computes another spectrum than the authors."""
-        return tuple(note for note in self.notes if "differs from the authors" in note)
 
     @property
     def kv_bytes_per_token(self) -> int | None:

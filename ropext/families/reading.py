@@ -73,10 +73,11 @@ def rope_dicts(text: TextConfig) -> list[Dict | None]:
     return [text.object("rope_scaling"), text.object("rope_parameters")]
 
 
-def departures(text: TextConfig, sites: tuple[Site, ...]) -> list[str]:
-    """Say where stock transformers computes another spectrum than the authors' own code."""
+def departures(text: TextConfig, sites: tuple[Site, ...]) -> tuple[list[str], tuple[Site, ...]]:
+    """Say where stock transformers computes another spectrum than the authors' own code, and give
+    the embeddings that stock has where they are not the ones extended."""
     stock = f"stock transformers {config.version()} differs from the authors here"
-    out = []
+    out, built = [], {site.label: site for site in sites}
     for site in sites:
         short, long = site.params.get("short_factor"), site.params.get("long_factor")
         if text.row.mscale_keys and short != long:
@@ -84,6 +85,9 @@ def departures(text: TextConfig, sites: tuple[Site, ...]) -> list[str]:
                 f"{stock}: it reads the short factors at every length, their code the long ones "
                 f"beyond {site.rope.original_context} tokens, which is what is extended"
             )
+            # Its module holds both sets; its forward pass reads the short one.
+            rope = replace(site.rope, short_pair_factors=tuple(short or ()))
+            built[site.label] = replace(site, rope=rope)
     unread = next((path for path in text.row.theta if "." in path), "")
     listed = not (text.row.one_theta or unread)  # one theta for each layer, which all of them read
     theta = None if listed else text.number("rope_theta", most=forms.LARGEST_THETA)
@@ -96,6 +100,9 @@ def departures(text: TextConfig, sites: tuple[Site, ...]) -> list[str]:
                 f"{text.defaults['theta']:g}, their code has {sites[0].rope.theta:g}, which is "
                 "what is extended"
             )
+            theirs = {"rope_theta": text.defaults["theta"]}
+            rope = replace(sites[0].rope, theta=theirs["rope_theta"])
+            built[sites[0].label] = replace(sites[0], rope=rope, params=sites[0].params | theirs)
     keyless = [label.name for label in text.row.labels if text.row.one_theta and not label.theta]
     for site in sites:
         if site.label in keyless and theta and site.rope.theta != theta:
@@ -103,7 +110,7 @@ def departures(text: TextConfig, sites: tuple[Site, ...]) -> list[str]:
                 f"{stock}: its {site.label} layers keep theta {site.rope.theta:g}, their code has "
                 f"the one rope_theta of {theta:g} in all layers"
             )
-    return out
+    return out, tuple(built.values())
 
 
 def logit_scales(text: TextConfig, sites: tuple[Site, ...]) -> list[str]:
@@ -148,7 +155,8 @@ def describe(
     row, sizes = text.row, text.sizes
     context = max(site.rope.context for site in sites if site.scaled)
     more, obstacles, reach = observe(text, context)
-    notes += [*more, *departures(text, sites), *logit_scales(text, sites)]
+    departing, built = departures(text, sites)
+    notes += [*more, *departing, *logit_scales(text, sites)]
     allowed = _forms(text, sites, notes)
     whole = all(partial_factor(text, s.params) == 1 for s in sites) and row.dim == "head_dim"
     temperature = row.temperature
@@ -160,6 +168,7 @@ def describe(
         text_type=text.type,
         path=path,
         sites=sites,
+        stock_sites=built,
         context=context,
         stated_context=sizes.context,
         layers=sizes.layers,
