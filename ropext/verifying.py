@@ -268,6 +268,8 @@ class Checking:
         yield from _untied(proved.get("untied", ()))
         yield Check("tensors", True, f"{loads} in the shapes of {proved['model_class']}")
         yield Check("forward", True, proved["forward"])
+        if "base" in proved:
+            yield Check("base", None, proved["base"])
 
     def against(self, positions: Positions, record: Record, base: Snapshot) -> Iterator[Check]:
         """Compare a table's old rows, and all tensors beside it, with those of the base."""
@@ -368,7 +370,8 @@ class Checking:
         )
         yield Check("forward", True, proved.forward)
         if proved.base:
-            yield Check("base", True, proved.base)
+            unseen = proved.base.startswith(proof.UNSEEN)
+            yield Check("base", None if unseen else True, proved.base)
 
     def weights(self, base: Snapshot | None) -> Iterator[Check]:
         snapshot, record, deep, show = self.snapshot, self.record, self.deep, self.show

@@ -24,6 +24,7 @@ from ropext.errors import ProofFailed
 from ropext.families import Model
 from ropext.positions import Positions
 from ropext.proof.comparing import (
+    UNSEEN,
     Expected,
     Proof,
     check_built,
@@ -201,7 +202,7 @@ def prove_table(
     """Prove a directory that rotates nothing: every tensor in its place with its shape, and its
     first layers, with their weights, read an input up to the last position; relative distances are
     told apart where stock's formula has them with this key. With the config of its `base`,
-    `changed` lists the keys that stock reads otherwise."""
+    `changed` lists the keys that stock reads otherwise, or `base` says why it cannot build it."""
     listen = not positions.tensors
     target = positions.context + 2 * listen  # so that the last distance has one behind it
     how: dict[str, Any] = {"listen": listen, "trust_remote_code": trust_remote_code}
@@ -215,6 +216,8 @@ def prove_table(
             f" {target} tokens: {last['failed']}"
         )
     more = {} if base is None else {"changed": built["base"]["changed"]}
+    if base is not None and built["base"]["error"]:
+        more["base"] = f"{UNSEEN}stock cannot read the base ({built['base']['error']})"
     return (
         more
         | {

@@ -13,6 +13,7 @@ from ropext.positions import Positions
 from ropext.scaling.tables import starts
 
 LISTED = 3  # names shown of a longer list
+UNSEEN = "not checked: "  # how what is said of a base begins that stock cannot build
 # Of a forward pass's largest output. The two models compute in the same order: mostly bit-equal.
 FORWARD_BOUND = 1e-4
 
@@ -260,7 +261,7 @@ def _compare_base(
     depart from the authors' code, that stays a note."""
     base = built["base"]
     if base["error"]:
-        return f"the base was not compared: {base['error']}"
+        return f"{UNSEEN}stock cannot build the base ({base['error']})"
     worst = worst_of_base(built, sites, read)
     if not _bad(worst.difference):
         modules = f"{len(base['rotary'])} rotary and {len(base['attention'])} attention modules"

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -174,3 +175,16 @@ def test_what_a_save_by_stock_writes_out_is_no_difference(ropext, windowed):
     assert "by which stock builds the same" in config["sentence"]
     (read,) = [own["sentence"] for own in checks if own["what"] == "base"]
     assert "as its config was read" in read
+
+
+def test_a_base_that_stock_cannot_build_is_not_called_right(ropext, windowed):
+    _, out = windowed
+    path = out / "ropext.json"
+    record = json.loads(path.read_text())
+    record["base"]["config"]["torch_dtype"] = "float7"  # which changes nothing that is compared
+    path.write_text(json.dumps(record))
+    code, said, err = ropext("verify", out, "--json")
+    (base,) = [own for own in json.loads(said)["checks"] if own["what"] == "base"]
+    assert base["passed"] is None
+    assert re.match("not checked: stock cannot build the base .*float7", base["sentence"])
+    assert (code, err) == (3, f"error: {out}: 1 not known (7 checks)\n")

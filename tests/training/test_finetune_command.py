@@ -7,7 +7,13 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from test_finetune import ROOT
+from tiny_llama import CONTEXT, VOCABULARY, write_tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import ropext
 
 pytestmark = pytest.mark.slow
 
@@ -97,3 +103,51 @@ def test_dry_run_shows_settings_with_sources_and_writes_nothing(extended, storie
     assert "trained: " in done.stdout
     assert "q_proj, k_proj" in done.stdout
     assert not list(tmp_path.iterdir())
+
+
+SHAPES = {
+    "falcon": {"alibi": False, "new_decoder_architecture": False, "multi_query": True},
+    "gpt2": {"bos_token_id": 1, "eos_token_id": 2},
+    "gpt_neo": {"attention_types": [[["global"], 2]]},
+}
+
+
+@pytest.mark.parametrize("model_type", SHAPES)
+def test_trained_embeddings_of_a_tied_head_are_what_stock_and_config_read(
+    model_type, stories, tmp_path
+):
+    """PEFT unties these three by itself; the loss by stored tensors and the config's word is
+    stock's."""
+    small = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}
+    small |= {"num_attention_heads": 2, "max_position_embeddings": CONTEXT}
+    keys = small | SHAPES[model_type] | {"tie_word_embeddings": True, "pad_token_id": 0}
+    torch.manual_seed(0)
+    base, extended, out = (tmp_path / name for name in ("base", "extended", "out"))
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **keys)).save_pretrained(base)
+    write_tokenizer(base)
+    rotary = model_type == "falcon"
+    how = {"method": "yarn"} if rotary else {"method": "linear"}
+    ropext.extend(base, extended, factor=4, prove=False, **how)
+    words = ("--steps", "4", "--learning-rate", "0.01", "--train-embeddings", "-o", str(out))
+    words += () if rotary else ("--train", "lora")
+    done = subprocess.run(
+        command(extended, stories, *words),
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    stored, ids = load_file(out / "model.safetensors"), torch.arange(3, 43)[None]
+    (name,) = (own for own in stored if "word_embeddings" in own or own.endswith("wte.weight"))
+    assert not torch.equal(stored[name], load_file(extended / "model.safetensors")[name])
+    config = AutoConfig.from_pretrained(out)
+    rows = stored[name] if config.tie_word_embeddings else stored["lm_head.weight"]
+    stock = AutoModelForCausalLM.from_pretrained(out).eval()
+    with torch.no_grad():
+        logits = stock.base_model(input_ids=ids).last_hidden_state @ rows.T
+        wanted = torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:])
+        found = stock(input_ids=ids, labels=ids).loss
+    assert float(found) == pytest.approx(float(wanted), abs=1e-6)
+    assert torch.equal(stored.get("lm_head.weight", rows), rows)
+    assert ropext.verify(out).passed
