@@ -34,7 +34,7 @@ from ropext.proof.comparing import (
 )
 from ropext.rope import Spectrum
 
-__all__ = ["Expected", "Proof", "compare"]
+__all__ = ["UNSEEN", "Expected", "Proof", "compare"]
 
 CHILD = Path(__file__).with_name("child.py")
 TIMEOUT = 1800.0  # seconds for one child process
@@ -184,9 +184,9 @@ def prove(
         trust_remote_code=trust_remote_code,
     )
     read = forward.read if forward is not None else None
-    base = {} if read is None else {"read": promised(read), "known": promised(read, stock=True)}
+    own, known = ((), ()) if read is None else (promised(read), promised(read, stock=True))
     try:
-        return compare(built, sites, **base)
+        return compare(built, sites, read=own, known=known)
     except ProofFailed as failed:
         failed.changed = built.get("base", {}).get("changed")
         raise

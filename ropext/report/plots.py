@@ -282,7 +282,7 @@ def _heat_map(axis: "Axes", label: str, cells: Sequence[Mapping[str, Any]]) -> A
     grid = [[float("nan")] * len(lengths) for _ in depths]
     for cell in cells:
         at = depths.index(cell["depth"]), lengths.index(int(cell["length"]))
-        grid[at[0]][at[1]] = cell["exact"].value
+        grid[at[0]][at[1]] = cell["share"].value
     # Cividis reads the same to colour-blind eyes and in grey.
     image = axis.imshow(grid, vmin=0, vmax=1, cmap="cividis", aspect="auto")
     for row, values in enumerate(grid):

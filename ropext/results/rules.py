@@ -251,6 +251,7 @@ class Comparison:
     # On the documents in common.
     measured: Measurement = field(repr=False, metadata={"json": None})
     reference: str
+    references: Mapping[str, str]  # per label: what its differences are to
     documents: int  # in common
     left_out: Mapping[str, int]
     tail_tokens: int
@@ -262,24 +263,34 @@ class Comparison:
 
 
 def compare_text(parts: Sequence[Measurement]) -> Comparison:
-    """Work out tails, differences to the first model by length and position, and winners."""
+    """Work out tails, differences by length and position, and winners.
+
+    Differences are to the first model; where that is a base, and models of other bases are here,
+    each is held against its own.
+    """
     both = joined(parts)
     frame, readings = both.frame, both.readings
     reference, *others = readings
     paired = len(readings[reference].sums(1, 2)[0])
+    bases = {label: part.own_base for part in parts for label in part.models}
+    references = dict.fromkeys(others, reference)
+    made = {label: base for label, base in bases.items() if base not in (label, "")}
+    if bases[reference] == reference and {*made.values()} - {reference}:
+        references, reference = made, "each run's own base"
 
     def difference(label: str, span: Span) -> Value:
-        return frame.difference(readings[label], readings[reference], span)
+        return frame.difference(readings[label], readings[references[label]], span)
 
     def row(length: int) -> LengthRow:
         span = frame.tail_span(length)
         tails = {label: frame.perplexity(reading, span) for label, reading in readings.items()}
-        deltas = {label: difference(label, span) for label in others}
+        deltas = {label: difference(label, span) for label in references}
         return LengthRow(length, tails, deltas, _winner(both, span))
 
     return Comparison(
         both,
         reference,
+        references,
         paired,
         {name: len(part.documents or ()) - paired for part in parts for name in part.models},
         frame.tail,
@@ -289,9 +300,9 @@ def compare_text(parts: Sequence[Measurement]) -> Comparison:
                 {"start": a, "stop": b, "difference": difference(label, (a, b))}
                 for a, b in frame.octaves(parts=4)
             ]
-            for label in others
+            for label in references
         },
-        {label: difference(label, frame.inside) for label in others},
+        {label: difference(label, frame.inside) for label in references},
         {name: mark for name, model in both.models.items() if (mark := model.mark_at("tail"))},
     )
 

@@ -168,7 +168,8 @@ def _read_documents(path: Path, frame: Frame) -> Documents:
 def gather(specs: Sequence[str]) -> tuple[list[Measurement], dict[str, Measurement]]:
     """Open the runs, and each of their models alone by a label that tells it apart.
 
-    Runs of one base share its short window, which is shown once; another base has its own row.
+    Runs of one base share its short window, which is shown once; another base has its own row, and
+    what was made of it is held against that.
     """
     runs, everyone, bases = list[Measurement](), list[tuple[Measurement, str]](), list[Any]()
     for spec in specs:
@@ -176,22 +177,38 @@ def gather(specs: Sequence[str]) -> tuple[list[Measurement], dict[str, Measureme
         run = read_run(path)
         runs.append(run)
         for label in _chosen(run, wanted):
-            identity = run.manifest["decides"]["variants"].get(label)  # None: somebody renamed it
-            weights = identity and (identity["model"]["weights_sha256"], identity["adapter_sha256"])
-            base = weights, identity and identity.get("inv_freq"), run.frame.context
             is_base = run.models[label].kind == "base"
-            if not (is_base and base in bases and wanted is None):
+            if not (is_base and _base(run) in bases and wanted is None):
                 everyone.append((run, label))
-            bases += [base] if is_base else []
-    alone = dict[str, Measurement]()
+            bases += [_base(run)] if is_base else []
+    alone, shown = dict[str, Measurement](), list[tuple[Any, str]]()
     for run, label in everyone:
         name = _name(run, label, everyone)
         if name in alone:
             raise UsageError(f"compare names {name} twice")
-        alone[name] = run.only(label, name)
+        shown += [(_base(run), name)] if run.models[label].kind == "base" else []
+        base = next((base for identity, base in shown if identity == _base(run)), "")
+        alone[name] = replace(run.only(label, name), own_base=base)
     if len(alone) < 2:
         raise UsageError("compare needs two models at least: name another RUN")
+    first, *others = alone
+    strange = [name for name in others if alone[name].readings and not alone[name].own_base]
+    if alone[first].own_base == first and strange:
+        raise UsageError(
+            f"{strange[0]} was made of another base than {first}: name its RUN without a variant, "
+            "which shows that base too, or another model than a base first"
+        )
     return runs, alone
+
+
+def _base(run: Measurement) -> Any:
+    """What tells the base of a run from another one: its weights, spectrum and context."""
+    label = next(iter(run.labels("base")), None)
+    if label is None:
+        return None
+    identity = run.manifest["decides"]["variants"].get(label)  # None: somebody renamed it
+    weights = identity and (identity["model"]["weights_sha256"], identity["adapter_sha256"])
+    return weights, identity and identity.get("inv_freq"), run.frame.context
 
 
 def _name(run: Measurement, label: str, everyone: Sequence[tuple[Measurement, str]]) -> str:

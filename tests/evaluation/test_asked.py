@@ -1,9 +1,11 @@
 """Tasks in words from the options to the report, on a tiny random model."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from command_line import run
+from matplotlib.colorbar import Colorbar
 from small_tokenizer import make_tokenizer
 from tiny_checkpoints import write_checkpoint, write_documents
 
@@ -12,8 +14,9 @@ from ropext.evaluation.costs import count_evaluation
 from ropext.evaluation.forward import TokenScorer
 from ropext.evaluation.preparing import prepare
 from ropext.evaluation.session import evaluate
+from ropext.files import values_json
 from ropext.narration import Hooks
-from ropext.report.evaluation import write_report
+from ropext.report.evaluation import heat_pictures, write_report
 from ropext.results import retrieval
 from ropext.results.gates import parse_gate
 from ropext.results.rundir import judge
@@ -63,6 +66,33 @@ def test_the_report_says_what_the_scores_are(whole):
     assert "mean of the 3 of RULER's thirteen tasks asked at every length" in text
     assert text.count("not comparable with published RULER scores") == 4
     assert (whole.path / "plots/retrieval-vt.png").exists()
+
+
+def test_results_json_says_what_the_scores_are(whole):
+    """One of a trace's five names is right: a share of 0.2, and no exact answer."""
+    results = json.loads((whole.path / "results.json").read_text())
+    assert "not comparable with published RULER scores" in results["ruler"]["note"]
+    assert results["ruler"]["tasks"] == ["niah_multikey_2", "niah_single_1", "vt"]
+    items = whole.models["untouched"].items
+    assert whole.results["variants"]["untouched"]["retrieval"].keys() == {i.task for i in items}
+    part = [replace(item, score=0.2, exact=False) for item in items]
+    for cells in values_json(retrieval.heat_map(part)).values():
+        for cell in cells:
+            assert cell["share"]["value"] == pytest.approx(0.2)
+            assert not [key for key in cell if "exact" in key]
+
+
+def test_the_pictures_say_what_the_scores_are(whole, monkeypatch):
+    told, own = [], Colorbar.set_label
+
+    def heard(bar, label, **more):
+        told.append(label)
+        return own(bar, label, **more)
+
+    monkeypatch.setattr(Colorbar, "set_label", heard)
+    drawn = heat_pictures(whole)
+    assert len(drawn) == 3
+    assert [label for label in told if label] == ["share named"] * 3
 
 
 def test_what_it_cannot_do_is_not_measurable_and_no_zero(model, tmp_path):

@@ -291,7 +291,7 @@ def test_compare_pairs_runs_and_names_winners(runs, capsys, tmp_path):
     assert code == 0
     text = json.loads(said.out)["text"]
     assert text["documents"] == 9
-    assert text["reference"] == "one:base"
+    assert text["reference"] == "each run's own base"
     assert set(text["lengths"][0]["tail"]) == {
         *("one:base", "one:untouched", "one:yarn-4x", "pi-4x"),
         *("two:base", "two:untouched", "two:yarn-4x"),
@@ -301,13 +301,26 @@ def test_compare_pairs_runs_and_names_winners(runs, capsys, tmp_path):
         own = json.loads((runs / name / "results.json").read_text())["variants"]["base"]["metrics"]
         shown = text["lengths"][-1]["tail"][f"{name}:base"]["value"]
         assert shown == pytest.approx(own["tail@256"]["value"], rel=1e-6)
-    # The same numbers as inside the run.
-    results = json.loads((runs / "one" / "results.json").read_text())
-    inside = results["variants"]["yarn-4x"]["metrics"]["gain@256"]
-    delta = text["lengths"][-1]["difference"]["one:yarn-4x"]
-    assert delta["value"] == pytest.approx(-inside["value"], abs=1e-9)
+        # What was made of it is held against that: the same numbers as inside the run.
+        results = json.loads((runs / name / "results.json").read_text())
+        made = results["variants"]["yarn-4x"]["metrics"]
+        label = f"{name}:yarn-4x"
+        delta = text["lengths"][-1]["difference"][label]
+        assert delta["value"] == pytest.approx(-made["gain@256"]["value"], abs=1e-9)
+        assert text["short"][label]["value"] == pytest.approx(made["short_tax"]["value"], abs=1e-9)
+        assert text["references"][label] == f"{name}:base"
     for name in ("report.md", "report.html", "plots/difference-by-position.png"):
         assert (tmp_path / "compared" / name).exists()
+
+
+def test_a_model_of_another_base_is_not_held_against_the_first(runs, capsys):
+    code, said = run("compare", str(runs / "one"), f"{runs / 'two'}:yarn-4x", capsys=capsys)
+    assert code == 2
+    assert "two:yarn-4x was made of another base than base: name its RUN without" in said.err
+    for first in ("yarn-4x", "base"):  # one model of each run, the first named as the reference
+        specs = [f"{runs / name}:{first}" for name in ("one", "two")]
+        code, said = run("compare", *specs, "--json", capsys=capsys)
+        assert (code, json.loads(said.out)["text"]["reference"]) == (0, f"one:{first}")
 
 
 def test_runs_of_one_base_show_it_once(runs, capsys, tmp_path):

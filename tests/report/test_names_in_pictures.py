@@ -22,7 +22,7 @@ def test_any_name_is_drawn_without_a_word(name):
             plots.lines(f"difference to {name}", "y", [line], 64, 128),
             plots.spectra("T", {name: [1.0, 0.5], "base": [1.0, 0.4]}),
             plots.heat_maps(
-                "T", "share", {name: [{"length": 64, "depth": 0.5, "exact": VALUES[0]}]}
+                "T", "share", {name: [{"length": 64, "depth": 0.5, "share": VALUES[0]}]}
             ),
         ]
         drawn.append(plots.plot(Rope(8, 1e4, 64), {}, 128, name))

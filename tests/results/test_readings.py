@@ -261,7 +261,7 @@ def test_retrieval_numbers():
     # 0.85 * 0.9 = 0.765: 0.8 holds, 0.7 does not.
     assert values["effective_context.passkey"] == Value(128.0, None, None, 10)
     cells = heat_map(items)["passkey"]
-    assert [(cell["length"], cell["exact"].value) for cell in cells] == [
+    assert [(cell["length"], cell["share"].value) for cell in cells] == [
         (64, 0.9),
         (128, 0.8),
         (256, 0.7),
