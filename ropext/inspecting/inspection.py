@@ -50,6 +50,7 @@ class Inspection:
             pairs = {"inv_freq": spectrum.inv_freq, "wavelengths": spectrum.wavelengths}
             sites.append(asdict(site) | pairs)
         facts = asdict(self.model) | {"sites": sites}
+        del facts["stock_sites"]  # the notes say where they differ
         kv = {"kv_bytes_per_token": self.model.kv_bytes_per_token}
         head = {"model": self.name, "target": self.target, "extended": self.extended or None}
         return head | facts | kv | {"limits": self.limits}

@@ -208,7 +208,7 @@ def _share(items: Sequence[ItemScore]) -> float:
 
 
 def heat_map(items: Iterable[ItemScore]) -> dict[str, list[dict[str, Any]]]:
-    """Per task one cell per (length, depth): the share answered with its interval, and answer NLL."""
+    """Per task one cell per (length, depth): share answered with its interval, and answer NLL."""
     maps: dict[str, list[dict[str, Any]]] = {}
     cells = grouped(items, "task", "length", "depth")
     for task, length, depth in sorted(cells, key=lambda cell: (*cell[:2], cell[2] or 0)):
