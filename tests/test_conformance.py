@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -245,7 +246,7 @@ def test_what_a_family_cannot_carry_is_left_out():
         conformance.extended(plain("llama"), "yarn-mscale")
 
 
-@pytest.mark.slow
+@pytest.mark.skipif("KIT" not in os.environ, reason="`.ci/slow loaders` runs it")
 def test_the_whole_kit_is_small_and_stock_computes_its_spectra(tmp_path):
     made = conformance.write_kit(tmp_path / "kit")
     assert made["bytes"] <= 20e6
