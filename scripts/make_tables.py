@@ -1,4 +1,4 @@
-"""Write the tables of methods and loaders in docs/methods.md and docs/loaders.md.
+"""Write the tables of methods and loaders in docs/methods.md, loaders.md, loaders-in-detail.md.
 
     python scripts/make_tables.py
 
@@ -63,8 +63,56 @@ def _shown(default: Any) -> str:
     return "-" if default is None else f"{default:g}"
 
 
-def loaders() -> str:
+# What a loader reads of the forms that ropext writes: the first letter whose forms it all has.
+_LETTERS = {
+    "A": ("all of them", _WRITTEN),
+    "D": (
+        "all but an attention factor of one's own",
+        ("theta", "linear", "llama3", "yarn", "longrope"),
+    ),
+    "R": (
+        "theta, linear, llama3 and yarn with its default attention factor; not longrope",
+        ("theta", "linear", "llama3", "yarn"),
+    ),
+    "Y": ("theta, linear and yarn with its default attention factor", ("theta", "linear", "yarn")),
+    "y": ("theta and yarn with its default attention factor", ("theta", "yarn")),
+    "L": ("theta, linear and llama3", ("theta", "linear", "llama3")),
+    "l": ("theta and linear", ("theta", "linear")),
+    "t": ("theta alone", ("theta",)),
+    "s": ("some form, but not theta", ()),
+}
+_NOTHING, _UNKNOWN = "-", "."
+
+
+def letters() -> str:
     """The table of docs/loaders.md."""
+    columns = _columns()
+    lines = [f"| {letter} | {text} |" for letter, (text, _) in _LETTERS.items()]
+    lines += [f"| {_NOTHING} | none |", f"| {_UNKNOWN} | not measured |", ""]
+    lines += ["| family | " + " | ".join(map(_title, columns)) + " |"]
+    lines += ["|---" * (len(columns) + 1) + "|"]
+    for family in ["llama", *_families_read(columns)]:
+        stock = columns[0].families.get(family, {})
+        cells = [_letter(column.families.get(family, {}), stock) for column in columns]
+        lines.append(f"| `{family}` | " + " | ".join(cells) + " |")
+    return "\n".join(["| letter | is read exactly |", "|---|---|", *lines]) + "\n"
+
+
+def _letter(cells: Mapping[str, TableCell], stock: Mapping[str, TableCell]) -> str:
+    """Of the forms that a family can carry: one that stock refuses is no loss."""
+    if "theta" not in cells:
+        return _UNKNOWN
+    carried = [kind for kind in _WRITTEN if kind not in stock or stock[kind].verdict == "same"]
+    known = [kind for kind in carried if kind in cells]
+    read = {kind for kind in known if cells[kind].verdict == "same"}
+    if not read:
+        return _NOTHING
+    fits = (name for name, (_, forms) in _LETTERS.items() if read >= {*known} & {*forms})
+    return next(fits) + _MARKS[cells["theta"].evidence]
+
+
+def loaders() -> str:
+    """The tables of docs/loaders-in-detail.md."""
     parts = [_legend(), "### Llama\n\n" + _table("llama")]
     parts += ["### Why, and which flag\n", *(_reasons(reader) for reader in readers())]
     parts += ["### By family: what each engine reads as stock transformers 5\n", _by_family()]
@@ -77,21 +125,27 @@ def _legend() -> str:
     return f"| kind | what the config holds |\n|---|---|\n{rows}\n"
 
 
+def _columns() -> list[LoaderVersions]:
+    """The loaders that read other families than Llama."""
+    return [r for r in readers() if r.loader in _ENGINES and r.families.keys() > {"llama"}]
+
+
+def _families_read(columns: Sequence[LoaderVersions]) -> list[str]:
+    """The families that some loader beside transformers read, but for Llama."""
+    others = [column for column in columns if column.loader != "transformers"]
+    read = {f for other in others for f, cells in other.families.items() if "theta" in cells}
+    return sorted(read - {"llama"})
+
+
 def _by_family() -> str:
     """List the forms that ropext writes, for the families that were read by several loaders."""
-    columns = [
-        own for own in readers() if own.loader in _ENGINES and own.families.keys() > {"llama"}
-    ]
-    others = [own for own in columns if own.loader != "transformers"]
-    families = sorted(
-        {f for own in others for f, cells in own.families.items() if "theta" in cells}
-    )
+    columns = _columns()
     lines = [
         "| family | " + " | ".join(map(_title, columns)) + " |",
         "|---" * (len(columns) + 1) + "|",
     ]
-    for family in families:
-        cells = [_forms_read(own.families.get(family, {})) for own in columns]
+    for family in _families_read(columns):
+        cells = [_forms_read(column.families.get(family, {})) for column in columns]
         lines.append(f"| `{family}` | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -169,7 +223,11 @@ def _group(reader: LoaderVersions, names: Sequence[str], cells: Mapping[str, Tab
     return head + "\n".join(lines) + "\n"
 
 
-TABLES = {"docs/methods.md": methods, "docs/loaders.md": loaders}
+TABLES = {
+    "docs/methods.md": methods,
+    "docs/loaders.md": letters,
+    "docs/loaders-in-detail.md": loaders,
+}
 
 
 def renewed(name: str) -> str:
