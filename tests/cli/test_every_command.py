@@ -80,7 +80,7 @@ def test_no_command_imports_from_the_working_folder(said):
 @pytest.mark.slow
 def test_as_a_module_it_imports_no_library_from_the_working_folder(tmp_path):
     """Python's own start of `-m` reads contextlib and warnings from there before any line of ours:
-    docs/reliability.md."""
+    docs/security.md."""
     for name in set(SHADOWS) - {"contextlib", "warnings"}:
         (tmp_path / f"{name}.py").write_text("raise SystemExit(9)")
     words = ("eval", "ropext://demo", "--data", "ropext://held-out", "--max-docs", "1", "--json")

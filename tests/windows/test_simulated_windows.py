@@ -1,7 +1,7 @@
 """The program under a simulated Windows (simulated/sitecustomize.py) gives the bytes of Linux.
 
 Each story runs twice, in folders of one name: once as the system is, once masked, every process
-that it starts too. Only a real machine shows what the mask does not know (docs/reliability.md).
+that it starts too. Only a real machine shows what the mask does not know (docs/versions.md).
 """
 
 import json
