@@ -6,12 +6,14 @@ reads, the verdict's evaluation among them; and its verdict is that of the base'
 documents that took no part.
 
     python benchmarks/auto.py [--model DIR --data FILE] [--factor 2 4 8] [--steps 40]
-    python benchmarks/auto.py --cells pays reads-on harms harms-stretched repeats [--factor 2 4]
+    python benchmarks/auto.py --cells pays reads-on harms changes harms-stretched repeats
+        [--factor 2 4]
 
 Without --model, the bundled checkpoint and its documents. With --cells the model of which is known
 what extending does (counting_model.py): where it pays, where the model reads further than its
-config says, where it harms; and the bundled model on documents whose end stood before, beyond its
-window ("repeats"). The truth is the gain of what was written on a sample of its own.
+config says, where it harms, also by every way to stretch; and the bundled model on documents whose
+end stood before, beyond its window ("repeats"). The truth is the gain of what was written on a
+sample of its own.
 
 Tokens that are trained on count as three that are read. Losses of both are over all documents,
 those that `auto` chooses by and those that it keeps for its verdict; gain and verdict are its own.
@@ -36,14 +38,14 @@ from ropext.options.extend import TRAINED
 from ropext.pipeline import job
 from ropext.pipeline.choosing import prospect
 from ropext.results import UNTOUCHED
-from ropext.results.values import Value
+from ropext.results.values import MARGIN, Value
 from ropext.training import count_training
 
 STARTS = ("yarn", "llama3", "dynamic")
 CLOSED = "pi,ntk,dynamic,by-parts,llama3,yarn"
 # Of the counting model: how far it looks, tokens at the end that are of another mixture.
 CELLS = {"pays": ("window", 0), "reads-on": ("any", 0), "harms": ("any", 48)}
-CELLS |= {"harms-stretched": ("window", 48)}
+CELLS |= {"changes": ("window", 48), "harms-stretched": ("window", 24)}
 DOCUMENTS, SAMPLE = 72, 1000
 WINDOW = 256  # of the bundled model
 PASSAGE = 112  # tokens that come again at a document's end; the tail's 64 lie inside
@@ -155,6 +157,8 @@ def verdict_row(cell: str, factor: float, steps: int) -> str:
     said, true = choice["verdict"]["gain"], own["metrics"][f"gain@{target}"]
     told(json.dumps({"said": said, "true": true, "choice": choice}, indent=1))
     judged, truth = (Value.from_json(dict(gain)).gains for gain in (said, true))
+    if judged is False and true["ci95"][1] < MARGIN:  # a gain of less counts as none
+        truth = False
     cells = [
         cell, f"{factor:g}", f"{choice['taken']}, {final}",
         *(f"{g['value']:+.3f} [{g['ci95'][0]:+.3f}, {g['ci95'][1]:+.3f}]" for g in (said, true)),
