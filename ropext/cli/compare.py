@@ -1,5 +1,6 @@
 """`ropext compare RUN…`: no model, no torch; the arrays of finished runs, paired."""
 
+from glob import glob
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +33,8 @@ def command(
     from ropext.results import gates, rundir
     from ropext.table import as_text
 
+    # Shells of Windows hand a pattern on as it stands.
+    runs = [place for run in runs for place in ("*" in run and sorted(glob(run))) or [run]]
     wanted = [gates.parse_gate(text) for text in fail_if or ()]
     others = [gates.split_spec(gate.run)[0] for gate in wanted if gate.run]
     guard.check({"--fail-if": others}, {"--output": output})

@@ -4,13 +4,12 @@
 C that were answered, those of both tasks together.
 """
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ropext.narration import Hooks, Say, Show, kept_after_interrupt, silent, unseen
+from ropext.narration import Hooks, Say, Show, kept_after_interrupt, pasted, silent, unseen
 from ropext.options.fields import flag
 from ropext.report import evaluation, html, plots, tables
 from ropext.report.plots import Curve
@@ -126,10 +125,11 @@ def run(folder: Path, finetune: bool = True, say: Say = silent, show: Show = uns
     words = [] if finetune else ["finetune=null"]
     recipe = job.read(RECIPE, words)
     reading = METHODS | recipe.evaluation
-    commands = (
-        _line("eval", MODEL, folder / "methods", reading),
-        _line("run", RECIPE, folder / "out", {}, words),
+    calls = (
+        _words("eval", MODEL, folder / "methods", reading),
+        _words("run", RECIPE, folder / "out", {}, words),
     )
+    commands = tuple(pasted(*call) for call in calls)
     after = f"what is finished is kept in {folder}, and the same command goes on"
     with Workdir(folder, "demo", {}).claimed(None):
         with kept_after_interrupt(after):
@@ -137,7 +137,7 @@ def run(folder: Path, finetune: bool = True, say: Say = silent, show: Show = uns
             ropext.evaluate(MODEL, folder / "methods", hooks=Hooks(say, show), **reading)
             tune = ", fine-tune" if finetune else ""
             say(f"[2/2] Extend by YaRN, fit a spectrum{tune}; measure all on the same tokens.")
-            ropext.run(recipe, folder / "out", command=shlex.split(commands[1]), say=say, show=show)
+            ropext.run(recipe, folder / "out", command=calls[1], say=say, show=show)
         measured, numbers = read_models(folder)
         targets, report = judge(numbers), folder / REPORT
         demo = Demo(folder, numbers, targets, commands, report, measured, table(numbers))
@@ -145,16 +145,16 @@ def run(folder: Path, finetune: bool = True, say: Say = silent, show: Show = uns
     return demo
 
 
-def _line(
+def _words(
     command: str, subject: str, output: Path, options: Mapping[str, Any], words: Sequence[str] = ()
-) -> str:
-    """The command line of a call."""
+) -> list[str]:
+    """The command line of a call, word by word."""
     line = ["ropext", command, subject]
     for name, value in options.items():
         items = value if isinstance(value, tuple) else (value,)
         shown = (f"{item:g}" if isinstance(item, float) else str(item) for item in items)
         line += [flag(name), ",".join(shown)]
-    return shlex.join([*line, *words, "-o", str(output)])
+    return [*line, *words, "-o", str(output)]
 
 
 def read_models(folder: Path) -> tuple[Measurement, Numbers]:

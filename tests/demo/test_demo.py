@@ -8,6 +8,8 @@ import json
 import re
 import shlex
 import socket
+import sys
+from pathlib import PureWindowsPath
 
 import pytest
 import typer
@@ -18,6 +20,7 @@ from ropext import bundled, demo
 from ropext.cli.app import build
 from ropext.demo import EXTENDED, FITTED, TUNED
 from ropext.errors import Interrupted
+from ropext.narration import pasted
 from ropext.pipeline import job
 
 WINDOW, TARGET = 256, 1024
@@ -151,6 +154,13 @@ def test_the_report_is_one_file_with_everything_in_it(shown):
     assert all(own.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for own in pictures)
 
 
+def test_its_lines_are_for_the_platforms_shell(monkeypatch):
+    words = demo._words("eval", "M", PureWindowsPath(r"C:\my runs\x"), demo.METHODS)
+    monkeypatch.setattr(sys, "platform", "win32")
+    said = pasted(*words)
+    assert said == r'ropext eval M --method "pi,ntk,self-extend" --factor 4 -o "C:\my runs\x"'
+
+
 @pytest.mark.slow
 def test_its_commands_are_commands(shown):
     group = typer.main.get_command(build())
@@ -167,7 +177,7 @@ def test_a_second_run_does_nothing_again_and_the_command_prints_it(shown, networ
     assert code == 0
     assert said.err.count("done before, skipped") == 6
     assert re.search(r"^(Reached|MISSED): loss at 1024 with the fitted spectrum", said.out, re.M)
-    assert "ropext eval ropext://demo --method pi,ntk,self-extend --factor 4 --data" in said.out
+    assert 'ropext eval ropext://demo --method "pi,ntk,self-extend" --factor 4 --data' in said.out
     assert before == {p: p.stat().st_mtime_ns for p in shown.output.rglob("*.safetensors")}
     code, said = run("demo", "-o", shown.output, "--json", "-q", capsys=capsys)
     assert (code, said.err) == (0, "")

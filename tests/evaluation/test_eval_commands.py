@@ -323,6 +323,16 @@ def test_a_model_of_another_base_is_not_held_against_the_first(runs, capsys):
         assert (code, json.loads(said.out)["text"]["reference"]) == (0, f"one:{first}")
 
 
+def test_a_pattern_that_the_shell_left_names_runs(runs, capsys):
+    """As cmd and PowerShell leave it."""
+    code, said = run("compare", str(runs / "o*e"), str(runs / "tw*"), "--json", capsys=capsys)
+    assert code == 0
+    assert {"one:base", "two:base"} <= set(json.loads(said.out)["text"]["lengths"][0]["tail"])
+    code, said = run("compare", str(runs / "none*"), capsys=capsys)
+    assert code == 2
+    assert "none*" in said.err
+
+
 def test_runs_of_one_base_show_it_once(runs, capsys, tmp_path):
     shutil.copytree(runs / "one", tmp_path / "again")
     code, said = run("compare", str(runs / "one"), str(tmp_path / "again"), "--json", capsys=capsys)
