@@ -147,6 +147,7 @@ class DocumentEncoder:
         self.vocabulary = vocabulary
         self.seed = seed
         self.chat = chat  # questions go through the template
+        self.template_args: dict[str, Any] = {}  # what else the template is told
 
     def encode(self, text: str) -> list[int]:
         """Ids of a piece of text, no special tokens added (what `ropext.tasks` asks for)."""
@@ -206,7 +207,8 @@ class DocumentEncoder:
 
     def converse(self, messages: Messages, opening: bool = False) -> str:
         """Messages through the chat template; `opening` begins the next answer."""
-        how = {"words": self.tokenizer.special_tokens_map, "opening": opening}
+        words = {**self.tokenizer.special_tokens_map, **self.template_args}
+        how = {"words": words, "opening": opening}
         try:
             template = self.tokenizer.get_chat_template()
             return str(ask("render", template=template, messages=messages, **how))

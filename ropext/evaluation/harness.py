@@ -54,7 +54,8 @@ def run_tasks(
     for variant in variants:
         if variant.reads_short:
             continue
-        name = digest([options.lm_eval, options.seed, length, options.chat])[:16]
+        asked = [options.lm_eval, options.seed, length, options.chat, options.template_args]
+        name = digest([*asked, options.lm_eval_limit])[:16]
         store, file = stores[variant.label], f"lm-eval/{name}.json"
         if not store.has(file):
             with applied(model, variant):
@@ -76,6 +77,7 @@ def _run(model: Any, tokenizer: Any, options: "Evaluate", length: int) -> Any:
         max_length=length,
         batch_size=1,
         softmax_dtype="float32",
+        chat_template_args=options.template_args,
     )
     try:
         with redirect_stdout(sys.stderr):  # it prints while it works
@@ -87,6 +89,7 @@ def _run(model: Any, tokenizer: Any, options: "Evaluate", length: int) -> Any:
                     metadata={"max_seq_lengths": [length], "tokenizer": tokenizer.name_or_path}
                 ),
                 apply_chat_template=options.chat,
+                limit=options.lm_eval_limit,
                 random_seed=options.seed,
                 numpy_random_seed=options.seed,
                 torch_random_seed=options.seed,

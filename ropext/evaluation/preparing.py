@@ -142,6 +142,7 @@ def prepare(
     config = lineup.variants[-1].snapshot.config
     vocabulary = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
     encoder = DocumentEncoder(tokenizer, vocabulary, options.seed, options.chat)
+    encoder.template_args = options.template_args
     masking = _masking(options, lineup, encoder) if lineup.masked else None
     corpus, grid, warnings = _corpus(lineup, options, encoder)
     overlaps = overlaps_of(lineup, corpus, options.haystack == "text")

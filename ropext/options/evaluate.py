@@ -1,7 +1,9 @@
 """How to evaluate."""
 
+import json
 import re
-from typing import Annotated, Literal, Self
+from contextlib import suppress
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -82,9 +84,15 @@ class Measuring(DocumentOptions):
         None, "questions and passages of qa_1, qa_2 and passages, JSONL [made-up ones]", "FILE"
     )
     chat: bool = wanted(False, "ask tasks in words through the model's chat template")
+    chat_args: Words = wanted(
+        (), "what the chat template is told, e.g. enable_thinking=false", "NAME=VALUE,..."
+    )
     protocol: Literal["ropext", "yarn", "hf-stride"] = wanted("ropext", "how perplexity is taken")
     lm_eval: Words = wanted(
         (), "lm-evaluation-harness tasks on the same model (pip install lm-eval)", "TASKS"
+    )
+    lm_eval_limit: Count | None = wanted(
+        None, "questions read of each --lm-eval task, its first ones [all]"
     )
 
 
@@ -108,8 +116,25 @@ class Evaluate(Measuring):
         None, "a LoRA (peft) to evaluate on top, with and without", "DIR"
     )
 
+    @property
+    def template_args(self) -> dict[str, Any]:
+        """What the chat template is told: a value in JSON, else a text."""
+        out = {}
+        for word in self.chat_args:
+            name, _, value = word.partition("=")
+            if not (name.isidentifier() and value):
+                raise UsageError(
+                    f"--chat-args is NAME=VALUE, such as enable_thinking=false; was {word[:60]!r}"
+                )
+            with suppress(ValueError):
+                value = json.loads(value)
+            out[name] = value
+        return out
+
     @model_validator(mode="after")
     def _measuring(self) -> Self:
+        if self.template_args and not self.chat:
+            raise UsageError("--chat-args are for the chat template that --chat asks tasks through")
         wordless = [name for name in self.tasks if not find_task(name).in_words]
         if self.chat and (wordless or not (self.tasks or self.lm_eval)):
             raise UsageError(

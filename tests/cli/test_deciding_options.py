@@ -150,7 +150,9 @@ ELSEWHERE = {
         "adapter": "an adapter",
         "device_map": "accelerate's devices",
         "lm_eval": "lm-eval",
+        "lm_eval_limit": "lm-eval",
         "chat": "tasks in words",
+        "chat_args": "tasks in words",
         "passages": "tasks in words",
     },
 }
@@ -300,6 +302,7 @@ MORE = {
     "evaluate": {"split": "other", "data_revision": "v1", "lm_eval": "arc_easy"},
 }
 MORE["evaluate"] |= {"device_map": "auto", "fail_if": "tail@512>100"}
+MORE["evaluate"] |= {"lm_eval_limit": "3", "chat_args": "a=1 --chat true --tasks vt"}
 MORE["evaluate"] |= {"chat": "--tasks vt", "passages": "own.jsonl --tasks qa_1"}
 OF_THE_RUN = {
     "eval": {"method", "factor", "target", "base"},

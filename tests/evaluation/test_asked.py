@@ -160,10 +160,32 @@ def test_through_the_chat_template(model, tmp_path):
         assert len(item.prompt) + item.room < 4096
 
 
+def test_the_chat_template_is_told_more(model, tmp_path):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = (
+        TEMPLATE + "{% if enable_thinking is false %}[no]{% endif %}{{ tone }}"
+    )
+    write_checkpoint(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    texts = []
+    for told in ((), ("enable_thinking=false", "tone=dry"), ("enable_thinking=true",)):
+        (item, *_), *_ = prepare(
+            str(tmp_path), None, False, {**ASKED, "chat": True, "chat_args": told}
+        ).reads.questions
+        texts.append(tokenizer.decode(item.prompt))
+    plain, short, thinking = texts
+    assert "[answer][no]dryAs the text tells" in short
+    assert plain == thinking
+    assert "[no]" not in plain
+
+
 @pytest.mark.parametrize(
     ("more", "error", "said"),
     [
         ({"chat": True}, InputError, "--chat needs a chat template"),
+        ({"chat_args": "a=1"}, UsageError, "--chat-args are for the chat template that --chat"),
+        ({"chat": True, "chat_args": "thinking"}, UsageError, "--chat-args is NAME=VALUE, such"),
+        ({"chat": True, "chat_args": "a b=1"}, UsageError, "--chat-args is NAME=VALUE, such"),
         ({"chat": True, "tasks": "passkey"}, UsageError, "passkey is none"),
         ({"tasks": "vt,needle"}, UsageError, "there is no retrieval task 'needle'"),
         ({"lengths": "64"}, UsageError, "niah_single_1 takes at least|one item of it takes"),

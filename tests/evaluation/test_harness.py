@@ -69,7 +69,9 @@ def test_scores_are_those_of_the_model_and_the_base_is_not_run(loaded, capsys):
         "doc_to_target": "answer",
         "metric_list": [{"metric": "acc"}],
     }
-    options = SimpleNamespace(lm_eval=(task,), seed=0, chat=False)
+    options = SimpleNamespace(
+        lm_eval=(task,), seed=0, chat=False, template_args={}, lm_eval_limit=None
+    )
     tokenizer = make_tokenizer()
     stores = {"untouched": Store()}
     found = harness.run_tasks(loaded, tokenizer, options, 64, variants(), stores)
@@ -112,7 +114,8 @@ def test_an_installed_task_is_run_on_every_model_with_its_length(tmp_path, monke
     told, simple = [], lm_eval.simple_evaluate
 
     def listening(**given):
-        told.append((given["task_manager"].metadata, given["apply_chat_template"]))
+        template = given["model"].chat_template_args
+        told.append((given["task_manager"].metadata, given["apply_chat_template"], template))
         return simple(**given)
 
     monkeypatch.setattr(lm_eval, "simple_evaluate", listening)
@@ -124,8 +127,15 @@ def test_an_installed_task_is_run_on_every_model_with_its_length(tmp_path, monke
     assert lengths == [256, 256]
     # RULER's tasks make their texts to these lengths, with this tokenizer (4,096 without them).
     tokenizer = str(tmp_path / "model")
-    assert told == [({"max_seq_lengths": [256], "tokenizer": tokenizer}, False)] * 2
+    assert told == [({"max_seq_lengths": [256], "tokenizer": tokenizer}, False, {})] * 2
     assert "ropext_local" in (tmp_path / "run" / "report.html").read_text()
+    some = {"lm_eval": "ropext_local", "lm_eval_limit": 1, "chat": True}
+    monkeypatch.setattr(lm_eval, "simple_evaluate", lambda **given: limited.append(given) or {})
+    limited: list = []
+    evaluate(str(tmp_path / "model"), tmp_path / "less", chat_args="enable_thinking=false", **some)
+    (given,) = limited
+    assert (given["limit"], given["apply_chat_template"]) == (1, True)
+    assert given["model"].chat_template_args == {"enable_thinking": False}
     with pytest.raises(UsageError, match="has no such task"):
         evaluate(str(tmp_path / "model"), lm_eval="nobody_knows")
 
