@@ -266,6 +266,22 @@ def _rows(path: Path, name: str) -> list[bytes]:
     return [data[i : i + step] for i in range(0, len(data), step)]
 
 
+def quantised_row(data: bytes, kind: int) -> "Rows | None":
+    """The values of a row of a GGUF tensor; None of a kind that the package gguf does not know."""
+    import numpy as np
+
+    try:
+        from gguf import GGMLQuantizationType, quants
+
+        return quants.dequantize(np.frombuffer(data, np.uint8), GGMLQuantizationType(kind))
+    except ModuleNotFoundError:
+        raise InputError(
+            "a quantised GGUF is compared by the package gguf: pip install gguf"
+        ) from None
+    except (NotImplementedError, ValueError):
+        return None
+
+
 def read_tensor(path: Path, name: str) -> tuple[bytes, Tensor]:
     """The bytes of one tensor."""
     header = read_header(path)

@@ -363,6 +363,11 @@ def extended(made: ExtensionPlan, written: "Written") -> str:
         parts.append(proved["forward"])
     else:
         parts.append("not proved (--no-verify); `ropext verify` does it later")
+    if made.container and isinstance(made, Plan) and made.kv_cache_bytes:
+        parts.append(
+            f"KV cache: {size(made.kv_cache_bytes)} for one full sequence; to try it, start "
+            "llama-server as below and paste a long text at http://127.0.0.1:8080"
+        )
     parts += [f"note: {note}" for note in written.notes]
     left = {name: reason for name, reason in written.left.items() if name != "README.md"}
     parts += [f"left out: {name}: {reason}" for name, reason in left.items()]

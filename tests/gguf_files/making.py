@@ -46,7 +46,7 @@ def tensors(seed=0, width=64, vocab=8):
     return {name: draw.standard_normal(shape).astype(np.float32) for name, shape in names.items()}
 
 
-def write(path, arch="llama", metadata=LLAMA, general=(), data=None, tokens=8, q8=()):
+def write(path, arch="llama", metadata=LLAMA, general=(), data=None, tokens=8, q8=(), kind="Q8_0"):
     """One file; `metadata` without the architecture's prefix, `general` with whole keys."""
     writer = gguf.GGUFWriter(path, arch)
     for key, item in metadata.items():
@@ -59,9 +59,9 @@ def write(path, arch="llama", metadata=LLAMA, general=(), data=None, tokens=8, q
         writer.add_token_types([1] * tokens)
         writer.add_token_merges(["t 0", "t 1"])
     for name, array in (tensors() if data is None else data).items():
-        kind = gguf.GGMLQuantizationType.Q8_0 if name in q8 else None
-        packed = gguf.quants.quantize(array, kind) if kind else array
-        writer.add_tensor(name, packed, raw_dtype=kind)
+        taken = gguf.GGMLQuantizationType[kind] if name in q8 else None
+        packed = gguf.quants.quantize(array, taken) if taken else array
+        writer.add_tensor(name, packed, raw_dtype=taken)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

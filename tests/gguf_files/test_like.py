@@ -123,6 +123,40 @@ def test_another_model_is_refused(model, tmp_path):
         inspecting.plan(str(base), like=str(tmp_path / "out"))
 
 
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q5_1", "Q4_0"])
+@pytest.mark.parametrize(
+    ("tensor", "named"),
+    [("mlp.up_proj", "ffn_up"), ("mlp.down_proj", "ffn_down"), ("self_attn.q_proj", "attn_q")],
+)
+def test_a_changed_matrix_is_another_model(tmp_path, kind, tensor, named):
+    """Norms may agree where a matrix is another: quantisation alone is let through."""
+    draw = np.random.default_rng(0)
+    shapes = {"mlp.up_proj": (96, 64), "mlp.down_proj": (64, 96), "self_attn.q_proj": (64, 64)}
+    shapes |= {"input_layernorm": (64,)}
+    data, directory = {}, {}
+    for layer in range(2):
+        for part, shape in shapes.items():
+            array = draw.standard_normal(shape).astype(np.float32)
+            directory[f"model.layers.{layer}.{part}.weight"] = array
+            if part == "self_attn.q_proj":  # as llama.cpp's converter turns each head of 16
+                array = array.reshape(4, 2, 8, 64).swapaxes(1, 2).reshape(64, 64)
+            data[f"blk.{layer}.{making.PARTS[part]}.weight"] = array
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text(json.dumps(CONFIG))
+    save_file(directory, tmp_path / "base" / "model.safetensors")
+    extended(tmp_path / "base", tmp_path / "out")
+
+    def plan(name):
+        matrices = [] if kind == "F32" else [key for key in data if "norm" not in key]
+        file = making.write(tmp_path / name, data=data, q8=matrices, kind=kind)
+        return inspecting.plan(str(file), like=str(tmp_path / "out"))
+
+    assert plan("same.gguf").target == 1024
+    data[f"blk.1.{named}.weight"] = data[f"blk.1.{named}.weight"] * np.float32(1.5)
+    with pytest.raises(InputError, match=rf"the numbers of blk\.1\.{named}\.weight differ"):
+        plan("other.gguf")
+
+
 def test_weights_that_were_trained_are_converted_first(model, tmp_path):
     base, file = model
     extended(base, tmp_path / "out")
