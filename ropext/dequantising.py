@@ -19,7 +19,7 @@ from ropext.checkpoint.staging import check_space
 from ropext.errors import InputError
 from ropext.files import dump
 from ropext.inspecting import open_model
-from ropext.narration import Say, silent
+from ropext.narration import Say, in_bytes, silent
 
 if TYPE_CHECKING:
     from ropext.gguf import GgufFile
@@ -54,7 +54,7 @@ def dequantise(model: "GgufFile", place: Path, say: Say = silent) -> Path:
     needed = BYTES * sum(prod(tensor.shape) for tensor in model.head.tensors)
     check_space(place, needed)
     say(
-        f"transformers dequantises {model.quantisation} to float32: {needed / 1e9:.1f} GB of "
+        f"transformers dequantises {model.quantisation} to float32: {in_bytes(needed)} of "
         f"memory, and of {place.parent.parent} while this runs"
     )
     with redirect_stderr(StringIO()):  # its progress bars

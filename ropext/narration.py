@@ -87,6 +87,11 @@ def in_gigabytes(done: int, total: int) -> str:
     return f"{done / 1e9:.1f} of {total / 1e9:.1f} GB"
 
 
+def in_bytes(count: int) -> str:
+    """A size as disks have it: below a gigabyte in megabytes, which are not 0.00 so soon."""
+    return f"{count / 1e9:.2f} GB" if count >= 10**9 else f"{count / 1e6:.2f} MB"
+
+
 def told(
     say: Say,
     clock: Clock = time.monotonic,
@@ -99,7 +104,7 @@ def told(
     def show(done: int, total: int, what: str) -> None:
         left = pace.left(done, total)
         if left is not None and done < total:
-            say(f"{100 * done // total} % ({amount(done, total)}), {left} left: {what}")
+            say(f"{100 * done // total} % ({amount(done, total)}), about {left} left: {what}")
 
     return show
 

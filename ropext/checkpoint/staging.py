@@ -20,6 +20,7 @@ from typing import Any
 from ropext import guard
 from ropext.errors import InputError, OutputExists, UsageError
 from ropext.files import lock_of, locked, move, open_raw, os_errors, replace_whole
+from ropext.narration import in_bytes
 
 NEW, OLD, DELETED = "new", "old", "deleted"
 
@@ -85,8 +86,8 @@ def check_space(output: Path, needed: int) -> None:
     free = shutil.disk_usage(place).free
     if needed > free:
         raise InputError(
-            f"{output} (--output) needs {needed / 1e9:.2f} GB, but {place} has "
-            f"{free / 1e9:.2f} GB free; --link hard or symlink copies no weights"
+            f"{output} (--output) needs {in_bytes(needed)}, but {place} has "
+            f"{in_bytes(free)} free; --link hard or symlink copies no weights"
         )
 
 

@@ -323,9 +323,11 @@ class Ran:
         try:
             rundir.raise_if_failed(self.evidence.gates)
         except GateFailed as error:
+            output = self.folder.with_name(self.folder.name.removesuffix(".run"))
+            there = f"; {output} is of an earlier run and stands" if os.path.lexists(output) else ""
             raise GateFailed(
                 f"{error}; what did not pass is kept in {self.folder}, and not under the output's "
-                "name"
+                f"name{there}"
             ) from None
 
     def to_text(self) -> str:

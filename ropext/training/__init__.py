@@ -86,7 +86,8 @@ def _workdir(objective: "Objective", output: Path, force: bool, recovers: bool =
     """Where a run keeps what is not finished, beside an output that may be written. `recovers`
     first clears away what a kill left, which may have come when all was written."""
     from ropext.checkpoint.provenance import read_record
-    from ropext.checkpoint.staging import check_output, settle_output
+    from ropext.checkpoint.staging import check_output, check_space, settle_output
+    from ropext.training.writing import room_for
 
     place = Workdir(output, objective.command, objective.manifest())
     settle, snapshot = settle_output if recovers else check_output, objective.snapshot
@@ -94,6 +95,7 @@ def _workdir(objective: "Objective", output: Path, force: bool, recovers: bool =
     base = [str(record.base.get("name") or "")] if record else []
     try:
         settle(output, force=force, inputs=[snapshot.directory, *base])
+        check_space(output, room_for(snapshot, objective.training.options))  # before hours of work
     finally:
         if recovers:
             release(place.folder, output)

@@ -189,7 +189,7 @@ class _Watch(transformers.TrainerCallback):
             return
         more = ", evaluations not counted" if first and self.job.evaluate else ""
         most = "at most " if self.job.patience and step < steps else ""
-        left = f"{most}{left or '0 s'} left{more}"
+        left = f"{most}about {left or '0 s'} left{more}"
         self.say(f"step {step} of {most}{steps}: loss {logs['loss']:.4f}, {left}")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:

@@ -34,6 +34,7 @@ from ropext.files import dump, os_errors
 from ropext.loaders import LoaderReading, Serving
 from ropext.narration import Show, unseen
 from ropext.options.fields import Link
+from ropext.options.training import Finetune, TrainingOptions
 from ropext.results import BASE, CONTROL
 from ropext.results.overlap import HASHES
 from ropext.table import Table
@@ -103,6 +104,12 @@ def write_fitted(done: Fitted, extras: Mapping[str, bytes], story: Story, show: 
     )
 
 
+def room_for(snapshot: Snapshot, options: TrainingOptions) -> int:
+    """Bytes of OUT's weights: the tuned ones, and those that are copied from the base."""
+    copies = isinstance(options, Finetune) + (options.link == "copy")
+    return copies * sum(snapshot.files[name] for name in snapshot.weight_files)
+
+
 def write_tuned(
     done: Finetuned,
     origin: Origin,
@@ -117,8 +124,7 @@ def write_tuned(
     `adapter` and `control` are the checkpoints whose weights count, `extras` files of OUT/training.
     """
     snapshot, output, options = origin.snapshot, done.output, done.training.options
-    weights = sum(snapshot.files[name] for name in snapshot.weight_files)
-    check_space(output, weights if options.link != "copy" else 2 * weights)
+    check_space(output, room_for(snapshot, options))
     with staged(output, force=done.objective.force, inputs=[snapshot.directory]) as stage:
         directory = stage.directory
         rows: dict[str, Any] = {}

@@ -184,7 +184,7 @@ def test_no_space(model: Path, tmp_path: Path, monkeypatch):
     free = writing.TEXT_ROOM + 500_000
 
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free))
-    with pytest.raises(InputError, match="GB free"):
+    with pytest.raises(InputError, match="MB free"):
         extend(model, tmp_path / "out")
     extend(model, tmp_path / "out", link="hard")
 

@@ -484,6 +484,9 @@ def test_space_is_checked_where_the_output_will_be(tmp_path: Path, monkeypatch):
     check_space(tmp_path / "out", 3 * 10**9)
     with pytest.raises(InputError, match=r"needs 3\.50 GB, but .* 3\.00 GB free"):
         check_space(tmp_path / "out", 35 * 10**8)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=1_500_000))
+    with pytest.raises(InputError, match=r"needs 4\.00 MB, but .* 1\.50 MB free"):
+        check_space(tmp_path / "out", 4 * 10**6)
 
 
 def test_replacing_one_file_leaves_its_other_names_alone(tmp_path: Path):

@@ -33,7 +33,9 @@ def test_the_time_left_counts_from_the_first_piece_of_this_work(now, show, capsy
         show(before, 100, f"evaluation {number}")
         now[0] += 40
         show(before + 20, 100, "half a minute later")
-        percent = f"{before + 20} % ({before + 20} of 100 tokens), {left} left: half a minute later"
+        percent = (
+            f"{before + 20} % ({before + 20} of 100 tokens), about {left} left: half a minute later"
+        )
         assert capsys.readouterr().err == f"{percent}\n"
         show(100, 100, "last")
 
@@ -43,10 +45,10 @@ def test_a_log_gets_a_line_after_the_first_unit_and_then_every_half_minute(now, 
         show(done, 100_000, "piece")
         now[0] += 1
     assert capsys.readouterr().err.splitlines() == [
-        "1 % (1,000 of 100,000 tokens), 2 min left: piece",
-        "31 % (31,000 of 100,000 tokens), 69 s left: piece",
-        "61 % (61,000 of 100,000 tokens), 39 s left: piece",
-        "91 % (91,000 of 100,000 tokens), 9 s left: piece",
+        "1 % (1,000 of 100,000 tokens), about 2 min left: piece",
+        "31 % (31,000 of 100,000 tokens), about 69 s left: piece",
+        "61 % (61,000 of 100,000 tokens), about 39 s left: piece",
+        "91 % (91,000 of 100,000 tokens), about 9 s left: piece",
     ]
 
 
@@ -81,7 +83,7 @@ def test_what_was_read_before_or_elsewhere_is_not_counted(now, llama, tmp_path):
     Reader(AutoModelForCausalLM.from_pretrained(llama), 16).read(
         map(unit, range(8)), store, progress
     )
-    assert said == ["33 % (10 of 30 tokens), 10 s left: unit 2"]
+    assert said == ["33 % (10 of 30 tokens), about 10 s left: unit 2"]
     assert (progress.resumed, progress.finished) == (2, 3)
 
 
@@ -108,10 +110,10 @@ def test_a_file_that_takes_long_is_told_once_in_half_a_minute(now, tmp_path, mon
 
     WORKS[verb](one, two, narration.told_of_files(said.append, clock))
     assert said == [
-        f"{percent} % (0.0 of 0.0 GB), {left} left: {verb} one"
+        f"{percent} % (0.0 of 0.0 GB), about {left} left: {verb} one"
         for percent, left in ((3, "3 min"), (18, "3 min"), (33, "2 min"), (48, "2 min"))
     ] + [
-        f"{percent} % (0.0 of 0.0 GB), {left} left: {verb} one"
+        f"{percent} % (0.0 of 0.0 GB), about {left} left: {verb} one"
         for percent, left in ((63, "74 s"), (78, "44 s"), (93, "14 s"))
     ]
     said.clear()

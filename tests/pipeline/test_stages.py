@@ -226,6 +226,9 @@ def test_a_failed_gate_has_its_exit_code(tmp_path):
     bad = Outcome("g > 1", "tuned", False, 2.0, "tuned: g is 2")
     with pytest.raises(GateFailed, match=r"g > 1; what did not pass is kept in .*out\.run"):
         Ran(None, tmp_path / "out.run", "tuned", {}, Evidence(None, (bad,))).raise_if_failed()
+    (tmp_path / "out").mkdir()
+    with pytest.raises(GateFailed, match=r"out is of an earlier run and stands$"):
+        Ran(None, tmp_path / "out.run", "tuned", {}, Evidence(None, (bad,))).raise_if_failed()
     assert GateFailed.exit_code == 3
 
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -86,6 +87,25 @@ def test_refusals_of_one_text_name_what_works(extended, base, stories, tmp_path)
         assert planned.training.judged > 0
 
 
+@pytest.mark.parametrize(
+    ("kind", "link", "copies"),
+    [("finetune", "copy", 2), ("finetune", "hard", 1), ("fit", "copy", 1), ("fit", "hard", 0)],
+)
+def test_room_for_the_output_is_asked_for_before_the_training(
+    base, extended, stories, tmp_path, monkeypatch, kind, link, copies
+):
+    """OUT holds the tuned weights, and beside them the base's; a fit the base's alone."""
+    model, options = (base, {"factor": 4, "steps": 2}) if kind == "fit" else (extended, RUN)
+    weights = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    needed = copies * weights
+    for free, refused in ((needed, False), (max(0, needed - 1), copies > 0)):
+        space = SimpleNamespace(free=free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda place, space=space: space)
+        with pytest.raises(InputError, match="MB free") if refused else nullcontext():
+            count_training(kind, model, str(stories), tmp_path / "out", link=link, **options)
+    assert not list(tmp_path.glob("out*"))
+
+
 def test_fewer_than_eight_documents_give_no_verdict():
     value = {"value": 1.0, "ci95": None, "range": [0.9, 1.1], "n": 7}
     numbers = {label: {"tail_nll@256": value} for label in ("base", "tuned")}
@@ -162,7 +182,7 @@ def test_a_run_says_after_its_first_step_how_long_it_will_take():
     for step in range(8, 41):
         now[0] += 3
         watch.on_log(None, SimpleNamespace(global_step=step), None, {"loss": 2.0})
-    assert told[0] == "step 8 of 200: loss 2.0000, 10 min left, evaluations not counted"
+    assert told[0] == "step 8 of 200: loss 2.0000, about 10 min left, evaluations not counted"
     assert [sentence.split()[1] for sentence in told] == ["8", "18", "28", "38"]
 
 
