@@ -5,6 +5,7 @@ SGLang and llama-server; `.ci/slow gguf` asks a real llama-server.
 """
 
 import json
+import math
 import os
 import socket
 import subprocess
@@ -427,6 +428,7 @@ GGUF_FORMS = {
     "rope_freqs": {"method": "llama3"},
     "theta": {"method": "ntk"},
     "linear": {"method": "pi"},
+    "standing": {"method": "longrope", "pair_factors": (1.0,) * 10 + (2.0, 3.0) + (math.inf,) * 4},
 }
 
 

@@ -406,8 +406,15 @@ def test_mrope_takes_a_yarn_or_a_theta(kind):
         assert (made.method, made.main.params["rope_type"]) == ("yarn", "yarn")
         assert "vLLM and SGLang keep with a yarn or a theta alone" in made.recommendation.reason
         assert any("an image takes fewer positions than tokens" in w for w in made.warnings)
+    # Where vLLM was seen to take another ramp than the authors', a theta.
     trusted = plan(config, factor=2.0, for_loaders=("vllm",), even_so=True)
-    assert trusted.main.params["rope_type"] == "yarn"
+    ramps = kind in ("qwen2_vl", "qwen2_5_vl")
+    assert trusted.main.params["rope_type"] == ("default" if ramps else "yarn")
+    verdicts = {"qwen3_5": "same", "qwen3_vl": "same", "glm4v": "not measured"}
+    (found, *_) = (own for own in plan(config, factor=2.0).readings if own.loader == "vllm")
+    assert found.verdict == verdicts.get(kind, "different")
+    wrong = next(o for o in plan(config, method="llama3").readings if o.loader == "vllm")
+    assert wrong.verdict == ("not measured" if kind == "glm4v" else "different")
     lost = [w for w in plan(config, method="llama3").warnings if "images as if they were text" in w]
     assert len(lost) == 1
     ramp = [w for w in plan(config, method="yarn").warnings if "4 times the original" in w]
@@ -439,7 +446,7 @@ def test_an_infinite_factor_stops_a_pair():
     assert made.config["rope_parameters"]["long_factor"][60:] == [{"__float__": "Infinity"}] * 4
     found = {each.loader: each.verdict for each in reversed(made.readings)}
     assert (found["transformers"], found["vllm"], found["mlx"]) == (
-        "same", "not measured", "different",  # MLX takes LongRoPE's attention factor, not 1
+        "same", "same", "different",  # MLX takes LongRoPE's attention factor, not 1
     )  # fmt: skip
     assert found["llama.cpp"] == "ignored"
     llama = next(line for line in made.serving("OUT") if line.loader == "llama.cpp")

@@ -82,8 +82,11 @@ def extended(plain: Config, form: str) -> Config:
     config = make_plan(plain, Extend(factor=FACTOR, **options)).config
     if form == "yarn-mscale":
         config |= {key: config[key] | MSCALE for key in ("rope_scaling", "rope_parameters")}
-    if differs := families.read(config).departures:
-        raise NotExpressible(differs[0])
+    model = families.read(config)
+    if model.stock_sites != model.sites:
+        raise NotExpressible(
+            f"stock transformers differs from the authors of {plain['model_type']}"
+        )
     return config
 
 
