@@ -84,9 +84,7 @@ def extended(plain: Config, form: str) -> Config:
         config |= {key: config[key] | MSCALE for key in ("rope_scaling", "rope_parameters")}
     model = families.read(config)
     if model.stock_sites != model.sites:
-        raise NotExpressible(
-            f"stock transformers differs from the authors of {plain['model_type']}"
-        )
+        raise NotExpressible("stock transformers differs from its authors' code")
     return config
 
 
