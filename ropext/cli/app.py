@@ -5,7 +5,7 @@ Only the module of the command that is run gets imported: a start-up pays for on
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
 from importlib import import_module
 from importlib.util import find_spec
@@ -37,6 +37,8 @@ COMMANDS = {
     "methods": "List the scaling methods, or show one.",
     "demo": "Show it all on a small bundled model.",
 }
+# Commands of many options, whose help is in groups; --help shows what most users need.
+GROUPED, HELP_ALL = ("extend", "plan", "eval", "fit", "finetune"), "--help-all"
 # What typer's option parser raises: TyperException, before typer 0.27 click's ClickException.
 WRONG_WORDS: type[Any] = typer.BadParameter.mro()[2]
 # What a light installation leaves out (docs/gguf.md).
@@ -58,8 +60,16 @@ def command_of(name: str) -> Callable[..., None]:
     return speaking(import_module(f"ropext.cli.{name}").command)
 
 
-def build(wanted: str | None = None) -> typer.Typer:
-    """The application, with the module of `wanted` imported, or of every command for None."""
+def build(wanted: str | None = None, words: Sequence[str] = ()) -> typer.Typer:
+    """The application, with the module of `wanted` imported, or of every command for None; with the
+    help in groups that `words` ask for."""
+    names = ["-h", "--help", HELP_ALL]
+    grouped: dict[str, Any] = {}
+    if wanted in GROUPED and {*names} & {*words}:
+        from ropext.cli.helping import Grouped  # late: only a help text needs it
+
+        Grouped.everything = HELP_ALL in words
+        grouped = {"cls": Grouped, "context_settings": {"help_option_names": names}}
     app = typer.Typer(
         name="ropext",
         help="Extend the context window of pretrained Hugging Face models, and prove that it "
@@ -74,7 +84,7 @@ def build(wanted: str | None = None) -> typer.Typer:
     app.callback()(_root)
     for name, summary in COMMANDS.items():
         if wanted in (None, name):
-            app.command(name)(command_of(name))
+            app.command(name, **grouped)(command_of(name))
         else:
             app.command(name)(_unread(summary))
     return app
@@ -132,7 +142,7 @@ def _code_of(words: list[str]) -> int:
     try:
         _check_words(words)
         # The name also under `python -m ropext`: completion scripts are made from it.
-        return build(_asked(words))(words, prog_name="ropext", standalone_mode=False) or 0
+        return build(_asked(words), words)(words, prog_name="ropext", standalone_mode=False) or 0
     except RopextError as error:
         fail(str(error))
         return error.exit_code

@@ -206,7 +206,7 @@ def test_every_knob_that_is_listed_is_an_option(ropext):
     page = "".join(ropext("methods", name)[1] for name in ("yarn", "longrope", "abf", "llama3"))
     shown = {word for word in page.split() if word.startswith("--")}
     assert {"--truncate", "--pair-factors", "--theta", "--low-freq-factor"} <= shown
-    takes = ropext("plan", "--help")[1]
+    takes = ropext("plan", "--help-all")[1]
     assert all(flag in takes for flag in shown), shown
 
 
