@@ -4,8 +4,6 @@ from typing import Any, ClassVar
 
 from typer.core import TyperCommand
 
-from ropext.cli.app import HELP_ALL
-
 # Panel -> parameters; those before the bar are shown by --help, the others by --help-all alone.
 PANELS = {
     "How far": "factor target | context original_context from_original",
@@ -55,4 +53,4 @@ class Grouped(TyperCommand):
                     formatter.write_dl(rows)
         if left_out:
             with formatter.section("More"):
-                formatter.write_dl([(HELP_ALL, f"show {left_out} more options")])
+                formatter.write_dl([("--help-all", f"show {left_out} more options")])
