@@ -282,8 +282,8 @@ def undone(config: Mapping[str, Any], edits: Iterable[Mapping[str, Any]]) -> dic
 
 
 def with_training(record: Record) -> dict[str, Any]:
-    """The sections of a record, and among them what was trained on; of a training before there were
-    hashes, that it is not known."""
+    """The sections of a record, and among them what was trained on; where its hashes were taken out,
+    that it is not known."""
     more = dict(record.more)
     if TRAINED_ON not in more and (done := [name for name in TRAININGS if more.get(name)]):
         more[TRAINED_ON] = {"not_recorded": done}

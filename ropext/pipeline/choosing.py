@@ -372,7 +372,8 @@ class AutoChoice:
             tokens = budget.amount
             if budget.is_time:
                 begun = time.monotonic()
-                reader.reading(self.variants[UNTOUCHED], reads.of(0, 1), Store(), Progress(0))
+                first = self.variants[next(iter(prospect.plans))]
+                reader.reading(first, reads.of(0, 1), Store(), Progress(0))
                 tokens *= prospect.target / (time.monotonic() - begun)
             write_json(note, {"tokens": int(tokens)})
         self.budget = int(read_json(note)["tokens"])

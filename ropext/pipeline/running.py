@@ -50,7 +50,7 @@ def run(
 
     A stage whose inputs did not change is skipped, so a second run does nothing. `recipe` is a
     file, or its content as a mapping; `overrides` are `key=value`; `begin` and `only` name a stage.
-    `Ran.raise_if_failed` turns failed cells and gates into an error. `show` gets the progress of an
+    `Ran.raise_if_failed` turns failed gates into an error. `show` gets the progress of an
     evaluation: what is done, of how much, and what it is.
     """
     chosen = job.read(recipe, overrides)

@@ -1,9 +1,6 @@
 """Every picture, as PNG bytes in one style; same data, same bytes.
 
-A method has one colour in all of them. The four pictures of a scaling (`inspect --plot`, `plan
---plot`) need no data: wavelengths, phase needed over phase seen, local compression, and the
-distance kernel g(D) = a^2 * mean cos(D f), the mean over pairs of what rotation leaves of a logit
-at distance D.
+A method has one colour in all of them. The picture of a scaling (`inspect --plot`) needs no data.
 """
 
 import io

@@ -27,7 +27,7 @@ _METRIC = re.compile(r"([a-z][a-z0-9_-]*)@([0-9]+)")
 FILES = (".txt", ".md", ".jsonl", ".json", ".parquet")
 _DATASET_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 NOT_TRAINED = Overlap(0, 0, 0, (), complete=True)
-UNKNOWN = Overlap(0, 0, 0, (), complete=False)  # of a record before there were hashes
+UNKNOWN = Overlap(0, 0, 0, (), complete=False)  # of a record that does not say
 
 
 def figures(directory: str | Path, runs: Sequence[str] = ()) -> list[Figure]:

@@ -220,7 +220,7 @@ def overlap_in(data: Mapping[str, Any] | None) -> Overlap | None:
     """Read what `to_json` wrote; it may come from anyone."""
     if not data:
         return None
-    counts = int(data["documents"]), int(data["trained_on"]), int(data.get("chosen_on", 0))
+    counts = int(data["documents"]), int(data["trained_on"]), int(data["chosen_on"])
     names = tuple(map(str, data["names"]))
     return Overlap(*counts, names, bool(data["complete"]), data.get("questions"))
 

@@ -14,12 +14,13 @@ from ropext.checkpoint.weights import read_header
 from ropext.corpus.splitting import NO_LIMIT, REMEDY
 from ropext.errors import UsageError
 from ropext.evaluation.loading import add_adapter, load_tokenizer
-from ropext.evaluation.preparing import masking_of
+from ropext.evaluation.preparing import masking_of, read_corpus
 from ropext.evaluation.reading import Masking
 from ropext.evaluation.variants import Variant
 from ropext.families.config import text_part
 from ropext.files import values_json
 from ropext.narration import Show
+from ropext.options.evaluate import Evaluate
 from ropext.options.training import Finetune
 from ropext.patching import apply_config
 from ropext.results import BASE, CONTROL, EXTENDED, TUNED
@@ -345,12 +346,14 @@ def _judge(
     judging: Sequence[corpus.Document] = read.judging(count, target)
     if count and options.evaluate is not None:
         # A datasets id is evaluated on its test split, as `ropext eval` does.
-        largest = options.max_document_mib
-        place = corpus.Source(options.evaluate, options.column, largest=largest)
-        raw = corpus.read_documents(place)
-        parts = list(corpus.split_documents(raw, options.split_documents, encoder, target))
+        reading = Evaluate(
+            data=options.evaluate,
+            column=options.column,
+            split_documents=options.split_documents,
+            max_document_mib=options.max_document_mib,
+        )
         wanted = corpus.Wanted((target,), given=True, max_documents=count)
-        judging = corpus.choose_documents(parts, encoder, wanted).documents
+        judging = read_corpus(reading, encoder, wanted).documents
     if not judging or sharing.is_fsdp():
         return None
     return judge_of(judging, (origin.context, target), options.seed, masking=masking)

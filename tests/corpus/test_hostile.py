@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from small_tokenizer import make_tokenizer
@@ -127,6 +128,25 @@ def test_a_stream_without_an_end_is_read_until_there_is_enough(take):
 
     wanted = Wanted((16, 32), True, 4, streamed=True)
     assert len(take(endless(), DocumentEncoder(make_tokenizer()), wanted).documents) == 4
+
+
+def test_documents_to_evaluate_a_training_on_are_drawn_from_a_stream_too(monkeypatch):
+    from ropext.options.training import Finetune
+    from ropext.training import finetune
+
+    def endless(source):
+        assert source.is_streamed
+        for number in range(5_000):
+            yield RawDocument(str(number), f"{number} the quick brown fox " * 9)
+        raise AssertionError("all of it was read")
+
+    monkeypatch.setattr("ropext.evaluation.preparing.read_documents", endless)
+    origin = SimpleNamespace(context=16, target=32)
+    held_out = SimpleNamespace(judging=lambda count, target: ())
+    options = Finetune(evaluate="org/endless", eval_documents=2)
+    encoder = DocumentEncoder(make_tokenizer())
+    judge = finetune._judge(origin, options, held_out, encoder, None)
+    assert len(judge.documents) == 2
 
 
 TEMPLATES = {

@@ -2,6 +2,7 @@
 documents that took no part."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from command_line import run
@@ -10,7 +11,7 @@ import ropext
 from benchmarks import counting_model
 from ropext.bundled import DATA
 from ropext.checkpoint import open_snapshot
-from ropext.errors import InputError, UsageError
+from ropext.errors import InputError, NotExpressible, UsageError
 from ropext.narration import Hooks
 from ropext.options.extend import Budget, parse_budget
 from ropext.pipeline import job
@@ -387,3 +388,20 @@ def test_few_documents_go_on_and_say_what_they_cannot_know(tmp_path, monkeypatch
     assert "not known whether extending gains anything over truncation" in heard.out
     told = json.loads((tmp_path / "out.run/choice/choice.json").read_text())
     assert "give no interval, so that the start is written" in told["left_out"]["fit"]
+
+
+def test_a_time_is_measured_where_no_form_leaves_the_model_as_it_is(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise NotExpressible("no theta says this")
+
+    monkeypatch.setattr("ropext.pipeline.choosing.make_plan", refuse)
+    words = ["extend.budget=3h", "evaluate.max_docs=2"]
+    extend = {"method": "auto", "factor": 2, "data": "ropext://held-out"}
+    recipe = job.read({"model": "ropext://demo", "extend": extend}, words)
+    choice = AutoChoice(prospect(recipe), tmp_path, Hooks())
+    assert "untouched" not in choice.variants
+    read = []
+    reader = SimpleNamespace(reading=lambda variant, *_: read.append(variant.label))
+    choice._set_budget(reader, SimpleNamespace(of=lambda *_: None))
+    assert read == [next(iter(choice.variants))]
+    assert choice.budget > 0
