@@ -282,7 +282,7 @@ def undone(config: Mapping[str, Any], edits: Iterable[Mapping[str, Any]]) -> dic
 
 
 def with_training(record: Record) -> dict[str, Any]:
-    """The sections of a record, and among them what was trained on; where its hashes were taken out,
+    """The sections of a record, and among them what was trained on; where its hashes are gone,
     that it is not known."""
     more = dict(record.more)
     if TRAINED_ON not in more and (done := [name for name in TRAININGS if more.get(name)]):
