@@ -1,4 +1,4 @@
-"""Every file of a run's folder is described in docs/evaluation.md, and holds what it says there."""
+"""Every file of a run's folder stands in docs/evaluation-in-detail.md, and holds what it says."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from tiny_checkpoints import write_checkpoint, write_documents
 
 import ropext
 
-PAGE = Path(ropext.__file__).parents[1] / "docs" / "evaluation.md"
+PAGE = Path(ropext.__file__).parents[1] / "docs" / "evaluation-in-detail.md"
 
 
 def described():

@@ -1,4 +1,4 @@
-"""How far a planted sentence lies from its depth: docs/evaluation.md says it."""
+"""How far a planted sentence lies from its depth: docs/retrieval.md says it."""
 
 import random
 import re
@@ -9,7 +9,7 @@ import pytest
 from ropext.tasks.asking import Order
 from ropext.tasks.needles import Needles
 
-PAGE = Path(__file__).parents[2] / "docs/evaluation.md"
+PAGE = Path(__file__).parents[2] / "docs/retrieval.md"
 SAID = re.search(
     r"may lie (\S+) of the\ntext elsewhere \(of 20 to 50 sentences; (\S+) of 1,000; over 20 places "
     r"in the book\), in noise and among needles (\S+)\.",
