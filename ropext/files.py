@@ -141,6 +141,8 @@ def lock_of(real: Path) -> Path:
     return real.parent / f".{real.name}.ropext-lock"
 
 
+# Not by filelock: it cannot say who holds a lock, takes a user's file of that name for one, and
+# without flock its lock outlives the process; only `_lock` and `_has_name` would go.
 @contextmanager
 def locked(real: Path, output: Path) -> Iterator[None]:
     """Hold the lock of the output whose real path is `real`; refuse while another run has it."""
