@@ -87,8 +87,7 @@ def command(
         dtype=dtype,
         device=device,
     )
-    readers = text.served(result.served) if result.served else ""
     checks = [(check.passed, check.what, check.sentence) for check in result.checks]
-    out.result(text.verification(result.verdict, checks, readers), result)
+    out.result(text.verification(result.verdict, checks), result)
     if not result.passed:
         raise ProofFailed(result.verdict)

@@ -390,15 +390,11 @@ def served(read: Served) -> str:
     return "\n".join([head, "", readers, "", "to serve it", lines])
 
 
-def verification(verdict: str, checks: Iterable[tuple[bool | None, str, str]], readers: str) -> str:
-    """`ropext verify` as text: the verdict first, and who reads the directory how, where that is
-    long with the verdict once more."""
+def verification(verdict: str, checks: Iterable[tuple[bool | None, str, str]]) -> str:
+    """`ropext verify` as text: the verdict, and what was found; who reads it says `plan DIR`."""
     states = {True: "ok", False: "WRONG", None: "NOT KNOWN"}
     rows = [(states[passed], what, sentence) for passed, what, sentence in checks]
-    parts = [verdict, "", columns(["", "what", "found"], rows)]
-    if readers:
-        parts += ["", readers, "", verdict]
-    return "\n".join(parts)
+    return f"{verdict}\n\n{columns(['', 'what', 'found'], rows)}"
 
 
 def costs(counts: Any) -> str:
