@@ -1,94 +1,142 @@
-"""A 7B-shaped random model at 128k tokens on a GPU: our reading against its own bare forward.
+"""A model with random weights at up to 128k tokens on a GPU: our reading against its own bare
+forward, and sixteen lengths in one pass against a loop over them.
 
-    python benchmarks/eval_gpu.py > benchmarks/results/eval-gpu-DATE.md
+    python benchmarks/gpu_day.py --only evaluation -o OUT
 
-The bare forward computes the logits of the last token only, since all of them (128k by 32,000)
-would not fit; ours takes the NLL of every token, so its FLOPs are those of the body and of the
-head. The claim is a rate, FLOPs of a pass over its seconds: at least half of the bare forward's.
+The bare forward computes the logits of the last token only, since all of them (128k by 128,256)
+would not fit; ours takes the NLL of every token, so its FLOPs are those of the trunk and of the
+head. The claim is a rate, FLOPs of a pass over its seconds, as a share of the trunk's own.
 """
 
-import argparse
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-import transformers
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from ropext.evaluation.costs import choose_manner, shape_of
+from ropext.evaluation.costs import Shape, choose_manner, shape_of
 from ropext.evaluation.forward import TokenScorer
+from ropext.evaluation.loading import free_memory
 
-TOKENS = 131072
+Found = TypeVar("Found")
 SLICE_BYTES = 256 << 20
+POINTS = 16
+# Dense bfloat16 FLOPs a second, from the makers' data sheets; the first name that fits.
+PEAKS = (
+    ("H200 NVL", 836e12),
+    ("H200", 989e12),
+    ("GH200", 989e12),
+    ("H100 NVL", 836e12),
+    ("H100 PCIe", 756e12),
+    ("H100", 989e12),
+    ("A100", 312e12),
+    ("L40S", 362e12),
+)
+
+
+def peak_rate() -> float | None:
+    """What the device's maker says of it."""
+    if not torch.cuda.is_available():
+        return None
+    name = torch.cuda.get_device_name()
+    return next((rate for known, rate in PEAKS if known in name), None)
+
+
+def wait() -> None:
+    """For what the device was given to do."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def seconds_of(work: Callable[[], object], rounds: int) -> list[float]:
     """Each round's time; a first one that is not counted warms up."""
     took = []
     for _ in range(rounds + 1):
-        torch.cuda.synchronize()
+        wait()
         start = time.perf_counter()
         work()
-        torch.cuda.synchronize()
+        wait()
         took.append(time.perf_counter() - start)
     return took[1:]
 
 
-def measure(tokens: int, rounds: int) -> None:
-    config = LlamaConfig(max_position_embeddings=tokens)  # its other defaults are Llama-2-7B's
-    with torch.device("cuda"):
-        model: Any = LlamaForCausalLM(config)
-    model = model.to(torch.bfloat16).eval()
-    shape = shape_of(model)
-    free = torch.cuda.mem_get_info()[0]
-    scorer = TokenScorer(model, choose_manner(shape, tokens, free, None, SLICE_BYTES))
-    ids = np.random.default_rng(0).integers(3, config.vocab_size, tokens).astype(np.int32)
-    row = torch.as_tensor(ids).long()[None].cuda()
-    with torch.inference_mode():
-        manner = scorer.self_check()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        scorer.token_nll(ids)
-        peak = torch.cuda.max_memory_allocated() - before
-        bare = seconds_of(
-            lambda: model(row, use_cache=False, logits_to_keep=1).logits.shape, rounds
-        )
-        ours = seconds_of(lambda: scorer.token_nll(ids), rounds)
-    # One causal pass: two operations for each weight and token, and half a square of attention.
-    tables = 2 * shape.hidden * shape.vocabulary
-    head = float(tokens * tables)
-    square = 2 * shape.layers * shape.heads * shape.head_dim * tokens**2
-    body = 2.0 * tokens * (shape.parameters - tables) + square
-    rate, own = body / statistics.median(bare), (body + head) / statistics.median(ours)
-    print(f"{torch.cuda.get_device_name()}, {tokens} tokens, bfloat16, read as {manner}.\n")
-    print("| | seconds, each round | TFLOP/s |\n|---|---|---|")
-    for name, took, flops in (("bare forward", bare, rate), ("every token's NLL", ours, own)):
-        print(f"| {name} | {', '.join(f'{s:.2f}' for s in took)} | {flops / 1e12:.0f} |")
-    print(f"\nRate of ours over the bare forward's: {own / rate:.2f} (wanted: 0.5).")
-    estimated = shape.peak_bytes(tokens, manner)
-    print(f"Peak above the model: {peak / 2**30:.2f} GiB, estimated {estimated / 2**30:.2f} GiB.")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, default=TOKENS)
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
-    print("# Evaluation of a 7B shape on a GPU\n")
-    print("Command: `python benchmarks/eval_gpu.py`\n")
-    print(
-        f"Python {platform.python_version()}, torch {torch.__version__}, transformers "
-        f"{transformers.__version__}.\n"
-    )
+def peak_of(work: Callable[[], Found]) -> tuple[int, Found]:
+    """Bytes that it takes at the most above what is held before (0 on a CPU, which counts none),
+    and what it gives."""
     if not torch.cuda.is_available():
-        print("not run: no GPU on this machine")
-        return
-    measure(options.tokens, options.rounds)
+        return 0, work()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    found = work()
+    return torch.cuda.max_memory_allocated() - before, found
 
 
-if __name__ == "__main__":
-    main()
+def flops(model: Any, tokens: int) -> tuple[float, float]:
+    """Of one causal pass: the trunk's and the head's. Two for each weight and token, and in each
+    layer half a square of scores and of what they sum."""
+    shape, table = shape_of(model), model.get_input_embeddings().weight.numel()
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    weights = shape.parameters - table * (1 if tied else 2)
+    square = 2 * shape.layers * shape.heads * shape.head_dim * tokens**2
+    return 2.0 * tokens * weights + square, 2.0 * tokens * table
+
+
+def ids_of(model: Any, tokens: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    return np.random.default_rng(0).integers(3, vocabulary, tokens).astype(np.int32)
+
+
+def scorer_of(model: Any, tokens: int) -> tuple[TokenScorer, Shape]:
+    """What reads it, in the manner that fits the free memory and proves itself on it."""
+    shape, free = shape_of(model), free_memory(model.device)
+    scorer = TokenScorer(model, choose_manner(shape, tokens, free, None, SLICE_BYTES))
+    scorer.self_check()
+    return scorer, shape
+
+
+@torch.inference_mode()
+def one_pass(model: Any, tokens: int, rounds: int) -> dict[str, Any]:
+    """Our reading of so many tokens beside the trunk's own speed."""
+    scorer, shape = scorer_of(model, tokens)
+    ids = ids_of(model, tokens)
+    row = torch.as_tensor(ids).long()[None].to(model.device)
+    peak, _ = peak_of(lambda: scorer.token_nll(ids))
+    bare = seconds_of(lambda: model(row, use_cache=False, logits_to_keep=1).logits.shape, rounds)
+    ours = seconds_of(lambda: scorer.token_nll(ids), rounds)
+    trunk, head = flops(model, tokens)
+    rate = trunk / statistics.median(bare)
+    own = (trunk + head) / statistics.median(ours)
+    top = peak_rate()
+    return {
+        "tokens a second": tokens / statistics.median(ours),
+        "share of the trunk's own rate": own / rate,
+        "share of its tokens a second": statistics.median(bare) / statistics.median(ours),
+        "TFLOP/s": own / 1e12,
+        "share of the device's bf16 peak": own / top if top else None,
+        "peak above the weights, GiB": peak / 2**30,
+        "estimated, GiB": shape.peak_bytes(tokens, scorer.manner) / 2**30,
+        "weights, GiB": shape.parameters * shape.dtype_bytes / 2**30,
+        "read as": str(scorer.manner),
+    }
+
+
+@torch.inference_mode()
+def sixteen_lengths(model: Any, tokens: int) -> dict[str, Any]:
+    """Losses at sixteen lengths from one pass, beside a loop that reads each by itself."""
+    scorer, _ = scorer_of(model, tokens)
+    ids = ids_of(model, tokens)
+    row = torch.as_tensor(ids).long()[None].to(model.device)
+    lengths = [tokens * part // POINTS for part in range(1, POINTS + 1)]
+
+    def ours() -> list[float]:
+        nll = scorer.token_nll(ids).astype(np.float64)
+        return [float(nll[1:length].mean()) for length in lengths]
+
+    def loop() -> list[float]:
+        return [float(model(row[:, :n], labels=row[:, :n]).loss) for n in lengths]
+
+    apart = max(abs(a - b) for a, b in zip(ours(), loop(), strict=True))
+    ratio = seconds_of(loop, 1)[0] / statistics.median(seconds_of(ours, 3))
+    return {"times as fast as the loop": ratio, "largest difference of a loss": apart}

@@ -3,6 +3,8 @@ plain Trainer + PEFT with the same adapter, rows, optimiser and recomputation. N
 """
 
 import re
+import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,8 +40,7 @@ class Model:
             use_cache=False,
         )
         with torch.device(device):
-            model = LlamaForCausalLM(config)
-        return model if dtype is None else model.to(dtype)
+            return LlamaForCausalLM._from_config(config, dtype=dtype or torch.float32)
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,31 @@ def trainer(engine: str, model: Any, vocabulary: int, run: Run, folder: Path) ->
     made.remove_callback(transformers.PrinterCallback)
     made.args.save_strategy = "no"
     return made
+
+
+def step_seconds(engine: str, model: Any, vocabulary: int, run: Run) -> list[float]:
+    """Of each step but the first, in Trainer's own loop, as `ropext finetune` runs it."""
+    import transformers
+    from eval_gpu import wait
+
+    took: list[float] = []
+
+    class Clock(transformers.TrainerCallback):
+        begun = 0.0
+
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            wait()
+            self.begun = time.perf_counter()
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            wait()
+            took.append(time.perf_counter() - self.begun)
+
+    with tempfile.TemporaryDirectory() as folder:
+        made = trainer(engine, model, vocabulary, run, Path(folder))
+        made.add_callback(Clock())
+        made.train()
+    return took[1:]
 
 
 def status(key: str) -> float:

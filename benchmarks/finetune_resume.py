@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ropext import extend
@@ -41,34 +41,40 @@ def said(words: str) -> Moment:
     return lambda told, output: words in told
 
 
+def saved(step: int, label: str = "tuned") -> Moment:
+    """Once there is a checkpoint of so many steps."""
+    place = f"{label}/checkpoint-{step}/complete"
+    return lambda told, output: (output.with_name("out.run") / place).exists()
+
+
 MOMENTS: dict[str, Moment] = {
     "reading documents before the training": said("before the training"),
-    "after the third step": said("step 3 of 12"),
+    "after the second step": saved(2),
     "while a checkpoint is written": lambda told, output: (
-        "step 5 of 12" in told and half_written(output.with_name("out.run") / "tuned")
+        saved(4)(told, output) and half_written(output.with_name("out.run") / "tuned")
     ),
-    "in the evaluation after step 6": said("step 6 of 12"),
-    "in the training of the control": lambda told, output: (
-        output.with_name("out.run") / "control/checkpoint-4/complete"
-    ).exists(),
+    "after the evaluation of step 6": said("step 6: held-out loss"),
+    "in the training of the control": saved(4, "control"),
     "while the result is written": lambda told, output: any(
         output.parent.glob(".out.tmp-*/model.safetensors")
     ),
 }
 
 
-def start(extended: Path, output: Path, log: Path) -> "subprocess.Popen[bytes]":
-    words = ["finetune", str(extended), "--data", "ropext://tuning", "-o", str(output), *WORDS]
+def start(
+    extended: Path, output: Path, log: Path, how: Sequence[str] = WORDS
+) -> "subprocess.Popen[bytes]":
+    words = ["finetune", str(extended), "--data", "ropext://tuning", "-o", str(output), *how]
     with open(log, "wb") as told:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "ropext", *words], stdout=subprocess.DEVNULL, stderr=told
         )
 
 
-def killed(extended: Path, output: Path, moment: Moment) -> str:
+def killed(extended: Path, output: Path, moment: Moment, how: Sequence[str] = WORDS) -> str:
     """Start, kill at the moment; what the run said last."""
     log = output.with_name("log.txt")
-    running = start(extended, output, log)
+    running = start(extended, output, log, how)
     while running.poll() is None:
         if moment(log.read_text(errors="replace"), output):
             running.kill()

@@ -1,0 +1,74 @@
+"""The process of one piece: its cases that are not noted yet, each a line as it comes.
+
+It ends after a case that failed, for an error on the device can spoil what follows in the same
+process; the parent then starts another one.
+"""
+
+import gc
+import importlib
+import importlib.metadata
+import platform
+import shutil
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from datetime import date
+from typing import Any
+
+from gpu_pieces import Day, LeftOut
+
+SHOWN = ("torch", "transformers", "accelerate", "peft", "numpy", "bitsandbytes", "flash-attn")
+
+
+def machine(day: Day) -> dict[str, Any]:
+    """Device, driver and versions, as every line has them."""
+    found = {"python": platform.python_version()}
+    for name in SHOWN:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    device, driver = f"a CPU ({platform.machine()})", None
+    if not day.dry and shutil.which("nvidia-smi"):
+        asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        lines = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+        device, driver = lines.splitlines()[0].split(", ")
+        device = f"{len(lines.splitlines())} × {device}"
+    return {"device": device, "driver": driver, "versions": found}
+
+
+def run(case: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What came of a case."""
+    begun = time.monotonic()
+    try:
+        came: dict[str, Any] = {"figures": case()}
+    except LeftOut as reason:
+        came = {"left_out": str(reason)}
+    except (Exception, SystemExit):
+        came = {"error": traceback.format_exc()}
+    return came | {"seconds": round(time.monotonic() - begun, 1)}
+
+
+def main() -> None:
+    name, told = sys.argv[1:]
+    day = Day.of(told)
+    here = machine(day)
+    for case, work in importlib.import_module(f"gpu_pieces.{name}").cases(day).items():
+        if case in day.noted(name):
+            continue
+        day.running.write_text(case, encoding="utf-8")
+        line = {"piece": name, "case": case, "dry": day.dry, "date": str(date.today())}
+        came = run(work)
+        day.append(line | came | here)
+        if "error" in came:
+            return
+        gc.collect()
+        if "torch" in sys.modules and not day.dry:
+            sys.modules["torch"].cuda.empty_cache()
+    day.append({"piece": name, "case": None, "dry": day.dry})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""The bundled model on the device beside the CPU: losses, gradients, and a model that is patched in
+memory beside the same one saved and loaded."""
+
+import importlib.util
+from functools import partial
+from typing import Any
+
+from gpu_pieces import STAND_IN, Case, Day, LeftOut, at_most, extended
+
+PLACE = 64  # tokens: losses in bfloat16 are means over so many, for single ones round by more
+FACTOR, ROW = 4, 1024
+APART = "largest difference of a token's loss"
+
+
+def load(place: Any, device: str, dtype: str = "float32", attention: str = "sdpa") -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    kind = getattr(torch, dtype)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        place, dtype=kind, attn_implementation=attention
+    )
+    return model.to(device).eval()
+
+
+def long(day: Day, device: str, dtype: str = "float32", attention: str = "sdpa") -> Any:
+    return load(extended(day, STAND_IN, FACTOR, "bundled-4x"), device, dtype, attention)
+
+
+def bundled() -> Any:
+    from ropext.bundled import find_model
+
+    return find_model(STAND_IN)
+
+
+def rows(count: int = 4) -> Any:
+    """Rows of the held-out documents, four times the context."""
+    import torch
+    from transformers import AutoTokenizer
+
+    from ropext.corpus import Source, read_documents
+
+    tokenizer = AutoTokenizer.from_pretrained(bundled())
+    source = read_documents(Source("ropext://held-out"))
+    read = (tokenizer(own.content)["input_ids"] for own in source)
+    return torch.tensor([ids[:ROW] for ids in read if len(ids) >= ROW][:count])
+
+
+def losses(model: Any) -> Any:
+    """By row and position, float64, on the CPU."""
+    import torch
+
+    ids = rows()
+    with torch.no_grad():
+        logits = model(ids.to(model.device), use_cache=False).logits[:, :-1].float()
+    wanted = ids[:, 1:].to(logits.device)
+    found = torch.nn.functional.cross_entropy(logits.mT, wanted, reduction="none")
+    return found.double().cpu()
+
+
+def largest(one: Any, other: Any) -> float:
+    return float((one - other).abs().max())
+
+
+def loss(day: Day, dtype: str, attention: str = "sdpa") -> dict[str, Any]:
+    """Loss by position beside the CPU's in float32."""
+    if attention != "sdpa" and (day.dry or not importlib.util.find_spec("flash_attn")):
+        why = "its kernels need CUDA" if day.dry else "the package flash-attn is not installed"
+        raise LeftOut(f"{attention}: {why}")
+    truth, own = losses(long(day, "cpu")), losses(long(day, day.device, dtype, attention))
+    if dtype == "float32":
+        return {APART: at_most(largest(own, truth), 1e-5)}
+    cut = truth.shape[1] // PLACE * PLACE
+    means = ((own - truth)[:, :cut]).unflatten(1, (-1, PLACE)).mean((0, 2))
+    by_position = at_most(float(means.abs().max()), 1e-2)
+    return {f"by position, means over {PLACE}": by_position, APART: largest(own, truth)}
+
+
+def in_memory(day: Day) -> dict[str, Any]:
+    """Patched in memory on the device, beside what `extend` wrote, loaded there."""
+    from ropext import patching
+
+    patched = patching.patch(load(bundled(), day.device), method="yarn", factor=FACTOR)
+    return {APART: at_most(largest(losses(long(day, day.device)), losses(patched)), 0)}
+
+
+def self_extend(day: Day) -> dict[str, Any]:
+    from ropext import patching
+
+    models = (load(bundled(), device) for device in ("cpu", day.device))
+    how: dict[str, Any] = {"method": "self-extend", "factor": FACTOR}
+    return {APART: at_most(largest(*(losses(patching.patch(own, **how)) for own in models)), 1e-5)}
+
+
+def tuning(day: Day, device: str, dtype: str, sliced: bool) -> tuple[float, Any]:
+    """Loss of a step, and the gradient of all of its LoRA."""
+    import torch
+
+    from ropext.options.training import Finetune
+    from ropext.training import defaults, models
+    from ropext.training.loss import use_sliced_loss
+
+    asked, model = Finetune(steps=1), long(day, device, dtype)
+    if sliced:
+        assert use_sliced_loss(model) is None
+    joined = models.add_adapter(model, asked, defaults.settings(asked, 1_000_000, 256, ROW))
+    generator = torch.Generator().manual_seed(0)  # of the CPU, whatever the device
+    moving = [own for own in joined.parameters() if own.requires_grad]
+    with torch.no_grad():  # the half that begins as zero would give the other no gradient
+        for own in moving:
+            own.copy_(0.02 * torch.randn(own.shape, generator=generator))
+    ids = rows(2).to(device)
+    with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
+        found = joined(input_ids=ids, labels=ids, attention_mask=torch.ones_like(ids)).loss
+    return gradients(found, moving)
+
+
+def fitting(device: str) -> tuple[float, Any]:
+    """Loss of a step, and the gradient of its spectrum."""
+    from ropext import patching
+    from ropext.training import spectrum
+
+    model = load(bundled(), device).requires_grad_(False)
+    plan: Any = patching.plan_of(model, method="yarn", factor=FACTOR)
+    space = spectrum.space_of("longrope", plan.main, plan.target, 4.0).to(device)
+    patching.patch(model, method=space.method, factor=FACTOR, **space.knobs())
+    spectrum.make_live(model, plan.sites, plan.target, space)
+    ids = rows(2).to(device)
+    learner = spectrum.Learner(model, space, sliced=True, tail=plan.target - 64)
+    return gradients(learner(ids, ids)["loss"], list(space.parameters()))
+
+
+def gradients(found: Any, moving: list[Any]) -> tuple[float, Any]:
+    import torch
+
+    found.backward()
+    parts = [own.grad.double().flatten().cpu() for own in moving if own.grad is not None]
+    return float(found.detach()), torch.cat(parts)
+
+
+def beside(one: Case | Any, other: Any, bound: float) -> dict[str, Any]:
+    """Two losses with their gradients."""
+    (loss, own), (truth, expected) = one(), other()
+    relative = float((own - expected).norm() / expected.norm())
+    return {
+        "difference of the loss": at_most(abs(loss - truth), bound),
+        "gradients, relative": at_most(relative, bound),
+    }
+
+
+def cases(day: Day) -> dict[str, Case]:
+    here, cpu = day.device, "cpu"
+    step = partial(partial, tuning, day)
+    full, half = "float32", "bfloat16"
+    pairs = {
+        "sliced loss, float32": (step(here, full, True), step(here, full, False), 1e-5),
+        "sliced loss, bfloat16": (step(here, half, True), step(here, half, False), 1e-2),
+        "a tuning step": (step(here, full, True), step(cpu, full, True), 1e-5),
+        "a step of a fit": (partial(fitting, here), partial(fitting, cpu), 1e-5),
+    }
+    return {
+        "loss, float32, sdpa": partial(loss, day, full),
+        "loss, bfloat16, sdpa": partial(loss, day, half),
+        "loss, bfloat16, flash": partial(loss, day, half, "flash_attention_2"),
+        **{name: partial(beside, *pair) for name, pair in pairs.items()},
+        "patched = saved and loaded": partial(in_memory, day),
+        "Self-Extend": partial(self_extend, day),
+    }
