@@ -22,7 +22,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +53,7 @@ def check_packages() -> None:
     lacking = [name for name in (*NEEDED, *USEFUL) if importlib.util.find_spec(name) is None]
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     get = f"python -m pip download --only-binary=:all: --python-version {version} -d wheels"
-    lines = [f"missing: {name}{f', for {USEFUL[name]}' * (name in USEFUL)}" for name in lacking]
+    lines = [f"missing: {name}, for {USEFUL.get(name, 'all of it')}" for name in lacking]
     if set(lacking) & set(PYDANTIC):
         lines.append(f"  {get} --platform manylinux2014_x86_64 pydantic")
     if others := [own for own in lacking if own not in (*PYDANTIC, "flash_attn")]:
@@ -174,15 +173,15 @@ class Call:
         self.show()
 
 
-def summary(call: Call, pieces: Sequence[Piece]) -> str:
+def summary(call: Call) -> str:
     lines = [line for line in call.day.read() if line["case"] is not None]
     failed = [f"{line['piece']}: {line['case']}" for line in lines if "error" in line]
     done, left = (sum(key in line for line in lines) for key in ("figures", "left_out"))
     told = [f"\n{done} cases have figures, {left} are left out, {len(failed)} failed"]
     told += [f"  failed: {own}" for own in failed]
-    if failed or left:
+    if failed or (left and not call.day.dry):
         told.append("--again tries once more what failed or was left out")
-    if open_pieces := [piece.name for piece in pieces if not call.is_done(piece)]:
+    if open_pieces := [piece.name for piece in PIECES if not call.is_done(piece)]:
         told.append(f"not done: {', '.join(open_pieces)}; the same command goes on")
     else:
         told.append(f"all is done: python benchmarks/gpu_day.py --page {call.day.out}")
@@ -248,7 +247,7 @@ def main() -> None:
     for piece in pieces:
         if not call.is_done(piece) and (has_model or piece.name != "result"):
             call.do(piece)
-    say(summary(call, pieces))
+    say(summary(call))
 
 
 if __name__ == "__main__":

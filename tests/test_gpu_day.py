@@ -1,0 +1,251 @@
+"""benchmarks/gpu_day.py: its pieces fail, hang, die and go on as it says; and its dry run."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FAKES = {
+    "correctness": """
+from pathlib import Path
+from gpu_pieces import LeftOut, at_most
+def cases(day):
+    def wrong():
+        with (day.out / "wrong").open("a") as file:
+            file.write("x")
+        raise ValueError("wrong on purpose")
+    def out():
+        raise LeftOut("no such thing here")
+    return {
+        "right": lambda: {"three": 3, "small": at_most(1.0, 2), "large": at_most(3.0, 2)},
+        "wrong": wrong, "out": out, "after": lambda: {"four": 4},
+    }
+""",
+    "evaluation": """
+import subprocess, sys, time
+def cases(day):
+    def hangs():
+        subprocess.run([sys.executable, "-c", "import time; time.sleep(60)"])
+    return {"hangs": hangs, "after": lambda: {"five": 5}}
+""",
+    "training": """
+import os
+def cases(day):
+    return {"dies": lambda: os._exit(7), "after": lambda: {"six": 6}}
+""",
+    "processes": "import no_such_module\n",
+    "result": """
+import time
+def cases(day):
+    def long():
+        if not (day.out / "half").exists():
+            (day.out / "half").touch()
+            time.sleep(60)
+        return {"seven": 7}
+    return {"long": long}
+""",
+    "recipes": "def cases(day):\n    return {}\n",
+}
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """The command and its children as they are, their cases made up, their limits short."""
+    folder = tmp_path / "clone/benchmarks"
+    for name in ("gpu_day.py", "gpu_pieces/__init__.py", "gpu_pieces/child.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "benchmarks" / name, folder / name)
+    shutil.copy(ROOT / "benchmarks/gpu_pieces/page.py", folder / "gpu_pieces/page.py")
+    (folder.parent / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts/real_model.py", folder.parent / "scripts")
+    pieces = folder / "gpu_pieces/__init__.py"
+    text = pieces.read_text("utf-8")
+    for limits in ("120, 40", "240, 60", "300, 90", "480, 100", "480, 150"):
+        assert f", {limits}" in text
+        text = text.replace(f", {limits}", ", 4, 3")
+    pieces.write_text(text, "utf-8")
+    for name, code in FAKES.items():
+        (folder / f"gpu_pieces/{name}.py").write_text(code, "utf-8")
+    return folder / "gpu_day.py"
+
+
+def call(script, *words, path=None):
+    env = {"PATH": path or "/usr/bin:/bin"}
+    done = subprocess.run(
+        [sys.executable, str(script), *map(str, words)],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def lines_of(out):
+    text = (out / "lines.jsonl").read_text("utf-8")
+    return [json.loads(line) for line in text.splitlines() if line]
+
+
+def came(out):
+    """Of each case, what came of it, in order."""
+    kinds = ("figures", "left_out", "error")
+    return [
+        (line["piece"], line["case"], next(kind for kind in kinds if kind in line))
+        for line in lines_of(out)
+        if line["case"] is not None
+    ]
+
+
+FIRST = [
+    ("correctness", "right", "figures"),
+    ("correctness", "wrong", "error"),
+    ("correctness", "out", "left_out"),
+    ("correctness", "after", "figures"),
+    ("evaluation", "hangs", "error"),
+    ("evaluation", "after", "figures"),
+    ("training", "dies", "error"),
+    ("training", "after", "figures"),
+    ("processes", "its start", "error"),
+]
+
+
+def test_what_fails_hangs_or_dies_is_noted_and_the_rest_goes_on(clone, tmp_path):
+    out = tmp_path / "out"
+    told = call(clone, "--dry-run", "-o", out)
+    assert came(out) == FIRST
+    assert "wrong: FAILED: ValueError: wrong on purpose" in told.replace(" (0.0 s)", "")
+    assert "hangs: FAILED: ended at its limit of 4 s" in told
+    assert "dies: FAILED: the process ended with 7" in told
+    assert "No module named 'no_such_module'" in (out / "log.txt").read_text("utf-8")
+    assert "long: stopped; the next call goes on" in told
+    assert "not done: result; the same command goes on" in told
+    with (out / "lines.jsonl").open("a") as file:  # of a line that a kill cut short
+        file.write('\n{"torn')
+    told = call(clone, "--dry-run", "-o", out)
+    text = (out / "lines.jsonl").read_text("utf-8").replace('\n{"torn', "")
+    (out / "lines.jsonl").write_text(text, "utf-8")
+    assert came(out) == [*FIRST, ("result", "long", "figures")]
+    assert (out / "wrong").read_text() == "x"
+    assert "all is done" in told
+    call(clone, "--dry-run", "-o", out, "--again", "--only", "correctness")
+    assert (out / "wrong").read_text() == "xx"
+    again = [own for own in came(out) if own[0] == "correctness"]
+    assert sorted(again) == sorted(own for own in FIRST if own[0] == "correctness")
+
+
+def test_the_page_of_a_dry_run_claims_nothing_and_shows_what_failed(clone, tmp_path):
+    call(clone, "--dry-run", "-o", tmp_path / "out", "--only", "correctness")
+    page = call(clone, "--page", tmp_path / "out")
+    assert "**No GPU has run this yet.**" in page
+    assert "| right | goes through | | | |" in page
+    assert "| out | left out: no such thing here | | | |" in page
+    assert "| wrong | **failed** (below) | | | |" in page
+    assert "ValueError: wrong on purpose\n```" in page
+    assert "torch " in page
+    assert "small" not in page
+
+
+@pytest.fixture
+def gpu(tmp_path):
+    """A PATH on which nvidia-smi finds a GPU."""
+    program = tmp_path / "bin/nvidia-smi"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho 'Some GPU, 580.1'\n", "utf-8")
+    program.chmod(0o755)
+    return f"{program.parent}:/usr/bin:/bin"
+
+
+def test_a_call_ends_with_its_minutes_and_the_page_judges_a_gpu(clone, tmp_path, gpu):
+    out = tmp_path / "out"
+    told = call(clone, "--minutes", "0.06", "-o", out, path=gpu)  # 3.6 s
+    assert came(out)[:1] == FIRST[:1]
+    assert len(came(out)) < len(FIRST)
+    assert "large: 3 (goal ≤ 2: MISSED)" in told
+    assert "not done: " in told
+    page = call(clone, "--page", out)
+    assert "No GPU has run this" not in page
+    assert "## 1 × Some GPU, driver 580.1, " in page
+    assert "| right | small | 1 | ≤ 2 | met |" in page
+    assert "| right | large | 3 | ≤ 2 | MISSED |" in page
+
+
+def test_without_a_gpu_and_in_the_folder_of_another_kind_nothing_is_begun(clone, tmp_path):
+    with pytest.raises(AssertionError, match="nvidia-smi finds no GPU here"):
+        call(clone, "-o", tmp_path / "out")
+    (tmp_path / "out/lines.jsonl").write_text('{"piece": "x", "case": "y", "dry": false}', "utf-8")
+    with pytest.raises(AssertionError, match="is of a real run: give another -o"):
+        call(clone, "--dry-run", "-o", tmp_path / "out")
+
+
+def test_the_result_waits_for_a_wheel_that_is_not_whole(clone, tmp_path):
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    (parts / "part-aa").write_bytes(b"half")
+    words = ("--dry-run", "-o", tmp_path / "out", "--model", parts, "--only", "result", "recipes")
+    told = call(clone, *words)
+    assert f"--model {parts}: not the whole wheel yet; the result waits for it" in told
+    assert "not done: correctness, evaluation, training, processes, result" in told
+    assert not (tmp_path / "out/half").exists()
+
+
+def test_the_parent_loads_neither_torch_nor_ropext():
+    code = "import sys, gpu_day; print(sorted({'torch', 'ropext', 'numpy'} & {*sys.modules}))"
+    folder = ROOT / "benchmarks"
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_flops_are_those_that_torch_counts(tied, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import eval_gpu
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=320,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=tied,
+    )
+    model = LlamaForCausalLM._from_config(config, attn_implementation="eager").eval()
+    tokens = 128
+    counted = FlopCounterMode(display=False)
+    with counted, torch.no_grad():
+        model(torch.zeros(1, tokens, dtype=torch.long), use_cache=False)
+    trunk, head = eval_gpu.flops(model, tokens)
+    square = 4 * 3 * 64 * tokens**2  # eager computes it whole, a causal pass needs half of it
+    norms = 2 * tokens * 7 * 64  # counted with the weights, and no product
+    # Of frequencies and positions some versions make a product: 5e-5 of it all.
+    expected = pytest.approx(counted.get_total_flops(), rel=1e-4)
+    assert trunk - norms + square / 2 + head == expected
+
+
+@pytest.mark.slow
+def test_the_dry_run_goes_through_every_piece(tmp_path):
+    """Every case gives figures, but for those that need CUDA; on one device nothing is apart."""
+    out = tmp_path / "out"
+    told = call(ROOT / "benchmarks/gpu_day.py", "--dry-run", "-o", out)
+    assert "all is done" in told
+    found = came(out)
+    assert [own for own in found if own[2] == "error"] == [], (out / "log.txt").read_text("utf-8")
+    assert {piece for piece, _, _ in found} == set(FAKES)
+    assert [case for _, case, kind in found if kind == "left_out"] == [
+        "loss, bfloat16, flash",
+        "Llama-3-8B, --qlora, full rows of 32,768",
+        "fsdp2",
+        "fsdp2_cp",
+    ]
+    for line in lines_of(out):
+        if line["piece"] in ("correctness", "processes"):
+            for name, own in line.get("figures", {}).items():
+                assert not isinstance(own, dict) or own["met"], (line["case"], name, own)
