@@ -6,7 +6,7 @@
 
 It runs from a clone, nothing of ropext being installed. A piece is a process of its own, its cases
 are in benchmarks/gpu_pieces. Each result is a line of OUT/lines.jsonl as it comes; what failed is
-noted with its traceback and left until --again. OUT/work holds checkpoints (60 GB), OUT/log.txt
+noted with its traceback and left until --again. OUT/work holds checkpoints (35 GB), OUT/log.txt
 what the commands said. The exit code is 0 as long as it could go on.
 
 Packages that are missing travel as wheels (--wheels). SmolLM2 (--model) is a checkpoint, or its

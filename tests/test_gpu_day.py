@@ -114,6 +114,7 @@ FIRST = [
 ]
 
 
+@pytest.mark.slow
 def test_what_fails_hangs_or_dies_is_noted_and_the_rest_goes_on(clone, tmp_path):
     out = tmp_path / "out"
     told = call(clone, "--dry-run", "-o", out)
@@ -160,6 +161,7 @@ def gpu(tmp_path):
     return f"{program.parent}:/usr/bin:/bin"
 
 
+@pytest.mark.slow
 def test_a_call_ends_with_its_minutes_and_the_page_judges_a_gpu(clone, tmp_path, gpu):
     out = tmp_path / "out"
     told = call(clone, "--minutes", "0.06", "-o", out, path=gpu)  # 3.6 s

@@ -7,9 +7,8 @@ from typing import Any
 
 from gpu_pieces import STAND_IN, Case, Day, LeftOut, at_most, extended
 
-PLACE = 64  # tokens: losses in bfloat16 are means over so many, for single ones round by more
+PLACE = 64  # tokens: what is judged are means over so many, for single ones round by more
 FACTOR, ROW = 4, 1024
-APART = "largest difference of a token's loss"
 
 
 def load(place: Any, device: str, dtype: str = "float32", attention: str = "sdpa") -> Any:
@@ -58,8 +57,14 @@ def losses(model: Any) -> Any:
     return found.double().cpu()
 
 
-def largest(one: Any, other: Any) -> float:
-    return float((one - other).abs().max())
+def apart(own: Any, truth: Any, bound: float) -> dict[str, Any]:
+    """Differences by position, and of the token that differs most."""
+    cut = truth.shape[1] // PLACE * PLACE
+    means = (own - truth)[:, :cut].unflatten(1, (-1, PLACE)).mean((0, 2))
+    return {
+        f"by position, means over {PLACE}": at_most(float(means.abs().max()), bound),
+        "largest difference of a token's loss": float((own - truth).abs().max()),
+    }
 
 
 def loss(day: Day, dtype: str, attention: str = "sdpa") -> dict[str, Any]:
@@ -68,12 +73,7 @@ def loss(day: Day, dtype: str, attention: str = "sdpa") -> dict[str, Any]:
         why = "its kernels need CUDA" if day.dry else "the package flash-attn is not installed"
         raise LeftOut(f"{attention}: {why}")
     truth, own = losses(long(day, "cpu")), losses(long(day, day.device, dtype, attention))
-    if dtype == "float32":
-        return {APART: at_most(largest(own, truth), 1e-5)}
-    cut = truth.shape[1] // PLACE * PLACE
-    means = ((own - truth)[:, :cut]).unflatten(1, (-1, PLACE)).mean((0, 2))
-    by_position = at_most(float(means.abs().max()), 1e-2)
-    return {f"by position, means over {PLACE}": by_position, APART: largest(own, truth)}
+    return apart(own, truth, 1e-5 if dtype == "float32" else 1e-2)
 
 
 def in_memory(day: Day) -> dict[str, Any]:
@@ -81,15 +81,16 @@ def in_memory(day: Day) -> dict[str, Any]:
     from ropext import patching
 
     patched = patching.patch(load(bundled(), day.device), method="yarn", factor=FACTOR)
-    return {APART: at_most(largest(losses(long(day, day.device)), losses(patched)), 0)}
+    return apart(losses(patched), losses(long(day, day.device)), 0)
 
 
 def self_extend(day: Day) -> dict[str, Any]:
     from ropext import patching
 
-    models = (load(bundled(), device) for device in ("cpu", day.device))
+    models = (load(bundled(), device) for device in (day.device, "cpu"))
     how: dict[str, Any] = {"method": "self-extend", "factor": FACTOR}
-    return {APART: at_most(largest(*(losses(patching.patch(own, **how)) for own in models)), 1e-5)}
+    own, truth = (losses(patching.patch(model, **how)) for model in models)
+    return apart(own, truth, 1e-5)
 
 
 def tuning(day: Day, device: str, dtype: str, sliced: bool) -> tuple[float, Any]:

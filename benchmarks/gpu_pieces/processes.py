@@ -15,7 +15,7 @@ def words(day: Day, name: str) -> tuple[str, ...]:
     output = day.work / f"processes-{name}"
     for place in (output, output.with_name(f"{output.name}.run")):
         shutil.rmtree(place, ignore_errors=True)
-    how = ("--steps", "3", "--batch-tokens", "4096", "--micro-rows", "1", "--dtype", "float32")
+    how = ("--steps", "3", "--batch-tokens", "8192", "--micro-rows", "1", "--dtype", "float32")
     return (
         *("finetune", model, "--data", "ropext://tuning", "-o", str(output)),
         *(*how, "--eval-documents", "0"),

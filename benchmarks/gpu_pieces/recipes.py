@@ -1,5 +1,6 @@
 """The shipped recipes with random weights of the right shape and three steps: nothing refuses."""
 
+import shutil
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,10 @@ def recipe(day: Day, name: str, shape: str) -> dict[str, Any]:
         words += [f"finetune.window={cut(day, 32768)}", f"finetune.batch_tokens={cut(day, 65536)}"]
         # Of random weights these gates say nothing, and one names a length.
         words += [f"evaluate.fail_if=short_tax.value > 1,tail@{lengths[1]}.value > 1 vs untouched"]
-    said, _ = command(day, ["-m", "ropext", "run", name, *words, "-o", str(day.work / name)])
+    output = day.work / name
+    said, _ = command(day, ["-m", "ropext", "run", name, *words, "-o", str(output)])
+    for place in (output, output.with_name(f"{name}.run"), day.work / shape):  # 30 GB
+        shutil.rmtree(place, ignore_errors=True)
     return {"ended": "nothing refused", "said": said.strip().splitlines()[-1]}
 
 

@@ -1,6 +1,7 @@
 """A LoRA of random weights: speed and memory; and a run that goes on after a kill."""
 
 import importlib.util
+import shutil
 import statistics
 import tempfile
 from functools import partial
@@ -83,7 +84,9 @@ def qlora(day: Day, tokens: int) -> dict[str, Any]:
         _, said = command(day, ["-m", "ropext", *words, "-o", str(place)], ends=2)
         raise LeftOut(f"refused, as it should be: {said.strip().splitlines()[-1]}")
     ropext(day, *words, "-o", str(place))
-    return {"said": (place / "training/used.log").read_text("utf-8").strip()}
+    said = (place / "training/used.log").read_text("utf-8").strip()
+    shutil.rmtree(place)  # 16 GB
+    return {"said": said}
 
 
 def resumed(day: Day) -> dict[str, Any]:
