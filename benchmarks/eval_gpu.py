@@ -69,8 +69,8 @@ def peak_of(work: Callable[[], Found]) -> tuple[int, Found]:
         return 0, work()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    found = work()
-    return torch.cuda.max_memory_allocated() - before, found
+    result = work()
+    return torch.cuda.max_memory_allocated() - before, result
 
 
 def flops(model: Any, tokens: int) -> tuple[float, float]:
@@ -107,14 +107,14 @@ def one_pass(model: Any, tokens: int, rounds: int) -> dict[str, Any]:
     ours = seconds_of(lambda: scorer.token_nll(ids), rounds)
     trunk, head = flops(model, tokens)
     rate = trunk / statistics.median(bare)
-    own = (trunk + head) / statistics.median(ours)
+    rate_of_ours = (trunk + head) / statistics.median(ours)
     top = peak_rate()
     return {
         "tokens a second": tokens / statistics.median(ours),
-        "share of the trunk's own rate": own / rate,
+        "share of the trunk's own rate": rate_of_ours / rate,
         "share of its tokens a second": statistics.median(bare) / statistics.median(ours),
-        "TFLOP/s": own / 1e12,
-        "share of the device's bf16 peak": own / top if top else None,
+        "TFLOP/s": rate_of_ours / 1e12,
+        "share of the device's bf16 peak": rate_of_ours / top if top else None,
         "peak above the weights, GiB": peak / 2**30,
         "estimated, GiB": shape.peak_bytes(tokens, scorer.manner) / 2**30,
         "weights, GiB": shape.parameters * shape.dtype_bytes / 2**30,

@@ -34,7 +34,7 @@ def compare(shape: Model, run: Run) -> dict[str, Any]:
         took[engine] += seconds
         peaks[engine] = peak / 2**30
         gc.collect()
-    speed = {engine: run.row_tokens / statistics.median(own) for engine, own in took.items()}
+    speed = {engine: run.row_tokens / statistics.median(took[engine]) for engine in took}
     return {
         "tokens a second, plain": speed[PLAIN],
         "tokens a second, ropext": speed[ROPEXT],

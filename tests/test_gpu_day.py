@@ -91,7 +91,7 @@ def lines_of(out):
     return [json.loads(line) for line in text.splitlines() if line]
 
 
-def came(out):
+def outcomes(out):
     """Of each case, what came of it, in order."""
     kinds = ("figures", "left_out", "error")
     return [
@@ -117,26 +117,26 @@ FIRST = [
 @pytest.mark.slow
 def test_what_fails_hangs_or_dies_is_noted_and_the_rest_goes_on(clone, tmp_path):
     out = tmp_path / "out"
-    told = call(clone, "--dry-run", "-o", out)
-    assert came(out) == FIRST
-    assert "wrong: FAILED: ValueError: wrong on purpose" in told.replace(" (0.0 s)", "")
-    assert "hangs: FAILED: ended at its limit of 4 s" in told
-    assert "dies: FAILED: the process ended with 7" in told
+    printed = call(clone, "--dry-run", "-o", out)
+    assert outcomes(out) == FIRST
+    assert "wrong: FAILED: ValueError: wrong on purpose" in printed.replace(" (0.0 s)", "")
+    assert "hangs: FAILED: ended at its limit of 4 s" in printed
+    assert "dies: FAILED: the process ended with 7" in printed
     assert "No module named 'no_such_module'" in (out / "log.txt").read_text("utf-8")
-    assert "long: stopped; the next call goes on" in told
-    assert "not done: result; the same command goes on" in told
+    assert "long: stopped; the next call goes on" in printed
+    assert "not done: result; the same command goes on" in printed
     with (out / "lines.jsonl").open("a") as file:  # of a line that a kill cut short
         file.write('\n{"torn')
-    told = call(clone, "--dry-run", "-o", out)
+    printed = call(clone, "--dry-run", "-o", out)
     text = (out / "lines.jsonl").read_text("utf-8").replace('\n{"torn', "")
     (out / "lines.jsonl").write_text(text, "utf-8")
-    assert came(out) == [*FIRST, ("result", "long", "figures")]
+    assert outcomes(out) == [*FIRST, ("result", "long", "figures")]
     assert (out / "wrong").read_text() == "x"
-    assert "all is done" in told
+    assert "all is done" in printed
     call(clone, "--dry-run", "-o", out, "--again", "--only", "correctness")
     assert (out / "wrong").read_text() == "xx"
-    again = [own for own in came(out) if own[0] == "correctness"]
-    assert sorted(again) == sorted(own for own in FIRST if own[0] == "correctness")
+    again = [case for case in outcomes(out) if case[0] == "correctness"]
+    assert sorted(again) == sorted(case for case in FIRST if case[0] == "correctness")
 
 
 def test_the_page_of_a_dry_run_claims_nothing_and_shows_what_failed(clone, tmp_path):
@@ -164,11 +164,11 @@ def gpu(tmp_path):
 @pytest.mark.slow
 def test_a_call_ends_with_its_minutes_and_the_page_judges_a_gpu(clone, tmp_path, gpu):
     out = tmp_path / "out"
-    told = call(clone, "--minutes", "0.06", "-o", out, path=gpu)  # 3.6 s
-    assert came(out)[:1] == FIRST[:1]
-    assert len(came(out)) < len(FIRST)
-    assert "large: 3 (goal ≤ 2: MISSED)" in told
-    assert "not done: " in told
+    printed = call(clone, "--minutes", "0.06", "-o", out, path=gpu)  # 3.6 s
+    assert outcomes(out)[:1] == FIRST[:1]
+    assert len(outcomes(out)) < len(FIRST)
+    assert "large: 3 (goal ≤ 2: MISSED)" in printed
+    assert "not done: " in printed
     page = call(clone, "--page", out)
     assert "No GPU has run this" not in page
     assert "## 1 × Some GPU, driver 580.1, " in page
@@ -189,9 +189,9 @@ def test_the_result_waits_for_a_wheel_that_is_not_whole(clone, tmp_path):
     parts.mkdir()
     (parts / "part-aa").write_bytes(b"half")
     words = ("--dry-run", "-o", tmp_path / "out", "--model", parts, "--only", "result", "recipes")
-    told = call(clone, *words)
-    assert f"--model {parts}: not the whole wheel yet; the result waits for it" in told
-    assert "not done: correctness, evaluation, training, processes, result" in told
+    printed = call(clone, *words)
+    assert f"--model {parts}: not the whole wheel yet; the result waits for it" in printed
+    assert "not done: correctness, evaluation, training, processes, result" in printed
     assert not (tmp_path / "out/half").exists()
 
 
@@ -236,12 +236,14 @@ def test_flops_are_those_that_torch_counts(tied, monkeypatch):
 def test_the_dry_run_goes_through_every_piece(tmp_path):
     """Every case gives figures, but for those that need CUDA; on one device nothing is apart."""
     out = tmp_path / "out"
-    told = call(ROOT / "benchmarks/gpu_day.py", "--dry-run", "-o", out)
-    assert "all is done" in told
-    found = came(out)
-    assert [own for own in found if own[2] == "error"] == [], (out / "log.txt").read_text("utf-8")
-    assert {piece for piece, _, _ in found} == set(FAKES)
-    assert [case for _, case, kind in found if kind == "left_out"] == [
+    printed = call(ROOT / "benchmarks/gpu_day.py", "--dry-run", "-o", out)
+    assert "all is done" in printed
+    cases = outcomes(out)
+    assert [figure for figure in cases if figure[2] == "error"] == [], (out / "log.txt").read_text(
+        "utf-8"
+    )
+    assert {piece for piece, _, _ in cases} == set(FAKES)
+    assert [case for _, case, kind in cases if kind == "left_out"] == [
         "loss, bfloat16, flash",
         "Llama-3-8B, --qlora, full rows of 32,768",
         "fsdp2",
@@ -249,5 +251,5 @@ def test_the_dry_run_goes_through_every_piece(tmp_path):
     ]
     for line in lines_of(out):
         if line["piece"] in ("correctness", "processes"):
-            for name, own in line.get("figures", {}).items():
-                assert not isinstance(own, dict) or own["met"], (line["case"], name, own)
+            for name, figure in line.get("figures", {}).items():
+                assert not isinstance(figure, dict) or figure["met"], (line["case"], name, figure)

@@ -54,13 +54,13 @@ class Day:
     data: Path | None = None  # folders tuning, novels and code
 
     @classmethod
-    def of(cls, told: str) -> "Day":
-        own = json.loads(told)
-        data = own["data"] and Path(own["data"])
-        return cls(Path(own["out"]), bool(own["dry"]), own["model"], data)
+    def of(cls, text: str) -> "Day":
+        values = json.loads(text)
+        data = values["data"] and Path(values["data"])
+        return cls(Path(values["out"]), bool(values["dry"]), values["model"], data)
 
-    def told(self) -> str:
-        return json.dumps({key: own and str(own) for key, own in vars(self).items()})
+    def to_json(self) -> str:
+        return json.dumps({key: value and str(value) for key, value in vars(self).items()})
 
     @property
     def device(self) -> Any:
@@ -87,11 +87,11 @@ class Day:
 
     def read(self) -> list[dict[str, Any]]:
         """The lines that are whole: of the last one a kill may have left a part."""
-        found = []
+        lines = []
         for line in self.lines.read_text("utf-8").split("\n") if self.lines.is_file() else ():
             with suppress(ValueError):
-                found.append(json.loads(line))
-        return found
+                lines.append(json.loads(line))
+        return lines
 
     def append(self, line: dict[str, Any]) -> None:
         with self.lines.open("a", encoding="utf-8") as file:
@@ -122,15 +122,15 @@ def command(day: Day, words: Sequence[str], ends: int = 0) -> tuple[str, str]:
         log.write(f"+ {' '.join(words)}\n")
         log.flush()
         start = log.tell()
-        told = subprocess.run(
+        done = subprocess.run(
             [sys.executable, *words], stdout=subprocess.PIPE, stderr=log, text=True, check=False
         )
         log.seek(start)
         said = log.read()
-    if told.returncode != ends:
-        shown = "\n".join([*told.stdout.splitlines()[-10:], *said.splitlines()[-40:]])
-        raise RuntimeError(f"{' '.join(words)}\nended with {told.returncode}:\n{shown}")
-    return told.stdout, said
+    if done.returncode != ends:
+        shown = "\n".join([*done.stdout.splitlines()[-10:], *said.splitlines()[-40:]])
+        raise RuntimeError(f"{' '.join(words)}\nended with {done.returncode}:\n{shown}")
+    return done.stdout, said
 
 
 def ropext(day: Day, *words: str, launch: Sequence[str] = ()) -> str:

@@ -24,45 +24,45 @@ SHOWN = ("torch", "transformers", "accelerate", "peft", "numpy", "bitsandbytes",
 
 def machine(day: Day) -> dict[str, Any]:
     """Device, driver and versions, as every line has them."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in SHOWN:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
     device, driver = f"a CPU ({platform.machine()})", None
     if not day.dry and shutil.which("nvidia-smi"):
-        asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-        lines = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+        query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout
         device, driver = lines.splitlines()[0].split(", ")
         device = f"{len(lines.splitlines())} × {device}"
-    return {"device": device, "driver": driver, "versions": found}
+    return {"device": device, "driver": driver, "versions": versions}
 
 
 def run(case: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What came of a case."""
     begun = time.monotonic()
     try:
-        came: dict[str, Any] = {"figures": case()}
+        result: dict[str, Any] = {"figures": case()}
     except LeftOut as reason:
-        came = {"left_out": str(reason)}
+        result = {"left_out": str(reason)}
     except (Exception, SystemExit):
-        came = {"error": traceback.format_exc()}
-    return came | {"seconds": round(time.monotonic() - begun, 1)}
+        result = {"error": traceback.format_exc()}
+    return result | {"seconds": round(time.monotonic() - begun, 1)}
 
 
 def main() -> None:
-    name, told = sys.argv[1:]
-    day = Day.of(told)
+    name, text = sys.argv[1:]
+    day = Day.of(text)
     here = machine(day)
     for case, work in importlib.import_module(f"gpu_pieces.{name}").cases(day).items():
         if case in day.noted(name):
             continue
         day.running.write_text(case, encoding="utf-8")
         line = {"piece": name, "case": case, "dry": day.dry, "date": str(date.today())}
-        came = run(work)
-        day.append(line | came | here)
-        if "error" in came:
+        result = run(work)
+        day.append(line | result | here)
+        if "error" in result:
             return
         gc.collect()
         if "torch" in sys.modules and not day.dry:

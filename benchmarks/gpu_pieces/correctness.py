@@ -41,7 +41,7 @@ def rows(count: int = 4) -> Any:
 
     tokenizer = AutoTokenizer.from_pretrained(bundled())
     source = read_documents(Source("ropext://held-out"))
-    read = (tokenizer(own.content)["input_ids"] for own in source)
+    read = (tokenizer(document.content)["input_ids"] for document in source)
     return torch.tensor([ids[:ROW] for ids in read if len(ids) >= ROW][:count])
 
 
@@ -53,17 +53,17 @@ def losses(model: Any) -> Any:
     with torch.no_grad():
         logits = model(ids.to(model.device), use_cache=False).logits[:, :-1].float()
     wanted = ids[:, 1:].to(logits.device)
-    found = torch.nn.functional.cross_entropy(logits.mT, wanted, reduction="none")
-    return found.double().cpu()
+    nll = torch.nn.functional.cross_entropy(logits.mT, wanted, reduction="none")
+    return nll.double().cpu()
 
 
-def apart(own: Any, truth: Any, bound: float) -> dict[str, Any]:
+def apart(nll: Any, truth: Any, bound: float) -> dict[str, Any]:
     """Differences by position, and of the token that differs most."""
     cut = truth.shape[1] // PLACE * PLACE
-    means = (own - truth)[:, :cut].unflatten(1, (-1, PLACE)).mean((0, 2))
+    means = (nll - truth)[:, :cut].unflatten(1, (-1, PLACE)).mean((0, 2))
     return {
         f"by position, means over {PLACE}": at_most(float(means.abs().max()), bound),
-        "largest difference of a token's loss": float((own - truth).abs().max()),
+        "largest difference of a token's loss": float((nll - truth).abs().max()),
     }
 
 
@@ -72,8 +72,8 @@ def loss(day: Day, dtype: str, attention: str = "sdpa") -> dict[str, Any]:
     if attention != "sdpa" and (day.dry or not importlib.util.find_spec("flash_attn")):
         why = "its kernels need CUDA" if day.dry else "the package flash-attn is not installed"
         raise LeftOut(f"{attention}: {why}")
-    truth, own = losses(long(day, "cpu")), losses(long(day, day.device, dtype, attention))
-    return apart(own, truth, 1e-5 if dtype == "float32" else 1e-2)
+    truth, nll = losses(long(day, "cpu")), losses(long(day, day.device, dtype, attention))
+    return apart(nll, truth, 1e-5 if dtype == "float32" else 1e-2)
 
 
 def in_memory(day: Day) -> dict[str, Any]:
@@ -89,8 +89,8 @@ def self_extend(day: Day) -> dict[str, Any]:
 
     models = (load(bundled(), device) for device in (day.device, "cpu"))
     how: dict[str, Any] = {"method": "self-extend", "factor": FACTOR}
-    own, truth = (losses(patching.patch(model, **how)) for model in models)
-    return apart(own, truth, 1e-5)
+    nll, truth = (losses(patching.patch(model, **how)) for model in models)
+    return apart(nll, truth, 1e-5)
 
 
 def tuning(day: Day, device: str, dtype: str, sliced: bool) -> tuple[float, Any]:
@@ -101,19 +101,19 @@ def tuning(day: Day, device: str, dtype: str, sliced: bool) -> tuple[float, Any]
     from ropext.training import defaults, models
     from ropext.training.loss import use_sliced_loss
 
-    asked, model = Finetune(steps=1), long(day, device, dtype)
+    options, model = Finetune(steps=1), long(day, device, dtype)
     if sliced:
         assert use_sliced_loss(model) is None
-    joined = models.add_adapter(model, asked, defaults.settings(asked, 1_000_000, 256, ROW))
+    joined = models.add_adapter(model, options, defaults.settings(options, 1_000_000, 256, ROW))
     generator = torch.Generator().manual_seed(0)  # of the CPU, whatever the device
-    moving = [own for own in joined.parameters() if own.requires_grad]
+    moving = [parameter for parameter in joined.parameters() if parameter.requires_grad]
     with torch.no_grad():  # the half that begins as zero would give the other no gradient
-        for own in moving:
-            own.copy_(0.02 * torch.randn(own.shape, generator=generator))
+        for parameter in moving:
+            parameter.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
     ids = rows(2).to(device)
     with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
-        found = joined(input_ids=ids, labels=ids, attention_mask=torch.ones_like(ids)).loss
-    return gradients(found, moving)
+        loss = joined(input_ids=ids, labels=ids, attention_mask=torch.ones_like(ids)).loss
+    return gradients(loss, moving)
 
 
 def fitting(device: str) -> tuple[float, Any]:
@@ -131,18 +131,18 @@ def fitting(device: str) -> tuple[float, Any]:
     return gradients(learner(ids, ids)["loss"], list(space.parameters()))
 
 
-def gradients(found: Any, moving: list[Any]) -> tuple[float, Any]:
+def gradients(loss: Any, moving: list[Any]) -> tuple[float, Any]:
     import torch
 
-    found.backward()
-    parts = [own.grad.double().flatten().cpu() for own in moving if own.grad is not None]
-    return float(found.detach()), torch.cat(parts)
+    loss.backward()
+    parts = [parameter.grad for parameter in moving if parameter.grad is not None]
+    return float(loss.detach()), torch.cat([part.double().flatten().cpu() for part in parts])
 
 
 def beside(one: Case | Any, other: Any, bound: float) -> dict[str, Any]:
     """Two losses with their gradients."""
-    (loss, own), (truth, expected) = one(), other()
-    relative = float((own - expected).norm() / expected.norm())
+    (loss, gradient), (truth, expected) = one(), other()
+    relative = float((gradient - expected).norm() / expected.norm())
     return {
         "difference of the loss": at_most(abs(loss - truth), bound),
         "gradients, relative": at_most(relative, bound),

@@ -12,17 +12,17 @@ ROUNDS = 2
 def one_pass(day: Day, name: str, tokens: int) -> dict[str, Any]:
     import eval_gpu
 
-    found = eval_gpu.one_pass(build(day, name).eval(), cut(day, tokens), ROUNDS)
+    figures = eval_gpu.one_pass(build(day, name).eval(), cut(day, tokens), ROUNDS)
     share = "share of the trunk's own rate"
-    return found | {share: at_least(found[share], 0.95)}
+    return figures | {share: at_least(figures[share], 0.95)}
 
 
 def sixteen(day: Day, tokens: int) -> dict[str, Any]:
     import eval_gpu
 
-    found = eval_gpu.sixteen_lengths(build(day, LLAMA).eval(), cut(day, tokens))
+    figures = eval_gpu.sixteen_lengths(build(day, LLAMA).eval(), cut(day, tokens))
     ratio = "times as fast as the loop"
-    return found | {ratio: at_least(found[ratio], 8)}
+    return figures | {ratio: at_least(figures[ratio], 8)}
 
 
 def cases(day: Day) -> dict[str, Case]:

@@ -21,25 +21,25 @@ def shown(value: Any) -> str:
     return "not known" if value is None else str(value)
 
 
-def told(line: Line) -> str:
+def as_text(line: Line) -> str:
     """A case as it comes."""
     if line["case"] is None:
         return "  done"
-    found = [f"  {line['case']}" + (f" ({line['seconds']} s)" if "seconds" in line else "")]
+    rows = [f"  {line['case']}" + (f" ({line['seconds']} s)" if "seconds" in line else "")]
     if "error" in line:
-        found[0] += f": FAILED: {line['error'].strip().splitlines()[-1]}"
+        rows[0] += f": FAILED: {line['error'].strip().splitlines()[-1]}"
     if "left_out" in line:
-        found[0] += f": left out: {line['left_out']}"
-    for name, own in line.get("figures", {}).items():
-        goal = f" (goal {own['goal']}: {_met(line, own)})" if isinstance(own, dict) else ""
-        found.append(f"    {name}: {shown(own['value'] if goal else own)}{goal}")
-    return "\n".join(found)
+        rows[0] += f": left out: {line['left_out']}"
+    for name, figure in line.get("figures", {}).items():
+        goal = f" (goal {figure['goal']}: {_met(line, figure)})" if isinstance(figure, dict) else ""
+        rows.append(f"    {name}: {shown(figure['value'] if goal else figure)}{goal}")
+    return "\n".join(rows)
 
 
-def _met(line: Line, own: dict[str, Any]) -> str:
+def _met(line: Line, figure: dict[str, Any]) -> str:
     if line["dry"]:
         return "not judged"
-    return "met" if own["met"] else "MISSED"
+    return "met" if figure["met"] else "MISSED"
 
 
 def page(days: Sequence[Day]) -> str:
@@ -58,15 +58,15 @@ def _run(lines: Sequence[Line]) -> Iterator[str]:
     if not here:
         yield "Nothing was run.\n"
         return
-    versions = ", ".join(f"{name} {own}" for name, own in here["versions"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in here["versions"].items())
     driver = f", driver {here['driver']}" if here["driver"] else ""
     seconds = sum(line.get("seconds", 0) for line in lines)
     yield f"## {here['device']}{driver}, {here['date']}\n"
     yield f"{versions}. {len(lines)} cases in {seconds / 60:.0f} minutes.\n"
     for piece in PIECES:
-        if own := [line for line in lines if line["piece"] == piece.name]:
+        if cases := [line for line in lines if line["piece"] == piece.name]:
             yield f"### {piece.title}\n\n| case | figure | | goal | |\n|---|---|---|---|---|"
-            for line in own:
+            for line in cases:
                 yield from _rows(line)
             yield ""
     for line in lines:
@@ -77,12 +77,12 @@ def _run(lines: Sequence[Line]) -> Iterator[str]:
 def _rows(line: Line) -> Iterator[str]:
     case, figures = line["case"], line.get("figures", {})
     if not figures or line["dry"]:
-        came = "goes through" if figures else f"left out: {line.get('left_out')}"
-        yield f"| {case} | {'**failed** (below)' if 'error' in line else came} | | | |"
+        outcome = "goes through" if figures else f"left out: {line.get('left_out')}"
+        yield f"| {case} | {'**failed** (below)' if 'error' in line else outcome} | | | |"
         return
-    for name, own in figures.items():
-        cells = (
-            (own["value"], own["goal"], _met(line, own)) if isinstance(own, dict) else (own, "", "")
-        )
-        told = (shown(cell).replace("\n", "<br>").replace("|", "\\|") for cell in cells)
-        yield f"| {case} | {name} | {' | '.join(told)} |"
+    for name, figure in figures.items():
+        cells = (figure, "", "")
+        if isinstance(figure, dict):
+            cells = figure["value"], figure["goal"], _met(line, figure)
+        shown_cells = (shown(cell).replace("\n", "<br>").replace("|", "\\|") for cell in cells)
+        yield f"| {case} | {name} | {' | '.join(shown_cells)} |"

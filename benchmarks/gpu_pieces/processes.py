@@ -29,7 +29,7 @@ def losses(day: Day, name: str) -> list[float]:
 
 def alone(day: Day) -> dict[str, Any]:
     ropext(day, *words(day, "alone"))
-    return {"losses": ", ".join(f"{own:.5f}" for own in losses(day, "alone"))}
+    return {"losses": ", ".join(f"{loss:.5f}" for loss in losses(day, "alone"))}
 
 
 def launched(day: Day, name: str) -> dict[str, Any]:
@@ -46,8 +46,8 @@ def launched(day: Day, name: str) -> dict[str, Any]:
         launch += ["--parallelism_config_dp_shard_size", str(count // shared)]
     if day.dry and name != "ddp":
         _, said = command(day, [*launch, "-m", "ropext", *words(day, name)], ends=1)
-        asked = "launched with FSDP, but on a CPU"
-        if asked not in said:
+        refusal = "launched with FSDP, but on a CPU"
+        if refusal not in said:
             raise RuntimeError(said)
         raise LeftOut("refused, as it should be: accelerate gives FSDP to GPUs alone")
     ropext(day, *words(day, name), launch=launch)

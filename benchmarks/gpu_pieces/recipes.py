@@ -13,7 +13,7 @@ RECIPES = {"llama3-8b-128k": LLAMA, "qwen2.5-7b-128k": QWEN2}
 
 def recipe(day: Day, name: str, shape: str) -> dict[str, Any]:
     data = texts(day, cut(day, TARGET), 4)
-    lengths = [cut(day, own) for own in (8192, TARGET)]
+    lengths = [cut(day, tokens) for tokens in (8192, TARGET)]
     words = [
         *(f"model={checkpoint(day, shape)}", f"evaluate.data={data}", "evaluate.max_docs=1"),
         *("evaluate.items=1", "evaluate.depths=0.5", f"evaluate.lengths={lengths[0]},{lengths[1]}"),

@@ -26,9 +26,9 @@ def texts(day: Day, name: str) -> str:
     """The folder of that name; the bundled documents where the bundled model stands in."""
     if day.model == STAND_IN:
         return "ropext://tuning" if name == "tuning" else "ropext://held-out"
-    own = day.data / name if day.data else None
-    if own and own.is_dir():
-        return str(own)
+    folder = day.data / name if day.data else None
+    if folder and folder.is_dir():
+        return str(folder)
     if name == CODE:  # packages of Python's library
         made = day.work / CODE
         words = [sys.executable, str(ROOT / "scripts/real_model.py"), "--code", str(made)]
@@ -53,11 +53,11 @@ def tune(day: Day, factor: int) -> dict[str, Any]:
             *("--steps", str(steps), "--batch-tokens", str(batch), "--save-every", "20"),
             *("--retrieval-share", "0.2", "--keep-short", "1", "--eval-documents", "0"),
         )
-    told = json.loads((place / "training/losses.json").read_text("utf-8"))["tuned"]
+    losses = json.loads((place / "training/losses.json").read_text("utf-8"))["tuned"]
     return {
-        "steps": len(told),
-        "first loss": told[0]["loss"],
-        "last loss": told[-1]["loss"],
+        "steps": len(losses),
+        "first loss": losses[0]["loss"],
+        "last loss": losses[-1]["loss"],
         "said": (place / "training/used.log").read_text("utf-8").strip(),
     }
 
@@ -79,11 +79,13 @@ def keys(day: Day, factor: int) -> dict[str, Any]:
         *("eval", str(place), "--tasks", "passkey,mkey", "--lengths", str(length)),
         *("--items", str(items), "-o", str(day.work / f"keys-{factor}x"), "--json"),
     )
-    found = json.loads(said)["variants"]["tuned"]["metrics"]
-    shares = [found[f"{task}@{length}"] for task in ("passkey", "mkey")]
-    share = sum(own["value"] * own["n"] for own in shares) / sum(own["n"] for own in shares)
+    metrics = json.loads(said)["variants"]["tuned"]["metrics"]
+    shares = [metrics[f"{task}@{length}"] for task in ("passkey", "mkey")]
+    share = sum(value["value"] * value["n"] for value in shares) / sum(
+        value["n"] for value in shares
+    )
     return {
-        "questions": sum(own["n"] for own in shares),
+        "questions": sum(value["n"] for value in shares),
         "share of keys found": at_least(share, 0.95),
     }
 
@@ -132,7 +134,7 @@ def judge(day: Day, factor: int, name: str) -> dict[str, Any]:
     return {
         "documents": len(documents),
         "tuned minus control, far half, nats": at_most(far.value, 0 if name == CODE else 0.005),
-        "its 95 % interval": far.ci95 and ", ".join(f"{own:+.4f}" for own in far.ci95),
+        "its 95 % interval": far.ci95 and ", ".join(f"{bound:+.4f}" for bound in far.ci95),
         "tuned minus base, far half, nats": judge.change(readings[TUNED], readings[BASE]).value,
         "control minus base, far half, nats": judge.change(readings[CONTROL], readings[BASE]).value,
         "short tax, nats": at_most(tax.value, 0.01),

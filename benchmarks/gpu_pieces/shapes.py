@@ -86,5 +86,5 @@ def texts(day: Day, tokens: int, count: int) -> str:
             made, text = [*made, text[:size]], ""
         if len(made) == count:
             break
-    place.write_text("".join(json.dumps({"text": own}) + "\n" for own in made), "utf-8")
+    place.write_text("".join(json.dumps({"text": text}) + "\n" for text in made), "utf-8")
     return str(place)

@@ -29,9 +29,9 @@ def bare_seconds(model: Any, tokens: int) -> float:
         hidden = model.base_model(inputs_embeds=embedded, use_cache=False).last_hidden_state
         hidden.backward(torch.ones_like(hidden))
 
-    found = statistics.median(seconds_of(work, ROUNDS))
+    seconds = statistics.median(seconds_of(work, ROUNDS))
     model.gradient_checkpointing_disable()
-    return found
+    return seconds
 
 
 def lora(day: Day, tokens: int, window: int = 0) -> dict[str, Any]:
@@ -64,10 +64,10 @@ def beside_plain(day: Day, tokens: int) -> dict[str, Any]:
     from finetune_gpu import ONE_BILLION, TINY, compare
 
     run = Run(cut(day, tokens), steps=STEPS, device=day.device)
-    found = compare(TINY if day.dry else ONE_BILLION, run)
+    figures = compare(TINY if day.dry else ONE_BILLION, run)
     ratio, peak = "tokens a second, ropext over plain", "peak above the weights, ropext, GiB"
-    plain = found["peak above the weights, plain, GiB"]
-    return found | {ratio: at_least(found[ratio], 1), peak: at_most(found[peak], plain)}
+    plain = figures["peak above the weights, plain, GiB"]
+    return figures | {ratio: at_least(figures[ratio], 1), peak: at_most(figures[peak], plain)}
 
 
 def qlora(day: Day, tokens: int) -> dict[str, Any]:
@@ -106,8 +106,8 @@ def resumed(day: Day) -> dict[str, Any]:
             log = output.with_name("log.txt")
             if start(model, output, log, SHORT).wait():
                 raise RuntimeError(log.read_text("utf-8"))
-            told = json.loads((output / "training/losses.json").read_text("utf-8"))
-            losses.append([step["loss"] for step in told["tuned"]])
+            written = json.loads((output / "training/losses.json").read_text("utf-8"))
+            losses.append([step["loss"] for step in written["tuned"]])
     apart = max(abs(a - b) for a, b in zip(*losses, strict=True))
     return {"steps": len(losses[0]), "largest difference of a step's loss": at_most(apart, 1e-5)}
 
