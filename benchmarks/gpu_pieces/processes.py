@@ -40,8 +40,8 @@ def launched(day: Day, name: str) -> dict[str, Any]:
     count = 2 if day.dry else torch.cuda.device_count()
     launch = ["-m", "accelerate.commands.launch", "--config_file", str(config(name))]
     launch += ["--num_processes", str(count), "--main_process_port", "0"]
+    shared = 2 if name == "fsdp2_cp" and count % 2 == 0 else 1
     if name == "fsdp2_cp":
-        shared = 2 if count % 2 == 0 else 1
         launch += ["--parallelism_config_cp_size", str(shared)]
         launch += ["--parallelism_config_dp_shard_size", str(count // shared)]
     if day.dry and name != "ddp":
@@ -55,7 +55,11 @@ def launched(day: Day, name: str) -> dict[str, Any]:
         alone(day)
     both = zip(losses(day, name), losses(day, "alone"), strict=True)
     apart = max(abs(a - b) for a, b in both)
-    return {"processes": count, "largest difference of a step's loss": at_most(apart, 1e-5)}
+    return {
+        "processes": count,
+        "of them share a row": shared,
+        "largest difference of a step's loss": at_most(apart, 1e-5),
+    }
 
 
 def cases(day: Day) -> dict[str, Case]:
