@@ -143,9 +143,9 @@ def test_the_page_of_a_dry_run_claims_nothing_and_shows_what_failed(clone, tmp_p
     call(clone, "--dry-run", "-o", tmp_path / "out", "--only", "correctness")
     page = call(clone, "--page", tmp_path / "out")
     assert "**No GPU has run this yet.**" in page
-    assert "| right | goes through | | | |" in page
-    assert "| out | left out: no such thing here | | | |" in page
-    assert "| wrong | **failed** (below) | | | |" in page
+    assert "| right | goes through |" in page
+    assert "| out | left out: no such thing here |" in page
+    assert "| wrong | **failed** (below) |" in page
     assert "ValueError: wrong on purpose\n```" in page
     assert "torch " in page
     assert "small" not in page

@@ -9,7 +9,8 @@ from gpu_pieces import PIECES, Day
 Line = dict[str, Any]
 NO_GPU = """**No GPU has run this yet.** What stands here is the dry run: every piece on a CPU,
 with tiny shapes in the place of the published ones. It shows that the command goes through, and
-says nothing about speed, memory or quality.
+says nothing about speed, memory or quality. What a CPU cannot execute (CUDA's kernels, flash,
+bitsandbytes, FSDP) is left out.
 
     python benchmarks/gpu_day.py --dry-run -o OUT
 """
@@ -65,7 +66,10 @@ def _run(lines: Sequence[Line]) -> Iterator[str]:
     yield f"{versions}. {len(lines)} cases in {seconds / 60:.0f} minutes.\n"
     for piece in PIECES:
         if cases := [line for line in lines if line["piece"] == piece.name]:
-            yield f"### {piece.title}\n\n| case | figure | | goal | |\n|---|---|---|---|---|"
+            head = "| case | on a CPU |\n|---|---|"
+            if not here["dry"]:
+                head = "| case | figure | | goal | |\n|---|---|---|---|---|"
+            yield f"### {piece.title}\n\n{head}"
             for line in cases:
                 yield from _rows(line)
             yield ""
@@ -78,7 +82,8 @@ def _rows(line: Line) -> Iterator[str]:
     case, figures = line["case"], line.get("figures", {})
     if not figures or line["dry"]:
         outcome = "goes through" if figures else f"left out: {line.get('left_out')}"
-        yield f"| {case} | {'**failed** (below)' if 'error' in line else outcome} | | | |"
+        outcome = "**failed** (below)" if "error" in line else outcome
+        yield f"| {case} | {outcome} |{'' if line['dry'] else ' | | |'}"
         return
     for name, figure in figures.items():
         cells = (figure, "", "")
