@@ -11,18 +11,19 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FAKES = {
     "correctness": """
-from pathlib import Path
+import gpu_pieces
 from gpu_pieces import LeftOut, at_most
 def cases(day):
     def wrong():
         with (day.out / "wrong").open("a") as file:
             file.write("x")
+        gpu_pieces.spoilt = True
         raise ValueError("wrong on purpose")
     def out():
         raise LeftOut("no such thing here")
     return {
         "right": lambda: {"three": 3, "small": at_most(1.0, 2), "large": at_most(3.0, 2)},
-        "wrong": wrong, "out": out, "after": lambda: {"four": 4},
+        "wrong": wrong, "out": out, "after": lambda: {"four": 4 / (not hasattr(gpu_pieces, "spoilt"))},
     }
 """,
     "evaluation": """
