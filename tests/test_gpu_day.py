@@ -23,7 +23,8 @@ def cases(day):
         raise LeftOut("no such thing here")
     return {
         "right": lambda: {"three": 3, "small": at_most(1.0, 2), "large": at_most(3.0, 2)},
-        "wrong": wrong, "out": out, "after": lambda: {"four": 4 / (not hasattr(gpu_pieces, "spoilt"))},
+        "wrong": wrong, "out": out,
+        "after": lambda: {"four": 4 / (not hasattr(gpu_pieces, "spoilt"))},
     }
 """,
     "evaluation": """
@@ -67,7 +68,7 @@ def clone(tmp_path):
     text = pieces.read_text("utf-8")
     for limits in ("120, 40", "240, 60", "300, 90", "480, 100", "480, 150"):
         assert f", {limits}" in text
-        text = text.replace(f", {limits}", ", 4, 3")
+        text = text.replace(f", {limits}", ", 3, 3")
     pieces.write_text(text, "utf-8")
     for name, code in FAKES.items():
         (folder / f"gpu_pieces/{name}.py").write_text(code, "utf-8")
@@ -121,7 +122,7 @@ def test_what_fails_hangs_or_dies_is_noted_and_the_rest_goes_on(clone, tmp_path)
     printed = call(clone, "--dry-run", "-o", out)
     assert outcomes(out) == FIRST
     assert "wrong: FAILED: ValueError: wrong on purpose" in printed.replace(" (0.0 s)", "")
-    assert "hangs: FAILED: ended at its limit of 4 s" in printed
+    assert "hangs: FAILED: ended at its limit of 9 s" in printed
     assert "dies: FAILED: the process ended with 7" in printed
     assert "No module named 'no_such_module'" in (out / "log.txt").read_text("utf-8")
     assert "long: stopped; the next call goes on" in printed
