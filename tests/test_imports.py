@@ -24,7 +24,7 @@ finally:
 _TRAIN = "ropext://demo --factor 2 --data ropext://tuning --batch-tokens 1024 --steps 1"
 QUICK = {
     "inspect ropext://demo": 64,
-    "plan ropext://demo --factor 4": 76,
+    "plan ropext://demo --factor 4": 77,
     "extend ropext://demo --factor 4 --no-verify -o quick": 86,
 }
 SLOW = {
