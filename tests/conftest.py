@@ -9,8 +9,9 @@ import pytest
 LONGEST = (
     *("test_demo", "test_golden", "test_fit", "test_stock", "test_every_command", "test_auto"),
     *("test_simulated_windows", "test_whole_runs", "test_reliability", "test_finetune"),
-    *("test_finetune_kinds", "test_deciding_options", "test_strangers", "test_docs"),
-    *("test_proof", "test_proof_forward", "test_tables", "test_imports", "test_public"),
+    *("test_gpu_day", "test_finetune_kinds", "test_deciding_options", "test_strangers"),
+    *("test_docs", "test_proof", "test_proof_forward", "test_tables", "test_imports"),
+    "test_public",
 )
 
 
