@@ -266,10 +266,9 @@ def _check_files(directory: Path) -> None:
 def check_plan(plan: Plan | TablePlan) -> None:
     """A plan is finite, can be shown, and its config reads back as what was planned."""
     check_json(plan.to_json())
-    if isinstance(plan, TablePlan):
-        check_text(text.table_plan(plan))
-        return
     check_text(text.plan(plan))
+    if isinstance(plan, TablePlan):
+        return
     for warning in plan.warnings:
         if not warning.isprintable():
             raise Broken(f"unprintable warning {warning[:300]!r}")
