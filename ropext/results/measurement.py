@@ -52,7 +52,7 @@ class Measurement:
     manifest: Mapping[str, Any] = field(default_factory=dict, repr=False)
     path: Path | None = None
     resumed: int = 0
-    own_base: str = ""  # in a comparison: the label of its base, where that is shown
+    own_base: str = field(default="", repr=False)  # in a comparison, where its base is shown
 
     @property
     def readings(self) -> dict[str, Reading]:
