@@ -230,8 +230,8 @@ class SpectrumObjective(Objective):
         judged_steps = [step for step in self.steps.readings() if step <= half]
         self.back_at = max([self.history.steps, *judged_steps])
         self.note(
-            f"after {self.back_at} steps no better than {self.start}: going back to it, for the "
-            "other half with a third of the learning rate"
+            f"after {self.back_at} steps not surely better than {self.start}: going back to it, "
+            "for the other half with a third of the learning rate"
         )
         self.history = self._train_from(self.start, slower=True)
 
@@ -360,7 +360,7 @@ class SpectrumObjective(Objective):
 
         if not readings:
             return keep_start("nothing was found to judge")
-        step = min(readings, key=lambda number: judge.objective(readings[number]))
+        step = judge.lowest(readings, before)
         # Once more, by stock arithmetic from the config that is written.
         plan = self._apply(self.space(self.start).method, self.steps.knobs(step))
         self.say(f"reading them by the spectrum of step {step}, as its config says")

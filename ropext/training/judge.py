@@ -151,8 +151,17 @@ class Judge:
         return self.frame.difference(reading, start, self.far_half)
 
     def lower(self, reading: Reading, start: Reading) -> bool:
-        """Whether it lies below the start, in what a fit lowers and in what it is kept by."""
-        return all(of(reading) < of(start) for of in (self.objective, self.loss))
+        """Whether it lies below the start in what a fit lowers, and in what it is kept by: surely,
+        where there is an interval."""
+        if self.objective(reading) >= self.objective(start):
+            return False
+        change = self.change(reading, start)
+        return change.value < 0 if change.ci95 is None else self.better(reading, start)
+
+    def lowest(self, steps: Mapping[int, Reading], start: Reading) -> int:
+        """Return the lowest of the steps that surely beat the start; where none does, of all."""
+        sure = [step for step, reading in steps.items() if self.better(reading, start)]
+        return min(sure or steps, key=lambda step: self.objective(steps[step]))
 
     def better(self, reading: Reading, start: Reading) -> bool:
         """Whether it beats the start by more than the paired interval; never without one."""

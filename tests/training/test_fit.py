@@ -24,6 +24,7 @@ from ropext.errors import (
     UsageError,
 )
 from ropext.evaluation.forward import NanInLogits, TokenScorer
+from ropext.results.perplexity import Reading
 from ropext.results.retrieval import ItemScore
 from ropext.results.stores import Store
 from ropext.training import count_training, fit, judge, models, report, train, trainer
@@ -239,7 +240,7 @@ def test_a_fit_whose_first_half_gains_nothing_goes_back_to_its_start_and_gains(
     rates = [own["learning_rate"] for own in whole.losses]
     assert len(rates) == 8
     assert max(rates) == pytest.approx(0.8 / 3)
-    assert any("after 8 steps no better than yarn" in note for note in whole.notes)
+    assert any("after 8 steps not surely better than yarn" in note for note in whole.notes)
     assert "cost: 8 steps and 8 that were given up, 32,768 tokens" in report.fit_result(whole)
 
 
@@ -603,6 +604,22 @@ def test_a_model_that_answers_nothing_is_not_asked_at_the_target(base, stories, 
 
 def score(index, exact):
     return ItemScore("passkey", 255, 0.5, index, 1.0, 5, exact, f"{index}", (1,), (1,))
+
+
+def test_of_the_steps_that_surely_beat_the_start_the_lowest_is_taken():
+    """One that is lower in the mean, and not surely, neither counts nor keeps a fit from going
+    back; where no step is surely better the lowest is told of."""
+    own = judge.judge_of((), (64, 256), 0)
+
+    def read(gains):
+        return Reading("", {256: [np.full(256, 2.0 - gain, np.float32) for gain in gains]})
+
+    start, sure, surer = (read([gain, gain + 0.004] * 4) for gain in (0, 0.02, 0.03))
+    hoped, harm = read([0.4, -0.2] * 4), read([-0.1] * 8)
+    assert own.loss(hoped) < own.loss(surer) < own.loss(start)
+    assert own.lowest({5: sure, 10: hoped, 15: surer, 20: harm}, start) == 15
+    assert own.lowest({5: harm, 10: hoped}, start) == 10
+    assert [own.lower(reading, start) for reading in (sure, hoped, harm)] == [True, False, False]
 
 
 def test_a_fit_that_answers_surely_fewer_questions_has_lost():
