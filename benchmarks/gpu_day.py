@@ -46,7 +46,7 @@ def install(wheels: Path, site: Path) -> None:
     """Unpack the wheels of a folder for this run alone."""
     how = ["--no-index", "--no-deps", "--upgrade", "--target", str(site)]
     files = map(str, sorted(wheels.glob("*.whl")))
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *how, *files], check=True)
+    subprocess.run([sys.executable, "-P", "-m", "pip", "install", "-q", *how, *files], check=True)
 
 
 def check_packages() -> None:

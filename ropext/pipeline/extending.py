@@ -1,6 +1,7 @@
 """Plan, write, prove: one extended checkpoint. Nothing here imports torch."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -67,15 +68,8 @@ def extend(
 ) -> Extended:
     """Write an extended checkpoint and prove it; `options` are the fields of options.Extend."""
     snapshot, plan = _read(model, output, options, revision)
-    try:
+    with _or_without_a_copy(plan):
         whole = snapshot if snapshot.container else with_weights(snapshot)
-    except InputError as error:
-        said, there, _ = str(error).partition(PLANNED)
-        lines = plan.overrides() if there and isinstance(plan, Plan) else ()
-        if not lines:
-            raise
-        said += "the base's own weights run so without a copy:"
-        raise InputError(f"{said}\n{serving_text(lines)}") from None
     return write_extension(whole, warned(plan, how.say), output, how)
 
 
@@ -97,8 +91,23 @@ def plan_extend(
         return plan
     is_here = snapshot.hub_id != snapshot.name or bool(snapshot.weight_files)
     if output is not None and is_here:  # else the weights are fetched first
-        check_writable(snapshot, output, link=how.link, force=how.force)
+        with _or_without_a_copy(plan):
+            check_writable(snapshot, output, link=how.link, force=how.force)
     return plan
+
+
+@contextmanager
+def _or_without_a_copy(plan: ExtensionPlan) -> Iterator[None]:
+    """Where the weights are not here, name the lines that serve the base's own weights so."""
+    try:
+        yield
+    except InputError as error:
+        said, there, _ = str(error).partition(PLANNED)
+        lines = plan.overrides() if there and isinstance(plan, Plan) else ()
+        if not lines:
+            raise
+        said += "the base's own weights run so without a copy:"
+        raise InputError(f"{said}\n{serving_text(lines)}") from None
 
 
 def _read(
