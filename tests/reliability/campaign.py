@@ -136,16 +136,23 @@ def _draw_less() -> None:
     Figure.savefig = savefig  # type: ignore[method-assign]
 
 
-def prove_here(directories: Any, *, text_paths: Any = None, tensors: bool = True, **_: Any) -> Any:
-    """The proof's own code in this process: a fresh interpreter for each kill would take hours."""
+def prove_here(
+    directories: Any, *, text_paths: Any = None, forwards: Any = (), tensors: bool = True, **_: Any
+) -> Any:
+    """The proof's own code in this process: a fresh interpreter for each kill would take hours.
+    Its forward pass is left out; the base is built."""
     import transformers
 
     from ropext.proof import child
 
     job = {"tensors": tensors, "trust_remote_code": False}
     out = []
-    for directory, path in zip(directories, text_paths or [()] * len(directories), strict=True):
+    paths = text_paths or [()] * len(directories)
+    wanted = [*forwards, *[None] * len(directories)][: len(directories)]
+    for directory, path, forward in zip(directories, paths, wanted, strict=True):
         entry = {"directory": str(directory), "text_path": list(path)}
+        if forward is not None and forward[0].read is not None:
+            entry |= {"base": forward[0].base, "base_context": forward[0].read.context}
         built = child.build(job, entry)
         about = {"directory": str(directory), "transformers": transformers.__version__}
         out.append(about | built | {"error": None})
