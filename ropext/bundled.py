@@ -34,8 +34,8 @@ DATA = {
 
 OLLAMA, LISTED = "ollama:", 8  # names shown of a longer list
 OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")  # where it runs as a service on Linux
-# [HOST/][NAMESPACE/]MODEL[:TAG], each part as Ollama allows it.
 _BESIDE = re.compile(r"mmproj|.*-(?!00001)\d{5}-of-\d{5}\.gguf")  # no model's first file
+# [HOST/][NAMESPACE/]MODEL[:TAG], each part as Ollama allows it.
 _PULLED = re.compile(r"(?:[A-Za-z0-9][\w.-]*/){0,2}[A-Za-z0-9][\w.-]*(?::\w[\w.-]*)?", re.ASCII)
 
 

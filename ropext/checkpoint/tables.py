@@ -243,7 +243,7 @@ def compare_tables(
         made = grown(b"".join(before), table.dtype, growth)
         if not trained and made != b"".join(after):
             step = len(after[0])
-            row = next(i for i, row in enumerate(after) if row != made[i * step : (i + 1) * step])
+            row = next(i for i, it in enumerate(after) if it != made[i * step : (i + 1) * step])
             said = f"row {row - offset} of {table.name} is not what the old rows give"
             raise ProofFailed(f"proof: {said}")
     return {

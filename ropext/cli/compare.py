@@ -34,7 +34,7 @@ def command(
     from ropext.table import as_text
 
     # Shells of Windows hand a pattern on as it stands.
-    runs = [place for run in runs for place in ("*" in run and sorted(glob(run))) or [run]]
+    runs = [path for run in runs for path in (sorted(glob(run)) if "*" in run else []) or [run]]
     wanted = [gates.parse_gate(text) for text in fail_if or ()]
     others = [gates.split_spec(gate.run)[0] for gate in wanted if gate.run]
     guard.check({"--fail-if": others}, {"--output": output})

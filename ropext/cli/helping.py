@@ -40,9 +40,10 @@ class Grouped(TyperCommand):
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             is_argument = parameter.param_type_name == "argument"
-            first = (
-                is_argument or parameter.name in _FIRST or parameter.name in ("help", "help_all")
-            )
+            is_help = parameter.name in ("help", "help_all")  # by the order of a set
+            if is_help and record is not None:
+                record = ("-h, --help", record[1])  # the other name stands under "More"
+            first = is_argument or is_help or parameter.name in _FIRST
             if record is not None and (first or self.everything):
                 panel = "Arguments" if is_argument else _PANEL.get(parameter.name, "Output")
                 sections[panel].append(record)

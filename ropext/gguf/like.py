@@ -133,24 +133,24 @@ def _same_rows(part: GgufHeader, name: str, header: Header, key: str) -> bool:
     moves; llama.cpp's turns the others of q and k."""
     from ropext.checkpoint import tables  # late: it loads numpy
 
-    held, own = part.tensor(name), header.tensors[key]
+    held, source = part.tensor(name), header.tensors[key]
     assert held is not None
     kind, count, size = TYPES.get(held.kind, ("", 1, 0))
     # Measured on seven quantisations of SmolLM2: less than half of that.
     allowed = min(0.4, max(0.01, 8 * 2 ** (-8 * size / count)))
-    if held.shape[::-1] != own.shape or 8 * size < LEAST_BITS * count:
+    if held.shape[::-1] != source.shape or 8 * size < LEAST_BITS * count:
         return True
-    if own.dtype not in tables.FLOATS and own.dtype != "BF16":
+    if source.dtype not in tables.FLOATS and source.dtype != "BF16":
         return True  # packed by a quantiser of its own
     start, end = header.part(key)
-    width, step = held.size // own.shape[0], (end - start) // own.shape[0]
-    for row in (0, own.shape[0] - 1):
+    width, step = held.size // source.shape[0], (end - start) // source.shape[0]
+    for row in (0, source.shape[0] - 1):
         raw = part.read(part.data + held.offset + row * width, width)
         is_float = kind in tables.FLOATS or kind == "BF16"
         a = tables.decoded(raw, kind) if is_float else tables.quantised_row(raw, held.kind)
         with header.path.open("rb") as stream:
             stream.seek(start + row * step)
-            b = tables.decoded(stream.read(step), own.dtype)
+            b = tables.decoded(stream.read(step), source.dtype)
         if a is not None and ((a - b) ** 2).sum() > allowed**2 * (b**2).sum():
             return False
     return True

@@ -184,9 +184,9 @@ def prove(
         trust_remote_code=trust_remote_code,
     )
     read = forward.read if forward is not None else None
-    own, known = ((), ()) if read is None else (promised(read), promised(read, stock=True))
+    base, known = ((), ()) if read is None else (promised(read), promised(read, stock=True))
     try:
-        return compare(built, sites, read=own, known=known)
+        return compare(built, sites, read=base, known=known)
     except ProofFailed as failed:
         failed.changed = built.get("base", {}).get("changed")
         raise

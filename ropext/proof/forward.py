@@ -76,7 +76,7 @@ def _each(value: Any, change: Any) -> Any:
 
 
 def narrow(config: Any, layers: int, count: int, heads_too: bool) -> Any:
-    """The same config with `kept` layers, few tokens and experts, and narrow feed-forwards."""
+    """The same config with `count` layers, few tokens and experts, and narrow feed-forwards."""
     values = config.to_dict()
     names = dict(getattr(config, "attribute_map", {}))
     hidden_key = names.get("hidden_size", "hidden_size")
@@ -351,7 +351,7 @@ def forward(
         parts = [owner(model, child.text_config(model.config, path)) for _, model in built]
         text, base_text, part = texts[0], texts[1] if len(texts) > 1 else None, parts[0]
         count = text.num_hidden_layers
-        stacks = [layers_of(part, count) for part in parts]
+        stacks = [layers_of(one, count) for one in parts]
         chosen = first_of_each_kind(*map(kinds, stacks, texts))
         last: Exception | None = None
         for heads_too in (True, False):

@@ -42,12 +42,12 @@ def _function(name: str) -> Callable[[Rope, float], Any]:
     here = os.getcwd()
     sys.path.append(here)  # last: a folder here called `datasets` is not the library
     try:
-        found: Callable[[Rope, float], Any] = getattr(importlib.import_module(module), attribute)
+        code: Callable[[Rope, float], Any] = getattr(importlib.import_module(module), attribute)
     finally:
         sys.path.reverse()
         sys.path.remove(here)
         sys.path.reverse()
-    return found
+    return code
 
 
 def _numbers(result: Any) -> tuple[tuple[float, ...], float]:
