@@ -35,7 +35,7 @@ def tuned(
     """Extend once per method and factor, fine-tune, give the numbers at the target."""
     extended = folder / f"{method}-{factor}x"
     if not extended.exists():
-        ropext.extend(str(model), extended, method=method, factor=factor, prove=False)
+        ropext.extend(str(model), extended, method=method, factor=factor, no_verify=True)
     done = train(
         "finetune",
         extended,

@@ -104,7 +104,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.folder) as name:
         extended = Path(name) / "extended"
-        extend("ropext://demo", extended, method="yarn", factor=4, prove=False)
+        extend("ropext://demo", extended, method="yarn", factor=4, no_verify=True)
         broken = Path(name) / "broken" / "out"
         broken.parent.mkdir()
         print("| killed | last said |\n|---|---|")

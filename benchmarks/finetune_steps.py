@@ -203,7 +203,7 @@ def main() -> None:
         make_llama(books[:third], place)
     extended = given.work / f"{place.name}-{FACTOR}x"
     if not extended.exists():
-        ropext.extend(str(place), extended, method="yarn", factor=FACTOR, prove=False)
+        ropext.extend(str(place), extended, method="yarn", factor=FACTOR, no_verify=True)
     tokenizer = hf.AutoTokenizer.from_pretrained(place)
     if given.data is None:
         texts, judging = (texts_of(DATA[f"ropext://{name}"]) for name in ("tuning", "held-out"))

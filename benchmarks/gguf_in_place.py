@@ -102,7 +102,7 @@ def forms(engine: str, count: int) -> None:
         for number, options in enumerate(FORMS.values()):
             file, directory = room / f"{number}.gguf", room / str(number)
             ropext.extend(str(base), file, factor=TARGET / CONTEXT, **options)
-            ropext.extend(str(DEMO), directory, factor=TARGET / CONTEXT, prove=False, **options)
+            ropext.extend(str(DEMO), directory, factor=TARGET / CONTEXT, no_verify=True, **options)
             files.append(file)
             directories.append(directory)
         by_llama = losses(engine, "read_llama_cpp.py", rows, [base, *files])

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 import ropext
 from ropext.evaluation.session import evaluate
 from ropext.options.evaluate import Evaluate
-from ropext.options.extend import Choosing, Extend
+from ropext.options.extend import Choosing, Extend, Writing
 from ropext.options.fields import PLACES, item_of
 from ropext.options.training import Finetune, Fit
 
@@ -29,8 +29,8 @@ HEAD = """\
 # ruff: noqa
 """
 OPTIONS = {
-    "evaluate": (Evaluate,), "extend": (Extend, Choosing), "finetune": (Finetune,), "fit": (Fit,),
-    "patch": (Extend,), "plan": (Extend,),
+    "evaluate": (Evaluate,), "extend": (Extend, Writing, Choosing), "finetune": (Finetune,),
+    "fit": (Fit,), "patch": (Extend,), "plan": (Extend,),
 }  # fmt: skip
 # Of the functions that take the arguments of another.
 PASSED_ON = {
@@ -40,7 +40,6 @@ ALWAYS = {
     "Literal": "from typing import Literal",
     "Sequence": "from collections.abc import Sequence",
     "TextsOrPlace": "from ropext.options.fields import TextsOrPlace",
-    "Link": "from ropext.options.fields import Link",
     "Gate": "from ropext.results.gates import Gate",
 }
 

@@ -452,8 +452,8 @@ def files(tmp_path_factory) -> Path:
 def by_directory(tmp_path_factory) -> dict[str, endpoint.Reference]:
     """What stock transformers computes from directories: the file's own source, never the file."""
     room = tmp_path_factory.mktemp("directories")
-    ropext.extend(str(DEMO), room / "yarn", factor=4.0, method="yarn", prove=False)
-    ropext.extend(str(DEMO), room / "near", target=258, method="yarn", prove=False)
+    ropext.extend(str(DEMO), room / "yarn", factor=4.0, method="yarn", no_verify=True)
+    ropext.extend(str(DEMO), room / "near", target=258, method="yarn", no_verify=True)
     own = {name: endpoint.transformers_reference(room / name) for name in ("yarn", "near")}
     return own | {"base": endpoint.transformers_reference(DEMO)}
 

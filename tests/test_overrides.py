@@ -146,7 +146,7 @@ def test_extend_without_weights_names_the_lines_that_need_none(tmp_path, capsys)
     lines = shown.partition("or without a copy")[2].splitlines()[1:]
     assert len(lines) == 4
     assert said.err.splitlines()[-4:] == lines
-    assert "`ropext plan` prints" not in said.err
+    assert "without a copy, by the lines of `ropext plan`:" in said.err
 
 
 @pytest.mark.parametrize("method", ["fp8", "awq", "compressed-tensors"])

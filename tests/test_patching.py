@@ -228,7 +228,7 @@ def test_save_writes_the_record_that_extend_writes(tmp_path: Path) -> None:
     base, out = tmp_path / "base", tmp_path / "out"
     tiny("llama", base)
     wish = {"method": "yarn", "factor": 4.0}
-    ropext.extend(str(base), out, prove=False, **wish)
+    ropext.extend(str(base), out, no_verify=True, **wish)
     model = auto_class("llama").from_pretrained(base)
     ropext.save(ropext.patch(model, **wish), tmp_path / "saved")
     saved, written = read_record(tmp_path / "saved"), read_record(out)

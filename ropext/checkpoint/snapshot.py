@@ -75,8 +75,11 @@ SMALL_SUFFIXES = (
 MODULE_FOLDER = re.compile(r"[0-9]+_\w+")
 
 FOLDER_DEPTH = 4
-PLANNED = "`ropext plan` prints the lines that serve the base's own weights so, without a copy"
 FROM_CHECKPOINT = "extend the Hugging Face checkpoint they were made from and convert the result"
+
+
+class NoWeights(InputError):
+    """A checkpoint without weights in any format."""
 
 
 @dataclass(frozen=True)
@@ -297,7 +300,7 @@ def _locate(model: str, revision: str | None, weights: bool) -> tuple[Path, str 
     if not (directory / "config.json").exists():
         raise InputError(no_config(model, hub.names(model, revision)))
     if weights and not any(directory.glob("*.safetensors")):
-        raise InputError(no_weights(model, hub.names(model, revision)))
+        raise no_weights(model, hub.names(model, revision))
     return directory, model, commit
 
 
@@ -390,20 +393,23 @@ def require_weights(snapshot: Snapshot) -> None:
             f"shards that {INDEX} names: {', '.join(missing[:3])}{more}; fetch it again"
         )
     if not snapshot.weight_files:
-        raise InputError(no_weights(snapshot.name, snapshot.left))
+        raise no_weights(snapshot.name, snapshot.left)
 
 
-def no_weights(model: str, names: Iterable[str]) -> str:
-    """The sentence for a checkpoint without safetensors, by what else is there."""
+def no_weights(model: str, names: Iterable[str]) -> InputError:
+    """What is said of a checkpoint without safetensors, by what else is there."""
     names = sorted(names)
     pickled = [name for name in names if PICKLED.fullmatch(name)]
     if pickled:
-        return (
+        return InputError(
             f"{model} holds pickled weights alone ({pickled[0]}), which ropext never opens; where "
             "you trust them, convert them with transformers: "
             "AutoModelForCausalLM.from_pretrained(MODEL).save_pretrained(DIRECTORY) writes "
             "safetensors"
         )
     if any(name.lower().endswith(".gguf") for name in names):
-        return f"{model} holds its weights as GGUF alone; {FROM_CHECKPOINT}"
-    return f"{model} has no weights: there is no .safetensors file beside config.json; {PLANNED}"
+        return InputError(f"{model} holds its weights as GGUF alone; {FROM_CHECKPOINT}")
+    return NoWeights(
+        f"{model} has no weights: there is no .safetensors file beside config.json; the base's own "
+        "weights run so without a copy, by the lines of `ropext plan`"
+    )

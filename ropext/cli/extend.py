@@ -9,9 +9,8 @@ from ropext.cli import options, plan
 from ropext.cli.output import Out
 from ropext.cli.push import Public, PushToHub, asked_push, result
 from ropext.errors import UsageError
-from ropext.options.extend import AUTO, Choosing, Extend, Writing
+from ropext.options.extend import Choosing, Extend, Writing, is_run
 from ropext.pipeline import extending
-from ropext.pipeline.extending import WriteOptions, plan_extend
 from ropext.report import text
 
 Words = Annotated[
@@ -29,15 +28,11 @@ Force = Annotated[bool, typer.Option("--force", help="replace OUT, where ropext 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="show the plan and write nothing")]
 
 
-@options.takes("writing", Writing)
-@options.takes("choosing", Choosing)
-@options.takes("given", Extend)
+@options.takes("given", Extend, Choosing, Writing)
 def command(
     out: Out,
     model: options.ModelArg,
     given: dict[str, Any],
-    choosing: dict[str, Any],
-    writing: dict[str, Any],
     words: Words = None,
     fit: Fit = None,
     evaluate: Evaluate = None,
@@ -53,26 +48,20 @@ def command(
     if output is None and not dry_run:
         raise UsageError("say where to: -o OUT (or --dry-run to see the plan)")
     push = asked_push(push_to_hub, public)
-    top = {"model": model, "revision": revision}
-    later = {"fit": fit, "finetune": given.get("finetune"), "evaluate": evaluate}
-    if words or any(later.values()) or choosing or given.get("method") == AUTO:
+    if is_run(given, words, fit, evaluate, given.get("finetune")):
         from ropext.cli import run  # late: it needs the options of all steps
         from ropext.pipeline import job
 
-        given.pop("finetune", None)
-        recipe = job.from_options(top, given | choosing | writing, later, words or ())
-        recipe = recipe.trusting(trust_remote_code)
+        top, later = {"model": model, "revision": revision}, {"fit": fit, "evaluate": evaluate}
+        recipe = job.from_options(top, given, later, words or ()).trusting(trust_remote_code)
         run.do(out, recipe, output, push, dry_run=dry_run, force=force)
         return
-    how = Writing(**writing)
+    how: dict[str, Any] = {"revision": revision, "force": force}
     if output is None or dry_run:
-        manner = WriteOptions(how.link, force)
-        made = plan_extend(model, output, given, manner, revision=revision)
+        made = extending.plan_extend(model, output, given, **how)
         plan.show(out, made)
         made.require_help()  # as the run would, which shows no plan
         return
-    manner = WriteOptions(
-        how.link, force, not how.no_verify, how.hash, trust_remote_code, sys.argv, out.say
-    )
-    done = extending.extend(model, output, given, manner, revision=revision)
+    how |= {"trust_remote_code": trust_remote_code, "command": sys.argv, "say": out.say}
+    done = extending.extend(model, output, given, **how)
     result(out, text.extended(done.plan, done.written), done, done.output, push)

@@ -303,3 +303,9 @@ class Choosing(Options):
         if self.budget is not None:
             parse_budget(self.budget)
         return self
+
+
+def is_run(options: Mapping[str, Any], *later: object) -> bool:
+    """Whether a call of `extend` is a recipe: it names later steps, or the method is chosen."""
+    chooses = options.get("method") == AUTO, *(name in options for name in Choosing.model_fields)
+    return any((*chooses, *later))

@@ -37,10 +37,10 @@ from ropext.files import read_json, read_text, write_json, write_text
 from ropext.lengths import length_text
 from ropext.narration import Hooks
 from ropext.options.evaluate import Evaluate
-from ropext.options.extend import TRAINED, parse_budget, parse_extend
+from ropext.options.extend import TRAINED, Writing, parse_budget, parse_extend
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.options.recipe import Recipe
-from ropext.pipeline.extending import WriteOptions, write_extension
+from ropext.pipeline.extending import write_extension
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.job import check_data, gates_of
 from ropext.pipeline.steps import LABELS, READ_ALWAYS, USED, section_key
@@ -504,9 +504,8 @@ class AutoChoice:
 
         with tempfile.TemporaryDirectory(prefix="ropext-choice-") as room:
             place, whole = Path(room, "model"), with_weights(prospect.snapshot)
-            write_extension(
-                whole, prospect.plans[method], place, WriteOptions("symlink", prove=False)
-            )
+            how = Writing(link="symlink", no_verify=True)
+            write_extension(whole, prospect.plans[method], place, how)
             data = prospect.recipe.finetune.data
             counted = count_training(FINETUNE, place, data, **prospect.recipe.finetuning)
         self._afford(FINETUNE, counted.tokens)

@@ -10,12 +10,13 @@ from ropext import guard, proof
 from ropext.checkpoint import Snapshot, provenance, with_weights
 from ropext.checkpoint.card import card_of
 from ropext.checkpoint.provenance import inherited_training, record_of
-from ropext.checkpoint.snapshot import INDEX, PLANNED
+from ropext.checkpoint.snapshot import INDEX, NoWeights
 from ropext.checkpoint.writing import Written, check_writable, write_checkpoint
 from ropext.errors import InputError
 from ropext.inspecting import open_model, planned
-from ropext.narration import Say, Show, silent, told_of_files
-from ropext.options.fields import Link, reads
+from ropext.narration import Say, silent, told_of_files
+from ropext.options.extend import Writing
+from ropext.options.fields import reads
 from ropext.planning import ExtensionPlan, Plan, TablePlan
 from ropext.report.text import serving_text
 
@@ -45,78 +46,67 @@ class Extended:
         }
 
 
-@dataclass(frozen=True)
-class WriteOptions:
-    """How a checkpoint is written, whatever its plan."""
-
-    link: Link = "copy"
-    force: bool = False
-    prove: bool = True
-    hash_weights: bool = False
-    trust_remote_code: bool = False
-    command: Sequence[str] = ()
-    say: Say = silent
-
-
 def extend(
     model: str,
     output: Path,
     options: Mapping[str, Any],
-    how: WriteOptions = WriteOptions(),
     *,
     revision: str | None = None,
+    say: Say = silent,
+    **how: Any,
 ) -> Extended:
-    """Write an extended checkpoint and prove it; `options` are the fields of options.Extend."""
-    snapshot, plan = _read(model, output, options, revision)
+    """Write an extended checkpoint and prove it; `options` are the fields of options.extend's
+    Extend and Writing, `how` the rest of `write_extension`."""
+    snapshot, plan, writing = _read(model, output, options, revision)
     with _or_without_a_copy(plan):
         whole = snapshot if snapshot.container else with_weights(snapshot)
-    return write_extension(whole, warned(plan, how.say), output, how)
+    return write_extension(whole, warned(plan, say), output, writing, say=say, **how)
 
 
 def plan_extend(
     model: str,
     output: Path | None,
     options: Mapping[str, Any],
-    how: WriteOptions = WriteOptions(),
     *,
     revision: str | None = None,
+    force: bool = False,
 ) -> ExtensionPlan:
     """What `extend` would write; an output that it would refuse is refused."""
-    snapshot, plan = _read(model, output, options, revision)
+    snapshot, plan, manner = _read(model, output, options, revision)
     if output is not None and snapshot.container:
         from ropext.gguf import GgufFile, writing
 
         assert isinstance(snapshot, GgufFile)
-        writing.check_writable(snapshot, output, link=how.link, force=how.force)
+        writing.check_writable(snapshot, output, link=manner.link, force=force)
         return plan
     is_here = snapshot.hub_id != snapshot.name or bool(snapshot.weight_files)
     if output is not None and is_here:  # else the weights are fetched first
         with _or_without_a_copy(plan):
-            check_writable(snapshot, output, link=how.link, force=how.force)
+            check_writable(snapshot, output, link=manner.link, force=force)
     return plan
 
 
 @contextmanager
 def _or_without_a_copy(plan: ExtensionPlan) -> Iterator[None]:
-    """Where the weights are not here, name the lines that serve the base's own weights so."""
+    """Where the weights are not here, show the lines that serve the base's own weights so."""
     try:
         yield
-    except InputError as error:
-        said, there, _ = str(error).partition(PLANNED)
-        lines = plan.overrides() if there and isinstance(plan, Plan) else ()
-        if not lines:
-            raise
-        said += "the base's own weights run so without a copy:"
-        raise InputError(f"{said}\n{serving_text(lines)}") from None
+    except NoWeights as error:
+        if isinstance(plan, Plan) and (lines := plan.overrides()):
+            raise InputError(f"{error}:\n{serving_text(lines)}") from None
+        raise
 
 
 def _read(
     model: str, output: Path | None, options: Mapping[str, Any], revision: str | None
-) -> tuple[Snapshot, ExtensionPlan]:
-    """The model and its plan; an output over, in or around what is read is refused."""
+) -> tuple[Snapshot, ExtensionPlan, Writing]:
+    """The model, its plan, and how that is written; an output over, in or around what is read is
+    refused."""
+    writing = {name: options[name] for name in Writing.model_fields if name in options}
     snapshot = open_model(model, revision=revision)
     guard.check({"MODEL": snapshot.directory, **reads(options)}, {"--output": output})
-    return snapshot, planned(snapshot, model, options)
+    wish = {name: value for name, value in options.items() if name not in writing}
+    return snapshot, planned(snapshot, model, wish), Writing(**writing)
 
 
 def warned(plan: ExtensionPlan, say: Say) -> ExtensionPlan:
@@ -128,49 +118,59 @@ def warned(plan: ExtensionPlan, say: Say) -> ExtensionPlan:
 
 
 def write_extension(
-    snapshot: Snapshot, made: ExtensionPlan, output: Path, how: WriteOptions
+    snapshot: Snapshot,
+    made: ExtensionPlan,
+    output: Path,
+    how: Writing,
+    *,
+    force: bool = False,
+    trust_remote_code: bool = False,
+    command: Sequence[str] = (),
+    say: Say = silent,
 ) -> Extended:
     """Write what a plan says, proved before it gets its name."""
-    record = record_of(made, provenance.base_of(snapshot), how.command)
-    record, show = replace(record, more=inherited_training(snapshot)), told_of_files(how.say)
-    common: dict[str, Any] = {"record": record, "link": how.link, "force": how.force}
-    common |= {"hash_weights": how.hash_weights, "show": show}
+    record = record_of(made, provenance.base_of(snapshot), command)
+    record, show = replace(record, more=inherited_training(snapshot)), told_of_files(say)
+    common: dict[str, Any] = {"record": record, "link": how.link, "force": force}
+    common |= {"hash_weights": how.hash, "show": show}
     if snapshot.container:
         from ropext.gguf import GgufFile, writing
 
         assert isinstance(snapshot, GgufFile)
         assert isinstance(made, Plan)
-        file = writing.write_gguf(snapshot, output, plan=made, prove=how.prove, **common)
+        file = writing.write_gguf(snapshot, output, plan=made, prove=not how.no_verify, **common)
         return Extended(made, file)
 
     def prove_spectrum(directory: Path) -> dict[str, Any]:
-        how.say("proving: stock transformers builds the model from the written config")
-        trusted = how.trust_remote_code
-        return proof.prove_plan(directory, made, snapshot.config, trust_remote_code=trusted)
+        say("proving: stock transformers builds the model from the written config")
+        return proof.prove_plan(
+            directory, made, snapshot.config, trust_remote_code=trust_remote_code
+        )
 
     prove: Proof = prove_spectrum
     if isinstance(made, TablePlan):
-        prove, rewriting = _with_tables(snapshot, made, how, show)
+        prove, rewriting = _with_tables(snapshot, made, trust_remote_code, say)
         common |= rewriting
     written = write_checkpoint(
         snapshot,
         output,
         config=made.config,
         card=lambda proved: card_of(made, snapshot, output.name, proved),
-        prove=prove if how.prove else None,
+        prove=None if how.no_verify else prove,
         **common,
     )
     return Extended(made, written)
 
 
 def _with_tables(
-    snapshot: Snapshot, made: TablePlan, how: WriteOptions, show: Show
+    snapshot: Snapshot, made: TablePlan, trust_remote_code: bool, say: Say
 ) -> tuple[Proof, dict[str, Any]]:
     """The proof of a checkpoint that rotates nothing, and how its files with a position table, if
     it has one, are written anew."""
     from ropext.checkpoint import tables  # late: no rotary model needs it
 
     position_tables, growth = tables.find_tables(snapshot, made.positions), made.growth
+    show = told_of_files(say)
 
     def write_anew(directory: Path) -> list[str]:
         stale = tables.grow_files(snapshot, directory, growth, position_tables, show)
@@ -178,10 +178,10 @@ def _with_tables(
         return [f"{name}: {said}" for name in stale]
 
     def prove(directory: Path) -> dict[str, Any]:
-        how.say("proving: every other tensor's bytes, then stock transformers loads the result")
+        say("proving: every other tensor's bytes, then stock transformers loads the result")
         compared = tables.compare_tables(snapshot, directory, growth, position_tables)
         return compared | proof.prove_table(
-            directory, growth.extended, trust_remote_code=how.trust_remote_code
+            directory, growth.extended, trust_remote_code=trust_remote_code
         )
 
     files = list(dict.fromkeys(table.file for table in position_tables))

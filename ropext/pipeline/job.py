@@ -8,7 +8,7 @@ from ropext import bundled, guard
 from ropext.checkpoint.provenance import scrub
 from ropext.errors import InputError, UsageError
 from ropext.files import is_path
-from ropext.options.fields import DOCUMENTS, EVALUATE, EXTEND, READ, flag, spelled
+from ropext.options.fields import DOCUMENTS, EVALUATE, EXTEND, FINETUNE, READ, flag, spelled
 from ropext.options.recipe import (
     CHOSEN,
     SECTIONS,
@@ -40,15 +40,17 @@ def read(recipe: str | Path | Mapping[str, Any] | Recipe, words: Sequence[str] =
 def from_options(
     top: Mapping[str, Any],
     extend: Mapping[str, Any],
-    later: Mapping[str, str | None],
+    later: dict[str, str | None],
     words: Sequence[str] = (),
     where: str = "the command line",
 ) -> Recipe:
-    """The recipe of a command line or call: what stands above the sections, the fields of extend,
+    """The recipe of a command line or call: what stands above the sections, the options of extend,
     and the data of each later section; `key=value` words say the rest."""
+    later = {FINETUNE: extend.get(FINETUNE)} | later
     entries: dict[Loc, Entry] = {(name,): Entry(value, where) for name, value in top.items()}
     entries[EXTEND,] = Entry({}, where)
-    entries |= {(EXTEND, spelled(name)): Entry(value, where) for name, value in extend.items()}
+    given = {name: value for name, value in extend.items() if name != FINETUNE}
+    entries |= {(EXTEND, spelled(name)): Entry(value, where) for name, value in given.items()}
     entries |= {(name, "data"): Entry(data, where) for name, data in later.items() if data}
     return _checked(make(RecipeSource(where, entries), words))
 

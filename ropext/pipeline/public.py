@@ -13,8 +13,8 @@ from ropext.checkpoint import open_snapshot, provenance
 from ropext.checkpoint.card import README
 from ropext.inspecting import open_model, planned, positions_of, read_again
 from ropext.narration import SILENT, Hooks, Say, silent
-from ropext.options.extend import AUTO, Choosing, Extend
-from ropext.options.fields import FINETUNE, FIT, Link, TextsOrPlace, as_place, reads
+from ropext.options.extend import Writing, is_run
+from ropext.options.fields import FINETUNE, FIT, TextsOrPlace, as_place, reads
 
 if TYPE_CHECKING:
     from ropext.checkpoint.push import Pushed
@@ -31,40 +31,31 @@ def extend(
     output: str | Path,
     *,
     revision: str | None = None,
-    link: Link = "copy",
     force: bool = False,
-    prove: bool = True,
-    hash_weights: bool = False,
     trust_remote_code: bool = False,
     command: Sequence[str] = (),
     say: Say = silent,
     **options: Any,
 ) -> "Extended | Ran":
-    """Write an extended checkpoint and prove it; `options` are the fields of options.extend.Extend.
+    """Write an extended checkpoint and prove it; `options` are the fields of options.extend's
+    Extend and Writing.
 
     With method="auto" the method is chosen by measuring on `data`, and all that a run did is
     returned (`Ran.raise_if_failed` turns failed gates into an error).
     """
     given = {name: value for name, value in options.items() if value is not None}
-    if options.get("method") != AUTO and not given.keys() & Choosing.model_fields.keys():
+    how: dict[str, Any] = {"force": force, "command": command, "say": say}
+    how |= {"trust_remote_code": trust_remote_code}
+    if not is_run(given):
         from ropext.pipeline import extending
 
-        how = extending.WriteOptions(
-            link, force, prove, hash_weights, trust_remote_code, command, say
-        )
-        return extending.extend(str(model), Path(output), options, how, revision=revision)
-    from ropext.options.recipe import ExtendSection
+        return extending.extend(str(model), Path(output), given, revision=revision, **how)
     from ropext.pipeline import job, running
 
     with _as_file(given.pop("data", None)) as data:
-        later = {FINETUNE: given.pop("finetune", None)}
-        known = ExtendSection.model_fields
-        Extend(**{name: given[name] for name in given if name not in known})  # refuses it
-        given |= {"link": link, "no_verify": not prove, "hash": hash_weights}
         given |= {} if data is None else {"data": data}
         top = {"model": str(model), "revision": revision}
-        recipe = job.from_options(top, given, later, where="the call").trusting(trust_remote_code)
-        return running.run(recipe, output, force=force, command=command, say=say)
+        return running.run(job.from_options(top, given, {}, where="the call"), output, **how)
 
 
 @contextmanager
@@ -126,7 +117,7 @@ def fit(
         file = Path(output) / f"{gguf.stem}-long.gguf"
         snapshot = open_model(model)
         plan = extending.warned(planned(snapshot, str(model), {"like": str(output)}), say)
-        extending.write_extension(snapshot, plan, file, extending.WriteOptions(**common))
+        extending.write_extension(snapshot, plan, file, Writing(), **common)
         provenance.relist(Path(output), file.name)
         say(f"{file} is the file with this spectrum; beside it are the weights in float32")
     return done

@@ -20,7 +20,7 @@ from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, spelled
 from ropext.options.recipe import PLAN, Recipe
-from ropext.pipeline.extending import WriteOptions, write_extension
+from ropext.pipeline.extending import write_extension
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.job import gates_of
 from ropext.planning import Plan
@@ -227,12 +227,12 @@ class Work:
         return Step(PLAN, SCHEMAS[PLAN], key, look, make, lambda: path.unlink(missing_ok=True))
 
     def _extend(self) -> Step:
-        writing, trusted = self.job.extend, self.job.source.trust_remote_code
+        writing = self.job.extend
+        how: dict[str, Any] = {"trust_remote_code": self.job.source.trust_remote_code}
+        how |= {"force": True, "command": self.command, "say": self.say}
 
         def make() -> None:
-            prove, words = not writing.no_verify, self.command
-            how = WriteOptions(writing.link, True, prove, writing.hash, trusted, words, self.say)
-            write_extension(self._whole_base, self.plan, self.checkpoint(EXTEND), how)
+            write_extension(self._whole_base, self.plan, self.checkpoint(EXTEND), writing, **how)
 
         return self._making(
             EXTEND,

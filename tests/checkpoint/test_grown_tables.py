@@ -111,7 +111,7 @@ def test_a_process_without_ropext_reads_every_position(grown):
 def test_copy_leaves_short_inputs_bit_equal(base, tmp_path):
     from transformers import AutoModelForMaskedLM
 
-    out = ropext.extend(base, tmp_path / "out", method="copy", target=80, prove=False).output
+    out = ropext.extend(base, tmp_path / "out", method="copy", target=80, no_verify=True).output
     ids = 16 + torch.arange(32)[None] % 80
     models = [AutoModelForMaskedLM.from_pretrained(place).eval() for place in (base, out)]
     with torch.no_grad():
@@ -197,7 +197,7 @@ def test_rows_between_the_old_ones_are_proved_and_a_recorded_digest_is_read(
 ):
     from ropext.checkpoint import tables
 
-    out = ropext.extend(base, tmp_path / "out", factor=4, hash_weights=True, prove=False).output
+    out = ropext.extend(base, tmp_path / "out", factor=4, hash=True, no_verify=True).output
     record = json.loads((out / "ropext.json").read_text())
     name = next(own for own, file in record["weights"].items() if TABLE in load_file(out / own))
     record["weights"][name]["sha256"] = "0" * 64

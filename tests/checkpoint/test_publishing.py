@@ -413,7 +413,7 @@ def test_a_card_that_cannot_be_written_here_is_noted_after_the_push(tmp_path):
 def test_a_dry_run_shows_the_files_and_the_card_without_a_token(tmp_path):
     import ropext
 
-    ropext.extend("ropext://demo", tmp_path / "out", method="yarn", factor=2, prove=False)
+    ropext.extend("ropext://demo", tmp_path / "out", method="yarn", factor=2, no_verify=True)
     card = tmp_path / "out/README.md"
     before = card.read_text()
     assert "pipeline('text-generation', 'out')" in before

@@ -15,7 +15,7 @@ def made(tmp_path_factory):
     import ropext
 
     folder = tmp_path_factory.mktemp("made")
-    ropext.extend("ropext://demo", folder / "long", method="yarn", factor=2, prove=False)
+    ropext.extend("ropext://demo", folder / "long", method="yarn", factor=2, no_verify=True)
     shutil.copytree(MODELS["ropext://demo"], folder / "base")
     shutil.copytree(MODELS["ropext://demo"], folder / "hollow")
     (folder / "hollow/model.safetensors").unlink()

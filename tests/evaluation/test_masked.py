@@ -56,7 +56,7 @@ def place(tmp_path_factory):
         write(path / name, kind, lambda config=config, keys=keys, **more: config(**keys, **more))
         for method in ("linear", "copy"):
             out = path / f"{name}-{method}"
-            ropext.extend(path / name, out, method=method, factor=4, prove=False)
+            ropext.extend(path / name, out, method=method, factor=4, no_verify=True)
     write_documents(path / "docs.jsonl", count=8)
     return path
 
@@ -125,7 +125,7 @@ def test_a_rotary_encoder_is_read_by_the_same_protocol(place, tmp_path):
             | own
         ),
     )
-    ropext.extend(base, tmp_path / "yarn", method="yarn", factor=4, prove=False)
+    ropext.extend(base, tmp_path / "yarn", method="yarn", factor=4, no_verify=True)
     done = evaluate(str(tmp_path / "yarn"), **asked(place))
     assert list(done.results["variants"]) == ["base", "untouched", "extended"]
     stock = AutoModelForMaskedLM.from_pretrained(base)
@@ -208,7 +208,7 @@ def test_relative_positions_told_apart_by_a_key(place):
     keys |= KEYS | {"position_biased_input": False, "max_position_embeddings": CONTEXT}
     base, out = place / "deberta", place / "deberta-long"
     write(base, DebertaV2ForMaskedLM, lambda **more: DebertaV2Config(**keys, **more))
-    ropext.extend(base, out, factor=4, prove=False)
+    ropext.extend(base, out, factor=4, no_verify=True)
     done = ropext.evaluate(out, **asked(place))
     assert list(done.results["variants"]) == ["base", "untouched", "extended"]
     old, new = (AutoModelForMaskedLM.from_pretrained(path) for path in (base, out))

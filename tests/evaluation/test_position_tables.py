@@ -34,7 +34,7 @@ def place(tmp_path_factory):
     tokenizer.save_pretrained(path / "base")
     write_documents(path / "docs.jsonl", count=8)
     for method in ("linear", "copy"):
-        ropext.extend(path / "base", path / method, method=method, factor=4, prove=False)
+        ropext.extend(path / "base", path / method, method=method, factor=4, no_verify=True)
     return path
 
 
@@ -116,7 +116,7 @@ def test_a_causal_mask_in_memory_grows_with_the_table():
 
 
 def test_a_base_whose_rows_are_not_all_there_is_the_recorded_one(place, tmp_path):
-    ropext.extend(place / "base", tmp_path / "odd", method="linear", target=80, prove=False)
+    ropext.extend(place / "base", tmp_path / "odd", method="linear", target=80, no_verify=True)
     base, own = line_up(str(tmp_path / "odd"), None, Evaluate(data="any")).variants
     assert (base.snapshot.directory, base.config) == (place / "base", None)
     assert own.snapshot.directory == tmp_path / "odd"

@@ -90,7 +90,7 @@ def test_the_table_every_paper_prints(whole):
 
 def test_in_memory_equals_the_saved_extension_and_its_recorded_base(place, whole):
     saved = place / "saved"
-    ropext.extend(str(place / "model"), saved, method="yarn", factor=4.0, prove=False)
+    ropext.extend(str(place / "model"), saved, method="yarn", factor=4.0, no_verify=True)
     done = evaluate(str(saved), **asked(place, method=None, factor=None))
     assert list(done.results["variants"]) == ["base", "untouched", "extended"]
     for name in ("tail@256", "short_tax", "gain@128", "copy_nll@256"):
@@ -109,7 +109,7 @@ def test_in_memory_equals_the_saved_extension_and_its_recorded_base(place, whole
 def without_record(place, tmp_path, method):
     """An extension whose record another program's save has dropped."""
     out = tmp_path / method
-    ropext.extend(str(place / "model"), out, method=method, factor=4.0, prove=False)
+    ropext.extend(str(place / "model"), out, method=method, factor=4.0, no_verify=True)
     (out / "ropext.json").unlink()
     return str(out)
 
@@ -152,7 +152,7 @@ def test_the_recorded_base_has_its_own_softmax_scale_too(place, tmp_path):
         first_k_dense_replace=2, n_routed_experts=4, rope_parameters=scaled,
     )  # fmt: skip
     saved = tmp_path / "saved"
-    ropext.extend(str(tmp_path / "model"), saved, method="yarn", factor=4.0, prove=False)
+    ropext.extend(str(tmp_path / "model"), saved, method="yarn", factor=4.0, no_verify=True)
     asked_for = {"data": str(place / "docs.jsonl"), "lengths": LENGTHS}
     own = evaluate(str(tmp_path / "model"), context=CONTEXT, **asked_for)
     recorded = evaluate(str(saved), **asked_for)
@@ -339,7 +339,7 @@ def test_the_base_of_an_extended_longrope_reads_its_window_with_the_set_of_that_
     write_checkpoint(short, max_position_embeddings=128, rope_parameters=rope("longrope", 2.0))
     for context in (CONTEXT, 128):
         ropext.extend(
-            str(short), long, method="pi", factor=2.0, context=context, prove=False, force=True
+            str(short), long, method="pi", factor=2.0, context=context, no_verify=True, force=True
         )
         options = {"data": str(place / "docs.jsonl"), "lengths": "64,256"}
         found = evaluate(str(long), **options)

@@ -22,7 +22,7 @@ def place(tmp_path_factory):
     write_checkpoint(path / "model")
     write_documents(path / "docs.jsonl")
     write_documents(path / "training.jsonl", count=16, seed=3)
-    ropext.extend(str(path / "model"), path / "extended", method="yarn", factor=4.0, prove=False)
+    ropext.extend(str(path / "model"), path / "extended", method="yarn", factor=4.0, no_verify=True)
     return path
 
 

@@ -213,7 +213,7 @@ def _steps(item: Input, directory: Path, room: Path, tally: Tally) -> str:
         if item.file == "config.json" and isinstance(made, Plan):
             tally.planned.append((json.loads(item.data), made))
     if item.extend:
-        options = {"prove": False, "hash_weights": True} | item.options
+        options = {"no_verify": True, "hash": True} | item.options
         done = attempt(ropext.extend, str(directory), room / "out", **options)
         if isinstance(done, RopextError):
             if (room / "out").exists():

@@ -69,7 +69,7 @@ def test_two_sets_of_factors_survive_the_record(checkpoint, tmp_path):
     done = ropext.extend(
         str(checkpoint),
         tmp_path / "out",
-        prove=False,
+        no_verify=True,
         method="longrope",
         factor=4.0,
         pair_factors=str(tmp_path / "factors.json"),
@@ -148,7 +148,7 @@ def test_a_channel_that_never_turns_is_written_into_the_record(checkpoint, tmp_p
     text = next(c for c in seeds.rotary_configs() if c["model_type"] == "lfm3")
     (checkpoint / "config.json").write_text(json.dumps(text))
     done = ropext.extend(
-        str(checkpoint), tmp_path / "out", prove=False, method="yarn", factor=4, even_so=True
+        str(checkpoint), tmp_path / "out", no_verify=True, method="yarn", factor=4, even_so=True
     )
     assert math.inf in done.plan.main.params["long_factor"]
     record = read_record(tmp_path / "out")

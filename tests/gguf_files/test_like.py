@@ -44,7 +44,7 @@ def model(tmp_path):
 
 
 def extended(base, out, **options):
-    ropext.extend(str(base), out, prove=False, **({"factor": 4.0} | options))
+    ropext.extend(str(base), out, no_verify=True, **({"factor": 4.0} | options))
     return read_record(out).sites[0].spectrum
 
 
@@ -171,7 +171,7 @@ def test_weights_that_were_trained_are_converted_first(model, tmp_path):
 def test_a_longrope_directory_says_how_it_gets_into_a_gguf(model, tmp_path):
     base, _ = model
     options = {"factor": 4.0, "method": "longrope", "pair_factors": FACTORS}
-    ropext.extend(str(base), tmp_path / "out", prove=False, **options)
+    ropext.extend(str(base), tmp_path / "out", no_verify=True, **options)
     line = "ropext extend out.gguf --like"
     assert line in (tmp_path / "out" / "README.md").read_text()
     made = inspecting.plan(str(base), **options)

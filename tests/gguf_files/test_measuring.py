@@ -51,7 +51,7 @@ def tails(model):
 def test_a_scaled_file_is_measured_as_its_directory(models, tmp_path, options):
     base, file = models
     ropext.extend(str(file), tmp_path / "long.gguf", factor=4.0, **options)
-    ropext.extend(str(base), tmp_path / "long", factor=4.0, prove=False, **options)
+    ropext.extend(str(base), tmp_path / "long", factor=4.0, no_verify=True, **options)
     one, two = tails(tmp_path / "long.gguf"), tails(tmp_path / "long")
     assert one.keys() == two.keys()
     assert one == pytest.approx(two, rel=1e-5)

@@ -403,7 +403,7 @@ def test_a_wrong_file_gets_no_name(base, tmp_path, monkeypatch, where):
 
 def test_verify_sees_what_somebody_changed(base, tmp_path):
     out = tmp_path / "long.gguf"
-    extend(base, out, method="llama3", hash_weights=True)
+    extend(base, out, method="llama3", hash=True)
     assert verifying.check_directory(out, deep=True).passed
     whole, own = out.read_bytes(), read_gguf(out)
 

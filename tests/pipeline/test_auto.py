@@ -108,8 +108,11 @@ def test_its_options_go_with_it_alone(tmp_path, monkeypatch, capsys, words):
         ({"method": "auto"}, "give --data TEXTS"),
         ({"method": "auto", "data": "missing.jsonl"}, "^the call: "),
         ({"method": "yarn", "data": HELD_OUT}, "--data goes with --method auto"),
-        ({"method": "auto", "data": HELD_OUT, "prove": False}, "a choice is a claim"),
-        ({"method": "auto", "data": HELD_OUT, "facto": 2}, "unknown option 'facto'"),
+        ({"method": "auto", "data": HELD_OUT, "no_verify": True}, "a choice is a claim"),
+        (
+            {"method": "auto", "data": HELD_OUT, "facto": 2},
+            "has no key 'facto'; did you mean factor",
+        ),
         ({"method": "auto", "data": HELD_OUT, "budget": "9tokens"}, "give that much at the least"),
     ],
 )

@@ -300,7 +300,7 @@ def test_the_dry_run_says_of_each_stage_what_its_options_ask_for(tmp_path):
 def test_the_dry_run_says_the_warnings_of_the_plan_and_writes_no_log(tmp_path):
     from ropext.pipeline import counting, job
 
-    ropext.extend("ropext://demo", "long", method="yarn", factor=2, prove=False)
+    ropext.extend("ropext://demo", "long", method="yarn", factor=2, no_verify=True)
     said = []
     wish = {"model": "long", "extend": {"factor": 2, "even_so": True}}
     counting.count(job.read(wish), tmp_path / "out", said.append)

@@ -44,7 +44,7 @@ def prepare(folder: Path) -> Path:
     inputs = folder / "inputs of the campaign, read only ü"
     inputs.mkdir(parents=True)
     write_checkpoint(inputs / "base")
-    ropext.extend(str(inputs / "base"), inputs / "ext", method="yarn", factor=2, prove=False)
+    ropext.extend(str(inputs / "base"), inputs / "ext", method="yarn", factor=2, no_verify=True)
     write_documents(inputs / "train.jsonl", count=12, words=90, seed=1)
     write_documents(inputs / "eval.jsonl", count=3, words=120)
     recipe = {

@@ -19,7 +19,7 @@ def inputs(tmp_path_factory):
 
 
 def extended(inputs, out):
-    ropext.extend(str(inputs / "base"), out, method="yarn", factor=2, prove=False, force=True)
+    ropext.extend(str(inputs / "base"), out, method="yarn", factor=2, no_verify=True, force=True)
 
 
 def evaluated(inputs, out):

@@ -33,7 +33,7 @@ def extended(base):
     import ropext
 
     output = base.parent / "extended"
-    ropext.extend(str(base), output, method="yarn", factor=4, prove=False)
+    ropext.extend(str(base), output, method="yarn", factor=4, no_verify=True)
     return output
 
 

@@ -127,7 +127,7 @@ def test_trained_embeddings_of_a_tied_head_are_what_stock_and_config_read(
     write_tokenizer(base)
     rotary = model_type == "falcon"
     how = {"method": "yarn"} if rotary else {"method": "linear"}
-    ropext.extend(base, extended, factor=4, prove=False, **how)
+    ropext.extend(base, extended, factor=4, no_verify=True, **how)
     words = ("--steps", "4", "--learning-rate", "0.01", "--train-embeddings", "-o", str(out))
     words += () if rotary else ("--train", "lora")
     done = subprocess.run(

@@ -264,7 +264,7 @@ def test_where_no_step_is_surely_better_the_start_is_written_and_said_so(tmp_pat
     assert done.numbers["fitted"]  # measured and shown all the same
     yarn = tmp_path / "yarn"
     wish = {"method": "yarn", "factor": 2, "context": 128}
-    ropext.extend(str(DEMO / "checkpoint"), yarn, prove=False, **wish)
+    ropext.extend(str(DEMO / "checkpoint"), yarn, no_verify=True, **wish)
     written = (tmp_path / "out" / "config.json").read_bytes()
     assert written == (yarn / "config.json").read_bytes()
     record = json.loads((tmp_path / "out" / "ropext.json").read_text())

@@ -47,7 +47,7 @@ def place(tmp_path_factory):
     RobertaForMaskedLM(config).save_pretrained(path / "roberta")
     for name, method in (("bert", "copy"), ("roberta", "linear")):
         tokenizer.save_pretrained(path / name)
-        ropext.extend(path / name, path / f"{name}-long", method=method, factor=4, prove=False)
+        ropext.extend(path / name, path / f"{name}-long", method=method, factor=4, no_verify=True)
     words, rng = (
         np.array(["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog"]),
         np.random.default_rng(0),
@@ -176,7 +176,7 @@ def test_short_windows_go_with_long_rows(place):
 def test_what_fills_in_nothing_is_refused(place, tmp_path):
     BertModel.from_pretrained(place / "bert").save_pretrained(tmp_path / "body")
     wrapping_tokenizer().save_pretrained(tmp_path / "body")
-    ropext.extend(tmp_path / "body", tmp_path / "long", factor=2, prove=False)
+    ropext.extend(tmp_path / "body", tmp_path / "long", factor=2, no_verify=True)
     with pytest.raises(
         UnsupportedModel, match=r"has no head that predicts masked tokens .BertModel"
     ):

@@ -43,7 +43,7 @@ def place(tmp_path_factory):
     GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **keys)).save_pretrained(path / "gpt2")
     for name, method in (("opt", "linear"), ("gpt2", "copy")):
         tokenizer.save_pretrained(path / name)
-        ropext.extend(path / name, path / f"{name}-long", method=method, factor=4, prove=False)
+        ropext.extend(path / name, path / f"{name}-long", method=method, factor=4, no_verify=True)
     words, rng = (
         np.array(["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog"]),
         np.random.default_rng(0),
@@ -147,7 +147,7 @@ def test_what_has_no_new_rows_is_refused(place, tmp_path):
         ropext.finetune(rotary(tmp_path), place / "data.jsonl", tmp_path / "x", train="new-rows")
     with pytest.raises(InputError, match="was not extended by ropext"):
         ropext.finetune(place / "gpt2", place / "data.jsonl", tmp_path / "x")
-    ropext.extend(place / "gpt2", tmp_path / "odd", method="linear", target=80, prove=False)
+    ropext.extend(place / "gpt2", tmp_path / "odd", method="linear", target=80, no_verify=True)
     with pytest.raises(InputError, match="of 32 old rows 16 are in its table"):
         ropext.finetune(tmp_path / "odd", place / "data.jsonl", tmp_path / "x")
 

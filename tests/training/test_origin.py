@@ -40,7 +40,7 @@ def test_a_scaled_config_is_read_as_the_record_that_is_lost(base, extended, lost
 
 def test_no_advice_extends_what_is_extended(base, tmp_path):
     out = tmp_path / "linear"
-    ropext.extend(str(base), out, method="pi", factor=4, prove=False)
+    ropext.extend(str(base), out, method="pi", factor=4, no_verify=True)
     (out / "ropext.json").unlink()
     with pytest.raises(InputError, match="leaves open from how many tokens") as said:
         open_origin(str(out))

@@ -137,7 +137,7 @@ def test_what_is_made_of_it_knows_it_too(tuned, data, tmp_path):
     """Extended again, and fitted: the record of each has what was trained on before."""
     _, output, _ = tuned
     wide = tmp_path / "wide"
-    ropext.extend(str(output), str(wide), method="pi", factor=2, prove=False)
+    ropext.extend(str(output), str(wide), method="pi", factor=2, no_verify=True)
     found = read(wide, data["again"]).results["variants"]
     assert [own["overlap"]["trained_on"] for own in found.values()] == [8, 8, 8]
     fit = count_training("fit", output, data["new"], factor=2, steps=1, packing="glued").training
