@@ -1,0 +1,149 @@
+"""SmolLM2-135M-Instruct asked for keys at 16,384 tokens: what each extension finds, by depth.
+
+    python scripts/real_model.py MODEL
+    python benchmarks/real_model_keys.py --model MODEL --books FOLDER
+    python benchmarks/real_model_keys.py --table [--plot docs/images/real-model-keys.png]
+
+A haystack is a run of 16,384 tokens of FOLDER's books that holds eight named four-digit keys, at
+eight depths (the task `mkey`); each key is asked for. All variants are asked the same questions.
+`window` is the base in its 8,192 tokens, in the middle of its depths: the ceiling.
+`truncated` is the base that reads the last 8,192 tokens of the long text: the line to beat.
+Every haystack is kept as soon as it is read (--cells); the same command goes on with the rest.
+"""
+
+import argparse
+import time
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from real_model import CELLS, CONTEXT, UNTOUCHED, Cells, Models, books_of, until
+
+from ropext import corpus
+from ropext.checkpoint import open_snapshot
+from ropext.evaluation.loading import load_tokenizer
+from ropext.evaluation.pinning import pinned
+from ropext.evaluation.reader import Reader
+from ropext.evaluation.reading import score_items
+from ropext.results.values import Bootstrap
+from ropext.tasks import Item, find_task
+from ropext.tasks.item import running_text
+
+LENGTH = 2 * CONTEXT
+DEPTHS = tuple((at + 0.5) / 8 for at in range(8))
+WINDOW, TRUNCATED = "window", "truncated"
+ORDER = (TRUNCATED, WINDOW, "yarn", "self-extend", UNTOUCHED)
+
+
+def items_of(model: str, books: Path, length: int, index: int) -> list[Item]:
+    """The questions about one haystack of running text."""
+    encoder = corpus.DocumentEncoder(load_tokenizer(open_snapshot(model), False))
+    texts = [book.ids[int(book.has_bos) :] for book in books_of(model, books, LENGTH)]
+    around = running_text([int(token) for text in texts for token in text])
+    build = find_task("mkey").build
+    return build(encoder, around, length=length, depths=DEPTHS, index=index, seed=0)
+
+
+def truncated(item: Item) -> Item:
+    """The same question behind the end of its text alone, as much as the context holds."""
+    cut = item.length - CONTEXT
+    return replace(item, prompt=item.prompt[cut:], shared=item.shared - cut, length=CONTEXT)
+
+
+def ask(models: Models, variant: str, items: list[Item]) -> dict[str, Any]:
+    """Ask one variant about one haystack."""
+    loaded, began = models.of(variant), time.process_time()
+    length = items[0].length
+    with pinned(loaded, length), torch.no_grad():
+        scores = score_items(Reader(loaded, length).scorer, items, None)
+    right = {f"{item.depth:.4f}": score.exact for item, score in zip(items, scores, strict=True)}
+    return {"right": right, "cpu_seconds": round(time.process_time() - began)}
+
+
+def measure(given: argparse.Namespace) -> None:
+    cells = Cells(given.cells, LENGTH, given.dtype)
+    checkpoints = dict(own.split("=", 1) for own in given.variants if "=" in own)
+    models = Models(given.model, LENGTH, given.dtype, checkpoints)
+    names = [own.partition("=")[0] for own in given.variants] or list(ORDER)
+    for index, variant in ((index, name) for index in range(given.haystacks) for name in names):
+        if str(index) in cells.of(variant):
+            continue
+        if given.until and datetime.now() >= given.until:
+            print("the time is over; the same command goes on")
+            return
+        length = CONTEXT if variant == WINDOW else LENGTH
+        items = items_of(given.model, given.books, length, index)
+        if variant == TRUNCATED:
+            items = [truncated(item) for item in items]
+        cell = ask(models, variant, items)
+        cells.keep(variant, str(index), cell)
+        found = sum(cell["right"].values())
+        print(f"{variant}, haystack {index}: {found} of 8, {cell['cpu_seconds']} s", flush=True)
+
+
+def shares(cells: dict[str, Any]) -> np.ndarray:
+    """Right or not: a row a haystack, a column a depth."""
+    return np.array([list(cell["right"].values()) for cell in cells.values()], dtype=float)
+
+
+def table(cells: Cells) -> str:
+    """Share of keys found, by depth; the interval is over haystacks."""
+    head = ["variant", "haystacks", "keys found", *(f"at {depth:.0%}" for depth in DEPTHS)]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    known = cells.variants()
+    for variant in sorted(known, key=lambda v: [*ORDER, *known].index(v)):
+        right = shares(cells.of(variant))
+        value = Bootstrap(0).ratio(list(right.sum(1)), [right.shape[1]] * len(right))
+        ends = value.ci95 or value.range or (value.value, value.value)
+        share = f"{value.value:.2f} ({ends[0]:.2f} to {ends[1]:.2f})"
+        row = [variant, str(len(right)), share, *(f"{one:.2f}" for one in right.mean(0))]
+        lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
+def picture(cells: Cells, path: Path) -> None:
+    """Share of keys found by where they stand."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(7, 3.4), layout="constrained")
+    for variant in (name for name in cells.variants() if name != WINDOW):
+        dash = "--" if variant == TRUNCATED else "-"
+        axis.plot(DEPTHS, shares(cells.of(variant)).mean(0), dash, label=variant, marker=".")
+    ceiling = shares(cells.of(WINDOW)).mean()
+    axis.axhline(ceiling, color="0.5", lw=0.8, ls=":", label="base in its own window (mean)")
+    axis.set(xlabel="where the key stands: 0 start, 1 end", ylabel="share of keys found")
+    axis.set_ylim(-0.03, 1.03)
+    axis.set_title("SmolLM2-135M-Instruct at 16,384 tokens", loc="left", fontsize=10)
+    axis.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", help="what scripts/real_model.py wrote")
+    parser.add_argument("--books", type=Path)
+    parser.add_argument("--cells", type=Path, default=CELLS / "keys")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--haystacks", type=int, default=10)
+    parser.add_argument("--variants", nargs="+", default=[], help="these, or NAME=DIR")
+    parser.add_argument("--until", type=until, help="HH:MM after which no haystack is begun")
+    parser.add_argument("--table", action="store_true", help="print what is measured")
+    parser.add_argument("--plot", type=Path, help="draw what is measured")
+    given = parser.parse_args()
+    cells = Cells(given.cells, LENGTH, given.dtype)
+    if given.plot:
+        picture(cells, given.plot)
+    if given.table:
+        print(table(cells))
+    if not (given.table or given.plot):
+        measure(given)
+
+
+if __name__ == "__main__":
+    main()
