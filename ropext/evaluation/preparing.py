@@ -26,6 +26,7 @@ from ropext.evaluation.variants import Lineup, line_up, trained_on
 from ropext.files import CONFIG_LIMIT, read_bytes
 from ropext.lengths import doubling_grid, length_text, lengths_text, tail_tokens
 from ropext.options.evaluate import Evaluate
+from ropext.options.fields import CONTENT, NOTHING, NUMBERS
 from ropext.results.gates import Gate, Metrics, split_spec
 from ropext.results.overlap import Overlap, overlap
 from ropext.results.perplexity import MASK_STRIDE, PROTOCOLS, Frame, Protocol
@@ -46,18 +47,6 @@ from ropext.tasks.passages import KnownAnswer
 from ropext.workdir import Workdir
 
 LIBRARIES = ("ropext", "torch", "transformers", "tokenizers", "peft", "numpy")
-# What names an input or a place, and decides no number that the hashes do not decide.
-NOT_IN_KEY = (
-    "data",
-    "passages",
-    "base",
-    "adapter",
-    "device_map",
-    "slice_memory",
-    "max_document_mib",
-    "chunk",
-    "device",
-)
 # What decides the losses and answers of a variant, besides the document or the question.
 OF_EVERY_UNIT = ("schema", "masking", "context", "tokenizer_sha256", "bos", "versions")
 
@@ -91,7 +80,7 @@ class Evaluation:
             "schema": SCHEMA,
             "protocol": self.protocol.name,
             "protocol_text": self.protocol.text,
-            "settings": {k: v for k, v in dict(options).items() if k not in NOT_IN_KEY},
+            "settings": options.deciding(NUMBERS),
             "context": lineup.context,
             "lengths": list(self.frame.lengths),
             "variants": {variant.label: variant.content for variant in lineup.variants},
@@ -106,7 +95,7 @@ class Evaluation:
             decides["masking"] = asdict(reads.masking)
         about = {
             "words": list(provenance.clean_command(command)),
-            "names": {key: getattr(options, key) for key in NOT_IN_KEY}
+            "names": options.deciding(CONTENT, NOTHING)
             | {"models": {variant.label: variant.snapshot.name for variant in lineup.variants}},
         }
         return Workdir(output, "eval", decides, about)

@@ -15,11 +15,13 @@ from ropext.options.fields import (
     LARGEST_DOCUMENT,
     LONGEST_TARGET,
     Attention,
+    Content,
     Count,
     Documents,
     LargestDocument,
     Length,
     Lengths,
+    Nothing,
     Numbers,
     Options,
     Place,
@@ -48,23 +50,25 @@ class DocumentOptions(Options):
         "HOW",
     )
     max_docs: Count = wanted(32, "documents to read at most")
-    max_document_mib: LargestDocument = LARGEST_DOCUMENT
+    max_document_mib: Nothing[LargestDocument] = LARGEST_DOCUMENT
     pack: bool = wanted(False, "glue documents up to the length; the result is labelled packed")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = wanted("auto", "of the weights")
-    device: str = wanted("auto", "auto (cuda or cpu), cpu, cuda, cuda:N, mps", "NAME")
-    device_map: str | None = wanted(None, "accelerate's placement over devices, e.g. auto", "NAME")
+    device: Nothing[str] = wanted("auto", "auto (cuda or cpu), cpu, cuda, cuda:N, mps", "NAME")
+    device_map: Nothing[str | None] = wanted(
+        None, "accelerate's placement over devices, e.g. auto", "NAME"
+    )
     attn_implementation: Attention | None = wanted(None, ATTENTIONS, "NAME")
-    chunk: Annotated[Whole, Field(ge=16, le=LARGEST)] | None = wanted(
+    chunk: Nothing[Annotated[Whole, Field(ge=16, le=LARGEST)] | None] = wanted(
         None, "read in chunks of so many tokens with a KV cache [only where memory demands]"
     )
-    slice_memory: Count = wanted(256, "memory of one slice of logits, in MiB", "MIB")
+    slice_memory: Nothing[Count] = wanted(256, "memory of one slice of logits, in MiB", "MIB")
     seed: Seed = wanted(0, "seed of the choice of documents, of items and of the bootstrap")
 
 
 class Measuring(DocumentOptions):
     """What is measured; of which models, a recipe's other sections say."""
 
-    data: Documents | None = wanted(
+    data: Content[Documents | None] = wanted(
         None, "documents: txt, jsonl, parquet, a folder, or a datasets id (ID or ID:CONFIG)", "DATA"
     )
     lengths: Lengths = wanted(
@@ -80,7 +84,7 @@ class Measuring(DocumentOptions):
     haystack: Literal["repeat", "noise", "text"] = wanted(
         "repeat", "what surrounds needles of passkey, mkey and copy"
     )
-    passages: Place | None = wanted(
+    passages: Content[Place | None] = wanted(
         None, "questions and passages of qa_1, qa_2 and passages, JSONL [made-up ones]", "FILE"
     )
     chat: bool = wanted(False, "ask tasks in words through the model's chat template")
@@ -109,10 +113,10 @@ class Evaluate(Measuring):
     context: Length | None = wanted(
         None, "tokens the model was trained on, where its config misstates it"
     )
-    base: Place | None = wanted(
+    base: Content[Place | None] = wanted(
         None, "the model before extension, for the short window [the recorded one]", "MODEL"
     )
-    adapter: Place | None = wanted(
+    adapter: Content[Place | None] = wanted(
         None, "a LoRA (peft) to evaluate on top, with and without", "DIR"
     )
 

@@ -12,7 +12,9 @@ from ropext import scaling
 from ropext.errors import UsageError
 from ropext.options.fields import (
     LONGEST_TARGET,
+    Content,
     Divisors,
+    Files,
     Length,
     Link,
     Options,
@@ -275,19 +277,19 @@ def parse_budget(text: str) -> Budget:
 class Writing(Options):
     """How an extension is written."""
 
-    link: Link = wanted(
+    link: Files[Link] = wanted(
         "copy",
         "how weights get to OUT; hard and symlink share the files with the base, so that an edit "
         "in place alters both: for a cache of your own",
     )
-    no_verify: bool = wanted(False, "skip the proof by stock transformers")
-    hash: bool = wanted(False, "record a SHA-256 of every weight file")
+    no_verify: Files[bool] = wanted(False, "skip the proof by stock transformers")
+    hash: Files[bool] = wanted(False, "record a SHA-256 of every weight file")
 
 
 class Choosing(Options):
     """By what documents, and for how much work, a method is chosen."""
 
-    data: Place | None = wanted(
+    data: Content[Place | None] = wanted(
         None, "--method auto: documents to choose by; some are kept apart for the verdict", "DATA"
     )
     budget: str | None = wanted(

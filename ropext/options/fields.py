@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -46,6 +46,16 @@ def spelled(name: str) -> str:
 def flag(name: str) -> str:
     """The flag of a field."""
     return "--" + spelled(name).replace("_", "-")
+
+
+# What an option decides, and so in which keys of "done before" it stands: the numbers, where its
+# type says nothing; else files alone, written or on the way; numbers, by the content of what it
+# names; or neither.
+NUMBERS, FILES, CONTENT, NOTHING = WORDS = "numbers", "files", "content", "nothing"
+T = TypeVar("T")
+Files = Annotated[T, FILES]
+Content = Annotated[T, CONTENT]
+Nothing = Annotated[T, NOTHING]
 
 
 def wanted(default: Any, help_text: str, metavar: str | None = None, **bounds: Any) -> Any:
@@ -213,6 +223,12 @@ class Options(BaseModel):
 
         # Options in options are then checked as a part, and told with their place in the whole.
         __init__.__pydantic_base_init__ = True
+
+    def deciding(self, *words: str, **how: Any) -> dict[str, Any]:
+        """The values that decide so."""
+        kinds = {name: info.metadata for name, info in type(self).model_fields.items()}
+        decides = {name: [*filter(WORDS.__contains__, kinds[name]), NUMBERS][0] for name in kinds}
+        return self.model_dump(include={n for n in kinds if decides[n] in words}, **how)
 
     def changed(self, **values: Any) -> Self:
         """The same with other values, checked again."""

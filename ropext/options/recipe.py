@@ -42,6 +42,8 @@ from ropext.options.fields import (
     PLACES,
     TABLES,
     YAML,
+    Content,
+    Nothing,
     Options,
     Place,
     Seed,
@@ -99,19 +101,19 @@ class ExtendSection(Writing, Choosing, Extension):
 class FitSection(FitSettings):
     """A search for the pair factors, after the extension."""
 
-    data: Place | None = wanted(None, _DATA)
+    data: Content[Place | None] = wanted(None, _DATA)
 
 
 class FinetuneSection(Finetune):
     """A short LoRA, after the extension."""
 
-    data: Place = wanted(..., _DATA)
+    data: Content[Place] = wanted(..., _DATA)
 
 
 class EvaluateSection(Measuring):
     """Base, untouched, and every checkpoint of the run, on the same tokens."""
 
-    fail_if: Words = wanted((), 'gates such as "short_tax > 0.02" (exit code 3)')
+    fail_if: Nothing[Words] = wanted((), 'gates such as "short_tax > 0.02" (exit code 3)')
 
 
 Loc = tuple[str, ...]  # of a section, or of a key in it

@@ -11,12 +11,15 @@ from ropext.options.fields import (
     LARGEST,
     LARGEST_DOCUMENT,
     Attention,
+    Content,
     Count,
     CountOrNone,
     Documents,
+    Files,
     LargestDocument,
     Length,
     Link,
+    Nothing,
     Options,
     Positive,
     Seed,
@@ -45,7 +48,7 @@ class TrainingOptions(Options):
     batch_tokens: Annotated[Length, Field(ge=1, le=LARGEST)] | None = wanted(
         None, "tokens of one optimiser step, rounded to whole rows [by size: 8k or 256k]"
     )
-    micro_rows: Annotated[Whole, Field(ge=1, le=2**16)] | None = wanted(
+    micro_rows: Files[Annotated[Whole, Field(ge=1, le=2**16)] | None] = wanted(
         None, "rows that one device reads at once [what 8192 tokens hold]"
     )
     learning_rate: Positive | None = wanted(None, "peak learning rate [by size: 2e-3 to 1e-4]")
@@ -80,15 +83,15 @@ class TrainingOptions(Options):
         "target's length)",
         "HOW",
     )
-    max_document_mib: LargestDocument = LARGEST_DOCUMENT
+    max_document_mib: Nothing[LargestDocument] = LARGEST_DOCUMENT
     seed: Seed = wanted(0, "seed of rows, questions, LoRA and dropout")
     dtype: Literal["auto", "float32", "bfloat16"] = wanted("auto", "of the frozen weights")
-    device: Literal["auto", "cpu", "cuda"] = wanted("auto", "where the model is trained")
+    device: Nothing[Literal["auto", "cpu", "cuda"]] = wanted("auto", "where the model is trained")
     attn_implementation: Attention | None = wanted(
         None, f"{ATTENTIONS} [sdpa, or eager where a model has none]"
     )
-    report_to: str = wanted("none", "tensorboard, wandb or trackio")
-    link: Link = wanted("copy", "how the weights get to OUT")
+    report_to: Nothing[str] = wanted("none", "tensorboard, wandb or trackio")
+    link: Files[Link] = wanted("copy", "how the weights get to OUT")
 
     @model_validator(mode="after")
     def _strategy(self) -> Self:
@@ -129,10 +132,10 @@ class Finetune(TrainingOptions):
     qlora: bool = wanted(
         False, "hold the frozen weights in 4 bits (needs a GPU and ropext[qlora]; not run yet)"
     )
-    control: bool = wanted(
+    control: Files[bool] = wanted(
         False, "also train the unextended base on the same tokens, at its own context"
     )
-    evaluate: Documents | None = wanted(
+    evaluate: Content[Documents | None] = wanted(
         None, "data to evaluate on [documents held out of DATA]", "DATA"
     )
     eval_documents: Annotated[Whole, Field(ge=0, le=MOST_JUDGING)] = wanted(
@@ -143,7 +146,9 @@ class Finetune(TrainingOptions):
         "keep the best evaluated weights, and stop after so many evaluations without better ones; "
         "0 never stops [3; with --steps or --epochs 0]",
     )
-    save_every: Count | None = wanted(None, "steps between checkpoints [a tenth of the steps]")
+    save_every: Files[Count | None] = wanted(
+        None, "steps between checkpoints [a tenth of the steps]"
+    )
 
     @model_validator(mode="after")
     def _length(self) -> Self:

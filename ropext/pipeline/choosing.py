@@ -38,7 +38,7 @@ from ropext.lengths import length_text
 from ropext.narration import Hooks
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import TRAINED, Writing, parse_budget, parse_extend
-from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
+from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, NUMBERS
 from ropext.options.recipe import Recipe
 from ropext.pipeline.extending import write_extension
 from ropext.pipeline.hashes import Hashes
@@ -273,10 +273,10 @@ def _inputs(recipe: Recipe, hashes: Hashes) -> dict[str, Any]:
     """What decides a choice."""
     snapshot = with_weights(open_snapshot(recipe.model, revision=recipe.revision))
     decides = {"base": hashes.of_model(snapshot)}
-    for name in (EXTEND, FIT, FINETUNE, EVALUATE):
-        decides |= section_key(recipe, name, hashes)
-    later = ("link", "no_verify", "hash")  # how the checkpoint is written
-    return {key: value for key, value in decides.items() if key.partition(".")[2] not in later}
+    decides |= section_key(EXTEND, recipe.extend, hashes, NUMBERS)
+    for name in (FIT, FINETUNE, EVALUATE):
+        decides |= section_key(name, getattr(recipe, name), hashes)
+    return decides
 
 
 @dataclass

@@ -18,8 +18,18 @@ from ropext.lengths import doubling_grid
 from ropext.narration import Hooks, Say, Show, silent, told_of_files, unseen
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
-from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, spelled
+from ropext.options.fields import (
+    CONTENT,
+    EVALUATE,
+    EXTEND,
+    FILES,
+    FINETUNE,
+    FIT,
+    NUMBERS,
+    Options,
+)
 from ropext.options.recipe import PLAN, Recipe
+from ropext.options.training import Fit
 from ropext.pipeline.extending import write_extension
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.job import gates_of
@@ -36,20 +46,19 @@ LOG = "log.txt"
 # Evaluated in every run, beside its checkpoints.
 READ_ALWAYS = (BASE, UNTOUCHED)
 USED = "documents_used"  # of a choice: which documents chose, and which are kept for the verdict
-DATA = ("data", "evaluate")  # documents that a section names
 # A number goes up when what a stage does with the same key changes.
 SCHEMAS = {"plan": 1, "extend": 1, "fit": 1, "finetune": 1, "evaluate": 2, "report": 2}
-# Of the recipe, but no part of what a checkpoint or a number is.
-UNDECIDING = ("device", "device_map", "report_to", "chunk", "slice_memory", "max_document_mib")
 
 
-def section_key(recipe: Recipe, name: str, hashes: Hashes) -> Flat:
-    """A section's values by dotted key, its documents by their content."""
-    section, given = recipe.resolved().get(name, {}), recipe.options(name)
-    left = (*UNDECIDING, "fail_if", "data", "eval")
-    values = {f"{name}.{key}": value for key, value in section.items() if key not in left}
-    data = {f"{name}.{spelled(key)}": hashes.of_data(given[key]) for key in DATA if key in given}
-    return values | data
+def section_key(name: str, options: Options | None, hashes: Hashes, *words: str) -> Flat:
+    """What a section decides (if not said otherwise numbers and files), by dotted key; of what it
+    names the content."""
+    if options is None:
+        return {}
+    how: dict[str, Any] = {"mode": "json", "by_alias": True, "exclude_none": True}
+    key = options.deciding(*words or (NUMBERS, FILES), **how)
+    key |= {k: hashes.of_data(place) for k, place in options.deciding(CONTENT, **how).items()}
+    return {f"{name}.{k}": value for k, value in key.items() if value != []}
 
 
 @dataclass
@@ -169,7 +178,7 @@ class Work:
         return tuple(makers[name]() for name in self.job.stages if name in makers)
 
     def _section(self, name: str) -> Flat:
-        return section_key(self.job, name, self.hashes)
+        return section_key(name, getattr(self.job, name), self.hashes)
 
     def _left(self, name: str) -> Flat | None:
         content = self.hashes.of_tree(self.checkpoint(name))
@@ -255,9 +264,9 @@ class Work:
         options = self.job.fitting
 
         def key() -> Flat:
-            values = {f"fit.{key}": v for key, v in options.items() if key not in UNDECIDING}
             base = {"base": self.hashes.of_model(self._whole_base)}
-            return self._section(FIT) | values | base | {"config": digest(self.base.config)}
+            base |= section_key(FIT, Fit(**options), self.hashes)
+            return self._section(FIT) | base | {"config": digest(self.base.config)}
 
         def make() -> None:
             from ropext.training import train

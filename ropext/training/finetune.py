@@ -21,6 +21,7 @@ from ropext.families.config import text_part
 from ropext.files import values_json
 from ropext.narration import Show
 from ropext.options.evaluate import Evaluate
+from ropext.options.fields import NUMBERS
 from ropext.options.training import Finetune
 from ropext.patching import apply_config
 from ropext.results import BASE, CONTROL, EXTENDED, TUNED
@@ -46,12 +47,6 @@ from ropext.training.rows import (
 from ropext.training.trainer import History
 from ropext.training.training import Training
 
-# Options that decide the numbers, beside the settings.
-DECIDING = (
-    "train", "strategy", "packing", "dropout", "targets", "train_norms", "train_embeddings",
-    "qlora", "retrieval_share", "keep_short", "seed", "dtype", "attn_implementation",
-    "eval_every", "eval_documents", "patience",
-)  # fmt: skip
 STOPS = "stops when held-out documents no longer improve"
 UNTUNED = "untuned"  # the extended model as it came, beside base, tuned and control
 
@@ -101,12 +96,13 @@ class AdapterObjective(Objective):
         )
 
     def decides(self) -> dict[str, Any]:
-        options = dict(self.options)
+        settings = {name: setting.value for name, setting in self.settings.named.items()}
+        options = self.options.deciding(NUMBERS)
         return {
             "data": self.training.data.digest(),
             "evaluation": [document.key for document in self.judge.documents] if self.judge else [],
-            "settings": {name: setting.value for name, setting in self.settings.named.items()},
-            "options": {name: options[name] for name in DECIDING},
+            "settings": settings,
+            "options": {name: value for name, value in options.items() if name not in settings},
         }
 
     def moving(self, model: Any) -> tuple[Sequence[str], int, int]:

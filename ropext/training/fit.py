@@ -19,6 +19,7 @@ from ropext.evaluation.variants import Variant
 from ropext.files import values_json
 from ropext.inspecting import open_model
 from ropext.narration import Show
+from ropext.options.fields import NUMBERS
 from ropext.options.training import Fit
 from ropext.patching import apply_config, unpatch
 from ropext.planning import Plan
@@ -53,10 +54,6 @@ from ropext.training.training import Training
 
 FEWEST = 16  # rows of the target's length that are read of a stream, at least
 RIVALS = 2  # of those that are not named, how many are tried for a few steps
-# Options that do not decide the numbers.
-UNDECIDING = (
-    "link", "device", "report_to", "micro_rows", "column", "split", "max_document_mib",
-)  # fmt: skip
 START = "start"  # the best closed form, beside the base and the fitted spectrum
 
 
@@ -126,7 +123,7 @@ class SpectrumObjective(Objective):
             "fitted": digest([[int(t) for t in d.ids] for d in self.documents]),
             "judging": [document.key for document in self.judge.documents],
             **self.facts,
-            "options": {k: v for k, v in dict(self.options).items() if k not in UNDECIDING},
+            "options": self.options.deciding(NUMBERS),
         }
 
     def moving(self, model: Any) -> tuple[Sequence[str], int, int]:

@@ -9,7 +9,7 @@ from ropext.errors import InputError, UsageError
 from ropext.options import extend
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
-from ropext.options.fields import LENGTHS, item_of
+from ropext.options.fields import CONTENT, LENGTHS, NOTHING, NUMBERS, WORDS, Content, item_of
 from ropext.options.training import Finetune, Fit
 from ropext.scaling import pair_factors
 
@@ -191,3 +191,19 @@ def test_a_path_for_pair_factors_is_read_when_the_recipe_is_built():
         {"method": "longrope", "pair_factors": "f.csv"}, read_file=lambda path: "1,2,3,4"
     )
     assert built.pair_factors == (1.0, 2.0, 3.0, 4.0)
+
+
+class Later(Evaluate):
+    """Options of a later day: of the new ones one says what it decides."""
+
+    new: int = 1
+    place: Content[str] = "here"
+
+
+def test_an_option_that_says_nothing_of_itself_decides_the_numbers():
+    options = Later(data="a.txt", device="cpu", new=2)
+    numbers, content = options.deciding(NUMBERS), options.deciding(CONTENT)
+    assert (numbers["new"], content["place"], content["data"]) == (2, "here", "a.txt")
+    assert options.deciding(NOTHING)["device"] == "cpu"
+    parts = [options.deciding(word) for word in WORDS]
+    assert sorted(name for part in parts for name in part) == sorted(Later.model_fields)
