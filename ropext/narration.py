@@ -30,6 +30,22 @@ def pasted(*words: str) -> str:
     return " ".join(a if bare.fullmatch(a) else b for a, b in zip(words, said, strict=True))
 
 
+def continued(command: str, width: int) -> list[str]:
+    """Break a command into lines that a POSIX shell, or Python inside brackets, joins again:
+    between words, and after a comma of a JSON argument."""
+    if sys.platform == "win32" or len(command) <= width:
+        return [command]
+    lines, python = [""], re.match(r"[\w.]+\(", command)
+    for word in re.findall(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""", command):
+        parts = re.split(r"(?<=,) ", word) if word.startswith("'{") else [word]
+        for place, part in enumerate(parts):
+            if lines[-1] and len(f"{lines[-1]} {part} \\") > width:
+                lines[-1] += "" if place or python else " \\"
+                lines.append("")
+            lines[-1] = f"{lines[-1]} {part}".lstrip()
+    return lines
+
+
 def silent(sentence: str) -> None:
     """A `Say` for those who want to hear nothing."""
 

@@ -26,12 +26,26 @@ def with_rows(tables: Iterable[Table]) -> list[Table]:
     return [table for table in tables if table.rows]
 
 
+WIDTH = 120  # of what is printed
+
+
+def folded(text: str, first: str = "", rest: str = "  ") -> str:
+    """Break a text at its spaces where it is too wide; `first` and `rest` begin its lines."""
+    if len(first + text) <= WIDTH:
+        return first + text
+    room = max(WIDTH - max(len(first), len(rest)), 20)
+    lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
+    return first + f"\n{rest}".join(lines)
+
+
 def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns padded to their widest cell, numbers to the right, words to the left; a header of
-    nothing is left out."""
+    """Columns padded to their widest cell, numbers to the right, words to the left, the last one
+    folded where it is too wide; a header of nothing is left out."""
     body = [list(map(str, row)) for row in rows]
     shown = [list(header), *body] if header else body
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    before = sum(widths[:-1]) + 2 * len(widths[:-1])
+    widths[-1] = min(widths[-1], max(WIDTH - before, 20))
     numeric = [
         all(re.match(r"[-+]?(\d|inf$)|-?$", cell) for cell in column)
         for column in zip(*body, strict=True)
@@ -42,7 +56,8 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
             cell.rjust(width) if right else cell.ljust(width)
             for cell, width, right in zip(row, widths, numeric, strict=True)
         ]
-        return "  ".join(cells).rstrip()
+        first = "".join(f"{cell}  " for cell in cells[:-1])
+        return folded(cells[-1].rstrip(), first, " " * before).rstrip()
 
     top = [line(header), line(["-" * width for width in widths])] if header else []
     return "\n".join([*top, *map(line, body)])

@@ -25,6 +25,7 @@ Evaluate = Annotated[
     typer.Option("--eval", metavar="DATA", help="data to evaluate on, before and after"),
 ]
 Force = Annotated[bool, typer.Option("--force", help="replace OUT, where ropext wrote all of it")]
+Serve = Annotated[bool, typer.Option("--serve", help="print how to serve OUT in every program")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="show the plan and write nothing")]
 
 
@@ -39,6 +40,7 @@ def command(
     output: options.Output = None,
     force: Force = False,
     dry_run: DryRun = False,
+    serve: Serve = False,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
     push_to_hub: PushToHub = None,
@@ -49,6 +51,8 @@ def command(
         raise UsageError("say where to: -o OUT (or --dry-run to see the plan)")
     push = asked_push(push_to_hub, public)
     if is_run(given, words, fit, evaluate, given.get("finetune")):
+        if serve:
+            raise UsageError("--serve is for extend alone; after a run: ropext plan OUT")
         from ropext.cli import run  # late: it needs the options of all steps
         from ropext.pipeline import job
 
@@ -64,4 +68,4 @@ def command(
         return
     how |= {"trust_remote_code": trust_remote_code, "command": sys.argv, "say": out.say}
     done = extending.extend(model, output, given, **how)
-    result(out, text.extended(done.plan, done.written), done, done.output, push)
+    result(out, text.extended(done.plan, done.written, serve), done, done.output, push)

@@ -18,7 +18,7 @@ PANELS = {
     "dropout targets train_norms train_embeddings qlora control eval_every patience save_every",
     "What it is compared with": "base adapter fail_if |",
     "What follows": "fit finetune evaluate |",
-    "Output": "output losses full force dry_run as_json quiet | link no_verify hash plot "
+    "Output": "output losses full force dry_run as_json quiet | serve link no_verify hash plot "
     "push_to_hub public report_to",
     "Loading": "| revision trust_remote_code dtype device device_map attn_implementation chunk "
     "slice_memory",

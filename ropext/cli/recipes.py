@@ -9,6 +9,7 @@ import typer
 from ropext import bundled
 from ropext.cli.output import Out
 from ropext.errors import UsageError
+from ropext.table import folded
 
 Action = Annotated[
     str, typer.Argument(metavar="ls|cat", help="ls lists them, cat NAME prints one to be edited")
@@ -54,6 +55,6 @@ def command(
     ]
     lines = []
     for each in headers:
-        lines += [each["name"], f"  {each['what for']}", f"  needs: {each['needs']}"]
-        lines += [f"  run: {each['run']}", ""]
+        said = (("", each["what for"]), ("needs: ", each["needs"]), ("run: ", each["run"]))
+        lines += [each["name"], *(folded(f"{key}{value}", "  ", "    ") for key, value in said), ""]
     out.result("\n".join(lines), headers)

@@ -106,8 +106,8 @@ def _price(method: str) -> str:
         return ""
     twice, four = PRICES[method]
     return (
-        ". Its cost on short inputs is unknown for this model (measure it: --measure DATA); the "
-        f"bundled one loses {twice:.3f} nats a token at 2 times, {four:.3f} at 4"
+        ". Its cost on short inputs is unknown for this model; measure it with --measure DATA (the "
+        f"bundled model loses {twice:.3f} nats per token at 2 times, {four:.3f} at 4)"
     )
 
 
@@ -132,13 +132,11 @@ def _first(
 
 def _readers(row: MethodRow) -> str:
     out = f"written as {'a theta' if row.form == 'default' else row.form}"
-    if row.read_by:
-        out += f", read as planned by {listed(row.read_by)}"
     if row.misread_by:
-        return f"{out}, not by {listed(row.misread_by)}"
+        return f"{out}, not read as planned by {listed(row.misread_by)}"
     if len(row.read_by) < 2:
-        out += f", measured in no {'other ' if row.read_by else ''}loader"
-    return out
+        return f"{out}, measured in {' and '.join(row.read_by) or 'no loader'} alone"
+    return f"{out}, read as planned by every loader that was measured"
 
 
 def default_method(model: Model, recipe: Extend, target: int) -> str:

@@ -8,13 +8,13 @@ from ropext.checkpoint.provenance import scaled_by_config
 from ropext.families import ABSENT, Edit, Model, Site
 from ropext.families.config import named
 from ropext.inspecting import Inspection, Served, Unrotated
-from ropext.narration import pasted
+from ropext.narration import continued, pasted
 from ropext.planning import ExtensionPlan, Plan, TablePlan
 from ropext.positions import SCHEMES
 from ropext.rope import phase_ratio, turns
 from ropext.scaling import tables
 from ropext.scaling.tables import alike
-from ropext.table import columns
+from ropext.table import WIDTH, columns, folded
 
 if TYPE_CHECKING:
     from ropext.checkpoint.writing import Written
@@ -111,7 +111,8 @@ def _site_facts(site: Site, model: Model, extended: str = "") -> list[tuple[str,
 
 
 def _columns(facts: Iterable[tuple[str, str]], indent: str = "") -> str:
-    return "\n".join(f"{indent}{name:<12} {value}" for name, value in facts)
+    rest = f"{indent}{'':13}"
+    return "\n".join(folded(value, f"{indent}{name:<12} ", rest) for name, value in facts)
 
 
 def pair_table(site: Site, target: int) -> str:
@@ -152,7 +153,7 @@ def inspection(seen: Inspection | Unrotated, pairs: bool = False) -> str:
         if site.scaled and pairs:
             parts += ["", pair_table(site, seen.target)]
     for note in (*model.notes, *model.obstacles):
-        parts.append(f"\nnote: {note}")
+        parts.append("\n" + folded(f"note: {note}"))
     name = pasted(seen.name)
     following = f"verify {name}" if seen.extended else f"plan {name} --target {seen.target}"
     parts.append(f"\nnext: ropext {following}")
@@ -184,7 +185,7 @@ def _unrotated(seen: Unrotated) -> str:
     facts += [(key, named(str(value))) for key, value in seen.limits.items() if value is not None]
     end = f"next: ropext plan {pasted(seen.name)} --factor 2"
     if seen.advice:
-        end = f"note: {seen.advice}"
+        end = folded(f"note: {seen.advice}")
     return f"{seen.name}\n{_columns(facts)}\n\n{end}"
 
 
@@ -200,24 +201,26 @@ def _table_plan(made: TablePlan) -> str:
     if made.positions.tensors:
         parts += ["", columns(["method", "rows kept", "new", ""], rows)]
     parts += ["", "config.json", edit_lines(made.edits)]
-    return "\n".join([*parts, *(f"\n{remark}" for remark in made.remarks())])
+    return "\n".join([*parts, *("\n" + folded(remark) for remark in made.remarks())])
 
 
-def loader_table(readings: Iterable["LoaderReading"]) -> str:
-    """Each loader with its versions and what it makes of the written config."""
-    known, unknown = [], []
+def loader_lines(readings: Iterable["LoaderReading"]) -> str:
+    """What each loader makes of the written config, in one line for those of whom the same is true;
+    those that misread it first."""
+    groups: dict[tuple[str, str], list[str]] = {}
     for r in readings:
-        if r.verdict == "not measured":
-            unknown.append(f"{r.loader} {r.versions}")
-        else:
-            known.append([r.loader, r.versions, r.verdict, r.flag or r.why])
-    text = columns(["loader", "versions", "reads it", "note"], known)
-    return text + ("\nnot measured: " + "; ".join(unknown) if unknown else "")
+        note = "" if r.verdict == "not measured" else r.flag or r.why
+        note = f" {note}" if note.startswith("(") else f": {note}" if note else ""
+        groups.setdefault((r.verdict, note), []).append(f"{r.loader} {r.versions}")
+    last = {"same": 1, "not measured": 2}
+    ordered = sorted(groups, key=lambda group: last.get(group[0], 0))
+    return columns((), [(group[0], "; ".join(groups[group]) + group[1]) for group in ordered])
 
 
+READ = 'what each loader makes of it ("same": it computes what is planned)'
 LEGEND = """\
-* planned here. Extrapolated pairs meet phases that training never showed, at worst so many times
-  the phase seen; compression says how much slower the pairs turn on average."""
+* planned here. Pairs extrapolated: pairs that turn further than in training; worst: how many times
+  as far at most. Mean compression: how many times slower the pairs turn, on average."""
 
 
 def method_table(plan: "Plan") -> str:
@@ -256,9 +259,9 @@ def edit_lines(edits: Iterable[Edit]) -> str:
     for edit in edits:
         key = ".".join(map(named, edit.path))
         if edit.before is not ABSENT:
-            lines.append(f"- {key}: {value(edit.before)}")
+            lines.append(folded(f"- {key}: {value(edit.before)}"))
         if edit.after is not ABSENT:
-            lines.append(f"+ {key}: {value(edit.after)}")
+            lines.append(folded(f"+ {key}: {value(edit.after)}"))
     return "\n".join(lines)
 
 
@@ -282,10 +285,9 @@ def _origin_of_attention(made: Plan) -> str:
     return " (as the file or a flag says)" if given else " (the file of pair factors says none)"
 
 
-WITHOUT_COPY = (
-    "or without a copy: the same weights, started once plain for short prompts and once so for "
-    "long ones (of a directory, `extend --link hard` makes one that shares them, too)"
-)
+WITHOUT_COPY = """\
+or without a copy: start the base's own weights so for long prompts, and plain for short ones
+(`extend --link hard` writes a directory that shares the weights)"""
 
 
 def plan(made: ExtensionPlan) -> str:
@@ -314,13 +316,12 @@ def plan(made: ExtensionPlan) -> str:
     head = f"{made.name}: {made.context:,} -> {made.target:,} tokens by {made.method} at "
     parts = [f"{head}{made.factor:g}x{source}", _columns(facts), "", method_table(made), ""]
     changed = "metadata" if made.model.container else "config.json"
-    parts += [changed, edit_lines(made.edits), "", loader_table(made.readings)]
-    parts += [f"\n{remark}" for remark in made.remarks()]
+    parts += [changed, edit_lines(made.edits), "", READ, loader_lines(made.readings)]
+    parts += ["\n" + folded(remark) for remark in made.remarks()]
     nearest = made.nearest_by_options()
     if nearest:
-        parts.append("\nthe nearest forms that other loaders read exactly")
-        width = max(map(len, nearest))
-        parts += [f"  {options:<{width}}  {', '.join(who)}" for options, who in nearest.items()]
+        rows = [(f"  {options}", ", ".join(who)) for options, who in nearest.items()]
+        parts += ["\nthe nearest forms that other loaders read exactly", columns((), rows)]
     what, out = ("file", "OUT.gguf") if made.model.container else ("directory", "OUT")
     parts += ["", f"to serve it (OUT is the {what} you write)", serving_text(made.serving(out))]
     if lines := made.overrides():
@@ -330,39 +331,21 @@ def plan(made: ExtensionPlan) -> str:
 
 def serving_text(lines: Iterable["Serving"]) -> str:
     """The command for each loader, or the sentence why there is none."""
-    out = []
+    out, indent = list[str](), " " * 15
     for line in lines:
-        note = f"  ({line.note})" if line.note and line.command else line.note
-        said = f"{line.command}{note}".replace("\n", f"\n{'':15}")
-        out.append(f"  {line.loader:<12} {said}")
+        said = [row for one in line.command.splitlines() for row in continued(one, WIDTH - 15)]
+        if line.note:
+            said += folded(f"({line.note})" if said else line.note, indent, indent).splitlines()
+        out += [f"  {line.loader:<12} {said[0].strip()}", *(indent + s.strip() for s in said[1:])]
     return "\n".join(out)
 
 
-def extended(made: ExtensionPlan, written: "Written") -> str:
-    """`ropext extend` as text: what was written, what was proved, what to do next."""
-    from ropext.checkpoint.card import proved_of  # late: inspect and plan write no card
-
-    proved = written.proof
+def extended(made: ExtensionPlan, written: "Written", every: bool = False) -> str:
+    """`ropext extend` as text: what was written and proved, how to serve it, in `every` program or
+    in one, and what to do next."""
+    out = pasted(str(written.output))
     parts = [f"wrote {written.output}: {made.context:,} -> {made.target:,} tokens by {made.method}"]
-    if proved and "ggml" in proved:
-        parts.append(
-            f"proved: read back, {proved['tensors']} tensors ({size(proved['bytes'])}) as they "
-            f"were, and ggml's formula on its keys within {proved['error']:.1e} of the plan"
-        )
-    elif proved and "rows_bit_exact" in proved:
-        parts.append(f"proved: {proved_of(proved)}")
-    elif proved:
-        worst = proved["worst"]
-        parts.append(
-            f"proved with transformers {proved['transformers']}: {proved['rotary_modules']} rotary "
-            f"and {proved['attention_modules']} attention modules, {proved['tensors_compared']} "
-            f"tensors (worst: {worst['module']}, relative error {worst['error']:.1e})"
-        )
-        if proved["tensors_not_compared"]:
-            parts.append(f"not compared: {proved['tensors_not_compared']} packed tensors")
-        parts.append(proved["forward"])
-    else:
-        parts.append("not proved (--no-verify); `ropext verify` does it later")
+    parts.append(_proof(written.proof))
     if made.container and isinstance(made, Plan) and made.kv_cache_bytes:
         parts.append(
             f"KV cache: {size(made.kv_cache_bytes)} for one full sequence; to try it, start "
@@ -371,12 +354,38 @@ def extended(made: ExtensionPlan, written: "Written") -> str:
     parts += [f"note: {note}" for note in written.notes]
     left = {name: reason for name, reason in written.left.items() if name != "README.md"}
     parts += [f"left out: {name}: {reason}" for name, reason in left.items()]
+    parts = [*map(folded, parts)]
     if serving := made.serving(str(written.output)):
-        parts += ["", "to serve it", serving_text(serving)]
+        first = min(serving, key=lambda line: (not line.command, line.loader != "vllm"))
+        others = "" if every else f" (in other programs: ropext plan {out})"
+        parts += ["", f"to serve it{others}", serving_text(serving if every else [first])]
     if isinstance(made, Plan):
-        out = pasted(str(written.output))
         parts += ["", f"quality was not measured: ropext eval {out} --data TEXTS"]
     return "\n".join(parts)
+
+
+def _proof(proof: Mapping[str, Any] | None) -> str:
+    """What was proved; a forward pass that did not agree has its own sentence."""
+    if not proof:
+        return "not proved (--no-verify); `ropext verify` does it later"
+    if "ggml" in proof:
+        return (
+            f"proved: read back, {proof['tensors']} tensors ({size(proof['bytes'])}) as they "
+            f"were, and ggml's formula on its keys within {proof['error']:.1e} of the plan"
+        )
+    tensors = f"{proof['tensors_compared']} tensors"
+    if proof["tensors_not_compared"]:
+        tensors += f" ({proof['tensors_not_compared']} packed ones not compared)"
+    said = f"proved with transformers {proof['transformers']}: {tensors}"
+    if "rows_bit_exact" in proof:
+        rows = f", {proof['rows_bit_exact']:,} old rows bit for bit" * bool(proof["rows_bit_exact"])
+        return f"{said}{rows}; {proof['forward']}"
+    said += (
+        f" and {proof['rotary_modules'] + proof['attention_modules']} modules as planned "
+        f"(relative error {proof['worst']['error']:.1e})"
+    )
+    agrees = "equals the base's" in proof["forward"]
+    return f"{said}, one forward pass too" if agrees else f"{said}; {proof['forward']}".rstrip("; ")
 
 
 def served(read: Served) -> str:
@@ -386,8 +395,8 @@ def served(read: Served) -> str:
         head += f", extended from {read.record.context:,} by {read.record.method}"
     elif scaled := scaled_by_config(read.model):
         head += f", {scaled}"
-    readers, lines = loader_table(read.readings), serving_text(read.serving)
-    return "\n".join([head, "", readers, "", "to serve it", lines])
+    readers, lines = loader_lines(read.readings), serving_text(read.serving)
+    return "\n".join([head, "", READ, readers, "", "to serve it", lines])
 
 
 def verification(verdict: str, checks: Iterable[tuple[bool | None, str, str]]) -> str:

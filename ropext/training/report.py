@@ -18,7 +18,7 @@ from ropext.results import BASE, CONTROL, EXTENDED, FITTED, TUNED
 from ropext.results.overlap import mark_of, marked
 from ropext.results.perplexity import by_position
 from ropext.results.values import FEWEST_DOCUMENTS, Value
-from ropext.table import Table, as_text, columns
+from ropext.table import Table, as_text, columns, folded
 from ropext.training.judge import Numbers
 from ropext.training.objective import Finetuned, Fitted, Objective, judged_steps
 from ropext.training.rows import MEASURED, Rows
@@ -344,7 +344,7 @@ def fit_result(done: Fitted) -> str:
     if done.kept != FITTED:
         what = f"{done.start}, the start: the fit was not surely better"
     lines = [f"wrote {done.output}: {what}", "", as_text(fit_tables(done)), ""]
-    lines += [f"note: {note}" for note in done.notes]
+    lines += [folded(f"note: {note}") for note in done.notes]
     lost = done.tokens // done.training.settings.step_tokens - len(done.losses)
     left = f" and {lost} that were given up" if lost else ""
     lines += [

@@ -229,6 +229,31 @@ def test_the_plan_groups_loaders_by_the_nearest_form_they_read(ropext, tmp_path)
     assert groups["--from-original --target 512 --method ntk"] == "ctranslate2"
 
 
+def test_extend_serves_in_one_program_or_in_every_one(ropext, llama, tmp_path):
+    words = (
+        "extend",
+        llama,
+        "--factor",
+        2,
+        "--method",
+        "yarn",
+        "--no-verify",
+        "-o",
+        tmp_path / "out",
+    )
+
+    def loaders(out):
+        lines = out.partition("to serve it")[2].splitlines()[1:]
+        return [line.split()[0] for line in lines if line[:2] == "  " and line[2:3].isalpha()]
+
+    assert loaders(ropext(*words)[1]) == ["vllm"]
+    every = loaders(ropext(*words, "--force", "--serve")[1])
+    assert every == ["transformers", "vllm", "sglang", "llama.cpp", "lm-eval"]
+    code, out, err = ropext(*words, "--force", "--serve", "--eval", "docs.txt")
+    assert (code, out) == (2, "")
+    assert "--serve is for extend alone" in err
+
+
 def test_an_extended_directory_is_extended_again_from_where_it_stands(ropext, llama, tmp_path):
     for source, target in ((llama, "one"), (tmp_path / "one", "two")):
         words = ["extend", source, "--method", "pi", "--factor", 2, "-o", tmp_path / target]
@@ -274,9 +299,9 @@ def test_a_theta_that_may_have_been_raised_is_said(ropext, llama, tmp_path):
     assert ropext("extend", llama, *how, "-o", out)[0] == 0
     assert "scaling      in its theta: ntk, 128 to 512 tokens" in ropext("inspect", out)[1]
     for target, said in ((512, "keeps its length and replaces"), (256, "is a shorter window")):
-        assert said in ropext("plan", out, *back, target)[1]
+        assert said in " ".join(ropext("plan", out, *back, target)[1].split())
     (out / "ropext.json").unlink()
-    said = ropext("plan", out, *back, 1024)[1]
+    said = " ".join(ropext("plan", out, *back, 1024)[1].split())
     assert "theta 243,803 may have been raised already, and its original is not known" in said
     assert "may have been raised" not in ropext("plan", out, *back[:2], "--factor", 2)[1]
 

@@ -1,0 +1,95 @@
+"""No line of a plan or of a recorded answer is longer than 120 characters; a folded command is the
+one that was folded."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import configs
+import pytest
+from gguf_files import making
+
+from ropext import inspecting
+from ropext.errors import RopextError
+from ropext.inspecting.serving import read_again
+from ropext.options.extend import Extend
+from ropext.planning import make_plan, plan_config
+from ropext.report import text
+
+sys.path.append(str(Path(__file__).parents[1] / "families"))
+
+import published
+
+TRANSCRIPTS = Path(__file__).parents[1] / "golden/transcripts"
+MODELS = published.CONFIGS | {
+    name: config for name, config in vars(configs).items() if isinstance(config, dict)
+}
+del MODELS["__builtins__"]
+LONGEST = 120
+
+
+def too_long(shown):
+    """But for a word that a shell must take whole."""
+    lines = [line for line in shown.splitlines() if len(line) > LONGEST]
+    return [line for line in lines if len(line.removesuffix(" \\").split()) > 1]
+
+
+@pytest.mark.parametrize("path", sorted(TRANSCRIPTS.glob("*.txt")), ids=lambda path: path.stem)
+def test_a_recorded_answer(path):
+    answer = path.read_text("utf-8").partition("--- stdout\n")[2].partition("\n--- stderr")[0]
+    if not answer.startswith(("{", "[")):
+        assert too_long(answer) == []
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("method", [None, "pi", "ntk", "by-parts", "yarn", "llama3"])
+def test_a_plan(name, method):
+    for more in ({"factor": 4.0}, {"target": 300_000, "from_original": True}):
+        try:
+            made = plan_config(MODELS[name], Extend(method=method, even_so=True, **more))
+        except RopextError:
+            continue
+        assert too_long(text.plan(made)) == []
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma2", "mistral3", "qwen3"])
+def test_a_plan_of_a_file(tmp_path, monkeypatch, arch):
+    monkeypatch.chdir(tmp_path)
+    making.write(Path("model.gguf"), arch)
+    for method in ("pi", "ntk", "yarn"):
+        assert too_long(text.plan(inspecting.plan("model.gguf", target=1024, method=method))) == []
+    served = read_again(inspecting.open_model("model.gguf"))
+    assert too_long(text.served(served)) == []
+
+
+def words_of(command):
+    """A command's words, as a shell has them."""
+    line = f"printf '%s\\0' {command}"
+    return subprocess.run(
+        ["sh", "-c", line], capture_output=True, check=True, text=True
+    ).stdout.split("\0")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no line is folded for cmd and PowerShell")
+def test_a_folded_command_is_the_same_command():
+    factors = tuple(1.0 + 0.123456 * pair for pair in range(64))
+    wish = Extend(method="longrope", factor=4.0, pair_factors=factors)
+    made = make_plan(configs.LLAMA, wish, "some models/base, the first")
+    lines = {line.loader: line.command for line in made.overrides()}
+    assert {*lines} >= {"transformers", "vllm", "sglang"}
+    for loader, command in lines.items():
+        shown = text.serving_text([line for line in made.overrides() if line.loader == loader])
+        body = re.sub(rf"^  {re.escape(loader)} *", "", shown)
+        assert too_long(body) == []
+        assert not command or body.count("\n") > 5 or loader == "llama.cpp"
+        if loader == "transformers":
+            assert ast.dump(ast.parse(body)) == ast.dump(ast.parse(command))
+        elif command:
+            one, other = (words_of(line) for line in (command, body))
+            assert len(one) == len(other)
+            for a, b in zip(one, other, strict=True):
+                assert a == b or (a[0] == "{" and json.loads(a) == json.loads(b))
