@@ -22,6 +22,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from ropext.evaluation.variants import Variant
 from ropext.options.extend import Extend
 from ropext.options.training import Fit
 from ropext.planning import make_plan
+from ropext.results.measurement import MeasuredModel
 from ropext.results.perplexity import Reading
 from ropext.results.retrieval import ItemScore
 from ropext.training import judge as judges
@@ -116,7 +118,8 @@ def closed_forms(
 
 
 def read(judge: Judge, model: Any, variant: Variant) -> tuple[Reading, list[ItemScore]]:
-    return judge.read(model, variant), judge.ask(model, variant, judge.far)
+    asked = judge.measure(lambda _: nullcontext(model), [variant], items=judge.far)
+    return judge.read(model, variant), [*asked.models[variant.label].items]
 
 
 def fitted(
@@ -139,7 +142,8 @@ def written(output: Path) -> Variant:
 
 
 def row(judge: Judge, base: Reading, label: str, own: tuple[Reading, list[ItemScore]]) -> str:
-    measured = judge.measured({"base": base, FITTED: own[0]}, {FITTED: own[1]})
+    mine = MeasuredModel("extended", own[0], tuple(own[1]))
+    measured = judge.measured({"base": MeasuredModel("base", base), FITTED: mine})
     values = judge.fit_numbers(measured)[FITTED]
     target = judge.frame.longest
     tail = values[f"tail@{target}"]

@@ -24,6 +24,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from ropext.checkpoint import open_snapshot
 from ropext.evaluation.costs import shape_of
 from ropext.evaluation.loading import load_tokenizer
 from ropext.evaluation.ranking import frame_of
-from ropext.evaluation.reader import Progress, Reader
+from ropext.evaluation.reader import Progress, Reader, read_units
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
 from ropext.files import write_json
@@ -132,19 +133,19 @@ def resident(name: str) -> int:
 def read(models: Models, variant: str, book: corpus.Document) -> dict[str, Any]:
     """One cell."""
     loaded = models.of(variant)
-    reader, store = Reader(loaded, models.length), Store()
+    store, scorer = Store(), Reader(nullcontext).scorer(loaded, models.length)
     reads = Reads(frame_of(CONTEXT, models.length), (book,))
     before, began = resident("VmRSS"), time.process_time()
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets VmHWM
     short = models.is_short(variant, loaded)
     kind, config = "base" if short else "extended", loaded.config.to_dict()
     read = Variant(variant, kind, open_snapshot(str(loaded.name_or_path)), config)
-    reader.read(reads.units(read), store, Progress(0))
+    read_units(scorer, reads.units(read), store, Progress())
     reading = reads.reading(read, store)
     longest = max(reading.passes)
     nll = np.nan_to_num(reading.passes[longest][0].astype(np.float64))
     window = CONTEXT if short else models.length
-    estimate = shape_of(loaded).peak_bytes(window, reader.scorer.manner)
+    estimate = shape_of(loaded).peak_bytes(window, scorer.manner)
     return {
         "tokens": hashlib.sha256(book.ids.astype("<i4").tobytes()).hexdigest()[:16],
         "nll": [round(float(own), 3) for own in nll.reshape(-1, PART).sum(1)],

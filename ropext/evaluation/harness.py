@@ -12,7 +12,7 @@ from ropext.checkpoint.provenance import digest
 from ropext.errors import InputError, RopextError, UsageError
 
 if TYPE_CHECKING:
-    from ropext.evaluation.variants import Variant
+    from ropext.evaluation.variants import Computing, Variant
     from ropext.options.evaluate import Evaluate
     from ropext.results.stores import Store
 
@@ -36,7 +36,7 @@ def check(tasks: Sequence[str]) -> None:
 
 
 def run_tasks(
-    model: Any,
+    computing: "Computing",
     tokenizer: Any,
     options: "Evaluate",
     length: int,
@@ -48,8 +48,6 @@ def run_tasks(
     The context length is passed on, since the harness cuts longer prompts from the left with no
     more than a warning; log-softmax is taken in float32, not in the dtype of the weights.
     """
-    from ropext.evaluation.variants import applied
-
     results: dict[str, Any] = {}
     for variant in variants:
         if variant.reads_short:
@@ -58,7 +56,7 @@ def run_tasks(
         name = digest([*asked, options.lm_eval_limit])[:16]
         store, file = stores[variant.label], f"lm-eval/{name}.json"
         if not store.has(file):
-            with applied(model, variant):
+            with computing(variant) as model:
                 store.put(file, _run(model, tokenizer, options, length))
         results[variant.label] = store.get(file)
     return results

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ropext import scaling
@@ -13,7 +14,7 @@ from ropext.evaluation import loading
 from ropext.evaluation.preparing import prepare
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reads import Reads
-from ropext.evaluation.variants import Lineup, Variant
+from ropext.evaluation.variants import Lineup, Variant, applied
 from ropext.files import read_text, values_json
 from ropext.inspecting import plan_of
 from ropext.lengths import length_text, tail_tokens
@@ -96,12 +97,10 @@ def rank(
 
     Nothing is written, and the model is given back as it came.
     """
-    reader, everyone = Reader(model, reads.frame.longest, options), contenders(snapshot, plans)
-    progress = Progress(sum(map(reads.tokens, everyone)), hooks)
+    everyone, reader = contenders(snapshot, plans), Reader(partial(applied, model), options)
     stores = {variant.label: Store() for variant in everyone}
-    for variant in everyone:
-        reader.reading(variant, reads, stores[variant.label], progress)
-    return rules.rank(reads.measured(everyone, stores), preference(plans))
+    measured = reader.measure(everyone, reads, stores, Progress(hooks=hooks))
+    return rules.rank(measured, preference(plans))
 
 
 @dataclass(frozen=True)

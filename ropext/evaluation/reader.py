@@ -1,21 +1,25 @@
-"""A loaded model reads what a store has not: shared out over processes, resumable, interruptible
-between any two units."""
+"""The one measurement: variants read what their stores have not, shared out over processes,
+resumable and interruptible between any two units; what the stores have then is gathered."""
 
+import gc
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ropext.checkpoint import Snapshot
 from ropext.errors import Interrupted, NothingKept
+from ropext.evaluation import loading
 from ropext.evaluation.costs import manner_of
 from ropext.evaluation.forward import Manner, NanInLogits, TokenScorer
 from ropext.evaluation.reads import Reads, Unit
-from ropext.evaluation.variants import Variant, applied
+from ropext.evaluation.variants import Computing, Variant, applied
+from ropext.evaluation.work import wait_for_everyone
 from ropext.narration import SILENT, Hooks
 from ropext.options.evaluate import DocumentOptions
-from ropext.results.perplexity import Reading
+from ropext.results.measurement import Measurement
 from ropext.results.stores import Store
 
 
@@ -23,13 +27,15 @@ from ropext.results.stores import Store
 class Progress:
     """How far a measurement has come, over all models that it reads."""
 
-    total: int  # forward tokens of all processes
+    total: int = 0  # forward tokens of all processes
     hooks: Hooks = SILENT
     kept_in: Path | None = None
     nothing_kept: str = "interrupted; a measurement keeps nothing"
     rank: int = 0  # of the processes that share the units
     world: int = 1
     used: Callable[[str, float], None] = lambda what, seconds: None  # told of the first unit
+    # Surrounds each unit, by what it is.
+    guard: Callable[[str], AbstractContextManager[None]] = lambda what: nullcontext()
     done: int = 0  # forward tokens
     finished: int = 0  # units
     resumed: int = 0  # units that an earlier run had finished
@@ -73,50 +79,102 @@ class Progress:
         )
 
 
-class Reader:
-    """Reads with a model as it computes at the time; slices are proved once, when it is made."""
+class Models:
+    """The model in memory: loaded when a variant asks for it, and again for other weights or
+    another adapter."""
 
-    def __init__(
-        self,
-        model: Any,
-        longest: int,
-        options: DocumentOptions | None = None,
-        manner: Manner | None = None,
-    ) -> None:
+    def __init__(self, load: Callable[[Snapshot], Any]) -> None:
+        self.load, self.model = load, None
+        self.directory: Path | None = None
+        self.adapter: str | None = None
+
+    @contextmanager
+    def computing(self, variant: Variant) -> Iterator[Any]:
+        """While this lasts, the model computes as the variant says."""
+        directory, adapter = variant.snapshot.directory, variant.adapter
+        if self.directory != directory or (adapter and self.adapter not in (None, adapter)):
+            self.model = None
+            gc.collect()  # two of them may not fit
+            self.model = self.load(variant.snapshot)
+            self.directory, self.adapter = directory, None
+        if adapter and self.adapter is None:
+            self.model, self.adapter = loading.add_adapter(self.model, adapter), adapter
+        with applied(self.model, variant) as model:
+            yield model
+
+
+class Reader:
+    """Reads by models that compute as variants say, all in one manner."""
+
+    def __init__(self, computing: Computing, options: DocumentOptions | None = None) -> None:
+        self.computing, self.options = computing, options or DocumentOptions()
+        self.manner: Manner | None = None
+
+    def scorer(self, model: Any, longest: int) -> TokenScorer:
+        """Prove that a model can be read in slices, and in which way."""
         import torch
 
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self.manner = manner or manner_of(base, longest, options or DocumentOptions())
-        self.scorer = TokenScorer(model, self.manner)
+        self.manner = self.manner or manner_of(base, longest, self.options)
+        scorer = TokenScorer(model, self.manner)
         # Not inference_mode: buffers made in it could not be trained through afterwards.
         with torch.no_grad():
-            self.is_split = self.scorer.self_check().split
+            scorer.self_check()
+        return scorer
 
-    def read(
+    def measure(
         self,
-        units: Iterable[Unit],
-        store: Store,
+        variants: Iterable[Variant],
+        reads: Reads,
+        stores: Mapping[str, Store],
         progress: Progress,
-        guard: Callable[[str], AbstractContextManager[None]] = lambda what: nullcontext(),
-    ) -> None:
-        """Do this process's share of the units that the store has not. `guard` surrounds each, by
-        what it is."""
-        import torch
+    ) -> Measurement:
+        """Read what the stores, by label, have not; of several processes the first one gathers what
+        they have then. No model is asked for where nothing is left to read."""
+        variants, say = tuple(variants), progress.hooks.say
+        progress.total += sum(map(reads.tokens, variants)) // progress.world
+        places = [variant.snapshot.directory for variant in variants]
 
-        for number, unit in enumerate(units):
-            if store.has(unit.name):
-                progress.skip(unit, store)
-            elif number % progress.world == progress.rank:
-                progress.begin(unit)
-                with guard(unit.what), torch.no_grad():
-                    try:
-                        store.put(unit.name, unit.compute(self.scorer))
-                    except NanInLogits as error:
-                        raise NanInLogits(f"{unit.what}: {error}") from error
-                progress.finish(unit)
+        def by_weights(variant: Variant) -> tuple[int, bool]:
+            # Adapters last: they change the model object.
+            return places.index(variant.snapshot.directory), variant.adapter is not None
 
-    def reading(self, variant: Variant, reads: Reads, store: Store, progress: Progress) -> Reading:
-        """Read the documents; meanwhile the model computes as the variant says."""
-        with applied(self.scorer.model, variant):
-            self.read(reads.units(variant), store, progress)
-        return reads.reading(variant, store)
+        for variant in sorted(variants, key=by_weights):
+            store, units = stores[variant.label], [*reads.units(variant)]
+            if all(store.has(unit.name) for unit in units):
+                for unit in units:
+                    progress.skip(unit, store)
+                continue
+            with self.computing(variant) as model:
+                scorer = self.scorer(model, reads.frame.longest)
+                if not scorer.manner.split:
+                    say(f"{variant.label}: this architecture is read whole, in chunks")
+                passes = len(variant.passes(reads.frame))
+                if passes > 1 and reads.documents and reads.masking is None:
+                    say(
+                        f"{variant.label}: its spectrum depends on the length; it is read in "
+                        f"{passes} passes, each with the rotation held still"
+                    )
+                read_units(scorer, units, store, progress)
+        if progress.world > 1:
+            wait_for_everyone()
+        return reads.measured(variants if progress.rank == 0 else (), stores)
+
+
+def read_units(
+    scorer: TokenScorer, units: Iterable[Unit], store: Store, progress: Progress
+) -> None:
+    """Do this process's share of the units that the store has not."""
+    import torch
+
+    for number, unit in enumerate(units):
+        if store.has(unit.name):
+            progress.skip(unit, store)
+        elif number % progress.world == progress.rank:
+            progress.begin(unit)
+            with progress.guard(unit.what), torch.no_grad():
+                try:
+                    store.put(unit.name, unit.compute(scorer))
+                except NanInLogits as error:
+                    raise NanInLogits(f"{unit.what}: {error}") from error
+            progress.finish(unit)

@@ -8,7 +8,6 @@ what is read back.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,6 @@ from ropext.evaluation.variants import Variant
 from ropext.files import values_json
 from ropext.lengths import length_text
 from ropext.results.measurement import MeasuredModel, Measurement
-from ropext.results.overlap import Overlap
 from ropext.results.perplexity import Documents, Frame, Reading
 from ropext.results.retrieval import ItemScore
 from ropext.results.stores import Store, array_name
@@ -116,12 +114,7 @@ class Reads:
         scores = [ItemScore.from_json(row) for row in rows]
         return sorted(scores, key=lambda s: (s.task, s.length, s.index, s.depth or 0.0))
 
-    def measured(
-        self,
-        variants: Iterable[Variant],
-        stores: Mapping[str, Store],
-        overlaps: Mapping[str, Overlap] = MappingProxyType({}),
-    ) -> Measurement:
+    def measured(self, variants: Iterable[Variant], stores: Mapping[str, Store]) -> Measurement:
         """Gather what the stores, by label, have of the variants."""
         models = dict[str, MeasuredModel]()
         for variant in variants:
@@ -135,8 +128,7 @@ class Reads:
                 variant.kind,
                 self.reading(variant, store) if self.documents else None,
                 tuple(self.answers(variant, store)),
-                overlaps.get(variant.label),
-                strides,
+                strides=strides,
             )
         return Measurement(self.frame, models, self.described if self.documents else None)
 

@@ -3,22 +3,22 @@
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ropext import guard
+from ropext.checkpoint import Snapshot
 from ropext.errors import UsageError
 from ropext.evaluation import harness, loading
-from ropext.evaluation.forward import Manner
 from ropext.evaluation.preparing import Evaluation, prepare
-from ropext.evaluation.reader import Progress, Reader
-from ropext.evaluation.variants import Lineup, Variant, applied, fetched
+from ropext.evaluation.reader import Models, Progress, Reader
+from ropext.evaluation.variants import Lineup, Variant, fetched
 from ropext.evaluation.work import processes, wait_for_everyone
 from ropext.files import values_json, write_json, write_text
-from ropext.narration import SILENT, Hooks, Say, unseen
+from ropext.narration import SILENT, Hooks, unseen
 from ropext.results import rundir
 from ropext.results.gates import Gate
 from ropext.results.measurement import Measurement
@@ -86,94 +86,57 @@ def _measure(
     evaluation: Evaluation, place: Workdir, kept_in: Path | None, hooks: Hooks
 ) -> Measurement:
     """Read what is not there yet, and write the results beside it."""
-    (rank, world), path = processes(), place.folder
+    (rank, world), path, options = processes(), place.folder, evaluation.options
     variants, reads = evaluation.lineup.variants, evaluation.reads
     stores = {label: rundir.store(path, name) for label, name in evaluation.stores(place).items()}
     wait_for_everyone()  # the first one has claimed the folder
+
+    def load(snapshot: Snapshot) -> Any:
+        said = loading.out_of_memory(f"the weights of {snapshot.name}")
+        with loading.memory_errors(said):
+            hooks.say(f"loading {snapshot.name}")
+            return loading.load_model(
+                snapshot, options, evaluation.trust_remote_code, evaluation.lineup.masked
+            )
+
+    models = Models(load)
     progress = Progress(
-        sum(map(reads.tokens, variants)),
-        hooks if rank == 0 else replace(hooks, show=unseen),
-        kept_in,
-        NOTHING_KEPT,
-        rank,
-        world,
-        partial(loading.tell_used, path / USED, hooks.say, loading.device_of(evaluation.options)),
+        hooks=hooks if rank == 0 else replace(hooks, show=unseen),
+        kept_in=kept_in,
+        nothing_kept=NOTHING_KEPT,
+        rank=rank,
+        world=world,
+        used=partial(loading.tell_used, path / USED, hooks.say, loading.device_of(options)),
+        guard=lambda what: loading.memory_errors(loading.out_of_memory(what)),
     )
-    more = _read_all(evaluation, stores, progress, hooks.say)
-    wait_for_everyone()
+    done = Reader(models.computing, options).measure(variants, reads, stores, progress)
     if rank != 0:
-        return Measurement(evaluation.frame, {}, path=kept_in)
+        return replace(done, path=kept_in)
     units = ((variant, unit) for variant in variants for unit in reads.units(variant))
     rundir.keep_only(path, [stores[variant.label].file(unit.name) for variant, unit in units])
-    assemble(evaluation, path, stores, more)
+    more = dict[str, Any]()
+    if options.lm_eval:
+        tokenizer, longest = evaluation.encoder.tokenizer, reads.frame.longest
+        more["lm_eval"] = harness.run_tasks(
+            models.computing, tokenizer, options, longest, variants, stores
+        )
+    assemble(evaluation, path, stores, done, more)
     return replace(rundir.read_run(path), path=kept_in, resumed=progress.resumed)
 
 
-def _read_all(
-    evaluation: Evaluation, stores: Mapping[str, Store], progress: Progress, say: Say
-) -> dict[str, Any]:
-    """Every unit of every variant, one loaded model at a time; what else was measured."""
-    more, longest = dict[str, Any](), evaluation.frame.longest
-    manner: Manner | None = None
-
-    def guarded(what: str) -> AbstractContextManager[None]:
-        return loading.memory_errors(loading.out_of_memory(what))
-
-    for others in _by_weights(evaluation.lineup):
-        first = others[0]
-        with guarded(f"the weights of {first.snapshot.name}"):
-            say(f"loading {first.snapshot.name}")
-            loaded = loading.load_model(
-                first.snapshot,
-                evaluation.options,
-                evaluation.trust_remote_code,
-                evaluation.lineup.masked,
-            )
-        for variant in others:
-            if variant.adapter is not None and not hasattr(loaded, "disable_adapter"):
-                loaded = loading.add_adapter(loaded, variant.adapter)
-            with applied(loaded, variant):
-                reader = Reader(loaded, longest, evaluation.options, manner)
-                manner = manner or reader.manner
-                if not reader.is_split:
-                    say(f"{variant.label}: this architecture is read whole, in chunks")
-                _say_passes(evaluation, variant, say)
-                reader.read(
-                    evaluation.reads.units(variant), stores[variant.label], progress, guarded
-                )
-        if evaluation.options.lm_eval and progress.rank == 0:
-            scores = harness.run_tasks(
-                loaded, evaluation.encoder.tokenizer, evaluation.options, longest, others, stores
-            )
-            more["lm_eval"] = more.get("lm_eval", {}) | scores
-    return more
-
-
-def _by_weights(lineup: Lineup) -> list[list[Variant]]:
-    """Variants grouped by the weights they need, adapters last (they change the model object)."""
-    groups: dict[str, list[Variant]] = {}
-    for variant in lineup.variants:
-        groups.setdefault(str(variant.snapshot.directory), []).append(variant)
-    return [
-        sorted(group, key=lambda variant: variant.adapter is not None) for group in groups.values()
-    ]
-
-
-def _say_passes(evaluation: Evaluation, variant: Variant, say: Say) -> None:
-    passes = len(variant.passes(evaluation.frame))
-    if passes > 1 and evaluation.corpus is not None and evaluation.reads.masking is None:
-        say(
-            f"{variant.label}: its spectrum depends on the length; it is read in {passes} passes, "
-            "each with the rotation held still"
-        )
-
-
 def assemble(
-    evaluation: Evaluation, path: Path, stores: Mapping[str, Store], more: Mapping[str, Any]
+    evaluation: Evaluation,
+    path: Path,
+    stores: Mapping[str, Store],
+    done: Measurement,
+    more: Mapping[str, Any],
 ) -> None:
     """Write items.jsonl and results.json; the numbers depend on the units' files alone."""
-    variants, frame = evaluation.lineup.variants, evaluation.frame
-    measured = evaluation.reads.measured(variants, stores, evaluation.overlaps)
+    variants, frame, overlaps = evaluation.lineup.variants, evaluation.frame, evaluation.overlaps
+    models = {
+        label: replace(model, overlap=overlaps.get(label)) for label, model in done.models.items()
+    }
+    measured = replace(done, models=models)
     if measured.documents is not None:
         rundir.write_documents(path, measured.documents, frame.longest)
     items = {label: model.items for label, model in measured.models.items()}

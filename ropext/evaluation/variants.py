@@ -3,8 +3,8 @@
 import hashlib
 import itertools
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -417,8 +417,12 @@ def _is_bounded(snapshot: Snapshot) -> bool:
     return scheme is not None and (bool(scheme.tensors) or scheme.text_type == "mpt")
 
 
+# While it lasts, the model that it yields computes as the variant says.
+Computing = Callable[[Variant], AbstractContextManager[Any]]
+
+
 @contextmanager
-def applied(model: Any, variant: Variant) -> Iterator[None]:
+def applied(model: Any, variant: Variant) -> Iterator[Any]:
     """While this lasts, a loaded model computes as the variant says."""
     from ropext.patching import apply_config, unpatch
 
@@ -428,4 +432,4 @@ def applied(model: Any, variant: Variant) -> Iterator[None]:
         if variant.config is not None:
             apply_config(model, variant.config, variant.growth, variant.fold)
             stack.callback(unpatch, model)
-        yield
+        yield model

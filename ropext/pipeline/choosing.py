@@ -31,7 +31,7 @@ from ropext.evaluation.ranking import closed_forms, frame_of, preference
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reading import forward_tokens, short_windows
 from ropext.evaluation.reads import Reads
-from ropext.evaluation.variants import Variant
+from ropext.evaluation.variants import Variant, applied
 from ropext.evaluation.work import processes
 from ropext.files import read_json, read_text, write_json, write_text
 from ropext.lengths import length_text
@@ -353,7 +353,8 @@ class AutoChoice:
         documents = read_corpus(files, prospect.encoder, wanted).documents
         self.chose = trained(document.known_by[1:] for document in documents)
         model = loading.load_model(with_weights(prospect.snapshot), files, trusted)
-        reader, reads = Reader(model, prospect.target, files), Reads(prospect.frame, documents)
+        reader = Reader(partial(applied, model), files)
+        reads = Reads(prospect.frame, documents)
         self._set_budget(reader, reads)
         self._rounds(reader, reads, list(prospect.plans))
         last = self.rounds[-1]
@@ -372,8 +373,8 @@ class AutoChoice:
             tokens = budget.amount
             if budget.is_time:
                 begun = time.monotonic()
-                first = self.variants[next(iter(prospect.plans))]
-                reader.reading(first, reads.of(0, 1), Store(), Progress(0))
+                label, first = next(iter(self.variants.items()))
+                reader.measure([first], reads.of(0, 1), {label: Store()}, Progress())
                 tokens *= prospect.target / (time.monotonic() - begun)
             write_json(note, {"tokens": int(tokens)})
         self.budget = int(read_json(note)["tokens"])
@@ -391,31 +392,29 @@ class AutoChoice:
             if begin and not self._may_spend((end - begin) * len(labels) * self.prospect.target):
                 self.left_out["more documents"] = f"the budget is used up after {begin}"
                 break
-            whole, going_on = reads.of(0, end), list[str]()
+            going_on = list[str]()
             for label in labels:
                 try:
-                    self._read(reader, label, reads.of(begin, end))
+                    self._read(reader, [label], reads.of(begin, end))
                 except NanInLogits as error:
                     self.left_out[label] = str(error)
                     continue
                 going_on.append(label)
             if not going_on:
                 raise InputError(f"no form gives logits that are numbers: {self.left_out}")
-            self.rounds.append(standing(self._measured(whole, going_on)))
+            whole = [self.variants[label] for label in going_on]
+            self.rounds.append(standing(reads.of(0, end).measured(whole, self.stores)))
             labels = list(self.rounds[-1].stay)
             self.hooks.say(f"choose: after {end} documents {', '.join(labels)}")
             if len(labels) == 1 and end >= FEWEST_DOCUMENTS:
                 break
 
-    def _measured(self, reads: Reads, labels: Sequence[str]) -> Measurement:
-        return reads.measured([self.variants[label] for label in labels], self.stores)
-
-    def _read(self, reader: Reader, label: str, reads: Reads) -> None:
+    def _read(self, reader: Reader, labels: Sequence[str], reads: Reads) -> Measurement:
         """Read what was not read before; both are spent."""
-        tokens = reads.tokens(variant := self.variants[label])
-        self.spent += tokens
-        progress = Progress(tokens, self.hooks, self.folder)
-        reader.reading(variant, reads, self.stores[label], progress)
+        variants = [self.variants[label] for label in labels]
+        self.spent += sum(map(reads.tokens, variants))
+        progress = Progress(hooks=self.hooks, kept_in=self.folder)
+        return reader.measure(variants, reads, self.stores, progress)
 
     def _forgetful(self, reader: Reader, labels: Sequence[str]) -> list[str]:
         """Of those that are equally good in loss, who surely answers fewer questions than the
@@ -431,9 +430,7 @@ class AutoChoice:
                 prospect.encoder, around, length=length, depths=DEPTHS, index=index, seed=seed
             )
         reads = Reads(prospect.frame, (), tuple((item,) for item in items), bos=bos)
-        for label in labels:
-            self._read(reader, label, reads)
-        models = self._measured(reads, labels).models
+        models = self._read(reader, labels, reads).models
         lost, first = [], models[labels[0]].items
         for label in labels[1:]:
             change = item_differences(models[label].items, first, prospect.frame.bootstrap)

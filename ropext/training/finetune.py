@@ -13,20 +13,20 @@ from ropext.checkpoint.provenance import READ_FROM
 from ropext.checkpoint.weights import read_header
 from ropext.corpus.splitting import NO_LIMIT, REMEDY
 from ropext.errors import UsageError
-from ropext.evaluation.loading import add_adapter, load_tokenizer
+from ropext.evaluation.loading import load_tokenizer
 from ropext.evaluation.preparing import masking_of, read_corpus
+from ropext.evaluation.reader import Models
 from ropext.evaluation.reading import Masking
-from ropext.evaluation.variants import Variant
+from ropext.evaluation.variants import Variant, applied
 from ropext.families.config import text_part
 from ropext.files import values_json
 from ropext.narration import Show
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import NUMBERS
 from ropext.options.training import Finetune
-from ropext.patching import apply_config
 from ropext.results import BASE, CONTROL, EXTENDED, TUNED
 from ropext.results.overlap import kept_out_of
-from ropext.results.perplexity import MASK_STRIDE, Reading
+from ropext.results.perplexity import MASK_STRIDE
 from ropext.training import data, defaults, models, report, sharing, trainer, writing
 from ropext.training.data import LARGEST_SHARE
 from ropext.training.judge import Judge, judge_of
@@ -69,7 +69,6 @@ class AdapterObjective(Objective):
         if self.settings.is_open:
             self.remarks.append(f"at most {self.settings.steps.value} steps, {STOPS}")
         self.remarks += report.asked_text(options.retrieval_share)
-        self.readings: dict[str, Reading] = {}
         self.tuned = History()
         self.control: History | None = None
 
@@ -128,27 +127,34 @@ class AdapterObjective(Objective):
                 names.append(f"{new}{report.NEW_ROWS}{name}")
         return names, moving, 4 * moving  # float32
 
-    def variant(self, label: str) -> Variant:
-        """A model that is read: the base, and its control, through the short window."""
-        if label in (BASE, CONTROL):
-            return Variant(label, label, self.snapshot, self.origin.base_config())
-        return Variant(label, EXTENDED, self.snapshot)
+    def variant(self, label: str, history: History | None = None) -> Variant:
+        """A model that is read, with the adapter that a training left: the base, and its control,
+        with a position table's rows of before, through the short window."""
+        adapter = None if history is None else str(history.best_checkpoint)
+        if label not in (BASE, CONTROL):
+            return Variant(label, EXTENDED, self.snapshot, adapter=adapter)
+        table = self.origin.table
+        growth, config = table.undone() if table else None, self.origin.base_config()
+        return Variant(label, label, self.snapshot, config, growth, adapter=adapter)
 
     def measure(self, pause: Show) -> None:
         """Read the base through its short window, and the extended model as it is."""
         self._say_beforehand()
-        judge = self.judge
-        if judge is None or not sharing.is_main():
+        said = f"reading {self.training.judged} documents before the training"
+        self._read([self.variant(BASE), self.variant(UNTUNED)], pause, said)
+
+    def _read(self, variants: Sequence[Variant], pause: Show, sentence: str = "") -> None:
+        """Have models read the documents that judge; what an earlier run read is not read again."""
+        if self.judge is None or not sharing.is_main():
             return
-        variants = [self.variant(label) for label in (BASE, UNTUNED)]
-        if not all(judge.has(variant, self.store(variant.label)) for variant in variants):
-            self.say(f"reading {len(judge.documents)} documents before the training")
-            model = self._load().eval()
-            judge.read(model, self.variant(UNTUNED), self.store(UNTUNED), pause)
-            self._make_base(model)
-            judge.read(model, self.variant(BASE), self.store(BASE), pause)
-        for variant in variants:
-            self.readings[variant.label] = judge.reads.reading(variant, self.store(variant.label))
+
+        def load(_: Any) -> Any:
+            if sentence:
+                self.say(sentence)
+            return self._load().eval()
+
+        models = Models(load)
+        self.models |= self.judge.measure(models.computing, variants, self.store, pause).models
 
     def _say_beforehand(self) -> None:
         training = self.training
@@ -174,11 +180,6 @@ class AdapterObjective(Objective):
         torch.manual_seed(self.options.seed)
         return models.load(self.snapshot, self.options)
 
-    def _make_base(self, model: Any) -> None:
-        """The same weights before the extension, a position table with its rows of then."""
-        table = self.origin.table
-        apply_config(model, self.origin.base_config(), table.undone() if table else None)
-
     def learn(self) -> None:
         """Train the adapter, and with --control one of the base on the same tokens; after an early
         stop as many steps as are in the weights that count."""
@@ -191,14 +192,13 @@ class AdapterObjective(Objective):
         self.tuned = self._train(TUNED, model, rows, 1, evaluate=evaluate, patience=patience)
         if not self.options.control:
             return
-        model = self._load()
-        self._make_base(model)
-        if self.training.masking is None:
-            use_sliced_loss(model)
         pieces = ControlRows(rows, self.context)
         lowered = trainer.missed(self.tuned.evaluations) if patience else ()
         how = {"until": self.tuned.counted, "lowered_after": lowered}
-        self.control = self._train(CONTROL, model, pieces, pieces.per_row, **how)
+        with applied(self._load(), self.variant(BASE)) as model:
+            if self.training.masking is None:
+                use_sliced_loss(model)
+            self.control = self._train(CONTROL, model, pieces, pieces.per_row, **how)
 
     def _train(
         self, label: str, model: Any, rows: Sequence[Row], pieces: int, **how: Any
@@ -231,16 +231,9 @@ class AdapterObjective(Objective):
     def choose(self, pause: Show) -> Finetuned:
         """The best evaluated weights, or the last; what each model reads on the same tokens."""
         tuned, control = self.tuned, self.control
-        if self.judge is not None and sharing.is_main():
-            for label, history in ((TUNED, tuned), (CONTROL, control)):
-                if history is None:
-                    continue
-                model = add_adapter(self._load(), str(history.best_checkpoint))
-                if label == CONTROL:
-                    self._make_base(model)
-                reading = self.judge.read(model, self.variant(label), pause=pause)
-                self.readings[label] = reading
-        measured = self.judge.measured(self.readings) if self.judge else None
+        trained = {TUNED: tuned} | ({CONTROL: control} if control else {})
+        self._read([self.variant(label, history) for label, history in trained.items()], pause)
+        measured = self.judge.measured(self.models) if self.judge else None
         done = Finetuned(
             output=self.output,
             objective=self,

@@ -15,18 +15,18 @@ from ropext.checkpoint.provenance import digest, read_record
 from ropext.errors import UnsupportedModel, UsageError, listed
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.loading import load_tokenizer
-from ropext.evaluation.variants import Variant
+from ropext.evaluation.variants import Variant, applied
 from ropext.files import values_json
 from ropext.inspecting import open_model
 from ropext.narration import Show
 from ropext.options.fields import NUMBERS
 from ropext.options.training import Fit
-from ropext.patching import apply_config, unpatch
+from ropext.patching import apply_config
 from ropext.planning import Plan
 from ropext.results import BASE, EXTENDED, FITTED
+from ropext.results.measurement import Measurement
 from ropext.results.overlap import kept_out_of
 from ropext.results.perplexity import Reading
-from ropext.results.retrieval import ItemScore
 from ropext.results.stores import Store
 from ropext.results.values import MARGIN
 from ropext.rope import compression
@@ -94,9 +94,7 @@ class SpectrumObjective(Objective):
         self.title = f"from {self.context} to {self.target} tokens, starting from {start}"
         self.remarks, self.rows = remarks, self._with_short(training.rows)
         self.far = self.judge.far  # questions at the target
-        self.readings: dict[str, Reading] = {}  # of base, start and what was fitted
         self.closed: dict[str, Reading] = {}  # of every closed form to start from
-        self.scores: dict[str, list[ItemScore]] = {}
         self.history = History()
         self.left_steps = 0  # of starts that were tried and left
         self.back_at = 0  # the step after which a fit went back to the start; 0 = it did not
@@ -144,6 +142,11 @@ class SpectrumObjective(Objective):
         """A spectrum that is read."""
         return Variant(label, EXTENDED, self.snapshot, plan.config)
 
+    @property
+    def readings(self) -> dict[str, Reading]:
+        """Of base, start and what was fitted."""
+        return self.judge.measured(self.models).readings
+
     def measure(self, pause: Show) -> None:
         """Read the base through its short window and every closed form, find the best of these, and
         ask base and start."""
@@ -155,17 +158,13 @@ class SpectrumObjective(Objective):
         self._ask_before(pause)
 
     def _read_starts(self, pause: Show) -> None:
-        judge, model = self.judge, self.model
-        base, store = Variant(BASE, BASE, self.snapshot), self.store(BASE)
-        if not judge.has(base, store):
-            self.say(f"reading {len(judge.documents)} held-out documents by the base")
-        self.readings[BASE] = judge.read(model, base, store, pause)
-        for method, plan in self.starts.items():
-            variant, store = self.variant(method, plan), self.store(method)
-            if not judge.has(variant, store):
-                self.say(f"reading them by {method}")
-                apply_config(model, plan.config)
-            self.closed[method] = judge.read(model, variant, store, pause)
+        judge, count = self.judge, self.training.judged
+        base = [Variant(BASE, BASE, self.snapshot)]
+        forms = [self.variant(method, plan) for method, plan in self.starts.items()]
+        said = f"reading {count} held-out documents by the base"
+        self.models |= self._measured(said, base, pause).models
+        closed = self._measured("reading them by {}", forms, pause)
+        self.closed = closed.readings
         losses = {method: judge.objective(reading) for method, reading in self.closed.items()}
         allowed = {m: loss for m, loss in losses.items() if self.space(m).outside() is None}
         allowed = allowed or losses  # else all lie outside of the guards
@@ -178,34 +177,43 @@ class SpectrumObjective(Objective):
             self.say(
                 f"far half and tail, nats a token: {shown}; starting from {listed(self.rivals)}"
             )
-        self.readings[START] = self.closed[self.start]
+        self.models[START] = closed.models[self.start]
+
+    def _measured(
+        self,
+        sentence: str,
+        variants: Sequence[Variant],
+        pause: Show,
+        items: Sequence[Item] | None = None,
+    ) -> Measurement:
+        """Read documents or ask questions by stock arithmetic, as configs say; the sentence, with
+        the label, is said where an earlier run has not done it."""
+
+        @contextmanager
+        def computing(variant: Variant) -> Iterator[Any]:
+            self.say(sentence.format(variant.label))
+            with applied(self.model, variant) as model:
+                yield model
+
+        return self.judge.measure(computing, variants, self.store, pause, items)
 
     def _ask_before(self, pause: Show) -> None:
         """A base that cannot answer inside its own context is not asked at the target: it has
         nothing to lose there, and its wrong answers would teach nothing about distance."""
-        unpatch(self.model)
-        self._ask(BASE, self.judge.near, pause)
-        if self.judge.near and not self.judge.answers(self.scores[BASE]):
+        self._ask(Variant(BASE, EXTENDED, self.snapshot), self.judge.near, pause)
+        if self.judge.near and not self.judge.answers(self.models[BASE].items):
             rows = self.training.rows
             plain = Rows(rows.documents, rows.strategy, rows.size, rows.seed, far_half=True)
             self.far, self.rows = (), self._with_short(plain)
             self.note(
                 "no questions at the target: the base does not answer them inside its own context"
             )
-        apply_config(self.model, self.starts[self.start].config)
-        self._ask(START, self.far, pause)
+        self._ask(self.variant(START, self.starts[self.start]), self.far, pause)
 
-    def _ask(self, label: str, items: Sequence[Item], pause: Show) -> None:
-        variant, store = Variant(label, EXTENDED, self.snapshot), self.store(label)
-        if not self.judge.has(variant, store, self.judge.asked(items)):
-            self.say(f"asking {label} {len(items)} questions")
-        self.scores[label] = self.judge.ask(self.model, variant, items, store, pause)
-
-    def _apply(self, method: str, knobs: Mapping[str, Any]) -> Plan:
-        """Make the model compute, by stock arithmetic, as a plan with these knobs says."""
-        plan = self.plan_of(method, knobs)
-        apply_config(self.model, plan.config)
-        return plan
+    def _ask(self, variant: Variant, items: Sequence[Item], pause: Show) -> None:
+        sentence, label = f"asking {{}} {len(items)} questions", variant.label
+        answers = self._measured(sentence, [variant], pause, items).models[label].items
+        self.models[label] = replace(self.models[label], items=answers)
 
     def learn(self) -> None:
         """Train the spectrum, from the start that is lowest after a few steps; where half of the
@@ -244,7 +252,7 @@ class SpectrumObjective(Objective):
             place = self.folder / "steps" / start
             self.steps = JudgedSteps(place, judge.reads, self.variant("step", plan))
         settings = training.settings
-        self._apply(space.method, space.knobs())
+        apply_config(model, self.plan_of(space.method, space.knobs()).config)
         reason = loss.why_not_sliced(model)
         if reason is not None and not until:
             self.note(f"the loss needs whole logits: {reason}")
@@ -324,7 +332,7 @@ class SpectrumObjective(Objective):
             self.begun = self.start
         self.note(reason)
         written, judge = self._note_written(step, plan), self.judge
-        measured = judge.measured(self.readings, self.scores)
+        measured = judge.measured(self.models)
         fitted, history, steps = self.readings.get(FITTED), self.history, self.steps.readings()
         trained = history.steps + self.left_steps + self.back_at
         return Fitted(
@@ -359,14 +367,15 @@ class SpectrumObjective(Objective):
             return keep_start("nothing was found to judge")
         step = judge.lowest(readings, before)
         # Once more, by stock arithmetic from the config that is written.
-        plan = self._apply(self.space(self.start).method, self.steps.knobs(step))
-        self.say(f"reading them by the spectrum of step {step}, as its config says")
+        plan = self.plan_of(self.space(self.start).method, self.steps.knobs(step))
+        variant = self.variant(FITTED, plan)
+        said = f"reading them by the spectrum of step {step}, as its config says"
         try:
-            fitted = judge.read(self.model, self.variant(FITTED, plan), pause=pause)
+            self.models |= self._measured(said, [variant], pause).models
         except NanInLogits as error:
             return keep_start(f"step {step}: {error}")
-        self.readings[FITTED] = fitted
-        self._ask(FITTED, self.far, pause)
+        fitted = self.readings[FITTED]
+        self._ask(variant, self.far, pause)
         change = report.change_text(judge.change(fitted, before))
         if not judge.better(fitted, before):
             gain = judge.change(before, fitted)
@@ -375,7 +384,7 @@ class SpectrumObjective(Objective):
                 return keep_start(f"{why} over the far half ({gain.why_not_known})")
             why = f"no step is better than {self.start} by {MARGIN} nats a token or more"
             return keep_start(f"{why} ({change})")
-        lost = judge.lost(self.scores[FITTED], self.scores[START])
+        lost = judge.lost(self.models[FITTED].items, self.models[START].items)
         if lost is not None:
             text = report.share_text(lost)
             return keep_start(f"the fit answers fewer questions than {self.start} ({text})")

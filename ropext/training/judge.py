@@ -1,10 +1,10 @@
 """What judges a training: ropext's own evaluator on held-out documents, before, during and after;
 of a fit also questions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from ropext import corpus
@@ -12,12 +12,12 @@ from ropext.evaluation.forward import TokenScorer
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reading import Masking
 from ropext.evaluation.reads import Reads
-from ropext.evaluation.variants import SHORT, Variant
+from ropext.evaluation.variants import Computing, Variant
 from ropext.files import values_json
 from ropext.lengths import tail_tokens
 from ropext.narration import Hooks, Show, unseen
 from ropext.options.evaluate import DocumentOptions
-from ropext.results import BASE, EXTENDED
+from ropext.results import BASE
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.perplexity import MASK_STRIDE, Frame, Reading, Span, text_values
 from ropext.results.retrieval import ItemScore, grouped, share_of
@@ -58,60 +58,39 @@ class Judge:
         """Read through windows of the target's length."""
         return len(self.documents) * self.frame.longest * (self.frame.mask_stride or 1)
 
-    def has(self, variant: Variant, store: Store, reads: Reads | None = None) -> bool:
-        """Whether a store has all that a variant reads."""
-        return all(store.has(unit.name) for unit in (reads or self.reads).units(variant))
+    def measure(
+        self,
+        computing: Computing,
+        variants: Iterable[Variant],
+        store: Callable[[str], Store] = lambda label: Store(),
+        pause: Show = unseen,
+        items: Sequence[Item] | None = None,
+    ) -> Measurement:
+        """Have variants read the documents, or answer `items`, each by itself, in their place."""
+        reads, everyone = self.reads, tuple(variants)
+        if items is not None:
+            reads = replace(reads, documents=(), questions=tuple((item,) for item in items))
+        stores = {variant.label: store(variant.label) for variant in everyone}
+        progress = Progress(hooks=Hooks(show=pause))
+        return self._reader(computing).measure(everyone, reads, stores, progress)
 
     def read(
         self, model: Any, variant: Variant, store: Store | None = None, pause: Show = unseen
     ) -> Reading:
-        """Read what the store has not; the model computes now as the variant says."""
-        store = store or Store()
-        self._do(model, self.reads, variant, store, pause)
-        return self.reads.reading(variant, store)
-
-    def ask(
-        self,
-        model: Any,
-        variant: Variant,
-        items: Sequence[Item],
-        store: Store | None = None,
-        pause: Show = unseen,
-    ) -> list[ItemScore]:
-        """The questions, each by itself, by a model as it computes now."""
-        questions, store = self.asked(items), store or Store()
-        self._do(model, questions, variant, store, pause)
-        return questions.answers(variant, store)
-
-    def asked(self, items: Sequence[Item]) -> Reads:
-        """Questions in place of documents."""
-        return replace(self.reads, documents=(), questions=tuple((item,) for item in items))
+        """Read by a model as it computes now."""
+        kept = store or Store()
+        done = self.measure(lambda _: nullcontext(model), [variant], lambda _: kept, pause)
+        return done.readings[variant.label]
 
     def scorer(self, model: Any) -> TokenScorer:
-        return self._reader(model).scorer
+        return self._reader(nullcontext).scorer(model, self.frame.longest)
 
-    def _reader(self, model: Any) -> Reader:
-        longest = self.frame.longest
-        options = DocumentOptions(chunk=longest) if self.reads.masking else None
-        return Reader(model, longest, options)
+    def _reader(self, computing: Computing) -> Reader:
+        options = DocumentOptions(chunk=self.frame.longest) if self.reads.masking else None
+        return Reader(computing, options)
 
-    def _do(self, model: Any, reads: Reads, variant: Variant, store: Store, pause: Show) -> None:
-        if not self.has(variant, store, reads):
-            progress = Progress(reads.tokens(variant), Hooks(show=pause))
-            self._reader(model).read(reads.units(variant), store, progress)
-
-    def measured(
-        self,
-        readings: Mapping[str, Reading],
-        answers: Mapping[str, Sequence[ItemScore]] = MappingProxyType({}),
-    ) -> Measurement:
-        """Gather what the models read and answered, by their labels."""
-        models = {
-            label: MeasuredModel(
-                label if label in SHORT else EXTENDED, reading, tuple(answers.get(label, ()))
-            )
-            for label, reading in readings.items()
-        }
+    def measured(self, models: Mapping[str, MeasuredModel]) -> Measurement:
+        """Gather what was measured in parts."""
         return Measurement(self.frame, models, self.reads.described)
 
     def numbers(self, measured: Measurement) -> Numbers:

@@ -25,7 +25,7 @@ from ropext.narration import (
     told_of_files,
 )
 from ropext.planning import Plan
-from ropext.results.measurement import Measurement
+from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.stores import Store
 from ropext.training import defaults, loss, models, sharing, trainer
 from ropext.training.judge import Numbers
@@ -76,6 +76,7 @@ class Objective(ABC):
         self.settings, self.context = training.settings, training.context
         self.target = training.target
         self.notes: list[str] = []
+        self.models: dict[str, MeasuredModel] = {}  # what was measured, by its labels
 
     # What is known beforehand.
 

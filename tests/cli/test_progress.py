@@ -3,12 +3,11 @@
 import os
 
 import pytest
-from transformers import AutoModelForCausalLM
 
 from ropext import narration
 from ropext.checkpoint import comparing_weights, copying, weights
 from ropext.cli.output import Bar, Out
-from ropext.evaluation.reader import Progress, Reader
+from ropext.evaluation.reader import Progress, read_units
 from ropext.evaluation.reads import Unit
 from ropext.results.stores import Store
 
@@ -61,7 +60,7 @@ def test_many_short_pieces_of_work_are_told_once_in_half_a_minute(now, show, cap
     assert [line.rpartition(" ")[2] for line in lines] == ["0", "10", "20", "30"]
 
 
-def test_what_was_read_before_or_elsewhere_is_not_counted(now, llama, tmp_path):
+def test_what_was_read_before_or_elsewhere_is_not_counted(now, tmp_path):
     """Eight units of ten tokens, five seconds each. Two were read before, of the rest every second
     one is another process's: three are left, and the first line says ten seconds. What the other
     process finishes meanwhile was not found."""
@@ -80,9 +79,7 @@ def test_what_was_read_before_or_elsewhere_is_not_counted(now, llama, tmp_path):
     for kept in "01":
         store.put(f"{kept}.json", [])
         os.utime(tmp_path / f"{kept}.json", (0, 0))
-    Reader(AutoModelForCausalLM.from_pretrained(llama), 16).read(
-        map(unit, range(8)), store, progress
-    )
+    read_units(None, map(unit, range(8)), store, progress)
     assert said == ["33 % (10 of 30 tokens), about 10 s left: unit 2"]
     assert (progress.resumed, progress.finished) == (2, 3)
 

@@ -404,7 +404,7 @@ def test_a_time_is_measured_where_no_form_leaves_the_model_as_it_is(tmp_path, mo
     choice = AutoChoice(prospect(recipe), tmp_path, Hooks())
     assert "untouched" not in choice.variants
     read = []
-    reader = SimpleNamespace(reading=lambda variant, *_: read.append(variant.label))
+    reader = SimpleNamespace(measure=lambda variants, *_: read.extend(v.label for v in variants))
     choice._set_budget(reader, SimpleNamespace(of=lambda *_: None))
     assert read == [next(iter(choice.variants))]
     assert choice.budget > 0

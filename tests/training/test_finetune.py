@@ -20,7 +20,8 @@ import ropext
 from ropext import verifying
 from ropext.errors import InputError, OutputExists, Stopped, UsageError
 from ropext.evaluation.forward import NanInLogits
-from ropext.narration import Pace, unseen
+from ropext.narration import Pace
+from ropext.results.stores import Store
 from ropext.training import count_training, judge, report, train, trainer
 
 pytestmark = pytest.mark.slow
@@ -461,27 +462,17 @@ def test_a_poisoned_folder_of_a_run_is_one_sentence_and_runs_nothing(
         shutil.rmtree(folder)
 
 
-def interrupt(monkeypatch, label, earlier=0):
-    """Send a real SIGINT after the first document that is read for a label; `earlier` readings of
-    it, those inside of the training, are left out."""
-    read = judge.Judge.read
-    begun = []
+def interrupt(monkeypatch, label):
+    """Send a real SIGINT when the first document is kept that was read for a label."""
+    put = Store.put
 
-    def asks(self, model, variant, store=None, pause=unseen):
-        sent = []
+    def asks(self, name, result):
+        put(self, name, result)
+        if self.folder is not None and self.folder.name == label:
+            monkeypatch.setattr(Store, "put", put)
+            os.kill(os.getpid(), signal.SIGINT)
 
-        def signals(*told):
-            if not sent and (not told or told[0]):  # once, and not before the first document
-                sent.append(True)
-                os.kill(os.getpid(), signal.SIGINT)
-            pause(*told)
-
-        if variant.label == label:
-            begun.append(label)
-        wanted = variant.label == label and len(begun) > earlier
-        return read(self, model, variant, store, signals if wanted else pause)
-
-    monkeypatch.setattr(judge.Judge, "read", asks)
+    monkeypatch.setattr(Store, "put", asks)
 
 
 def test_an_interrupt_while_documents_are_read_stops_after_the_one_in_hand(
@@ -498,12 +489,20 @@ def test_an_interrupt_while_documents_are_read_stops_after_the_one_in_hand(
     assert len(list((tmp_path / "out.run/readings/untuned").rglob("*.npy"))) == 1
     # After the training all of it is kept: the same call only reads and merges.
     with monkeypatch.context() as late:
-        interrupt(late, "tuned", earlier=RUN["steps"] // RUN["eval_every"])
+        interrupt(late, "tuned")
         with pytest.raises(Stopped, match=r"^interrupted; what is finished is kept in "):
             train("finetune", extended, str(stories), output, **RUN)
     assert not output.exists()
     monkeypatch.setattr(trainer._Trainer, "train", None)
+    put, names = Store.put, []
+
+    def noted(self, name, result):
+        put(self, name, result)
+        names.append(self.folder.name)
+
+    monkeypatch.setattr(Store, "put", noted)
     done = train("finetune", extended, str(stories), output, **RUN)
+    assert names == ["tuned"] * (RUN["eval_documents"] - 1)
     assert done.losses == tuned[0].losses
     assert done.numbers["tuned"] == tuned[0].numbers["tuned"]
 
