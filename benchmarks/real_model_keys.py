@@ -13,6 +13,7 @@ Every haystack is kept as soon as it is read (--cells); the same command goes on
 
 import argparse
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -58,7 +59,7 @@ def ask(models: Models, variant: str, items: list[Item]) -> dict[str, Any]:
     loaded, began = models.of(variant), time.process_time()
     length = items[0].length
     with pinned(loaded, length), torch.no_grad():
-        scores = score_items(Reader(loaded, length).scorer, items, None)
+        scores = score_items(Reader(nullcontext).scorer(loaded, length), items, None)
     right = {f"{item.depth:.4f}": score.exact for item, score in zip(items, scores, strict=True)}
     return {"right": right, "cpu_seconds": round(time.process_time() - began)}
 
