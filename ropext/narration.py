@@ -26,7 +26,11 @@ def pasted(*words: str) -> str:
     """Join words as POSIX shells, cmd and PowerShell all read them, where the letters allow it."""
     slash, marks = (r"\\", "") if sys.platform == "win32" else ("", r"\\$`!")
     bare, plain = re.compile(rf"[\w./:=+{slash}-]+", re.ASCII), re.compile(rf'[^"{marks}]+')
-    said = (f'"{word}"' if plain.fullmatch(word) else shlex.quote(word) for word in words)
+    if slash:  # a program there takes \" for a quote, and backslashes before a quote by twos
+        said = [re.sub(r'(\\*)"', r'\1\1\\"', f'{word}"')[:-2] for word in words]
+        said = [f'"{word}"' for word in said]
+    else:
+        said = [f'"{word}"' if plain.fullmatch(word) else shlex.quote(word) for word in words]
     return " ".join(a if bare.fullmatch(a) else b for a, b in zip(words, said, strict=True))
 
 

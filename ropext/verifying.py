@@ -27,7 +27,7 @@ from ropext.checkpoint.tokenizer import length_edits
 from ropext.checkpoint.weights import WeightFile, content_digest, weigh
 from ropext.errors import InputError, ProofFailed, UnsupportedModel, UsageError, listed
 from ropext.families import Model
-from ropext.files import dump, read_object
+from ropext.files import CONFIG_LIMIT, as_text, dump, parse_object, read_bytes, read_object
 from ropext.inspecting import Served, open_model, positions_of, read_again, said_of
 from ropext.narration import Say, Show, silent, unseen
 from ropext.positions import Positions
@@ -425,8 +425,15 @@ class Checking:
 _SPECTRUM = ("label", "inv_freq", "attention_factor", "softmax_factor", "scaled", "short_inv_freq")
 
 
+def _read_plan(path: Path) -> dict[str, Any]:
+    """A plan that a shell may have redirected in another encoding."""
+    data = read_bytes(path, CONFIG_LIMIT)
+    known = json.detect_encoding(data) == "utf-8"
+    return parse_object(data if known else as_text(data).encode(), str(path))
+
+
 def _planned(path: Path, flag: str = "--against ") -> Claim:
-    plan = read_object(path)
+    plan = _read_plan(path)
     context, target = plan.get("context"), plan.get("target")
     if type(context) is not int or type(target) is not int or type(plan.get("sites")) is not list:
         raise InputError(f"{flag}{path} is not a plan; `ropext plan --json` writes one")
@@ -548,7 +555,7 @@ def _endpoint(
 
 def _served_plan(path: Path, url: str, loading: Mapping[str, Any], say: Say) -> Verification:
     """Hold a plan against a server that runs its base with the plan's numbers."""
-    claim, plan = _planned(path, ""), read_object(path)
+    claim, plan = _planned(path, ""), _read_plan(path)
     snapshot = open_snapshot(str(plan.get("model")), weights=True)
     if snapshot.config != claim.base:
         raise InputError(

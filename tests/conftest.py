@@ -1,5 +1,6 @@
 """What every test starts from."""
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -19,6 +20,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first, and leave the order inside of each file."""
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a call or a device that this system lacks: `@pytest.mark.needs("mkfifo")`."""
+    for mark in item.iter_markers("needs"):
+        for name in mark.args:
+            there = os.path.exists(name) if name.startswith("/") else hasattr(os, name)
+            if not there:
+                pytest.skip(f"this system has no {name}")
 
 
 @pytest.fixture(autouse=True)

@@ -127,7 +127,10 @@ def test_the_workflows_run_the_tests_and_the_image_and_publish_by_trust():
         steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
         return "\n".join(step.get("run", "") for step in steps)
 
-    wanted = ("-m pytest", '-m "not slow"', "ruff format --check .", "ruff check .", "mypy")
+    wanted = (
+        *("-m pytest", '-m "not slow"', "ruff format --check .", "ruff check ."),
+        *("mypy", "mypy --platform win32", "mypy --platform darwin"),
+    )
     for part in (*wanted, "docker build", "docker run --rm ropext demo"):
         assert part in lines(ci), part
     for part in ("-m build", "twine check", "ropext demo"):

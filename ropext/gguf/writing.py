@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from ropext.options.fields import Link
 from ropext.planning import Plan
 from ropext.rope import Spectrum
 
-FILLER = "ropext.filler"
+FILLER, PARTS = "ropext.filler", "split.tensors.count"
 PAGE = 4096  # bytes; tensors moved by whole pages keep their holes, and share blocks on btrfs, XFS
 PIECE = 4 << 20  # bytes read at once
 
@@ -77,8 +77,9 @@ def write_gguf(
             for path in paths[1:]:
                 note = place(path, stage.directory / path.name, link, show)
                 notes += [f"{path.name}: {note}"] if note else []
-            _write(model.head, target, {**keys, **_provenance(full)}, tensors, show)
-        proof = _prove(target, model, plan.main.wanted, plan.target) if prove else None
+            keys = {**keys, **_provenance(full)}
+            _write(model.head, target, keys, tensors, show)
+        proof = _prove(target, model, plan.main.wanted, plan.target, keys) if prove else None
         with os_errors(output):
             notes += _modelfile(stage.directory, output if one else target, plan.target)
     return Written(output, full, (*stage.notes, *notes), {}, proof)
@@ -148,9 +149,8 @@ def _write(
 ) -> None:
     """One file: the keys in their order, new ones last, a new tensor behind the others."""
     new = {name: values for name, values in tensors.items() if head.tensor(name) is None}
-    count = "split.tensors.count"
-    if new and count in head.entries:
-        keys = {**keys, count: (head.entries[count].kind, head.entries[count].value + len(new))}
+    if new and (count := head.entries.get(PARTS)):
+        keys = {**keys, PARTS: (count.kind, count.value + len(new))}
     raw = head.read(0, head.described[1])
     carried = {k: raw[entry.start : entry.end] for k, entry in head.entries.items() if k != FILLER}
     rows = carried | {key: _key(key, *item) for key, item in keys.items()}
@@ -255,7 +255,9 @@ def compare(model: GgufFile, wanted: Spectrum, target: int) -> ReadBack:
     return ReadBack(error, len(wanted.inv_freq), len(tensors), sum(t.size for t in tensors))
 
 
-def _prove(target: Path, base: GgufFile, wanted: Spectrum, length: int) -> dict[str, Any]:
+def _prove(
+    target: Path, base: GgufFile, wanted: Spectrum, length: int, changed: Collection[str]
+) -> dict[str, Any]:
     """Read the written file back, with the reader that knows nothing of the plan."""
     try:
         written = open_gguf(str(target))
@@ -264,4 +266,10 @@ def _prove(target: Path, base: GgufFile, wanted: Spectrum, length: int) -> dict[
     done = compare(written, wanted, length)
     if weigh_parts(written) != weigh_parts(base):
         raise ProofFailed(f"proof: {target} has other tensors than {base.name}")
+    heads = base.head, written.head
+    for name in {*base.head.entries} - {*changed, FILLER, PARTS}:
+        rows = [(head, head.entries.get(name)) for head in heads]
+        old, new = (row and head.read(row.start, row.end - row.start) for head, row in rows)
+        if old != new:
+            raise ProofFailed(f"proof: {target} has another {name} than {base.name}")
     return {"ggml": architecture(base.container).name} | asdict(done)

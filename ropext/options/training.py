@@ -130,7 +130,7 @@ class Finetune(TrainingOptions):
     train_norms: bool = wanted(False, "train the norms too (LongLoRA)")
     train_embeddings: bool = wanted(False, "train the token embeddings too (LongLoRA)")
     qlora: bool = wanted(
-        False, "hold the frozen weights in 4 bits (needs a GPU and ropext[qlora]; not run yet)"
+        False, "hold the frozen weights in 4 bits (needs a GPU and bitsandbytes; not run yet)"
     )
     control: Files[bool] = wanted(
         False, "also train the unextended base on the same tokens, at its own context"

@@ -126,7 +126,7 @@ def four_bits(where: torch.device) -> Any:
     if importlib.util.find_spec("bitsandbytes") is None:
         raise UsageError(
             "--qlora needs the package bitsandbytes, which is not installed: "
-            "pip install 'ropext[qlora]', or leave --qlora out"
+            "pip install bitsandbytes, or leave --qlora out"
         )
     return transformers.BitsAndBytesConfig(
         load_in_4bit=True,

@@ -237,6 +237,7 @@ def test_hard_links_fall_back_to_copies(model: Path, tmp_path: Path, monkeypatch
     assert not os.path.samefile(tmp_path / "out" / name, model / name)
 
 
+@pytest.mark.needs("copy_file_range")
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES, errno.EDQUOT])
 @pytest.mark.parametrize("call", ["copy_file_range", "link", "ftruncate", "fsync", "mkdir"])
 def test_faults_leave_nothing(model: Path, tmp_path: Path, monkeypatch, call: str, code: int):
@@ -249,6 +250,7 @@ def test_faults_leave_nothing(model: Path, tmp_path: Path, monkeypatch, call: st
     assert tree(model) == before
 
 
+@pytest.mark.needs("copy_file_range")
 @pytest.mark.parametrize("mode", ["in the kernel", "short", "stops half way", "not supported"])
 def test_copies_are_whole_whatever_the_kernel_does(tmp_path: Path, monkeypatch, mode: str):
     content = os.urandom(300_000)
@@ -271,6 +273,7 @@ def test_copies_are_whole_whatever_the_kernel_does(tmp_path: Path, monkeypatch, 
     assert mode == "in the kernel" or calls
 
 
+@pytest.mark.needs("copy_file_range")
 @pytest.mark.parametrize("way", ["kernel", "hand"])
 @pytest.mark.parametrize("place", ["first", "middle", "last"])
 def test_a_copy_with_one_other_byte_is_no_copy(tmp_path: Path, monkeypatch, way: str, place: str):

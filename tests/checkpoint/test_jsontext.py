@@ -63,6 +63,7 @@ def test_size_is_refused_before_parsing(tmp_path: Path):
     assert read_object(path) == {"a": 1}
 
 
+@pytest.mark.needs("mkfifo")
 def test_only_regular_files_are_opened(tmp_path: Path):
     fifo, loop, device, gone = (tmp_path / name for name in ("fifo", "loop", "device", "gone"))
     os.mkfifo(fifo)

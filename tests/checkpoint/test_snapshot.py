@@ -206,6 +206,7 @@ def test_an_index_too_large_or_too_full(model: Path):
     refused(model, "1,000 objects")
 
 
+@pytest.mark.needs("mkfifo")
 def test_links_to_anything_else_are_refused(model: Path, tmp_path: Path):
     for target, words in ((model / "gone", "cannot be read"), (model, "neither a regular file")):
         link = model / "vocab.txt"

@@ -1,7 +1,6 @@
 """One directory as a whole or not at all: names, locks, recovery, and faults of the file system."""
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -137,6 +136,7 @@ EDITS = {
 }
 
 
+@pytest.mark.needs("mkfifo")
 @pytest.mark.parametrize("name", EDITS)
 def test_force_spares_what_a_user_edited(tmp_path: Path, name: str):
     with staged(out := tmp_path / "out") as stage:
@@ -352,9 +352,10 @@ def without_flock(monkeypatch) -> None:
     def refuse(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOTSUP, "Operation not supported")
 
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr("fcntl.flock", refuse)
 
 
+@pytest.mark.needs("fork")
 def test_without_flock_the_named_holder_decides(tmp_path: Path, monkeypatch):
     without_flock(monkeypatch)
     me = {
@@ -456,6 +457,7 @@ def nobody() -> Iterator[None]:
         os.seteuid(0)
 
 
+@pytest.mark.needs("geteuid")
 @pytest.mark.usefixtures("nobody")
 def test_no_permission():
     with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to nobody

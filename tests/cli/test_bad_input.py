@@ -132,6 +132,7 @@ def test_a_picture_that_cannot_be_written(refused, llama, tmp_path, command):
     assert "No such file or directory" in said
 
 
+@pytest.mark.needs("/dev/full")
 def test_a_result_that_cannot_be_printed(llama):
     import subprocess
     import sys
@@ -143,6 +144,7 @@ def test_a_result_that_cannot_be_printed(llama):
     assert run.stderr == "error: the result cannot be printed: No space left on device\n"
 
 
+@pytest.mark.needs("/bin/sh")
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_closed_stream_is_no_error(llama, closed):
     import subprocess

@@ -125,6 +125,7 @@ def test_extend_without_proof_imports_no_heavy_library(llama, tmp_path):
     assert (tmp_path / "out/model.safetensors").samefile(llama / "model.safetensors")
 
 
+@pytest.mark.needs("killpg")
 @pytest.mark.parametrize("moment", ["at once", "while it proves", "by a scheduler"])
 def test_an_interrupt_is_answered_and_leaves_nothing(llama, tmp_path, moment):
     words = [sys.executable, "-m", "ropext", "extend", str(llama), "--factor", "2", "-o"]

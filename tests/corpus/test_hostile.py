@@ -94,6 +94,7 @@ except InputError as error:
 
 
 @LINUX
+@pytest.mark.needs("mkfifo")
 @pytest.mark.parametrize("name", DATA)
 def test_data_that_would_hang_or_fill_the_memory(tmp_path, name):
     """Read in two gigabytes of addresses, Python and pyarrow among them."""

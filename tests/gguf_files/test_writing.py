@@ -381,7 +381,7 @@ def test_never_in_place_and_never_over_another_file(base, tmp_path):
     }
 
 
-@pytest.mark.parametrize("where", ["key", "tensor", "length"])
+@pytest.mark.parametrize("where", ["key", "tensor", "length", "token"])
 def test_a_wrong_file_gets_no_name(base, tmp_path, monkeypatch, where):
     write = writing._write
 
@@ -394,9 +394,14 @@ def test_a_wrong_file_gets_no_name(base, tmp_path, monkeypatch, where):
             small = making.tensors() | {"output_norm.weight": np.ones(32, np.float32)}
             head = read_gguf(making.write(tmp_path / "other.gguf", data=small))
         write(head, target, keys, tensors, show)
+        if where == "token":  # as a disk or a bad read would
+            content = target.read_bytes()
+            token = b"\2\0\0\0\0\0\0\0t7"
+            assert content.count(token) == 1
+            target.write_bytes(content.replace(token, token[:-1] + b"8"))
 
     monkeypatch.setattr(writing, "_write", spoiled)
-    with pytest.raises(ProofFailed, match="proof: "):
+    with pytest.raises(ProofFailed, match="proof: .*tokens" if where == "token" else "proof: "):
         extend(base, tmp_path / "long.gguf")
     assert not (tmp_path / "long.gguf").exists()
 

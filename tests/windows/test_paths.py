@@ -1,5 +1,6 @@
 """Words that Windows' users type, and lines that their shells take; the same answers on Linux."""
 
+import json
 import os
 import re
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ropext import loaders
+from ropext import extend, loaders, plan, verify
 from ropext.corpus.sources import Source, read_documents
 from ropext.errors import InputError
 from ropext.files import is_path, move
@@ -17,6 +18,7 @@ from ropext.options.recipe import read_recipe
 from ropext.results.gates import split_spec
 
 WORDS = ["plain", "two words", r"C:\my models\out", r"C:\R&D", "a,b", "x;y|z", "模型"]
+WORDS += ["C:\\my dir\\", 'a "b']
 
 
 def arguments(line):
@@ -44,7 +46,8 @@ def test_words_are_read_back(monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
     line = pasted(*WORDS)
     assert arguments(line) == WORDS
-    outside = re.sub(r'"(?:\\"|[^"])*"', "", line)  # where cmd and PowerShell look for operators
+    # Where cmd and PowerShell look for operators.
+    outside = re.sub(r'"(?:\\\\|\\"|[^"])*"', "", line)
     assert not set(outside) & set("&|;,<>(){}'$`@%^!")
 
 
@@ -108,3 +111,14 @@ def test_what_powershell_redirected_is_read(tmp_path, encoding):
     assert recipe.model == "模型"
     assert recipe.extend.pair_factors == (1.0, 2.0)
     assert recipe.source.text.startswith("model")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_plan_that_powershell_redirected_is_read(tmp_path, encoding):
+    extend("ropext://demo", tmp_path / "out", method="yarn", factor=4)
+    wanted, file = plan("ropext://demo", method="yarn", factor=4), tmp_path / "plan.json"
+    file.write_bytes(json.dumps(wanted.to_json()).replace("\n", "\r\n").encode(encoding))
+    assert verify(tmp_path / "out", against=str(file)).passed
+    file.write_bytes(b'{"a\xff": 1}')
+    with pytest.raises(InputError, match="is not UTF-8 text"):
+        verify(tmp_path / "out", against=str(file))

@@ -13,7 +13,8 @@ import signal
 import sys
 import types
 
-PACKAGE = f"{os.sep}ropext{os.sep}"
+# By its whole path: a clone may lie in a folder of this name.
+PACKAGE = os.path.join(os.path.abspath(__file__).rsplit(os.sep, 4)[0], "ropext", "")
 ABSENT = {"fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "posix"}
 GONE = {
     "os": """pread preadv pwrite pwritev O_CLOEXEC O_NOFOLLOW O_NONBLOCK O_DIRECTORY O_SYNC O_NOCTTY
