@@ -1,6 +1,7 @@
 """The closed forms ranked on a user's own documents. The readings are those of `ropext eval`."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,20 +15,21 @@ from ropext.evaluation import loading
 from ropext.evaluation.preparing import prepare
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reads import Reads
-from ropext.evaluation.variants import Lineup, Variant, applied
+from ropext.evaluation.variants import Computing, Lineup, Variant, applied
 from ropext.files import read_text, values_json
 from ropext.inspecting import plan_of
 from ropext.lengths import length_text, tail_tokens
 from ropext.narration import SILENT, Hooks
 from ropext.options.evaluate import DocumentOptions
 from ropext.options.extend import KNOBS, Extend, parse_extend
-from ropext.planning import Plan
+from ropext.planning import Plan, plan_config
 from ropext.results import BASE, EXTENDED, rules
 from ropext.results.overlap import Overlap
 from ropext.results.perplexity import Frame
 from ropext.results.rules import Ranking
 from ropext.results.stores import Store
 from ropext.results.values import Bootstrap
+from ropext.scaling import self_extend
 
 
 def frame_of(context: int, target: int, seed: int = 0) -> Frame:
@@ -77,11 +79,33 @@ def preference(plans: Mapping[str, Plan]) -> list[str]:
     return sorted(plans, key=rank_of)
 
 
-def contenders(snapshot: Snapshot, plans: Mapping[str, Plan]) -> list[Variant]:
-    """The base, and the model as each plan makes it."""
+def rivals(snapshot: Snapshot, recipe: Extend) -> list[Variant]:
+    """The model as Self-Extend reads it in memory, where it can: measured, and never taken."""
+    wish: dict[str, Any] = dict.fromkeys(KNOBS) | {"method": self_extend.NAME}
+    try:
+        made = plan_config(snapshot.config, recipe.changed(**wish), snapshot.name)
+    except RopextError:
+        return []
+    return [Variant(self_extend.NAME, EXTENDED, snapshot, made.config, fold=made.fold)]
+
+
+def readable(computing: Computing, beside: Sequence[Variant]) -> list[Variant]:
+    """Those that the code of the loaded model can be read by: not all attention can be folded."""
+    able = list[Variant]()
+    for variant in beside:
+        with suppress(RopextError), computing(variant):
+            able.append(variant)
+    return able
+
+
+def contenders(
+    snapshot: Snapshot, plans: Mapping[str, Plan], beside: Sequence[Variant] = ()
+) -> list[Variant]:
+    """The base, the model as each plan makes it, and what no checkpoint says."""
     return [
         Variant(BASE, BASE, snapshot),
         *(Variant(label, EXTENDED, snapshot, made.config) for label, made in plans.items()),
+        *beside,
     ]
 
 
@@ -92,15 +116,18 @@ def rank(
     plans: Mapping[str, Plan],
     hooks: Hooks = SILENT,
     options: DocumentOptions | None = None,
+    beside: Sequence[Variant] = (),
 ) -> Ranking:
     """Read the documents once with every plan, and through the base's short window.
 
     Nothing is written, and the model is given back as it came.
     """
-    everyone, reader = contenders(snapshot, plans), Reader(partial(applied, model), options)
+    computing = partial(applied, model)
+    beside = readable(computing, beside)
+    everyone, reader = contenders(snapshot, plans, beside), Reader(computing, options)
     stores = {variant.label: Store() for variant in everyone}
     measured = reader.measure(everyone, reads, stores, Progress(hooks=hooks))
-    return rules.rank(measured, preference(plans))
+    return rules.rank(measured, preference(plans), [variant.label for variant in beside])
 
 
 @dataclass(frozen=True)
@@ -141,15 +168,17 @@ def measure(
     """Rank the closed forms on documents; `extend` are the fields of Extend, `reading` those of
     evaluation's Options that say how documents are read (column, max_docs, dtype, device ...)."""
     snapshot = open_snapshot(model, revision=revision)
-    plans, left_out = closed_forms(snapshot, parse_extend(extend, read_text), model)
-    first = next(iter(plans.values()))
+    recipe = parse_extend(extend, read_text)
+    plans, left_out = closed_forms(snapshot, recipe, model)
+    beside, first = rivals(snapshot, recipe), next(iter(plans.values()))
     if first.model.masked_lm:
         raise UnsupportedModel(
             f"{model} is a masked language model ({first.model.model_type}): it has no perplexity "
             "to rank by; leave --measure out"
         )
     options = {"data": data, "lengths": (first.target,)} | dict(reading or {})
-    lineup = Lineup(tuple(contenders(snapshot, plans)), first.model.context, first.target)
+    everyone = tuple(contenders(snapshot, plans, beside))
+    lineup = Lineup(everyone, first.model.context, first.target)
     try:  # the documents that `ropext eval --lengths TARGET` would read
         evaluation = prepare(model, revision, trust_remote_code, options, lineup)
     except InputError as error:
@@ -160,12 +189,14 @@ def measure(
     if known and known.sentence:
         hooks.say(f"warning: {known.sentence}")
     tokens = sum(map(reads.tokens, lineup.variants))
-    _announce(hooks, reads.frame, evaluation.corpus, list(plans), tokens)
+    methods = [*plans, *(variant.label for variant in beside)]
+    _announce(hooks, reads.frame, evaluation.corpus, methods, tokens)
     snapshot = with_weights(snapshot)
     said = loading.out_of_memory(model, "a measurement keeps nothing")
     with loading.silenced(), loading.memory_errors(said):
         loaded = loading.load_model(snapshot, evaluation.options, trust_remote_code)
-        ranking = rank(loaded, snapshot, reads, plans, hooks, evaluation.options)
+        ranking = rank(loaded, snapshot, reads, plans, hooks, evaluation.options, beside)
+    tokens -= sum(map(reads.tokens, beside[len(ranking.beside) :]))
     return Measured(ranking, plans, left_out, evaluation.corpus, tokens, known)
 
 

@@ -27,7 +27,7 @@ from ropext.errors import InputError, RopextError, UsageError
 from ropext.evaluation import loading
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.preparing import read_corpus
-from ropext.evaluation.ranking import closed_forms, frame_of, preference
+from ropext.evaluation.ranking import closed_forms, frame_of, preference, readable, rivals
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reading import forward_tokens, short_windows
 from ropext.evaluation.reads import Reads
@@ -50,7 +50,7 @@ from ropext.results.gates import Metrics
 from ropext.results.measurement import Measurement, item_differences
 from ropext.results.overlap import NOTHING, Trained, trained
 from ropext.results.perplexity import Frame
-from ropext.results.rules import ROUNDS, Standing, because, standing
+from ropext.results.rules import ROUNDS, Standing, because, in_memory, standing, tail_above
 from ropext.results.stores import Store
 from ropext.results.values import FEWEST_DOCUMENTS
 from ropext.tasks import Item, find_task, repetition
@@ -297,7 +297,10 @@ class AutoChoice:
         self.variants = {
             label: Variant(label, EXTENDED, snapshot, plan.config) for label, plan in plans.items()
         }
-        self.stores = {label: Store(self.folder / "readings" / label) for label in plans}
+        self.beside = rivals(snapshot, parse_extend(self.prospect.recipe.request, read_text))
+        self.variants |= {variant.label: variant for variant in self.beside}
+        self.in_memory = list[str]()
+        self.stores = {label: Store(self.folder / "readings" / label) for label in self.variants}
 
     def made(self) -> dict[str, Any]:
         """Measure, and tell what came of it."""
@@ -328,6 +331,8 @@ class AutoChoice:
         used = replace(NOTHING, chose=self.chose, judged=judged)
         self._afford_tuning(method)
         self.hooks.say(f"choose: {method}: {why}")
+        for sentence in self.in_memory:
+            self.hooks.say(f"choose: {sentence}")
         for name, reason in self.left_out.items():
             self.hooks.say(f"left out: {name}: {reason}")
         return {
@@ -337,6 +342,7 @@ class AutoChoice:
             "documents": prospect.able,
             "verdict_documents": len(prospect.to_judge),
             USED: used.to_json(),
+            "in_memory": self.in_memory,
             "rounds": [ranking.to_json() for ranking in self.rounds],
             "left_out": self.left_out,
             "forward_tokens": self.spent,
@@ -361,6 +367,7 @@ class AutoChoice:
         out = self._forgetful(reader, last.alike[:FINALISTS])
         remembering = [label for label in last.alike if label not in out]
         method = last.take(remembering, [UNTOUCHED, *preference(prospect.plans)])
+        self._read_beside(reader, reads.of(0, last.documents), last.lowest)
         return method, because(last, method)
 
     def _set_budget(self, reader: Reader, reads: Reads) -> None:
@@ -415,6 +422,19 @@ class AutoChoice:
         self.spent += sum(map(reads.tokens, variants))
         progress = Progress(hooks=self.hooks, kept_in=self.folder)
         return reader.measure(variants, reads, self.stores, progress)
+
+    def _read_beside(self, reader: Reader, reads: Reads, lowest: str) -> None:
+        """Tell how what no checkpoint says reads the same; a budget is for what can be written."""
+        for variant in readable(reader.computing, self.beside) if self.budget is None else ():
+            try:
+                self._read(reader, [variant.label], reads)
+            except NanInLogits as error:
+                self.left_out[variant.label] = str(error)
+                continue
+            both = reads.measured([self.variants[lowest], variant], self.stores)
+            self.in_memory.append(
+                in_memory(variant.label, tail_above(both, variant.label, lowest), lowest)
+            )
 
     def _forgetful(self, reader: Reader, labels: Sequence[str]) -> list[str]:
         """Of those that are equally good in loss, who surely answers fewer questions than the

@@ -14,7 +14,7 @@ from ropext.options.fields import flag
 from ropext.results.gates import metric_text
 from ropext.results.overlap import mark_of, marked
 from ropext.results.retrieval import RULERS
-from ropext.results.rules import Comparison, Ranked, Ranking
+from ropext.results.rules import Comparison, Ranked, Ranking, in_memory
 from ropext.results.values import Value, values_of
 from ropext.table import Table, as_text, with_rows
 from ropext.tasks import RULER, THIRTEEN, find_task
@@ -415,6 +415,8 @@ def ranking_text(
 ) -> str:
     """`ropext plan --measure` as text; `mark` says how many of the documents were trained on."""
     lines = [ranking_verdict(ranking), *_against_base(ranking)]
+    lowest = ranking.best.method
+    lines += [in_memory(one.method, one.behind, lowest) for one in ranking.beside]
     lines += [f"not measured: {method}: {why}" for method, why in left_out.items()]
     command = extend_command(plans[ranking.taken])
     return f"{as_text([ranking_table(ranking, mark)], lines)}\n\nto extend with it\n  {command}"
@@ -427,6 +429,7 @@ def ranking_table(ranking: Ranking, mark: str = "") -> Table:
         behind = None if ranked is ranking.best else ranked.behind
         star = "*" if ranked.method == ranking.taken else ""
         rows.append((ranked.method + star, vars(ranked) | {"behind": behind}))
+    rows += [(ranked.method, vars(ranked)) for ranked in ranking.beside]
     if ranking.in_window is not None:
         rows.append(("base", {"tail": ranking.in_window}))
     table = table_of(

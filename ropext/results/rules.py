@@ -132,6 +132,7 @@ class Ranking:
     rows: tuple[Ranked, ...]
     in_window: Value | None  # perplexity of the base through its short window, the same tokens
     taken: str
+    beside: tuple[Ranked, ...] = ()  # what no checkpoint says, `behind` the lowest of the others
 
     @property
     def best(self) -> Ranked:
@@ -147,31 +148,54 @@ class Ranking:
             "documents": self.standing.documents,
             "in_window": values_json(self.in_window),
             "ranking": values_json(self.rows),
+            "in_memory": values_json(self.beside),
             "tied": list(self.standing.tied),
             "sure": self.standing.is_sure,
             "taken": self.taken,
         }
 
 
-def rank(measured: Measurement, preference: Sequence[str] = ()) -> Ranking:
-    """Rank all models but the base by the tail before the longest length."""
-    models = {label: model for label, model in measured.models.items() if model.kind != BASE}
+def rank(
+    measured: Measurement, preference: Sequence[str] = (), beside: Collection[str] = ()
+) -> Ranking:
+    """Rank all models but the base and those `beside` by the tail before the longest length."""
+    others = [label for label, model in measured.models.items() if model.kind == BASE]
+    models = {k: v for k, v in measured.models.items() if k not in (*others, *beside)}
     at, order = measured.frame.longest, standing(replace(measured, models=models))
-    values = {label: measured.values(label) for label in order.behind}
-    rows = tuple(
-        Ranked(
+
+    def ranked(label: str) -> Ranked:
+        numbers = measured.values(label)
+        return Ranked(
             label,
             tail=numbers[f"tail@{at}"],
             tail_nll=numbers[f"tail_nll@{at}"],
-            behind=order.behind[label],
+            behind=order.behind.get(label) or tail_above(measured, label, order.lowest),
             behind_at_least=order.leads.get(label),
             gain=numbers.get(f"gain@{at}"),
             short_tax=numbers.get("short_tax"),
         )
-        for label, numbers in values.items()
+
+    in_window = measured.values(order.lowest).get(f"in_window@{at}")
+    rows, beyond = tuple(map(ranked, order.behind)), tuple(map(ranked, beside))
+    taken = order.take(order.tied, preference)
+    return Ranking(measured.frame, order, rows, in_window, taken, beyond)
+
+
+def tail_above(measured: Measurement, label: str, lowest: str) -> Value:
+    """Nats a token of the tail that one is above another, which may be a difference below zero."""
+    frame, readings = measured.frame, measured.readings
+    span = frame.tail_span(frame.longest)
+    return frame.difference(readings[label], readings[lowest], span)
+
+
+def in_memory(label: str, behind: Value, lowest: str) -> str:
+    """Say how near the best method comes that no checkpoint holds."""
+    low, high = behind.ci95 or (behind.value,) * 2
+    sure = f" ({low:+.4f} to {high:+.4f})" if behind.ci95 else ""
+    return (
+        f"{label}, in memory alone: {behind.value:+.4f} nats a token{sure} against {lowest}; no "
+        "stock checkpoint carries it (ropext.patch)"
     )
-    in_window = values[order.lowest].get(f"in_window@{at}")
-    return Ranking(measured.frame, order, rows, in_window, order.take(order.tied, preference))
 
 
 @dataclass(frozen=True)
@@ -193,6 +217,7 @@ def verdict(choice: Mapping[str, Any], results: Mapping[str, Any], final: str) -
     said = marked(
         _sentence(choice, gain, final, length_text(target)), mark and f"documents: {mark}"
     )
+    said = "; ".join((said, *choice["in_memory"]))
     return AutoVerdict(gain, tax, said, mark)
 
 

@@ -26,6 +26,7 @@ from ropext.files import values_json
 from ropext.narration import Hooks
 from ropext.options import extend
 from ropext.planning import make_plan
+from ropext.report.tables import ranking_text
 
 DEMO = Path(ropext.__file__).parent / "demo"
 
@@ -54,13 +55,14 @@ def test_the_numbers_are_those_of_eval(place, found):
         str(place / "model"),
         data=str(place / "docs.jsonl"),
         lengths="256",
-        method="pi,ntk,dynamic,by-parts,llama3,yarn",
+        method="pi,ntk,dynamic,by-parts,llama3,yarn,self-extend",
         factor="4",
     )
     assert {own.method for own in ranking.rows} == {
         *("pi", "ntk", "dynamic", "by-parts", "llama3", "yarn")
     }
-    for own in ranking.rows:
+    assert [own.method for own in ranking.beside] == ["self-extend"]  # measured, never taken
+    for own in (*ranking.rows, *ranking.beside):
         metrics = done.results["variants"][f"{own.method}-4x"]["metrics"]
         assert values_json(own.tail) == metrics["tail@256"]
         assert values_json(own.tail_nll) == metrics["tail_nll@256"]
@@ -73,10 +75,28 @@ def test_the_numbers_are_those_of_eval(place, found):
 
 def test_the_cost_is_said_before_it_starts_and_is_what_was_spent(found):
     done, said, shown = found
-    # 9 documents: six methods at 256 tokens, and 7 windows of 64 for the base.
-    assert done.tokens == 9 * (6 * 256 + 7 * 64)
+    # 9 documents: six methods and Self-Extend at 256 tokens, and 7 windows of 64 for the base.
+    assert done.tokens == 9 * (7 * 256 + 7 * 64)
     assert f"{done.tokens:,} forward tokens" in said[0]
     assert shown[0][1] == shown[-1][0] == shown[-1][1] == done.tokens
+
+
+def test_what_only_memory_holds_is_told_with_its_distance_to_the_lowest(place, found):
+    ranking = found[0].ranking
+    beside, best = ranking.beside[0], ranking.best
+    assert beside.behind.value == pytest.approx(beside.tail_nll.value - best.tail_nll.value)
+    said = ranking_text(ranking, found[0].plans, {})
+    line = next(line for line in said.splitlines() if line.startswith("self-extend, in memory al"))
+    assert f"{beside.behind.value:+.4f} nats a token" in line
+    assert "no stock checkpoint carries it (ropext.patch)" in line
+
+
+def test_a_model_whose_attention_cannot_be_folded_is_ranked_all_the_same(place, tmp_path):
+    write_checkpoint(tmp_path / "gemma2", kind="gemma2", sliding_window=512)
+    done = measure(str(tmp_path / "gemma2"), str(place / "few.jsonl"), factor=4.0)
+    assert done.ranking.rows
+    assert done.ranking.beside == ()
+    assert done.tokens == 7 * (len(done.plans) * 256 + 7 * 64)
 
 
 def demo_bench(documents=8, factor=4):

@@ -228,6 +228,16 @@ def test_the_method_taken_is_that_of_an_exhaustive_ranking(made):
     ranking = measure("ropext://demo", str(choice / "choosing.jsonl"), factor=2.0).ranking
     assert told["taken"] in ranking.standing.tied
     assert told["forward_tokens"] > 0
+    last = told["rounds"][-1]
+    again = {"max_docs": last["documents"]}
+    few = measure(
+        "ropext://demo", str(choice / "choosing.jsonl"), factor=2.0, reading=again
+    ).ranking
+    tails = {row.method: row.tail_nll.value for row in (*few.rows, *few.beside)}
+    far = tails["self-extend"] - tails[next(iter(last["behind"]))]
+    assert f"self-extend, in memory alone: {far:+.4f} nats a token" in told["in_memory"][0]
+    record = json.loads((made / "out/ropext.json").read_text())
+    assert told["in_memory"][0] in record["run"]["choice"]["verdict"]["sentence"]
     counts = [len(own["behind"]) for own in told["rounds"]]
     assert counts == sorted(counts, reverse=True)
     assert counts[0] == 7 > counts[-1]
