@@ -167,7 +167,7 @@ def read_models(folder: Path) -> tuple[Measurement, Numbers]:
             keys = {f"keys@{at}": share_of(answers) for at, answers in by_length}
             label = LABELS.get(name, name)
             models.setdefault(label, model)
-            numbers.setdefault(label, values_of(run_.results["variants"][name]) | keys)
+            numbers.setdefault(label, values_of(run_.results["variants"][name]["metrics"]) | keys)
     labels = [label for label in ORDER if label in models]
     measured = replace(runs[0], models={label: models[label] for label in labels})
     return measured, {label: numbers[label] for label in labels}

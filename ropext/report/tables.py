@@ -103,7 +103,7 @@ def _variants(results: Results, *, questions: bool = False) -> list[tuple[str, d
     """The numbers of each variant by its name, with the mark of numbers over documents that it was
     trained on."""
     return [
-        (marked(label, mark_of(variant, questions=questions)), values_of(variant))
+        (marked(label, mark_of(variant, questions=questions)), values_of(variant["metrics"]))
         for label, variant in results["variants"].items()
     ]
 

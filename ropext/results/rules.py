@@ -211,7 +211,7 @@ class AutoVerdict:
 def verdict(choice: Mapping[str, Any], results: Mapping[str, Any], final: str) -> AutoVerdict:
     """On the finished checkpoint, from an evaluation; the share of its documents that trained or
     chose it is said."""
-    values, target = values_of(results["variants"][final]), int(choice["target"])
+    values, target = values_of(results["variants"][final]["metrics"]), int(choice["target"])
     gain, tax = values.get(f"gain@{target}"), values.get("short_tax")
     mark = mark_of(results["variants"][final])
     said = marked(

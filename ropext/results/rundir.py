@@ -249,7 +249,7 @@ def _judged(run: Measurement, gate: Gate, label: str) -> Outcome:
         return gate.unanswered(label, reason)
     sides = [run.only(label)]
     if gate.run is None:
-        values = values_of(run.results["variants"][label])
+        values = values_of(run.results["variants"][label]["metrics"])
     else:
         sides.append(_opponent(run, gate, label))
         values = differences(*sides)

@@ -81,9 +81,9 @@ class Value:
         return f"{float(f'{least:.2g}'):,.0f}"
 
 
-def values_of(variant: Mapping[str, Any]) -> dict[str, Value]:
-    """Read the metrics of one variant, as results.json holds it."""
-    return {name: Value.from_json(data) for name, data in variant["metrics"].items()}
+def values_of(metrics: Mapping[str, Any]) -> dict[str, Value]:
+    """Read the metrics of one variant, as results.json holds them."""
+    return {name: Value.from_json(data) for name, data in metrics.items()}
 
 
 def _number(item: float | None) -> float:

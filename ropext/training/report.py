@@ -1,7 +1,7 @@
 """A training in words, tables and pictures: for the terminal, the card, ropext.json and OUT."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,18 +13,17 @@ from ropext.files import values_json
 from ropext.lengths import length_text, octaves
 from ropext.planning import Plan
 from ropext.planning.plan import WRONG, newest
+from ropext.report.tables import Column, table_of
 from ropext.report.text import size
 from ropext.results import BASE, CONTROL, EXTENDED, FITTED, TUNED
 from ropext.results.overlap import mark_of, marked
 from ropext.results.perplexity import by_position
-from ropext.results.values import FEWEST_DOCUMENTS, Value
+from ropext.results.values import FEWEST_DOCUMENTS, Value, values_of
 from ropext.table import Table, as_text, columns, folded
 from ropext.training.judge import Numbers
 from ropext.training.objective import Finetuned, Fitted, Objective, judged_steps
 from ropext.training.rows import MEASURED, Rows
 from ropext.training.training import Training
-
-Cell = Callable[[str, Mapping[str, Any]], str]  # of a label and its values
 
 # The rows of a fine-tuning's table, and of a fit's.
 TUNED_ROWS = {BASE: BASE, "untuned": EXTENDED, CONTROL: CONTROL, TUNED: TUNED}
@@ -93,29 +92,21 @@ def _json_files(contents: Mapping[str, Any]) -> dict[str, bytes]:
     return {name: (json.dumps(data, indent=1) + "\n").encode() for name, data in contents.items()}
 
 
-def numbers_table(
-    title: str,
-    note: str,
-    names: Mapping[str, str],
-    columns: Mapping[str, Cell],
-    numbers: Numbers,
-) -> Table:
-    """A row for each model that was read, by its name; a column is a header and its cell."""
-    rows = [
-        (name, *(cell(label, numbers[label]) for cell in columns.values()))
-        for label, name in names.items()
-        if label in numbers
-    ]
-    return Table(title, note, ("", *columns), tuple(rows))
+def _rows(names: Mapping[str, str], numbers: Numbers) -> list[tuple[str, dict[str, Value]]]:
+    """The models that were read, by their names; that the base is no better than itself says
+    nothing."""
+    rows = [(name, values_of(numbers[label])) for label, name in names.items() if label in numbers]
+    values = dict(rows).get(BASE, {})
+    for name in [name for name in values if name.startswith(("gain@", "short_tax"))]:
+        del values[name]
+    return rows
 
 
-def _value(name: str) -> Cell:
-    return lambda label, values: f"{values[name]['value']:.4f}"
+def _plain_value(value: Value | None, sign: str = "") -> str:
+    return "" if value is None else f"{value.value:{sign}.4f}"
 
 
-def _short_tax(label: str, values: Mapping[str, Any]) -> str:
-    tax = values.get("short_tax")
-    return "" if label == BASE or tax is None else f"{tax['value']:+.4f}"
+SHORT_TAX: Column = ("short tax", "short_tax", partial(_plain_value, sign="+"))
 
 
 def _section(
@@ -198,39 +189,36 @@ def finetune_table(
     names = {
         label: marked(name, mark if label in TRAINED else "") for label, name in TUNED_ROWS.items()
     }
-    columns: dict[str, Cell] = {
-        f"tail loss at {length_text(target)}": _value(f"tail_nll@{target}"),
-        "against the base": partial(_behind, target),
-        "short tax": _short_tax,
-    }
-    return numbers_table(title, note, names, columns, numbers)
+    columns: list[Column] = [
+        (f"tail loss at {length_text(target)}", f"tail_nll@{target}", _plain_value),
+        ("against the base", f"gain@{target}", _behind),
+        SHORT_TAX,
+    ]
+    return table_of(title, note, _rows(names, numbers), columns)
 
 
-def _behind(target: int, label: str, values: Mapping[str, Any]) -> str:
+def _behind(gain: Value | None) -> str:
     """Nats a token above the base on the same tokens, paired by document."""
-    gain = values.get(f"gain@{target}")
-    if gain is None or label == BASE:
-        return ""
-    if not gain["ci95"]:
-        return f"{-gain['value']:+.4f} ({gain['n']} documents)"
-    return f"{-gain['value']:+.4f} ±{(gain['ci95'][1] - gain['ci95'][0]) / 2:.4f}"
+    if gain is None or gain.ci95 is None:
+        return "" if gain is None else f"{-gain.value:+.4f} ({gain.n} documents)"
+    return f"{-gain.value:+.4f} ±{(gain.ci95[1] - gain.ci95[0]) / 2:.4f}"
 
 
 def verdict(numbers: Numbers, target: int) -> list[str]:
     """What the table says, in words; adaptation to the text is told from extension."""
     if not numbers:
         return []
-    tails = {label: values[f"tail_nll@{target}"] for label, values in numbers.items()}
-    if tails[BASE]["ci95"] is None:
+    tails = {name: Value.from_json(each[f"tail_nll@{target}"]) for name, each in numbers.items()}
+    if tails[BASE].ci95 is None:
         return [f"Fewer than {FEWEST_DOCUMENTS} documents give numbers, and no verdict."]
-    base, tuned = tails[BASE]["value"], tails[TUNED]["value"]
+    base, tuned = tails[BASE].value, tails[TUNED].value
     line = (
         f"At {length_text(target)} the tuned model's loss on the last tokens is "
         f"{_apart(tuned, base)} the base's in its own window"
     )
     if CONTROL not in tails:
         return [f"{line}; a part of any gain is adaptation to the text (--control measures it)."]
-    control = tails[CONTROL]["value"]
+    control = tails[CONTROL].value
     return [
         f"{line}, and {_apart(tuned, control)} the control's, which is {_apart(control, base)} "
         "the base's by adaptation to the text alone."
@@ -382,24 +370,26 @@ def _fit_numbers(done: Fitted) -> Table:
     training, target = done.training, done.training.target
     mark = training.overlap.mark if training.overlap else ""
 
-    def answers(label: str, values: Mapping[str, Any]) -> str:
-        if label == BASE and (near := values.get(f"{MEASURED}@{training.context}")):
-            return f"{near['value']:.2f} of {near['n']} at {length_text(training.context)}"
-        far = values.get(f"{MEASURED}@{target}")
-        return f"{far['value']:.2f} of {far['n']}" if far else ""
-
-    columns = {
-        "tail perplexity": _value(f"tail@{target}"),
-        "tail loss": _value(f"tail_nll@{target}"),
-        "far half loss": _value(f"far_half_nll@{target}"),
-        "short tax": _short_tax,
-        f"{MEASURED} at {length_text(target)}": answers,
-    }
-    if not any(map(answers, done.numbers, done.numbers.values())):  # no question was asked
-        columns.popitem()
     names = {BASE: BASE, "start": done.start, FITTED: marked(FITTED, mark)}
+    rows, asked = _rows(names, done.numbers), f"{MEASURED}@{target}"
+    near = rows[0][1].get(f"{MEASURED}@{training.context}")
+    if near is not None:  # the base is asked inside its own context
+        rows[0][1][asked] = near
+
+    def answers(value: Value | None) -> str:
+        where = f" at {length_text(training.context)}" if value and value is near else ""
+        return "" if value is None else f"{value.value:.2f} of {value.n}{where}"
+
+    columns: list[Column] = [
+        ("tail perplexity", f"tail@{target}", _plain_value),
+        ("tail loss", f"tail_nll@{target}", _plain_value),
+        ("far half loss", f"far_half_nll@{target}", _plain_value),
+        SHORT_TAX,
+    ]
+    if any(asked in values for _, values in rows):
+        columns.append((f"{MEASURED} at {length_text(target)}", asked, answers))
     title = f"On held-out {marked('documents', mark)}, at {length_text(target)} tokens"
-    return numbers_table(title, "", names, columns, done.numbers)
+    return table_of(title, "", rows, columns)
 
 
 def _fit_factors(done: Fitted) -> Table:
