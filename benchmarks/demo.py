@@ -48,7 +48,7 @@ def main() -> None:
         f"{transformers.__version__}.{took}\n"
     )
     print(as_markdown([shown.table]), "\n")
-    print("\n".join(f"- {target.sentence}" for target in shown.targets), "\n")
+    print("\n".join(f"- {gate.sentence}" for gate in shown.gates), "\n")
     print("## Commands\n")
     print("\n".join(f"    {line.replace(str(folder), 'DIR')}" for line in shown.commands))
 

@@ -14,6 +14,7 @@ from ropext.options.fields import flag
 from ropext.report import evaluation, html, plots, tables
 from ropext.report.plots import Curve
 from ropext.results import rundir
+from ropext.results.gates import Outcome, parse_gate
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.retrieval import grouped, share_of
 from ropext.results.values import Value, values_of
@@ -21,6 +22,7 @@ from ropext.table import Table, as_text
 from ropext.workdir import Workdir
 
 RECIPE, REPORT, MODEL = "demo", "report.html", "ropext://demo"
+EVALUATION = "out.run/evaluation"
 CONTEXT, TARGET = 256, 1024
 METHODS = {"method": ("pi", "ntk", "self-extend"), "factor": (4.0,)}
 EXTENDED, FITTED, TUNED = "yarn-4x", "fitted-4x", "tuned-4x"
@@ -48,48 +50,14 @@ NOTE = (
 Numbers = Mapping[str, Mapping[str, Value]]  # of each model, by its label
 
 
-@dataclass(frozen=True)
-class Bound:
-    """Something that is to be reached: a number of one model, beside a share of another one."""
-
-    what: str
-    model: str
-    name: str
-    share: float
-    of: tuple[str, str]
-    least: bool = False  # at least so much, in the place of at most
-    limit: str = ""  # the bound in words
-
-
-BOUNDS = (
-    Bound(
-        "loss at 1024 with the fitted spectrum alone", FITTED, "tail_nll@1024", 1.01,
-        ("base", "tail_nll@1024"), limit="1 % above the base's in its window of 256",
-    ),
-    Bound(
-        "loss at 1024 after the fine-tuning", TUNED, "tail_nll@1024", 1,
-        ("base", "tail_nll@1024"), limit="the base's in its window of 256",
-    ),
-    Bound(
-        "loss at 1024 after the fine-tuning", TUNED, "tail_nll@1024", 1,
-        ("control", "tail_nll@1024"), limit="the control's in its window of 256",
-    ),
-    Bound(
-        "keys found at 1024 after the fine-tuning", TUNED, "keys@1024", 0.95,
-        ("untouched", "keys@256"), least=True, limit="95 % of the untouched model's at 256",
-    ),
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Target:
-    """A bound, with what was found."""
-
-    what: str
-    found: float
-    bound: float
-    reached: bool
-    sentence: str
+# What is to be reached; of the recipe's evaluation.
+GATES = (
+    "fitted:gain@1024.value < -0.02",
+    "tuned:gain@1024.value < 0",
+    "tuned:tail@1024.value > 0 vs control",
+    "tuned:passkey@1024.value < 0.95",
+    "tuned:mkey@1024.value < 0.9",
+)
 
 
 @dataclass(frozen=True)
@@ -98,7 +66,7 @@ class Demo:
 
     output: Path
     models: Numbers
-    targets: tuple[Target, ...]
+    gates: Sequence[Outcome]
     commands: tuple[str, ...]
     report: Path
     measured: Measurement = field(metadata={"json": None})
@@ -107,7 +75,7 @@ class Demo:
     def to_text(self) -> str:
         """For the terminal."""
         lines = [
-            *(target.sentence for target in self.targets),
+            *(gate.sentence for gate in self.gates),
             "",
             "The commands behind it; with a model and texts of your own they are the same:",
             *(f"  {command}" for command in self.commands),
@@ -139,8 +107,10 @@ def run(folder: Path, finetune: bool = True, say: Say = silent, show: Show = uns
             say(f"[2/2] Extend by YaRN, fit a spectrum{tune}; measure all on the same tokens.")
             ropext.run(recipe, folder / "out", command=calls[1], say=say, show=show)
         measured, numbers = read_models(folder)
-        targets, report = judge(numbers), folder / REPORT
-        demo = Demo(folder, numbers, targets, commands, report, measured, table(numbers))
+        done = rundir.read_run(folder / EVALUATION)
+        asked = [gate for gate in map(parse_gate, GATES) if gate.variant in done.models]
+        gates, report = rundir.judge(done, asked), folder / REPORT
+        demo = Demo(folder, numbers, gates, commands, report, measured, table(numbers))
         _write(demo)
     return demo
 
@@ -159,7 +129,7 @@ def _words(
 
 def read_models(folder: Path) -> tuple[Measurement, Numbers]:
     """Read back every model that was measured, and its numbers, by label."""
-    runs = [rundir.read_run(folder / place) for place in ("out.run/evaluation", "methods")]
+    runs = [rundir.read_run(folder / place) for place in (EVALUATION, "methods")]
     numbers, models = dict[str, Mapping[str, Value]](), dict[str, MeasuredModel]()
     for run_ in runs:
         for name, model in run_.models.items():
@@ -171,23 +141,6 @@ def read_models(folder: Path) -> tuple[Measurement, Numbers]:
     labels = [label for label in ORDER if label in models]
     measured = replace(runs[0], models={label: models[label] for label in labels})
     return measured, {label: numbers[label] for label in labels}
-
-
-def judge(models: Numbers) -> tuple[Target, ...]:
-    """Judge each bound in words; those of models that were left out are left out too."""
-    targets = []
-    for wanted in BOUNDS:
-        if wanted.model not in models:
-            continue
-        value = models[wanted.model][wanted.name].value
-        bound = wanted.share * models[wanted.of[0]][wanted.of[1]].value
-        reached = value >= bound if wanted.least else value <= bound
-        sentence = (
-            f"{'Reached' if reached else 'MISSED'}: {wanted.what}: {value:.4f} against at "
-            f"{'least' if wanted.least else 'most'} {bound:.4f} ({wanted.limit})."
-        )
-        targets.append(Target(wanted.what, value, bound, reached, sentence))
-    return tuple(targets)
 
 
 def table(models: Numbers) -> Table:
@@ -217,7 +170,7 @@ def _write(demo: Demo) -> None:
         "A small Llama that comes with ropext, trained on 256 tokens, extended to 1024: every "
         "number was measured in this run."
     )
-    verdicts = [target.sentence for target in demo.targets]
+    verdicts = [gate.sentence for gate in demo.gates]
     html.write(
         demo.output,
         "ropext demo",

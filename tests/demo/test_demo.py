@@ -147,7 +147,7 @@ def test_the_outputs_are_proved_and_leave_no_path_of_this_machine(shown):
 @pytest.mark.slow
 def test_the_report_is_one_file_with_everything_in_it(shown):
     page = check((shown.output / "report.html").read_text("utf-8"))  # nothing is fetched
-    for text in (*(target.sentence for target in shown.targets), *shown.commands, *demo.ORDER):
+    for text in (*(gate.sentence for gate in shown.gates), *shown.commands, *demo.ORDER):
         assert text in page.text
     pictures = list((shown.output / "plots").glob("*.png"))
     assert len(pictures) == [tag for tag, _ in page.tags].count("img") == 5
@@ -176,12 +176,12 @@ def test_a_second_run_does_nothing_again_and_the_command_prints_it(shown, networ
     code, said = run("demo", "-o", shown.output, capsys=capsys)
     assert code == 0
     assert said.err.count("done before, skipped") == 6
-    assert re.search(r"^(Reached|MISSED): loss at 1024 with the fitted spectrum", said.out, re.M)
+    assert re.search(r"^gate (passed|FAILED): fitted: the point of gain@1k is", said.out, re.M)
     assert 'ropext eval ropext://demo --method "pi,ntk,self-extend" --factor 4 --data' in said.out
     assert before == {p: p.stat().st_mtime_ns for p in shown.output.rglob("*.safetensors")}
     code, said = run("demo", "-o", shown.output, "--json", "-q", capsys=capsys)
     assert (code, said.err) == (0, "")
-    assert len(json.loads(said.out)["targets"]) == len(demo.BOUNDS)
+    assert [gate["gate"] for gate in json.loads(said.out)["gates"]] == [*demo.GATES]
     assert network.asked == []
 
 
