@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ropext.checkpoint.snapshot import ADAPTER_CONFIG
 from ropext.errors import InputError
 from ropext.files import check_links, read_object
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS = "adapter_model.safetensors"
 MOST = 20_000  # names in a list, layers of a model
 
 # Letters, digits and dots, with an anchor at most: as a regular expression it cannot backtrack.
@@ -64,7 +65,7 @@ def read_lora(adapter: str | Path) -> dict[str, Any]:
             f"--adapter {adapter} must be a directory with {WEIGHTS}; a pickled adapter "
             "(adapter_model.bin) is never opened"
         )
-    config = read_object(directory / CONFIG)
+    config = read_object(directory / ADAPTER_CONFIG)
     foreign = [key for key in config if config[key] and key not in {*Lora.model_fields, *UNREAD}]
     try:
         lora = Lora.model_validate(config)
@@ -74,8 +75,8 @@ def read_lora(adapter: str | Path) -> dict[str, Any]:
         key, why = str(first["loc"][0]), first["msg"]
     if key is not None:
         raise InputError(
-            f"{directory / CONFIG}: {key[:80]} is {repr(config.get(key))[:60]}, which is not read "
-            f"({why[:90]}); where you trust the adapter, merge it into its base (peft's "
+            f"{directory / ADAPTER_CONFIG}: {key[:80]} is {repr(config.get(key))[:60]}, which is "
+            f"not read ({why[:90]}); where you trust the adapter, merge it into its base (peft's "
             "merge_and_unload) and name the merged directory"
         )
     return lora.model_dump(exclude_unset=True, exclude={"peft_type"})

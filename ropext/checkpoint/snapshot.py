@@ -167,7 +167,7 @@ def _walk(
 
 
 INDEX = "model.safetensors.index.json"
-ADAPTER = "adapter_config.json"
+ADAPTER_CONFIG = "adapter_config.json"
 
 # An index is flat: two objects. A shard table of a million tensors is ten times the largest known.
 INDEX_CONTAINERS = 1_000
@@ -326,11 +326,11 @@ def _config(directory: Path, model: str) -> dict[str, Any]:
     path = directory / "config.json"
     if not os.path.lexists(path):
         raise InputError(no_config(model, os.listdir(directory)))
-    if os.path.lexists(directory / ADAPTER):
+    if os.path.lexists(directory / ADAPTER_CONFIG):
         raise InputError(
-            f"{model} holds a model and, beside it, an adapter ({ADAPTER}), for which transformers "
-            "would load another model, the adapter's own base; move one of them into a directory "
-            "of its own"
+            f"{model} holds a model and, beside it, an adapter ({ADAPTER_CONFIG}), for which "
+            "transformers would load another model, the adapter's own base; move one of them into "
+            "a directory of its own"
         )
     check_link(path, directory)
     config = read_object(path)
@@ -354,7 +354,7 @@ def _refuse_kernels(config: Mapping[str, Any], path: Path) -> None:
 def no_config(model: str, names: Iterable[str]) -> str:
     """The sentence for a directory or repository without config.json, by what else is there."""
     names = set(names)
-    if ADAPTER in names:
+    if ADAPTER_CONFIG in names:
         return (
             f"{model} is an adapter without its model; merge it into its base (peft's "
             "merge_and_unload) and name the merged directory"

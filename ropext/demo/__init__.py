@@ -13,7 +13,7 @@ from ropext.narration import Hooks, Say, Show, kept_after_interrupt, pasted, sil
 from ropext.options.fields import flag
 from ropext.report import evaluation, html, plots, tables
 from ropext.report.plots import Curve
-from ropext.results import rundir
+from ropext.results import BASE, CONTROL, UNTOUCHED, rundir
 from ropext.results.gates import Outcome, parse_gate
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.retrieval import grouped, share_of
@@ -28,7 +28,7 @@ METHODS = {"method": ("pi", "ntk", "self-extend"), "factor": (4.0,)}
 EXTENDED, FITTED, TUNED = "yarn-4x", "fitted-4x", "tuned-4x"
 LABELS = {"extended": EXTENDED, "fitted": FITTED, "tuned": TUNED}  # of the recipe's evaluation
 ORDER = (
-    *("base", "control", "untouched", "pi-4x", "ntk-4x", EXTENDED, "self-extend-4x"),
+    *(BASE, CONTROL, UNTOUCHED, "pi-4x", "ntk-4x", EXTENDED, "self-extend-4x"),
     *(FITTED, TUNED),
 )
 COLUMNS: tuple[tables.Column, ...] = (

@@ -216,8 +216,8 @@ def line_up_checkpoints(
         return {"content_sha256": contents[label]}
 
     variants = [
-        _short(base, **content("base")),
-        Variant(UNTOUCHED, UNTOUCHED, base, info=content("base")),
+        _short(base, **content(BASE)),
+        Variant(UNTOUCHED, UNTOUCHED, base, info=content(BASE)),
     ]
     if CONTROL in contents:
         adapter = None if control is None else str(control)

@@ -11,6 +11,7 @@ from ropext.lengths import length_text, lengths_text
 from ropext.narration import pasted
 from ropext.options.extend import Extend
 from ropext.options.fields import flag
+from ropext.results import BASE, EXTENDED, UNTOUCHED
 from ropext.results.gates import metric_text
 from ropext.results.overlap import mark_of, marked
 from ropext.results.retrieval import RULERS
@@ -139,7 +140,7 @@ def headline(results: Results) -> Table:
     }
     name = results["headline"]
     note = "base = the model before extension through its short window, on the same tokens"
-    if "untouched" in results["variants"]:
+    if UNTOUCHED in results["variants"]:
         note += "; untouched = that model, read beyond its window"
     note += f"; {HALF}"
     if name != "tail":
@@ -219,7 +220,7 @@ def verdicts(results: Results) -> Table:
     variants, rows = results["variants"].values(), list[tuple[str, ...]]()
     for variant, (label, values) in zip(variants, _variants(results), strict=True):
         gains = {at: values[f"gain@{at}"] for at in beyond if f"gain@{at}" in values}
-        if variant["kind"] == "extended" and any(gain.ci95 for gain in gains.values()):
+        if variant["kind"] == EXTENDED and any(gain.ci95 for gain in gains.values()):
             sides = ([at for at in gains if gains[at].sign == side] for side in (1, -1))
             cells = (lengths_text(side) or NOTHING for side in sides)
             rows.append((label, *cells, nats(values.get("short_tax"))))
@@ -231,7 +232,7 @@ def verdicts(results: Results) -> Table:
 def _made(results: Results) -> list[str]:
     """The models that were made to read further."""
     variants = results["variants"]
-    return [label for label in variants if variants[label]["kind"] == "extended"]
+    return [label for label in variants if variants[label]["kind"] == EXTENDED]
 
 
 def _by_length(results: Results) -> Table:
@@ -431,7 +432,7 @@ def ranking_table(ranking: Ranking, mark: str = "") -> Table:
         rows.append((ranked.method + star, vars(ranked) | {"behind": behind}))
     rows += [(ranked.method, vars(ranked)) for ranked in ranking.beside]
     if ranking.in_window is not None:
-        rows.append(("base", {"tail": ranking.in_window}))
+        rows.append((BASE, {"tail": ranking.in_window}))
     table = table_of(
         f"Tail perplexity at {length_text(ranking.frame.longest)}: the last {ranking.frame.tail} "
         f"tokens, {marked(f'{ranking.standing.documents} documents', mark)}",

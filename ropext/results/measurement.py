@@ -13,7 +13,7 @@ from typing import Any
 from ropext.checkpoint.provenance import digest
 from ropext.errors import InputError
 from ropext.lengths import length_text
-from ropext.results import BASE
+from ropext.results import BASE, EXTENDED
 from ropext.results.overlap import Overlap
 from ropext.results.perplexity import Documents, Frame, Reading, strided_values, text_values
 from ropext.results.retrieval import ItemScore, grouped, mean_of, retrieval_values, ruler_means
@@ -27,7 +27,7 @@ _TASKS = frozenset((RULER, *(task.name for task in TASKS)))
 class MeasuredModel:
     """One model: what it read and what it answered."""
 
-    kind: str = "extended"  # as `Variant.kind`
+    kind: str = EXTENDED  # as `Variant.kind`
     reading: Reading | None = None
     items: tuple[ItemScore, ...] = ()
     overlap: Overlap | None = None  # with what it was trained on

@@ -15,6 +15,8 @@ from ropext.checkpoint import open_snapshot
 from ropext.checkpoint.card import Figure
 from ropext.checkpoint.provenance import Record, identity, read_record
 from ropext.errors import InputError
+from ropext.options.fields import DOCUMENTS, TABLES
+from ropext.results import BASE, UNTOUCHED
 from ropext.results.gates import split_spec
 from ropext.results.measurement import Measurement
 from ropext.results.overlap import Overlap, mark_of, marked, overlap_in
@@ -24,7 +26,6 @@ from ropext.results.values import Value
 from ropext.tasks import TASKS, THIRTEEN
 
 _METRIC = re.compile(r"([a-z][a-z0-9_-]*)@([0-9]+)")
-FILES = (".txt", ".md", ".jsonl", ".json", ".parquet")
 _DATASET_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 NOT_TRAINED = Overlap(0, 0, 0, (), complete=True)
 UNKNOWN = Overlap(0, 0, 0, (), complete=False)  # of a record that does not say
@@ -72,7 +73,7 @@ def _label(run: Measurement, directory: Path, wanted: str | None) -> str:
         str(label)
         for label, variant in run.manifest["decides"]["variants"].items()
         # A base in its short window, or files read with an adapter, are another model.
-        if variant["kind"] != "base" and not variant.get("adapter_sha256")
+        if variant["kind"] != BASE and not variant.get("adapter_sha256")
         if all(variant["model"][key] == content[key] for key in keys)
     ]
     chosen = [label for label in labels if wanted in (None, label)]
@@ -83,7 +84,7 @@ def _label(run: Measurement, directory: Path, wanted: str | None) -> str:
         )
     if len(chosen) > 1:  # its own files read with the spectrum of before are another model too
         kinds = run.manifest["decides"]["variants"]
-        chosen = [label for label in chosen if kinds[label]["kind"] != "untouched"] or chosen
+        chosen = [label for label in chosen if kinds[label]["kind"] != UNTOUCHED] or chosen
     if len(chosen) > 1:
         raise InputError(
             f"{run.path} measured the same files under several names ({', '.join(chosen)}); say "
@@ -98,7 +99,9 @@ def _dataset(data: str | None) -> tuple[str, str | None]:
         return "retrieval", None
     if data.startswith(SCHEME):
         return data, None
-    if _DATASET_ID.fullmatch(data) and not (Path(data).exists() or PurePath(data).suffix in FILES):
+    if _DATASET_ID.fullmatch(data) and not (
+        Path(data).exists() or PurePath(data).suffix in (*DOCUMENTS, *TABLES)
+    ):
         return data, data
     return PurePath(data).name, None
 

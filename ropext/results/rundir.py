@@ -25,6 +25,7 @@ import numpy.typing as npt
 from ropext import guard, workdir
 from ropext.errors import GateFailed, InputError, UsageError
 from ropext.files import read_json, write_json, write_whole
+from ropext.results import BASE, EXTENDED, UNTOUCHED
 from ropext.results.gates import Gate, Outcome, check_gate, split_spec
 from ropext.results.measurement import MeasuredModel, Measurement, differences
 from ropext.results.overlap import overlap_in
@@ -177,7 +178,7 @@ def gather(specs: Sequence[str]) -> tuple[list[Measurement], dict[str, Measureme
         run = read_run(path)
         runs.append(run)
         for label in _chosen(run, wanted):
-            is_base = run.models[label].kind == "base"
+            is_base = run.models[label].kind == BASE
             if not (is_base and _base(run) in bases and wanted is None):
                 everyone.append((run, label))
             bases += [_base(run)] if is_base else []
@@ -186,7 +187,7 @@ def gather(specs: Sequence[str]) -> tuple[list[Measurement], dict[str, Measureme
         name = _name(run, label, everyone)
         if name in alone:
             raise UsageError(f"compare names {name} twice")
-        shown += [(_base(run), name)] if run.models[label].kind == "base" else []
+        shown += [(_base(run), name)] if run.models[label].kind == BASE else []
         base = next((base for identity, base in shown if identity == _base(run)), "")
         alone[name] = replace(run.only(label, name), own_base=base)
     if len(alone) < 2:
@@ -203,7 +204,7 @@ def gather(specs: Sequence[str]) -> tuple[list[Measurement], dict[str, Measureme
 
 def _base(run: Measurement) -> Any:
     """What tells the base of a run from another one: its weights, spectrum and context."""
-    label = next(iter(run.labels("base")), None)
+    label = next(iter(run.labels(BASE)), None)
     if label is None:
         return None
     identity = run.manifest["decides"]["variants"].get(label)  # None: somebody renamed it
@@ -266,8 +267,8 @@ def _concerned(run: Measurement, gate: Gate) -> list[str]:
             names = ", ".join(run.models)
             raise UsageError(f"--fail-if {gate.text!r}: no variant {gate.variant!r}; has {names}")
         return [gate.variant]
-    extended = run.labels("extended")
-    return extended or run.labels("untouched")
+    extended = run.labels(EXTENDED)
+    return extended or run.labels(UNTOUCHED)
 
 
 def _opponent(run: Measurement, gate: Gate, label: str) -> Measurement:
@@ -285,7 +286,7 @@ def _opponent(run: Measurement, gate: Gate, label: str) -> Measurement:
     other = read_run(path)
     if variant is not None:
         return other.only(*_chosen(other, variant))
-    readers = other.labels("extended", "untouched")
+    readers = other.labels(EXTENDED, UNTOUCHED)
     if label not in readers and len(readers) != 1:
         raise UsageError(
             f"--fail-if {gate.text!r}: {name} holds several models ({', '.join(readers)}); write "

@@ -23,9 +23,11 @@ from typing import Any
 from ropext import inspecting, proof
 from ropext.bundled import MODELS
 from ropext.checkpoint import Snapshot, card, open_snapshot, provenance
+from ropext.checkpoint.adapter import WEIGHTS
 from ropext.checkpoint.card import README, Card, card_of
 from ropext.checkpoint.copying import copy_file, place
 from ropext.checkpoint.provenance import NAME, Record, record_of
+from ropext.checkpoint.snapshot import ADAPTER_CONFIG, INDEX
 from ropext.checkpoint.staging import check_space, staged
 from ropext.checkpoint.weights import weigh
 from ropext.checkpoint.writing import write_checkpoint
@@ -43,7 +45,6 @@ from ropext.training.origin import Origin
 from ropext.training.report import Story
 
 ADAPTER, TRAINING = "adapter", "training"
-INDEX = "model.safetensors.index.json"
 
 TRAINED = {"lora": "LoRA, merged", "new-rows": "new rows of the position table"}
 TRAINED["both"] = f"{TRAINED['new-rows']}, and a {TRAINED['lora']}"
@@ -184,7 +185,7 @@ def _write_rows(
     snapshot, table = origin.snapshot, origin.table
     assert table is not None
     scheme, offset = replace(table.positions, context=table.target), table.positions.offset
-    (trained,) = load_file(adapter / "adapter_model.safetensors").values()
+    (trained,) = load_file(adapter / WEIGHTS).values()
     new = trained[offset:].double().numpy()
     growth = replace(
         table,
@@ -230,13 +231,13 @@ def _copy_adapter(
 ) -> None:
     directory.mkdir()
     (directory / HASHES).write_bytes(dump(story.trained_on))
-    shutil.copyfile(adapter / "adapter_model.safetensors", directory / "adapter_model.safetensors")
-    config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    shutil.copyfile(adapter / WEIGHTS, directory / WEIGHTS)
+    config = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     config["base_model_name_or_path"] = base
     config["revision"] = revision
     if isinstance(config.get("target_modules"), list):
         config["target_modules"].sort()  # PEFT writes a set, in another order every time
-    (directory / "adapter_config.json").write_bytes(dump(config))
+    (directory / ADAPTER_CONFIG).write_bytes(dump(config))
 
 
 def _adapter_card(hub_id: str | None, origin: Origin) -> str:
