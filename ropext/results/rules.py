@@ -217,7 +217,7 @@ def verdict(choice: Mapping[str, Any], results: Mapping[str, Any], final: str) -
     said = marked(
         _sentence(choice, gain, final, length_text(target)), mark and f"documents: {mark}"
     )
-    said = "; ".join((said, *choice["in_memory"]))
+    said = "; ".join((said, *choice.get("in_memory", ())))
     return AutoVerdict(gain, tax, said, mark)
 
 
