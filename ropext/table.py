@@ -67,9 +67,9 @@ def as_text(tables: Iterable[Table], lines: Sequence[str] = ()) -> str:
     """Write tables for a terminal, then `lines`."""
     parts = []
     for table in tables:
-        note = textwrap.wrap(table.note, 96, initial_indent="  ", subsequent_indent="  ")
-        parts.append("\n".join([table.title, *note, columns(table.header, table.rows)]))
-    parts += ["\n".join(lines)] if lines else []
+        note = [folded(line, "  ", "  ") for line in table.note.splitlines()]
+        parts.append("\n".join([table.title, columns(table.header, table.rows), *note]))
+    parts += ["\n".join(map(folded, lines))] if lines else []
     return "\n\n".join(parts)
 
 

@@ -12,16 +12,7 @@ from ropext.planning.plan import MethodRow, Recommendation, method_row
 # Below this many pairs a ramp has too few steps to act on: on a model with four pairs llama3 and
 # dynamic lose most inside the window, ntk least (benchmarks/results/untrained-2026-11-22.md).
 FEW_PAIRS = 8
-# What the bundled model loses inside its window by each method, untrained, at 2 and 4 times: nats a
-# token (the same file).
-PRICES = {
-    "pi": (1.388, 1.802),
-    "ntk": (0.000, 0.023),
-    "dynamic": (0.010, 0.084),
-    "by-parts": (0.039, 0.152),
-    "llama3": (0.013, 0.067),
-    "yarn": (0.017, 0.075),
-}
+UNKNOWN = ". Its cost on short inputs is unknown for this model; measure it with --measure DATA"
 # YaRN loses least beyond the window (benchmarks/results/real-model-2026-11-22.md); docs/methods.md
 # has the measured cases in which llama3 is the better one.
 PREFERRED = ("yarn", "llama3", "ntk", "pi")
@@ -100,17 +91,6 @@ def _preferred(model: Model) -> tuple[str, ...]:
     return PREFERRED_MROPE if _three_axes(model) else PREFERRED
 
 
-def _price(method: str) -> str:
-    """How sure a recommendation is before anything was measured."""
-    if method not in PRICES:
-        return ""
-    twice, four = PRICES[method]
-    return (
-        ". Its cost on short inputs is unknown for this model; measure it with --measure DATA (the "
-        f"bundled model loses {twice:.3f} nats per token at 2 times, {four:.3f} at 4)"
-    )
-
-
 def _first(
     model: Model, recipe: Extend, cases: Sequence[_Case], rows: Sequence[MethodRow]
 ) -> tuple[str, str] | None:
@@ -125,8 +105,8 @@ def _first(
             passed.setdefault(note, []).append(row.method)
             continue
         others = [f"{listed(names)}: {note}" for note, names in passed.items()]
-        price = "" if recipe.finetune else _price(row.method)
-        return row.method, "; ".join([case.said, *others, _readers(row)]) + price
+        said = "; ".join([case.said, *others, _readers(row)])
+        return row.method, said + UNKNOWN * (not recipe.finetune)
     return None
 
 

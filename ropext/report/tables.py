@@ -7,7 +7,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from ropext.lengths import length_text, lengths_text
+from ropext.lengths import length_text
 from ropext.narration import pasted
 from ropext.options.extend import Extend
 from ropext.options.fields import flag
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Results = Mapping[str, Any]
 NOTHING = "-"
 SKEWED = 0.2  # an interval whose ends differ by more in their distance is printed by its ends
-HALF = "± half the 95 % interval, [ends] if skewed"
+HALF = "±: half of the 95 % interval over documents; [low, high]: a skewed one; (low…high): a range"
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -60,9 +60,9 @@ def shown(value: Value | None, digits: int = 3, sign: bool = False) -> str:
     return text
 
 
-def point(value: Value | None) -> str:
+def point(value: Value | None, digits: int = 3) -> str:
     """Write a number without its interval."""
-    return NOTHING if value is None else number(value.value)
+    return NOTHING if value is None else number(value.value, digits)
 
 
 def length_of(value: Value | None) -> str:
@@ -167,7 +167,7 @@ def text_tables(results: Results) -> list[Table]:
     columns = _at("bpb", lengths, partial(shown, digits=4))
     per_byte = table_of("Bits per byte", "comparable across tokenizers", variants, columns)
     whole = [gain, summary(results), cumulative, per_byte, _positions(results)]
-    return [headline(results), by_factor(results), verdicts(results), *whole]
+    return [headline(results), by_factor(results), *whole]
 
 
 def summary(results: Results) -> Table:
@@ -188,90 +188,82 @@ def _reach(value: Value | None) -> str:
 
 
 def main_tables(results: Results) -> list[Table]:
-    """What a terminal shows of an evaluation: perplexity with the gain over truncation, retrieval.
-    The rest is in `evaluation_tables`."""
+    """What a terminal shows of an evaluation: one table. The rest is in `evaluation_tables`."""
     grid = by_factor(results)
-    every = [grid] if grid.rows else [_by_length(results), verdicts(results)]
-    return with_rows([*every, _by_task(results), harness_table(results)])
+    return with_rows([grid if grid.rows else _by_length(results), harness_table(results)])
 
 
 def by_factor(results: Results) -> Table:
     """Methods by factors, each at its own target, where several factors were read."""
-    name, variants = results["headline"], results["variants"].values()
+    variants = results["variants"].values()
     rows, columns = dict[str, dict[str, Value]](), list[Column]()
     made = sorted((v["factor"], v["target"]) for v in variants if v.get("factor"))
     for factor, target in dict(made).items() if made and made[0] < made[-1] else ():
+        (_, tail, written), *others = _at_length(results, target)
+        own = [(f"{factor:g}x ({length_text(target)})", tail, written), *others]
         for variant, (label, values) in zip(variants, _variants(results), strict=True):
             if variant.get("factor") in (None, factor):
                 row = rows.setdefault(marked(variant.get("method") or label, mark_of(variant)), {})
-                row |= {
-                    at: values[at] for at in (f"{name}@{target}", f"gain@{target}") if at in values
-                }
-        head = f"{factor:g}x ({length_text(target)})"
-        columns += [(head, f"{name}@{target}", point), ("gain", f"gain@{target}", nats)]
+                row |= {name: values[name] for _, name, _ in own if name in values}
+        columns += own
     title = f"{_measured(results)[0].capitalize()} by method and factor, each at its own target"
-    note = f"gain: nats a token; below zero cutting the text off is better; {HALF}"
-    return table_of(title, note, rows.items(), columns)
-
-
-def verdicts(results: Results) -> Table:
-    """Where each of several models gains by the long context, and where it surely does not."""
-    beyond = [length for length in results["lengths"] if length > results["context"]]
-    variants, rows = results["variants"].values(), list[tuple[str, ...]]()
-    for variant, (label, values) in zip(variants, _variants(results), strict=True):
-        gains = {at: values[f"gain@{at}"] for at in beyond if f"gain@{at}" in values}
-        if variant["kind"] == EXTENDED and any(gain.ci95 for gain in gains.values()):
-            sides = ([at for at in gains if gains[at].sign == side] for side in (1, -1))
-            cells = (lengths_text(side) or NOTHING for side in sides)
-            rows.append((label, *cells, nats(values.get("short_tax"))))
-    note = "where the gain's 95 % interval leaves zero out, beyond the trained context"
-    header = ("", "helps at", "truncation is better at", "short tax")
-    return Table("Does the long context help?", note, header, tuple(rows if rows[1:] else ()))
-
-
-def _made(results: Results) -> list[str]:
-    """The models that were made to read further."""
-    variants = results["variants"]
-    return [label for label in variants if variants[label]["kind"] == EXTENDED]
+    return table_of(
+        title, _explained(results, [head for head, _, _ in columns]), rows.items(), columns
+    )
 
 
 def _by_length(results: Results) -> Table:
     """A row per length and variant."""
-    rows, name, variants = list[tuple[str, ...]](), results["headline"], _variants(results)
-    for length in results["lengths"]:
-        columns: list[Column] = [("", f"{name}@{length}", point), ("", f"gain@{length}", nats)]
-        rows += _under(length_text(length), table_of("", "", variants, columns).rows)
+    rows, lengths = list[tuple[str, ...]](), results["lengths"]
+    inside = results["context"] if results["context"] in lengths else lengths[0]
+    for length in lengths:
+        tax: Column = ("short tax", "short_tax" if length == inside else "", nats)
+        columns = [*_at_length(results, length), tax]
+        rows += _under(length_text(length), table_of("", "", _variants(results), columns).rows)
+    header = ("length", "model", *(head for head, _, _ in columns))
+    kept = [place for place, cells in enumerate(zip(*rows, strict=True)) if {*cells} != {NOTHING}]
+    head, *body = (tuple(row[place] for place in kept) for row in (header, *rows))
     kind, tail = _measured(results)
-    what = {"tail": f"{kind.capitalize()} of {tail}"}
-    return Table(
-        what.get(name, f"Perplexity, protocol {results['protocol']}"),
-        f"gain: nats a token over the base that sees its last {length_text(results['context'])} "
-        f"tokens alone, paired by document; below zero cutting the text off is better; {HALF}",
-        ("length", "model", "perplexity", "gain"),
-        tuple(rows),
-    )
+    title = f"Perplexity, protocol {results['protocol']}"
+    if results["headline"] == "tail":
+        title = f"{kind.capitalize()} of {tail}" if "perplexity" in head else "Retrieval"
+    return Table(title, _explained(results, head), head, tuple(body))
 
 
-def _by_task(results: Results) -> Table:
-    """A row per task and variant, a column per length."""
-    rows, lengths, tasks = list[tuple[str, ...]](), results["lengths"], _tasks(results)
-    variants = _variants(results, questions=True)
-    for task in tasks:
-        columns = _at(task, lengths, lambda value: f"{value.value:.2f}" if value else NOTHING)
-        columns.append(("effective", f"effective_context.{task}", length_of))
-        answered = table_of("", "", variants, columns).rows
-        if {*chain(*(row[1:] for row in answered))} <= {"0.00", "0", NOTHING}:
-            answered = tuple(("every model", *row[1:]) for row in answered[:1])
-        rows += _under(task, answered)
-    names = {f"{task}@{length}" for task in tasks for length in lengths}
-    counts = {value.n for _, values in variants for name, value in values.items() if name in names}
-    return Table(
-        "Retrieval",
-        f"{' or '.join(map(str, sorted(counts)))} questions each; {score_text(tasks)}"
-        "; effective: longest length at 85 % of the short score",
-        ("task", "model", *map(length_text, lengths), "effective"),
-        tuple(rows),
+def _at_length(results: Results, length: int) -> list[Column]:
+    """The columns of a length: perplexity, gain, and each task."""
+    name = results["headline"]
+    columns: list[Column] = [
+        ("perplexity", f"{name}@{length}", point),
+        ("gain", f"gain@{length}", nats),
+    ]
+    score = partial(point, digits=2)
+    return [*columns, *((task, f"{task}@{length}", score) for task in _asked(results))]
+
+
+def _asked(results: Results) -> list[str]:
+    """The tasks that have a column: more than three of RULER's share that of their mean."""
+    tasks = _tasks(results)
+    others = [task for task in tasks if task not in THIRTEEN]
+    return [*others, RULER] if len(tasks) - len(others) > 3 and "ruler" in results else tasks
+
+
+def _explained(results: Results, columns: Iterable[str]) -> str:
+    """What the columns of the one table are, a line for each."""
+    tasks, context = _asked(results), length_text(results["context"])
+    gain = (
+        f"gain: nats per token by which a model predicts these tokens better than base, the model "
+        f"before its extension, does from the last {context} tokens; below 0, truncating is better"
     )
+    tax = f"short tax: nats per token that a model loses inside the trained context of {context}"
+    lines = [gain] * ("gain" in columns) + [tax] * ("short tax" in columns)
+    lines += [HALF] if lines else []
+    if tasks:
+        metrics = chain(*(values.items() for _, values in _variants(results)))
+        counts = {value.n for name, value in metrics if name.partition("@")[0] in tasks}
+        of = " or ".join(map(str, sorted(counts)))
+        lines.append(f"{', '.join(tasks)}: {score_text(tasks)}, of {of} questions")
+    return "\n".join(lines)
 
 
 def _tasks(results: Results) -> list[str]:
@@ -404,9 +396,8 @@ def item_table(runs: Mapping[str, Mapping[str, Value]], reference: str) -> Table
 
 def verdict_lines(results: Results, label: str = "") -> list[str]:
     """What the numbers say of one variant, or of each that was made to read further."""
-    variants, made = results["variants"], _made(results)
-    if not label and len(made) > 1:  # the table `verdicts` has them side by side
-        return []
+    variants = results["variants"]
+    made = [name for name in variants if variants[name]["kind"] == "extended"]
     wanted = [label] if label else made or [*variants]
     return [line for name in wanted for line in variants[name]["verdicts"]]
 

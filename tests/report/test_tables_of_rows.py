@@ -1,4 +1,4 @@
-"""What a terminal shows of an evaluation: two columns, one line for zeros, methods by factors."""
+"""What a terminal shows of an evaluation: one table, its columns explained, methods by factors."""
 
 import pytest
 
@@ -49,30 +49,43 @@ def extended(gain, retrieval=(), **more):
     )
 
 
-def test_of_several_models_two_columns_say_where_the_long_context_helps():
-    both = results(base=BASE, pi_2x=extended(-1.0), yarn_2x=extended(0.3), ntk_2x=extended(0.05))
-    assert tables.verdict_lines(both) == []
-    (table,) = [own for own in tables.main_tables(both) if "helps at" in own.header]
-    assert table.header == ("", "helps at", "truncation is better at", "short tax")
-    places = {row[0]: row[1:3] for row in table.rows}
-    # Inside the context there is nothing to cut off; an interval around zero says nothing.
-    assert places == {"pi-2x": ("-", "512"), "yarn-2x": ("512", "-"), "ntk-2x": ("-", "-")}
-    one = results(base=BASE, yarn_2x=extended(0.3))
-    assert tables.verdict_lines(one) == ["a sentence"]
-    assert not [own for own in tables.main_tables(one) if "helps at" in own.header]
+def test_each_extended_model_has_its_verdict():
+    both = results(base=BASE, pi_2x=extended(-1.0), yarn_2x=extended(0.3))
+    assert tables.verdict_lines(both) == ["a sentence", "a sentence"]
+    assert tables.verdict_lines(both, "yarn-2x") == ["a sentence"]
 
 
-def test_a_task_that_no_model_does_is_one_line():
-    asked = {"mkey_at_256": wilson(0, 10), "mkey_at_512": wilson(0, 10)}
-    asked |= {"passkey_at_256": wilson(9, 10), "passkey_at_512": wilson(0, 10)}
-    asked |= {f"effective_context.{task}": lone(0, 0) for task in ("mkey", "passkey")}
-    models = {f"m{number}": extended(0.1, ("mkey", "passkey"), **asked) for number in range(3)}
-    (table,) = [own for own in tables.main_tables(results(**models)) if own.title == "Retrieval"]
-    assert [row for row in table.rows if row[0]] == [
-        ("mkey", "every model", "0.00", "0.00", "0"),
-        ("passkey", "m0", "0.90", "0.00", "0"),
-    ]
-    assert len(table.rows) == 4
+def test_one_table_has_a_column_for_each_task_and_the_short_tax_at_the_trained_context():
+    asked = {"mkey_at_256": wilson(0, 10), "mkey_at_512": wilson(0, 12)}
+    asked |= {"passkey_at_256": wilson(9, 10), "passkey_at_512": wilson(3, 12)}
+    models = {f"m{number}": extended(0.1, ("mkey", "passkey"), **asked) for number in range(2)}
+    (table,) = tables.main_tables(results(base=BASE, **models))
+    assert table.header == ("length", "model", "perplexity", "gain", "mkey", "passkey", "short tax")
+    assert table.rows[:2] == (
+        ("256", "base", "9.000", "-", "-", "-", "-"),
+        ("", "m0", "-", "-0.5000 ±0.1000", "0.00", "0.90", "+0.0400 ±0.1000"),
+    )
+    assert table.rows[4] == ("", "m0", "8.500", "+0.1000 ±0.1000", "0.00", "0.25", "-")
+    explained = [line.partition(":")[0] for line in table.note.splitlines()]
+    assert explained == ["gain", "short tax", "±", "mkey, passkey"]
+    assert table.note.endswith("of 10 or 12 questions")
+    assert as_text([table]).splitlines()[9].startswith("  gain: ")  # under it
+    (plain,) = tables.main_tables(results(base=BASE))
+    assert plain.header == ("length", "model", "perplexity")
+    assert plain.note == ""
+
+
+def test_many_of_rulers_tasks_share_the_column_of_their_mean():
+    names = ("passkey", "niah_single_1", "niah_single_2", "vt", "cwe")
+    asked = {f"{name}_at_512": wilson(5, 10) for name in (*names, "ruler")}
+    for own, wanted in ((names, ["passkey", "ruler"]), (names[:4], [*names[:4]])):
+        found = results(m=extended(0.1, own, **asked)) | {"ruler": {}}
+        (table,) = tables.main_tables(found)
+        assert [head for head in table.header if head in asked_names(asked)] == wanted
+
+
+def asked_names(asked):
+    return {name.partition("_at_")[0] for name in asked}
 
 
 def test_methods_by_factors_stand_each_at_their_own_target():
