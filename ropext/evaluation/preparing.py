@@ -205,8 +205,8 @@ def _corpus(
         grid = corpus.lengths
     beyond = [length for length in grid if length > lineup.limit][:1]
     warnings += [
-        f"{length_text(length)} is beyond the {length_text(lineup.limit)} tokens that the config "
-        "was made for; `ropext extend` of the base makes a checkpoint that reads it"
+        f"[beyond-config] {length_text(length)} is beyond the {length_text(lineup.limit)} tokens "
+        "that the config was made for; `ropext extend` of the base makes a checkpoint that reads it"
         for length in beyond
     ]
     return corpus, grid, warnings
@@ -236,39 +236,41 @@ def _overlap_warnings(overlaps: Mapping[str, Overlap]) -> list[str]:
     for label, each in overlaps.items():
         if each.sentence:
             by_sentence.setdefault(each.sentence, []).append(label)
-    return [f"{', '.join(labels)}: {sentence}" for sentence, labels in by_sentence.items()]
+    return [f"[seen] {', '.join(labels)}: {sentence}" for sentence, labels in by_sentence.items()]
 
 
 def _corpus_warnings(corpus: Corpus, grid: Sequence[int], split: str | None) -> list[str]:
     lines = []
     if corpus.num_read == 1:
         lines.append(
-            "--data is one document, of which the first "
+            "[one-document] --data is one document, of which the first "
             f"{length_text(corpus.lengths[-1])} tokens are read; {REMEDY}"
         )
     if split == WINDOWS:
         lines.append(
-            "documents were cut into windows (--split-documents): intervals are over windows, and "
-            "those of one text are more alike than documents are"
+            "[windows] documents were cut into windows (--split-documents): intervals are over "
+            "windows, and those of one text are more alike than documents are"
         )
     cut = tuple(length for length in grid if length not in corpus.lengths)
     if cut:
         lines.append(
-            f"lengths {lengths_text(cut)} are left out: fewer than 8 documents reach them "
-            f"(--lengths asks for them all the same)"
+            f"[left-out] lengths {lengths_text(cut)} are left out: fewer than 8 documents reach "
+            f"them (--lengths asks for them all the same)"
         )
     if corpus.num_short:
         lines.append(
-            f"{corpus.num_short} of {corpus.num_read} documents are shorter than "
+            f"[left-out] {corpus.num_short} of {corpus.num_read} documents are shorter than "
             f"{length_text(corpus.lengths[-1])} tokens and are not read"
         )
     if (count := len(corpus.documents)) < FEWEST_DOCUMENTS:
         few = f"{count} documents give ranges in place of intervals"
         few = few if count > 1 else "one document gives no interval"
-        lines.append(f"{few}, and no verdict ({FEWEST_DOCUMENTS} or more give both)")
+        lines.append(
+            f"[few-documents] {few}, and no verdict ({FEWEST_DOCUMENTS} or more give both)"
+        )
     if corpus.packed:
         lines.append(
-            "documents were glued (--pack): the numbers say how the model holds up at far "
+            "[packed] documents were glued (--pack): the numbers say how the model holds up at far "
             "positions, nothing about its use of far text; intervals are over the "
             f"{len(corpus.documents)} glued sequences, no two of which share a document"
         )
@@ -309,7 +311,7 @@ def _questions(
             except UsageError as error:
                 if options.lengths and not isinstance(error, TooShort):
                     raise
-                left_out[f"{name} is left out at {length_text(length)}: {error}"] = error
+                left_out[f"[left-out] {name} is left out at {length_text(length)}: {error}"] = error
     if left_out and (options.lengths or not groups):
         raise max(left_out.values(), key=lambda error: getattr(error, "needed", 0))
     return tuple(groups), [*left_out]

@@ -187,7 +187,7 @@ def measure(
     assert evaluation.corpus is not None  # --measure names it
     reads, known = evaluation.reads, evaluation.overlaps.get(next(iter(plans)))
     if known and known.sentence:
-        hooks.say(f"warning: {known.sentence}")
+        hooks.say(f"warning: [seen] {known.sentence}")
     tokens = sum(map(reads.tokens, lineup.variants))
     methods = [*plans, *(variant.label for variant in beside)]
     _announce(hooks, reads.frame, evaluation.corpus, methods, tokens)
@@ -207,14 +207,14 @@ def _announce(
     num = len(corpus.documents)
     if num < 8:
         hooks.say(
-            f"warning: only {num} documents reach {length_text(frame.longest)} tokens: no "
-            "intervals (8 or more give them), and the lowest is taken as it stands"
+            f"warning: [few-documents] only {num} documents reach {length_text(frame.longest)} "
+            "tokens: no intervals (8 or more give them), and the lowest is taken as it stands"
         )
     if corpus.packed:
         hooks.say(
-            "warning: documents were glued (--pack): the ranking says which method holds up at far "
-            "positions, nothing about the use of far text; its intervals are over the glued "
-            "sequences, no two of which share a document"
+            "warning: [packed] documents were glued (--pack): the ranking says which method holds "
+            "up at far positions, nothing about the use of far text; its intervals are over the "
+            "glued sequences, no two of which share a document"
         )
     hooks.say(
         f"measuring {', '.join(methods)} on {num} documents of {length_text(frame.longest)} "

@@ -328,9 +328,9 @@ def _base(
         return _short(snapshot), context, ""
     if record.more.get(READ_FROM):
         warning = (
-            f"{snapshot.name} is {scaled_by_config(families.read(snapshot.config))}, so what its "
-            "weights were trained for is not known; --base MODEL names the model of before to "
-            f"compare with, --context {record.target} says that this length was trained"
+            f"[no-base] {snapshot.name} is {scaled_by_config(families.read(snapshot.config))}, so "
+            "what its weights were trained for is not known; --base MODEL names the model of "
+            f"before to compare with, --context {record.target} says that this length was trained"
         )
         return None, context, warning
     untrained, growth = _untrained(snapshot, record), None

@@ -31,7 +31,7 @@ PREDICTING = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modu
 def observe(text: TextConfig, context: int) -> tuple[list[str], list[str], int | None]:
     """Say what windows mean for an extension: notes, obstacles, and the reach that they leave."""
     row, sizes = text.row, text.sizes
-    notes = [row.remark] if row.remark else []
+    notes = [f"[family] {row.remark}"] if row.remark else []
     obstacles: list[str] = []
     kinds = [kind for kind in sizes.layer_types if attends(kind)]
     windowed = sum(is_windowed(kind) for kind in kinds)
@@ -41,7 +41,7 @@ def observe(text: TextConfig, context: int) -> tuple[list[str], list[str], int |
         layers = len(kinds) or sizes.layers or 1
         reach = layers * (sizes.window - 1) + 1
         sentence = (
-            f"every layer sees a window of {sizes.window} tokens, so the model reaches"
+            f"[windowed] every layer sees a window of {sizes.window} tokens, so the model reaches"
             f" {reach} tokens at most"
         )
         if sizes.window <= context:
@@ -52,7 +52,8 @@ def observe(text: TextConfig, context: int) -> tuple[list[str], list[str], int |
         else:
             notes.append(sentence)
     elif sizes.window and windowed:
-        sentence = f"{windowed} of {len(kinds)} attention layers see {sizes.window} tokens only"
+        few = f"{windowed} of {len(kinds)} attention layers"
+        sentence = f"[windowed] {few} see {sizes.window} tokens only"
         if not row.labels and not row.rotates_only_windows:
             sentence += "; they share one rotary embedding with the others and are scaled with them"
         notes.append(sentence)
@@ -63,8 +64,8 @@ def observe(text: TextConfig, context: int) -> tuple[list[str], list[str], int |
         only_windows = bool(turning) and all(turning) and windowed < len(kinds)
     if only_windows:
         obstacles.append(
-            f"{text.type} rotates in its windowed layers only and its full-attention layers have no"
-            " positions; scaling would move trained local layers and lengthen nothing"
+            f"[windowed] {text.type} rotates in its windowed layers only and its full-attention "
+            "layers have no positions; scaling would move trained local layers and lengthen nothing"
         )
     return notes, obstacles, reach
 
@@ -76,7 +77,7 @@ def rope_dicts(text: TextConfig) -> list[Dict | None]:
 def departures(text: TextConfig, sites: tuple[Site, ...]) -> tuple[list[str], tuple[Site, ...]]:
     """Say where stock transformers computes another spectrum than the authors' own code, and give
     the embeddings that stock has where they are not the ones extended."""
-    stock = f"stock transformers {config.version()} differs from the authors here"
+    stock = f"[authors-code] stock transformers {config.version()} differs from the authors here"
     out, built = [], {site.label: site for site in sites}
     for site in sites:
         short, long = site.params.get("short_factor"), site.params.get("long_factor")
@@ -126,7 +127,8 @@ def logit_scales(text: TextConfig, sites: tuple[Site, ...]) -> list[str]:
             keys = [k for k in (scale.key, *scale.beside) if values.get(k) is not None]
             settings = ", ".join(f"{key} {shown(values[key])}" for key in keys)
             named.append(f"{settings} ({scale.does})")
-    return [f"kept as it stands, beside the spectrum: {'; '.join(named)}"] if named else []
+    kept = f"[kept-keys] kept as it stands, beside the spectrum: {'; '.join(named)}"
+    return [kept] if named else []
 
 
 def _forms(text: TextConfig, sites: tuple[Site, ...], notes: list[str]) -> tuple[str, ...]:
@@ -136,8 +138,8 @@ def _forms(text: TextConfig, sites: tuple[Site, ...], notes: list[str]) -> tuple
         factor = site.params.get("partial_rotary_factor", 1.0)
         if not (row.partial or row.labels) and factor != 1:
             notes.append(
-                f"partial_rotary_factor {factor:g} is ignored by this family in plain RoPE, but not"
-                " in scaled types, so only theta can change"
+                f"[partial] partial_rotary_factor {factor:g} is ignored by this family in plain "
+                "RoPE, but not in scaled types, so only theta can change"
             )
             return ("default",)
     return row.forms
@@ -227,21 +229,22 @@ def interpret(
         replace(site, rope=replace(site.rope, context=span.now, original_context=span.original))
         for site, span in zip(sites, spans, strict=True)
     )
-    notes = [span.note for span in spans if span.note]
+    notes = [f"[length] {span.note}" for span in spans if span.note]
     if any(text.integer(key, 0) for key in PREDICTING):
         notes.append(
-            "its layers that predict further tokens (multi-token prediction) follow the same rope"
-            " keys and are extended with it"
+            "[mtp] its layers that predict further tokens (multi-token prediction) follow the "
+            "same rope keys and are extended with it"
         )
     if model_type != config["model_type"]:
         notes.append(
-            f"{config['model_type']} is {model_type} by class: it is read, planned and proved as"
-            " that type; the code that auto_map names may know fewer rope types (DeepSeek's:"
-            " linear, dynamic and yarn)"
+            f"[own-code] {config['model_type']} is {model_type} by class: it is read, planned and "
+            "proved as that type; the code that auto_map names may know fewer rope types "
+            "(DeepSeek's: linear, dynamic and yarn)"
         )
     elif config.get("auto_map"):
         notes.append(
-            "auto_map names model code of its own; ropext speaks of the stock class of this type"
+            "[own-code] auto_map names model code of its own; ropext speaks of the stock class of "
+            "this type"
         )
     return describe(text, model_type, path, sites, spans, notes), conflicts
 

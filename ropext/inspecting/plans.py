@@ -35,7 +35,9 @@ def planned(snapshot: Snapshot, name: str, options: Mapping[str, Any]) -> Extens
     request = parse_extend(options, read_text)
     if positions_of(snapshot) is not None:
         made, record = make_table_plan(snapshot.config, request, name), readable_record(snapshot)
-        again = [f"this extends it again, after {provenance.history(record)}"] if record else []
+        again = (
+            [f"[again] this extends it again, after {provenance.history(record)}"] if record else []
+        )
         return replace(made, warnings=(*made.warnings, *again))
     return plan_of(snapshot, request, name)
 
@@ -68,13 +70,15 @@ def plan_of(snapshot: Snapshot, request: Extend, name: str) -> Plan:
         return made
     projector = bundled.find_projector(snapshot.name, snapshot.directory)
     vision = [
-        f"{path} beside it is a part for images or sound, which an extension leaves as it is; "
-        "give it to the runner as before (llama-server --mmproj)"
+        f"[projector] {path} beside it is a part for images or sound, which an extension leaves as "
+        "it is; give it to the runner as before (llama-server --mmproj)"
         for path in filter(None, [projector])
     ]
     if (size := sum(part.end for part in snapshot.parts)) > TELLING_SIZE:
         gigabytes = f"{size / 1e9:.1f} GB"
-        vision.append(f"the copy has {gigabytes}; `ollama create` makes a second one as large")
+        vision.append(
+            f"[disk] the copy has {gigabytes}; `ollama create` makes a second one as large"
+        )
     return replace(made, edits=key_edits(snapshot, made), warnings=(*made.warnings, *vision))
 
 
@@ -91,7 +95,7 @@ def _from_record(snapshot: Snapshot, record: Record, request: Extend, name: str)
             request = request.changed(**{key: first["context"]})
     made = make_plan(before, request, name, snapshot.container, first["base"]["config"])
     said = f"ropext.json: the original is {first['base']['name']}, {made.context:,} tokens"
-    warnings = [f"{said} with theta {made.main.rope.theta:,g}", *made.warnings]
+    warnings = [f"[original] {said} with theta {made.main.rope.theta:,g}", *made.warnings]
     if made.target <= record.target:
         warnings.append(reached(made.target, record.target))
     edits = families.diff(snapshot.config, made.config)
@@ -104,9 +108,13 @@ def _again(record: Record | None, model: Model, request: Extend) -> Iterator[str
     first = f"{kind} (its config)" if rope.is_scaled else ""
     first = provenance.history(record) if record else first
     if first and not request.from_original:
-        yield f"this scales the model again, after {first}; --from-original starts before that"
+        yield (
+            f"[again] this scales the model again, after {first}; --from-original starts before "
+            "that"
+        )
     elif request.from_original and not first and kind == "default":
         yield (
-            f"--from-original: the config declares no scaling and there is no ropext.json; theta "
-            f"{rope.theta:,g} may have been raised already, and its original is not known"
+            f"[original] --from-original: the config declares no scaling and there is no "
+            f"ropext.json; theta {rope.theta:,g} may have been raised already, and its original is "
+            "not known"
         )

@@ -316,8 +316,9 @@ class AutoChoice:
         )
         if prospect.documents < FEWEST_DOCUMENTS:
             self.hooks.say(
-                f"warning: only {prospect.documents} documents to choose by: nothing is sure "
-                "(eight or more give intervals), and the lowest is taken as it stands"
+                f"warning: [few-documents] only {prospect.documents} documents to choose by: "
+                "nothing is sure (eight or more give intervals), and the lowest is taken as it "
+                "stands"
             )
         said = loading.out_of_memory(prospect.recipe.model, "what was read is kept")
         with loading.silenced(), loading.memory_errors(said):

@@ -58,8 +58,8 @@ def composed(
     if recipe.from_original or recipe.length_only or not composes or not others:
         return
     sentence = (
-        "the model is scaled already, and both scalings together are written as a longrope, "
-        f"which not every loader reads as planned: {', '.join(others)}"
+        "[composed] the model is scaled already, and both scalings together are written as a "
+        f"longrope, which not every loader reads as planned: {', '.join(others)}"
     )
     request = recipe.changed(from_original=True, factor=None, target=target)
     for name in (method, "yarn"):
@@ -78,21 +78,21 @@ def _what_moves(recipe: Extend, main: PlannedSite, context: int, target: int) ->
     """Say which pairs do not move, or stop."""
     if recipe.length_only:
         yield (
-            f"the spectrum is untouched: only the stated length goes from {context:,} to "
-            f"{target:,}, for a model that reads further than it states, or for a scaling that is "
-            "set at run time"
+            "[length-only] the spectrum is untouched: only the stated length goes from "
+            f"{context:,} to {target:,}, for a model that reads further than it states, or for a "
+            "scaling that is set at run time"
         )
     elif main.wanted.inv_freq == main.rope.spectrum.inv_freq:
-        yield "no pair moves: only the stated length grows"
+        yield "[still] no pair moves: only the stated length grows"
     pairs = zip(main.wanted.inv_freq, main.rope.spectrum.inv_freq, strict=True)
     still = [i for i, (turn, before) in enumerate(pairs) if not turn and before]
     if still and len(still) < main.rope.dim // 2:
         named = ", ".join(map(str, still))
-        yield f"pairs {named} stand still from now on: no position reaches them"
+        yield f"[still] pairs {named} stand still from now on: no position reaches them"
     elif still:
         yield (
-            "all pairs stand still from now on: the model reads without positions, as DroPE "
-            "does after training without them"
+            "[still] all pairs stand still from now on: the model reads without positions, as "
+            "DroPE does after training without them"
         )
 
 
@@ -105,42 +105,42 @@ def warnings_of(
     out = [*model.notes, *(obstacle + needed for obstacle in model.obstacles)]
     out += _what_moves(recipe, main, context, target)
     if doubt := too_far(recipe, context, target):
-        out.append(doubt)
+        out.append(f"[too-far] {doubt}")
     if recipe.from_original and target <= model.context:
         out.append(reached(target, model.context))
     if main.wanted.attention_factor != main.rope.attention_factor:
         if model.temperature == "rotated channels":
             out.append(
-                "the temperature acts on the rotated channels only, not on whole logits as in "
-                "YaRN's paper: this family rotates a part of each head"
+                "[temperature] the attention factor acts on the rotated channels only, not on "
+                "whole logits as in YaRN's paper: this family rotates a part of each head"
             )
         if model.temperature == "cancelled":
             out.append(
-                "the temperature has no effect: this family normalises queries and keys after "
-                "the rotation"
+                "[temperature] the attention factor has no effect: this family normalises queries "
+                "and keys after the rotation"
             )
     for keys in (("attn_factor",), ("short_mscale", "long_mscale")):
         if keys[0] in main.params and not model.container:
             out.append(
-                f"transformers will warn of unrecognized keys ({', '.join(keys)}), under which "
-                "other loaders read the attention factor"
+                f"[unknown-keys] transformers will warn of unrecognized keys ({', '.join(keys)}), "
+                "under which other loaders read the attention factor"
             )
     if model.mrope and not model.container:
         out += mrope_warnings(model, main, target > context)
     softmax = model.site(main.label).rope.softmax_factor
     if softmax != main.wanted.softmax_factor:
         out.append(
-            f"the softmax factor goes from {softmax:.6g} to "
+            f"[softmax] the softmax factor goes from {softmax:.6g} to "
             f"{main.wanted.softmax_factor:.6g} (mscale_all_dim {main.rope.mscale_all_dim:g})"
         )
     if target > FLOAT32_MATTERS:
         out.append(
-            f"at {target} tokens the float32 angles of stock transformers are off by up to "
-            f"{target * 2.0**-25:.1e} rad on the fastest pair"
+            f"[float32] at {target} tokens the float32 angles of stock transformers are off by up "
+            f"to {target * 2.0**-25:.1e} rad on the fastest pair"
         )
     if main.wanted.short_inv_freq is not None:
         out.append(
-            "two sets of factors: a sequence that grows past "
+            "[two-sets] two sets of factors: a sequence that grows past "
             f"{main.params['original_max_position_embeddings']} tokens while keys are cached mixes "
             "both; only models that refill the cache there (Phi-3) are right"
         )
@@ -158,23 +158,25 @@ def mrope_warnings(model: Model, main: PlannedSite, longer: bool) -> Iterator[st
     form = main.params["rope_type"]
     if form not in ("default", "yarn"):
         yield (
-            f"vLLM and SGLang read mrope_section with a theta or a yarn alone: as {form} they turn "
-            "images as if they were text"
+            f"[mrope] vLLM and SGLang read mrope_section with a theta or a yarn alone: as {form} "
+            "they turn images as if they were text"
         )
     if form == "yarn":
         one = model.text_type.startswith(VLLM_ONE_POSITION)
         yield (
-            "vLLM up to 0.30 counts the ramp of a yarn from 4 times the original length in mRoPE, "
-            "0.33 as stock does; it reads attn_factor up to 0.21, attention_factor from 0.30 on"
+            "[mrope] vLLM up to 0.30 counts the ramp of a yarn from 4 times the original length in "
+            "mRoPE, 0.33 as stock does; it reads attn_factor up to 0.21, attention_factor from "
+            "0.30 on"
             if one
-            else "vLLM (0.11 to 0.33) counts the ramp of a yarn from 4 times the original length in"
-            " this mRoPE, and no spelling makes it the authors'; --method ntk is read exactly"
+            else "[mrope] vLLM (0.11 to 0.33) counts the ramp of a yarn from 4 times the original "
+            "length in this mRoPE, and no spelling makes it the authors'; --method ntk is read "
+            "exactly"
         )
     if longer:
         yield (
-            "an image takes fewer positions than tokens in mRoPE, and a factor counts positions: "
-            "with images a smaller one reaches the same length (Qwen3-VL's authors take 3 for "
-            "262,144 -> 1,000,000 tokens)"
+            "[mrope] an image takes fewer positions than tokens in mRoPE, and a factor counts "
+            "positions: with images a smaller one reaches the same length (Qwen3-VL's authors "
+            "take 3 for 262,144 -> 1,000,000 tokens)"
         )
 
 
@@ -182,12 +184,12 @@ def reached(target: int, context: int) -> str:
     """That a target from the original context is not beyond what the model reads today."""
     if target == context:
         return (
-            f"the target is the {target} tokens that the model reads today: this keeps its length "
-            "and replaces its scaling"
+            f"[not-longer] the target is the {target} tokens that the model reads today: this "
+            "keeps its length and replaces its scaling"
         )
     return (
-        f"the target of {target} tokens is below the {context} that the model reads today: from "
-        "its original context this is a shorter window"
+        f"[not-longer] the target of {target} tokens is below the {context} that the model reads "
+        "today: from its original context this is a shorter window"
     )
 
 
@@ -234,7 +236,7 @@ def make_plan(
         if authors.agrees(method, context, target):
             notes = said
         else:
-            warnings = (*said, *warnings)
+            warnings = (f"[published] {said[0]}", *warnings)
     return Plan(
         name=name,
         model=model,

@@ -131,23 +131,28 @@ def lengthened(config: Mapping[str, Any], positions: Positions, target: int) -> 
 
 def _warnings(positions: Positions, target: int, method: str) -> Iterator[str]:
     """What a user must know before the write, the cost on short inputs first."""
-    yield f"short tax of {method}: {tables.METHODS[method].short_tax}"
+    yield f"[short-tax] short tax of {method}: {tables.METHODS[method].short_tax}"
     if method == "linear" and target % positions.context:
         rows = len(tables.METHODS[method].kept(positions.context, target))
         yield (
-            f"{target} is no multiple of {positions.context}: only {rows} of the old rows come out"
-            " again, the others lie between two new positions"
+            f"[rows] {target} is no multiple of {positions.context}: only {rows} of the old rows "
+            "come out again, the others lie between two new positions"
         )
     if positions.text_type in ("longformer", "led", "big_bird", "bigbird_pegasus"):
-        yield "its attention window stays as it is, so that far tokens are reached over layers"
+        yield (
+            "[windowed] its attention window stays as it is, so that far tokens are reached "
+            "over layers"
+        )
     if positions.kind == "alibi":
         return
     if not positions.tensors:
         after = alike(replace(positions, context=target))
-        yield f"tokens {alike(positions)} or more apart look alike; after it those {after} or more"
+        now = f"[alike] tokens {alike(positions)} or more apart look alike"
+        yield f"{now}; after it those {after} or more"
     if positions.text_type == "longt5":
-        yield "its encoder attends within local_radius, where only near distances change buckets"
+        near = "where only near distances change buckets"
+        yield f"[windowed] its encoder attends within local_radius, {near}"
     yield (
-        f"{'rows' if positions.tensors else 'distances'} that were never trained: what it does "
-        "beyond the old length is to be measured, and some training is usual"
+        f"[untrained] {'rows' if positions.tensors else 'distances'} that were never trained: what "
+        "it does beyond the old length is to be measured, and some training is usual"
     )

@@ -11,7 +11,7 @@ from ropext.lengths import length_text
 from ropext.narration import pasted
 from ropext.options.extend import Extend
 from ropext.options.fields import flag
-from ropext.results import BASE, EXTENDED, UNTOUCHED
+from ropext.results import BASE, UNTOUCHED
 from ropext.results.gates import metric_text
 from ropext.results.overlap import mark_of, marked
 from ropext.results.retrieval import RULERS

@@ -191,8 +191,9 @@ def few(documents: Sequence[corpus.Document]) -> str | None:
     if len(documents) >= FEWEST_DOCUMENTS:
         return None
     return (
-        f"only {len(documents)} held-out documents give no interval, so that the start is written "
-        f"whatever is found ({FEWEST_DOCUMENTS} give one; more or longer documents in --data)"
+        f"[few-documents] only {len(documents)} held-out documents give no interval, so that the "
+        f"start is written whatever is found ({FEWEST_DOCUMENTS} give one; more or longer "
+        "documents in --data)"
     )
 
 

@@ -76,7 +76,7 @@ def plan_text(objective: Objective) -> str:
     if counts.sliced:
         lines.append(f"the loss needs whole logits: {counts.sliced}")
     if training.lineage:
-        lines.append(f"warning: {training.lineage}")
+        lines.append(f"warning: [seen] {training.lineage}")
     lines += [f"note: {remark}" for remark in objective.remarks]
     title = f"{training.snapshot.name}: {objective.title}"
     return "\n".join([title, "", *columns((), shown).splitlines(), "", *lines])
@@ -155,8 +155,8 @@ def too_often(passes: float) -> str:
     if passes < MANY_PASSES:
         return ""
     return (
-        f" (warning: from {MANY_PASSES} passes on the same text teaches less and less; more "
-        "documents are better)"
+        f" (warning: [passes] from {MANY_PASSES} passes on the same text teaches less and less; "
+        "more documents are better)"
     )
 
 

@@ -264,7 +264,7 @@ def test_a_name_is_looked_for_here_and_at_the_hub(refused, monkeypatch):
 def test_a_factor_that_nobody_has_reached_gets_a_question(ropext, refused, llama, tmp_path):
     asked = "is --target 1000 meant? (--even-so goes on)"
     assert (
-        "warning: 128,000 tokens are 1000 times the 128"
+        "warning: [too-far] 128,000 tokens are 1000 times the 128"
         in ropext("plan", llama, "--factor", 1000)[1]
     )
     assert asked in refused("extend", llama, "--factor", 1000, "-o", tmp_path / "out")

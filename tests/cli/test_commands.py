@@ -276,7 +276,7 @@ def test_from_original_goes_back_along_the_whole_chain_of_records(ropext, llama,
     code, _, err = ropext("extend", one, "--method", "pi", "--factor", 2, "--no-verify", "-o", two)
     assert code == 0
     first = f"{method}, 128 to 512 tokens (ropext.json)"
-    assert f"warning: this scales the model again, after {first}" in err
+    assert f"warning: [again] this scales the model again, after {first}" in err
     history = json.loads(ropext("inspect", two, "--json")[1])["extended"]
     assert history == f"{method}, 128 to 512 tokens; then pi, 512 to 1,024 tokens (ropext.json)"
     config = json.loads((two / "config.json").read_text()) | {"use_cache": False}

@@ -132,7 +132,7 @@ def test_the_authors_own_recipe_is_written_key_by_key_and_said(name):
 def test_a_plan_that_differs_says_what_the_authors_publish(name, said):
     method = "ntk" if name == "Qwen3.5" else None
     first = planned(name, factor=2.0, method=method)[0].warnings[0]
-    assert first.startswith("its authors publish ")
+    assert first.startswith("[published] its authors publish ")
     assert said in first
     again = planned(name, method="pi", factor=2.0, from_original=name == "gpt-oss")[0].warnings[0]
     if name == "gpt-oss":

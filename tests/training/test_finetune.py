@@ -138,7 +138,7 @@ def test_the_table_sets_each_model_against_the_base_paired_by_document():
 
 def test_eight_passes_are_warned_of():
     assert report.too_often(7.9) == ""
-    assert "warning: from 8 passes on" in report.too_often(8)
+    assert "warning: [passes] from 8 passes on" in report.too_often(8)
 
 
 def test_a_fit_says_who_no_longer_reads_it_and_what_the_narrower_form_costs():

@@ -69,7 +69,7 @@ def test_training_on_what_is_measured_on_is_told_everywhere(tuned):
 
 def test_it_is_told_before_the_training_too(extended, data):
     planned = count_training("finetune", extended, data["train"], evaluate=data["again"], **RUN)
-    assert "warning: 8 of 8 documents were trained on" in report.plan_text(planned)
+    assert "warning: [seen] 8 of 8 documents were trained on" in report.plan_text(planned)
     planned = count_training("finetune", extended, data["train"], evaluate=data["new"], **RUN)
     assert planned.to_json()["overlap"]["mark"] == ""
     assert "trained on" not in report.plan_text(planned)

@@ -1,0 +1,113 @@
+"""Every warning has a name in brackets, and docs/warnings.md a paragraph for each name."""
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import pytest
+from report import test_widths
+
+from ropext.errors import RopextError
+from ropext.options.extend import Extend
+from ropext.planning import plan_config
+
+ROOT = Path(__file__).parents[1]
+NAMED = re.compile(r"(?:warning: | \(warning: |[\w.-]+: )?\[([a-z0-9]+(?:-[a-z0-9]+)*)\] ")
+# Functions whose every sentence is a warning.
+MADE_IN = {
+    "planning/rotary.py": ("composed", "_what_moves", "mrope_warnings", "reached", "warnings_of"),
+    "planning/tables.py": ("_warnings",),
+    "inspecting/plans.py": ("_again",),
+    "evaluation/preparing.py": ("_corpus_warnings", "_overlap_warnings"),
+    "training/judge.py": ("few",),
+    "training/report.py": ("too_often",),
+}
+
+
+def beginning(node, names):
+    """How a sentence begins; "" where it is made elsewhere."""
+    if isinstance(node, ast.Name):
+        return beginning(names[node.id], {}) if node.id in names else ""
+    if isinstance(node, ast.IfExp):
+        return beginning(node.body, names)
+    if isinstance(node, ast.ListComp):
+        return beginning(node.elt, names)
+    if isinstance(node, ast.JoinedStr):
+        first = node.values[0]
+        own = beginning(first, names) if isinstance(first, ast.Constant) else ""
+        return own or (beginning(first.value, names) if hasattr(first, "value") else "")
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def sentences(function):
+    """What a function yields, returns or appends."""
+    names = {n.targets[0].id: n.value for n in ast.walk(function)
+             if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name)}  # fmt: skip
+    for node in ast.walk(function):
+        value = node.value if isinstance(node, ast.Yield | ast.Return) else None
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "append":
+            value = node.args[0]
+        if value is not None and (said := beginning(value, names)):
+            yield node.lineno, said
+
+
+@pytest.mark.parametrize("path", MADE_IN)
+def test_every_sentence_that_is_a_warning_has_a_name(path):
+    tree = ast.parse((ROOT / "ropext" / path).read_text("utf-8"))
+    functions = {n.name: n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
+    for name in MADE_IN[path]:
+        found = [*sentences(functions[name])]
+        assert found, name
+        assert [place for place in found if not NAMED.match(place[1])] == []
+
+
+def test_a_sentence_that_says_warning_names_it():
+    for path in (ROOT / "ropext").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                said = node.value.partition("warning: ")
+                assert not said[2] or NAMED.match(said[2]), (path, node.lineno)
+
+
+def test_the_page_has_a_paragraph_for_each_name_and_for_no_other():
+    constants = (
+        node.value
+        for path in (ROOT / "ropext").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    named = {found[1] for text in constants if (found := NAMED.match(text))}
+    page = (ROOT / "docs/warnings.md").read_text("utf-8")
+    assert re.findall(r"^- `\[([\w-]+)\]`", page, re.M) == sorted(
+        re.findall(r"^- `\[([\w-]+)\]`", page.partition("## Measurements")[0], re.M)
+    ) + sorted(re.findall(r"^- `\[([\w-]+)\]`", page.partition("## Measurements")[2], re.M))
+    assert {*re.findall(r"^- `\[([\w-]+)\]`", page, re.M)} == named
+
+
+@pytest.mark.parametrize("name", test_widths.MODELS)
+def test_the_warnings_of_a_plan_have_names(name):
+    for method in (None, "pi", "yarn", "llama3"):
+        for far in ({"factor": 4.0}, {"factor": 9.0, "from_original": True}):
+            try:
+                made = plan_config(
+                    test_widths.MODELS[name], Extend(method=method, even_so=True, **far)
+                )
+            except RopextError:
+                continue
+            assert [own for own in made.warnings if not NAMED.match(own)] == []
+
+
+def test_the_recorded_warnings_have_names():
+    """On stderr, and in the JSON of recorded runs."""
+    seen = 0
+    for path in test_widths.TRANSCRIPTS.glob("*.txt"):
+        text = path.read_text("utf-8")
+        lines = re.findall(r"^warning: (.*)", text, re.M)
+        for block in re.findall(
+            r'^ *"warnings": (\[[^\[\]]*(?:\[[\w-]+\][^\[\]]*)*\])', text, re.M
+        ):
+            lines += json.loads(block)
+        assert [line for line in lines if not NAMED.match(line)] == [], path.name
+        seen += len(lines)
+    assert seen > 5
