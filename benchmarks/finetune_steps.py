@@ -35,7 +35,9 @@ import ropext
 from ropext import corpus
 from ropext.bundled import DATA, MODELS
 from ropext.checkpoint import open_snapshot
+from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
+from ropext.results import rules
 from ropext.training import judge, train
 
 CONTEXT, FACTOR, JUDGING, DOCUMENT = 256, 4, 32, 5000
@@ -134,7 +136,7 @@ def enough(texts: Sequence[str], tokenizer: Any, tokens: int) -> list[str]:
     return found
 
 
-def judge_of(tokenizer: Any, texts: Sequence[str]) -> judge.Judge:
+def judge_of(tokenizer: Any, texts: Sequence[str]) -> Reads:
     encoder = corpus.DocumentEncoder(tokenizer, None, 0)
     long = (encoder.document(f"{at}", text, DOCUMENT) for at, text in enumerate(texts))
     target = CONTEXT * FACTOR
@@ -142,13 +144,14 @@ def judge_of(tokenizer: Any, texts: Sequence[str]) -> judge.Judge:
     return judge.judge_of(documents, (CONTEXT, target), 0)
 
 
-def tail(own: judge.Judge, place: Path) -> float:
+def tail(own: Reads, place: Path) -> float:
     """Nats a token of the last tokens before the target, by what stock transformers loads."""
     model = hf.AutoModelForCausalLM.from_pretrained(place).eval()
-    return own.tail(own.read(model, Variant("own", "extended", open_snapshot(str(place)))))
+    variant = Variant("own", "extended", open_snapshot(str(place)))
+    return rules.tail_loss(judge.read_now(model, variant, own), variant.label)
 
 
-def trained(extended: Path, data: Path, way: str, own: judge.Judge, folder: Path) -> dict[str, Any]:
+def trained(extended: Path, data: Path, way: str, own: Reads, folder: Path) -> dict[str, Any]:
     """One training, and what came of it."""
     asked: dict[str, Any] = {} if way == "default" else {"steps": int(way)}
     done = train("finetune", extended, str(data), folder / "out", say=told, force=True, **asked)

@@ -24,7 +24,8 @@ from unittest import mock
 import transformers as hf
 from finetune_steps import JUDGING, make_llama, passages
 
-from ropext.training import count_training, defaults, judge, train
+from ropext.results import rules
+from ropext.training import count_training, defaults, train
 
 CONTEXT, WIDTH, STEPS, DOCUMENTS = 128, 48, 400, 80
 
@@ -39,19 +40,19 @@ def main() -> None:
     model, data = (given.model, given.data) if given.model else characters(given.data, given.work)
     for factor in given.factor:
         if given.model:
-            if fitted(model, data, factor, "default", judge.Judge.lower):
+            if fitted(model, data, factor, "default", rules.is_lower):
                 continue
             rate = count_training("fit", model, data, factor=factor).settings.learning_rate.value
             rates = {"its rate throughout": rate, "a third throughout": rate / defaults.SLOWER}
             for name, rate in rates.items():
                 fitted(model, data, factor, name, never_back, learning_rate=rate)
         else:
-            for name, lower in (("one rate", never_back), ("default", judge.Judge.lower)):
+            for name, lower in (("one rate", never_back), ("default", rules.is_lower)):
                 fitted(model, data, factor, name, lower, retrieval_share=0.0, retrieval_items=0)
 
 
 def never_back(*_: Any) -> bool:
-    """Stand for the judge's `lower`: after half of the steps no fit returns to its start."""
+    """Stand for the rule `is_lower`: after half of the steps no fit returns to its start."""
     return True
 
 
@@ -71,7 +72,7 @@ def characters(books: str, work: Path) -> tuple[str, str]:
 
 def fitted(model: str, data: str, factor: float, name: str, lower: Any, **options: Any) -> int:
     """Run one fit and print how it was judged; return the step that it keeps."""
-    with tempfile.TemporaryDirectory() as room, mock.patch.object(judge.Judge, "lower", lower):
+    with tempfile.TemporaryDirectory() as room, mock.patch.object(rules, "is_lower", lower):
         done = train("fit", model, data, Path(room) / "out", factor=factor, say=told, **options)
     assert done is not None  # the first process, and the only one
     losses = {step: round(loss, 4) for step, loss in done.judgements.items()}

@@ -22,7 +22,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +33,18 @@ from ropext.checkpoint import open_snapshot
 from ropext.corpus.splitting import NO_LIMIT
 from ropext.errors import RopextError
 from ropext.evaluation.loading import load_tokenizer
+from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
 from ropext.options.extend import Extend
 from ropext.options.training import Fit
 from ropext.planning import make_plan
-from ropext.results.measurement import MeasuredModel
+from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.perplexity import Reading
 from ropext.results.retrieval import ItemScore
 from ropext.training import judge as judges
 from ropext.training import rows, train
 from ropext.training.data import separator_of
-from ropext.training.judge import Judge
+from ropext.training.judge import fit_numbers, read_now
 
 CLOSED = tuple(name for name in scaling.METHODS if name not in ("abf", "longrope"))
 QUARTER = 4  # one document in so many is for the table
@@ -77,7 +78,7 @@ def divided(data: Path, folder: Path) -> tuple[Path, Path]:
     return paths
 
 
-def judge_of(model: str, table: str, factor: float, packing: str) -> Judge:
+def judge_of(model: str, table: str, factor: float, packing: str) -> Reads:
     """The table's documents and questions; none of them is known to the fit."""
     snapshot = open_snapshot(model)
     plan = make_plan(snapshot.config, Extend(method="pi", factor=factor), model)
@@ -94,16 +95,17 @@ def judge_of(model: str, table: str, factor: float, packing: str) -> Judge:
     questions = rows.FitQuestions(encoder, text, rows.Full(plan.target), seed=100)
     items = questions.measured(plan.target, QUESTIONS)
     lengths = (plan.context, plan.target)
-    return judges.judge_of(documents, lengths, 0, far=items, bos=encoder.bos)
+    read = judges.judge_of(documents, lengths, 0, encoder.bos)
+    return replace(read, questions=tuple((item,) for item in items))
 
 
 def closed_forms(
-    model: str, judge: Judge, factor: float
+    model: str, judge: Reads, factor: float
 ) -> tuple[Reading, dict[str, tuple[Reading, list[ItemScore]]]]:
     """The base in its window, and every closed form."""
     snapshot = open_snapshot(model)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(snapshot.directory).eval()
-    base = judge.read(loaded, Variant("base", "base", snapshot))
+    base = read(judge, loaded, Variant("base", "base", snapshot))[0]
     found = {}
     for method in CLOSED:
         try:
@@ -113,17 +115,22 @@ def closed_forms(
             continue
         patching.apply_config(loaded, plan.config)
         found[method] = read(judge, loaded, Variant(method, "extended", snapshot, plan.config))
-        told(f"{method}: far half {judge.loss(found[method][0]):.4f}")
+        told(f"{method}: far half {far_loss(judge, found[method][0]):.4f}")
     return base, found
 
 
-def read(judge: Judge, model: Any, variant: Variant) -> tuple[Reading, list[ItemScore]]:
-    asked = judge.measure(lambda _: nullcontext(model), [variant], items=judge.far)
-    return judge.read(model, variant), [*asked.models[variant.label].items]
+def read(judge: Reads, model: Any, variant: Variant) -> tuple[Reading, list[ItemScore]]:
+    done = read_now(model, variant, judge)
+    return done.readings[variant.label], [*done.models[variant.label].items]
+
+
+def far_loss(judge: Reads, reading: Reading) -> float:
+    """Nats a token."""
+    return judge.frame.mean(reading, judge.frame.far_half)
 
 
 def fitted(
-    model: str, data: str, judge: Judge, output: Path, options: dict[str, Any]
+    model: str, data: str, judge: Reads, output: Path, options: dict[str, Any]
 ) -> tuple[Any, tuple[Reading, list[ItemScore]], float]:
     """Fit, write, and read what stock transformers loads; also by how much the fit's own numbers
     differ from those of the reloaded checkpoint."""
@@ -131,7 +138,7 @@ def fitted(
     assert done is not None
     loaded = transformers.AutoModelForCausalLM.from_pretrained(output).eval()
     own, variant = done.objective.judge, written(output)
-    again = own.loss(own.read(loaded, variant))
+    again = far_loss(own, read(own, loaded, variant)[0])
     label = FITTED if done.kept == FITTED else "start"
     said = done.numbers[label][f"far_half_nll@{own.frame.longest}"]["value"]
     return done, read(judge, loaded, variant), abs(again - said)
@@ -141,10 +148,10 @@ def written(output: Path) -> Variant:
     return Variant(FITTED, "extended", open_snapshot(str(output)))
 
 
-def row(judge: Judge, base: Reading, label: str, own: tuple[Reading, list[ItemScore]]) -> str:
+def row(judge: Reads, base: Reading, label: str, own: tuple[Reading, list[ItemScore]]) -> str:
     mine = MeasuredModel("extended", own[0], tuple(own[1]))
-    measured = judge.measured({"base": MeasuredModel("base", base), FITTED: mine})
-    values = judge.fit_numbers(measured)[FITTED]
+    models = {"base": MeasuredModel("base", base), FITTED: mine}
+    values = fit_numbers(Measurement(judge.frame, models, judge.described))[FITTED]
     target = judge.frame.longest
     tail = values[f"tail@{target}"]
     ends = tail["ci95"] or tail["range"]
@@ -159,7 +166,7 @@ def row(judge: Judge, base: Reading, label: str, own: tuple[Reading, list[ItemSc
 
 
 def compared(
-    judge: Judge,
+    judge: Reads,
     mine: tuple[Reading, list[ItemScore]],
     other: tuple[Reading, list[ItemScore]],
     name: str,
@@ -167,7 +174,7 @@ def compared(
     """Paired, on the same tokens and the same questions."""
     frame = judge.frame
     tail = frame.difference(mine[0], other[0], frame.tail_span(frame.longest))
-    half = judge.change(mine[0], other[0])
+    half = frame.difference(mine[0], other[0], frame.far_half)
     shares = [float(a.exact) - float(b.exact) for a, b in zip(mine[1], other[1], strict=True)]
     asked = frame.bootstrap.mean(shares)
     ends = tail.ci95 or (math.nan, math.nan)
@@ -242,7 +249,7 @@ def short_rows(factor: float, batch_tokens: Sequence[int], seed: int) -> None:
     judge = judge_of(model, "ropext://held-out", factor, "documents")
     snapshot = open_snapshot(model)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(snapshot.directory)
-    base = judge.read(loaded.eval(), Variant("base", "base", snapshot))
+    base = read(judge, loaded.eval(), Variant("base", "base", snapshot))[0]
     ways: list[dict[str, Any]] = [{}]
     ways += [{"strategy": "pose", "batch_tokens": own} for own in batch_tokens]
     found: dict[str, tuple[Reading, list[ItemScore]]] = {}

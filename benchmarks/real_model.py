@@ -133,8 +133,8 @@ def resident(name: str) -> int:
 def read(models: Models, variant: str, book: corpus.Document) -> dict[str, Any]:
     """One cell."""
     loaded = models.of(variant)
-    store, scorer = Store(), Reader(nullcontext).scorer(loaded, models.length)
-    reads = Reads(frame_of(CONTEXT, models.length), (book,))
+    reads, store = Reads(frame_of(CONTEXT, models.length), (book,)), Store()
+    scorer = Reader(nullcontext).scorer(loaded, reads)
     before, began = resident("VmRSS"), time.process_time()
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets VmHWM
     short = models.is_short(variant, loaded)

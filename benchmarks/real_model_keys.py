@@ -27,8 +27,10 @@ from ropext import corpus
 from ropext.checkpoint import open_snapshot
 from ropext.evaluation.loading import load_tokenizer
 from ropext.evaluation.pinning import pinned
+from ropext.evaluation.ranking import frame_of
 from ropext.evaluation.reader import Reader
 from ropext.evaluation.reading import score_items
+from ropext.evaluation.reads import Reads
 from ropext.results.values import Bootstrap
 from ropext.tasks import Item, find_task
 from ropext.tasks.item import running_text
@@ -59,7 +61,8 @@ def ask(models: Models, variant: str, items: list[Item]) -> dict[str, Any]:
     loaded, began = models.of(variant), time.process_time()
     length = items[0].length
     with pinned(loaded, length), torch.no_grad():
-        scores = score_items(Reader(nullcontext).scorer(loaded, length), items, None)
+        reads = Reads(frame_of(CONTEXT, length))
+        scores = score_items(Reader(nullcontext).scorer(loaded, reads), items, None)
     right = {f"{item.depth:.4f}": score.exact for item, score in zip(items, scores, strict=True)}
     return {"right": right, "cpu_seconds": round(time.process_time() - began)}
 

@@ -99,8 +99,9 @@ def judge(day: Day, factor: int, name: str) -> dict[str, Any]:
     from ropext.evaluation.loading import add_adapter, load_tokenizer
     from ropext.evaluation.variants import Variant
     from ropext.patching import apply_config
-    from ropext.results import BASE, CONTROL, EXTENDED, TUNED
-    from ropext.training.judge import judge_of
+    from ropext.results import BASE, CONTROL, EXTENDED, TUNED, rules
+    from ropext.results.measurement import Measurement
+    from ropext.training.judge import judge_of, read_now
     from ropext.training.origin import open_origin
 
     place = tuned(day, factor)
@@ -119,24 +120,24 @@ def judge(day: Day, factor: int, name: str) -> dict[str, Any]:
 
     def read_by(model: Any, label: str) -> Any:
         if label == TUNED:
-            return judge.read(model, Variant(label, EXTENDED, origin.snapshot))
+            return read_now(model, Variant(label, EXTENDED, origin.snapshot), judge).models
         apply_config(model, config)
-        return judge.read(model, Variant(label, label, origin.snapshot, config))
+        return read_now(model, Variant(label, label, origin.snapshot, config), judge).models
 
     base = load(place / "base")
     with torch.no_grad():
-        readings = {BASE: read_by(base, BASE)}
+        models = read_by(base, BASE)
         control = add_adapter(base, str(place / CONTROL))
-        readings[CONTROL] = read_by(control, CONTROL)
-        readings[TUNED] = read_by(load(place), TUNED)
-    far = judge.change(readings[TUNED], readings[CONTROL])
+        models = models | read_by(control, CONTROL) | read_by(load(place), TUNED)
+    measured = Measurement(judge.frame, models, judge.described)
+    far, readings = rules.far_change(measured, TUNED, CONTROL), measured.readings
     tax = judge.frame.difference(readings[TUNED], readings[BASE], (0, origin.context))
     return {
         "documents": len(documents),
         "tuned minus control, far half, nats": at_most(far.value, 0 if name == CODE else 0.005),
         "its 95 % interval": far.ci95 and ", ".join(f"{bound:+.4f}" for bound in far.ci95),
-        "tuned minus base, far half, nats": judge.change(readings[TUNED], readings[BASE]).value,
-        "control minus base, far half, nats": judge.change(readings[CONTROL], readings[BASE]).value,
+        "tuned minus base, far half, nats": rules.far_change(measured, TUNED, BASE).value,
+        "control minus base, far half, nats": rules.far_change(measured, CONTROL, BASE).value,
         "short tax, nats": at_most(tax.value, 0.01),
     }
 

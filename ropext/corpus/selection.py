@@ -18,6 +18,8 @@ from ropext.results.values import FEWEST_DOCUMENTS
 EXTRA_TOKENS = 8
 # Of a stream so many documents that are long enough are read for each that is taken.
 STREAMED = 16
+# Tokens of very much data that are kept, to train on or to choose by: 0.5 GB.
+MOST_TOKENS = 2**26
 
 T = TypeVar("T")
 

@@ -110,12 +110,15 @@ class Reader:
         self.computing, self.options = computing, options or DocumentOptions()
         self.manner: Manner | None = None
 
-    def scorer(self, model: Any, longest: int) -> TokenScorer:
+    def scorer(self, model: Any, reads: Reads) -> TokenScorer:
         """Prove that a model can be read in slices, and in which way."""
         import torch
 
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self.manner = self.manner or manner_of(base, longest, self.options)
+        options, longest = self.options, reads.frame.longest
+        if reads.masking:  # all its tokens see one another
+            options = options.model_copy(update={"chunk": longest})
+        self.manner = self.manner or manner_of(base, longest, options)
         scorer = TokenScorer(model, self.manner)
         # Not inference_mode: buffers made in it could not be trained through afterwards.
         with torch.no_grad():
@@ -131,7 +134,7 @@ class Reader:
     ) -> Measurement:
         """Read what the stores, by label, have not; of several processes the first one gathers what
         they have then. No model is asked for where nothing is left to read."""
-        variants, say = tuple(variants), progress.hooks.say
+        variants = tuple(variants)
         progress.total += sum(map(reads.tokens, variants)) // progress.world
         places = [variant.snapshot.directory for variant in variants]
 
@@ -141,24 +144,30 @@ class Reader:
 
         for variant in sorted(variants, key=by_weights):
             store, units = stores[variant.label], [*reads.units(variant)]
-            if all(store.has(unit.name) for unit in units):
-                for unit in units:
-                    progress.skip(unit, store)
+            if not all(store.has(unit.name) for unit in units):
+                self._read(variant, reads, units, store, progress)
                 continue
-            with self.computing(variant) as model:
-                scorer = self.scorer(model, reads.frame.longest)
-                if not scorer.manner.split:
-                    say(f"{variant.label}: this architecture is read whole, in chunks")
-                passes = len(variant.passes(reads.frame))
-                if passes > 1 and reads.documents and reads.masking is None:
-                    say(
-                        f"{variant.label}: its spectrum depends on the length; it is read in "
-                        f"{passes} passes, each with the rotation held still"
-                    )
-                read_units(scorer, units, store, progress)
+            for unit in units:
+                progress.skip(unit, store)
         if progress.world > 1:
             wait_for_everyone()
         return reads.measured(variants if progress.rank == 0 else (), stores)
+
+    def _read(
+        self, variant: Variant, reads: Reads, units: list[Unit], store: Store, progress: Progress
+    ) -> None:
+        """Read one variant; no name here holds its model while the next one is loaded."""
+        say, passes = progress.hooks.say, len(variant.passes(reads.frame))
+        with self.computing(variant) as model:
+            scorer = self.scorer(model, reads)
+            if not scorer.manner.split:
+                say(f"{variant.label}: this architecture is read whole, in chunks")
+            if passes > 1 and reads.documents and reads.masking is None:
+                say(
+                    f"{variant.label}: its spectrum depends on the length; it is read in "
+                    f"{passes} passes, each with the rotation held still"
+                )
+            read_units(scorer, units, store, progress)
 
 
 def read_units(

@@ -22,6 +22,7 @@ from ropext import corpus
 from ropext.checkpoint import Snapshot, open_snapshot, provenance, with_weights
 from ropext.checkpoint.staging import check_output
 from ropext.corpus import Document, DocumentEncoder, RawDocument
+from ropext.corpus.selection import MOST_TOKENS
 from ropext.corpus.splitting import NO_LIMIT
 from ropext.errors import InputError, RopextError, UsageError
 from ropext.evaluation import loading
@@ -36,7 +37,7 @@ from ropext.evaluation.work import processes
 from ropext.files import read_json, read_text, write_json, write_text
 from ropext.lengths import length_text
 from ropext.narration import Hooks
-from ropext.options.evaluate import Evaluate
+from ropext.options.evaluate import DEPTHS, Evaluate
 from ropext.options.extend import TRAINED, Writing, parse_budget, parse_extend
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, NUMBERS
 from ropext.options.recipe import Recipe
@@ -47,10 +48,18 @@ from ropext.pipeline.steps import LABELS, READ_ALWAYS, USED, section_key
 from ropext.planning import Plan, make_plan
 from ropext.results import CONTROL, EXTENDED, UNTOUCHED
 from ropext.results.gates import Metrics
-from ropext.results.measurement import Measurement, item_differences
+from ropext.results.measurement import Measurement
 from ropext.results.overlap import NOTHING, Trained, trained
 from ropext.results.perplexity import Frame
-from ropext.results.rules import ROUNDS, Standing, because, in_memory, standing, tail_above
+from ropext.results.rules import (
+    ROUNDS,
+    Standing,
+    because,
+    in_memory,
+    lost,
+    standing,
+    tail_above,
+)
 from ropext.results.stores import Store
 from ropext.results.values import FEWEST_DOCUMENTS
 from ropext.tasks import Item, find_task, repetition
@@ -61,11 +70,9 @@ from ropext.workdir import Ledger, Step, Workdir, once, remove
 VERDICT = 32
 # Questions that decide between those whose loss is the same, and between how many at the most.
 QUESTIONS, FINALISTS = 16, 3
-TASK, DEPTHS = "passkey", (0.0, 0.25, 0.5, 0.75)
+TASK, PLACES = "passkey", DEPTHS[:4]
 # Closed forms from which a fit is tried.
 STARTS = 3
-# Of very much data so many tokens are kept.
-MOST_TOKENS = 2**26
 # The divided documents are plain: what it took to read the user's is not asked again.
 PLAIN: dict[str, Any] = dict.fromkeys(("column", "split", "split_documents", "data_revision"))
 
@@ -445,20 +452,16 @@ class AutoChoice:
             return []
         around, bos = repetition(prospect.encoder), prospect.encoder.bos
         length, seed = prospect.target - (bos is not None), prospect.reading.seed
-        for index in range(QUESTIONS // len(DEPTHS)):
+        for index in range(QUESTIONS // len(PLACES)):
             ask = find_task(TASK).build
             items += ask(
-                prospect.encoder, around, length=length, depths=DEPTHS, index=index, seed=seed
+                prospect.encoder, around, length=length, depths=PLACES, index=index, seed=seed
             )
         reads = Reads(prospect.frame, (), tuple((item,) for item in items), bos=bos)
-        models = self._read(reader, labels, reads).models
-        lost, first = [], models[labels[0]].items
-        for label in labels[1:]:
-            change = item_differences(models[label].items, first, prospect.frame.bootstrap)
-            if change[f"{TASK}@{first[0].length}"].sign < 0:
-                self.left_out[label] = f"surely answers fewer questions than {labels[0]}"
-                lost.append(label)
-        return lost
+        lowest, measured = labels[0], self._read(reader, labels, reads)
+        out = [label for label in labels[1:] if lost(measured, label, lowest)]
+        self.left_out |= dict.fromkeys(out, f"surely answers fewer questions than {lowest}")
+        return out
 
     def _fitting(self, method: str) -> dict[str, Any]:
         """The keys of a fit that starts from the closed form; {} with the reason noted."""
@@ -510,7 +513,7 @@ class AutoChoice:
         if not given.get("lengths"):
             recipe["lengths"] = (prospect.target,)
         if "tasks" not in given:
-            recipe |= {"tasks": (TASK,), "depths": DEPTHS}
+            recipe |= {"tasks": (TASK,), "depths": PLACES}
         return {f"{EVALUATE}.{key}": value for key, value in recipe.items()}
 
     def _afford_tuning(self, method: str) -> None:

@@ -156,6 +156,18 @@ class Frame:
         reach = min(self.context, self.longest)
         return self.tail_span(reach) if self.mask_stride else (1, reach)
 
+    @property
+    def far_half(self) -> Span:
+        """What a fit's windows take their loss of, and by which a fine-tuning stops."""
+        if self.mask_stride:
+            return self.tail_span(self.longest)
+        return self.longest // 2, self.longest
+
+    def mean(self, reading: Reading, span: Span) -> float:
+        """Nats per token over a span, without an interval."""
+        sums, counts = reading.sums(*span)
+        return float(sums.sum() / counts.sum())
+
     def nll(self, reading: Reading, span: Span) -> Value:
         """Nats per token over a span."""
         return self.bootstrap.ratio(*reading.sums(*span))

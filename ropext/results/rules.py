@@ -1,7 +1,8 @@
 """What follows from losses on the same documents: who is lowest, and how surely; who goes on to the
-next round, who is taken, and what `--method auto` says in the end; and what `compare` shows."""
+next round, who is taken, and what `--method auto` says in the end; which step of a fit is kept; and
+what `compare` shows."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from ropext.files import values_json
 from ropext.lengths import length_text
 from ropext.results import BASE, FITTED, TUNED, UNTOUCHED
-from ropext.results.measurement import Measurement, joined
+from ropext.results.measurement import Measurement, item_differences, joined
 from ropext.results.overlap import mark_of, marked
 from ropext.results.perplexity import Frame, Reading, Span
 from ropext.results.values import FEWEST_DOCUMENTS, MARGIN, RISK, Value, values_of
@@ -20,6 +21,8 @@ ROUNDS = (4, 8, 16, 32)
 # As shares of the lowest loss: who is not surely behind, and no further than this, ties with it;
 # so small a difference is none, however sure it is.
 TIE, NOTHING = 0.005, 0.001
+# Nats a token that two routes to the same spectrum may differ by.
+ROUNDING = 1e-5
 
 
 @dataclass(frozen=True)
@@ -82,12 +85,12 @@ def standing(measured: Measurement, span: Span | None = None) -> Standing:
     """Compare what models read over a span, by default the longest length's tail."""
     frame, readings = measured.frame, measured.readings
     span = span or frame.tail_span(frame.longest)
-    sums = {label: reading.sums(*span) for label, reading in readings.items()}
-    order = sorted(sums, key=lambda label: float(sums[label][0].sum()))
-    lowest, (losses, counts) = readings[order[0]], sums[order[0]]
+    sums = {label: reading.sums(*span)[0] for label, reading in readings.items()}
+    order = sorted(sums, key=lambda label: float(sums[label].sum()))
+    lowest = readings[order[0]]
     return Standing(
-        len(losses),
-        float(losses.sum() / counts.sum()),
+        len(sums[order[0]]),
+        frame.mean(lowest, span),
         {label: frame.difference(readings[label], lowest, span) for label in order},
         {label: lead(frame, lowest, readings[label], span, len(order) - 1) for label in order[1:]},
     )
@@ -107,6 +110,57 @@ def lead(
     differences = sums - other.sums(*span)[0]
     highest = frame.bootstrap.upper(differences, counts, RISK / comparisons)
     return None if highest is None else -highest
+
+
+def far_loss(measured: Measurement, label: str) -> float:
+    """Nats a token over the far half."""
+    return measured.frame.mean(measured.readings[label], measured.frame.far_half)
+
+
+def tail_loss(measured: Measurement, label: str) -> float:
+    """Nats a token over the last N tokens before the longest length."""
+    frame = measured.frame
+    return frame.mean(measured.readings[label], frame.tail_span(frame.longest))
+
+
+def fit_loss(measured: Measurement, label: str) -> float:
+    """What a fit lowers: the losses over the far half and over the tail, in equal parts."""
+    return (far_loss(measured, label) + tail_loss(measured, label)) / 2
+
+
+def far_change(measured: Measurement, label: str, start: str) -> Value:
+    """Nats a token over the far half, on the same tokens; negative = better than the start."""
+    readings, frame = measured.readings, measured.frame
+    return frame.difference(readings[label], readings[start], frame.far_half)
+
+
+def is_better(measured: Measurement, label: str, start: str) -> bool:
+    """Whether it beats the start by more than the paired interval; never without one."""
+    change = far_change(measured, label, start)
+    return change.ci95 is not None and change.ci95[1] < -ROUNDING
+
+
+def is_lower(measured: Measurement, label: str, start: str) -> bool:
+    """Whether it lies below the start in what a fit lowers, and in what it is kept by: surely,
+    where there is an interval."""
+    if fit_loss(measured, label) >= fit_loss(measured, start):
+        return False
+    change = far_change(measured, label, start)
+    return change.value < 0 if change.ci95 is None else is_better(measured, label, start)
+
+
+def best_step(measured: Measurement, steps: Iterable[str], start: str) -> str:
+    """Return the lowest of the steps that surely beat the start; where none does, of all."""
+    steps = tuple(steps)
+    sure = [step for step in steps if is_better(measured, step, start)]
+    return min(sure or steps, key=lambda step: fit_loss(measured, step))
+
+
+def lost(measured: Measurement, label: str, start: str) -> Value | None:
+    """The change in the share of right answers where it is surely a loss, else None."""
+    models, bootstrap = measured.models, measured.frame.bootstrap
+    changes = item_differences(models[label].items, models[start].items, bootstrap)
+    return next((c for name, c in changes.items() if "_nll@" not in name and c.sign < 0), None)
 
 
 @dataclass(frozen=True)

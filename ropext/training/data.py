@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ropext import corpus
+from ropext.corpus.selection import MOST_TOKENS
 from ropext.corpus.splitting import NO_LIMIT, REMEDY
 from ropext.errors import InputError
 from ropext.lengths import length_text
@@ -24,8 +25,6 @@ from ropext.training.rows import Flags, TrainingDocument, glue
 # one in so many.
 SHARE, LARGEST_SHARE = 10, 4
 DRAWN = f"{2**256 // SHARE:064x}"  # keys below it
-# Tokens of DATA that are kept to train on where the run asks for fewer: 0.5 GB.
-MOST_TOKENS = 2**26
 
 
 @dataclass(frozen=True)

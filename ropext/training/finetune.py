@@ -17,6 +17,7 @@ from ropext.evaluation.loading import load_tokenizer
 from ropext.evaluation.preparing import masking_of, read_corpus
 from ropext.evaluation.reader import Models
 from ropext.evaluation.reading import Masking
+from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant, applied
 from ropext.families.config import text_part
 from ropext.files import values_json
@@ -24,12 +25,12 @@ from ropext.narration import Show
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import NUMBERS
 from ropext.options.training import Finetune
-from ropext.results import BASE, CONTROL, EXTENDED, TUNED
+from ropext.results import BASE, CONTROL, EXTENDED, TUNED, rules
 from ropext.results.overlap import kept_out_of
 from ropext.results.perplexity import MASK_STRIDE
 from ropext.training import data, defaults, models, report, sharing, trainer, writing
 from ropext.training.data import LARGEST_SHARE
-from ropext.training.judge import Judge, judge_of
+from ropext.training.judge import judge_of, numbers_of, read_now, tokens_of
 from ropext.training.loss import use_sliced_loss
 from ropext.training.objective import Finetuned, Objective
 from ropext.training.origin import Origin, open_origin
@@ -77,7 +78,7 @@ class AdapterObjective(Objective):
         evaluations = -(-self.settings.steps.value // self.settings.between)
         # Before and after too; the base and the control through the short window, which is twice.
         passes = evaluations + (6 if self.options.control else 4)
-        return passes * self.judge.tokens if self.judge else 0
+        return int(passes * tokens_of(self.judge))
 
     @property
     def why_no_judge(self) -> str | None:
@@ -153,8 +154,7 @@ class AdapterObjective(Objective):
                 self.say(sentence)
             return self._load().eval()
 
-        models = Models(load)
-        self.models |= self.judge.measure(models.computing, variants, self.store, pause).models
+        self.models |= self.read(Models(load).computing, variants, pause)
 
     def _say_beforehand(self) -> None:
         training = self.training
@@ -224,16 +224,16 @@ class AdapterObjective(Objective):
     def _evaluate(self, model: Any, step: int) -> tuple[float, float]:
         assert self.judge is not None
         model.eval()
-        reading = self.judge.read(model, self.variant(TUNED), pause=self.show)
+        done = read_now(model, self.variant(TUNED), self.judge, pause=self.show)
         # The tail alone has few tokens: more steps would look worse by chance.
-        return self.judge.loss(reading), self.judge.tail(reading)
+        return rules.far_loss(done, TUNED), rules.tail_loss(done, TUNED)
 
     def choose(self, pause: Show) -> Finetuned:
         """The best evaluated weights, or the last; what each model reads on the same tokens."""
         tuned, control = self.tuned, self.control
         trained = {TUNED: tuned} | ({CONTROL: control} if control else {})
         self._read([self.variant(label, history) for label, history in trained.items()], pause)
-        measured = self.judge.measured(self.models) if self.judge else None
+        measured = self.measured if self.judge else None
         done = Finetuned(
             output=self.output,
             objective=self,
@@ -243,7 +243,7 @@ class AdapterObjective(Objective):
             stopped_early=tuned.stopped_early,
             losses=tuned.losses,
             evaluations=tuned.evaluations,
-            numbers=self.judge.numbers(measured) if self.judge and measured else {},
+            numbers=numbers_of(measured) if measured else {},
             overlap=values_json(self.training.overlap),
             control={"steps": control.steps, "losses": control.losses} if control else None,
             notes=self.notes,
@@ -301,8 +301,8 @@ def prepare(model: str, source: str, options: Finetune) -> AdapterObjective:
     if options.packing == "glued":
         documents = glue(documents, encoder.tokenizer.eos_token_id, options.seed)
     judge = _judge(origin, options, read, encoder, masking)
-    per_pass, judged = rows_in(documents, strategy), judge.tokens if judge else 0
-    settings = defaults.settings(options, *sizes, per_pass, sharing.readers(), judged)
+    per_pass = rows_in(documents, strategy)
+    settings = defaults.settings(options, *sizes, per_pass, sharing.readers(), tokens_of(judge))
     settings = settings if kind != "new-rows" else replace(settings, rank=None, alpha=None)
     count, share = settings.rows.value * settings.steps.value, options.retrieval_share
     questions = KeyRows(encoder, documents, share, options.seed) if share else None
@@ -328,7 +328,7 @@ def _judge(
     read: data.TrainingData,
     encoder: corpus.DocumentEncoder,
     masking: Masking | None,
-) -> Judge | None:
+) -> Reads | None:
     """Over the documents of --eval that reach the target, or those held out of DATA; None where
     there is none, or none is to be read."""
     count, target = options.eval_documents, origin.target

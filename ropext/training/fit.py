@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,18 +15,19 @@ from ropext.checkpoint.provenance import digest, read_record
 from ropext.errors import UnsupportedModel, UsageError, listed
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.loading import load_tokenizer
+from ropext.evaluation.reader import Reader
+from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant, applied
 from ropext.files import values_json
 from ropext.inspecting import open_model
 from ropext.narration import Show
 from ropext.options.fields import NUMBERS
 from ropext.options.training import Fit
-from ropext.patching import apply_config
 from ropext.planning import Plan
-from ropext.results import BASE, EXTENDED, FITTED
-from ropext.results.measurement import Measurement
+from ropext.results import BASE, EXTENDED, FITTED, rules
+from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.overlap import kept_out_of
-from ropext.results.perplexity import Reading
+from ropext.results.retrieval import CAN_DO, share_of
 from ropext.results.stores import Store
 from ropext.results.values import MARGIN
 from ropext.rope import compression
@@ -44,7 +45,7 @@ from ropext.training import (
     writing,
 )
 from ropext.training.data import TrainingData
-from ropext.training.judge import Judge, JudgedSteps, few, judge_of
+from ropext.training.judge import JudgedSteps, few, fit_numbers, judge_of, read_now
 from ropext.training.objective import Fitted, Objective
 from ropext.training.rows import FitQuestions, Full, Pose, Row, Rows, WithShort, strategy_of
 from ropext.training.spectrum import Learner, LeftGuards, Space, space_of
@@ -55,6 +56,7 @@ from ropext.training.training import Training
 FEWEST = 16  # rows of the target's length that are read of a stream, at least
 RIVALS = 2  # of those that are not named, how many are tried for a few steps
 START = "start"  # the best closed form, beside the base and the fitted spectrum
+STEP = "step"  # one that is judged on the way
 
 
 # Which step is kept (0 = the start), why, and the plan that is written.
@@ -69,8 +71,9 @@ class SpectrumObjective(Objective):
         "out of memory; three options help most: --micro-rows 1, --dtype bfloat16, and a smaller "
         "--factor. The last checkpoint is kept"
     )
-    judge: Judge
+    judge: Reads
     model: Any
+    closed: Measurement  # of every closed form to start from
     start: str  # the closed form that a step has to beat
     begun: str  # the one that the steps began at
     steps: JudgedSteps
@@ -82,6 +85,8 @@ class SpectrumObjective(Objective):
         within: str,
         starts: Mapping[str, Plan],  # the closed forms to choose from
         remarks: Sequence[str],
+        near: Sequence[Item] = (),  # questions inside the context, for the base
+        far: Sequence[Item] = (),  # at the target
     ) -> None:
         super().__init__(training)
         self.options, self.within, self.starts = options, within, starts
@@ -93,8 +98,7 @@ class SpectrumObjective(Objective):
             start += f", {settings.rivals} of which are tried for {settings.between} steps"
         self.title = f"from {self.context} to {self.target} tokens, starting from {start}"
         self.remarks, self.rows = remarks, self._with_short(training.rows)
-        self.far = self.judge.far  # questions at the target
-        self.closed: dict[str, Reading] = {}  # of every closed form to start from
+        self.near, self.far = near, far
         self.history = History()
         self.left_steps = 0  # of starts that were tried and left
         self.back_at = 0  # the step after which a fit went back to the start; 0 = it did not
@@ -108,7 +112,7 @@ class SpectrumObjective(Objective):
         settings, target, judged = self.settings, self.target, self.training.judged
         judgements = -(-settings.steps.value // settings.between) + settings.rivals - 1
         base = judged * self.context * (2 * target // self.context)
-        questions = 2 * len(self.judge.far) * target + len(self.judge.near) * self.context
+        questions = 2 * len(self.far) * target + len(self.near) * self.context
         searched = 0
         if self.options.strategy == "pose":
             windows = attention.windows_of(self.documents, target)
@@ -142,11 +146,6 @@ class SpectrumObjective(Objective):
         """A spectrum that is read."""
         return Variant(label, EXTENDED, self.snapshot, plan.config)
 
-    @property
-    def readings(self) -> dict[str, Reading]:
-        """Of base, start and what was fitted."""
-        return self.judge.measured(self.models).readings
-
     def measure(self, pause: Show) -> None:
         """Read the base through its short window and every closed form, find the best of these, and
         ask base and start."""
@@ -158,14 +157,13 @@ class SpectrumObjective(Objective):
         self._ask_before(pause)
 
     def _read_starts(self, pause: Show) -> None:
-        judge, count = self.judge, self.training.judged
         base = [Variant(BASE, BASE, self.snapshot)]
         forms = [self.variant(method, plan) for method, plan in self.starts.items()]
-        said = f"reading {count} held-out documents by the base"
-        self.models |= self._measured(said, base, pause).models
-        closed = self._measured("reading them by {}", forms, pause)
-        self.closed = closed.readings
-        losses = {method: judge.objective(reading) for method, reading in self.closed.items()}
+        said = f"reading {self.training.judged} held-out documents by the base"
+        self.models |= self._measure(said, base, pause)
+        closed = self._measure("reading them by {}", forms, pause)
+        self.closed = replace(self.measured, models=closed)
+        losses = {method: rules.fit_loss(self.closed, method) for method in self.starts}
         allowed = {m: loss for m, loss in losses.items() if self.space(m).outside() is None}
         allowed = allowed or losses  # else all lie outside of the guards
         lowest = sorted(allowed, key=lambda method: allowed[method])
@@ -177,15 +175,15 @@ class SpectrumObjective(Objective):
             self.say(
                 f"far half and tail, nats a token: {shown}; starting from {listed(self.rivals)}"
             )
-        self.models[START] = closed.models[self.start]
+        self.models[START] = closed[self.start]
 
-    def _measured(
+    def _measure(
         self,
         sentence: str,
         variants: Sequence[Variant],
         pause: Show,
         items: Sequence[Item] | None = None,
-    ) -> Measurement:
+    ) -> Mapping[str, MeasuredModel]:
         """Read documents or ask questions by stock arithmetic, as configs say; the sentence, with
         the label, is said where an earlier run has not done it."""
 
@@ -195,13 +193,14 @@ class SpectrumObjective(Objective):
             with applied(self.model, variant) as model:
                 yield model
 
-        return self.judge.measure(computing, variants, self.store, pause, items)
+        return self.read(computing, variants, pause, items)
 
     def _ask_before(self, pause: Show) -> None:
         """A base that cannot answer inside its own context is not asked at the target: it has
         nothing to lose there, and its wrong answers would teach nothing about distance."""
-        self._ask(Variant(BASE, EXTENDED, self.snapshot), self.judge.near, pause)
-        if self.judge.near and not self.judge.answers(self.models[BASE].items):
+        self._ask(Variant(BASE, EXTENDED, self.snapshot), self.near, pause)
+        near = self.models[BASE].items
+        if near and share_of(near).value < CAN_DO:
             rows = self.training.rows
             plain = Rows(rows.documents, rows.strategy, rows.size, rows.seed, far_half=True)
             self.far, self.rows = (), self._with_short(plain)
@@ -212,7 +211,7 @@ class SpectrumObjective(Objective):
 
     def _ask(self, variant: Variant, items: Sequence[Item], pause: Show) -> None:
         sentence, label = f"asking {{}} {len(items)} questions", variant.label
-        answers = self._measured(sentence, [variant], pause, items).models[label].items
+        answers = self._measure(sentence, [variant], pause, items)[label].items
         self.models[label] = replace(self.models[label], items=answers)
 
     def learn(self) -> None:
@@ -232,7 +231,7 @@ class SpectrumObjective(Objective):
         self.history = self._train_from(self.begun)
         if self.history.steps >= half:
             return
-        judged_steps = [step for step in self.steps.readings() if step <= half]
+        judged_steps = [int(step) for step in self.steps.models() if int(step) <= half]
         self.back_at = max([self.history.steps, *judged_steps])
         self.note(
             f"after {self.back_at} steps not surely better than {self.start}: going back to it, "
@@ -250,40 +249,39 @@ class SpectrumObjective(Objective):
             label += "-slower"
         else:
             place = self.folder / "steps" / start
-            self.steps = JudgedSteps(place, judge.reads, self.variant("step", plan))
+            self.steps = JudgedSteps(place, judge, self.variant(STEP, plan))
         settings = training.settings
-        apply_config(model, self.plan_of(space.method, space.knobs()).config)
-        reason = loss.why_not_sliced(model)
-        if reason is not None and not until:
-            self.note(f"the loss needs whole logits: {reason}")
-        self.check_jumps(model)
-        spectrum.make_live(model, plan.sites, self.target, space)
-        tail = judge.frame.tail_span(self.target)[0]
-        learner = Learner(model, space, sliced=reason is None, tail=tail)
-        self.say(
-            f"fitting {self.counts.moving} numbers from {start}: "
-            f"{until or settings.steps.value} steps of {settings.step_tokens} tokens"
-        )
-        how: dict[str, Any] = {
-            "rows_per_step": settings.per_step,
-            "row_tokens": settings.longest,
-            "until": until,
-        }
-        how["evaluate"] = partial(self._evaluate, space, slower)
-        try:
-            return self.optimise(label, learner, self.rows, training, **how)
-        except LeftGuards as error:
-            if str(error):
-                self.note(f"stopped: {error} (from {start}); the steps judged before count")
-        except LossNotFinite as error:
-            self.note(
-                f"stopped: {error.where} (from {start}); the steps judged before count (a lower "
-                "--learning-rate may go further)"
+        here = self.variant(label, self.plan_of(space.method, space.knobs()))
+        with applied(model, here):
+            reason = loss.why_not_sliced(model)
+            if reason is not None and not until:
+                self.note(f"the loss needs whole logits: {reason}")
+            self.check_jumps(model)
+            spectrum.make_live(model, plan.sites, self.target, space)
+            tail = judge.frame.tail_span(self.target)[0]
+            learner = Learner(model, space, sliced=reason is None, tail=tail)
+            self.say(
+                f"fitting {self.counts.moving} numbers from {start}: "
+                f"{until or settings.steps.value} steps of {settings.step_tokens} tokens"
             )
-        finally:
-            spectrum.remove(model)
-            del learner
-            gc.collect()
+            how: dict[str, Any] = {
+                "rows_per_step": settings.per_step,
+                "row_tokens": settings.longest,
+            }
+            how |= {"until": until, "evaluate": partial(self._evaluate, space, slower)}
+            judged = f"(from {start}); the steps judged before count"
+            try:
+                return self.optimise(label, learner, self.rows, training, **how)
+            except LeftGuards as error:
+                if str(error):
+                    self.note(f"stopped: {error} {judged}")
+            except LossNotFinite as error:
+                lower = "(a lower --learning-rate may go further)"
+                self.note(f"stopped: {error.where} {judged} {lower}")
+            finally:
+                spectrum.remove(model)
+                del learner
+                gc.collect()
         last = trainer.last_checkpoint(self.folder / label)
         return History() if last is None else trainer.history_in(last, 0)
 
@@ -291,16 +289,17 @@ class SpectrumObjective(Objective):
         """Read the held-out documents by the present spectrum, and keep it with its reading."""
         if (left := space.outside()) is not None:
             raise LeftGuards(left)
-        judge, half, store = self.judge, self.settings.half, Store()
+        half, store = self.settings.half, Store()
         self.model.eval()
         with self._attention_set(space):
-            reading = judge.read(self.model, self.steps.variant, store, self.show)
+            done = read_now(self.model, self.steps.variant, self.judge, store, self.show)
             if sharing.is_main():
                 self.steps.keep(step + slower * half, space.knobs(), store)
-        gains = slower or step != half or judge.lower(reading, self.readings[START])
+        measured = replace(done, models={**self.models, **done.models})
+        gains = slower or step != half or rules.is_lower(measured, STEP, START)
         if not sharing.from_first(gains):
             raise LeftGuards  # of what is worth its cost
-        return judge.objective(reading), judge.tail(reading)
+        return rules.fit_loss(measured, STEP), rules.tail_loss(measured, STEP)
 
     @contextmanager
     def _attention_set(self, space: Space) -> Iterator[None]:
@@ -311,8 +310,9 @@ class SpectrumObjective(Objective):
             yield
             return
         trained, before = value.detach().clone(), space.knobs()["attention_factor"]
-        windows, scorer = attention.windows_of(self.documents, self.target), self.judge.scorer
-        read = partial(attention.far_losses, scorer(self.model), windows, self.show)
+        windows = attention.windows_of(self.documents, self.target)
+        scorer = Reader(nullcontext).scorer(self.model, self.judge)
+        read = partial(attention.far_losses, scorer, windows, self.show)
         counts = np.array([float(scored.sum()) for _, scored in windows])
         trials = attention.line_search(value, read, counts, self.judge.frame.bootstrap)
         now, passes = space.knobs()["attention_factor"], trials * len(windows)
@@ -331,9 +331,9 @@ class SpectrumObjective(Objective):
         if self.back_at and step > self.back_at:
             self.begun = self.start
         self.note(reason)
-        written, judge = self._note_written(step, plan), self.judge
-        measured = judge.measured(self.models)
-        fitted, history, steps = self.readings.get(FITTED), self.history, self.steps.readings()
+        written, measured = self._note_written(step, plan), self.measured
+        change = rules.far_change(measured, FITTED, START) if FITTED in self.models else None
+        history, steps = self.history, replace(measured, models=self.steps.models())
         trained = history.steps + self.left_steps + self.back_at
         return Fitted(
             output=self.output,
@@ -349,42 +349,43 @@ class SpectrumObjective(Objective):
             method=plan.method,
             pair_factors=compression(plan.main.rope.spectrum, plan.main.wanted),
             attention_factor=plan.main.wanted.attention_factor,
-            change=values_json(judge.change(fitted, self.readings[START])) if fitted else None,
-            numbers=judge.fit_numbers(measured),
+            change=values_json(change),
+            numbers=fit_numbers(measured),
             losses=history.losses,
-            closed_forms={method: judge.loss(reading) for method, reading in self.closed.items()},
-            judgements={number: judge.loss(reading) for number, reading in steps.items()},
+            closed_forms={form: rules.far_loss(self.closed, form) for form in self.starts},
+            judgements={int(step): rules.far_loss(steps, step) for step in steps.models},
             notes=self.notes,
         )
 
     def _decide(self, pause: Show) -> Verdict:
-        judge, before, readings = self.judge, self.readings[START], self.steps.readings()
+        steps = self.steps.models()
 
         def keep_start(sentence: str) -> Verdict:
             return 0, f"{sentence}: the start is written", self.starts[self.start]
 
-        if not readings:
+        if not steps:
             return keep_start("nothing was found to judge")
-        step = judge.lowest(readings, before)
+        everything = replace(self.measured, models=self.models | steps)
+        step = int(rules.best_step(everything, steps, START))
         # Once more, by stock arithmetic from the config that is written.
         plan = self.plan_of(self.space(self.start).method, self.steps.knobs(step))
         variant = self.variant(FITTED, plan)
         said = f"reading them by the spectrum of step {step}, as its config says"
         try:
-            self.models |= self._measured(said, [variant], pause).models
+            self.models |= self._measure(said, [variant], pause)
         except NanInLogits as error:
             return keep_start(f"step {step}: {error}")
-        fitted = self.readings[FITTED]
         self._ask(variant, self.far, pause)
-        change = report.change_text(judge.change(fitted, before))
-        if not judge.better(fitted, before):
-            gain = judge.change(before, fitted)
+        measured = self.measured
+        change = report.change_text(rules.far_change(measured, FITTED, START))
+        if not rules.is_better(measured, FITTED, START):
+            gain = rules.far_change(measured, START, FITTED)
             if gain.gains is None:
                 why = f"not known whether a step is better than {self.start}"
                 return keep_start(f"{why} over the far half ({gain.why_not_known})")
             why = f"no step is better than {self.start} by {MARGIN} nats a token or more"
             return keep_start(f"{why} ({change})")
-        lost = judge.lost(self.models[FITTED].items, self.models[START].items)
+        lost = rules.lost(measured, FITTED, START)
         if lost is not None:
             text = report.share_text(lost)
             return keep_start(f"the fit answers fewer questions than {self.start} ({text})")
@@ -392,20 +393,21 @@ class SpectrumObjective(Objective):
 
     def _note_written(self, step: int, plan: Plan) -> str:
         """Tell what is to be known of the spectrum that is written; its label."""
-        judge, label = self.judge, FITTED if step else START
+        label = FITTED if step else START
         factors = compression(plan.main.rope.spectrum, plan.main.wanted)
         guarded = spectrum.held(factors, self.space(self.begun).ceiling)
         if step and guarded:
             self.note(f"held at a guard: pair {', '.join(map(str, guarded))}")
-        reading, yarn = self.readings[label], self.closed.get("yarn")
-        behind = judge.change(reading, self.readings[BASE])
+        behind = rules.far_change(self.measured, label, BASE)
         if behind.ci95 is not None and behind.ci95[0] > 0:
             self.note(
                 "truncating the text still beats it: the base, which sees only its last "
                 f"{self.context} tokens, predicts the far half {behind.value:.4f} nats a token "
                 "better"
             )
-        distance = 0.0 if yarn is None else judge.loss(yarn) - judge.loss(reading)
+        distance = 0.0
+        if "yarn" in self.starts:
+            distance = rules.far_loss(self.closed, "yarn") - rules.far_loss(self.measured, label)
         if readers := report.readers_note(plan, self.starts.get("yarn"), distance):
             self.note(readers)
         return label
@@ -470,10 +472,11 @@ def prepare(
         data=read,
         encoder=encoder,
         rows=Rows(read.documents, strategy, count, options.seed, questions, far_half=True),
-        judge=_judge(read, questions, options, plan, encoder.bos),
+        judge=judge_of(read.held_out, (plan.context, plan.target), options.seed, encoder.bos),
         chooses_step=True,
     )
-    return SpectrumObjective(training, options, within, starts, notes)
+    near, far = _asked(questions, options, (plan.context, plan.target))
+    return SpectrumObjective(training, options, within, starts, notes, near, far)
 
 
 def _questions(
@@ -492,18 +495,10 @@ def _questions(
     return (questions, []) if reason is None else (None, [f"retrieval is left out: {reason}"])
 
 
-def _judge(
-    read: TrainingData,
-    questions: FitQuestions | None,
-    options: Fit,
-    plan: Plan,
-    bos: int | None,
-) -> Judge:
-    lengths = (plan.context, plan.target)
+def _asked(
+    questions: FitQuestions | None, options: Fit, lengths: tuple[int, int]
+) -> list[list[Item]]:
+    """What is asked before and after: inside the context, and at the target."""
     count = options.retrieval_items if questions is not None else 0
     check_amount(count * sum(lengths), "give fewer --retrieval-items")
-    near, far = (
-        questions.measured(length, count) if questions is not None and count else []
-        for length in lengths
-    )
-    return judge_of(read.held_out, lengths, options.seed, near, far, bos)
+    return [questions.measured(at, count) if questions and count else [] for at in lengths]

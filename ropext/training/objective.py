@@ -8,15 +8,18 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ropext.checkpoint.provenance import digest, weights_digest
 from ropext.errors import InputError, Stopped
 from ropext.evaluation.loading import free_memory, memory_errors, skeleton
+from ropext.evaluation.reader import Progress, Reader
+from ropext.evaluation.variants import Computing, Variant
 from ropext.files import values_json
 from ropext.narration import (
+    Hooks,
     Say,
     Show,
     kept_after_interrupt,
@@ -27,6 +30,7 @@ from ropext.narration import (
 from ropext.planning import Plan
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.stores import Store
+from ropext.tasks import Item
 from ropext.training import defaults, loss, models, sharing, trainer
 from ropext.training.judge import Numbers
 from ropext.training.rows import Row
@@ -208,9 +212,28 @@ class Objective(ABC):
         self.notes.append(sentence)
         self.say(sentence)
 
-    def store(self, label: str) -> Store:
-        """Where a reading is kept, so that a run that goes on does not take it again."""
-        return Store(self.folder / "readings" / label, writes=is_main())
+    @property
+    def measured(self) -> Measurement:
+        """All models that were read by what judges."""
+        assert self.judge is not None
+        return Measurement(self.judge.frame, self.models, self.judge.described)
+
+    def read(
+        self,
+        computing: Computing,
+        variants: Sequence[Variant],
+        pause: Show,
+        items: Sequence[Item] | None = None,
+    ) -> Mapping[str, MeasuredModel]:
+        """Have variants read what judges, or answer `items`, each by itself, in its place. It is
+        kept, so that a run that goes on does not do it again."""
+        assert self.judge is not None
+        reads, folder = self.judge, self.folder / "readings"
+        if items is not None:
+            reads = replace(reads, documents=(), questions=tuple((item,) for item in items))
+        stores = {v.label: Store(folder / v.label, writes=is_main()) for v in variants}
+        progress = Progress(hooks=Hooks(show=pause))
+        return Reader(computing).measure(variants, reads, stores, progress).models
 
     def check_jumps(self, model: Any) -> None:
         """Refuse short rows where their second chunk would not see the first."""

@@ -17,6 +17,7 @@ import torch
 from ropext.corpus import DocumentEncoder
 from ropext.errors import InputError, UsageError
 from ropext.evaluation.reading import Masking
+from ropext.options.evaluate import DEPTHS
 from ropext.options.training import TrainingOptions
 from ropext.tasks import Haystack, Item, find_task, mkey, noise, repetition, running_text
 from ropext.tasks.item import derived_rng, occurs, until_unambiguous
@@ -296,7 +297,6 @@ def _too_short(documents: Sequence[TrainingDocument], strategy: Full | Pose) -> 
 
 TASKS = ("passkey", "mkey")  # of the questions that are fitted on
 MEASURED = "passkey"
-DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 # Of a question's mean loss beside a window's: as a whole row its few tokens make the gradient too
 # noisy, pooled by tokens it would be drowned (docs/fitting.md).
 QUESTION_WEIGHT = 0.25

@@ -7,11 +7,11 @@ from ropext.checkpoint import Snapshot
 from ropext.checkpoint.provenance import read_record
 from ropext.corpus import DocumentEncoder
 from ropext.evaluation.reading import Masking
+from ropext.evaluation.reads import Reads
 from ropext.options.training import TrainingOptions
 from ropext.results.overlap import NOTHING, Overlap, Trained, overlap, trained, trained_in
 from ropext.training.data import TrainingData
 from ropext.training.defaults import Settings
-from ropext.training.judge import Judge
 from ropext.training.rows import Rows
 
 
@@ -27,7 +27,7 @@ class Training:
     data: TrainingData
     encoder: DocumentEncoder
     rows: Rows
-    judge: Judge | None  # None where no document is read
+    judge: Reads | None  # None where no document is read
     chooses_step: bool  # the documents that judge choose the step that is written
     masking: Masking | None = None  # of masked language models
 

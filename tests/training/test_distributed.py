@@ -66,11 +66,12 @@ def two(extended, untied, stories, tmp_path_factory):
 @pytest.fixture(scope="module")
 def one(extended, stories, tmp_path_factory):
     """The same run in one process."""
-    from ropext.training import judge, train
+    from ropext.results import rules
+    from ropext.training import train
 
     output, values = tmp_path_factory.mktemp("one") / "out", iter((3.0, 3.5))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(judge.Judge, "loss", lambda self, reading: next(values))
+        patch.setattr(rules, "far_loss", lambda *_: next(values))
         return train("finetune", extended, str(stories), output, **STOPPED), output
 
 

@@ -21,8 +21,9 @@ from ropext import verifying
 from ropext.errors import InputError, OutputExists, Stopped, UsageError
 from ropext.evaluation.forward import NanInLogits
 from ropext.narration import Pace
+from ropext.results import rules
 from ropext.results.stores import Store
-from ropext.training import count_training, judge, report, train, trainer
+from ropext.training import count_training, report, train, trainer
 
 pytestmark = pytest.mark.slow
 
@@ -526,10 +527,10 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_checkpoint(
 def test_an_evaluation_that_is_no_number_stops_the_run_and_keeps_the_last_checkpoint(
     extended, stories, tmp_path, monkeypatch
 ):
-    def breaks(self, reading):
+    def breaks(*_):
         raise NanInLogits("the logits are not finite at token 7")
 
-    monkeypatch.setattr(judge.Judge, "loss", breaks)
+    monkeypatch.setattr(rules, "far_loss", breaks)
     words = r"^after step 4 held-out documents cannot be read: .* at token 7; .*--learning-rate"
     with pytest.raises(Stopped, match=words):
         train("finetune", extended, str(stories), tmp_path / "out", **RUN)
@@ -540,7 +541,7 @@ def test_an_evaluation_that_is_no_number_stops_the_run_and_keeps_the_last_checkp
 def test_an_open_end_keeps_the_best_evaluated_weights(extended, stories, tmp_path, monkeypatch):
     heldout = [3.0, 2.0, 2.5, 2.2, 1.9, 1.8, 1.85, 1.9, 1.8]
     values = iter(heldout)
-    monkeypatch.setattr(judge.Judge, "loss", lambda self, reading: next(values))
+    monkeypatch.setattr(rules, "far_loss", lambda *_: next(values))
     options = OPEN | {"eval_every": 1, "save_every": 100, "control": True}
     done = train("finetune", extended, str(stories), tmp_path / "out", **options)
     assert done.stopped_early

@@ -24,6 +24,8 @@ from ropext.errors import (
     UsageError,
 )
 from ropext.evaluation.forward import NanInLogits, TokenScorer
+from ropext.results import rules
+from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.perplexity import Reading
 from ropext.results.retrieval import ItemScore
 from ropext.results.stores import Store
@@ -93,7 +95,7 @@ def test_it_finds_the_true_spectrum_again(fitted):
 
 def test_of_two_starts_the_one_that_is_lower_after_a_few_steps_goes_on(tmp_path, monkeypatch):
     """As if it had been the only one; the first that is named is what has to be beaten."""
-    monkeypatch.setattr(judge.Judge, "lower", lambda *_: True)  # none goes back
+    monkeypatch.setattr(rules, "is_lower", lambda *_: True)  # none goes back
     short = KNOWN | {"steps": 8, "batch_tokens": 1024, "eval_every": 2}
 
     def run(start):
@@ -215,7 +217,7 @@ def test_a_fit_whose_first_half_gains_nothing_goes_back_to_its_start_and_gains(
     options |= {"retrieval_items": 0, "retrieval_share": 0.0, "learning_rate": 0.8}
     data = (DEMO / "checkpoint", str(DEMO / "data" / "tuning.jsonl"))
     with monkeypatch.context() as never:
-        never.setattr(judge.Judge, "lower", lambda *_: True)
+        never.setattr(rules, "is_lower", lambda *_: True)
         assert train("fit", *data, tmp_path / "before", **KNOWN | options).kept == "start"
     step, calls = trainer._Trainer.training_step, []
 
@@ -609,25 +611,31 @@ def score(index, exact):
 def test_of_the_steps_that_surely_beat_the_start_the_lowest_is_taken():
     """One that is lower in the mean, and not surely, neither counts nor keeps a fit from going
     back; where no step is surely better the lowest is told of."""
-    own = judge.judge_of((), (64, 256), 0)
-
-    def read(gains):
-        return Reading("", {256: [np.full(256, 2.0 - gain, np.float32) for gain in gains]})
-
-    start, sure, surer = (read([gain, gain + 0.004] * 4) for gain in (0, 0.02, 0.03))
-    hoped, harm = read([0.4, -0.2] * 4), read([-0.1] * 8)
-    assert own.loss(hoped) < own.loss(surer) < own.loss(start)
-    assert own.lowest({5: sure, 10: hoped, 15: surer, 20: harm}, start) == 15
-    assert own.lowest({5: harm, 10: hoped}, start) == 10
-    assert [own.lower(reading, start) for reading in (sure, hoped, harm)] == [True, False, False]
+    gains = {"start": [0, 0.004] * 4, "5": [0.02, 0.024] * 4, "10": [0.4, -0.2] * 4}
+    gains |= {"15": [0.03, 0.034] * 4, "20": [-0.1] * 8}
+    models = {
+        label: MeasuredModel(
+            reading=Reading(label, {256: [np.full(256, 2.0 - gain, np.float32) for gain in each]})
+        )
+        for label, each in gains.items()
+    }
+    found = Measurement(judge.judge_of((), (64, 256), 0).frame, models)
+    hoped, surer, start = (rules.far_loss(found, label) for label in ("10", "15", "start"))
+    assert hoped < surer < start
+    assert rules.best_step(found, ["5", "10", "15", "20"], "start") == "15"
+    assert rules.best_step(found, ["20", "10"], "start") == "10"
+    lower = [rules.is_lower(found, label, "start") for label in ("5", "10", "20")]
+    assert lower == [True, False, False]
 
 
 def test_a_fit_that_answers_surely_fewer_questions_has_lost():
-    own = judge.judge_of((), (64, 256), 0)
-    start = [score(index, True) for index in range(40)]
-    assert own.lost([score(index, index >= 12) for index in range(40)], start) is not None
-    assert own.lost([score(index, index >= 1) for index in range(40)], start) is None
-    assert own.lost(start, [score(index, index >= 12) for index in range(40)]) is None
-    assert own.lost([], []) is None
-    assert own.answers(start[:10])
-    assert not own.answers([score(index, False) for index in range(10)])
+    wrong = {"start": 0, "twelve": 12, "one": 1}  # of forty
+    models = {
+        label: MeasuredModel(items=tuple(score(index, index >= count) for index in range(40)))
+        for label, count in wrong.items()
+    }
+    found = Measurement(judge.judge_of((), (64, 256), 0).frame, models | {"no": MeasuredModel()})
+    assert rules.lost(found, "twelve", "start").value == pytest.approx(-12 / 40)
+    assert rules.lost(found, "one", "start") is None
+    assert rules.lost(found, "start", "twelve") is None
+    assert rules.lost(found, "no", "no") is None

@@ -136,13 +136,17 @@ def test_a_run_that_goes_on_gives_the_same_bytes(place, monkeypatch):
 
 def test_the_judge_is_the_evaluation(place):
     data = str(place / "data.jsonl")
-    done = finetune(place, "roberta", "judged", evaluate=data, eval_documents=8)
+    done = finetune(place, "roberta", "judged", evaluate=data, eval_documents=8, eval_every=1)
     found = ropext.evaluate(done.output, data=data, lengths=[CONTEXT, TARGET], max_docs=8)
     for label, own in found.results["variants"].items():
         for name in (f"tail_nll@{CONTEXT}", f"tail_nll@{TARGET}"):
             value = own["metrics"][name]["value"]
             assert done.numbers[label][name]["value"] == pytest.approx(value, abs=1e-5)
     assert any("a pseudo-perplexity" in note for note in done.notes)
+    # What a training without --steps stops by: the tokens that were masked, and no others.
+    assert [own["step"] for own in done.evaluations] == [1, 2, 3]
+    last = done.numbers["tuned"][f"tail_nll@{TARGET}"]["value"]
+    assert done.evaluations[-1]["held_out"] == pytest.approx(last, abs=1e-5)
 
 
 def test_a_lora_leaves_the_rows_and_has_a_control(place):
