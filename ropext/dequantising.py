@@ -40,7 +40,8 @@ def directory_of(model: str, say: Say = silent) -> Iterator[str]:
     if not isinstance(snapshot, GgufFile):
         yield model
         return
-    with tempfile.TemporaryDirectory(prefix="ropext-gguf-") as folder:
+    # Windows keeps a file that a model still maps.
+    with tempfile.TemporaryDirectory(prefix="ropext-gguf-", ignore_cleanup_errors=True) as folder:
         yield str(dequantise(snapshot, Path(folder) / snapshot.head.path.stem, say))
 
 

@@ -523,7 +523,9 @@ class AutoChoice:
             return
         from ropext.training import count_training
 
-        with tempfile.TemporaryDirectory(prefix="ropext-choice-") as room:
+        with tempfile.TemporaryDirectory(
+            prefix="ropext-choice-", ignore_cleanup_errors=True
+        ) as room:
             place, whole = Path(room, "model"), with_weights(prospect.snapshot)
             how = Writing(link="symlink", no_verify=True)
             write_extension(whole, prospect.plans[method], place, how)

@@ -14,6 +14,8 @@ from torch.utils._pytree import tree_flatten
 from ropext.errors import Stopped, UsageError
 from ropext.evaluation import loading
 from ropext.options.evaluate import Evaluate
+from ropext.options.training import Finetune
+from ropext.training import models
 
 WORDS = ("--data", "ropext://held-out", "--max-docs", "1", "--lengths", "128,512", "--tasks")
 WORDS += ("passkey,mkey", "--items", "1", "--json")
@@ -98,3 +100,11 @@ def test_where_it_is_not_it_is_refused_in_one_sentence(capsys):
         (line,) = heard.err.splitlines()
         assert line.startswith("error: ")
         assert {"mps", "cpu"} <= {*re.findall(r"\w+", line)}
+
+
+def test_it_is_taken_where_it_is_named_alone(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert loading.device_of(Evaluate(data="text.txt")) == "cpu"
+    assert loading.device_of(Evaluate(data="text.txt", device="mps")) == "mps"
+    assert models.device(Finetune()) == torch.device("cpu")
