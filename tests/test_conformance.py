@@ -54,7 +54,8 @@ def answers(kit, families, form_read=None):
     for family in families:
         out[family] = {}
         for form in expected["families"][family]:
-            kind = "ImageTextToText" if family == "mistral3" else "CausalLM"
+            whole = "text_config" in read_json(kit / family / form / "config.json")
+            kind = "ImageTextToText" if whole else "CausalLM"
             model = (
                 getattr(transformers, f"AutoModelFor{kind}")
                 .from_pretrained(
@@ -249,7 +250,7 @@ def test_what_a_family_cannot_carry_is_left_out():
 @pytest.mark.skipif("KIT" not in os.environ, reason="`.ci/slow loaders` runs it")
 def test_the_whole_kit_is_small_and_stock_computes_its_spectra(tmp_path):
     made = conformance.write_kit(tmp_path / "kit")
-    assert made["bytes"] <= 20e6
+    assert made["bytes"] <= 40e6
     names = [(family, form) for family, forms in made["families"].items() for form in forms]
     places = [tmp_path / "kit" / family / form for family, form in names]
     for place, built in zip(places, proof.build(places, tensors=False), strict=True):

@@ -127,7 +127,7 @@ def test_each_kind_has_a_cell_and_each_cell_a_known_kind():
 @pytest.mark.parametrize("kind", ["theta", "yarn", "llama3", "longrope"])
 def test_no_cell_for_a_family_that_was_not_run(kind: str):
     """Mixtral reads like Llama in the source of most loaders, built by transformers alone."""
-    verdicts = {(r.loader, r.versions): r.verdict for r in loaders.readings("mixtral", DICTS[kind])}
+    verdicts = {(r.loader, r.versions): r.verdict for r in loaders.readings("olmoe", DICTS[kind])}
     assert verdicts.pop(("transformers", "5.23")) == "same"
     assert verdicts.pop(("transformers", "4.51.3 and 4.57.6")) == "same"
     assert set(verdicts.values()) == {"not measured"}
@@ -199,10 +199,10 @@ FAMILIES = [
     ("transformers", "5.23", "gptj", "theta", "not measured"),
     ("vllm", "0.33", "cohere", "longrope", "error"),
     ("vllm", "0.33", "glm", "longrope-custom", "error"),
-    ("vllm", "0.33", "cohere", "yarn", "not measured"),
+    ("vllm", "0.33", "glm", "yarn", "not measured"),
     ("llama.cpp", "", "qwen3", "llama3", "ignored"),
     ("llama.cpp", "", "qwen3", "yarn", "same"),
-    ("llama.cpp", "", "mixtral", "yarn", "not measured"),
+    ("llama.cpp", "", "olmoe", "yarn", "not measured"),
     # Read by engines, transcribed by hand from what they answered.
     ("llama.cpp", "", "mistral", "llama3", "same"),
     ("llama.cpp", "", "gemma2", "theta", "ignored"),
@@ -210,6 +210,10 @@ FAMILIES = [
     ("llama.cpp", "", "stablelm", "linear", "ignored"),
     ("llama.cpp", "", "smollm3", "llama3", "error"),
     ("llama.cpp", "", "deepseek_v3", "yarn", "different"),
+    ("llama.cpp", "", "mixtral", "llama3", "same"),
+    ("llama.cpp", "", "cohere", "linear", "ignored"),
+    ("llama.cpp", "", "qwen3_next", "yarn", "same"),
+    ("mlx", "", "mixtral", "yarn", "ignored"),
     ("mlx", "", "qwen3_moe", "yarn", "ignored"),
     ("mlx", "", "glm4", "linear", "ignored"),
     ("mlx", "", "gemma3_text", "longrope", "same"),
@@ -227,6 +231,10 @@ FAMILIES = [
     ("sglang", "0.5.23", "stablelm", "theta", "same"),
     ("sglang", "0.5.23", "gpt_neox", "llama3", "same"),
     ("sglang", "0.5.23", "ministral3", "yarn", "different"),
+    ("sglang", "0.5.23", "mixtral", "yarn", "ignored"),
+    ("sglang", "0.5.23", "qwen3_next", "yarn", "error"),
+    ("vllm", "0.32", "mixtral", "yarn", "same"),
+    ("vllm", "0.32", "deepseek_v32", "linear", "error"),
     ("exllamav3", "", "gemma3_text", "yarn", "same"),
     ("exllamav3", "", "qwen3_moe", "longrope-custom", "different"),
     ("exllamav3", "", "ministral3", "yarn-custom", "same"),
@@ -256,7 +264,7 @@ def test_what_was_read_or_run_in_parts_is_told_as_that():
         assert found.evidence == "source"
         assert "not run" in found.why
     assert reading("llama.cpp", "", "qwen2", DICTS["yarn"]).evidence == "engine"
-    built = reading("transformers", "4.57", "mixtral", DICTS["yarn"])
+    built = reading("transformers", "4.57", "olmoe", DICTS["yarn"])
     assert built.evidence == "function"
     assert "not the engine" in built.why
 
@@ -279,6 +287,17 @@ def test_an_attn_factor_alone_is_read_by_those_loaders_and_by_no_transformers():
     assert loaders.kind_of(params) == "yarn"
     assert reading("vllm", "0.11", "llama", params).verdict == "different"
     assert reading("transformers", "5.23", "llama", params).verdict == "same"
+
+
+def test_a_theta_of_gemma_4_is_a_theta():
+    """Its full layers stay proportional; vLLM and SGLang lose the factor of those alone."""
+    params = {"rope_type": "proportional", "rope_theta": 2e5, "partial_rotary_factor": 0.25}
+    assert loaders.kinds_of(params | {"factor": 1.0}) == loaders.kinds_of(params) == ("theta",)
+    for loader in ("vllm", "sglang"):
+        own = {"model_type": "gemma4"}
+        assert reading(loader, "", "gemma4_text", params, **own).verdict == "same"
+        divided = params | {"factor": 4.0}
+        assert reading(loader, "", "gemma4_text", divided, **own).verdict == "ignored"
 
 
 def test_a_dict_of_two_kinds_takes_the_worse_verdict():
@@ -338,8 +357,8 @@ def test_exact_in():
     assert loaders.exact_in(("vllm", "llama.cpp"), "llama", YARN)
     assert not loaders.exact_in(("vllm", "llama.cpp"), "llama", DICTS["longrope"])
     assert not loaders.exact_in(("llama.cpp",), "llama", DICTS["longrope"], even_so=True)
-    assert not loaders.exact_in(("vllm",), "mixtral", YARN)
-    assert loaders.exact_in(("vllm",), "mixtral", YARN, even_so=True)
+    assert not loaders.exact_in(("vllm",), "olmoe", YARN)
+    assert loaders.exact_in(("vllm",), "olmoe", YARN, even_so=True)
     assert not loaders.exact_in(("vllm",), "llama", YARN, model_type="llava")
     assert not loaders.exact_in(("transformers", "transformers==4.44"), "llama", YARN)
 
@@ -365,8 +384,10 @@ def test_what_engines_said_has_the_shape_of_the_table():
 
 
 # gemma2, stablelm, gpt_neox: llama.cpp's converter drops theta; ministral3: vLLM does not scale the
-# queries; gemma3: vLLM's CPU build does not open it.
+# queries; gemma3: vLLM's CPU build does not open it; gemma3n_text, exaone4_5: llama.cpp does not take
+# a small one.
 NO_COMMON_FORM = {"gemma2", "stablelm", "gpt_neox", "ministral3", "mistral3", "gemma3"}
+NO_COMMON_FORM |= {"gemma3n_text", "exaone4_5"}
 
 
 def test_most_cells_are_measured_by_engines_or_functions():
@@ -387,8 +408,9 @@ def test_for_vllm_and_llama_cpp_answers_for_each_family(family: str):
     names = ("vllm", "llama.cpp")
     wish = Extend(factor=4, for_loaders=names)
     if family in NO_COMMON_FORM:
-        with pytest.raises(NotExpressible, match=r"vllm|llama\.cpp"):
+        with pytest.raises(NotExpressible, match=r"vllm|llama\.cpp") as refused:
             make_plan(plain, wish)
+        assert "--method yarn cannot" not in str(refused.value), "nobody asked for a yarn"
         return
     plan = make_plan(plain, wish)
     model = families.read(plan.config)
@@ -433,7 +455,7 @@ def test_nearest_exact():
     # llama3 is ignored for Qwen 2 there.
     assert near("llama.cpp", "qwen2", cold, scaled=True) == "--from-original --method yarn"
     assert near("ctranslate2", "llama", composed) == "--method ntk"
-    assert near("vllm", "mixtral", composed) == ""
+    assert near("vllm", "olmoe", composed) == ""
 
 
 def lines(kind: str, family: str = "llama", **facts: object) -> dict[str, loaders.Serving]:
@@ -480,7 +502,7 @@ def test_serving_lines_give_a_sentence_where_a_loader_differs():
 
 
 def test_serving_lines_say_what_was_not_measured():
-    out = loaders.serving_lines("d", "mixtral", YARN, context=ORIGINAL, target=16384)
+    out = loaders.serving_lines("d", "olmoe", YARN, context=ORIGINAL, target=16384)
     (vllm,) = [line for line in out if line.loader == "vllm"]
     assert vllm.command
     assert "not measured" in vllm.note

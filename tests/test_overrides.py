@@ -2,9 +2,14 @@
 `extend` writes: run in stock transformers as printed."""
 
 import json
+import os
 import shlex
+import subprocess
+from pathlib import Path
 
 import configs
+import kit
+import numpy as np
 import pytest
 import torch
 from command_line import run
@@ -75,10 +80,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("make", "options"), CASES.values(), ids=CASES)
-def test_the_printed_line_computes_what_the_written_checkpoint_does(tmp_path, make, options):
+IDS = torch.randint(0, 64, (1, 96), generator=torch.Generator().manual_seed(1))
+
+
+def write(folder, make, options):
+    """A base and its extension in folders of these names; the printed lines by loader."""
     torch.manual_seed(0)
-    base, out = tmp_path / "base", tmp_path / "out"
+    base, out = folder / "base", folder / "out"
     model = make()
     for weights in model.parameters():  # sharp attention: a lost scaling shows
         weights.data += torch.randn_like(weights) / weights.shape[-1] ** 0.5
@@ -87,18 +95,92 @@ def test_the_printed_line_computes_what_the_written_checkpoint_does(tmp_path, ma
     config = json.loads((base / "config.json").read_text("utf-8"))
     made = make_plan(config, Extend(**options), str(base))
     (out / "config.json").write_text(json.dumps(made.config), "utf-8")
-    line = next(line for line in made.overrides() if line.loader == "transformers")
-    ids = torch.randint(0, 64, (1, 96), generator=torch.Generator().manual_seed(1))
+    return base, out, {line.loader: line for line in made.overrides()}
 
-    def read(loaded):
-        with torch.no_grad():
-            return loaded.eval()(input_ids=ids).logits.log_softmax(-1)
 
+def read(loaded):
+    with torch.no_grad():
+        return loaded.eval()(input_ids=IDS).logits.log_softmax(-1)
+
+
+@pytest.mark.parametrize(("make", "options"), CASES.values(), ids=CASES)
+def test_the_printed_line_computes_what_the_written_checkpoint_does(tmp_path, make, options):
+    base, out, lines = write(tmp_path, make, options)
+    line = lines["transformers"]
     written = read(AutoModelForCausalLM.from_pretrained(out))
     served = read(eval(line.command, {"AutoModelForCausalLM": AutoModelForCausalLM}))
     plain = read(AutoModelForCausalLM.from_pretrained(base))
     assert (served - written).abs().max() < 1e-3
     assert (plain - written).abs().max() > 1e-2
+
+
+def ask(engine, reader, *words):
+    """What a reader of scripts/loaders writes, run in the environment of its engine."""
+    script = str(Path(kit.__file__).with_name(reader))
+    done = subprocess.run([engine, script, *map(str, words)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def rotations(found, place):
+    """Every number that a reader tells of one place, and the length."""
+    keys = [key.removeprefix(f"{place}/") for key in found if key.startswith(f"{place}/")]
+    assert "error" not in keys, found[f"{place}/error"]
+    return {key: found[f"{place}/{key}"] for key in keys}
+
+
+def told_alike(served, written, plain):
+    """Whether a line rotates as its checkpoint, which rotates otherwise than the base."""
+    assert served.keys() == written.keys()
+    assert all(np.abs(own - written[key]).max() < 1e-6 for key, own in served.items())
+    turned = [key for key in written if key.endswith(("/cos", "/sin"))]
+    assert max(np.abs(plain[key][:64] - written[key][:64]).max() for key in turned) > 1e-2
+
+
+@pytest.mark.skipif("VLLM" not in os.environ, reason="`.ci/slow loaders` runs it")
+@pytest.mark.parametrize(("make", "options"), CASES.values(), ids=CASES)
+def test_vllm_computes_by_its_line_what_it_does_of_the_written_checkpoint(tmp_path, make, options):
+    """By its engine; a composite, which its CPU build does not open, by its classes."""
+    base, out, lines = write(tmp_path, make, options)
+    ids, answer = tmp_path / "ids.npy", tmp_path / "answer.npz"
+    tables = make is qwen
+    np.save(ids, np.arange(255) if tables else IDS[0].numpy())
+    long = json.dumps({"max_position_embeddings": 256})
+    plain = f"vllm serve {shlex.quote(str(base))} --hf-overrides {shlex.quote(long)}"
+    written = f"vllm serve {shlex.quote(str(out))} --max-model-len 256"
+    places = (written, lines["vllm"].command, *([plain] if tables else []))
+    reader = "read_vllm_tables.py" if tables else "read_vllm.py"
+    ask(os.environ["VLLM"], reader, ids, answer, *places)
+    found = np.load(answer)
+    if tables:
+        told_alike(*(rotations(found, place) for place in (places[1], places[0], plain)))
+        return
+    written, served = (found[place] for place in places)
+    assert np.abs(served - written).max() < 1e-3
+    rows = read(AutoModelForCausalLM.from_pretrained(base))[0, :-1]
+    unscaled = rows.gather(1, IDS[0, 1:, None])[:, 0].numpy()
+    assert np.abs(unscaled - written).max() > 1e-2
+    rows = read(AutoModelForCausalLM.from_pretrained(out))[0, :-1]
+    assert np.abs(rows.gather(1, IDS[0, 1:, None])[:, 0].numpy() - written).max() < 1e-2
+
+
+@pytest.mark.skipif("SGLANG" not in os.environ, reason="`.ci/slow loaders` runs it")
+def test_sglang_rotates_by_its_lines_as_it_does_by_the_written_checkpoints(tmp_path):
+    """By its own parser, config and model classes: its kernels need a GPU."""
+    told, places = tmp_path / "lines.json", []
+    for name, (make, options) in CASES.items():
+        base, out, lines = write(tmp_path / name.replace("'", ""), make, options)
+        long = json.dumps({"text_config": {"max_position_embeddings": 256}})
+        long = long if make is qwen else json.dumps({"max_position_embeddings": 256})
+        launch = "python -m sglang.launch_server --model-path"
+        written = f"{launch} {shlex.quote(str(out))} --context-length 256"
+        plain = f"{launch} {shlex.quote(str(base))} --context-length 256"
+        plain += f" --json-model-override-args {shlex.quote(long)}"
+        places.append((lines["sglang"].command, written, plain))
+    told.write_text(json.dumps([own for three in places for own in three]), "utf-8")
+    ask(os.environ["SGLANG"], "read_sglang.py", "--lines", told, tmp_path / "answer.npz", 256)
+    found = np.load(tmp_path / "answer.npz")
+    for three in places:
+        told_alike(*(rotations(found, place) for place in three))
 
 
 @pytest.mark.parametrize(
@@ -178,6 +260,6 @@ def test_engines_are_told_the_same_and_only_those_that_read_it():
         other = make_plan(configs.LLAMA, Extend(factor=4.0, method=method), "m").overrides()
         said = next(line.command for line in other if line.loader == "llama.cpp")
         assert "llama.context_length=int:16384" in said
-    unknown = configs.LLAMA | {"model_type": "mixtral"}
+    unknown = configs.LLAMA | {"model_type": "olmoe"}
     none = make_plan(unknown, Extend(method="yarn", factor=4.0), "m").overrides()
     assert {line.loader for line in none} == {"transformers"}

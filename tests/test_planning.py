@@ -131,10 +131,10 @@ def test_a_temperature_is_counted_in_every_row():
 
 
 def test_a_loader_that_was_not_measured_is_refused_unless_even_so():
-    mixtral = configs.LLAMA | {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
+    olmoe = configs.LLAMA | {"model_type": "olmoe", "architectures": ["OlmoeForCausalLM"]}
     with pytest.raises(NotExpressible, match="was not measured; --even-so"):
-        plan(mixtral, for_loaders=("vllm",))
-    assert plan(mixtral, for_loaders=("vllm",), even_so=True).main.scaled
+        plan(olmoe, for_loaders=("vllm",))
+    assert plan(olmoe, for_loaders=("vllm",), even_so=True).main.scaled
 
 
 def test_loaders_choose_where_no_method_is_named():

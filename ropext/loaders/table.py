@@ -83,6 +83,8 @@ def kinds_of(
             kinds = _yarn_kinds(params, length)
         case "longrope":
             kinds = _longrope_kinds(params)
+        case "proportional" if params.get("factor") in (None, 1):
+            kinds = ["theta"]  # Gemma 4's own layers, with another theta at the most
         case "linear" | "llama3" | "proportional" as kind:
             kinds = [kind]
         case _:

@@ -469,7 +469,10 @@ def _why_not(
         for options, readers in by_options(near).items():
             if options:
                 hint += f"; {options} is the nearest form that {_they(readers, 'reads')} exactly"
-    return f"{wish} cannot be written exactly in the {where}{hint}"
+    if recipe.method is None and recipe.attention is None and not knobs and not able:
+        wish = "no method"  # nobody asked for this one
+    can = "can" if wish == "no method" else "cannot"
+    return f"{wish} {can} be written exactly in the {where}{hint}"
 
 
 def _they(names: Sequence[str], verb: str) -> str:

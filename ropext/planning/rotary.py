@@ -147,9 +147,9 @@ def warnings_of(
     return tuple(out)
 
 
-# vLLM 0.33 builds these with a table of one position a token; of every other mRoPE it takes four
-# times the original length for the table, and so for the ramp of a yarn (0.11 to 0.33: its rotary
-# code was run; which models ask for the one was read in 0.33).
+# vLLM 0.32 and 0.33 build these with a table of one position a token; of every other mRoPE they take
+# four times the original length for the table, and so for the ramp of a yarn (0.11 to 0.33: its
+# rotary code was run; 0.32 built the models, 0.33 was read).
 VLLM_ONE_POSITION = ("qwen3_vl", "qwen3_5")
 
 
@@ -165,7 +165,7 @@ def mrope_warnings(model: Model, main: PlannedSite, longer: bool) -> Iterator[st
         one = model.text_type.startswith(VLLM_ONE_POSITION)
         yield (
             "[mrope] vLLM up to 0.30 counts the ramp of a yarn from 4 times the original length in "
-            "mRoPE, 0.33 as stock does; it reads attn_factor up to 0.21, attention_factor from "
+            "mRoPE, from 0.32 on as stock; it reads attn_factor up to 0.21, attention_factor from "
             "0.30 on"
             if one
             else "[mrope] vLLM (0.11 to 0.33) counts the ramp of a yarn from 4 times the original "

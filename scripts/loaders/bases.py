@@ -17,8 +17,16 @@ FAMILIES: dict[str, dict[str, Any]] = _DATA["families"]
 
 def keys_of(family: str, sizes: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     """What stands in a family's config: of a composite, around the keys of its text part."""
-    keys = FAMILIES[family]
-    if "text_config" in keys:
-        text = keys["text_config"]
-        return keys | {"text_config": text | keys_of(text["model_type"], sizes, own)}
-    return {key: value for key, value in (sizes | keys | own).items() if value is not None}
+    keys = FAMILIES.get(family, {})
+    if "text_config" not in keys:
+        return _filled(sizes | keys | own)
+    text = keys["text_config"]
+    inner = sizes | FAMILIES.get(text["model_type"], {}) | text | own
+    made = keys | {"text_config": {"model_type": text["model_type"]} | _filled(inner)}
+    if "out_hidden_size" in (vision := keys.get("vision_config") or {}):
+        made["vision_config"] = vision | {"out_hidden_size": inner["hidden_size"]}
+    return _filled(made)
+
+
+def _filled(keys: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in keys.items() if value is not None}

@@ -46,6 +46,19 @@ LATENT = {
     "head_dim": 64,
     **EXPERTS,
 }
+INDEXER = {"index_n_heads": 4, "index_head_dim": 128}
+GATED = {
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "shared_expert_intermediate_size": 128,
+}
+INTERLEAVED = {
+    "partial_rotary_factor": 0.5,
+    "rope_type": "default",
+    "rope_theta": 50000.0,
+    "mrope_section": [6, 5, 5],
+    "mrope_interleaved": True,
+}
 # Beside the sizes, the partial rotary factors that releases have (llama.cpp's converter asks
 # for Cohere 2's, which is whole).
 OWN: dict[str, dict[str, Any]] = {
@@ -60,6 +73,23 @@ OWN: dict[str, dict[str, Any]] = {
     "glm4_moe": {"partial_rotary_factor": 0.5, **EXPERTS},
     "stablelm": {"partial_rotary_factor": 0.25},
     "gpt_neox": {"rotary_pct": 0.25, "intermediate_size": 1024},
+    "qwen3_next": GATED | EXPERTS,
+    "qwen3_5_text": GATED | {"rope_parameters": INTERLEAVED},
+    "qwen3_5_moe_text": GATED | EXPERTS | {"rope_parameters": INTERLEAVED},
+    "qwen3_vl_text": {
+        "rope_scaling": {
+            "rope_type": "default",
+            "mrope_section": [12, 10, 10],
+            "mrope_interleaved": True,
+        }
+    },
+    "qwen2_5_vl_text": {"rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]}},
+    "minimax_m2": {"rotary_dim": 32},
+    "deepseek_v32": LATENT | INDEXER,
+    "glm_moe_dsa": LATENT | {"qk_nope_head_dim": 192, "v_head_dim": 256} | INDEXER,
+    "granitemoehybrid": {"shared_intermediate_size": 256},
+    "gemma4_text": {"global_head_dim": 128, "num_global_key_value_heads": 1},
+    "gemma3n_text": {"vocab_size_per_layer_input": VOCABULARY},
 }
 
 
@@ -85,10 +115,10 @@ def write_base(family: str, directory: Path) -> None:
     vocabulary = {f"t{number}": number for number in range(VOCABULARY)}
     tokenizer = {"model": {"type": "BPE", "vocab": vocabulary, "merges": []}, "added_tokens": []}
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
-    if text != family:
-        # ExLlamaV3 does not open a composite without it, and MLX-LM takes the released vocabulary
-        # for Gemma 3's where the composite itself does not say another.
+    if family in IMAGES:  # ExLlamaV3 does not open a composite without it
         write_json(directory / "preprocessor_config.json", IMAGES[family])
+    if family in (*IMAGES, "gemma4"):
+        # MLX-LM takes the released vocabulary where the composite itself does not say another.
         config = read_json(directory / "config.json") | {"vocab_size": VOCABULARY}
         write_json(directory / "config.json", config)
 

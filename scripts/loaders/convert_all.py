@@ -1,6 +1,6 @@
-"""Convert checkpoints with llama.cpp's own converter: convert_all.py CONVERTER CHECKPOINTS
+"""Convert a family's checkpoints with llama.cpp's own converter: convert_all.py CONVERTER FAMILY
 
-Each FAMILY/FORM gets a model.gguf in float32. What fails leaves its words in convert.error.
+Each FORM in it gets a model.gguf in float32. What fails leaves its words in convert.error.
 """
 
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 from convert_gguf import convert
 
 converter, folder = map(Path, sys.argv[1:])
-for place in sorted(folder.glob("*/*/config.json")):
+for place in sorted(folder.glob("*/config.json")):
     for old in ("model.gguf", "convert.error"):
         (place.parent / old).unlink(missing_ok=True)
     try:

@@ -2,8 +2,8 @@
 
     python scripts/loaders/figures.py
 
-A cell counts where an engine read it or its own functions ran; what could not be run, or is not
-known, does not.
+A cell counts where an engine read it or its own functions ran; a family that an engine refuses is
+counted apart, and what is not known does not count.
 """
 
 from collections import Counter
@@ -38,18 +38,26 @@ def measured(row: loaders.LoaderReading) -> bool:
     return row.verdict != "not measured" and row.evidence != "source"
 
 
+def refused(row: loaders.LoaderReading) -> bool:
+    return row.verdict == "not measured" and "could not be run" in row.why
+
+
 def main() -> None:
     found = cells()
     of = Counter(loader for loader, *_ in found)
     for loader in LOADERS:
         mine = {key: row for key, row in found.items() if key[0] == loader and measured(row)}
+        no = sum(refused(row) for key, row in found.items() if key[0] == loader)
         told = [{family for _, family, _ in mine}, {f for _, f, _ in mine if _by_engine(mine, f)}]
         print(
             f"{loader}: {len(mine)} of {of[loader]} cells of {len(told[0])} families,"
-            f" {len(told[1])} of them by its engine"
+            f" {len(told[1])} of them by its engine; {no} refused"
         )
-    known = sum(map(measured, found.values()))
-    print(f"together: {known} of {len(found)} cells ({known / len(found):.1%})")
+    known, no = (sum(map(what, found.values())) for what in (measured, refused))
+    print(
+        f"together: {known} of {len(found)} cells ({known / len(found):.1%}), {no} refused, of"
+        f" {len(FAMILIES)} families"
+    )
 
 
 def _by_engine(mine: dict[tuple[str, str, str], loaders.LoaderReading], family: str) -> bool:

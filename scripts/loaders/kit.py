@@ -145,10 +145,29 @@ def write_base(
         model = _class_for(config).from_config(config, dtype="float32")
     sharpen(model)
     model.save_pretrained(directory)
+    if family == "qwen3_5_moe":
+        _fuse(directory / "model.safetensors")
     (directory / "generation_config.json").unlink(missing_ok=True)
     plain = _released(read_json(directory / "config.json"), values)
     write_json(directory / "config.json", plain)
     return plain
+
+
+def _fuse(path: Path) -> None:
+    """Lay a layer's experts into one tensor, as Qwen 3.5's releases have them; transformers 5 saves
+    them one by one, which MLX-LM does not take."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tensors, experts = load_file(path), dict[str, dict[str, list[torch.Tensor]]]()
+    for name in sorted(key for key in tensors if ".experts." in key):
+        place, _, kind = name.removesuffix(".weight").rsplit(".", 2)
+        experts.setdefault(place, {}).setdefault(kind, []).append(tensors.pop(name))
+    for place, parts in experts.items():
+        both = [torch.cat(pair) for pair in zip(parts["gate_proj"], parts["up_proj"], strict=True)]
+        tensors[f"{place}.gate_up_proj"] = torch.stack(both)
+        tensors[f"{place}.down_proj"] = torch.stack(parts["down_proj"])
+    save_file(tensors, path, {"format": "pt"})
 
 
 def _released(saved: Config, values: Config) -> Config:
@@ -156,14 +175,17 @@ def _released(saved: Config, values: Config) -> Config:
         text = _released(saved["text_config"], values["text_config"])
         return saved | values | {"text_config": text}
     kept = {key: value for key, value in saved.items() if key != "rope_parameters"}
-    return kept | {"rope_scaling": None} | values
+    # transformers 5 lays a null over a dict by layer types, beside which releases have none.
+    nested = "full_attention" in values.get("rope_parameters", ())
+    return kept | ({} if nested else {"rope_scaling": None}) | values
 
 
 def _class_for(config: Any) -> Any:
     """The auto class that has a config's model."""
     import transformers
 
-    classes = (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText)
+    # Of a composite, the first is its text part alone.
+    classes = (transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM)
     return next(own for own in classes if type(config) in own._model_mapping)
 
 

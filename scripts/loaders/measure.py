@@ -1,6 +1,6 @@
 """Ask loaders what they make of each family in each form, and write it into the loader table.
 
-    python scripts/loaders/measure.py LOADER --work DIR
+    python scripts/loaders/measure.py LOADER --work DIR [--family FAMILY ...]
     (transformers, vllm, llama.cpp, mlx, ctranslate2; by function: sglang, exllamav3)
 
 Each loader gets an environment of its own in DIR and reads the checkpoints of checkpoints.py, once:
@@ -8,17 +8,17 @@ an answer in DIR that is younger than the checkpoints is taken, so that a long r
 log-probabilities of an engine are held against stock transformers' across the target; of a loader
 whose kernels do not run here, what its own code makes of each config: the table that every layer
 rotates by, softmax scales, and the length. The loader's groups in ropext/loaders/engines.json are
-written anew, with the versions that read; a family that it fails on in every form is there as one
-that could not be run. Printed is how far each form is off.
+written anew (of the named families alone, where some are), with the versions that read; a family
+that it fails on in every form is there as one that could not be run. Printed is how far each form
+is off.
 """
 
 import argparse
-import itertools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,12 @@ TWO_SETS = "longrope-two-sets"
 # Nats, at every position. Engines that rotate alike in float32 were seen within 4e-3, a lost
 # scaling moves positions by tenths and more.
 SAME = 1e-2
+# What no small model shows of an engine.
+UNFIT = {
+    "llama.cpp": {
+        "exaone4_5": "it takes windows by the number of layers (64), so no small model shows it"
+    }
+}
 WORST_FIRST = ("error", "different", "ignored", "same")
 # llama.cpp with its converter, as the package's source holds it.
 LLAMA_CPP = (
@@ -65,6 +71,7 @@ class Engine:
     families: tuple[str, ...] = ()  # those that it alone is asked of; none: all others
 
 
+NEW = tuple(checkpoints.FAMILIES)[tuple(checkpoints.FAMILIES).index("mixtral") :]
 # Of one column, the newest first.
 ENGINES = (
     *(
@@ -87,7 +94,8 @@ ENGINES = (
         ("torchvision", "torchaudio", "torchcodec"),
         flag="--max-model-len {target}",
     ),
-    # Its CPU build puts these off by 0.02 to 0.04 in the mean, whatever the config says.
+    # Its CPU build puts the first two off by 0.02 to 0.04 in the mean, whatever the config says; of
+    # the others it has no kernels for some, and for composites no torchvision.
     Engine(
         "vllm",
         "0.32-0.33",
@@ -95,7 +103,7 @@ ENGINES = (
         (),
         "read_vllm_tables.py",
         evidence="function",
-        families=("gpt_oss", "cohere2"),
+        families=("gpt_oss", "cohere2", *NEW),
     ),
     Engine(
         "sglang",
@@ -191,34 +199,46 @@ def llama_server(python: Path, work: Path) -> Path:
     return made / "bin" / "llama-server"
 
 
-def asked(engine: Engine) -> list[str]:
-    """The families that an engine is asked of."""
+def asked(engine: Engine, families: Iterable[str]) -> list[str]:
+    """Those of the families that an engine is asked of."""
     others = {name for own in ENGINES if own.loader == engine.loader for name in own.families}
-    return list(engine.families or [own for own in checkpoints.FAMILIES if own not in others])
+    mine = engine.families or [own for own in families if own not in others]
+    return [own for own in families if own in mine]
 
 
-def answers(engine: Engine, work: Path) -> Mapping[str, Any]:
+def answers(engine: Engine, work: Path, families: Iterable[str]) -> Mapping[str, Any]:
     """name -> log-probabilities or name/LAYER/... -> tables, `name/error` -> what the loader said,
     `name/length`; name-short -> log-probabilities of a short input, where it has factors of its
     own."""
+    found: dict[str, Any] = {}
+    for family in families:
+        found |= of_family(engine, work, family)
+    return found
+
+
+def of_family(engine: Engine, work: Path, family: str) -> Mapping[str, Any]:
+    """The answers of one family, each in a file of its own: a long run goes on."""
     python, made = environment(engine, work), work / "checkpoints"
     found: dict[str, Any] = {}
-    for short in ("", "-short") if engine.evidence == "engine" else ("",):
-        output = work / f"{python.parts[-3]}-{engine.reader}{short}.npz"
-        if not newer(output, made):
-            log, partial = output.with_suffix(".log"), output.with_suffix(".part.npz")
+    for short in ("", "-short") if (made / family / TWO_SETS).exists() else ("",):
+        if short and engine.evidence != "engine":
+            continue
+        name = f"{python.parts[-3]}-{engine.reader}{short}-{family}"
+        output, log = work / f"{name}.npz", work / f"{name}.log"
+        if not newer(output, made / family):
             log.unlink(missing_ok=True)
+            partial = output.with_suffix(".part.npz")
             if engine.loader in ("sglang", "exllamav3"):
-                run(python, HERE / engine.reader, made, partial, log=log)
+                run(python, HERE / engine.reader, made, partial, family, log=log)
             else:
-                ask(engine, python, made, partial, log, short=bool(short))
+                ask(engine, python, made / family, partial, log, short=bool(short))
             partial.rename(output)
         for key, own in np.load(output).items():
             name = key.removeprefix(f"{made}/").replace("/model.gguf", "")
             own = str(own).replace(f"{made}/", "") if name.endswith("/error") else own
             found[name.replace(TWO_SETS, TWO_SETS + short)] = own
     # Read at the end: it is asking llama.cpp that converts.
-    refused = made.glob("*/*/convert.error") if engine.loader == "llama.cpp" else ()
+    refused = (made / family).glob("*/convert.error") if engine.loader == "llama.cpp" else ()
     return found | {
         f"{path.parent.relative_to(made)}/error": f"its converter: {path.read_text()}"
         for path in refused
@@ -226,31 +246,25 @@ def answers(engine: Engine, work: Path) -> Mapping[str, Any]:
 
 
 def newer(output: Path, made: Path) -> bool:
-    """Whether an answer is there that is younger than the checkpoints: a long run goes on."""
-    configs = [path.stat().st_mtime for path in made.glob("*/*/config.json")]
+    """Whether an answer is there that is younger than the checkpoints."""
+    configs = [path.stat().st_mtime for path in made.glob("*/config.json")]
     return output.exists() and output.stat().st_mtime > max(configs)
 
 
 def ask(engine: Engine, python: Path, made: Path, output: Path, log: Path, *, short: bool) -> None:
-    """Give the engine every checkpoint, or what its converter makes of them."""
-    ids, work = made.parent / f"{engine.loader}-ids.npy", made.parent
+    """Give the engine every checkpoint of a family, or what its converter makes of them."""
+    work = made.parents[1]
+    ids = work / f"{engine.loader}-ids.npy"
     # vLLM's answer takes one token more.
-    np.save(ids, np.load(made / "ids.npy")[: checkpoints.CONTEXT if short else -1])
-    places = [own.parent for own in sorted(made.glob("*/*/config.json"))]
-    places = [own for own in places if own.parent.name in asked(engine)]
+    np.save(ids, np.load(made.parent / "ids.npy")[: checkpoints.CONTEXT if short else -1])
+    places = [own.parent for own in sorted(made.glob("*/config.json"))]
     places = [own for own in places if not short or own.name == TWO_SETS]
     if engine.loader == "llama.cpp" and not short:
         converter = llama_cpp_source(work) / "convert_hf_to_gguf.py"
         run(python, HERE / "convert_all.py", converter, made, log=log)
     if engine.loader == "llama.cpp":
         places = [own / "model.gguf" for own in places if (own / "model.gguf").exists()]
-    told: dict[str, Any] = {}
-    # vLLM builds no mixture of experts in a process in which another model has failed.
-    alone = engine.loader == "vllm"
-    for _, some in itertools.groupby(places, lambda own: alone and own.parent):
-        run(python, HERE / engine.reader, ids, output, *some, log=log)
-        told |= np.load(output)
-    np.savez(output, **told)
+    run(python, HERE / engine.reader, ids, output, *places, log=log)
 
 
 def verdict(
@@ -261,8 +275,10 @@ def verdict(
     if f"{name}/error" in found:
         return {"is": "error", "why": first_line(str(found[f"{name}/error"]))}
 
+    bound = bound_of(found, reference, family, form)
+
     def apart(label: str) -> str:
-        return difference(found, name, reference[label])
+        return difference(found, name, reference[label], bound)
 
     if not apart(form):
         return short_verdict(found, reference, name) if form == TWO_SETS else {"is": "same"}
@@ -277,30 +293,48 @@ def verdict(
     return {"is": "different", "why": apart(form)}
 
 
+def bound_of(
+    found: Mapping[str, Any], reference: Mapping[str, Any], family: str, form: str
+) -> float:
+    """How far apart the same reading may be: where the unscaled model is off by more, twice that,
+    if the nearest misreading is five times as far."""
+    base = found.get(f"{family}/base")
+    if base is None or not np.ndim(base):
+        return SAME
+    noise = 2 * np.abs(np.asarray(base, float) - reference["base"][: len(base)]).max()
+    wrong = [reference[label] for label in reference if label.startswith(f"{form} ")]
+    nearest = min(np.abs(own - reference[form]).max() for own in wrong) if wrong else np.inf
+    return float(noise) if noise > SAME and nearest > 5 * noise else SAME
+
+
 def short_verdict(
     found: Mapping[str, Any], reference: Mapping[str, Any], name: str
 ) -> dict[str, str]:
     """What a right reading of long inputs makes of a short one, which has factors of its own."""
     short = f"{name}-short"
-    gap = difference(found, short, reference[f"{TWO_SETS}-short"])
+    bound = bound_of(found, reference, name.partition("/")[0], TWO_SETS)
+    gap = difference(found, short, reference[f"{TWO_SETS}-short"], bound)
     long = f"{TWO_SETS} with its long factors for short inputs-short"
-    if gap and not difference(found, short, reference[long]):
+    if gap and not difference(found, short, reference[long], bound):
         gap = "reads it with its long factors for short inputs"
     return {"is": "different", "why": gap} if gap else {"is": "same"}
 
 
-def difference(found: Mapping[str, Any], name: str, reference: Any) -> str:
+def difference(found: Mapping[str, Any], name: str, reference: Any, bound: float = SAME) -> str:
     """What a loader's answer has otherwise than stock's, "" where they agree."""
     if name not in found:
         whole, count = name.removesuffix("-short") + "/", TARGET
         if name.endswith("-short"):
             count = checkpoints.CONTEXT
         ours = {k.removeprefix(whole): own for k, own in found.items() if k.startswith(whole)}
-        ours = {key: own[:count] if own.ndim else own for key, own in ours.items()}
+        by_position = ("/cos", "/sin", "/queries")
+        ours = {key: own[:count] if key.endswith(by_position) else own for key, own in ours.items()}
         return tables.difference(ours, reference)
     said = np.asarray(found[name], float)
     gaps = np.abs(said - reference[: len(said)])
-    return "" if gaps.max() < SAME else f"log-probabilities differ by {gaps.mean():.2g} in the mean"
+    return (
+        "" if gaps.max() < bound else f"log-probabilities differ by {gaps.mean():.2g} in the mean"
+    )
 
 
 def first_line(text: str) -> str:
@@ -346,6 +380,8 @@ def cells_of(
     if all(cell["is"] == "error" for cell in made.values()):
         return next((cell["why"] for cell in made.values()), "no form scales what it rotates")
     base = f"{family}/base" in found and verdict(found, reference, family, "base")
+    if base and family in UNFIT.get(engine.loader, {}):
+        return UNFIT[engine.loader][family]
     if base and base["is"] == "different":
         # What differs without any scaling differs with every one.
         why = f"the model without scaling too: {base['why']}"
@@ -393,14 +429,24 @@ def merged(told: Mapping[str, dict[str, dict[str, str]]]) -> dict[str, dict[str,
 
 
 def column_of(
-    engines: list[Engine], found: Mapping[Engine, Mapping[str, Any]], made: Path
+    engines: list[Engine],
+    found: Mapping[Engine, Mapping[str, Any]],
+    made: Path,
+    families: list[str],
+    known: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """A column of the data: families that read alike together, and those that were not run."""
+    """A column of the data: families that read alike together, and those that were not run; what is
+    known of others stays."""
     every = " and ".join(dict.fromkeys(own.versions for own in reversed(engines)))
-    groups: list[dict[str, Any]] = []
-    failed: dict[str, str] = {}
-    for family in checkpoints.FAMILIES:
-        mine = [own for own in engines if family in asked(own)]
+    names = {name_of(made / family) for family in families}
+    groups: list[dict[str, Any]] = [
+        own | {"families": others}
+        for own in known.get("groups", ())
+        if (others := [name for name in own["families"] if name not in names])
+    ]
+    failed = {name: why for name, why in known.get("failed", {}).items() if name not in names}
+    for family in families:
+        mine = [own for own in engines if family in asked(own, [family])]
         reference, name = References(mine[0], made / family), name_of(made / family)
         told: dict[str, dict[str, dict[str, str]]] = {}
         for own in mine:
@@ -451,6 +497,9 @@ def main() -> None:
     parser.add_argument("loader", choices=list(dict.fromkeys(own.loader for own in ENGINES)))
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument(
+        "--family", action="append", choices=list(checkpoints.FAMILIES), help="only these"
+    )
+    parser.add_argument(
         "--environment", action="store_true", help="say its Python, measure nothing"
     )
     parser.add_argument("--server", action="store_true", help="say where llama.cpp's server is")
@@ -466,14 +515,15 @@ def main() -> None:
         print(llama_server(python, chosen.work) if chosen.server else python)
         return
     made = chosen.work / "checkpoints"
-    if not made.exists():
-        checkpoints.main(made, [])
+    wanted = chosen.family or list(checkpoints.FAMILIES)
+    if missing := [own for own in wanted if not (made / own / "reference.npz").exists()]:
+        checkpoints.main(made, missing)
     print("| family | by | base |", " | ".join(checkpoints.FORMS), "|")
     print("|---" * (3 + len(checkpoints.FORMS)) + "|")
-    found = {own: answers(own, chosen.work) for own in engines}
-    column = column_of(engines, found, made)
-    data = json.loads(DATA.read_text())
-    data[f"{engines[0].loader} {engines[0].column}"] = column
+    found = {own: answers(own, chosen.work, asked(own, wanted)) for own in engines}
+    data, name = json.loads(DATA.read_text()), f"{engines[0].loader} {engines[0].column}"
+    known = data.get(name, {}) if chosen.family else {}
+    data[name] = column = column_of(engines, found, made, wanted, known)
     DATA.write_text(json.dumps(dict(sorted(data.items())), indent=1) + "\n")
     print(f"{chosen.loader}: {sum(len(own['families']) for own in column['groups'])} families")
     for family, why in column["failed"].items():

@@ -45,10 +45,10 @@ def tables(directory: Path, length: int) -> dict[str, np.ndarray]:
     return {name: np.asarray(own) for name, own in found.items()}
 
 
-def main(folder: Path, output: Path) -> None:
+def main(folder: Path, output: Path, family: str) -> None:
     length = len(np.load(folder / "ids.npy"))
     found = {}
-    for place in sorted(folder.glob("*/*/config.json")):
+    for place in sorted(folder.glob(f"{family}/*/config.json")):
         name = "/".join(place.parts[-3:-1])
         try:
             own = tables(place.parent, length)
@@ -60,4 +60,4 @@ def main(folder: Path, output: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

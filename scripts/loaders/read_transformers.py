@@ -16,7 +16,7 @@ def read(directory: str, ids: np.ndarray) -> dict[str, Any]:
     # Exact in every family: other implementations leave out what some of them add to the scores.
     attention = "eager" if len(ids) <= QUADRATIC else None
     config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=False)
-    classes = (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText)
+    classes = (transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM)
     known = [own for own in classes if type(config) in own._model_mapping]
     model = (
         (known or classes)[0]

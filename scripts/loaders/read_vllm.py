@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shlex
 from typing import Any
 
 os.environ |= {
@@ -14,17 +15,29 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
 import numpy as np
 import telling
 import vllm
+from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 
-def engine_of(directory: str, length: int | None) -> vllm.LLM:
+def options_of(place: str) -> dict[str, Any]:
+    """What is asked for: a directory, or a whole line `vllm serve ...`, which vLLM's own parser
+    reads."""
+    if not place.startswith("vllm serve "):
+        return {"model": place}
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    model, *words = shlex.split(place)[2:]
+    given = parser.parse_args(["--model", model, *words])
+    return {key: getattr(given, key) for key in ("model", "hf_overrides", "max_model_len")}
+
+
+def engine_of(place: str, length: int | None) -> vllm.LLM:
     """vLLM's engine on one checkpoint; without a length it takes the config's."""
     return vllm.LLM(
-        directory,
+        **{"max_model_len": length} | options_of(place),
         dtype="float32",
         enforce_eager=True,
         skip_tokenizer_init=True,
         max_num_seqs=1,
-        max_model_len=length,
         disable_log_stats=True,
         load_format="safetensors",
         # Its CPU operator for interleaved pairs rotates a slice of MLA's queries wrongly; the same

@@ -1,7 +1,8 @@
 """What stock transformers makes of a config, layer by layer, and what a loader makes otherwise.
 
 LAYER/cos and LAYER/sin hold every position and pair, the attention factor included; LAYER/softmax
-what the logits are multiplied by; LAYER/queries what scales the queries by position, if anything.
+what the logits are multiplied by; LAYER/queries what scales the queries by position, if anything;
+LAYER/axes how many pairs turn by each axis of an image, if by several, and whether they interleave.
 """
 
 import sys
@@ -14,8 +15,8 @@ import transformers
 
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
-# Relative, in the frequencies and in what scales; a rounding of float32 is a tenth of it.
-SAME = 1e-6
+# Relative, in the frequencies and in what scales; as in the kit, it is what float32 costs.
+SAME = 4e-6
 
 Tables = dict[str, np.ndarray]
 
@@ -38,7 +39,7 @@ def stock(directory: Path, length: int, config: dict[str, Any] | None = None) ->
         if config is None
         else transformers.AutoConfig.for_model(**config)
     )
-    classes = (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText)
+    classes = (transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM)
     kind = next(own for own in classes if type(read) in own._model_mapping)
     model = kind.from_config(read, attn_implementation="eager").eval()
     read = read.get_text_config()
@@ -49,14 +50,20 @@ def stock(directory: Path, length: int, config: dict[str, Any] | None = None) ->
         layer = module.layer_idx
         found[f"{layer}/softmax"] = np.array(module.scaling)
         turned = given.get("position_embeddings")
-        full = getattr(module, "sliding_window", None) is None
-        if "Cohere2" in type(module).__name__ and full:  # it rotates in windowed layers alone
+        kind, full = type(module).__name__, getattr(module, "sliding_window", None) is None
+        full = full if "Exaone4" not in kind else not (full or module.is_sliding)
+        if (
+            "Cohere2" in kind or "Exaone4" in kind
+        ) and full:  # they rotate in windowed layers alone
             return
         if turned is None or not getattr(module, "use_rope", True):
             return
         if isinstance(turned, torch.Tensor):  # DeepSeek-V2 turns complex numbers
             turned = (turned.real, turned.imag)
         found[f"{layer}/cos"], found[f"{layer}/sin"] = map(halved, turned)
+        if sections := getattr(read, "rope_parameters", {}).get("mrope_section"):
+            mixed = read.rope_parameters.get("mrope_interleaved", False)
+            found[f"{layer}/axes"] = np.array([*sections, mixed])
         scale = getattr(sys.modules[type(module).__module__], "get_llama_4_attn_scale", None)
         if scale is not None:
             keys = ("llama_4_scaling_beta", "original_max_position_embeddings")
@@ -105,6 +112,9 @@ def _differences(ours: Tables, theirs: Tables, layer: str) -> list[str]:
     if (np.abs(angle) > bound).any():
         speeds = np.angle(mine[1]) / np.angle(stocks[1])
         told.append(f"frequencies {speeds.min():.3g} to {speeds.max():.3g} times stock's")
+    axes = [list(own.get(f"{layer}/axes", ())) for own in (ours, theirs)]
+    if axes[0] != axes[1]:
+        told.append("images are turned as if they were text")
     return told + _queries(ours, theirs, layer)
 
 

@@ -24,12 +24,20 @@ def of_tokens(rows: Iterable[Any], tokens: Any) -> np.ndarray:
     return np.array(found)
 
 
+def axes_of(rotary: Any) -> np.ndarray | None:
+    """What a loader's rotary module says of axes, in the attributes that vLLM and SGLang share."""
+    sections = getattr(rotary, "mrope_section", None)
+    mixed = bool(getattr(rotary, "mrope_interleaved", False))
+    return np.array([*sections, mixed]) if sections else None
+
+
 def main(version: str, read: Callable[[str, np.ndarray], dict[str, Any]]) -> None:
     """Write checkpoint -> log-probabilities (the "" of what is read), checkpoint/KEY -> the rest of
     it, checkpoint/error -> what the engine said, and its version."""
     ids, output, *checkpoints = sys.argv[1:]
     tokens = np.load(ids)
     found: dict[str, Any] = {"version": np.array(version)}
+    np.savez(output, **found)
     for place in checkpoints:
         try:
             told = read(place, tokens)
