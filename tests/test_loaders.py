@@ -384,8 +384,8 @@ def test_what_engines_said_has_the_shape_of_the_table():
 
 
 # gemma2, stablelm, gpt_neox: llama.cpp's converter drops theta; ministral3: vLLM does not scale the
-# queries; gemma3: vLLM's CPU build does not open it; gemma3n_text, exaone4_5: llama.cpp does not take
-# a small one.
+# queries; gemma3: vLLM's CPU build does not open it; gemma3n_text, exaone4_5: llama.cpp does not
+# take a small one.
 NO_COMMON_FORM = {"gemma2", "stablelm", "gpt_neox", "ministral3", "mistral3", "gemma3"}
 NO_COMMON_FORM |= {"gemma3n_text", "exaone4_5"}
 

@@ -55,7 +55,7 @@ def qwen():
     """A composite: its line is nested, and holds the sections and the partial factor."""
     sections = {"mrope_section": [2, 1, 1], "mrope_interleaved": True, "rope_type": "default"}
     rope = sections | {"rope_theta": 10000.0, "partial_rotary_factor": 0.25}
-    linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 2}
+    linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "full_attention_interval": 1}
     text = SIZES | linear | {"rope_parameters": rope, "layer_types": ["full_attention"] * 2}
     vision = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32}
     vision |= {"out_hidden_size": 64}

@@ -285,8 +285,8 @@ def reason(config, **options):
 def test_reasons_say_what_is_written():
     gemma4 = reason(configs.GEMMA4, method="ntk")
     assert (
-        "yarn and llama3: moves no pair here; written as proportional, measured in transformers "
-        "alone. Its cost on short inputs is unknown" in gemma4
+        "yarn and llama3: moves no pair here; written as proportional, read as planned by every "
+        "loader that was measured. Its cost on short inputs is unknown" in gemma4
     )
     wish = {"for_loaders": ("llama.cpp", "exllamav2"), "finetune": "books.jsonl"}
     tuned = reason(configs.LLAMA, method="llama3", **wish)

@@ -147,9 +147,9 @@ def warnings_of(
     return tuple(out)
 
 
-# vLLM 0.32 and 0.33 build these with a table of one position a token; of every other mRoPE they take
-# four times the original length for the table, and so for the ramp of a yarn (0.11 to 0.33: its
-# rotary code was run; 0.32 built the models, 0.33 was read).
+# vLLM 0.32 and 0.33 build these with a table of one position a token; of every other mRoPE they
+# take four times the original length for the table, and so for the ramp of a yarn (0.11 to 0.33:
+# its rotary code was run; 0.32 built the models, 0.33 was read).
 VLLM_ONE_POSITION = ("qwen3_vl", "qwen3_5")
 
 

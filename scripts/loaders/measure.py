@@ -301,10 +301,11 @@ def bound_of(
     base = found.get(f"{family}/base")
     if base is None or not np.ndim(base):
         return SAME
-    noise = 2 * np.abs(np.asarray(base, float) - reference["base"][: len(base)]).max()
+    noise = float(np.abs(np.asarray(base, float) - reference["base"][: len(base)]).max())
     wrong = [reference[label] for label in reference if label.startswith(f"{form} ")]
-    nearest = min(np.abs(own - reference[form]).max() for own in wrong) if wrong else np.inf
-    return float(noise) if noise > SAME and nearest > 5 * noise else SAME
+    apart = [np.abs(own - reference[form]).max() for own in wrong]
+    nearest = min((own for own in apart if own > SAME), default=np.inf)  # others are not told apart
+    return 2 * noise if 2 * noise > SAME and nearest > 5 * noise else SAME
 
 
 def short_verdict(

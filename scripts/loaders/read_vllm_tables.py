@@ -31,6 +31,7 @@ from torch import nn
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.model_executor.models import registry
 from vllm.platforms.cpu import CpuPlatform
@@ -100,6 +101,7 @@ def built(place: str, length: int | None) -> tuple[dict[str, Any], int]:
         skip_tokenizer_init=True,
         load_format="dummy",
     ).create_engine_config()
+    rotary_embedding._ROPE_DICT.clear()  # a module knows the length it was first built for
     with alone(config), torch.no_grad():
         return layers(initialize_model(config)), config.model_config.max_model_len
 
