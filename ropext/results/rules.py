@@ -269,9 +269,11 @@ def verdict(choice: Mapping[str, Any], results: Mapping[str, Any], final: str) -
     gain, tax = values.get(f"gain@{target}"), values.get("short_tax")
     mark = mark_of(results["variants"][final])
     said = marked(
-        _sentence(choice, gain, final, length_text(target)), mark and f"documents: {mark}"
+        "; ".join(
+            (_sentence(choice, gain, final, length_text(target)), *choice.get("in_memory", ()))
+        ),
+        mark and f"documents: {mark}",
     )
-    said = "; ".join((said, *choice.get("in_memory", ())))
     return AutoVerdict(gain, tax, said, mark)
 
 

@@ -109,7 +109,7 @@ def test_room_for_the_output_is_asked_for_before_the_training(
 
 
 def test_fewer_than_eight_documents_give_no_verdict():
-    value = {"value": 1.0, "ci95": None, "range": [0.9, 1.1], "n": 7}
+    value = {"value": 1.0, "se": None, "ci95": None, "range": [0.9, 1.1], "n": 7}
     numbers = {label: {"tail_nll@256": value} for label in ("base", "tuned")}
     assert report.verdict(numbers, 256) == ["Fewer than 8 documents give numbers, and no verdict."]
     value["ci95"] = [0.9, 1.1]
@@ -118,9 +118,10 @@ def test_fewer_than_eight_documents_give_no_verdict():
 
 def test_the_table_sets_each_model_against_the_base_paired_by_document():
     def values(tail, gain, half):
-        said = {"value": gain, "ci95": [gain - half, gain + half] if half else None, "n": 8}
-        wide = {"value": tail, "ci95": [tail - 1, tail + 1], "n": 8}
-        return {"tail_nll@256": wide, "gain@256": said, "short_tax": {"value": 0.01}}
+        rest = {"se": None, "ci95": None, "range": None, "n": 8}
+        said = rest | {"value": gain, "ci95": [gain - half, gain + half] if half else None}
+        wide = rest | {"value": tail, "ci95": [tail - 1, tail + 1]}
+        return {"tail_nll@256": wide, "gain@256": said, "short_tax": rest | {"value": 0.01}}
 
     numbers = {"base": values(2.0, 0.0, 0.1), "untuned": values(2.3, -0.3, 0.02)}
     numbers |= {"control": values(1.95, 0.05, 0.03), "tuned": values(1.875, 0.125, None)}
