@@ -26,7 +26,7 @@ from ropext.evaluation.variants import Lineup, line_up, trained_on
 from ropext.files import CONFIG_LIMIT, read_bytes
 from ropext.lengths import doubling_grid, length_text, lengths_text, tail_tokens
 from ropext.options.evaluate import Evaluate
-from ropext.options.fields import CONTENT, NOTHING, NUMBERS
+from ropext.options.fields import CONTENT, NEUTRAL, NUMBERS
 from ropext.results.gates import Gate, Metrics, split_spec
 from ropext.results.overlap import Overlap, overlap
 from ropext.results.perplexity import MASK_STRIDE, PROTOCOLS, Frame, Protocol
@@ -95,7 +95,7 @@ class Evaluation:
             decides["masking"] = asdict(reads.masking)
         about = {
             "words": list(provenance.clean_command(command)),
-            "names": options.deciding(CONTENT, NOTHING)
+            "names": options.deciding(CONTENT, NEUTRAL)
             | {"models": {variant.label: variant.snapshot.name for variant in lineup.variants}},
         }
         return Workdir(output, "eval", decides, about)

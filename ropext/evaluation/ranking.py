@@ -196,7 +196,8 @@ def measure(
     with loading.silenced(), loading.memory_errors(said):
         loaded = loading.load_model(snapshot, evaluation.options, trust_remote_code)
         ranking = rank(loaded, snapshot, reads, plans, hooks, evaluation.options, beside)
-    tokens -= sum(map(reads.tokens, beside[len(ranking.beside) :]))
+    folded = [ranked.method for ranked in ranking.beside]
+    tokens -= sum(reads.tokens(variant) for variant in beside if variant.label not in folded)
     return Measured(ranking, plans, left_out, evaluation.corpus, tokens, known)
 
 

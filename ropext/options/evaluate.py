@@ -21,7 +21,7 @@ from ropext.options.fields import (
     LargestDocument,
     Length,
     Lengths,
-    Nothing,
+    Neutral,
     Numbers,
     Options,
     Place,
@@ -50,18 +50,18 @@ class DocumentOptions(Options):
         "HOW",
     )
     max_docs: Count = wanted(32, "documents to read at most")
-    max_document_mib: Nothing[LargestDocument] = LARGEST_DOCUMENT
+    max_document_mib: Neutral[LargestDocument] = LARGEST_DOCUMENT
     pack: bool = wanted(False, "glue documents up to the length; the result is labelled packed")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = wanted("auto", "of the weights")
-    device: Nothing[str] = wanted("auto", "auto (cuda or cpu), cpu, cuda, cuda:N, mps", "NAME")
-    device_map: Nothing[str | None] = wanted(
+    device: Neutral[str] = wanted("auto", "auto (cuda or cpu), cpu, cuda, cuda:N, mps", "NAME")
+    device_map: Neutral[str | None] = wanted(
         None, "accelerate's placement over devices, e.g. auto", "NAME"
     )
     attn_implementation: Attention | None = wanted(None, ATTENTIONS, "NAME")
-    chunk: Nothing[Annotated[Whole, Field(ge=16, le=LARGEST)] | None] = wanted(
+    chunk: Neutral[Annotated[Whole, Field(ge=16, le=LARGEST)] | None] = wanted(
         None, "read in chunks of so many tokens with a KV cache [only where memory demands]"
     )
-    slice_memory: Nothing[Count] = wanted(256, "memory of one slice of logits, in MiB", "MIB")
+    slice_memory: Neutral[Count] = wanted(256, "memory of one slice of logits, in MiB", "MIB")
     seed: Seed = wanted(0, "seed of the choice of documents, of items and of the bootstrap")
 
 

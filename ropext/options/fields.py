@@ -51,11 +51,11 @@ def flag(name: str) -> str:
 # What an option decides, and so in which keys of "done before" it stands: the numbers, where its
 # type says nothing; else files alone, written or on the way; numbers, by the content of what it
 # names; or neither.
-NUMBERS, FILES, CONTENT, NOTHING = WORDS = "numbers", "files", "content", "nothing"
+NUMBERS, FILES, CONTENT, NEUTRAL = WORDS = "numbers", "files", "content", "neutral"
 T = TypeVar("T")
 Files = Annotated[T, FILES]
 Content = Annotated[T, CONTENT]
-Nothing = Annotated[T, NOTHING]
+Neutral = Annotated[T, NEUTRAL]
 
 
 def wanted(default: Any, help_text: str, metavar: str | None = None, **bounds: Any) -> Any:

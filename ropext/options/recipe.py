@@ -43,7 +43,7 @@ from ropext.options.fields import (
     TABLES,
     YAML,
     Content,
-    Nothing,
+    Neutral,
     Options,
     Place,
     Seed,
@@ -113,7 +113,7 @@ class FinetuneSection(Finetune):
 class EvaluateSection(Measuring):
     """Base, untouched, and every checkpoint of the run, on the same tokens."""
 
-    fail_if: Nothing[Words] = wanted((), 'gates such as "short_tax > 0.02" (exit code 3)')
+    fail_if: Neutral[Words] = wanted((), 'gates such as "short_tax > 0.02" (exit code 3)')
 
 
 Loc = tuple[str, ...]  # of a section, or of a key in it

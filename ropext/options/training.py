@@ -19,7 +19,7 @@ from ropext.options.fields import (
     LargestDocument,
     Length,
     Link,
-    Nothing,
+    Neutral,
     Options,
     Positive,
     Seed,
@@ -83,14 +83,14 @@ class TrainingOptions(Options):
         "target's length)",
         "HOW",
     )
-    max_document_mib: Nothing[LargestDocument] = LARGEST_DOCUMENT
+    max_document_mib: Neutral[LargestDocument] = LARGEST_DOCUMENT
     seed: Seed = wanted(0, "seed of rows, questions, LoRA and dropout")
     dtype: Literal["auto", "float32", "bfloat16"] = wanted("auto", "of the frozen weights")
-    device: Nothing[Literal["auto", "cpu", "cuda"]] = wanted("auto", "where the model is trained")
+    device: Neutral[Literal["auto", "cpu", "cuda"]] = wanted("auto", "where the model is trained")
     attn_implementation: Attention | None = wanted(
         None, f"{ATTENTIONS} [sdpa, or eager where a model has none]"
     )
-    report_to: Nothing[str] = wanted("none", "tensorboard, wandb or trackio")
+    report_to: Neutral[str] = wanted("none", "tensorboard, wandb or trackio")
     link: Files[Link] = wanted("copy", "how the weights get to OUT")
 
     @model_validator(mode="after")

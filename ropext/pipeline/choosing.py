@@ -87,6 +87,7 @@ class Prospect:
     snapshot: Snapshot
     plans: dict[str, Plan]  # the model untouched, where that can be written, and the closed forms
     left_out: dict[str, str]
+    beside: list[Variant]  # what no checkpoint says; without a budget they are read too
     reading: Evaluate
     encoder: DocumentEncoder
     to_choose: list[RawDocument]
@@ -141,11 +142,12 @@ class Prospect:
 
     def to_json(self) -> dict[str, Any]:
         """What --dry-run tells."""
-        most = self.documents * len(self.plans) * self.target
-        forms, budget = ", ".join(self.plans), self.recipe.extend.budget
-        count = len(self.to_judge)
+        budget = self.recipe.extend.budget
+        forms = [*self.plans, *(variant.label for variant in self.beside if budget is None)]
+        tokens, count = len(forms) * self.target, len(self.to_judge)
+        first, most = min(ROUNDS[0], self.documents) * tokens, self.documents * tokens
         stages = {
-            "choose": f"{forms}: {self.first_round:,} to {most:,} tokens, on {self.documents} "
+            "choose": f"{', '.join(forms)}: {first:,} to {most:,} tokens, on {self.documents} "
             "documents",
             FIT: "from the closed form that is taken, if it can be written and the budget holds it",
             EVALUATE: f"about {self.verdict:,} tokens, on "
@@ -188,6 +190,7 @@ def prospect(recipe: Recipe) -> Prospect:
         snapshot=snapshot,
         plans=plans | closed,
         left_out=left_out,
+        beside=rivals(snapshot, request),
         reading=reading,
         encoder=encoder,
         to_choose=[document for document, _ in (*chosen, *short)],
@@ -304,8 +307,7 @@ class AutoChoice:
         self.variants = {
             label: Variant(label, EXTENDED, snapshot, plan.config) for label, plan in plans.items()
         }
-        self.beside = rivals(snapshot, parse_extend(self.prospect.recipe.request, read_text))
-        self.variants |= {variant.label: variant for variant in self.beside}
+        self.variants |= {variant.label: variant for variant in self.prospect.beside}
         self.in_memory = list[str]()
         self.stores = {label: Store(self.folder / "readings" / label) for label in self.variants}
 
@@ -375,7 +377,8 @@ class AutoChoice:
         out = self._forgetful(reader, last.alike[:FINALISTS])
         remembering = [label for label in last.alike if label not in out]
         method = last.take(remembering, [UNTOUCHED, *preference(prospect.plans)])
-        self._read_beside(reader, reads.of(0, last.documents), last.lowest)
+        if self.budget is None:
+            self._read_beside(reader, reads.of(0, last.documents), last.lowest)
         return method, because(last, method)
 
     def _set_budget(self, reader: Reader, reads: Reads) -> None:
@@ -432,8 +435,8 @@ class AutoChoice:
         return reader.measure(variants, reads, self.stores, progress)
 
     def _read_beside(self, reader: Reader, reads: Reads, lowest: str) -> None:
-        """Tell how what no checkpoint says reads the same; a budget is for what can be written."""
-        for variant in readable(reader.computing, self.beside) if self.budget is None else ():
+        """Tell how what no checkpoint says reads the same. A budget is for what can be written."""
+        for variant in readable(reader.computing, self.prospect.beside):
             try:
                 self._read(reader, [variant.label], reads)
             except NanInLogits as error:

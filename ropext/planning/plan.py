@@ -450,6 +450,7 @@ def _why_not(
     wish = " ".join([f"--method {method}", *knobs])
     if recipe.attention is not None:
         wish += f" with an attention factor of {recipe.attention:g}"
+    wish += " cannot"
     where = f"rope types that {model.text_type} computes ({', '.join(model.forms)})"
     if model.container:
         where = f"keys and tensors that llama.cpp reads of a {model.container} GGUF"
@@ -470,9 +471,8 @@ def _why_not(
             if options:
                 hint += f"; {options} is the nearest form that {_they(readers, 'reads')} exactly"
     if recipe.method is None and recipe.attention is None and not knobs and not able:
-        wish = "no method"  # nobody asked for this one
-    can = "can" if wish == "no method" else "cannot"
-    return f"{wish} {can} be written exactly in the {where}{hint}"
+        wish = "no method can"  # nobody asked for this one
+    return f"{wish} be written exactly in the {where}{hint}"
 
 
 def _they(names: Sequence[str], verb: str) -> str:

@@ -20,7 +20,7 @@ from ropext.results.values import FEWEST_DOCUMENTS, MARGIN, RISK, Value, values_
 ROUNDS = (4, 8, 16, 32)
 # As shares of the lowest loss: who is not surely behind, and no further than this, ties with it;
 # so small a difference is none, however sure it is.
-TIE, NOTHING = 0.005, 0.001
+TIE, NEGLIGIBLE = 0.005, 0.001
 # Nats a token that two routes to the same spectrum may differ by.
 ROUNDING = 1e-5
 
@@ -57,7 +57,9 @@ class Standing:
         half = order[: max(2, -(-len(order) // 2))]
         going_on = half if self.documents < FEWEST_DOCUMENTS else self.tied
         return tuple(
-            one for one in order if one in going_on or self.behind[one].value <= NOTHING * self.loss
+            one
+            for one in order
+            if one in going_on or self.behind[one].value <= NEGLIGIBLE * self.loss
         )
 
     @property

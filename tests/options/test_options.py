@@ -9,7 +9,7 @@ from ropext.errors import InputError, UsageError
 from ropext.options import extend
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
-from ropext.options.fields import CONTENT, LENGTHS, NOTHING, NUMBERS, WORDS, Content, item_of
+from ropext.options.fields import CONTENT, LENGTHS, NEUTRAL, NUMBERS, WORDS, Content, item_of
 from ropext.options.training import Finetune, Fit
 from ropext.scaling import pair_factors
 
@@ -204,6 +204,6 @@ def test_an_option_that_says_nothing_of_itself_decides_the_numbers():
     options = Later(data="a.txt", device="cpu", new=2)
     numbers, content = options.deciding(NUMBERS), options.deciding(CONTENT)
     assert (numbers["new"], content["place"], content["data"]) == (2, "here", "a.txt")
-    assert options.deciding(NOTHING)["device"] == "cpu"
+    assert options.deciding(NEUTRAL)["device"] == "cpu"
     parts = [options.deciding(word) for word in WORDS]
     assert sorted(name for part in parts for name in part) == sorted(Later.model_fields)

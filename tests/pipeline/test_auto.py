@@ -128,9 +128,11 @@ def test_a_dry_run_tells_what_would_be_tried_and_writes_nothing(tmp_path, monkey
     code, heard = run(*words, capsys=capsys)
     assert (code, list(tmp_path.iterdir())) == (0, []), heard.err
     told = json.loads(heard.out)
-    assert "untouched, pi, ntk, dynamic, by-parts, llama3, yarn" in told["stages"]["choose"]
-    # Seven forms on four documents of 512 tokens, at the least.
-    assert f"{7 * 4 * 512:,} to" in told["stages"]["choose"]
+    forms = "untouched, pi, ntk, dynamic, by-parts, llama3, yarn"
+    # Seven forms and Self-Extend on four documents of 512 tokens, at the least.
+    assert told["stages"]["choose"].startswith(f"{forms}, self-extend: {8 * 4 * 512:,} to ")
+    told = json.loads(run(*words, "--budget", "10m", capsys=capsys)[1].out)
+    assert told["stages"]["choose"].startswith(f"{forms}: {7 * 4 * 512:,} to ")
 
 
 @pytest.mark.parametrize(
