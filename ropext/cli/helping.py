@@ -40,7 +40,7 @@ class Grouped(TyperCommand):
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             is_argument = parameter.param_type_name == "argument"
-            is_help = parameter.name in ("help", "help_all")  # by the order of a set
+            is_help = "--help" in parameter.opts
             if is_help and record is not None:
                 record = ("-h, --help", record[1])  # the other name stands under "More"
             first = is_argument or is_help or parameter.name in _FIRST
