@@ -147,15 +147,17 @@ def test_a_composite_that_was_read_speaks_for_itself():
         ("llama.cpp", "llama3", "ignored"),
         ("transformers==4.57", "yarn", "same"),
         ("sglang", "linear", "same"),
+        ("vllm", "yarn", "same"),
     ):
         name, _, version = loader.partition("==")
         found = reading(name, version, "gemma3_text", DICTS[kind], model_type="gemma3")
         assert found.verdict == verdict
         found = reading(name, version, "gemma3_text", DICTS[kind], model_type="shieldgemma2")
         assert found.verdict == "not measured"
-    found = reading("sglang", "", "ministral3", DICTS["yarn"], model_type="mistral3")
-    assert found.verdict == "different"
-    found = reading("vllm", "", "gemma3_text", DICTS["yarn"], model_type="gemma3")
+    for loader in ("sglang", "vllm"):
+        found = reading(loader, "", "ministral3", DICTS["yarn"], model_type="mistral3")
+        assert found.verdict == "different"
+    found = reading("mlx", "", "gpt_oss", DICTS["yarn"])
     assert found.verdict == "not measured"
     assert "could not be run: " in found.why
 
@@ -384,10 +386,9 @@ def test_what_engines_said_has_the_shape_of_the_table():
 
 
 # gemma2, stablelm, gpt_neox: llama.cpp's converter drops theta; ministral3: vLLM does not scale the
-# queries; gemma3: vLLM's CPU build does not open it; gemma3n_text, exaone4_5: llama.cpp does not
-# take a small one.
-NO_COMMON_FORM = {"gemma2", "stablelm", "gpt_neox", "ministral3", "mistral3", "gemma3"}
-NO_COMMON_FORM |= {"gemma3n_text", "exaone4_5"}
+# queries; gemma3n_text, exaone4_5: llama.cpp does not take a small one.
+NO_COMMON_FORM = {"gemma2", "stablelm", "gpt_neox", "ministral3", "mistral3", "gemma3n_text"}
+NO_COMMON_FORM |= {"exaone4_5"}
 
 
 def test_most_cells_are_measured_by_engines_or_functions():

@@ -103,7 +103,7 @@ ENGINES = (
         (),
         "read_vllm_tables.py",
         evidence="function",
-        families=("gpt_oss", "cohere2", *NEW),
+        families=("gpt_oss", "cohere2", "gemma3", "mistral3", *NEW),
     ),
     Engine(
         "sglang",
