@@ -322,9 +322,10 @@ class Work:
                 **self.job.evaluation,
             )
 
-        tidy = partial(release, self.evaluation, self.evaluation)
         # What was read of models that are still the same stays, and is not read again.
-        return Step(EVALUATE, SCHEMAS[EVALUATE], key, look, make, tidy=tidy, everyone=True)
+        clear = partial(results.unlink, missing_ok=True)
+        tidy = partial(release, self.evaluation, self.evaluation)
+        return Step(EVALUATE, SCHEMAS[EVALUATE], key, look, make, clear, tidy, everyone=True)
 
     def contents(self) -> dict[str, str]:
         """Digests of all bytes of the base and of each checkpoint, by label."""

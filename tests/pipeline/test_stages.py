@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from dataclasses import replace
 
 import pytest
 from marked import at_work, checkpoint
@@ -12,7 +13,7 @@ from ropext.errors import GateFailed, InputError, Interrupted, OutputExists, Usa
 from ropext.pipeline import hashes, steps
 from ropext.pipeline.outcome import Evidence, Ran
 from ropext.results.gates import Outcome
-from ropext.workdir import Ledger, Step
+from ropext.workdir import Ledger, Step, once
 
 SMALL = {"model": "ropext://demo", "extend": {"method": "yarn", "factor": 2, "no_verify": True}}
 
@@ -384,6 +385,23 @@ def test_killed_in_a_stage_whose_inputs_changed_the_old_output_is_not_taken(tmp_
     assert done.stages["extend"] == "done"
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert config["max_position_embeddings"] == 1024
+
+
+def test_killed_before_it_claims_its_folder_an_evaluation_leaves_no_old_results(tmp_path):
+    from ropext.pipeline import job
+    from ropext.pipeline.steps import Work
+
+    wish = SMALL | {"evaluate": {"data": "ropext://held-out"}}
+    work = Work(job.read(wish), tmp_path / "out", tmp_path / "out.run")
+    step = next(step for step in work.steps() if step.name == "evaluate")
+    work.evaluation.mkdir(parents=True)
+    for name in ("results.json", "report.html"):
+        (work.evaluation / name).write_text("of the key before")
+    work.ledger.write(step, {"before": True}, step.look())
+    killed = replace(step, key=lambda: {"now": True}, make=lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        once(work.ledger, killed)
+    assert work.ledger.left(killed) is None
 
 
 def test_where_it_runs_decides_nothing_and_how_it_reads_does(tmp_path):
