@@ -1,22 +1,31 @@
-"""The keys and tensors of a GGUF file that a plan changes."""
+"""The keys and tensors of a GGUF file that a plan changes, and the plan that `--like DIR` says."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from ropext.checkpoint import Snapshot
-from ropext.errors import NotExpressible
+from ropext import families, forms, scaling
+from ropext.checkpoint import Snapshot, open_snapshot
+from ropext.checkpoint.provenance import SAVED, TRAININGS, Record, read_record
+from ropext.checkpoint.weights import Header, read_header
+from ropext.errors import InputError, NotExpressible, UsageError
 from ropext.families import ABSENT, Edit
 from ropext.gguf.file import FREQS, LONG, SHORT, GgufFile, known_key
-from ropext.gguf.header import FLOAT32, STRING, UINT32
+from ropext.gguf.header import F32, FLOAT32, STRING, TYPES, UINT32, GgufHeader
 from ropext.loaders.gguf import (
+    STORED,
     GgufRope,
+    alike,
     architecture,
     carry,
     is_given_scaling,
     keys_of,
     older_names,
 )
+from ropext.narration import pasted
+from ropext.options.extend import KNOBS, Extend, knobs_for
 from ropext.planning import Plan
+from ropext.rope import Rope, compression
 
 Values = Mapping[str, tuple[int, Any]]  # of a file's keys: the kind and value of each
 KINDS = {int: UINT32, float: FLOAT32, str: STRING}
@@ -84,3 +93,160 @@ def key_edits(model: Snapshot, plan: Plan) -> tuple[Edit, ...]:
         if before != list(values):
             edits.append(Edit((name,), before, list(values)))
     return tuple(edits)
+
+
+NORM = re.compile(r"(?:.*\.)?layers\.(\d+)\.input_layernorm\.weight")
+MATRICES = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
+MATRICES |= {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
+MATRIX = re.compile(
+    rf"(?!.*(?:vis|audio)).*\blayers\.(\d+)\.(?:self_attn|mlp)\.({'|'.join(MATRICES)})\.weight"
+)
+LEAST_BITS = 3  # of a weight; with fewer, a row differs by more than another model's might
+_TRAINED = (TRAININGS[1], SAVED)
+
+
+def request_like(model: Snapshot, request: Extend) -> Extend:
+    """The request with what ropext.json of `--like DIR` says: one divisor per pair, the attention
+    factor and both lengths."""
+    assert isinstance(model, GgufFile)
+    given = {key for key, value in request if value not in (None, (), False)} - {"like", "even_so"}
+    if given - {"for_loaders"}:
+        raise UsageError("--like DIR says how far and by which method; it takes no option of these")
+    source = open_snapshot(str(request.like), weights=True)
+    record = read_record(source.directory)
+    if record is None:
+        raise InputError(
+            f"--like {request.like} has no ropext.json: ropext extends and fits into one"
+        )
+    scaled = [site for site in record.sites if site.scaled]
+    read = families.read(model.config, context=record.context)
+    now = [site.rope.spectrum for site in read.scaled_sites]
+    if len(now) != 1 or len(scaled) != 1 or len(now[0].inv_freq) != scaled[0].dim // 2:
+        raise _differs(source, model, "its rotary embeddings")
+    _check_same(source, model, record)
+    wanted = scaled[0].spectrum
+    attention = wanted.attention_factor / now[0].attention_factor
+    lengths = {"context": record.context, "target": record.target, "attention_factor": attention}
+    simpler = _by_method(request.changed(**lengths), record, read.scaled_sites[0].rope)
+    if simpler is not None:
+        return simpler
+    short = wanted.short_inv_freq and tuple(
+        a / b for a, b in zip(now[0].inv_freq, wanted.short_inv_freq, strict=True)
+    )
+    return request.changed(
+        method="longrope",
+        pair_factors=compression(now[0], wanted),
+        short_pair_factors=short,
+        **lengths,
+    )
+
+
+def _by_method(request: Extend, record: Record, rope: Rope) -> Extend | None:
+    """The request by the method of the record, where that gives the same spectrum from here: some
+    architectures read it in its own form alone."""
+    if record.method not in scaling.METHODS or record.method == "longrope":
+        return None
+    knobs = {key: value for key, value in record.knobs.items() if key in KNOBS}
+    trial = request.changed(method=record.method, **knobs)
+    made = scaling.scale(
+        rope, record.method, record.target, knobs_for(trial, record.method), trial.attention
+    )
+    wanted = next(site.spectrum for site in record.sites if site.scaled)
+    return trial if forms.same(scaling.compose(rope, made, record.target), wanted) else None
+
+
+def _differs(source: Snapshot, model: GgufFile, what: str) -> InputError:
+    place = pasted(source.name)
+    return InputError(
+        f"{model.name} is not of the model in {source.name}: {what} differ, as after training; "
+        f"convert that one (python convert_hf_to_gguf.py {place} --outfile OUT.gguf), then `ropext "
+        f"extend OUT.gguf --like {place} -o LONG.gguf`"
+    )
+
+
+def _check_same(source: Snapshot, model: GgufFile, record: Record) -> None:
+    """Compare geometry, the norms, which a quantiser leaves in float32, and rows of matrices."""
+    theirs, ours = families.as_read(source.config), families.as_read(model.config)
+    if not alike(model.container, theirs.text_type):
+        raise _differs(source, model, "their types")
+    for key in ("layers", "hidden_size", "heads", "kv_heads", "vocab_size"):
+        if getattr(theirs, key) != getattr(ours, key):
+            raise _differs(source, model, key.replace("_", " "))
+    length = model.config["max_position_embeddings"]
+    if length not in (record.context, record.target):
+        raise _differs(source, model, "the lengths that they were trained for")
+    # An adapter leaves the norms alone; but what is converted from DIR states its new length.
+    if any(record.more.get(key) for key in _TRAINED) and length != record.target:
+        raise _differs(source, model, "weights")
+    norms = {
+        f"blk.{match[1]}.attn_norm.weight": (name, key)
+        for name in source.weight_files
+        for key in read_header(source.path(name)).tensors
+        if (match := NORM.fullmatch(key))
+    }
+    compared = 0
+    for name, place in norms.items():
+        held = next((p for p in model.parts if (t := p.tensor(name)) and t.kind == F32), None)
+        if held is None:
+            continue
+        a, b = held.floats(name, signed=True), _floats(source, *place)
+        # Gemma's converter adds one to each.
+        if not any(_close(a, [value + more for value in b]) for more in (0.0, 1.0)):
+            raise _differs(source, model, f"the numbers of {name}")
+        compared += 1
+    if not compared:
+        raise InputError(
+            f"{model.name} has no norm in float32 that could be compared with {source.name}, so "
+            "whether both are one model is not known"
+        )
+    for file in source.weight_files:
+        header = read_header(source.path(file))
+        for key in header.tensors:
+            if match := MATRIX.fullmatch(key):
+                name = f"blk.{match[1]}.{MATRICES[match[2]]}.weight"
+                part = next((p for p in model.parts if p.tensor(name)), None)
+                if part and not _same_rows(part, name, header, key):
+                    raise _differs(source, model, f"the numbers of {name}")
+
+
+def _same_rows(part: GgufHeader, name: str, header: Header, key: str) -> bool:
+    """Whether a matrix's first and last row agree but for the quantisation. These two no converter
+    moves; llama.cpp's turns the others of q and k."""
+    from ropext.checkpoint import tables  # late: it loads numpy
+
+    held, source = part.tensor(name), header.tensors[key]
+    assert held is not None
+    kind, count, size = TYPES.get(held.kind, ("", 1, 0))
+    # Measured on seven quantisations of SmolLM2: less than half of that.
+    allowed = min(0.4, max(0.01, 8 * 2 ** (-8 * size / count)))
+    if held.shape[::-1] != source.shape or 8 * size < LEAST_BITS * count:
+        return True
+    if source.dtype not in tables.FLOATS and source.dtype != "BF16":
+        return True  # packed by a quantiser of its own
+    start, end = header.part(key)
+    width, step = held.size // source.shape[0], (end - start) // source.shape[0]
+    for row in (0, source.shape[0] - 1):
+        raw = part.read(part.data + held.offset + row * width, width)
+        is_float = kind in tables.FLOATS or kind == "BF16"
+        a = tables.decoded(raw, kind) if is_float else tables.quantised_row(raw, held.kind)
+        with header.path.open("rb") as stream:
+            stream.seek(start + row * step)
+            b = tables.decoded(stream.read(step), source.dtype)
+        if a is not None and ((a - b) ** 2).sum() > allowed**2 * (b**2).sum():
+            return False
+    return True
+
+
+def _close(a: tuple[float, ...], b: list[float]) -> bool:
+    return len(a) == len(b) and all(
+        abs(x - y) <= STORED * max(1.0, abs(y)) for x, y in zip(a, b, strict=True)
+    )
+
+
+def _floats(source: Snapshot, file: str, key: str) -> list[float]:
+    """The numbers of a row in a safetensors file; none where it is quantised."""
+    from ropext.checkpoint import tables  # late: it loads numpy, and only this asks for it
+
+    raw, tensor = tables.read_tensor(source.path(file), key)
+    known = tensor.dtype in tables.FLOATS or tensor.dtype == "BF16"
+    return tables.decoded(raw, tensor.dtype).tolist() if known else []
