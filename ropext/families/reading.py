@@ -8,12 +8,12 @@ from typing import Any
 from ropext import forms
 from ropext.errors import InputError, UnsupportedModel
 from ropext.families import config
-from ropext.families.caching import kv_layers
 from ropext.families.config import Dict, added_by, locate, shown, text_part
 from ropext.families.geometry import (
     TextConfig,
     attends,
     is_windowed,
+    kv_layers,
     partial_factor,
     rotary_dim,
 )
