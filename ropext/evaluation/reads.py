@@ -15,12 +15,12 @@ import numpy as np
 from ropext.checkpoint.provenance import digest
 from ropext.corpus import Document
 from ropext.evaluation.forward import TokenScorer
-from ropext.evaluation.pinning import pinned
 from ropext.evaluation.reading import (
     Decode,
     Masking,
     Window,
     hf_stride,
+    pinned,
     read_pass,
     read_short,
     read_strided,

@@ -28,7 +28,7 @@ from ropext.checkpoint.provenance import (
 from ropext.checkpoint.snapshot import with_weights
 from ropext.errors import RopextError, UnsupportedModel, UsageError
 from ropext.evaluation import loading
-from ropext.evaluation.pinning import LENGTH_DEPENDENT
+from ropext.evaluation.reading import LENGTH_DEPENDENT
 from ropext.families.lengths import LENGTH_KEYS
 from ropext.files import read_object
 from ropext.options.evaluate import Evaluate

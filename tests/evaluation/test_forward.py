@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from small_models import CONTEXT, VOCABULARY, random_ids, rope, tiny
 
 from ropext.evaluation.forward import HEAD_BYTES, Manner, NanInLogits, TokenScorer, slice_for
-from ropext.evaluation.pinning import pinned
+from ropext.evaluation.reading import pinned
 from ropext.evaluation.variants import Variant
 from ropext.results.perplexity import Frame
 from ropext.results.values import Bootstrap
