@@ -42,7 +42,7 @@ from ropext.evaluation.reader import Progress, Reader, read_units
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
 from ropext.files import write_json
-from ropext.results.stores import Store
+from ropext.results.measurement import Store
 from ropext.results.values import Bootstrap, Value
 
 PART = 256  # tokens of a sum

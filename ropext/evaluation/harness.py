@@ -14,7 +14,7 @@ from ropext.errors import InputError, RopextError, UsageError
 if TYPE_CHECKING:
     from ropext.evaluation.variants import Computing, Variant
     from ropext.options.evaluate import Evaluate
-    from ropext.results.stores import Store
+    from ropext.results.measurement import Store
 
 
 def check(tasks: Sequence[str]) -> None:

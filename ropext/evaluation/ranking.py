@@ -24,10 +24,10 @@ from ropext.options.evaluate import DocumentOptions
 from ropext.options.extend import KNOBS, Extend, parse_extend
 from ropext.planning import Plan, plan_config
 from ropext.results import BASE, EXTENDED, rules
+from ropext.results.measurement import Store
 from ropext.results.overlap import Overlap
 from ropext.results.perplexity import Frame
 from ropext.results.rules import Ranking
-from ropext.results.stores import Store
 from ropext.results.values import Bootstrap
 from ropext.scaling import self_extend
 

@@ -19,8 +19,7 @@ from ropext.evaluation.variants import Computing, Variant, applied
 from ropext.evaluation.work import wait_for_everyone
 from ropext.narration import SILENT, Hooks
 from ropext.options.evaluate import DocumentOptions
-from ropext.results.measurement import Measurement
-from ropext.results.stores import Store
+from ropext.results.measurement import Measurement, Store
 
 
 @dataclass

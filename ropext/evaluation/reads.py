@@ -31,10 +31,9 @@ from ropext.evaluation.reading import (
 from ropext.evaluation.variants import Variant
 from ropext.files import values_json
 from ropext.lengths import length_text
-from ropext.results.measurement import MeasuredModel, Measurement
+from ropext.results.measurement import MeasuredModel, Measurement, Store, array_name
 from ropext.results.perplexity import Documents, Frame, Reading
 from ropext.results.retrieval import ItemScore
-from ropext.results.stores import Store, array_name
 from ropext.tasks import Item
 
 ANSWERS = "items/"  # of a store

@@ -21,11 +21,10 @@ from ropext.files import values_json, write_json, write_text
 from ropext.narration import SILENT, Hooks, unseen
 from ropext.results import rundir
 from ropext.results.gates import Gate
-from ropext.results.measurement import Measurement
+from ropext.results.measurement import Measurement, Store
 from ropext.results.overlap import marked
 from ropext.results.perplexity import by_position, verdicts
 from ropext.results.retrieval import RULERS, heat_map, not_measurable, ruler_tasks
-from ropext.results.stores import Store
 from ropext.workdir import USED, Workdir
 
 NOTHING_KEPT = "interrupted; nothing was kept (-o RUN keeps what is finished)"

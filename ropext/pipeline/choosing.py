@@ -48,7 +48,7 @@ from ropext.pipeline.steps import LABELS, READ_ALWAYS, USED, section_key
 from ropext.planning import Plan, make_plan
 from ropext.results import CONTROL, EXTENDED, UNTOUCHED
 from ropext.results.gates import Metrics
-from ropext.results.measurement import Measurement
+from ropext.results.measurement import Measurement, Store
 from ropext.results.overlap import NOTHING, Trained, trained
 from ropext.results.perplexity import Frame
 from ropext.results.rules import (
@@ -60,7 +60,6 @@ from ropext.results.rules import (
     standing,
     tail_above,
 )
-from ropext.results.stores import Store
 from ropext.results.values import FEWEST_DOCUMENTS
 from ropext.tasks import Item, find_task, repetition
 from ropext.workdir import Ledger, Step, Workdir, once, remove

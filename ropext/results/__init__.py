@@ -1,7 +1,7 @@
 """What was measured, and what follows from it: values with error bars, pairing, comparison, gates.
 
-Pure: numpy arrays and numbers in, values out. No torch, no model, no clock. Reading and writing a
-run directory (`rundir`) is the one place that touches files.
+Pure: numpy arrays and numbers in, values out. No torch, no model, no clock. A `Store` of readings
+and a run's folder (`rundir`) alone touch files.
 """
 
 # Names of models that are read: the base through its short window, it beyond that, the base trained

@@ -27,11 +27,10 @@ from ropext.errors import GateFailed, InputError, UsageError
 from ropext.files import read_json, write_json, write_whole
 from ropext.results import BASE, EXTENDED, UNTOUCHED
 from ropext.results.gates import Gate, Outcome, check_gate, split_spec
-from ropext.results.measurement import MeasuredModel, Measurement, differences
+from ropext.results.measurement import MeasuredModel, Measurement, Store, differences, write_array
 from ropext.results.overlap import overlap_in
 from ropext.results.perplexity import Documents, Frame
 from ropext.results.retrieval import ItemScore
-from ropext.results.stores import Store, write_array
 from ropext.results.values import Bootstrap, values_of
 from ropext.workdir import STORES
 

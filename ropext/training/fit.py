@@ -25,10 +25,9 @@ from ropext.options.fields import NUMBERS
 from ropext.options.training import Fit
 from ropext.planning import Plan
 from ropext.results import BASE, EXTENDED, FITTED, rules
-from ropext.results.measurement import MeasuredModel, Measurement
+from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.overlap import kept_out_of
 from ropext.results.retrieval import CAN_DO, share_of
-from ropext.results.stores import Store
 from ropext.results.values import MARGIN
 from ropext.rope import compression
 from ropext.tasks import Item, check_amount

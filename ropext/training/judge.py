@@ -16,10 +16,9 @@ from ropext.files import values_json
 from ropext.lengths import tail_tokens
 from ropext.narration import Hooks, Show, unseen
 from ropext.results import BASE
-from ropext.results.measurement import MeasuredModel, Measurement
+from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.perplexity import MASK_STRIDE, Frame, text_values
 from ropext.results.retrieval import grouped, share_of
-from ropext.results.stores import Store
 from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap
 from ropext.training.rows import MEASURED
 

@@ -28,8 +28,7 @@ from ropext.narration import (
     told_of_files,
 )
 from ropext.planning import Plan
-from ropext.results.measurement import MeasuredModel, Measurement
-from ropext.results.stores import Store
+from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.tasks import Item
 from ropext.training import defaults, loss, models, sharing, trainer
 from ropext.training.judge import Numbers

@@ -9,7 +9,7 @@ from ropext.checkpoint import comparing_weights, copying, weights
 from ropext.cli.output import Bar, Out
 from ropext.evaluation.reader import Progress, read_units
 from ropext.evaluation.reads import Unit
-from ropext.results.stores import Store
+from ropext.results.measurement import Store
 
 
 @pytest.fixture

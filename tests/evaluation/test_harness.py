@@ -16,7 +16,7 @@ from ropext.errors import UsageError
 from ropext.evaluation import harness
 from ropext.evaluation.variants import Variant
 from ropext.pipeline.public import evaluate
-from ropext.results.stores import Store
+from ropext.results.measurement import Store
 from ropext.tasks.asking import match
 
 QUESTIONS = [

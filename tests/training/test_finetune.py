@@ -22,7 +22,7 @@ from ropext.errors import InputError, OutputExists, Stopped, UsageError
 from ropext.evaluation.forward import NanInLogits
 from ropext.narration import Pace
 from ropext.results import rules
-from ropext.results.stores import Store
+from ropext.results.measurement import Store
 from ropext.training import count_training, report, train, trainer
 
 pytestmark = pytest.mark.slow

@@ -25,10 +25,9 @@ from ropext.errors import (
 )
 from ropext.evaluation.forward import NanInLogits, TokenScorer
 from ropext.results import rules
-from ropext.results.measurement import MeasuredModel, Measurement
+from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.perplexity import Reading
 from ropext.results.retrieval import ItemScore
-from ropext.results.stores import Store
 from ropext.training import count_training, fit, judge, models, report, train, trainer
 
 pytestmark = pytest.mark.slow
