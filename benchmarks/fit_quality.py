@@ -30,7 +30,7 @@ import transformers
 
 from ropext import corpus, patching, scaling
 from ropext.checkpoint import open_snapshot
-from ropext.corpus.splitting import NO_LIMIT
+from ropext.corpus.selection import NO_LIMIT
 from ropext.errors import RopextError
 from ropext.evaluation.loading import load_tokenizer
 from ropext.evaluation.reads import Reads

@@ -13,9 +13,9 @@ from ropext.corpus.selection import (
     choose_documents,
     glue_documents,
     pack_documents,
+    split_documents,
 )
 from ropext.corpus.sources import RawDocument, Source, read_documents
-from ropext.corpus.splitting import split_documents
 
 __all__ = [
     "Basket",

@@ -17,7 +17,7 @@ from ropext.corpus import (
     read_documents,
     split_documents,
 )
-from ropext.corpus.splitting import REMEDY, WINDOWS
+from ropext.corpus.selection import REMEDY, WINDOWS
 from ropext.errors import InputError, UsageError
 from ropext.evaluation import harness, loading
 from ropext.evaluation.reading import Masking

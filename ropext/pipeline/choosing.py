@@ -22,8 +22,7 @@ from ropext import corpus
 from ropext.checkpoint import Snapshot, open_snapshot, provenance, with_weights
 from ropext.checkpoint.staging import check_output
 from ropext.corpus import Document, DocumentEncoder, RawDocument
-from ropext.corpus.selection import MOST_TOKENS
-from ropext.corpus.splitting import NO_LIMIT
+from ropext.corpus.selection import MOST_TOKENS, NO_LIMIT
 from ropext.errors import InputError, RopextError, UsageError
 from ropext.evaluation import loading
 from ropext.evaluation.forward import NanInLogits

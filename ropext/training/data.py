@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from ropext import corpus
-from ropext.corpus.selection import MOST_TOKENS
-from ropext.corpus.splitting import NO_LIMIT, REMEDY
+from ropext.corpus.selection import MOST_TOKENS, NO_LIMIT, REMEDY
 from ropext.errors import InputError
 from ropext.lengths import length_text
 from ropext.options.training import Fit, TrainingOptions

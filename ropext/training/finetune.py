@@ -11,7 +11,7 @@ import torch
 from ropext import corpus
 from ropext.checkpoint.provenance import READ_FROM
 from ropext.checkpoint.weights import read_header
-from ropext.corpus.splitting import NO_LIMIT, REMEDY
+from ropext.corpus.selection import NO_LIMIT, REMEDY
 from ropext.errors import UsageError
 from ropext.evaluation.loading import load_tokenizer
 from ropext.evaluation.preparing import masking_of, read_corpus
