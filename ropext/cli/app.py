@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ropext.cli.options import speaking
+from ropext.cli.options import Grouped, speaking
 from ropext.cli.output import fail
 from ropext.errors import NothingKept, RopextError, UsageError
 from ropext.narration import interruptible
@@ -66,8 +66,6 @@ def build(wanted: str | None = None, words: Sequence[str] = ()) -> typer.Typer:
     names = ["-h", "--help", HELP_ALL]
     grouped: dict[str, Any] = {}
     if wanted in GROUPED and {*names} & {*words}:
-        from ropext.cli.helping import Grouped  # late: only a help text needs it
-
         Grouped.everything = HELP_ALL in words
         grouped = {"cls": Grouped, "context_settings": {"help_option_names": names}}
     app = typer.Typer(

@@ -6,7 +6,7 @@ from importlib import import_module
 import pytest
 
 from ropext.cli.app import COMMANDS, GROUPED
-from ropext.cli.helping import PANELS
+from ropext.cli.options import PANELS
 
 
 @pytest.mark.parametrize("name", COMMANDS)
