@@ -76,27 +76,23 @@ def do(
 ) -> None:
     """Run a job and tell what came of it; `ropext extend` with later steps does the same."""
     from ropext.evaluation.work import processes
-    from ropext.pipeline import job
+    from ropext.pipeline import job, running
 
     if place := output or recipe.output:
         job.check_places(recipe, Path(place))
-    if dry_run and recipe.is_auto:
+    if dry_run:
         from ropext.pipeline import choosing
         from ropext.table import columns
 
-        beforehand = choosing.prospect(recipe).to_json()
-        out.result(columns(("stage", "what it takes"), beforehand["stages"].items()), beforehand)
-        return
-    if dry_run:
-        from ropext.pipeline import counting
-
-        counts = counting.count(recipe, output, out.say, **choice)
-        out.result(counting.counts_text(counts), counts)
+        is_auto, how = recipe.is_auto, (recipe, output, out.say)
+        counts = choosing.prospect(recipe).to_json() if is_auto else running.count(*how, **choice)
+        stages = counts["stages"].items()
+        rows = [(name, one if is_auto else one["what"]) for name, one in stages]
+        out.result(columns(("stage", "what it takes"), rows), counts)
         return
     from ropext.cli.output import Bar
-    from ropext.pipeline.running import run
 
-    done = run(recipe, output, command=sys.argv, say=out.say, show=Bar(out).show, **choice)
+    done = running.run(recipe, output, command=sys.argv, say=out.say, show=Bar(out).show, **choice)
     if processes()[0] != 0:
         return
     if (report := done.folder / "report.md").is_file():

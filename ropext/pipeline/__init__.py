@@ -2,8 +2,7 @@
 knows it.
 
 The parts, from the bottom: extending (one checkpoint, planned, written and proved), job (a recipe,
-checked), hashes (contents), steps (the stages
-themselves), outcome (the finished checkpoint and the report), choosing (`--method auto`: what is
-tried within `--budget`, and what is taken), running (all of it in order), public (what
-Python and the command line call), counting (what it would take).
+checked), hashes (contents), steps (the stages themselves), outcome (the finished checkpoint and the
+report), choosing (`--method auto`: what is tried within `--budget`, and what is taken), running
+(all of it in order, and what it would take), public (what Python and the command line call).
 """

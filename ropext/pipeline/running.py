@@ -1,4 +1,5 @@
-"""A whole run, from a recipe to the finished checkpoint: in order, skipping what is done.
+"""A whole run, from a recipe to the finished checkpoint: in order, skipping what is done; and what
+it would take, by its options alone (no weight and no document is read for that).
 
 OUT/              the finished checkpoint
 OUT.run/          recipe.yaml, run.json (resolved, versions, command), log.txt (the time stamps)
@@ -8,6 +9,7 @@ OUT.run/          recipe.yaml, run.json (resolved, versions, command), log.txt (
   report.html, report.md
 """
 
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,12 +23,15 @@ from ropext.checkpoint.staging import check_place
 from ropext.errors import OutputExists, UsageError
 from ropext.evaluation.work import processes, wait_for_everyone
 from ropext.files import write_text
+from ropext.lengths import doubling_grid, lengths_text
 from ropext.narration import Hooks, Say, Show, kept_after_interrupt, silent, unseen
-from ropext.options.fields import EVALUATE
-from ropext.options.recipe import REPORT, STAGES, Recipe
+from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
+from ropext.options.recipe import PLAN, REPORT, STAGES, Recipe
+from ropext.options.training import TrainingOptions
 from ropext.pipeline import job, outcome
 from ropext.pipeline.outcome import Evidence, Ran
-from ropext.pipeline.steps import Work
+from ropext.pipeline.steps import LABELS, Work
+from ropext.report.text import size
 from ropext.workdir import Ledger, Step, Workdir, beside, once
 
 RECIPE = "recipe.yaml"
@@ -175,3 +180,87 @@ class WholeRun:
         self.work.note(f"{step.name}: took {time.monotonic() - begun:.1f} s")
         if self.rank == 0:
             self.work.hashes.save()
+
+
+def count(
+    recipe: Recipe,
+    output: Path | None,
+    say: Say,
+    *,
+    begin: str | None = None,
+    only: str | None = None,
+    force: bool = False,
+) -> dict[str, Any]:
+    """Every stage that would be done: a sentence under `what`, the numbers behind it. What a run
+    refuses at once is refused."""
+    with tempfile.TemporaryDirectory(prefix="ropext-count-") as room:
+        place = Path(output or recipe.output or Path(room, "OUT"))
+        work = Work(recipe, place, beside(place), say, force=force)
+        run = WholeRun(work, begin, only)
+        run.check()
+        stages = {
+            name: {"what": "done before, skipped", "skipped": True}
+            if is_kept
+            else _stage(name, work)
+            for name, is_kept in _coming(run).items()
+        }
+    return {"model": recipe.model, "stages": stages}
+
+
+def _coming(run: WholeRun) -> dict[str, bool]:
+    """The stages that are asked for, and whether each would be skipped."""
+    skipped: dict[str, bool] = {}
+    changed = False  # a checkpoint that later stages start from
+    for step in run.steps():
+        starts_anew = changed and step.name != FIT  # a fit starts from the base
+        again = run.does_again(step.name) or starts_anew
+        skipped[step.name] = not again and run.work.ledger.left(step) is not None
+        changed = changed or (step.name in LABELS and not skipped[step.name])
+    return skipped
+
+
+def _stage(name: str, work: Work) -> dict[str, Any]:
+    recipe, plan = work.job, work.plan
+    if name == PLAN:
+        for remark in plan.remarks():
+            work.tell(remark)
+        what = f"{plan.method}: {plan.context:,} to {plan.target:,} tokens (factor {plan.factor:g})"
+        return {"what": what, "context": plan.context, "target": plan.target, "method": plan.method}
+    if name == EXTEND:
+        total = sum(work.base.files[file] for file in work.base.weight_files)
+        if not total:
+            return {"what": "the weights, fetched from the hub first"}
+        how = {"copy": "copied", "hard": "hard-linked", "symlink": "linked"}[recipe.extend.link]
+        proof = "not proved" if recipe.extend.no_verify else "proved by stock transformers"
+        return {"what": f"{size(total)} of weights {how}, {proof}", "bytes": total}
+    if name == FIT and recipe.fit:
+        return _training(recipe.fit)
+    if name == FINETUNE and recipe.finetune:
+        return _training(recipe.finetune, recipe.finetune.epochs)
+    if name == EVALUATE and recipe.evaluate:
+        return _evaluate(work)
+    return {"what": "the report, and the weights once more by hard link"}
+
+
+def _training(options: TrainingOptions, epochs: float | None = None) -> dict[str, Any]:
+    from ropext.training.defaults import MOST_STEPS
+
+    steps, batch = options.steps, options.batch_tokens
+    what = f"at most {MOST_STEPS} steps" if steps is None else f"{steps} steps"
+    what = what if epochs is None else f"{epochs:g} passes over the data"
+    what += (
+        ", as many tokens a step as suit the model"
+        if batch is None
+        else f", {batch:,} tokens a step"
+    )
+    return {"what": what, "steps": steps, "batch_tokens": batch}
+
+
+def _evaluate(work: Work) -> dict[str, Any]:
+    options, labels = work.job.evaluate, work.labels
+    assert options is not None
+    lengths = options.lengths or doubling_grid(work.plan.context, work.plan.target)
+    what = [f"at most {options.max_docs} documents"] if options.data else []
+    what += [f"{options.items} questions of {task} at each depth" for task in options.tasks]
+    said = f"{', '.join(what)}; at {lengths_text(lengths)}; by {', '.join(labels)}"
+    return {"what": said, "lengths": lengths, "models": labels}

@@ -234,10 +234,10 @@ def test_a_failed_gate_has_its_exit_code(tmp_path):
 
 
 def test_the_dry_run_writes_nothing(tmp_path):
-    from ropext.pipeline import counting, job
+    from ropext.pipeline import job, running
 
     (tmp_path / "OUT").mkdir()  # nobody's: no output was named
-    found = counting.count(job.read(SMALL), None, print)
+    found = running.count(job.read(SMALL), None, print)
     (tmp_path / "OUT").rmdir()
     told = found["stages"]
     assert list(told) == ["plan", "extend", "report"]
@@ -248,10 +248,10 @@ def test_the_dry_run_writes_nothing(tmp_path):
 
 def counted(tmp_path, wish=SMALL, **choice):
     """What a dry run says of each stage; that it wrote nothing."""
-    from ropext.pipeline import counting, job
+    from ropext.pipeline import job, running
 
     before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
-    found = counting.count(job.read(wish), tmp_path / "out", print, **choice)
+    found = running.count(job.read(wish), tmp_path / "out", print, **choice)
     assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
     told = found["stages"]
     return {name: own["what"].startswith("done before") for name, own in told.items()}
@@ -276,7 +276,7 @@ def test_the_dry_run_says_which_stages_are_done_and_heeds_from_and_only(tmp_path
 
 
 def test_the_dry_run_says_of_each_stage_what_its_options_ask_for(tmp_path):
-    from ropext.pipeline import counting, job
+    from ropext.pipeline import job, running
 
     wish = {
         "model": "ropext://demo",
@@ -285,7 +285,7 @@ def test_the_dry_run_says_of_each_stage_what_its_options_ask_for(tmp_path):
         "finetune": {"data": "ropext://tuning", "batch_tokens": 1024, "control": True},
         "evaluate": {"data": "ropext://held-out", "max_docs": 8, "tasks": ["passkey"]},
     }
-    found = counting.count(job.read(wish), tmp_path / "out", print)["stages"]
+    found = running.count(job.read(wish), tmp_path / "out", print)["stages"]
     said = {name: own["what"] for name, own in found.items()}
     assert said["fit"] == "2 steps, 8,192 tokens a step"
     assert said["finetune"] == "at most 400 steps, 1,024 tokens a step"
@@ -293,18 +293,18 @@ def test_the_dry_run_says_of_each_stage_what_its_options_ask_for(tmp_path):
         "at most 8 documents, 4 questions of passkey at each depth; at 64, 128, 256, 512; by base, "
         "untouched, control, extended, fitted, tuned"
     )
-    found = counting.count(job.read(wish, ["finetune.epochs=2"]), tmp_path / "out", print)
+    found = running.count(job.read(wish, ["finetune.epochs=2"]), tmp_path / "out", print)
     assert found["stages"]["finetune"]["what"] == "2 passes over the data, 1,024 tokens a step"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_dry_run_says_the_warnings_of_the_plan_and_writes_no_log(tmp_path):
-    from ropext.pipeline import counting, job
+    from ropext.pipeline import job, running
 
     ropext.extend("ropext://demo", "long", method="yarn", factor=2, no_verify=True)
     said = []
     wish = {"model": "long", "extend": {"factor": 2, "even_so": True}}
-    counting.count(job.read(wish), tmp_path / "out", said.append)
+    running.count(job.read(wish), tmp_path / "out", said.append)
     assert any("this scales the model again, after yarn" in sentence for sentence in said)
     assert [path.name for path in tmp_path.iterdir()] == ["long"]
 
