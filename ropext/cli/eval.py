@@ -53,7 +53,7 @@ def command(
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Measure a model at its long lengths. By perplexity and retrieval, beside the base."""
-    from ropext.evaluation.work import processes
+    from ropext.evaluation.sharing import is_main
     from ropext.narration import Hooks
     from ropext.pipeline.public import count_evaluation, evaluate
     from ropext.report import text
@@ -69,7 +69,7 @@ def command(
     with stoppable() as stop:
         hooks = Hooks(say=out.say, show=Bar(out).show, stop=stop)
         done = evaluate(model, output, command=sys.argv, hooks=hooks, **given)
-    if processes()[0] == 0:
+    if is_main():
         _tell(out, done, gates, full)
 
 

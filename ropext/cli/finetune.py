@@ -32,8 +32,9 @@ def command(
     public: push.Public = False,
 ) -> None:
     """Train an extended checkpoint briefly. A LoRA, merged at the end."""
+    from ropext.evaluation import sharing
     from ropext.pipeline.public import finetune
-    from ropext.training import count_training, report, sharing
+    from ropext.training import count_training, report
 
     if output is None and not dry_run:
         raise UsageError("say where to: -o OUT (or --dry-run to see the settings)")

@@ -31,8 +31,9 @@ def command(
     public: push.Public = False,
 ) -> None:
     """Learn a spectrum from text, weights untouched. config.json says what was found."""
+    from ropext.evaluation import sharing
     from ropext.pipeline.public import fit
-    from ropext.training import count_training, report, sharing
+    from ropext.training import count_training, report
 
     if output is None and not dry_run:
         raise UsageError("say where to: -o OUT (or --dry-run to see the settings)")

@@ -75,7 +75,7 @@ def do(
     **choice: Any,
 ) -> None:
     """Run a job and tell what came of it; `ropext extend` with later steps does the same."""
-    from ropext.evaluation.work import processes
+    from ropext.evaluation.sharing import is_main
     from ropext.pipeline import job, running
 
     if place := output or recipe.output:
@@ -93,7 +93,7 @@ def do(
     from ropext.cli.output import Bar
 
     done = running.run(recipe, output, command=sys.argv, say=out.say, show=Bar(out).show, **choice)
-    if processes()[0] != 0:
+    if not is_main():
         return
     if (report := done.folder / "report.md").is_file():
         out.summarise(report.read_text(encoding="utf-8") + "\n")

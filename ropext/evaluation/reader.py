@@ -15,8 +15,8 @@ from ropext.evaluation import loading
 from ropext.evaluation.costs import manner_of
 from ropext.evaluation.forward import Manner, NanInLogits, TokenScorer
 from ropext.evaluation.reads import Reads, Unit
+from ropext.evaluation.sharing import wait_for_everyone
 from ropext.evaluation.variants import Computing, Variant, applied
-from ropext.evaluation.work import wait_for_everyone
 from ropext.narration import SILENT, Hooks
 from ropext.options.evaluate import DocumentOptions
 from ropext.results.measurement import Measurement, Store

@@ -15,8 +15,8 @@ from ropext.errors import UsageError
 from ropext.evaluation import harness, loading
 from ropext.evaluation.preparing import Evaluation, prepare
 from ropext.evaluation.reader import Models, Progress, Reader
+from ropext.evaluation.sharing import processes, wait_for_everyone
 from ropext.evaluation.variants import Lineup, Variant, fetched
-from ropext.evaluation.work import processes, wait_for_everyone
 from ropext.files import values_json, write_json, write_text
 from ropext.narration import SILENT, Hooks, unseen
 from ropext.results import rundir

@@ -31,8 +31,8 @@ from ropext.evaluation.ranking import closed_forms, frame_of, preference, readab
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reading import forward_tokens, short_windows
 from ropext.evaluation.reads import Reads
+from ropext.evaluation.sharing import processes
 from ropext.evaluation.variants import Variant, applied
-from ropext.evaluation.work import processes
 from ropext.files import read_json, read_text, write_json, write_text
 from ropext.lengths import length_text
 from ropext.narration import Hooks

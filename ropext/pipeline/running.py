@@ -21,7 +21,7 @@ from ropext import guard
 from ropext.checkpoint import provenance
 from ropext.checkpoint.staging import check_place
 from ropext.errors import OutputExists, UsageError
-from ropext.evaluation.work import processes, wait_for_everyone
+from ropext.evaluation.sharing import processes, wait_for_everyone
 from ropext.files import write_text
 from ropext.lengths import doubling_grid, lengths_text
 from ropext.narration import Hooks, Say, Show, kept_after_interrupt, silent, unseen

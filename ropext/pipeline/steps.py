@@ -11,7 +11,7 @@ from ropext.checkpoint import Snapshot, open_snapshot, with_weights
 from ropext.checkpoint.provenance import TRAINED_ON, digest, read_record, scrub, versions
 from ropext.checkpoint.provenance import write as write_record
 from ropext.checkpoint.staging import recover, remove_output
-from ropext.evaluation.work import processes
+from ropext.evaluation.sharing import is_main
 from ropext.files import dump, write_bytes
 from ropext.inspecting import plan_of
 from ropext.lengths import doubling_grid
@@ -87,13 +87,13 @@ class Work:
 
     def say(self, sentence: str) -> None:
         """Tell the user, and write it to the log with its time."""
-        if processes()[0] == 0:
+        if is_main():
             self.tell(sentence)
         self.note(sentence)
 
     def note(self, sentence: str) -> None:
         """Write to the log alone, the one place that holds times; a dry run has none."""
-        if processes()[0] == 0 and (self.folder / MANIFEST).is_file():
+        if is_main() and (self.folder / MANIFEST).is_file():
             stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             with (self.folder / LOG).open("a", encoding="utf-8") as stream:
                 stream.write(f"{stamp} {scrub(sentence)}\n")

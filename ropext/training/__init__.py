@@ -50,8 +50,7 @@ def train(
     """
     from ropext.dequantising import directory_of
     from ropext.evaluation.loading import silenced
-    from ropext.evaluation.work import processes
-    from ropext.training.sharing import is_main
+    from ropext.evaluation.sharing import is_main, processes
 
     source, name = as_place(data), str(model)
     given = Fit(**options) if kind == FIT else Finetune(**options)

@@ -13,6 +13,7 @@ from ropext.checkpoint.provenance import READ_FROM
 from ropext.checkpoint.weights import read_header
 from ropext.corpus.selection import NO_LIMIT, REMEDY
 from ropext.errors import UsageError
+from ropext.evaluation import sharing
 from ropext.evaluation.loading import load_tokenizer
 from ropext.evaluation.preparing import masking_of, read_corpus
 from ropext.evaluation.reader import Models
@@ -28,7 +29,7 @@ from ropext.options.training import Finetune
 from ropext.results import BASE, CONTROL, EXTENDED, TUNED, rules
 from ropext.results.overlap import kept_out_of
 from ropext.results.perplexity import MASK_STRIDE
-from ropext.training import data, defaults, models, report, sharing, trainer, writing
+from ropext.training import data, defaults, models, report, trainer, writing
 from ropext.training.data import LARGEST_SHARE
 from ropext.training.judge import judge_of, numbers_of, read_now, tokens_of
 from ropext.training.loss import use_sliced_loss

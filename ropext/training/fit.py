@@ -13,6 +13,7 @@ from ropext import corpus
 from ropext.checkpoint import open_snapshot, with_weights
 from ropext.checkpoint.provenance import digest, read_record
 from ropext.errors import UnsupportedModel, UsageError, listed
+from ropext.evaluation import sharing
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.loading import load_tokenizer
 from ropext.evaluation.reader import Reader
@@ -38,7 +39,6 @@ from ropext.training import (
     loss,
     models,
     report,
-    sharing,
     spectrum,
     trainer,
     writing,

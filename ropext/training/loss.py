@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional
 
 from ropext.evaluation.forward import replaced_forward
+from ropext.evaluation.sharing import by_first
 from ropext.training.rows import IGNORED
-from ropext.training.sharing import by_first
 
 PROBE = 32  # tokens
 

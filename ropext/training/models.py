@@ -11,6 +11,7 @@ from torch import nn
 
 from ropext.checkpoint import Snapshot
 from ropext.errors import InputError, UsageError, did_you_mean
+from ropext.evaluation import sharing
 from ropext.evaluation.forward import BENDING
 from ropext.evaluation.loading import (
     auto_class,
@@ -20,10 +21,8 @@ from ropext.evaluation.loading import (
     skeleton,
     with_attention,
 )
-from ropext.evaluation.work import processes
 from ropext.options.training import Finetune, TrainingOptions
 from ropext.scaling.tables import Growth
-from ropext.training import sharing
 from ropext.training.defaults import Settings
 
 TRACKERS = {"none": None, "tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
@@ -73,7 +72,7 @@ def load(snapshot: Snapshot, options: TrainingOptions) -> Any:
         keywords["device_map"] = {"": where}
 
     def build(kind: str) -> Any:
-        if sharing.is_fsdp() and processes()[0] != 0:
+        if sharing.is_fsdp() and not sharing.is_main():
             return skeleton(snapshot, kind, dtype=keywords["dtype"])
         masked = is_masked(snapshot)
         model, loading = auto_class(masked).from_pretrained(

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from ropext.checkpoint.provenance import digest, weights_digest
 from ropext.errors import InputError, Stopped
+from ropext.evaluation import sharing
 from ropext.evaluation.loading import free_memory, memory_errors, skeleton
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.variants import Computing, Variant
@@ -30,10 +31,9 @@ from ropext.narration import (
 from ropext.planning import Plan
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.tasks import Item
-from ropext.training import defaults, loss, models, sharing, trainer
+from ropext.training import defaults, loss, models, trainer
 from ropext.training.judge import Numbers
 from ropext.training.rows import Row
-from ropext.training.sharing import is_main
 from ropext.training.trainer import History, Job
 from ropext.training.training import Training
 from ropext.workdir import USED, has_work
@@ -193,7 +193,7 @@ class Objective(ABC):
                 self.learn()
                 with pausing(self.say, self.show) as pause:
                     result = self.choose(pause)
-            if result is not None and is_main():
+            if result is not None and sharing.is_main():
                 with self._guarded(output):
                     self.say("writing, and proving what stock transformers builds from it")
                     self.write(result, told_of_files(self.say))
@@ -230,7 +230,7 @@ class Objective(ABC):
         reads, folder = self.judge, self.folder / "readings"
         if items is not None:
             reads = replace(reads, documents=(), questions=tuple((item,) for item in items))
-        stores = {v.label: Store(folder / v.label, writes=is_main()) for v in variants}
+        stores = {v.label: Store(folder / v.label, writes=sharing.is_main()) for v in variants}
         progress = Progress(hooks=Hooks(show=pause))
         return Reader(computing).measure(variants, reads, stores, progress).models
 

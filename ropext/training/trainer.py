@@ -19,11 +19,10 @@ from ropext.checkpoint.adapter import WEIGHTS
 from ropext.errors import InputError, Interrupted, NothingKept, RopextError, Stopped
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.loading import put_weights, tell_used
-from ropext.evaluation.work import WAITING
+from ropext.evaluation.sharing import WAITING, from_first, keep_float32, readers
 from ropext.narration import Pace, Say, interruptible
 from ropext.training import defaults, models
 from ropext.training.rows import Collator, Row
-from ropext.training.sharing import from_first, keep_float32, readers
 from ropext.training.training import Training
 from ropext.workdir import USED
 

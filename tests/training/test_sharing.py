@@ -6,8 +6,9 @@ from test_finetune import RUN
 from tiny_llama import new_llama
 
 from ropext.errors import InputError, UsageError
+from ropext.evaluation import sharing
 from ropext.evaluation.costs import shape_of
-from ropext.training import count_training, models, sharing, train, trainer
+from ropext.training import count_training, models, train, trainer
 
 
 @pytest.fixture

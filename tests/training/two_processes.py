@@ -19,12 +19,12 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from ropext.evaluation.sharing import keep_float32
 from ropext.options.training import Finetune
 from ropext.results import rules
 from ropext.training import finetune, models, train, trainer
 from ropext.training.loss import use_sliced_loss
 from ropext.training.rows import Collator
-from ropext.training.sharing import keep_float32
 
 RANK = int(os.environ["RANK"])
 

@@ -1,14 +1,35 @@
-"""What the processes of `accelerate launch` share: rows, weights, and what only one knows."""
+"""The processes that share a command's work: which one this is, how they wait for one another, and
+what they share in a training: rows, weights, and what only one knows."""
 
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, TypeVar
 
-from ropext.errors import InputError, UsageError
-from ropext.evaluation.work import processes, wait_for_everyone
+from ropext.errors import InputError, Stopped, UsageError
 
 Found = TypeVar("Found")
+WAITING = 6 * 3600  # seconds that processes wait while one loads, reads or writes alone
+
+
+def processes() -> tuple[int, int]:
+    """(rank, how many) as `accelerate launch` and torchrun set them."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def wait_for_everyone() -> None:
+    """Wait until every process of the command has come here."""
+    if processes()[1] == 1:
+        return
+    from accelerate import PartialState
+    from torch import distributed
+
+    try:
+        PartialState(timeout=timedelta(seconds=WAITING))
+        distributed.barrier()  # that of accelerate waits for nobody on CPUs
+    except RuntimeError as error:  # its connection is closed
+        raise Stopped("another process of this command has stopped") from error
 
 
 def is_main() -> bool:
@@ -93,4 +114,4 @@ def by_first(ask: Callable[[], Found]) -> Found:
     if not is_fsdp():
         return ask()
     # The others wait for it.
-    return from_first(ask() if processes()[0] == 0 else None)  # type: ignore[return-value]
+    return from_first(ask() if is_main() else None)  # type: ignore[return-value]
