@@ -11,11 +11,10 @@ from typing import Any
 
 from ropext import guard
 from ropext.checkpoint import provenance
-from ropext.checkpoint.copying import copy_part, place
 from ropext.checkpoint.provenance import Record
 from ropext.checkpoint.staging import check_output, check_space, staged
 from ropext.checkpoint.weights import WeightFile
-from ropext.checkpoint.writing import TEXT_ROOM, Written
+from ropext.checkpoint.writing import TEXT_ROOM, Written, copy_part, place
 from ropext.errors import InputError, ProofFailed, RopextError, UsageError
 from ropext.files import bytes_on_disk, move, open_regular, os_errors, read_text, tagged
 from ropext.gguf.file import DIVISORS, RECORD, GgufFile, open_gguf, rope_of, sizes

@@ -14,9 +14,9 @@ from typing import Any
 
 from ropext.checkpoint import card, provenance
 from ropext.checkpoint.card import README
-from ropext.checkpoint.copying import copy_file, place
 from ropext.checkpoint.provenance import digest, read_record
 from ropext.checkpoint.staging import check_output, recover, staged
+from ropext.checkpoint.writing import copy_file, place
 from ropext.errors import GateFailed, OutputExists
 from ropext.files import os_errors, read_json, read_object, values_json, write_json
 from ropext.options.recipe import REPORT

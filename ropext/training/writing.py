@@ -25,12 +25,11 @@ from ropext.bundled import MODELS
 from ropext.checkpoint import Snapshot, card, open_snapshot, provenance
 from ropext.checkpoint.adapter import WEIGHTS
 from ropext.checkpoint.card import README, Card, card_of
-from ropext.checkpoint.copying import copy_file, place
 from ropext.checkpoint.provenance import NAME, Record, record_of
 from ropext.checkpoint.snapshot import ADAPTER_CONFIG, INDEX
 from ropext.checkpoint.staging import check_space, staged
 from ropext.checkpoint.weights import weigh
-from ropext.checkpoint.writing import write_checkpoint
+from ropext.checkpoint.writing import copy_file, place, write_checkpoint
 from ropext.evaluation.loading import add_adapter, auto_class, is_masked
 from ropext.files import dump, os_errors
 from ropext.loaders import LoaderReading, Serving

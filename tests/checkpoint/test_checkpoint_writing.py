@@ -13,7 +13,7 @@ import pytest
 from marked import checkpoint
 from sample_checkpoint import CONFIG, card, make_model, record, safetensors, tree, write_json
 
-from ropext.checkpoint import copying, open_snapshot, writing
+from ropext.checkpoint import open_snapshot, writing
 from ropext.checkpoint.provenance import read_record
 from ropext.checkpoint.writing import write_checkpoint
 from ropext.errors import InputError, OutputExists, ProofFailed, UsageError
@@ -226,7 +226,7 @@ def failing(code: int):
     return fail
 
 
-@pytest.mark.parametrize("code", sorted(copying.NO_LINK))
+@pytest.mark.parametrize("code", sorted(writing.NO_LINK))
 def test_hard_links_fall_back_to_copies(model: Path, tmp_path: Path, monkeypatch, code: int):
     monkeypatch.setattr(os, "link", failing(code))
     written = extend(model, tmp_path / "out", link="hard")
@@ -268,7 +268,7 @@ def test_copies_are_whole_whatever_the_kernel_does(tmp_path: Path, monkeypatch, 
 
     if mode != "in the kernel":
         monkeypatch.setattr(os, "copy_file_range", odd)
-    copying.copy_file(tmp_path / "a", tmp_path / "b")
+    writing.copy_file(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "b").read_bytes() == content
     assert mode == "in the kernel" or calls
 
@@ -304,14 +304,14 @@ def test_a_copy_with_one_other_byte_is_no_copy(tmp_path: Path, monkeypatch, way:
     monkeypatch.setattr(os, "copy_file_range", in_kernel)
     monkeypatch.setattr(os, "write", by_hand)
     with pytest.raises(ProofFailed, match=r"the copy of .*a has other bytes"):
-        copying.copy_file(tmp_path / "a", tmp_path / "b")
+        writing.copy_file(tmp_path / "a", tmp_path / "b")
 
 
 def test_a_file_that_shrinks_is_noticed(tmp_path: Path, monkeypatch):
     (tmp_path / "a").write_bytes(bytes(1000))
-    monkeypatch.setattr(copying, "_data", lambda descriptor, start, size: iter([(0, 2000)]))
+    monkeypatch.setattr(writing, "_data", lambda descriptor, start, size: iter([(0, 2000)]))
     with pytest.raises(InputError, match="shrank"):
-        copying.copy_file(tmp_path / "a", tmp_path / "b")
+        writing.copy_file(tmp_path / "a", tmp_path / "b")
 
 
 def test_a_base_that_changes_meanwhile_is_noticed(model: Path, tmp_path: Path, monkeypatch):
@@ -334,7 +334,7 @@ def test_holes_stay_holes(tmp_path: Path):
         file.seek(200 << 20)
         file.write(b"middle" * 1000)
         file.truncate(500 << 20)
-    copying.copy_file(tmp_path / "a", tmp_path / "b")
+    writing.copy_file(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "b").stat().st_size == 500 << 20
     if (tmp_path / "a").stat().st_blocks * 512 < 1 << 20:  # the file system knows holes at all
         assert (tmp_path / "b").stat().st_blocks * 512 < 1 << 20

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from ropext import narration
-from ropext.checkpoint import comparing_weights, copying, weights
+from ropext.checkpoint import comparing_weights, weights, writing
 from ropext.cli.output import Bar, Out
 from ropext.evaluation.reader import Progress, read_units
 from ropext.evaluation.reads import Unit
@@ -85,7 +85,7 @@ def test_what_was_read_before_or_elsewhere_is_not_counted(now, tmp_path):
 
 
 WORKS = {
-    "copying": lambda one, two, show: copying.copy_file(one, two.with_name("copy"), show),
+    "copying": lambda one, two, show: writing.copy_file(one, two.with_name("copy"), show),
     "hashing": lambda one, two, show: weights.content_digest(one, show),
     "comparing": lambda one, two, show: comparing_weights.first_difference(two, one, show),
 }
@@ -99,7 +99,7 @@ def test_a_file_that_takes_long_is_told_once_in_half_a_minute(now, tmp_path, mon
         path.write_bytes(os.urandom(1) * 800)
     two.write_bytes(one.read_bytes())
     monkeypatch.setattr(weights, "CHUNK", 8)
-    monkeypatch.setattr(copying, "CHUNK", 8)
+    monkeypatch.setattr(writing, "CHUNK", 8)
 
     def clock():
         now[0] += 2
@@ -115,7 +115,7 @@ def test_a_file_that_takes_long_is_told_once_in_half_a_minute(now, tmp_path, mon
     ]
     said.clear()
     monkeypatch.setattr(weights, "CHUNK", 400)
-    monkeypatch.setattr(copying, "CHUNK", 400)
+    monkeypatch.setattr(writing, "CHUNK", 400)
     two.with_name("copy").unlink(missing_ok=True)
     WORKS[verb](one, two, narration.told_of_files(said.append, clock))
     assert not said
