@@ -216,9 +216,8 @@ def make_plan(
         knobs = knobs_for(recipe, method)
         require_motion(model, method, target, knobs, recipe)
     sites = tuple(plan_site(model, site, method, target, knobs, recipe) for site in model.sites)
-    written = families.write(
-        dict(config), model, {s.label: s.params for s in sites if s.scaled}, target
-    )
+    params = {site.label: site.params for site in sites if site.scaled}
+    written = families.write(dict(config), model, params, target)
     _read_again(written, method)
 
     def rows(request: Extend, chosen: str = "") -> tuple[MethodRow, ...]:
@@ -226,17 +225,17 @@ def make_plan(
         return tuple(method_row(model, each, chosen, target, request) for each in names)
 
     others = recipe.changed(length_only=False)  # what the methods would do
-    table = rows(others, method)
+    first, table = others.changed(from_original=True), rows(others, method)
     main = next(site for site in sites if site.scaled)
     readings = readings_of(model, main.rope, main.wanted, main.params, target)
     warnings = warnings_of(model, recipe, sites, context, target)
     authors, notes = families.recipe_of(model), tuple[str, ...]()
     if authors is not None and not recipe.length_only:
-        said = (authors.against(model, method, context, target),)
+        said = authors.against(model, method, context, target)
         if authors.agrees(method, context, target):
-            notes = said
+            notes = (said,)
         else:
-            warnings = (f"[published] {said[0]}", *warnings)
+            warnings = (f"[published] {said}", *warnings)
     return Plan(
         name=name,
         model=model,
@@ -249,9 +248,7 @@ def make_plan(
         config=written,
         edits=tuple(families.diff(dict(config), written)),
         methods=table,
-        recommendation=recommend(
-            model, others, table, lambda: rows(others.changed(from_original=True))
-        ),
+        recommendation=recommend(model, others, table, lambda: rows(first)),
         warnings=(*warnings, *composed(model, recipe, main, method, target, readings)),
         notes=notes,
         readings=readings,
