@@ -34,7 +34,7 @@ import transformers
 
 import ropext
 from ropext.bundled import DATA, MODELS
-from ropext.options.extend import TRAINED
+from ropext.options.extend import TRAINED_COST
 from ropext.pipeline import job
 from ropext.pipeline.choosing import prospect
 from ropext.results import UNTOUCHED
@@ -98,7 +98,7 @@ def searched(
         output = folder / f"fit-{start}"
         asked: dict[str, Any] = {"factor": factor, "start": start, "steps": steps}
         plan = count_training("fit", model, str(choosing), **asked)
-        spent += TRAINED * plan.tokens + plan.forward_tokens
+        spent += TRAINED_COST * plan.tokens + plan.forward_tokens
         done = ropext.fit(model, str(choosing), output, say=told, **asked)
         assert done is not None  # the first process, and the only one
         judged[start] = done.judgements

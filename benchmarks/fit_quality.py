@@ -155,7 +155,7 @@ def row(judge: Reads, base: Reading, label: str, own: tuple[Reading, list[ItemSc
     target = judge.frame.longest
     tail = values[f"tail@{target}"]
     ends = tail["ci95"] or tail["range"]
-    asked = values[f"{rows.MEASURED}@{target}"]
+    asked = values[f"{rows.FIT_TASK}@{target}"]
     return (
         f"| {label} | {tail['value']:.3f} ({ends[0]:.3f} to {ends[1]:.3f}) "
         f"| {values[f'tail_nll@{target}']['value']:.4f} "

@@ -10,13 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ropext import families, results
+from ropext import families
 from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.checkpoint.adapter import read_lora
 from ropext.checkpoint.provenance import (
     READ_FROM,
     SAVED,
-    TRAININGS,
     Record,
     digest,
     growth_of,
@@ -33,17 +32,16 @@ from ropext.families.lengths import LENGTH_KEYS
 from ropext.files import read_object
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
+from ropext.options.fields import FINETUNE, FIT
 from ropext.planning import ExtensionPlan, plan_config
-from ropext.results import BASE, CONTROL, EXTENDED, TUNED, UNTOUCHED
+from ropext.results import BASE, CONTROL, EXTENDED, FITTED, TUNED, UNTOUCHED
 from ropext.results.overlap import HASHES, Trained, both, from_json, trained_in, unknown
 from ropext.results.perplexity import Frame
 from ropext.rope import Spectrum
 from ropext.scaling.self_extend import Fold
 from ropext.scaling.tables import Growth
 
-# The section of ropext.json that says that weights were trained after the extension.
-FITTED, TRAINED = TRAININGS
-LATER = {FITTED: results.FITTED, TRAINED: TUNED}  # section of ropext.json -> what the checkpoint is
+LATER = {FIT: FITTED, FINETUNE: TUNED}  # section of ropext.json -> what the checkpoint is
 SHORT = (BASE, CONTROL)  # kinds that read through the short window
 BESIDE = "base"  # the extended, untuned checkpoint inside of a tuned one
 # Schemes that a config or a weight carries, and whose models predict tokens as `eval` asks.
@@ -150,7 +148,7 @@ def trained_on(variant: Variant) -> Trained | None:
     """What is known of the documents that a variant was trained or fitted on."""
     record = read_record(variant.snapshot.directory)
     before_it = variant.config is not None and variant.kind != EXTENDED
-    if before_it and record is not None and record.more.get(FITTED):
+    if before_it and record is not None and record.more.get(FIT):
         record = None  # the spectrum of before the fit
     before = trained_in(record)
     if before is not None and variant.kind != EXTENDED:  # nobody chose the base
@@ -370,7 +368,7 @@ def _untrained(snapshot: Snapshot, record: Record) -> Snapshot | None:
     trained (a fit changes no weight), else the one that a fine-tuning leaves beside its result."""
     if record.more.get(SAVED):
         return None
-    if not record.more.get(TRAINED):
+    if not record.more.get(FINETUNE):
         return snapshot
     beside = snapshot.directory / BESIDE
     return open_snapshot(str(beside)) if (beside / "config.json").is_file() else None

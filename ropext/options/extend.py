@@ -34,7 +34,7 @@ from ropext.scaling.pair_factors import parse_pair_factors
 LARGEST_FACTOR = 4096.0
 AUTO = "auto"
 # A token that is trained on costs its forward pass and two more backward.
-TRAINED = 3
+TRAINED_COST = 3
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 

@@ -37,7 +37,7 @@ from ropext.files import read_json, read_text, write_json, write_text
 from ropext.lengths import length_text
 from ropext.narration import Hooks
 from ropext.options.evaluate import DEPTHS, Evaluate
-from ropext.options.extend import TRAINED, Writing, parse_budget, parse_extend
+from ropext.options.extend import TRAINED_COST, Writing, parse_budget, parse_extend
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, NUMBERS
 from ropext.options.recipe import Recipe
 from ropext.pipeline.extending import write_extension
@@ -48,7 +48,7 @@ from ropext.planning import Plan, make_plan
 from ropext.results import CONTROL, EXTENDED, UNTOUCHED
 from ropext.results.gates import Metrics
 from ropext.results.measurement import Measurement, Store
-from ropext.results.overlap import NOTHING, Trained, trained
+from ropext.results.overlap import NO_DOCUMENTS, Trained, trained
 from ropext.results.perplexity import Frame
 from ropext.results.rules import (
     ROUNDS,
@@ -297,7 +297,7 @@ class AutoChoice:
     spent: int = 0  # tokens read forward
     budget: int | None = None  # the same
     rounds: list[Standing] = field(default_factory=list)
-    chose: Trained = NOTHING
+    chose: Trained = NO_DOCUMENTS
 
     def __post_init__(self) -> None:
         plans, snapshot = self.prospect.plans, self.prospect.snapshot
@@ -336,7 +336,7 @@ class AutoChoice:
             stays = {"method": "abf", "theta": knobs["theta"], "even_so": True}
             recipe |= {f"{EXTEND}.{key}": value for key, value in stays.items()}
         judged = trained(coded.cut(prospect.target).known_by[1:] for _, coded in prospect.to_judge)
-        used = replace(NOTHING, chose=self.chose, judged=judged)
+        used = replace(NO_DOCUMENTS, chose=self.chose, judged=judged)
         self._afford_tuning(method)
         self.hooks.say(f"choose: {method}: {why}")
         for sentence in self.in_memory:
@@ -498,7 +498,7 @@ class AutoChoice:
 
     def _afford(self, stage: str, trained_on: int, read: int = 0) -> bool:
         """Spend on a stage, or note that the budget does not hold it."""
-        cost = TRAINED * trained_on + read
+        cost = TRAINED_COST * trained_on + read
         if self._may_spend(cost):
             self.spent += cost
             return True

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ropext.planning import Plan
 
 Results = Mapping[str, Any]
-NOTHING = "-"
+BLANK = "-"
 SKEWED = 0.2  # an interval whose ends differ by more in their distance is printed by its ends
 HALF = "±: half of the 95 % interval over documents; [low, high]: a skewed one; (low…high): a range"
 
@@ -43,7 +43,7 @@ def shown(value: Value | None, digits: int = 3, sign: bool = False) -> str:
     """`8.412 ±0.103` with an interval, `8.412 [8.1, 8.9]` where that is skewed, `8.412 (8.1…8.9)`
     with a range only."""
     if value is None or value.n == 0:
-        return NOTHING
+        return BLANK
     text = number(value.value, digits)
     if sign and value.value > 0 and float(text):
         text = f"+{text}"
@@ -62,18 +62,18 @@ def shown(value: Value | None, digits: int = 3, sign: bool = False) -> str:
 
 def point(value: Value | None, digits: int = 3) -> str:
     """Write a number without its interval."""
-    return NOTHING if value is None else number(value.value, digits)
+    return BLANK if value is None else number(value.value, digits)
 
 
 def length_of(value: Value | None) -> str:
     """Write a length that was reached."""
-    return NOTHING if value is None else length_text(int(value.value))
+    return BLANK if value is None else length_text(int(value.value))
 
 
 def share(value: Value | None) -> str:
     """Write a share of answers with its interval."""
     if value is None or value.ci95 is None:
-        return NOTHING
+        return BLANK
     return f"{value.value:.2f} [{value.ci95[0]:.2f}, {value.ci95[1]:.2f}]"
 
 
@@ -221,7 +221,7 @@ def _by_length(results: Results) -> Table:
         columns = [*_at_length(results, length), tax]
         rows += _under(length_text(length), table_of("", "", _variants(results), columns).rows)
     header = ("length", "model", *(head for head, _, _ in columns))
-    kept = [place for place, cells in enumerate(zip(*rows, strict=True)) if {*cells} != {NOTHING}]
+    kept = [place for place, cells in enumerate(zip(*rows, strict=True)) if {*cells} != {BLANK}]
     head, *body = (tuple(row[place] for place in kept) for row in (header, *rows))
     kind, tail = _measured(results)
     title = f"Perplexity, protocol {results['protocol']}"
@@ -366,7 +366,7 @@ def comparison_tables(compared: Comparison) -> list[Table]:
         models,
         _at("tail", lengths, shown),
     )
-    winners = ("winner", *(row.winner or NOTHING for row in rows))
+    winners = ("winner", *(row.winner or BLANK for row in rows))
     inside = compared.measured.frame.context
     return [
         replace(tails, rows=(*tails.rows, winners)),

@@ -5,6 +5,8 @@ and a run's folder (`rundir`) alone touch files.
 """
 
 # Names of models that are read: the base through its short window, it beyond that, the base trained
-# on the same text, and what each stage of a run makes.
+# on the same text, and what each stage of a run makes; the closed form that a fit has to beat, and
+# the extended model before its fine-tuning.
 BASE, UNTOUCHED, CONTROL = "base", "untouched", "control"
 EXTENDED, FITTED, TUNED = "extended", "fitted", "tuned"
+START, UNTUNED = "start", "untuned"

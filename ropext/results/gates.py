@@ -215,7 +215,8 @@ class Metrics:
         beside_base = BASE in self.labels and variant != BASE
         if self.options.data is not None:
             at += ["tail", "tail_nll"]
-            at += [] if self.masked else ["cumulative", *(["yarn", "bpb"] if alone else [])]
+            if not self.masked:
+                at += ["cumulative", "yarn", "bpb"] if alone else ["cumulative"]
             at += ["in_window", "in_window_nll", "gain"] if alone and beside_base else []
             strided = self.options.protocol == "hf-stride" and variant != BASE
             at += ["hf_stride"] if alone and strided else []

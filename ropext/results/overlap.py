@@ -82,12 +82,12 @@ class Trained:
         } | {name: role.to_json() for name in ROLES if (role := getattr(self, name))}
 
 
-NOTHING = Trained(np.empty(0, np.uint64), np.empty(0, np.uint64), 0)
+NO_DOCUMENTS = Trained(np.empty(0, np.uint64), np.empty(0, np.uint64), 0)
 
 
 def unknown(training: str) -> Trained:
     """A training of which nothing is recorded."""
-    return replace(NOTHING, not_recorded=(training,))
+    return replace(NO_DOCUMENTS, not_recorded=(training,))
 
 
 def trained(documents: Iterable[tuple[Sequence[int], Hashes]]) -> Trained:
@@ -203,7 +203,7 @@ def overlap(
     trained, or nothing is read."""
     if known is None or not documents:
         return None
-    chose = known.chose or NOTHING
+    chose = known.chose or NO_DOCUMENTS
     names = tuple(name for name, content, passages in documents if known.holds(content, passages))
     chosen = sum(
         chose.holds(text, parts) and not known.holds(text, parts) for _, text, parts in documents

@@ -16,7 +16,7 @@ from ropext.corpus.selection import MOST_TOKENS, NO_LIMIT, REMEDY
 from ropext.errors import InputError
 from ropext.lengths import length_text
 from ropext.options.training import Fit, TrainingOptions
-from ropext.results.overlap import NOTHING, Trained, trained
+from ropext.results.overlap import NO_DOCUMENTS, Trained, trained
 from ropext.results.values import FEWEST_DOCUMENTS
 from ropext.training.rows import Flags, TrainingDocument, glue
 
@@ -47,7 +47,7 @@ class TrainingData:
     held_out: tuple[corpus.Document, ...]  # in the order of their keys
     read: int
     longest: int = 0  # tokens
-    trained: Trained = NOTHING  # what the record will keep of the documents
+    trained: Trained = NO_DOCUMENTS  # what the record will keep of the documents
     kept_out: int = 0  # documents that gave a verdict
 
     @property

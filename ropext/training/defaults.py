@@ -19,7 +19,7 @@ POSE = "PoSE (Zhu et al. 2023, section 4.1)"
 LORA = "LoRA at 7B: QLoRA (Dettmers et al. 2023, appendix B)"
 QLORA_LARGE = "LoRA at 33B and above: QLoRA (Dettmers et al. 2023, appendix B)"
 LONGQLORA = "LongQLoRA (Yang 2023): 0.13B tokens on one GPU"
-MEASURED = "measured on the bundled model (docs/finetuning.md)"
+ON_DEMO = "measured on the bundled model (docs/finetuning.md)"
 OPEN = "at most, as YaRN (section 4.1); stops when held-out documents no longer improve"
 BETWEEN = "between LoRA at 7B and the bundled model; a choice of ropext"
 ALPHA = "alpha = 2 rank: LongLoRA (Chen et al. 2023)"
@@ -46,7 +46,7 @@ FEWEST_BETWEEN, EVALUATION_SHARE, WITH_GRADIENTS = 10, 0.1, 3
 
 TINY = 100e6  # parameters
 LEARNING_RATES = (  # of models with fewer parameters than this
-    *((TINY, 2e-3, MEASURED), (1e9, 5e-4, BETWEEN), (30e9, 2e-4, LORA)),
+    *((TINY, 2e-3, ON_DEMO), (1e9, 5e-4, BETWEEN), (30e9, 2e-4, LORA)),
     (inf, 1e-4, QLORA_LARGE),
 )
 
@@ -133,7 +133,7 @@ def settings(
     is_open = judging > 0 and None is options.steps is options.epochs and options.patience != 0
     patience = PATIENCE * is_open if options.patience is None else options.patience
     steps = chosen("steps", MOST_STEPS, OPEN)
-    size = (8192, MEASURED) if parameters < TINY else (2**18, LONGQLORA)
+    size = (8192, ON_DEMO) if parameters < TINY else (2**18, LONGQLORA)
     batch = chosen("batch_tokens", max(size[0], target), size[1])
     row = _row_tokens(options, context, target)
     rows = Setting(max(1, round(batch.value / row.value)), f"batch tokens: {batch.source}")

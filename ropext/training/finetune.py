@@ -26,7 +26,7 @@ from ropext.narration import Show
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import NUMBERS
 from ropext.options.training import Finetune
-from ropext.results import BASE, CONTROL, EXTENDED, TUNED, rules
+from ropext.results import BASE, CONTROL, EXTENDED, TUNED, UNTUNED, rules
 from ropext.results.overlap import kept_out_of
 from ropext.results.perplexity import MASK_STRIDE
 from ropext.training import data, defaults, models, report, trainer, writing
@@ -50,7 +50,6 @@ from ropext.training.trainer import History
 from ropext.training.training import Training
 
 STOPS = "stops when held-out documents no longer improve"
-UNTUNED = "untuned"  # the extended model as it came, beside base, tuned and control
 
 
 class AdapterObjective(Objective):

@@ -25,7 +25,7 @@ from ropext.narration import Show
 from ropext.options.fields import NUMBERS
 from ropext.options.training import Fit
 from ropext.planning import Plan
-from ropext.results import BASE, EXTENDED, FITTED, rules
+from ropext.results import BASE, EXTENDED, FITTED, START, rules
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.overlap import kept_out_of
 from ropext.results.retrieval import CAN_DO, share_of
@@ -54,7 +54,6 @@ from ropext.training.training import Training
 
 FEWEST = 16  # rows of the target's length that are read of a stream, at least
 RIVALS = 2  # of those that are not named, how many are tried for a few steps
-START = "start"  # the best closed form, beside the base and the fitted spectrum
 STEP = "step"  # one that is judged on the way
 
 

@@ -20,7 +20,7 @@ from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.perplexity import MASK_STRIDE, Frame, text_values
 from ropext.results.retrieval import grouped, share_of
 from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap
-from ropext.training.rows import MEASURED
+from ropext.training.rows import FIT_TASK
 
 Numbers = dict[str, dict[str, Any]]  # label -> values as JSON
 # The numbers that a training reports, out of all that a reading gives.
@@ -59,7 +59,7 @@ def fit_numbers(measured: Measurement) -> Numbers:
     for label, reading in measured.readings.items():
         values = {f"far_half_nll@{frame.longest}": frame.nll(reading, frame.far_half)}
         for length, items in sorted(grouped(measured.models[label].items, "length").items()):
-            values[f"{MEASURED}@{length}"] = share_of(items)
+            values[f"{FIT_TASK}@{length}"] = share_of(items)
         numbers[label] |= values_json(values)
     return numbers
 

@@ -15,19 +15,18 @@ from ropext.planning import Plan
 from ropext.planning.plan import WRONG, newest
 from ropext.report.tables import Column, table_of
 from ropext.report.text import size
-from ropext.results import BASE, CONTROL, EXTENDED, FITTED, TUNED
+from ropext.results import BASE, CONTROL, EXTENDED, FITTED, START, TUNED, UNTUNED
 from ropext.results.overlap import mark_of, marked
 from ropext.results.perplexity import by_position
 from ropext.results.values import FEWEST_DOCUMENTS, Value, values_of
 from ropext.table import Table, as_text, columns, folded
 from ropext.training.judge import Numbers
 from ropext.training.objective import Finetuned, Fitted, Objective, judged_steps
-from ropext.training.rows import MEASURED, Rows
+from ropext.training.rows import FIT_TASK, Rows
 from ropext.training.training import Training
 
 # The rows of a fine-tuning's table, and of a fit's.
-TUNED_ROWS = {BASE: BASE, "untuned": EXTENDED, CONTROL: CONTROL, TUNED: TUNED}
-TRAINED = (CONTROL, TUNED)
+TUNED_ROWS = {BASE: BASE, UNTUNED: EXTENDED, CONTROL: CONTROL, TUNED: TUNED}
 # From here on repeated text teaches less and less (Muennighoff et al. 2023, figure 1).
 MANY_PASSES = 8
 NEW_ROWS = " new rows of "  # among what a fine-tuning trains
@@ -186,9 +185,7 @@ def finetune_table(
     if CONTROL in numbers:
         both = "Base and control (the base trained on the same tokens)"
         note = f"{both} are read through the short window"
-    names = {
-        label: marked(name, mark if label in TRAINED else "") for label, name in TUNED_ROWS.items()
-    }
+    names = TUNED_ROWS | {label: marked(label, mark) for label in (CONTROL, TUNED)}
     columns: list[Column] = [
         (f"tail loss at {length_text(target)}", f"tail_nll@{target}", _plain_value),
         ("against the base", f"gain@{target}", _behind),
@@ -297,8 +294,8 @@ def _losses_picture(done: Finetuned) -> bytes:
         steps = [e["step"] for e in done.evaluations]
         values = [e["tail_nll"] for e in done.evaluations]
         key = f"tail_nll@{done.training.target}"
-        if "untuned" in done.numbers:  # before the first step
-            steps, values = [0, *steps], [done.numbers["untuned"][key]["value"], *values]
+        if UNTUNED in done.numbers:  # before the first step
+            steps, values = [0, *steps], [done.numbers[UNTUNED][key]["value"], *values]
         if BASE in done.numbers:
             base = done.numbers[BASE][key]["value"]
             axis.axhline(base, label="base, in its window", **plots.REFERENCE)
@@ -370,9 +367,9 @@ def _fit_numbers(done: Fitted) -> Table:
     training, target = done.training, done.training.target
     mark = training.overlap.mark if training.overlap else ""
 
-    names = {BASE: BASE, "start": done.start, FITTED: marked(FITTED, mark)}
-    rows, asked = _rows(names, done.numbers), f"{MEASURED}@{target}"
-    near = rows[0][1].get(f"{MEASURED}@{training.context}")
+    names = {BASE: BASE, START: done.start, FITTED: marked(FITTED, mark)}
+    rows, asked = _rows(names, done.numbers), f"{FIT_TASK}@{target}"
+    near = rows[0][1].get(f"{FIT_TASK}@{training.context}")
     if near is not None:  # the base is asked inside its own context
         rows[0][1][asked] = near
 
@@ -387,7 +384,7 @@ def _fit_numbers(done: Fitted) -> Table:
         SHORT_TAX,
     ]
     if any(asked in values for _, values in rows):
-        columns.append((f"{MEASURED} at {length_text(target)}", asked, answers))
+        columns.append((f"{FIT_TASK} at {length_text(target)}", asked, answers))
     title = f"On held-out {marked('documents', mark)}, at {length_text(target)} tokens"
     return table_of(title, "", rows, columns)
 
@@ -422,7 +419,7 @@ def fit_story(done: Fitted) -> Story:
         f"Its spectrum was fitted on text with the weights frozen: {objective.counts.moving} "
         f"numbers, {done.step} steps, starting from {done.begun}; {done.reason}."
     )
-    if done.kept == "start":
+    if done.kept == START:
         summary = (
             f"A fit of the spectrum was tried ({done.tokens:,} tokens) and not kept: {done.reason}."
         )
@@ -477,7 +474,7 @@ def _positions_picture(done: Fitted) -> bytes:
     middles = tuple((a * b) ** 0.5 for a, b in octaves(frame.context, frame.longest))
     lines = [
         plots.Curve(
-            done.start if label == "start" else label,
+            done.start if label == START else label,
             middles,
             tuple(row["nll"] for row in by_position(frame, reading, None)),
         )

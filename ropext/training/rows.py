@@ -296,7 +296,7 @@ def _too_short(documents: Sequence[TrainingDocument], strategy: Full | Pose) -> 
 
 
 TASKS = ("passkey", "mkey")  # of the questions that are fitted on
-MEASURED = "passkey"
+FIT_TASK = "passkey"
 # Of a question's mean loss beside a window's: as a whole row its few tokens make the gradient too
 # noisy, pooled by tokens it would be drowned (docs/fitting.md).
 QUESTION_WEIGHT = 0.25
@@ -346,7 +346,7 @@ class FitQuestions:
         how: dict[str, Any] = {"length": room, "depths": DEPTHS, "seed": self.seed}
         items: list[Item] = []
         for index in range(-(-count // len(DEPTHS))):
-            items += find_task(MEASURED).build(self.encoder, around, index=index, **how)
+            items += find_task(FIT_TASK).build(self.encoder, around, index=index, **how)
         return items[:count]
 
     def why_none(self, length: int) -> str | None:

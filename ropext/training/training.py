@@ -9,7 +9,7 @@ from ropext.corpus import DocumentEncoder
 from ropext.evaluation.reading import Masking
 from ropext.evaluation.reads import Reads
 from ropext.options.training import TrainingOptions
-from ropext.results.overlap import NOTHING, Overlap, Trained, overlap, trained, trained_in
+from ropext.results.overlap import NO_DOCUMENTS, Overlap, Trained, overlap, trained, trained_in
 from ropext.training.data import TrainingData
 from ropext.training.defaults import Settings
 from ropext.training.rows import Rows
@@ -54,7 +54,7 @@ class Training:
         chose = (
             trained(document.known_by[1:] for document in chooses.documents) if chooses else None
         )
-        return self.trained_on.with_more(replace(NOTHING, chose=chose))
+        return self.trained_on.with_more(replace(NO_DOCUMENTS, chose=chose))
 
     @cached_property
     def overlap(self) -> Overlap | None:

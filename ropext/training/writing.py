@@ -45,8 +45,8 @@ from ropext.training.report import Story
 
 ADAPTER, TRAINING = "adapter", "training"
 
-TRAINED = {"lora": "LoRA, merged", "new-rows": "new rows of the position table"}
-TRAINED["both"] = f"{TRAINED['new-rows']}, and a {TRAINED['lora']}"
+KINDS = {"lora": "LoRA, merged", "new-rows": "new rows of the position table"}
+KINDS["both"] = f"{KINDS['new-rows']}, and a {KINDS['lora']}"
 
 ADAPTER_CARD = """\
 ---
@@ -145,7 +145,7 @@ def write_tuned(
             _write_files(directory / TRAINING, extras)
         record = _record(origin, directory, story, rows)
         with os_errors(output):
-            what = TRAINED[getattr(options, "train", None) or "lora"]
+            what = KINDS[getattr(options, "train", None) or "lora"]
             _write_card(origin, directory, story, output.name, what)
             provenance.write(record, directory)
 
